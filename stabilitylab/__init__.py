@@ -1,0 +1,42 @@
+"""stabilitylab: will a deep Transformer train, which layer breaks first, and why.
+
+The public names load on first use, so that ``import stabilitylab`` costs nothing and needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import watch
+    from .models import build_model
+    from .probes import Probe, probe
+    from .store import Run, load_runs
+
+_HOME = {
+    "Probe": "probes",
+    "Run": "store",
+    "build_model": "models",
+    "load_runs": "store",
+    "probe": "probes",
+    "watch": "api",
+}
+
+__all__ = ["Probe", "Run", "build_model", "load_runs", "probe", "watch"]
+
+try:
+    __version__ = version("stabilitylab")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0+unknown"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'stabilitylab' has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -1,0 +1,5 @@
+"""``python -m stabilitylab``."""
+
+from .cli import main
+
+main()

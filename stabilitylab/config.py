@@ -1,0 +1,245 @@
+"""Typed, validated, frozen configuration; its resolved form is what a run directory stores."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from .errors import InputError, UsageError
+
+Stack = Literal["encoder-decoder", "encoder", "decoder"]
+MAX_LAYERS = 20_000  # beyond any published depth; a typo of 10^9 should not reach the allocator
+
+
+class Section(BaseModel):
+    """A frozen group of settings; an unknown key is refused by name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ModelConfig(Section):
+    """The reference Transformer: sizes, architecture and the controls that separate its ingredients."""
+
+    arch: str = "branchnorm"
+    decoder_arch: str | None = None  # None: the same as arch (Admin, Table 1, mixes them)
+    stack: Stack = "encoder-decoder"
+    encoder_layers: int = Field(100, ge=0, le=MAX_LAYERS)
+    decoder_layers: int = Field(100, ge=0, le=MAX_LAYERS)
+    d_model: int = Field(64, ge=2, le=65_536)
+    d_ffn: int = Field(128, ge=1, le=1_048_576)
+    heads: int = Field(2, ge=1)
+    dropout: float = Field(0.0, ge=0, lt=1)
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    activation_dropout: float = Field(0.0, ge=0, lt=1)
+    tie: Literal["output", "all", "none"] = "output"  # output: target embedding = output matrix; all: source too
+    init: Literal["arch", "xavier", "deepnorm"] = "arch"  # arch: the one that belongs to the architecture
+    alpha: float | None = Field(None, ge=0)  # replaces the arch's residual (DeepNorm) or branch (BranchNorm) constant
+    qk_gain: float | None = Field(None, ge=0)  # replaces the initial gain of q and k
+    growth: Literal["linear", "exp", "sigmoid"] = "linear"  # BranchNorm's schedule
+    T: int = Field(4000, ge=1)  # BranchNorm: updates until alpha reaches 1
+    t0: int = Field(1, ge=0)  # BranchNorm: row t uses alpha_{t + t0}
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> ModelConfig:
+        if self.d_model % self.heads:
+            raise ValueError(f"model.d_model = {self.d_model} must be a multiple of model.heads = {self.heads}")
+        if self.d_model % 2:
+            raise ValueError(f"model.d_model = {self.d_model} must be even (sinusoidal positions)")
+        need = {"encoder-decoder": ("encoder_layers", "decoder_layers")}.get(self.stack, (f"{self.stack}_layers",))
+        for key in ("encoder_layers", "decoder_layers"):
+            layers = getattr(self, key)
+            if key in need and layers < 1:
+                raise ValueError(f"model.{key} must be at least 1 with model.stack = {self.stack!r}")
+            if key not in need and layers:
+                raise ValueError(f"model.{key} must be 0 with model.stack = {self.stack!r}")
+        if self.decoder_arch is not None and self.stack != "encoder-decoder":
+            raise ValueError("model.decoder_arch needs an encoder and a decoder: use model.arch alone")
+        if self.tie == "all" and self.stack != "encoder-decoder":
+            raise ValueError("model.tie = 'all' needs an encoder and a decoder: use 'output'")
+        return self
+
+    @property
+    def depth(self) -> int:
+        """Number of layers of all stacks together: 200 is 100L-100L."""
+        return self.encoder_layers + self.decoder_layers
+
+
+class DataConfig(Section):
+    """Where the text comes from and how it is cut into batches."""
+
+    source: str = "synthetic"  # synthetic | text:SRC,TGT | hf:DATASET,SRC_COLUMN,TGT_COLUMN
+    valid: str | None = None  # SRC,TGT held-out files (text) or a split name (hf); None: cut from the training text
+    vocab_size: int = Field(2000, ge=64, le=1_000_000)  # joint BPE size
+    sentences: int = Field(16, ge=1)  # rows of a batch in the longest shape bucket
+    max_length: int = Field(24, ge=4, le=4096)  # tokens a side, end of sentence included; longer pairs are left out
+    fraction: float = Field(1.0, gt=0, le=1)  # share of the training pairs that is used
+    held_out: int = Field(48, ge=1)  # sentences of the fixed reference batch
+    seed: int = Field(0, ge=0, lt=2**63)  # order of batches and masks; the same for all archs
+
+
+class TrainConfig(Section):
+    """The papers' recipe where they state one: Adam (.9, .98), eps 1e-8, weight decay 1e-4, inverse square root."""
+
+    steps: int = Field(160, ge=1)
+    lr: float = Field(3e-4, gt=0)
+    warmup: int = Field(40, ge=0)  # updates; 0: none
+    warmup_init_lr: float = Field(1e-7, ge=0)
+    schedule: Literal["inverse_sqrt", "constant"] = "inverse_sqrt"
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.98, ge=0, lt=1)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(1e-4, ge=0)  # decoupled
+    label_smoothing: float = Field(0.1, ge=0, lt=1)
+    clip_norm: float = Field(0.0, ge=0)  # 0: no clipping
+    accumulate: int = Field(1, ge=1)  # micro-batches an update
+    precision: Literal["fp32", "bf16"] = "fp32"
+    device: str = "auto"  # auto | cpu | cuda | cuda:N
+    threads: int = Field(1, ge=1, le=1024)
+    seed: int = Field(0, ge=0, lt=2**63)  # initial weights and dropout
+    checkpoint_every: int = Field(0, ge=0)  # updates between checkpoints; 0: at an interruption and at the end
+    on_divergence: Literal["continue", "stop"] = "continue"
+
+
+class ProbesConfig(Section):
+    """Which probes run and at which steps."""
+
+    names: tuple[str, ...] = ("default",)
+    every: int | Literal["log"] = "log"  # log: 0..10, then 10 % apart
+    update_every: int | Literal["log"] = "log"  # the reference pass: ||dF||, similarity, sparsity, held-out loss
+
+    @model_validator(mode="after")
+    def _positive(self) -> ProbesConfig:
+        for key in ("every", "update_every"):
+            if isinstance(value := getattr(self, key), int) and value < 1:
+                raise ValueError(f"probes.{key} must be at least 1, or 'log'")
+        return self
+
+
+class Config(Section):
+    """Everything that decides a run."""
+
+    preset: str = "tiny"
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    probes: ProbesConfig = ProbesConfig()
+
+
+# "tiny" is the model of DeepNet's Figure 5 with a recipe that shows something within two minutes on one CPU core;
+# "small" and "base" follow BranchNorm's Table 4 (learning rate, warm-up, T, batch in tokens scaled to one device).
+_PAPER = {"lr": 5e-4, "warmup": 4000, "steps": 100_000, "checkpoint_every": 1000}
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "tiny": {"model": {"T": 100}},
+    "small": {
+        "model": {"d_model": 256, "d_ffn": 1024, "heads": 4, "dropout": 0.1, "T": 4000},
+        "data": {"vocab_size": 8000, "sentences": 64, "max_length": 64},
+        "train": _PAPER,
+    },
+    "base": {
+        "model": {"d_model": 512, "d_ffn": 2048, "heads": 8, "dropout": 0.1, "T": 4000},
+        "data": {"vocab_size": 32_000, "sentences": 64, "max_length": 64},
+        "train": _PAPER,
+    },
+}
+DEFAULT_DEPTH = 200
+
+
+def depth_layers(depth: int, stack: Stack) -> tuple[int, int]:
+    """``--depth`` as (encoder layers, decoder layers): 200 is 100L-100L, or 200 layers of a single stack."""
+    if not 1 <= depth <= MAX_LAYERS:
+        raise UsageError(f"--depth {depth} is out of range: give the number of layers, 1 to {MAX_LAYERS}.")
+    if stack == "encoder":
+        return depth, 0
+    if stack == "decoder":
+        return 0, depth
+    if depth % 2:
+        raise UsageError(
+            f"--depth {depth} is odd: an encoder-decoder has depth/2 layers a side; "
+            "give an even number, or --encoder-layers and --decoder-layers."
+        )
+    return depth // 2, depth // 2
+
+
+def parse_set(assignments: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """``["train.lr=3e-4", ...]`` as nested settings; values are read as TOML where they are TOML, else as text."""
+    settings: dict[str, dict[str, Any]] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        section, dot, name = key.strip().partition(".")
+        if not (equals and dot and section and name):
+            raise UsageError(f"--set {assignment!r} is not of the form section.key=value, such as train.lr=3e-4.")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        settings.setdefault(section, {})[name] = value
+    return settings
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Settings of a TOML file with the sections of :class:`Config`."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"cannot read the configuration {path}: {error}") from error
+
+
+def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections merged key by key; later layers win."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            if isinstance(value, Mapping):
+                merged[key] = {**merged.get(key, {}), **value} if isinstance(merged.get(key, {}), dict) else value
+            else:
+                merged[key] = value
+    return merged
+
+
+def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
+    """Preset < ``layers`` (file, flags, ``--set``), validated; ``depth`` fills the layers that none of them names."""
+    settings = merge(*layers)
+    preset = settings.setdefault("preset", "tiny")
+    if preset not in PRESETS:
+        raise UsageError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}.")
+    settings = merge(PRESETS[preset], settings)
+    model = settings.setdefault("model", {})
+    if isinstance(model, dict):
+        stack = model.get("stack", "encoder-decoder")
+        if stack in ("encoder-decoder", "encoder", "decoder"):
+            if depth is not None or not {"encoder_layers", "decoder_layers"} & model.keys():
+                encoder, decoder = depth_layers(DEFAULT_DEPTH if depth is None else depth, stack)
+            else:
+                encoder, decoder = 0, 0
+            model.setdefault("encoder_layers", encoder)
+            model.setdefault("decoder_layers", decoder)
+    return validated(settings)
+
+
+def validated(settings: Mapping[str, Any]) -> Config:
+    """``settings`` as a :class:`Config`; the first thing wrong with them becomes one sentence."""
+    try:
+        return Config.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "constrained-int")
+        if first["type"] == "extra_forbidden":
+            raise UsageError(f"unknown setting {where!r}{_known(first['loc'])}.") from error
+        text = first["msg"].removeprefix("Value error, ")
+        prefix = "" if first["type"] == "value_error" else f"setting {where} = {first['input']!r}: "
+        raise UsageError(f"{prefix}{text}.") from error
+
+
+def _known(location: tuple[int | str, ...]) -> str:
+    sections: dict[str, type[Section]] = {
+        "model": ModelConfig,
+        "data": DataConfig,
+        "train": TrainConfig,
+        "probes": ProbesConfig,
+    }
+    section = sections.get(str(location[0])) if len(location) > 1 else Config
+    return f"; known are {', '.join(section.model_fields)}" if section else ""

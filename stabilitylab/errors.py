@@ -1,0 +1,33 @@
+"""Errors that reach the user: one sentence that says what is wrong and what to do, and an exit code."""
+
+from __future__ import annotations
+
+
+class StabilityLabError(Exception):
+    """Base of every error that the command line prints as one sentence (exit code 1)."""
+
+    exit_code = 1
+
+
+class UsageError(StabilityLabError):
+    """A wrong argument, name or configuration value (exit code 2)."""
+
+    exit_code = 2
+
+
+class DivergedError(StabilityLabError):
+    """The run diverged and ``--fail-on-divergence`` was given (exit code 3)."""
+
+    exit_code = 3
+
+
+class InputError(StabilityLabError):
+    """Input, data, a run or a checkpoint is missing or cannot be read (exit code 4)."""
+
+    exit_code = 4
+
+
+class ResourceError(StabilityLabError):
+    """The environment lacks something: CUDA, an optional package, disk space, write access (exit code 5)."""
+
+    exit_code = 5

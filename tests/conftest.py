@@ -1,0 +1,28 @@
+"""Shared set-up: one thread a worker, GPU tests skipped with a reason where there is no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+MULTI30K = Path(__file__).resolve().parents[2] / "shared" / "data" / "multi30k"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        skip = pytest.mark.skip(reason="needs a CUDA device")
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(skip)
+
+
+@pytest.fixture
+def multi30k() -> Path:
+    """The folder of the Multi30k corpus (research use only, never copied); skips where it is absent."""
+    if not MULTI30K.is_dir():
+        pytest.skip(f"the Multi30k corpus is not at {MULTI30K}; the synthetic twin of this test covers the code")
+    return MULTI30K
