@@ -1,0 +1,23 @@
+"""The reference Transformer and the architectures of its residuals."""
+
+from __future__ import annotations
+
+from .build import build_model, canonical, configure, parameter_count
+from .residuals import ARCHS, Place, Residual, arch, deepnorm_constants
+from .schedules import Schedule
+from .transformer import Stack, Transformer
+
+__all__ = [
+    "ARCHS",
+    "Place",
+    "Residual",
+    "Schedule",
+    "Stack",
+    "Transformer",
+    "arch",
+    "build_model",
+    "canonical",
+    "configure",
+    "deepnorm_constants",
+    "parameter_count",
+]

@@ -1,0 +1,72 @@
+"""From a configuration to a model with its initial weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psutil
+import torch
+
+from ..config import PRESETS, ModelConfig, resolve
+from ..errors import ResourceError, UsageError
+from .initialisation import initialise
+from .residuals import ARCHS
+from .transformer import KINDS, Transformer
+
+
+def build_model(
+    config: ModelConfig | None = None, *, source_vocab: int, target_vocab: int, seed: int = 0, **settings: Any
+) -> Transformer:
+    """A Transformer on the CPU with its initial weights, which depend on ``seed`` and not on the global generator.
+
+    ``settings`` override fields of ``config``; ``depth=200`` and ``preset="tiny"`` are understood too. A single stack
+    uses ``target_vocab`` alone.
+    """
+    config = canonical(configure(config, **settings))
+    for name, size in (("source_vocab", source_vocab), ("target_vocab", target_vocab)):
+        if size < 1:
+            raise UsageError(f"{name} = {size} must be at least 1.")
+    need = 4 * parameter_count(config, source_vocab=source_vocab, target_vocab=target_vocab)
+    have = psutil.virtual_memory().total
+    if need > have:
+        raise ResourceError(
+            f"the weights of this model alone take {need / 2**30:,.0f} GiB and this machine has {have / 2**30:,.0f}: "
+            "choose fewer layers or a smaller width."
+        )
+    model = _construct(config, source_vocab, target_vocab)
+    initialise(model, seed)
+    return model
+
+
+def configure(config: ModelConfig | None = None, **settings: Any) -> ModelConfig:
+    """``settings`` over ``config``, or over a preset, validated."""
+    depth, preset = settings.pop("depth", None), settings.pop("preset", None)
+    layers = [] if config is None else [{"model": config.model_dump()}]
+    if preset is not None:
+        layers.append({"preset": preset, "model": PRESETS.get(preset, {}).get("model", {})})
+    if depth is not None and config is not None:
+        layers[0]["model"] = {k: v for k, v in layers[0]["model"].items() if not k.endswith("_layers")}
+    return resolve(*layers, {"model": settings}, depth=depth).model
+
+
+def canonical(config: ModelConfig) -> ModelConfig:
+    """The same configuration with the canonical names of its architectures."""
+    names = {key: name and ARCHS.resolve(name) for key in ("arch", "decoder_arch") for name in [getattr(config, key)]}
+    return config.model_copy(update=names)
+
+
+def parameter_count(config: ModelConfig, *, source_vocab: int, target_vocab: int) -> int:
+    """Number of parameters; one layer of each stack is built, without memory, so that any size is counted at once."""
+    layers = {key: getattr(config, key) for key in ("encoder_layers", "decoder_layers")}
+    with torch.device("meta"):
+        model = _construct(
+            config.model_copy(update={key: min(n, 1) for key, n in layers.items()}), source_vocab, target_vocab
+        )
+    total = sum(p.numel() for p in model.parameters())
+    for name, stack in model.stacks.items():
+        total += (layers[f"{name}_layers"] - 1) * sum(p.numel() for p in stack.layers[0].parameters())
+    return total
+
+
+def _construct(config: ModelConfig, source_vocab: int, target_vocab: int) -> Transformer:
+    return KINDS[config.stack](config, source_vocab=source_vocab, target_vocab=target_vocab)

@@ -1,0 +1,46 @@
+"""Initial weights, each drawn from a stream of its own name: two architectures with one seed differ in gains only."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from .residuals import Residual, deepnorm_gain, xavier_gain
+from .transformer import Transformer
+
+GAINS: dict[str, Callable[[Residual, str], float]] = {
+    "arch": lambda residual, matrix: residual.gain(matrix),
+    "xavier": lambda residual, matrix: xavier_gain(residual.place, matrix),
+    "deepnorm": lambda residual, matrix: deepnorm_gain(residual.place, matrix),
+}
+
+
+def named_normal(seed: int, role: str, shape: torch.Size) -> Tensor:
+    """Standard-normal numbers that depend on the seed and the role alone."""
+    digest = hashlib.sha256(f"{seed}:{role}".encode()).digest()
+    generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+
+
+@torch.no_grad()
+def initialise(model: Transformer, seed: int) -> None:
+    """Xavier-normal times the gain for every matrix, 0 for every bias, N(0, 1/d) for embeddings and the output."""
+    config = model.config
+    for residual in model.residuals():
+        for matrix, (linear, rows) in residual.f.matrices.items():
+            module = residual.f.get_submodule(linear)
+            assert isinstance(module, nn.Linear)
+            weight = module.weight if rows is None else module.weight[rows]
+            gain = GAINS[config.init](residual, matrix)
+            if config.qk_gain is not None and matrix in ("q", "k"):
+                gain = config.qk_gain
+            std = gain * math.sqrt(2 / sum(weight.shape))
+            weight.copy_(named_normal(seed, f"{residual.place}.{matrix}", weight.shape) * std)
+            module.bias.zero_()
+    tables = {f"{name}.embedding": stack.embedding.weight for name, stack in model.stacks.items()}
+    for role, weight in ({"output": model.output.weight} | tables).items():  # a shared one keeps its role's numbers
+        weight.copy_(named_normal(seed, role, weight.shape) / math.sqrt(config.d_model))

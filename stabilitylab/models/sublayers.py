@@ -1,0 +1,116 @@
+"""What stands inside a residual: attention and the feed-forward network, with as few operations as they need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import ModelConfig
+
+
+class Linear(nn.Linear):
+    """``nn.Linear`` that draws nothing when built: its values come from :mod:`.initialisation`."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Embedding(nn.Embedding):
+    """``nn.Embedding`` that draws nothing when built: its values come from :mod:`.initialisation`."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class SubLayer(nn.Module):
+    """F of a residual; ``drop`` is the dropout of its output."""
+
+    matrices: Mapping[str, tuple[str, slice | None]]  # role -> (name of its Linear, its rows in a fused one)
+    entry: str  # name of the Linear that the residual stream feeds
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.dropout = config.dropout
+
+    def drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
+
+
+class Attention(SubLayer):
+    """Multi-head attention but for where q, k and v come from."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.heads = config.heads
+        self.attention_dropout = config.attention_dropout
+        self.out = Linear(config.d_model, config.d_model)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
+    ) -> Tensor:  # (B, L, H, D/H) each
+        mixed = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=mask,
+            dropout_p=self.attention_dropout if self.training else 0.0,
+            is_causal=causal,
+        )
+        return self.drop(self.out(mixed.transpose(1, 2).flatten(2)))  # (B, T, D)
+
+
+class SelfAttention(Attention):
+    """Self-attention; q, k and v are one fused product."""
+
+    entry = "qkv"
+
+    def __init__(self, config: ModelConfig, *, causal: bool) -> None:
+        super().__init__(config)
+        d = config.d_model
+        self.causal = causal
+        self.qkv = Linear(d, 3 * d)
+        rows = {name: slice(i * d, (i + 1) * d) for i, name in enumerate("qkv")}
+        self.matrices = {name: ("qkv", part) for name, part in rows.items()} | {"out": ("out", None)}
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).unbind(2)
+        return self.attend(q, k, v, mask, self.causal)
+
+
+class CrossAttention(Attention):
+    """Attention of the decoder's stream over the encoder's output; k and v are one fused product."""
+
+    entry = "q"
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        d = config.d_model
+        self.q = Linear(d, d)
+        self.kv = Linear(d, 2 * d)
+        self.matrices = {"q": ("q", None), "k": ("kv", slice(0, d)), "v": ("kv", slice(d, 2 * d)), "out": ("out", None)}
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
+        k, v = self.kv(memory).unflatten(2, (2, self.heads, -1)).unbind(2)
+        return self.attend(self.q(x).unflatten(2, (self.heads, -1)), k, v, mask, causal=False)
+
+
+class FeedForward(SubLayer):
+    """fc2(relu(fc1(x)))."""
+
+    entry = "fc1"
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.activation_dropout = config.activation_dropout
+        self.fc1 = Linear(config.d_model, config.d_ffn)
+        self.activation = nn.ReLU()
+        self.fc2 = Linear(config.d_ffn, config.d_model)
+        self.matrices = {"fc1": ("fc1", None), "fc2": ("fc2", None)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.activation(self.fc1(x))  # (B, T, F)
+        if self.activation_dropout:
+            hidden = F.dropout(hidden, self.activation_dropout, self.training)
+        return self.drop(self.fc2(hidden))

@@ -1,0 +1,268 @@
+"""The reference Transformer: layers, stacks, and the models made of one or two of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import ModelConfig
+from ..errors import UsageError
+from .fold import fold_admin
+from .residuals import Admin, Place, Residual, stack_archs
+from .schedules import HostScalar, Schedule
+from .sublayers import CrossAttention, Embedding, FeedForward, Linear, SelfAttention, SubLayer
+
+MASKED = -1e30  # finite, so that a row without any real token stays finite; exp() makes it an exact 0
+
+
+def positions(length: int, like: Tensor) -> Tensor:
+    """Sinusoids, mean square exactly 1/2, for any length.  Vaswani et al. 2017, Sec. 3.5."""
+    width = like.shape[-1]
+    place = torch.arange(length, dtype=torch.float64, device=like.device)
+    wave = torch.arange(0, width, 2, dtype=torch.float64, device=like.device)
+    angle = place[:, None] * torch.exp(wave * (-math.log(10_000.0) / width))
+    return torch.cat([angle.sin(), angle.cos()], dim=1).to(like.dtype)  # (T, D)
+
+
+def additive(mask: Tensor | None, like: Tensor) -> Tensor | None:
+    """The key mask as attention adds it, in the type of its scores: made once a forward pass, not once a layer."""
+    if mask is None:
+        return None
+    device = mask.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
+    zero = torch.zeros((), dtype=dtype, device=mask.device)
+    return torch.where(mask, zero, max(MASKED, torch.finfo(dtype).min))[:, None, None, :]  # (B, 1, 1, L)
+
+
+class Layer(nn.Module):
+    """Self-attention, in a decoder above an encoder cross-attention, and the feed-forward network."""
+
+    cross_attn: Residual | None
+
+    def __init__(self, self_attn: Residual, cross_attn: Residual | None, ffn: Residual) -> None:
+        super().__init__()
+        self.self_attn = self_attn
+        self.cross_attn = cross_attn
+        self.ffn = ffn
+
+    def forward(self, x: Tensor, mask: Tensor | None, memory: Tensor | None, memory_mask: Tensor | None) -> Tensor:
+        x = self.self_attn(x, mask)
+        if self.cross_attn is not None:
+            x = self.cross_attn(x, memory, memory_mask)
+        return self.ffn(x)
+
+
+class Stack(nn.Module):
+    """Embedding, positions, layers, and the final norm where the architecture has one."""
+
+    input_scale: Tensor | None
+
+    def __init__(self, name: str, arch: type[Residual], config: ModelConfig, vocab: int, schedule: Schedule | None):
+        super().__init__()
+        self.arch = arch
+        self.scale = math.sqrt(config.d_model)
+        self.dropout = config.dropout
+        self.embedding = Embedding(vocab, config.d_model)
+        causal = name == "decoder"
+        above_encoder = causal and config.stack == "encoder-decoder"
+
+        def join(f: SubLayer, layer: int, sublayer: str) -> Residual:
+            place = Place(name, layer, sublayer, config.d_model, config.encoder_layers, config.decoder_layers)
+            return arch(f, place, alpha=config.alpha, schedule=schedule)
+
+        self.layers = nn.ModuleList(
+            Layer(
+                join(SelfAttention(config, causal=causal), layer, "self_attn"),
+                join(CrossAttention(config), layer, "cross_attn") if above_encoder else None,
+                join(FeedForward(config), layer, "ffn"),
+            )
+            for layer in range(1, getattr(config, f"{name}_layers") + 1)
+        )
+        self.norm = nn.LayerNorm(config.d_model, eps=1e-5) if arch.final_norm else None
+        self.register_buffer("input_scale", None)  # a folded Admin's first omega
+
+    def forward(
+        self,
+        tokens: Tensor,
+        mask: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> Tensor:
+        x = self.embedding(tokens) * self.scale  # (B, T, D)
+        x = x + positions(tokens.shape[1], x)
+        if self.dropout:
+            x = F.dropout(x, self.dropout, self.training)
+        if self.input_scale is not None:
+            x = self.input_scale * x
+        for layer in self.layers:
+            x = layer(x, mask, memory, memory_mask)
+        return x if self.norm is None else self.norm(x)
+
+    def residuals(self) -> list[Residual]:
+        """All sub-layers, from the bottom up."""
+        return [cast(Residual, sublayer) for layer in self.layers for sublayer in layer.children()]
+
+
+class Transformer(nn.Module):
+    """What the encoder-decoder and the single stacks share. Built by ``build_model``, which also draws the weights."""
+
+    encoder: Stack | None
+    decoder: Stack | None
+    calibrated: HostScalar | None
+
+    def __init__(self, config: ModelConfig, *, source_vocab: int, target_vocab: int) -> None:
+        super().__init__()
+        archs = stack_archs(config)
+        schedule = Schedule(config) if any(entry.scheduled for entry in archs.values()) else None
+        vocab = dict.fromkeys(archs, target_vocab)
+        if config.stack == "encoder-decoder":
+            vocab["encoder"] = source_vocab
+        self.config = config
+        for name in ("encoder", "decoder"):
+            stack = Stack(name, archs[name], config, vocab[name], schedule) if name in archs else None
+            setattr(self, name, stack)
+        self.output = Linear(config.d_model, target_vocab, bias=False)
+        last = self.last_stack
+        if config.tie != "none":
+            self.output.weight = last.embedding.weight
+        if config.tie == "all" and self.encoder is not None:
+            if source_vocab != target_vocab:
+                raise UsageError(
+                    f"model.tie = 'all' needs one vocabulary for both sides, not {source_vocab} and {target_vocab} "
+                    "tokens: use 'output'."
+                )
+            self.encoder.embedding = last.embedding
+        self.schedule = schedule
+        uncalibrated = any(entry.needs_calibration for entry in archs.values())
+        self.calibrated = HostScalar("flag", False, torch.bool) if uncalibrated else None
+
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        both = {"encoder": self.encoder, "decoder": self.decoder}
+        return {name: stack for name, stack in both.items() if stack is not None}
+
+    @property
+    def last_stack(self) -> Stack:
+        return next(reversed(self.stacks.values()))
+
+    def run(self, **inputs: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def hidden(self, **inputs: Tensor | None) -> Tensor:
+        """Output of the last stack after its last norm."""
+        self._require_calibration()
+        return self.run(**inputs)  # (B, T, D)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.output(hidden)  # (B, T, V)
+
+    def forward(self, **inputs: Tensor | None) -> Tensor:
+        return self.logits(self.hidden(**inputs))
+
+    def set_row(self, row: int) -> None:
+        """Set what depends on time to what row ``row`` of a run uses: after ``row`` optimizer updates."""
+        if self.schedule is not None:
+            self.schedule.set(self.schedule.at(row))
+
+    @torch.no_grad()
+    def calibrate(self, **inputs: Tensor | None) -> None:
+        """Admin's profiling pass over one batch, dropout on; nothing where there is none to do, or it is done."""
+        if self.calibrated is None or self.calibrated.get():
+            return
+        device = next(self.parameters()).device
+        with ExitStack() as scope:
+            # forked: a calibrated model must not see other dropout masks than one restored from a checkpoint
+            scope.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+            scope.callback(self.train, self.training)
+            for stack in self.stacks.values():
+                scope.enter_context(stack.arch.calibrating(stack.residuals()))
+            self.train()
+            self.run(**inputs)
+        self.calibrated.set(True)
+
+    def finalize(self) -> None:
+        """Make the trained model what it is used as: alpha at its end, and Admin folded into Post-LN. Not undone."""
+        self._require_calibration()
+        if self.schedule is not None:
+            self.schedule.finalize()
+        for stack in self.stacks.values():
+            if issubclass(stack.arch, Admin):
+                fold_admin(stack)
+        self.calibrated = None
+
+    def _require_calibration(self) -> None:
+        if self.calibrated is not None and not self.calibrated.get():
+            raise UsageError(
+                "this Admin model has no omega yet: call model.calibrate(**inputs) with one training batch first, "
+                "or load a checkpoint."
+            )
+
+    def parameter_roles(self) -> dict[str, tuple[str, slice | None]]:
+        """Role -> (name in ``named_parameters()``, rows of it or None for all); each element has exactly one role."""
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.named_parameters()}
+        roles: dict[str, tuple[str, slice | None]] = {}
+        for residual in self.residuals():
+            for matrix, (linear, rows) in residual.f.matrices.items():
+                module = getattr(residual.f, linear)
+                roles[f"{residual.place}.{matrix}"] = names[module.weight], rows
+                roles[f"{residual.place}.{matrix}.bias"] = names[module.bias], rows
+            for name, parameter in residual.named_parameters():
+                if not name.startswith("f."):
+                    roles[f"{residual.place}.{name}"] = names[parameter], None
+        for stack_name, stack in self.stacks.items():
+            if stack.norm is not None:
+                for name, parameter in stack.norm.named_parameters():
+                    roles[f"{stack_name}.norm.{name}"] = names[parameter], None
+            if stack is self.last_stack or stack.embedding is not self.last_stack.embedding:
+                roles[f"{stack_name}.embedding"] = names[stack.embedding.weight], None
+        if self.output.weight is not self.last_stack.embedding.weight:
+            roles["output"] = names[self.output.weight], None
+        return roles
+
+    def residuals(self) -> Iterator[Residual]:
+        for stack in self.stacks.values():
+            yield from stack.residuals()
+
+
+class EncoderDecoder(Transformer):
+    """Translation: the decoder is causal and attends to the encoder's output."""
+
+    def run(
+        self, source: Tensor, target: Tensor, source_mask: Tensor | None = None, target_mask: Tensor | None = None
+    ) -> Tensor:
+        """``target`` is padded on the right, so causality hides its padding from every real token without a mask."""
+        assert self.encoder is not None
+        assert self.decoder is not None
+        keys = additive(source_mask, self.encoder.embedding.weight)
+        memory = self.encoder(source, keys)  # (B, S, D)
+        return self.decoder(target, None, memory, keys)  # (B, T, D)
+
+
+class EncoderOnly(Transformer):
+    """Every token sees every real token: the masked-token loss."""
+
+    def run(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        assert self.encoder is not None
+        return self.encoder(tokens, additive(mask, self.encoder.embedding.weight))  # (B, T, D)
+
+
+class DecoderOnly(Transformer):
+    """Every token sees those before it: the next-token loss."""
+
+    def run(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """``tokens`` is padded on the right, so causality hides the padding from every real token without a mask."""
+        assert self.decoder is not None
+        return self.decoder(tokens)  # (B, T, D)
+
+
+KINDS: dict[str, type[Transformer]] = {
+    "encoder-decoder": EncoderDecoder,
+    "encoder": EncoderOnly,
+    "decoder": DecoderOnly,
+}

@@ -1,0 +1,153 @@
+"""From names, presets and settings to a model; what is refused, and how early."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stabilitylab.config import ModelConfig
+from stabilitylab.errors import ResourceError, UsageError
+from stabilitylab.models import ARCHS, Residual, Transformer, build_model, canonical, parameter_count
+from stabilitylab.models.residuals import Admin, BranchNorm, DeepNorm, PostLN, PostLNInit, PreLN, arch
+
+VOCAB = {"source_vocab": 7, "target_vocab": 9}
+
+
+def test_the_registry_holds_the_papers_architectures() -> None:
+    assert dict(ARCHS) == {
+        "postln": PostLN,
+        "preln": PreLN,
+        "postln-init": PostLNInit,
+        "deepnorm": DeepNorm,
+        "branchnorm": BranchNorm,
+        "admin": Admin,
+    }
+    assert ARCHS.kind == "architecture"
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [("Post-LN", "postln"), ("post_ln", "postln"), ("PostLN init", "postln-init"), ("DeepNorm", "deepnorm")],
+)
+def test_names_are_forgiving(written, name) -> None:
+    model = build_model(arch=written, depth=2, **VOCAB)
+    assert model.config.arch == name
+    assert {type(residual) for residual in model.residuals()} == {ARCHS[name]}
+    mixed = canonical(ModelConfig(arch=written, decoder_arch="pre-ln"))
+    assert (mixed.arch, mixed.decoder_arch) == (name, "preln")
+
+
+def test_an_unknown_name_lists_the_choices() -> None:
+    with pytest.raises(UsageError, match=r"unknown architecture 'branchnrom'; choose one of admin, .*'branchnorm'\?"):
+        build_model(arch="branchnrom", depth=2, **VOCAB)
+
+
+@pytest.mark.parametrize("name", ["mixnorm", "Mix-Norm"])
+def test_mixnorm_is_defined_by_no_paper(name) -> None:
+    with pytest.raises(UsageError, match=r"no paper defines 'mixnorm': BranchNorm's Table 2 .* choose one of admin"):
+        build_model(arch="postln", decoder_arch=name, depth=2, **VOCAB)
+    with pytest.raises(UsageError, match="no paper defines"):
+        ARCHS.resolve(name)
+
+
+def test_an_architecture_is_added_by_one_class() -> None:
+    @arch("half")
+    class Half(PostLN):
+        def forward(self, x, *context):
+            return self.norm(self.shortcut(0.5 * x) + self.branch(self.f(x, *context)))
+
+    try:
+        tokens = torch.arange(6).view(2, 3)
+        half, deepnorm = (build_model(arch=a, depth=4, **VOCAB, **more) for a, more in (
+            ("half", {}), ("deepnorm", {"alpha": 0.5, "init": "xavier"})))  # fmt: skip
+        assert torch.equal(half(source=tokens, target=tokens), deepnorm(source=tokens, target=tokens))
+        with pytest.raises(ValueError, match="registered already"):
+            arch("HALF")(Half)
+    finally:
+        del ARCHS._entries["half"], ARCHS._spellings["half"]
+
+
+@pytest.mark.parametrize("name", ["postln", "preln", "postln-init", "admin"])
+def test_an_alpha_where_there_is_none_is_refused(name) -> None:
+    with pytest.raises(UsageError, match=f"{name!r} has no alpha to replace.*deepnorm, branchnorm"):
+        build_model(arch=name, alpha=2.0, depth=2, **VOCAB)
+    build_model(arch=name, decoder_arch="deepnorm", alpha=2.0, depth=2, **VOCAB)
+    build_model(arch=name, growth="exp", T=3, t0=0, depth=2, **VOCAB)
+
+
+def test_settings_override_the_configuration() -> None:
+    config = ModelConfig(arch="deepnorm", encoder_layers=3, decoder_layers=2, T=50)
+    assert build_model(config, **VOCAB).config == config
+    changed = build_model(config, **VOCAB, depth=8, heads=4, dropout=0.1).config
+    assert (changed.encoder_layers, changed.decoder_layers, changed.heads, changed.T) == (4, 4, 4, 50)
+    small = build_model(config, **VOCAB, preset="small").config
+    assert (small.d_model, small.d_ffn, small.heads, small.T, small.arch) == (256, 1024, 4, 4000, "deepnorm")
+    assert (small.encoder_layers, small.decoder_layers) == (3, 2)
+    tiny = build_model(preset="tiny", depth=4, **VOCAB).config
+    assert (tiny.arch, tiny.d_model, tiny.d_ffn, tiny.heads, tiny.T) == ("branchnorm", 64, 128, 2, 100)
+    single = build_model(stack="decoder", depth=3, **VOCAB)
+    assert single.encoder is None
+    assert single.decoder is not None
+    assert len(single.decoder.layers) == 3
+    assert single.decoder.embedding.num_embeddings == 9
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"depth": 3}, "--depth 3 is odd"),
+        ({"depth": 0}, "--depth 0 is out of range"),
+        ({"depth": 10**9}, "--depth 1000000000 is out of range"),
+        ({"depth": 2, "width": 64}, "unknown setting 'model.width'"),
+        ({"depth": 2, "preset": "huge"}, "unknown preset 'huge'"),
+        ({"depth": 2, "heads": 3}, "must be a multiple of model.heads = 3"),
+        ({"depth": 2, "tie": "all"}, "one vocabulary for both sides, not 7 and 9"),
+        ({"depth": 2, "target_vocab": 0}, "target_vocab = 0 must be at least 1"),
+    ],
+)
+def test_wrong_settings_get_one_sentence(settings, sentence) -> None:
+    with pytest.raises(UsageError) as caught:
+        build_model(**(VOCAB | settings))
+    assert sentence in str(caught.value)
+    assert str(caught.value).endswith(".")
+
+
+def test_a_model_that_cannot_fit_is_refused_before_it_is_built() -> None:
+    with pytest.raises(ResourceError, match=r"the weights of this model alone take [\d,]+ GiB"):
+        build_model(depth=20_000, d_model=65_536, d_ffn=1_048_576, **VOCAB)
+
+
+@pytest.mark.parametrize("stack", ["encoder-decoder", "encoder", "decoder"])
+@pytest.mark.parametrize("name", sorted(ARCHS))
+def test_parameter_count(name, stack) -> None:
+    model = build_model(arch=name, stack=stack, depth=6, **VOCAB)
+    assert parameter_count(model.config, **VOCAB) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("tie", ["none", "output"])
+def test_parameter_count_of_unequal_and_mixed_stacks(tie) -> None:
+    model = build_model(arch="admin", decoder_arch="preln", encoder_layers=2, decoder_layers=5, tie=tie, **VOCAB)
+    assert parameter_count(model.config, **VOCAB) == sum(p.numel() for p in model.parameters())
+
+
+def paths(model: Transformer) -> set[str]:
+    return {name for name, _ in model.named_modules()}
+
+
+def test_module_paths_and_taps_are_the_documented_ones() -> None:
+    model = build_model(arch="branchnorm", decoder_arch="preln", depth=4, **VOCAB)
+    names = paths(model)
+    for stack, sublayers in (("encoder", ("self_attn", "ffn")), ("decoder", ("self_attn", "cross_attn", "ffn"))):
+        layer = model.get_submodule(f"{stack}.layers.1")
+        assert [name for name, _ in layer.named_children()] == list(sublayers)
+        for sublayer in sublayers:
+            tails = {"f", "norm", "shortcut", "branch"} | ({"scaled_branch"} if stack == "encoder" else set())
+            residual = layer.get_submodule(sublayer)
+            assert isinstance(residual, Residual)
+            assert {name for name, _ in residual.named_children()} == tails
+    assert {"encoder.layers.1.ffn.f.fc1", "encoder.layers.1.ffn.f.activation", "decoder.layers.0.ffn.f.fc2"} <= names
+    assert "decoder.norm" in names
+    assert "encoder.norm" not in names
+    assert isinstance(model.get_submodule("decoder.layers.0.ffn.f.activation"), torch.nn.ReLU)
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+    assert {module.eps for module in norms} == {1e-5}
