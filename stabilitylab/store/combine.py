@@ -1,0 +1,54 @@
+"""Rows of one layer (or sub-layer) as one number, by the table's ``total`` rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+
+from ..errors import UsageError
+from ..schema import Row, Table
+
+By = Literal["layer", "sublayer"]
+
+
+def combine(
+    table: Table, columns: Mapping[str, np.ndarray], absent: np.ndarray, by: By
+) -> tuple[tuple[Row, ...], dict[str, np.ndarray], np.ndarray]:
+    """Groups, their values and their absence, from values and absence of shape (steps, rows).
+
+    Absent rows add nothing; a group is absent where all its rows are. What stands outside the layers is layer 0.
+    """
+    if by not in ("layer", "sublayer"):
+        raise UsageError(f"rows combine by 'layer' or 'sublayer', not by {by!r}.")
+    if table.total not in _RULES:
+        raise UsageError(f"rows of {table.name!r} do not combine ({table.unit or 'no unit'}): leave out by={by!r}.")
+    groups = [Row("", row.stack, row.layer, row.sublayer if by == "sublayer" else "") for row in table.rows]
+    unique = tuple(dict.fromkeys(groups))
+    index = {group: code for code, group in enumerate(unique)}
+    codes = np.array([index[group] for group in groups])
+    order = np.argsort(codes, kind="stable")
+    starts = np.searchsorted(codes[order], np.arange(len(unique)))
+    absent = absent[:, order]
+    gone = np.logical_and.reduceat(absent, starts, axis=1)  # (steps, groups)
+    combined = {}
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        for name, values in columns.items():
+            result = _RULES[table.total](np.where(absent, 0.0, values[:, order]), ~absent, starts, codes[order])
+            combined[name] = np.where(gone, np.nan, result)
+    return unique, combined, gone
+
+
+def _norm(values: np.ndarray, present: np.ndarray, starts: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Root of the sum of squares, scaled by the largest so that 1e-200 does not become 0 on the way."""
+    largest = np.maximum.reduceat(np.abs(values), starts, axis=1)
+    scale = np.where(np.isfinite(largest) & (largest > 0), largest, 1.0)
+    return scale * np.sqrt(np.add.reduceat((values / scale[:, codes]) ** 2, starts, axis=1))
+
+
+def _mean(values: np.ndarray, present: np.ndarray, starts: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    return np.add.reduceat(values, starts, axis=1) / np.maximum(np.add.reduceat(present, starts, axis=1, dtype=int), 1)
+
+
+_RULES = {"norm": _norm, "mean": _mean}

@@ -1,0 +1,144 @@
+"""Files that a crash cannot halve: atomic replacement, one lock a run, one sentence for each way a disk refuses."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyarrow as pa
+
+from ..errors import InputError, ResourceError, UsageError
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # some network file systems
+LOCK_NAME = ".lock"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a refusal of the operating system into one sentence about ``path``."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        if error.errno in NO_SPACE:
+            advice = "what was recorded before is safe; free some space, then continue the run with --resume."
+        elif error.errno in NO_ACCESS:
+            advice = "make it writable, or choose another place with --out."
+        else:
+            advice = "what was recorded before is safe; check the disk, then continue the run with --resume."
+        raise ResourceError(f"cannot write {path} ({reason}): {advice}") from error
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """The same for reading, except that only the caller knows what a missing file means."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise InputError(f"cannot read {path} ({reason}): check its permissions and the disk.") from error
+
+
+def make_directory(path: Path) -> None:
+    """``mkdir -p`` that lasts."""
+    if not path.exists():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def replace_file(path: Path, data: bytes | pa.Buffer) -> None:
+    """Write ``data`` to ``path`` so that a reader sees the old file or the new one, also after a power cut.
+
+    The temporary name begins with a dot: ``pd.read_parquet(folder)`` passes over such names.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    with writing(path):
+        make_directory(path.parent)
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            try:
+                write_all(descriptor, data)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(temporary, path)
+        except OSError:
+            with suppress(OSError):  # a full disk wants its space back
+                os.unlink(temporary)
+            raise
+        sync_directory(path.parent)
+
+
+def write_all(descriptor: int, data: bytes | pa.Buffer) -> None:
+    """``os.write`` until everything is written: a single call may stop short."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames in ``path`` last; some file systems cannot, which is no reason to stop a run."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+class Lock:
+    """An exclusive ``flock`` on a run directory; the kernel releases it when the process ends, however it ends."""
+
+    def __init__(self, run: Path) -> None:
+        with writing(run):
+            self._descriptor: int | None = os.open(run / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
+            # A reader that asks whether the run is alive holds the lock for an instant: hence several attempts.
+            for _ in range(20):
+                if _flock(self._descriptor, fcntl.LOCK_EX):
+                    return
+                time.sleep(0.02)
+        self.release()
+        raise UsageError(f"{run} is being written by another process: wait for it to end, or choose another --name.")
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def is_locked(run: Path) -> bool:
+    """Whether a live process writes ``run``; True also where the file system has no locks and nobody can tell."""
+    try:
+        descriptor = os.open(run / LOCK_NAME, os.O_RDONLY)
+    except FileNotFoundError:  # copied without its hidden files: nobody writes here
+        return False
+    except OSError:
+        return True
+    try:
+        return not _flock(descriptor, fcntl.LOCK_SH, unsupported=False)
+    finally:
+        os.close(descriptor)
+
+
+def _flock(descriptor: int, kind: int, unsupported: bool = True) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return unsupported
+        raise
+    return True

@@ -1,0 +1,138 @@
+"""Where things stand in a run directory, and its two JSON files."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..schema import Row, Table
+from .files import reading, replace_file
+
+SCHEMA_VERSION = 1
+METRICS = "metrics"
+PART = re.compile(r"part-(\d{6,})\.parquet")
+JOURNAL = re.compile(r"journal-(\d{6,})\.arrows")
+TABLE_NAME = re.compile(r"[A-Za-z0-9][\w-]*", re.ASCII)
+OWN_KEYS = ("schema_version", "attempts", "tables")  # of run.json: not the caller's to set
+
+
+def folder(run: Path, table: str) -> Path:
+    return run / METRICS if table == METRICS else run / "probes" / table
+
+
+def part_path(run: Path, table: str, number: int) -> Path:
+    return folder(run, table) / f"part-{number:06d}.parquet"
+
+
+def journal_path(run: Path, number: int) -> Path:
+    return run / f"journal-{number:06d}.arrows"
+
+
+def journals(run: Path) -> dict[int, Path]:
+    return {int(match[1]): path for path in sorted(run.iterdir()) if (match := JOURNAL.fullmatch(path.name))}
+
+
+def parts(run: Path, table: str) -> dict[int, Path]:
+    """The parts of a table by number; a file that no run wrote there is refused by name."""
+    found = {}
+    where = folder(run, table)
+    for path in sorted(where.iterdir()) if where.is_dir() else ():
+        if match := PART.fullmatch(path.name):
+            found[int(match[1])] = path
+        elif not path.name.startswith("."):
+            raise InputError(f"{where} holds {path.name!r}, which is not part of the run: move it elsewhere.")
+    return found
+
+
+def tables_on_disk(run: Path) -> list[str]:
+    probes = run / "probes"
+    return [METRICS, *sorted(path.name for path in probes.iterdir() if path.is_dir())] if probes.is_dir() else [METRICS]
+
+
+def read_run_json(run: Path) -> dict[str, Any]:
+    """run.json with its tables as :class:`Table`; one sentence for everything that can be wrong with it."""
+    with reading(run):
+        if not run.exists():
+            raise InputError(f"there is no run at {run}: check the path, or list the runs with `stabilitylab runs`.")
+        if not (run / "run.json").is_file():
+            raise InputError(f"{run} is not a run directory: it has no run.json.")
+    document = read_json(run / "run.json")
+    version = document.get("schema_version")
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise InputError(
+            f"{run} was written by a newer stabilitylab (schema {version}, this one reads {SCHEMA_VERSION}): "
+            "upgrade with `pip install --upgrade stabilitylab`."
+        )
+    try:
+        if version != SCHEMA_VERSION or not isinstance(document["attempts"], list):
+            raise ValueError(f"schema version {version!r}")
+        tables = {name: _table_from_json(name, entry) for name, entry in document["tables"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{run / 'run.json'} is damaged ({error!r}): restore it from a copy.") from error
+    return {**document, "tables": tables}
+
+
+def write_run_json(run: Path, document: Mapping[str, Any]) -> None:
+    tables = {name: _table_to_json(table) for name, table in document["tables"].items()}
+    head = json.dumps(plain({key: value for key, value in document.items() if key != "tables"}), indent=2)
+    # The tables' thousands of rows go last and on one line each, so that the rest stays readable by people.
+    lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(entry)}" for name, entry in tables.items())
+    body = f'{head.removesuffix("}").rstrip()},\n  "tables": {{\n{lines}\n  }}\n}}\n'
+    replace_file(run / "run.json", body.encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        with reading(path):
+            data = path.read_bytes()
+        document = json.loads(data.decode())
+        if not isinstance(document, dict):
+            raise ValueError("it holds no JSON object")
+    except FileNotFoundError as error:
+        raise InputError(f"{path} is missing: restore it from a copy.") from error
+    except ValueError as error:  # covers broken JSON and broken UTF-8
+        raise InputError(f"{path} is damaged ({error}): restore it from a copy.") from error
+    return document
+
+
+def plain(value: Any) -> Any:
+    """``value`` in JSON's own types; NaN and infinities become text, since JSON has none and null means "not given"."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return plain(value.item()) if hasattr(value, "item") else str(value)
+
+
+def _table_to_json(table: Table) -> dict[str, Any]:
+    return {
+        "columns": list(table.columns),
+        "unit": table.unit,
+        "definition": table.definition,
+        "total": table.total,
+        "rows": {
+            label: [getattr(row, label) for row in table.rows] for label in ("site", "stack", "layer", "sublayer")
+        },
+    }
+
+
+def _table_from_json(name: str, entry: Mapping[str, Any]) -> Table:
+    rows = entry["rows"]
+    places = zip(rows["site"], rows["stack"], rows["layer"], rows["sublayer"], strict=True)
+    return Table(
+        name=name,
+        columns=tuple(entry["columns"]),
+        rows=tuple(Row(site, stack, int(layer), sublayer) for site, stack, layer, sublayer in places),
+        unit=entry["unit"],
+        definition=entry["definition"],
+        total=entry["total"],
+    )

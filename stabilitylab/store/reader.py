@@ -1,0 +1,234 @@
+"""Reading a run: finished, killed or still going."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import InputError, StabilityLabError, UsageError
+from ..schema import Table
+from .combine import By, combine
+from .files import is_locked, reading
+from .journal import read_records
+from .layout import METRICS, journals, parts, read_json, read_run_json
+from .parts import encode, metrics_of, part_schema, read_part, table_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ATTEMPTS = 20  # to read while a writer moves files; one retry is nearly always enough
+STEP = pa.schema([("step", pa.int64())])
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a run is doing: ``running``, ``finished``, ``diverged``, ``interrupted`` or ``failed``, and since when."""
+
+    state: str
+    step: int
+    reason: str
+    updated: str
+    facts: Mapping[str, Any]
+
+
+class Run:
+    """A run directory, read-only. Opened once; tables and status are read from disk whenever they are asked for."""
+
+    def __init__(self, path: Path, document: Mapping[str, Any]) -> None:
+        self.path = path
+        self.name = path.resolve().name
+        self.manifest = {key: value for key, value in document.items() if key != "tables"}
+        self._tables: Mapping[str, Table] = document["tables"]
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        path = Path(path)
+        return cls(path, read_run_json(path))
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration."""
+        return self.manifest.get("config", {})
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The probes' tables; ``"metrics"`` is read by the same methods."""
+        return tuple(self._tables)
+
+    @property
+    def status(self) -> Status:
+        """status.json; of a run without its end, the last step on disk and whether anybody still writes."""
+        alive = is_locked(self.path)  # asked first: a writer sets its last state before it lets go
+        entry = read_json(self.path / "status.json")
+        try:
+            status = Status(entry["state"], int(entry["step"]), entry["reason"], entry["updated"], entry["facts"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{self.path / 'status.json'} is damaged ({error!r}): restore it from a copy.") from error
+        if status.state != "running":
+            return status
+        last = self._read(METRICS, STEP)["step"].to_numpy().max(initial=status.step)
+        state, reason = ("running", status.reason) if alive else ("interrupted", "the process ended without a word")
+        return Status(state, int(last), reason, status.updated, status.facts)
+
+    def table(self, name: str) -> Table:
+        if name not in self._tables:
+            raise InputError(f"{self.path} has no table {name!r}; it has {', '.join([METRICS, *self._tables])}.")
+        return self._tables[name]
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """One row a step: loss, learning rate, total gradient norm, ..."""
+        return self.frame(METRICS)
+
+    def frame(
+        self,
+        name: str,
+        *,
+        columns: Sequence[str] | None = None,
+        config: Sequence[str] | bool = (),
+        by: By | None = None,
+    ) -> pd.DataFrame:
+        """A tidy frame: step, stack, layer, sublayer, site, the value columns (or only ``columns``), absent.
+
+        ``config``: settings to add as columns, such as ``["model.arch", "train.seed"]``; True: all of them.
+        ``by``: combine the rows of each layer or sub-layer. A NaN where ``absent`` is False was measured.
+        """
+        import pandas as pd
+
+        settings = self._settings(config)
+        if name == METRICS:
+            if by is not None:
+                raise UsageError(f"metrics have one row a step: leave out by={by!r}.")
+            data = self.arrow(METRICS, columns=columns)
+            content: dict[str, Any] = {column: data[column].to_numpy() for column in data.column_names}
+        else:
+            content = self._rows(self.table(name), columns, by)
+        for key, value in settings.items():
+            content[key] = _repeat(value, len(content["step"]))
+        return pd.DataFrame(content)
+
+    def arrow(self, name: str, *, columns: Sequence[str] | None = None) -> pa.Table:
+        """The same as stored, where a null (not given, or absent) and a NaN stay apart."""
+        if name != METRICS:
+            schema = part_schema(self.table(name))
+            left_out = {*self.table(name).columns} - {*self._chosen(self.table(name).columns, columns, name)}
+            return self._read(name, pa.schema([field for field in schema if field.name not in left_out]))
+        data = self._read(name, None)
+        return data.select(["step", *self._chosen(data.column_names[1:], columns, name)])
+
+    def _rows(self, table: Table, columns: Sequence[str] | None, by: By | None) -> dict[str, Any]:
+        import pandas as pd
+
+        names = self._chosen(table.columns, columns, table.name)
+        fields = [("step", pa.int64()), *((name, pa.float64()) for name in names), ("absent", pa.bool_())]
+        # Places are not read but repeated from the definition: every step holds all rows, in its order.
+        data = self._read(table.name, pa.schema(fields))
+        if data.num_rows % len(table.rows):
+            raise InputError(f"{self.path} holds half a step of {table.name!r}: restore it from a copy.")
+        shape = (-1, len(table.rows))
+        steps = data["step"].to_numpy().reshape(shape)[:, 0]
+        values = {name: data[name].to_numpy().reshape(shape) for name in names}
+        absent, rows = data["absent"].to_numpy().astype(bool).reshape(shape), table.rows
+        if by is not None:
+            rows, values, absent = combine(table, values, absent, by)
+        content: dict[str, Any] = {"step": np.repeat(steps, len(rows))}
+        for label in ("stack", "layer", "sublayer", "site")[: {"layer": 2, "sublayer": 3}.get(by or "", 4)]:
+            labels = [getattr(row, label) for row in rows]
+            if label == "layer":
+                content[label] = np.tile(np.array(labels, np.int32), len(steps))
+            else:
+                codes, categories = encode(labels)
+                content[label] = pd.Categorical.from_codes(np.tile(codes, len(steps)), pd.Index(categories))
+        return content | {name: array.ravel() for name, array in values.items()} | {"absent": absent.ravel()}
+
+    def _read(self, name: str, schema: pa.Schema | None) -> pa.Table:
+        for _ in range(ATTEMPTS):
+            try:
+                with reading(self.path):
+                    pieces = list(self._pieces(name, schema))
+            except FileNotFoundError:  # a live writer turned a journal into parts meanwhile
+                continue
+            empty = (schema or STEP).empty_table()
+            return pa.concat_tables([empty, *pieces], promote_options="default").combine_chunks()
+        raise InputError(f"the files of {self.path} keep vanishing while they are read: is something deleting them?")
+
+    def _pieces(self, name: str, schema: pa.Schema | None) -> Iterator[pa.Table]:
+        """Each part, or its journal where the part does not stand yet."""
+        waiting = journals(self.path)  # listed before the parts: what leaves the one has entered the other
+        done = parts(self.path, name)
+        for number in sorted({*waiting, *done}):
+            if number in done:
+                yield read_part(done[number], schema)
+            elif (records := read_records(waiting[number])) is not None:
+                data = metrics_of(records) if name == METRICS else table_of(records, self._tables[name])
+                yield data if schema is None else data.select(schema.names)
+
+    def _chosen(self, known: Sequence[str], columns: Sequence[str] | None, name: str) -> list[str]:
+        if columns is None:
+            return list(known)
+        if unknown := [column for column in columns if column not in known]:
+            raise UsageError(f"{name!r} of {self.path} has no column {unknown[0]!r}; it has {', '.join(known)}.")
+        return list(columns)
+
+    def _settings(self, config: Sequence[str] | bool) -> dict[str, Any]:
+        if config is False:
+            return {}
+        known = dict(_flat(self.config))
+        wanted = list(known) if config is True else list(config)
+        if unknown := [key for key in wanted if key not in known]:
+            raise UsageError(f"{self.path} has no setting {unknown[0]!r}; it has {', '.join(known) or 'none'}.")
+        return {key: known[key] for key in wanted}
+
+
+def load_runs(directory: str | Path, broken: list[tuple[Path, str]] | None = None) -> list[Run]:
+    """Every run below ``directory``, sorted by path; one that cannot be read goes to ``broken`` with the reason.
+
+    Without a list for ``broken``, such a run raises.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise InputError(f"there is no directory {directory}: give the one that holds the runs.")
+    runs = []
+    for path in sorted(_run_directories(directory)):
+        try:
+            runs.append(Run.open(path))
+        except StabilityLabError as error:
+            if broken is None:
+                raise
+            broken.append((path, str(error)))
+    return runs
+
+
+def _run_directories(directory: Path) -> Iterator[Path]:
+    for where, below, files in os.walk(directory):
+        if "run.json" in files:
+            below.clear()
+            yield Path(where)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _repeat(value: Any, count: int) -> Any:
+    """A setting as a column: numbers as they are, text as a category, lists joined by commas."""
+    import pandas as pd
+
+    if isinstance(value, list):
+        value = ",".join(map(str, value))
+    if isinstance(value, str):
+        return pd.Categorical.from_codes(np.zeros(count, np.int8), pd.Index([value]))
+    return np.full(count, value)

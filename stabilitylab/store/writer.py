@@ -1,0 +1,251 @@
+"""Writing a run: every step to the journal at once, the journal to Parquet parts now and then."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import InputError, UsageError
+from ..schema import Cells, Table
+from .files import Lock, make_directory, reading, replace_file, sync_directory, writing
+from .journal import Journal
+from .layout import (
+    METRICS,
+    OWN_KEYS,
+    SCHEMA_VERSION,
+    TABLE_NAME,
+    journal_path,
+    journals,
+    part_path,
+    parts,
+    plain,
+    read_run_json,
+    tables_on_disk,
+    write_run_json,
+)
+from .parts import compact, part_schema, read_part
+
+State = Literal["running", "finished", "diverged", "interrupted", "failed"]
+JOURNAL_LIMIT = 32 * 2**20  # bytes; compacting that many takes a few tenths of a second
+
+
+class RunWriter:
+    """Records a run as it happens (a :class:`stabilitylab.schema.Sink`); begins with :meth:`create` or :meth:`resume`.
+
+    What :meth:`append` has returned from survives ``kill -9``; what :meth:`seal` has, a power cut. :meth:`close` may
+    be followed by a last :meth:`set_status`.
+    """
+
+    def __init__(self, path: Path, lock: Lock, document: dict[str, Any], part: int) -> None:
+        self.path = path
+        self.journal_limit = JOURNAL_LIMIT
+        self._lock, self._document, self._number = lock, document, part
+        self._tables: tuple[Table, ...] = ()
+        self._journal: Journal | None = None
+        self._last_step: int | None = None
+        self._closed = False
+
+    @classmethod
+    def create(cls, path: str | Path, manifest: Mapping[str, Any]) -> RunWriter:
+        """A new run directory; ``manifest`` goes to run.json, its ``"config"`` being the resolved configuration."""
+        path = Path(path)
+        _refuse_own_keys(manifest)
+        with writing(path):
+            if path.exists() and (not path.is_dir() or any(map(_matters, path.iterdir()))):
+                raise UsageError(
+                    f"{path} exists already and is never overwritten: continue it with --resume {path}, "
+                    "or choose another --name."
+                )
+            make_directory(path)
+        document = {"schema_version": SCHEMA_VERSION, "created": _now(), **manifest, "attempts": [], "tables": {}}
+        lock = Lock(path)
+        try:
+            if (path / "run.json").exists():  # somebody else was faster and has ended already
+                raise UsageError(f"{path} exists already: choose another --name.")
+            writer = cls(path, lock, document, part=1)
+            writer._begin(manifest.get("argv", ()))
+        except BaseException:
+            lock.release()
+            raise
+        return writer
+
+    @classmethod
+    def resume(
+        cls, path: str | Path, part: int, argv: Sequence[str] = (), *, manifest: Mapping[str, Any] | None = None
+    ) -> RunWriter:
+        """Continue at ``part``, the number that :meth:`seal` gave to the checkpoint; later records move to aside/.
+
+        ``manifest`` replaces entries of run.json; what stood there before is kept with the new attempt.
+        """
+        path = Path(path)
+        manifest = manifest or {}
+        _refuse_own_keys(manifest)
+        read_run_json(path)  # before the lock, which would put a file into a directory that is not a run
+        lock = Lock(path)
+        try:
+            document = read_run_json(path)
+            writer = cls(path, lock, document, part)
+            _check_complete(path, part)
+            _set_aside(path, part, attempt=len(document["attempts"]))
+            writer._compact()
+            if part > 1:
+                steps = read_part(part_path(path, METRICS, part - 1), pa.schema([("step", pa.int64())]))
+                writer._last_step = int(np.max(steps["step"].to_numpy()))
+            new = {key: value for key, value in plain(manifest).items() if key != "created"}
+            replaced = {key: document.get(key) for key, value in new.items() if document.get(key) != value}
+            document.update(new)
+            writer._begin(argv or manifest.get("argv", ()), replaced=replaced)
+        except BaseException:
+            lock.release()
+            raise
+        return writer
+
+    def _begin(self, argv: Sequence[str], **facts: Any) -> None:
+        self._document["attempts"].append(
+            {"started": _now(), "argv": list(argv), "pid": os.getpid(), "part": self._number, **facts}
+        )
+        # run.json last: where it stands, status.json stands too
+        self.set_status("running", self._last_step or 0)
+        write_run_json(self.path, self._document)
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def open(self, tables: Sequence[Table]) -> None:
+        """Declare the tables that follow; those of an earlier attempt must have the same rows and columns."""
+        known: dict[str, Table] = self._document["tables"]
+        for table in tables:
+            _check(table)
+            before = known.get(table.name, table)
+            if (before.columns, before.rows) != (table.columns, table.rows):
+                raise UsageError(
+                    f"{self.path} holds the table {table.name!r} with other rows or columns: "
+                    "resume with the same model and probes, or choose another --name."
+                )
+        self._tables = tuple(tables)
+        self._roll()  # a journal has one schema
+        self._document["tables"] = known | {table.name: table for table in tables}
+        write_run_json(self.path, self._document)
+
+    def append(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
+        """One step, everything in it: it is in the run when this returns, and no part of it is if this raises."""
+        if self._closed:
+            raise ValueError(f"{self.path} was closed: resume it to append")
+        if self._last_step is not None and step <= self._last_step:
+            raise ValueError(f"step {step} comes after step {self._last_step}: each step is appended once, in order")
+        if unknown := tables.keys() - {table.name for table in self._tables}:
+            raise ValueError(f"tables {sorted(unknown)} were not given to open()")
+        if self._journal is not None and self._journal.size >= self.journal_limit:
+            self._roll()
+            self._compact()
+        if self._journal is None:
+            self._journal = Journal(journal_path(self.path, self._number), self._tables)
+        self._journal.append(step, metrics, tables)
+        self._last_step = step
+
+    def flush(self) -> None:
+        """Bring what was appended to the disk itself: a power cut leaves it."""
+        if self._journal is not None:
+            self._journal.sync()
+            with writing(self.path):
+                sync_directory(self.path)
+
+    def seal(self) -> int:
+        """End the current part and return the next one's number, which a checkpoint stores for :meth:`resume`."""
+        self._roll()
+        self._compact()
+        return self._number
+
+    def set_status(self, state: State, step: int, reason: str = "", **facts: Any) -> None:
+        """Replace status.json; ``facts`` are kept beside the state."""
+        if state not in get_args(State):
+            raise ValueError(f"unknown state {state!r}; choose one of {', '.join(get_args(State))}")
+        status = {"state": state, "step": step, "reason": reason, "updated": _now(), "facts": facts}
+        replace_file(self.path / "status.json", (json.dumps(plain(status), indent=2) + "\n").encode())
+
+    def record(self, **facts: Any) -> None:
+        """Add entries to run.json that were not known at :meth:`create`, such as the probes that found no site."""
+        _refuse_own_keys(facts)
+        self._document.update(facts)
+        write_run_json(self.path, self._document)
+
+    def close(self) -> None:
+        """Compact the journal and let go of the directory."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.seal()
+        finally:
+            self._lock.release()
+
+    def _roll(self) -> None:
+        """Close the journal; the next append starts another. An empty one stays: its number is not used up."""
+        if self._journal is not None and self._journal.size:
+            journal, self._journal, self._number = self._journal, None, self._number + 1
+            journal.close()
+
+    def _compact(self) -> None:
+        """Turn every closed journal into parts: also those that a crash or a full disk left behind."""
+        with writing(self.path):
+            for number, path in journals(self.path).items():
+                if number < self._number:
+                    compact(self.path, number, path, self._document["tables"])
+                    os.unlink(path)  # only now: until all parts stand, readers take this journal for the missing ones
+                    sync_directory(self.path)
+
+
+def _matters(path: Path) -> bool:
+    """False for what is left of a run that died before it had a run.json."""
+    return not path.name.startswith(".") and path.name != "status.json"
+
+
+def _check_complete(run: Path, part: int) -> None:
+    with reading(run):
+        present = journals(run).keys() | parts(run, METRICS).keys()
+    missing = [number for number in range(1, part) if number not in present]
+    if missing:
+        raise InputError(f"{run} lacks part {missing[0]}, which comes before its checkpoint: restore it from a copy.")
+
+
+def _set_aside(run: Path, part: int, attempt: int) -> None:
+    """Move what the last attempt recorded after the checkpoint, and delete what it did not finish writing."""
+    with reading(run):
+        later = [path for name in tables_on_disk(run) for number, path in parts(run, name).items() if number >= part]
+        later += [path for number, path in journals(run).items() if number >= part]
+    with writing(run):
+        for path in later:
+            target = run / "aside" / f"attempt-{attempt}" / path.relative_to(run)
+            make_directory(target.parent)
+            os.replace(path, target)
+        for path in run.rglob(".part-*.tmp"):
+            os.unlink(path)
+        for path in {path.parent for path in later}:
+            sync_directory(path)
+
+
+def _check(table: Table) -> None:
+    reserved = {*part_schema(Table("", (), ())).names}
+    if not TABLE_NAME.fullmatch(table.name) or table.name in ("step", METRICS):
+        raise UsageError(f"{table.name!r} cannot name a table: use letters, digits, - and _, not 'step' or 'metrics'.")
+    if not table.rows or not table.columns or reserved & {*table.columns}:
+        raise UsageError(f"table {table.name!r} needs rows and columns, none named {', '.join(sorted(reserved))}.")
+
+
+def _refuse_own_keys(manifest: Mapping[str, Any]) -> None:
+    if own := manifest.keys() & {*OWN_KEYS}:
+        raise ValueError(f"{sorted(own)} in run.json are the store's own")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
