@@ -27,21 +27,23 @@ class ModelConfig(Section):
     arch: str = "branchnorm"
     decoder_arch: str | None = None  # None: the same as arch (Admin, Table 1, mixes them)
     stack: Stack = "encoder-decoder"
-    encoder_layers: int = Field(100, ge=0, le=MAX_LAYERS)
-    decoder_layers: int = Field(100, ge=0, le=MAX_LAYERS)
-    d_model: int = Field(64, ge=2, le=65_536)
-    d_ffn: int = Field(128, ge=1, le=1_048_576)
-    heads: int = Field(2, ge=1)
-    dropout: float = Field(0.0, ge=0, lt=1)
-    attention_dropout: float = Field(0.0, ge=0, lt=1)
-    activation_dropout: float = Field(0.0, ge=0, lt=1)
+    encoder_layers: int = Field(default=100, ge=0, le=MAX_LAYERS)
+    decoder_layers: int = Field(default=100, ge=0, le=MAX_LAYERS)
+    d_model: int = Field(default=64, ge=2, le=65_536)
+    d_ffn: int = Field(default=128, ge=1, le=1_048_576)
+    heads: int = Field(default=2, ge=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    attention_dropout: float = Field(default=0.0, ge=0, lt=1)
+    activation_dropout: float = Field(default=0.0, ge=0, lt=1)
     tie: Literal["output", "all", "none"] = "output"  # output: target embedding = output matrix; all: source too
     init: Literal["arch", "xavier", "deepnorm"] = "arch"  # arch: the one that belongs to the architecture
-    alpha: float | None = Field(None, ge=0)  # replaces the arch's residual (DeepNorm) or branch (BranchNorm) constant
-    qk_gain: float | None = Field(None, ge=0)  # replaces the initial gain of q and k
+    alpha: float | None = Field(
+        default=None, ge=0
+    )  # replaces the arch's residual (DeepNorm) or branch (BranchNorm) constant
+    qk_gain: float | None = Field(default=None, ge=0)  # replaces the initial gain of q and k
     growth: Literal["linear", "exp", "sigmoid"] = "linear"  # BranchNorm's schedule
-    T: int = Field(4000, ge=1)  # BranchNorm: updates until alpha reaches 1
-    t0: int = Field(1, ge=0)  # BranchNorm: row t uses alpha_{t + t0}
+    T: int = Field(default=4000, ge=1)  # BranchNorm: updates until alpha reaches 1
+    t0: int = Field(default=1, ge=0)  # BranchNorm: row t uses alpha_{t + t0}
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> ModelConfig:
@@ -73,34 +75,36 @@ class DataConfig(Section):
 
     source: str = "synthetic"  # synthetic | text:SRC,TGT | hf:DATASET,SRC_COLUMN,TGT_COLUMN
     valid: str | None = None  # SRC,TGT held-out files (text) or a split name (hf); None: cut from the training text
-    vocab_size: int = Field(2000, ge=64, le=1_000_000)  # joint BPE size
-    sentences: int = Field(16, ge=1)  # rows of a batch in the longest shape bucket
-    max_length: int = Field(24, ge=4, le=4096)  # tokens a side, end of sentence included; longer pairs are left out
-    fraction: float = Field(1.0, gt=0, le=1)  # share of the training pairs that is used
-    held_out: int = Field(48, ge=1)  # sentences of the fixed reference batch
-    seed: int = Field(0, ge=0, lt=2**63)  # order of batches and masks; the same for all archs
+    vocab_size: int = Field(default=2000, ge=64, le=1_000_000)  # joint BPE size
+    sentences: int = Field(default=16, ge=1)  # rows of a batch in the longest shape bucket
+    max_length: int = Field(
+        default=24, ge=4, le=4096
+    )  # tokens a side, end of sentence included; longer pairs are left out
+    fraction: float = Field(default=1.0, gt=0, le=1)  # share of the training pairs that is used
+    held_out: int = Field(default=24, ge=1)  # sentences of the fixed reference batch
+    seed: int = Field(default=0, ge=0, lt=2**63)  # order of batches and masks; the same for all archs
 
 
 class TrainConfig(Section):
     """The papers' recipe where they state one: Adam (.9, .98), eps 1e-8, weight decay 1e-4, inverse square root."""
 
-    steps: int = Field(160, ge=1)
-    lr: float = Field(3e-4, gt=0)
-    warmup: int = Field(40, ge=0)  # updates; 0: none
-    warmup_init_lr: float = Field(1e-7, ge=0)
+    steps: int = Field(default=160, ge=1)
+    lr: float = Field(default=3e-4, gt=0)
+    warmup: int = Field(default=40, ge=0)  # updates; 0: none
+    warmup_init_lr: float = Field(default=1e-7, ge=0)
     schedule: Literal["inverse_sqrt", "constant"] = "inverse_sqrt"
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.98, ge=0, lt=1)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(1e-4, ge=0)  # decoupled
-    label_smoothing: float = Field(0.1, ge=0, lt=1)
-    clip_norm: float = Field(0.0, ge=0)  # 0: no clipping
-    accumulate: int = Field(1, ge=1)  # micro-batches an update
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.98, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=1e-4, ge=0)  # decoupled
+    label_smoothing: float = Field(default=0.1, ge=0, lt=1)
+    clip_norm: float = Field(default=0.0, ge=0)  # 0: no clipping
+    accumulate: int = Field(default=1, ge=1)  # micro-batches an update
     precision: Literal["fp32", "bf16"] = "fp32"
     device: str = "auto"  # auto | cpu | cuda | cuda:N
-    threads: int = Field(1, ge=1, le=1024)
-    seed: int = Field(0, ge=0, lt=2**63)  # initial weights and dropout
-    checkpoint_every: int = Field(0, ge=0)  # updates between checkpoints; 0: at an interruption and at the end
+    threads: int = Field(default=1, ge=1, le=1024)
+    seed: int = Field(default=0, ge=0, lt=2**63)  # initial weights and dropout
+    checkpoint_every: int = Field(default=0, ge=0)  # updates between checkpoints; 0: at an interruption and at the end
     on_divergence: Literal["continue", "stop"] = "continue"
 
 
@@ -108,8 +112,8 @@ class ProbesConfig(Section):
     """Which probes run and at which steps."""
 
     names: tuple[str, ...] = ("default",)
-    every: int | Literal["log"] = "log"  # log: 0..10, then 10 % apart
-    update_every: int | Literal["log"] = "log"  # the reference pass: ||dF||, similarity, sparsity, held-out loss
+    every: int | Literal["log"] = "log"  # log: 0..11, then 10 % apart
+    update_every: int | Literal["log"] = "log"  # of the reference pass (||dF||, similarity, ...); log: 20 % apart
 
     @model_validator(mode="after")
     def _positive(self) -> ProbesConfig:

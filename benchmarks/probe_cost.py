@@ -1,0 +1,91 @@
+"""What watching costs: bare and probed updates of one model side by side, ABBA, in CPU time, with an A/A control.
+
+    python benchmarks/probe_cost.py --depth 48 --rounds 30
+    python benchmarks/probe_cost.py --depth 200 --rounds 12
+
+"probed update": all default probes of the training pass on that update. "default run": the share that these, and apart
+from them the reference passes (held-out loss, similarity, sparsity, ||dF||), take of a whole run at the default
+schedule. Intervals: 95 %, bootstrap over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from stabilitylab.config import parse_set, resolve
+from stabilitylab.probes.schedule import REFERENCE_FINENESS, is_due
+from stabilitylab.store import RunWriter
+from stabilitylab.train import plan
+from stabilitylab.train.loop import Trainer
+
+NEVER = 10**9
+
+
+def trainer(depth: int, folder: Path, name: str, *sets: str) -> Trainer:
+    prepared = plan(resolve(parse_set(sets), depth=depth))
+    return Trainer(prepared.config, prepared.dataset, RunWriter.create(folder / name, {"config": {}}), prepared.device)
+
+
+def timed(subject: Trainer) -> float:
+    began = time.process_time()
+    subject.update()
+    subject.row += 1
+    return time.process_time() - began
+
+
+def interval(values: np.ndarray, random: np.random.Generator) -> str:
+    means = np.median(random.choice(values, (4000, len(values))), axis=1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return f"{np.median(values):.3f} [{low:.3f}, {high:.3f}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--depth", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--arch", default="branchnorm")
+    arguments = parser.parse_args()
+    random = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as text:
+        folder, arch = Path(text), f"model.arch={arguments.arch}"
+        bare = ("probes.names=['none']", "probes.every=1", f"probes.update_every={NEVER}")
+        subjects = {
+            "bare": trainer(arguments.depth, folder, "a", arch, *bare),
+            "control": trainer(arguments.depth, folder, "b", arch, *bare),
+            "probed": trainer(arguments.depth, folder, "c", arch, "probes.every=1", f"probes.update_every={NEVER}"),
+        }
+        reference = trainer(arguments.depth, folder, "d", arch, f"probes.every={NEVER}", "probes.update_every=1")
+        for subject in subjects.values():
+            for _ in range(3):
+                timed(subject)
+        rows = []
+        for turn in range(arguments.rounds):
+            order = list(subjects) if turn % 2 else list(reversed(subjects))
+            rows.append({name: timed(subjects[name]) for name in order})
+        seconds = {name: np.array([row[name] for row in rows]) for name in subjects}
+        passes = np.array([timed(reference) for _ in range(4 + arguments.rounds // 3)])[3:]
+        for subject in [*subjects.values(), reference]:
+            subject.watcher.close()
+        steps = subjects["bare"].config.train.steps
+    base = np.median(seconds["bare"])
+    due = np.mean([is_due(t, "log") for t in range(steps)])
+    reference_rows = np.mean(
+        [is_due(t, "log", REFERENCE_FINENESS) or is_due(t + 1, "log", REFERENCE_FINENESS) for t in range(steps)]
+    )
+    ratio = seconds["probed"] / seconds["bare"]
+    probe_share, pass_share = due * (np.median(ratio) - 1), reference_rows * (np.median(passes) / base - 1)
+    print(f"{arguments.arch}, depth {arguments.depth}: bare update {1e3 * base:.0f} ms of CPU")
+    print(f"control / bare          {interval(seconds['control'] / seconds['bare'], random)}")
+    print(f"probed update / bare    {interval(ratio, random)}")
+    print(f"update with reference passes / bare  {interval(passes / base, random)}")
+    print(f"default run, {steps} updates: probes {100 * probe_share:.1f} % of a bare run ({100 * due:.0f} % of rows), ")
+    print(f"    reference passes {100 * pass_share:.1f} % ({100 * reference_rows:.0f} % of rows)")
+
+
+if __name__ == "__main__":
+    main()

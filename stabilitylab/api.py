@@ -1,0 +1,103 @@
+"""``stabilitylab.watch``: the probes on anybody's model, in anybody's loop, written to a run directory."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import __version__
+from .probes import Watcher
+from .probes.accumulate import Mask
+from .probes.reference import Schedule
+from .probes.schedule import Cadence
+from .probes.selection import Names
+from .store import RunWriter
+
+
+class RunWatcher(Watcher):
+    """A :class:`~stabilitylab.probes.Watcher` that owns its run directory ``run.path`` and says how the run ended."""
+
+    def __init__(self, model: nn.Module, run: RunWriter, **options: Any) -> None:
+        self.run = run
+        super().__init__(model, run, **options)
+        run.record(probes_dropped=dict(self.dropped))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.finish()
+            self.run.set_status("finished", self.t)
+        else:
+            self.flush()
+            interrupted = issubclass(kind, KeyboardInterrupt)
+            self.run.set_status("interrupted" if interrupted else "failed", self.t, f"{kind.__name__}: {error}")
+        self.close()
+
+
+def watch(
+    model: nn.Module,
+    *,
+    out: str | Path,
+    probes: Names = "default",
+    every: Cadence = "log",
+    update_every: Cadence | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    mask: Mask | Callable[[], Mask | None] | None = None,
+    schedule: Schedule | None = None,
+    reference: Callable[[], Any] | None = None,
+    output_site: str | None = None,
+    sites: str | Mapping[str, str] | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> RunWatcher:
+    """Watch ``model`` and record it in the new run directory ``out``; a context manager around the training loop.
+
+    Call ``.step(loss=loss)`` once per update: after backward (and ``scaler.unscale_``), before clipping and
+    ``optimizer.step``. ``every``: rows of the training pass, ``update_every``: of the reference pass (``every`` if not
+    given), a number or "log". ``config``: whatever you want to find again in the run. The other arguments are those of
+    :class:`stabilitylab.probes.Watcher`. Raises UsageError where ``out`` exists or a named probe finds no site.
+
+    >>> with watch(model, out="runs/mine", every=10, reference=lambda: model(fixed)) as w:  # doctest: +SKIP
+    ...     for batch in loader:
+    ...         loss = model(**batch).loss
+    ...         loss.backward()
+    ...         w.step(loss=loss)
+    ...         optimizer.step(), optimizer.zero_grad()
+    """
+    manifest = {
+        "label": type(model).__name__,
+        "config": dict(config or {}),
+        "stabilitylab": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "argv": sys.argv,
+    }
+    run = RunWriter.create(out, manifest)
+    try:
+        return RunWatcher(
+            model,
+            run,
+            probes=probes,
+            every=every,
+            update_every=every if update_every is None else update_every,
+            optimizer=optimizer,
+            scaler=scaler,
+            mask=mask,
+            schedule=schedule,
+            reference=reference,
+            output_site=output_site,
+            sites=sites,
+        )
+    except BaseException:
+        run.close()
+        shutil.rmtree(run.path)  # nothing was recorded, and the next try wants the name
+        raise

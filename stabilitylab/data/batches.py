@@ -1,0 +1,76 @@
+"""What a model is fed: padded rows as the tensors of each kind of stack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..config import Stack
+from .corpus import BOS, EOS, MASK, PAD, SPECIALS, Rows
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tensors of one micro-batch: the model's keyword arguments, and what its loss and its probes need."""
+
+    inputs: dict[str, Tensor]
+    labels: Tensor  # (B, T) int64
+    weight: Tensor  # (B, T) float32: 1 where a label counts in the loss, else 0
+    tokens: int  # weight.sum(), known on the host
+    masks: dict[str, Tensor]  # stack -> (B, L) bool: True on real tokens
+
+    def to(self, device: torch.device | str) -> Batch:
+        return Batch(
+            {name: tensor.to(device) for name, tensor in self.inputs.items()},
+            self.labels.to(device),
+            self.weight.to(device),
+            self.tokens,
+            {stack: mask.to(device) for stack, mask in self.masks.items()},
+        )
+
+
+def make_batch(rows: Rows, stack: Stack, target_vocab: int, random: np.random.Generator) -> Batch:
+    """``rows`` for a kind of stack; single stacks read the target side. ``random`` decides the masked tokens only."""
+    labels = rows.target  # (B, T)
+    real = labels != PAD
+    if stack == "encoder":
+        tokens, chosen = mask_tokens(labels, target_vocab, random)
+        return _batch({"tokens": tokens, "mask": real}, labels, chosen, {"encoder": real})
+    shifted = np.where(real, np.pad(labels, ((0, 0), (1, 0)), constant_values=BOS)[:, :-1], PAD)
+    if stack == "decoder":
+        return _batch({"tokens": shifted, "mask": real}, labels, real, {"decoder": real})
+    source_real = rows.source != PAD  # (B, S)
+    inputs = {"source": rows.source, "target": shifted, "source_mask": source_real, "target_mask": real}
+    return _batch(inputs, labels, real, {"encoder": source_real, "decoder": real})
+
+
+def mask_tokens(
+    rows: np.ndarray, vocab: int, random: np.random.Generator, share: float = 0.15
+) -> tuple[np.ndarray, np.ndarray]:
+    """The masked-token task of BERT (Devlin et al. 2019, Sec. 3.1): (input, places to predict), both (B, T).
+
+    15 % of each sentence's words (at least one, never EOS) are to be predicted; of these 80 % become <mask>, 10 % a
+    random word, 10 % stay.
+    """
+    words = (rows != PAD) & (rows != EOS)
+    rank = np.where(words, random.random(rows.shape), 2.0).argsort(axis=1).argsort(axis=1)
+    count = np.maximum(1, np.rint(share * words.sum(axis=1)))
+    chosen = words & (rank < count[:, None])
+    fate = random.random(rows.shape)
+    anything = random.integers(len(SPECIALS), vocab, rows.shape)
+    return np.where(chosen & (fate < 0.8), MASK, np.where(chosen & (fate >= 0.9), anything, rows)), chosen
+
+
+def _batch(
+    inputs: dict[str, np.ndarray], labels: np.ndarray, counts: np.ndarray, masks: dict[str, np.ndarray]
+) -> Batch:
+    tensors = {name: _tensor(array) for name, array in inputs.items()}
+    weight = torch.from_numpy(counts.astype(np.float32))
+    return Batch(tensors, _tensor(labels), weight, int(counts.sum()), {k: _tensor(mask) for k, mask in masks.items()})
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array if array.dtype == bool else array.astype(np.int64))

@@ -1,0 +1,75 @@
+"""Parallel text through the optional package ``datasets``: from the Hugging Face hub or a folder on disk."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, ResourceError, UsageError
+from . import bpe
+from .corpus import Corpus
+
+
+def load_hub(spec: str, valid: str | None, vocab_size: int) -> Corpus:
+    """``spec`` is "DATASET,SRC_COLUMN,TGT_COLUMN" (also "DATASET:CONFIGURATION,..."); ``valid`` names a split.
+
+    A dot in a column's name leads into a nested one: "translation.de".
+    """
+    parts = [part.strip() for part in spec.split(",")]
+    if len(parts) != 3 or not all(parts):
+        raise UsageError(f"{spec!r} is not of the form --data hf:DATASET,SRC_COLUMN,TGT_COLUMN.")
+    name, *columns = parts
+    splits = _splits(name)
+    text: dict[str, bpe.Lines] = {}
+    for role, split in {"train": "train", **({"valid": valid} if valid is not None else {})}.items():
+        if split not in splits:
+            raise InputError(f"{name} has no split {split!r}; it has {', '.join(splits)}.")
+        source, target = (_column(splits[split], column, f"split {split!r} of {name}") for column in columns)
+        text[role] = source, target
+    hashes = [_sha256(side) for lines in text.values() for side in lines]
+    return bpe.encode_corpus(hashes, lambda: text, vocab_size, {"text_sha256": hashes})
+
+
+def _splits(name: str) -> dict[str, Any]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ResourceError(
+            'data sets of the hub need an extra package: pip install "stabilitylab[datasets]".'
+        ) from error
+    folder = Path(name).expanduser()
+    try:
+        if any((folder / mark).is_file() for mark in ("dataset_dict.json", "state.json")):
+            found = datasets.load_from_disk(str(folder))
+        elif folder.is_dir():
+            found = datasets.load_dataset(str(folder))
+        else:
+            path, _, configuration = name.partition(":")
+            found = datasets.load_dataset(path, configuration or None)
+    except Exception as error:  # network, hub, Arrow, configuration: datasets raises errors of a dozen libraries
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(f"cannot load the data set {name!r}: {reason.rstrip('.')}.") from error
+    return {str(split): rows for split, rows in found.items()} if isinstance(found, dict) else {"train": found}
+
+
+def _column(split: Any, column: str, where: str) -> list[str]:
+    head, *rest = column.split(".") if column not in split.column_names else [column]
+    if head not in split.column_names:
+        raise InputError(f"{where} has no column {head!r}; it has {', '.join(split.column_names)}.")
+    values = list(split[head])
+    for key in rest:
+        if not all(isinstance(value, dict) and key in value for value in values):
+            raise InputError(f"column {head!r} in {where} has no field {key!r} in every row.")
+        values = [value[key] for value in values]
+    for row, value in enumerate(values):
+        if not isinstance(value, str):
+            raise InputError(f"row {row} of column {column!r} in {where} is not text but {type(value).__name__}.")
+    return values
+
+
+def _sha256(lines: list[str]) -> str:
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(line.encode() + b"\0")
+    return digest.hexdigest()

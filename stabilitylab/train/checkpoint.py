@@ -1,0 +1,53 @@
+"""Checkpoints of a run: written whole or not at all, the last two kept."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import InputError, ResourceError
+
+KEEP = 2
+
+
+def save(folder: Path, row: int, state: dict[str, Any]) -> Path:
+    """Write ``state`` as ``folder/step-<row>.pt`` (fsynced, then renamed) and remove all but the newest two."""
+    path = folder / f"step-{row:08d}.pt"
+    temporary = folder / f".{path.name}.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        for old in found(folder)[:-KEEP]:
+            old.unlink()
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError of its zip writer
+        temporary.unlink(missing_ok=True)
+        raise ResourceError(f"cannot write the checkpoint {path}: {error}; free some space and --resume.") from error
+    return path
+
+
+def found(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, oldest first."""
+    return sorted(folder.glob("step-*.pt"))
+
+
+def load(folder: Path, device: torch.device) -> dict[str, Any]:
+    """The newest checkpoint of ``folder``. Raises InputError where there is none or it cannot be read."""
+    paths = found(folder)
+    if not paths:
+        raise InputError(f"no checkpoint in {folder}: the run cannot be resumed; start it again under another --name.")
+    try:
+        return torch.load(paths[-1], map_location=device, weights_only=True)
+    except Exception as error:  # a damaged file surfaces as one of many types
+        older = f" to resume from {paths[-2].name}" if len(paths) > 1 else " and start the run again"
+        raise InputError(f"the checkpoint {paths[-1]} cannot be read ({_short(error)}); remove it{older}.") from error
+
+
+def _short(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]

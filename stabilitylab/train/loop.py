@@ -1,0 +1,214 @@
+"""The training loop: one update reads top to bottom; the probes are just its watcher."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..data import Batch, Dataset
+from ..errors import InputError
+from ..models import build_model
+from ..probes import Watcher
+from ..store import RunWriter
+from ..verdict import Evaluation, Verdict, divergence, judge
+from . import checkpoint
+from .environment import peak_memory
+from .recipe import accuracy, adamw, learning_rate, token_losses
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a display may show after an update: the row's numbers and the wall seconds that it took."""
+
+    row: int
+    metrics: Mapping[str, float | None]
+    seconds: float
+    watcher: Watcher
+
+
+class Trainer:
+    """Trains the reference Transformer of ``config`` on ``dataset`` and records it in ``run``.
+
+    ``state``: a checkpoint to continue from. Row t of every table describes the model after t updates.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        dataset: Dataset,
+        run: RunWriter,
+        device: torch.device,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        self.config, self.dataset, self.run, self.device = config, dataset, run, device
+        train = config.train
+        self.row = 0
+        self.evaluations: list[Evaluation] = []
+        self.non_finite: tuple[int, str] | None = None
+        self.held_out = dataset.held_out.to(device)
+        self.masks = self.held_out.masks
+
+        self.model = build_model(
+            config.model, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab, seed=train.seed
+        ).to(device)
+        torch.manual_seed(train.seed)  # dropout; weights and batches have streams of their own
+        if state is None:
+            self.model.calibrate(**self._micro_batch(0, 0).inputs)
+        else:
+            self._load_model(state)
+        self.model.set_row(self.row)
+        self.optimizer = adamw(train, self.model.parameters())
+        self.watcher = Watcher(
+            self.model,
+            run,
+            probes=config.probes.names,
+            every=config.probes.every,
+            update_every=config.probes.update_every,
+            optimizer=self.optimizer,
+            mask=lambda: self.masks,
+            schedule=self.model.schedule,
+            reference=self.evaluate,
+        )
+        if state is not None:
+            self._load_rest(state)
+
+    def fit(self, stop: Callable[[], bool], show: Callable[[Report], None]) -> Verdict | None:
+        """Train to the last step, a divergence that ends the run, or ``stop()``; None if it was stopped."""
+        train = self.config.train
+        while self.row < train.steps and not self._ended_by_divergence():
+            if stop():
+                self.save()
+                return None
+            started = time.perf_counter()
+            metrics = self.update()
+            self._judge(self.row, metrics)
+            show(Report(self.row, metrics, time.perf_counter() - started, self.watcher))
+            self.row += 1
+            if train.checkpoint_every and self.row % train.checkpoint_every == 0 and self.row < train.steps:
+                self.save()
+        self.save()
+        self.model.set_row(self.row)
+        self._judge(self.row, self.watcher.finish())
+        return self.verdict()
+
+    def update(self) -> Mapping[str, float | None]:
+        """One optimizer update from theta_t to theta_{t+1}; returns row t's numbers."""
+        train, t = self.config.train, self.row
+        started = time.perf_counter()
+        self.model.set_row(t)
+        rate = learning_rate(train, t)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        batches = [self._micro_batch(t, i) for i in range(train.accumulate)]
+        tokens = sum(batch.tokens for batch in batches)
+        loss, nll = self.forward_backward(batches, tokens)
+        schedule = self.model.schedule
+        metrics = self.watcher.step(
+            loss=loss, nll=nll, lr=rate, alpha=schedule.at(t) if schedule is not None else None, tokens=tokens
+        )
+        if train.clip_norm:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), train.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.watcher.note(
+            tokens_per_second=tokens / (time.perf_counter() - started), memory_bytes=peak_memory(self.device)
+        )
+        return metrics
+
+    def forward_backward(self, batches: list[Batch], tokens: int) -> tuple[Tensor, Tensor]:
+        """Gradients of the loss per real token of all micro-batches together; returns (loss, unsmoothed nll)."""
+        loss_sum = nll_sum = torch.zeros((), device=self.device)
+        for batch in batches:
+            self.masks = batch.masks
+            with self._autocast():
+                logits = self.model(**batch.inputs)
+            loss, nll = token_losses(logits, batch.labels, batch.weight, self.config.train.label_smoothing)
+            (loss / tokens).backward()
+            loss_sum, nll_sum = loss_sum + loss.detach(), nll_sum + nll.detach()
+        return loss_sum / tokens, nll_sum / tokens
+
+    def evaluate(self) -> dict[str, Tensor]:
+        """The reference pass: the fixed held-out batch under the current parameters and alpha."""
+        batch, training_masks = self.held_out, self.masks
+        self.masks = batch.masks
+        with self._autocast():
+            logits = self.model(**batch.inputs)
+        _, nll = token_losses(logits, batch.labels, batch.weight, 0.0)
+        self.masks = training_masks
+        return {
+            "held_out_nll": nll / batch.tokens,
+            "held_out_accuracy": accuracy(logits, batch.labels, batch.weight),
+        }
+
+    def verdict(self) -> Verdict:
+        """The run's state by the rules of :mod:`stabilitylab.verdict`."""
+        unigram = self.dataset.unigram
+        return judge(
+            self.evaluations,
+            steps=self.config.train.steps,
+            unigram_nll=unigram.cross_entropy,
+            unigram_accuracy=unigram.accuracy,
+            non_finite=self.non_finite,
+        )
+
+    def save(self) -> None:
+        """Close the tables' current parts and write a checkpoint; a resume starts exactly here."""
+        self.watcher.flush()
+        checkpoint.save(
+            self.run.path / "checkpoints",
+            self.row,
+            {
+                "row": self.row,
+                "part": self.run.seal(),
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "watcher": self.watcher.state_dict(),
+                "rng": torch.get_rng_state(),
+                "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+                "evaluations": [(e.step, e.nll, e.accuracy) for e in self.evaluations],
+                "non_finite": self.non_finite,
+            },
+        )
+
+    def _load_model(self, state: dict[str, Any]) -> None:
+        try:
+            self.model.load_state_dict(state["model"])
+            self.row = int(state["row"])
+            self.evaluations = [Evaluation(*values) for values in state["evaluations"]]
+            self.non_finite = state["non_finite"]
+        except (KeyError, RuntimeError, TypeError) as error:
+            raise InputError("the checkpoint does not belong to this run's configuration; remove it.") from error
+
+    def _load_rest(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.watcher.load_state_dict(state["watcher"])
+        torch.set_rng_state(state["rng"].cpu())
+        if state["cuda_rng"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_rng"].cpu(), self.device)
+
+    def _micro_batch(self, row: int, index: int) -> Batch:
+        return self.dataset.micro_batch(row, index, self.config.train.accumulate).to(self.device)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.train.precision == "bf16")
+
+    def _judge(self, row: int, metrics: Mapping[str, float | None]) -> None:
+        for name in ("loss", "grad_norm_total"):
+            value = metrics.get(name)
+            if self.non_finite is None and value is not None and not math.isfinite(value):
+                self.non_finite = (row, f"{name} is {value} at step {row}")
+        nll, share = metrics.get("held_out_nll"), metrics.get("held_out_accuracy")
+        if nll is not None and share is not None:
+            self.evaluations.append(Evaluation(row, nll, share))
+
+    def _ended_by_divergence(self) -> bool:
+        if self.config.train.on_divergence == "continue" or not self.evaluations:
+            return False
+        return bool(self.non_finite or divergence(self.evaluations, self.config.train.steps, self.config.train.steps))

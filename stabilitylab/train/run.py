@@ -1,0 +1,169 @@
+"""A run from its configuration to its last row: directory, signals, status, summary."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from ..config import Config, validated
+from ..data import Dataset, load_data
+from ..errors import InputError, ResourceError, UsageError
+from ..labels import label
+from ..models import canonical
+from ..probes.selection import chosen
+from ..store import Run, RunWriter
+from ..verdict import Verdict
+from . import checkpoint
+from .environment import prepare_process, provenance, resolve_device
+from .footprint import Footprint, check_memory, estimate
+from .loop import Report, Trainer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A resolved configuration with what it will need."""
+
+    config: Config
+    dataset: Dataset
+    device: torch.device
+    footprint: Footprint
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended: ``state`` finished | diverged | interrupted; ``signal`` is what interrupted it."""
+
+    path: Path
+    state: str
+    row: int
+    verdict: Verdict | None
+    signal: int | None = None
+
+
+def plan(config: Config) -> Plan:
+    """Load the data and measure what the run needs; raises ResourceError where it cannot fit."""
+    prepare_process(config.train.threads)
+    config = config.model_copy(update={"model": canonical(config.model)})
+    chosen(config.probes.names)  # an unknown name shows now, not after the data were read
+    device = resolve_device(config.train)
+    dataset = load_data(config.data, stack=config.model.stack)
+    footprint = estimate(config, dataset)
+    check_memory(footprint, device)
+    return Plan(config, dataset, device, footprint)
+
+
+class Audience(Protocol):
+    """Who is told how a run goes."""
+
+    def opened(self, path: Path, manifest: Mapping[str, Any]) -> None: ...
+
+    def show(self, report: Report) -> None: ...
+
+
+def start(plan: Plan, out: Path, name: str | None, audience: Audience) -> Result:
+    """Run ``plan`` in a new directory ``out/name``; without a name one is made up that does not exist yet."""
+    facts = manifest(plan)
+    with RunWriter.create(out / (name or free_name(plan.config, out)), facts) as run:
+        audience.opened(run.path, facts)
+        return _carry_out(run, plan, None, audience)
+
+
+def resume(path: Path, steps: int | None, audience: Audience) -> Result:
+    """Continue the run at ``path`` from its newest checkpoint, to ``steps`` updates in all if given."""
+    stored = Run.open(path)
+    config = validated(stored.config)
+    if steps is not None:
+        config = config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
+    prepared = plan(config)
+    state = checkpoint.load(path / "checkpoints", prepared.device)
+    if state["row"] >= config.train.steps:
+        raise UsageError(f"{path} has all its {config.train.steps} steps; --steps N with a larger N continues it.")
+    now, then = prepared.dataset.describe(), stored.manifest["data"]
+    if any(now[key] != then[key] for key in ("train_sha256", "held_out_sha256")):
+        raise InputError(f"the data of {path} have changed since it started: restore them, or start a new run.")
+    facts = manifest(prepared)
+    with RunWriter.resume(path, part=state["part"], manifest=facts) as run:
+        audience.opened(path, facts)
+        return _carry_out(run, prepared, state, audience)
+
+
+def manifest(plan: Plan) -> dict[str, Any]:
+    """What run.json records beside the tables' definitions."""
+    config, data = plan.config, plan.dataset
+    return {
+        "label": label(config.model),
+        "config": config.model_dump(mode="json"),
+        "data": data.describe(),
+        "unigram": asdict(data.unigram),
+        "best_nll": data.best_nll,
+        "parameters": plan.footprint.parameters,
+        "loss_normalisation": "per real target token of the whole update",
+        **provenance(plan.device, config.train.threads),
+    }
+
+
+def free_name(config: Config, out: Path) -> str:
+    """``branchnorm-200-s0``, or the first of ``branchnorm-200-s0-2``, ``-3``, ... that does not exist."""
+    base = f"{label(config.model).replace(' ', '-').replace('/', '-')}-{config.model.depth}-s{config.train.seed}"
+    if not (out / base).exists():
+        return base
+    return next(name for i in range(2, 10**6) if not (out / (name := f"{base}-{i}")).exists())
+
+
+def _carry_out(run: RunWriter, plan: Plan, state: dict[str, Any] | None, audience: Audience) -> Result:
+    trainer = None
+    try:
+        with termination() as caught:
+            trainer = Trainer(plan.config, plan.dataset, run, plan.device, state)
+            run.record(probes_dropped=dict(trainer.watcher.dropped))
+            verdict = trainer.fit(stop=lambda: caught.signal is not None, show=audience.show)
+        if verdict is None:
+            name = signal.Signals(caught.signal or signal.SIGINT).name
+            run.set_status("interrupted", trainer.row, f"{name}; continue with --resume {run.path}")
+            return Result(run.path, "interrupted", trainer.row, None, caught.signal)
+        ended = "diverged" if verdict.state == "diverged" else "finished"
+        run.set_status(ended, trainer.row, verdict.reason, verdict=asdict(verdict))
+        return Result(run.path, ended, trainer.row, verdict)
+    except BaseException as error:
+        reason = "a second Ctrl-C" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+        with suppress(ResourceError):  # a full disk must not hide what went wrong first
+            state_now = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            run.set_status(state_now, trainer.row if trainer else 0, reason)
+        if isinstance(error, RuntimeError) and "memory" in str(error):
+            raise ResourceError(
+                f"out of memory on {plan.device}: give a smaller --depth or --set data.sentences=..."
+            ) from error
+        raise
+    finally:
+        if trainer is not None:
+            trainer.watcher.close()
+
+
+class Caught:
+    """The first SIGINT or SIGTERM since :func:`termination` began."""
+
+    signal: int | None = None
+
+
+@contextmanager
+def termination() -> Iterator[Caught]:
+    """The first Ctrl-C or SIGTERM asks to stop after the update at hand; a second Ctrl-C stops at once."""
+    caught = Caught()
+
+    def catch(number: int, frame: object) -> None:
+        if caught.signal is not None:
+            raise KeyboardInterrupt
+        caught.signal = number
+
+    before = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

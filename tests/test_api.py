@@ -1,0 +1,100 @@
+"""``stabilitylab.watch`` on a model that knows nothing of this package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import stabilitylab as sl
+from stabilitylab.api import RunWatcher
+from stabilitylab.errors import UsageError
+
+
+class Tagger(nn.Module):
+    """Somebody's model: torch's own encoder over an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        self.embedding = nn.Embedding(11, 16)
+        self.encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        self.head = nn.Linear(16, 11)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(self.embedding(tokens)))
+
+
+def loop(model: nn.Module, watcher: RunWatcher | None, steps: int = 5, fail_at: int = -1) -> list[float]:
+    torch.manual_seed(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(steps):
+        tokens = torch.randint(11, (4, 6), generator=torch.Generator().manual_seed(step))
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        if step == fail_at:
+            raise RuntimeError("the loop broke")
+        if watcher is not None:
+            watcher.step(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def fresh() -> Tagger:
+    torch.manual_seed(1)
+    return Tagger()
+
+
+def test_watch_writes_a_run_and_changes_nothing(tmp_path: Path) -> None:
+    plain, watched = fresh(), fresh()
+    expected = loop(plain, None)
+    fixed = torch.arange(12).remainder(11).view(2, 6)
+    with sl.watch(watched, out=tmp_path / "run", every=2, reference=lambda: watched(fixed), config={"lr": 1e-2}) as w:
+        losses = loop(watched, w)
+    assert losses == expected
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
+    run = sl.Run.open(tmp_path / "run")
+    assert run.status.state == "finished"
+    assert run.config == {"lr": 1e-2}
+    assert {"grad_norm", "ln_input", "model_update", "cosine_similarity"} <= set(run.tables)
+    ln_input = run.frame("ln_input")
+    assert sorted(set(ln_input["step"])) == [0, 2, 4]
+    assert sorted(set(ln_input["layer"])) == [1, 2, 3]
+    assert np.isfinite(ln_input["value"]).all()
+    assert list(run.metrics["step"]) == [0, 1, 2, 3, 4, 5]
+    assert [r.name for r in sl.load_runs(tmp_path)] == ["run"]
+
+
+def test_an_error_in_the_loop_keeps_the_rows_and_says_why(tmp_path: Path) -> None:
+    model = fresh()
+    with pytest.raises(RuntimeError, match="the loop broke"), sl.watch(model, out=tmp_path / "run", every=1) as w:
+        loop(model, w, fail_at=3)
+    run = sl.Run.open(tmp_path / "run")
+    assert (run.status.state, run.status.reason) == ("failed", "RuntimeError: the loop broke")
+    assert list(run.metrics["step"]) == [0, 1, 2]
+
+
+def test_a_named_probe_without_a_site_raises_and_leaves_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="ln_input"):
+        sl.watch(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), out=tmp_path / "run", probes=["ln_input"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_existing_directory_is_refused(tmp_path: Path) -> None:
+    with sl.watch(fresh(), out=tmp_path / "run", every=1):
+        pass
+    with pytest.raises(UsageError, match="exists already"):
+        sl.watch(fresh(), out=tmp_path / "run", every=1)
+
+
+def test_public_names_load_lazily_and_unknown_ones_raise() -> None:
+    assert set(sl.__all__) <= set(dir(sl))
+    assert all(getattr(sl, name) is not None for name in sl.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = sl.nothing

@@ -1,0 +1,227 @@
+"""The command line as a user meets it: output, exit codes, and one sentence for each kind of bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from stabilitylab import cli
+
+FAST = ["--depth", "2", "--steps", "3", "--set", "data.sentences=4", "--set", "data.held_out=6"]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Calls the command line in an empty folder; returns (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["stabilitylab", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return call
+
+
+def spawn(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "stabilitylab", *arguments],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])},
+    )
+
+
+def test_a_run_leaves_tables_that_pandas_reads_and_a_summary(run, tmp_path: Path) -> None:
+    code, out, err = run("probe", "--arch", "Branch_Norm", *FAST, "--name", "first")
+    assert code == 0
+    assert "run: runs/first" in out
+    assert "ln_input" in out
+    assert "held-out nll - unigram" in out
+    assert err.splitlines()[0].startswith("branchnorm 1L-1L, 64-128-2")
+    assert "step 3/3" in err
+    frame = pd.read_parquet(tmp_path / "runs" / "first" / "probes" / "ln_input")
+    assert {"step", "site", "stack", "layer", "sublayer", "value", "absent"} <= {*frame.columns}
+    assert json.loads((tmp_path / "runs/first/status.json").read_text())["state"] == "finished"
+
+
+def test_json_and_quiet_keep_stdout_clean(run) -> None:
+    code, out, err = run("probe", "--arch", "postln", *FAST, "--json", "--quiet")
+    facts = json.loads(out)
+    assert (code, err) == (0, "")
+    assert facts["run"] == "runs/postln-2-s0"
+    assert facts["verdict"]["state"] in ("stuck", "learning", "trained")
+    code, out, err = run("probe", "--arch", "postln", *FAST, "--quiet")
+    assert (code, out, err) == (0, "runs/postln-2-s0-2\n", "")
+
+
+def test_dry_run_trains_nothing(run, tmp_path: Path) -> None:
+    code, out, _ = run("probe", "--depth", "1000", "--dry-run")
+    assert code == 0
+    assert "model.encoder_layers" in out
+    assert "memory" in out
+    assert not (tmp_path / "runs").exists()
+    facts = json.loads(run("probe", "--depth", "4", "--dry-run", "--json", "--set", "train.lr=1e-3")[1])
+    assert facts["config"]["train"]["lr"] == 1e-3
+    assert facts["memory_bytes"]["total"] > facts["parameters"] * 16
+
+
+def test_list_and_runs(run) -> None:
+    listing = json.loads(run("list", "--json")[1])
+    assert {"admin", "branchnorm", "deepnorm", "postln", "postln-init", "preln"} <= listing["archs"].keys()
+    assert {"grad_norm", "model_update"} <= listing["probes"].keys()
+    assert listing["presets"]["base"] == "512-2048-8"
+    assert "DeepNet" in run("list", "archs")[1]
+    assert run("probe", "--arch", "postln", *FAST, "--quiet")[0] == 0
+    (row,) = json.loads(run("runs", "--json")[1])["runs"]
+    assert (row["run"], row["state"], row["arch"], row["step"]) == ("postln-2-s0", "finished", "postln", "3/3")
+    assert "postln-2-s0" in run("runs")[1]
+
+
+def test_a_toml_file_and_flags_over_it(run, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[train]\nlr = 1e-3\nsteps = 7\n")
+    facts = json.loads(run("probe", "--config", "run.toml", "--steps", "9", "--depth", "2", "--dry-run", "--json")[1])
+    assert (facts["config"]["train"]["lr"], facts["config"]["train"]["steps"]) == (1e-3, 9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["--arch", "postlnn"], 2, "unknown architecture 'postlnn'; choose one of"),
+        (["--arch", "mixnorm"], 2, "no paper defines 'mixnorm'"),
+        (["--decoder-arch", "nope"], 2, "unknown architecture 'nope'"),
+        (["--depth", "0"], 2, "--depth 0 is out of range"),
+        (["--depth", "7"], 2, "--depth 7 is odd"),
+        (["--depth", "1000000000"], 2, "--depth 1000000000 is out of range"),
+        (["--depth", "twelve"], 2, "Invalid value for '--depth'"),
+        (["--depht", "12"], 2, "No such option"),
+        (["--stack", "sideways"], 2, "Invalid value for '--stack'"),
+        (["--set", "train.learning_rate=1"], 2, "unknown setting 'train.learning_rate'; known are"),
+        (["--set", "nonsense"], 2, "not of the form section.key=value"),
+        (["--every", "0"], 2, "probes.every must be at least 1"),
+        (["--every", "often"], 2, "probes.every"),
+        (["--probes", "ln_inputs"], 2, "ln_input"),
+        (["--preset", "huge"], 2, "unknown preset 'huge'"),
+        (["--data", "ftp:x"], 2, "ftp:x"),
+        (["--data", "text:absent.de,absent.en"], 4, "absent.de"),
+        (["--config", "absent.toml"], 4, "cannot read the configuration absent.toml"),
+        (["--device", "cuda"], 5, "CUDA devices"),
+        (["--device", "tpu"], 2, "unknown device 'tpu'"),
+        (["--resume", "absent"], 4, "absent"),
+        (["--resume", "absent", "--arch", "postln"], 2, "only --steps may go with it"),
+        (["--set", "model.d_model=65536", "--set", "model.d_ffn=1048576", "--depth", "20000"], 5, "GiB"),
+        (["--set", "model.alpha=2", "--arch", "postln"], 2, "has no alpha"),
+    ],
+)  # fmt: skip
+def test_bad_input_gets_one_sentence_and_its_exit_code(
+    run, tmp_path: Path, arguments: list[str], code: int, sentence: str
+) -> None:
+    if arguments[-1] == "cuda":
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("this machine has a CUDA device")
+    if "--depth" not in arguments:
+        arguments = [*arguments, *([] if "--resume" in arguments else ["--depth", "2"])]
+    got, out, err = run("probe", *arguments)
+    assert (got, out) == (code, "")
+    assert sentence in err
+    assert err.startswith("stabilitylab: ")
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_text_files_that_do_not_match_or_are_not_text(run, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x y z\n" * 30)
+    (tmp_path / "b").write_text("x y z\n" * 29)
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "latin").write_bytes("caf\xe9\n".encode("latin-1") * 30)
+    for data, words in (
+        ("text:a,b", ("30", "29")),
+        ("text:a,empty", ("empty",)),
+        ("text:a,latin", ("latin", "UTF-8")),
+        ("text:a", ("text:",)),
+    ):
+        code, _, err = run("probe", "--depth", "2", "--data", data)
+        assert code == (2 if data == "text:a" else 4), err
+        assert all(word in err for word in words)
+        assert len(err.strip().splitlines()) == 1
+
+
+def test_an_existing_run_is_never_overwritten(run, tmp_path: Path) -> None:
+    assert run("probe", *FAST, "--name", "mine", "--quiet")[0] == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()}
+    code, _, err = run("probe", *FAST, "--name", "mine")
+    assert code == 2
+    assert "--resume" in err
+    assert before == {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()}
+
+
+def test_divergence_is_a_result_unless_asked_to_fail(run) -> None:
+    wild = [*FAST, "--set", "train.lr=1e30", "--set", "train.warmup=0", "--steps", "6"]
+    code, out, _ = run("probe", *wild, "--json", "-q")
+    assert code == 0
+    assert json.loads(out)["verdict"]["state"] == "diverged"
+    code, _, err = run("probe", *wild, "--fail-on-divergence", "-q")
+    assert code == 3
+    assert "the run diverged" in err
+    facts = json.loads(run("probe", *wild, "--on-divergence", "stop", "--json", "-q")[1])
+    assert facts["state"] == "diverged"
+    assert facts["step"] < 6
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopping_flushes_and_checkpoints(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    steps = ["--depth", "2", "--steps", "100000", "--set", "data.sentences=4", "--every", "1"]
+    child = spawn("probe", *steps, "--name", "long", cwd=tmp_path)
+    metrics = tmp_path / "runs/long/journal-000001.arrows"
+    deadline = time.monotonic() + 120
+    while not metrics.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1.0)
+    child.send_signal(number)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == code, err
+    assert "--resume runs/long" in out
+    status = json.loads((tmp_path / "runs/long/status.json").read_text())
+    assert status["state"] == "interrupted"
+    frame = pd.read_parquet(tmp_path / "runs/long/metrics")
+    assert list(frame["step"]) == list(range(status["step"]))
+    assert list((tmp_path / "runs/long/checkpoints").iterdir())
+
+
+def test_an_internal_error_shows_no_traceback_without_v(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("oh")
+
+    monkeypatch.setattr("stabilitylab.commands.catalogue", broken)
+    code, _, err = run("list")
+    assert (code, err) == (1, "stabilitylab: internal error: RuntimeError: oh (-v shows where).\n")
+
+
+def test_help_of_each_command_names_the_exit_codes(run) -> None:
+    for arguments in ([], ["probe"], ["list"], ["runs"]):
+        code, out, _ = run(*arguments, "--help")
+        assert code == 0
+        assert "Usage" in out
+    assert "130 / 143" in run("probe", "--help")[1]
+    assert run()[0] == 2
+
+
+def test_no_colour_where_none_is_wanted(tmp_path: Path) -> None:
+    child = spawn("probe", *FAST, cwd=tmp_path)
+    out, err = child.communicate(timeout=120)
+    assert child.returncode == 0
+    assert "\x1b" not in out + err

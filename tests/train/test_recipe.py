@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from stabilitylab.config import TrainConfig
+from stabilitylab.train.recipe import accuracy, adamw, learning_rate, token_losses
+
+
+def test_inverse_square_root_with_warmup() -> None:
+    train = TrainConfig(lr=5e-4, warmup=4000, warmup_init_lr=1e-7)
+    assert learning_rate(train, 0) == 1e-7
+    assert learning_rate(train, 2000) == pytest.approx((5e-4 + 1e-7) / 2)
+    assert learning_rate(train, 4000) == 5e-4
+    assert learning_rate(train, 16_000) == pytest.approx(2.5e-4)
+
+
+def test_no_warmup_starts_at_the_full_rate() -> None:
+    train = TrainConfig(lr=5e-4, warmup=0)
+    assert [learning_rate(train, t) for t in (0, 1, 4000)] == [5e-4] * 3
+    assert learning_rate(train, 16_000) == pytest.approx(2.5e-4)
+
+
+def test_constant_schedule() -> None:
+    train = TrainConfig(lr=1e-3, warmup=10, schedule="constant")
+    assert learning_rate(train, 10**6) == 1e-3
+    assert learning_rate(train, 5) < 1e-3
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_losses_match_their_definition_in_float64(smoothing: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 3, 5, generator=generator)
+    labels = torch.randint(5, (2, 3), generator=generator)
+    weight = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    loss, nll = token_losses(logits, labels, weight, smoothing)
+    want_loss = want_nll = 0.0
+    for b, t in [(0, 0), (0, 1), (1, 0)]:
+        row = logits[b, t].double()
+        log_p = (row - math.log(row.exp().sum().item())).tolist()
+        label = int(labels[b, t])
+        target = [smoothing / 5 + (1 - smoothing) * (i == label) for i in range(5)]
+        want_loss -= sum(q * p for q, p in zip(target, log_p, strict=True))
+        want_nll -= log_p[label]
+    assert loss.item() == pytest.approx(want_loss, rel=1e-6)
+    assert nll.item() == pytest.approx(want_nll, rel=1e-6)
+
+
+def test_accuracy_counts_weighted_tokens_only() -> None:
+    logits = torch.eye(4).expand(2, 4, 4)
+    labels = torch.tensor([[0, 1, 2, 0], [0, 0, 0, 3]])
+    weight = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0]])
+    assert accuracy(logits, labels, weight).item() == pytest.approx(4 / 6)
+
+
+def test_decay_is_decoupled_so_that_a_weight_without_gradient_barely_moves() -> None:
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = adamw(TrainConfig(lr=1e-3, warmup=0, weight_decay=1e-4), [weight])
+    weight.grad = torch.zeros(4)
+    optimizer.step()
+    assert torch.allclose(weight, torch.full((4,), 1 - 1e-7), rtol=0, atol=1e-8)
