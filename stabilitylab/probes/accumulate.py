@@ -1,0 +1,149 @@
+"""Where a row's numbers add up: boards of additive float64 numbers on the device, and the masks that weight tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import UsageError
+from ..schema import Cells, Row
+from .base import Probe
+from .sites import Site
+
+Mask = torch.Tensor | Mapping[str, torch.Tensor]
+
+
+class Masks:
+    """Which tokens of a stack are real: ones without a mask, else the caller's, asked for once per forward pass."""
+
+    def __init__(self, given: Mask | Callable[[], Mask | None] | None, stacks: Iterable[str]) -> None:
+        self._given = given
+        self._stacks = tuple(stacks)
+        self.renew()
+
+    def renew(self) -> None:
+        """A new pass begins: the next look-up asks again."""
+        self._asked = False
+        self._masks: Mask | None = None
+        self._found: dict[tuple[str, torch.Size], torch.Tensor] = {}
+
+    def __call__(self, stack: str, tokens: torch.Size, device: torch.device) -> torch.Tensor:
+        """True per real token, of shape ``tokens``."""
+        if (found := self._found.get((stack, tokens))) is None:
+            found = self._found[stack, tokens] = self._look_up(stack, tokens, device)
+        return found
+
+    def _look_up(self, stack: str, tokens: torch.Size, device: torch.device) -> torch.Tensor:
+        if not self._asked:
+            self._masks = self._given() if callable(self._given) else self._given
+            self._asked = True
+            if isinstance(self._masks, Mapping) and (foreign := set(self._masks) - set(self._stacks)):
+                known = ", ".join(map(repr, self._stacks)) or "none"
+                raise UsageError(f"mask names {sorted(foreign)}, but the model's stacks are {known}.")
+        mask = self._masks.get(stack) if isinstance(self._masks, Mapping) else self._masks
+        if mask is None:
+            return torch.ones(tokens, dtype=torch.bool, device=device)
+        if mask.shape != tokens:
+            raise UsageError(
+                f"mask has shape {tuple(mask.shape)} where stack {stack!r} has tokens {tuple(tokens)}: give one "
+                "value per token, in the layout of the hidden states, or a function that returns each pass's own mask."
+            )
+        return mask.to(device=device, dtype=torch.bool)
+
+
+class Board:
+    """One probe's numbers for one row: views of shared buffers, (rows, width) for each column.
+
+    Numbers from hooks wait, one small tensor each, until ``reduce`` adds equal shapes up in a few operators.
+    """
+
+    def __init__(self, probe: Probe, rows: Sequence[Row], columns: Sequence[str], sites: Sequence[Site] = ()) -> None:
+        self.probe = probe
+        self.sites = sites
+        self.table = probe.table(rows, columns)
+        self.rules = {column: probe.columns[column] for column in columns}
+        self.parts: dict[str, torch.Tensor] = {}
+        self._waiting: dict[str, list[tuple[int, torch.Tensor]]] = {}
+        self._index: dict[tuple[int, ...], torch.Tensor] = {}
+        self._seen = np.zeros((len(rows), len(columns)), dtype=bool)
+
+    @property
+    def main(self) -> str:
+        """The raw number that a lone tensor from ``measure`` is."""
+        return self.reads(next(iter(self.rules)))
+
+    def reads(self, column: str) -> str:
+        return self.rules[column].of or column
+
+    def hold(self, raw: str, row: int, value: torch.Tensor) -> None:
+        self._waiting.setdefault(raw, []).append((row, value))
+
+    def reduce(self, masks: Masks) -> None:
+        """Adds what waits to the columns, equal shapes of one stack together."""
+        for raw, entries in self._waiting.items():
+            if raw not in (known := {self.reads(column) for column in self.rules}):
+                measured = f"probe {self.table.name!r} measures {raw!r}"
+                raise UsageError(f"{measured}, but its columns read {', '.join(map(repr, sorted(known)))}.")
+            groups: dict[tuple[str, torch.Size], tuple[list[int], list[torch.Tensor]]] = {}
+            for row, value in entries:
+                stack = self.table.rows[row].stack if value.dim() else ""
+                rows, values = groups.setdefault((stack, value.shape), ([], []))
+                rows.append(row)
+                values.append(value)
+            for (stack, shape), (rows, values) in groups.items():
+                stacked = torch.stack(values)  # (n, *tokens)
+                self.add(raw, rows, stacked, masks(stack, shape, stacked.device) if shape else None)
+        self._waiting.clear()
+
+    def add(self, raw: str, rows: Sequence[int], values: torch.Tensor, weight: torch.Tensor | None) -> None:
+        index = self._rows(tuple(rows), values.device)
+        for place, (column, rule) in enumerate(self.rules.items()):
+            if self.reads(column) == raw:
+                rule.add(self.parts[column], index, values, weight)
+                self._seen[rows, place] = True
+
+    def collect(self, parts: Mapping[str, torch.Tensor], seen: np.ndarray) -> None:
+        """Takes the numbers of all rows at once, from a probe of parameters."""
+        for column, values in parts.items():
+            self.parts[column].add_(values)
+        self._seen |= seen
+
+    def take(self) -> tuple[torch.Tensor, np.ndarray]:
+        """The columns one after the other, on the device, and which cells anything was recorded for; then empty."""
+        finished = torch.cat([rule.finish(self.parts[column]) for column, rule in self.rules.items()])
+        seen = self._seen.copy()
+        self.clear()
+        return finished, seen
+
+    def clear(self) -> None:
+        self._waiting.clear()
+        self._seen[:] = False
+        for column, rule in self.rules.items():
+            self.parts[column].fill_(0 if rule.additive else -torch.inf)
+
+    def _rows(self, rows: tuple[int, ...], device: torch.device) -> torch.Tensor:
+        if (index := self._index.get(rows)) is None:
+            index = self._index[rows] = torch.tensor(rows, device=device)
+        return index
+
+
+def allocate(boards: Iterable[Board], device: torch.device) -> None:
+    """One float64 buffer for all sums and one for all maxima, so that ranks can combine a row in two collectives."""
+    boards = list(boards)
+    for additive in (True, False):
+        columns = [(b, c, rule.width) for b in boards for c, rule in b.rules.items() if rule.additive is additive]
+        sizes = [len(board.table.rows) * width for board, _, width in columns]
+        buffer = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
+        for (board, column, width), piece in zip(columns, buffer.split(sizes), strict=True):
+            board.parts[column] = piece.view(-1, width)
+    for board in boards:
+        board.clear()
+
+
+def cells(values: np.ndarray, seen: np.ndarray) -> Cells:
+    """A board's columns as the sink's cells: NaN where nothing was recorded, absent where a whole row is empty."""
+    grid: Any = values.reshape(seen.shape[1], seen.shape[0]).T
+    return Cells(np.where(seen, grid, np.nan), np.logical_not(seen.any(axis=1)))

@@ -1,0 +1,46 @@
+"""What the forward pass holds: magnitudes at the norms, and how many activations are not zero."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .base import Mean, Numbers, Probe, Quantile, probe, wide
+from .sites import TAPS, Site, activations, norms
+
+
+@probe(
+    "ln_input",
+    on="forward",
+    at=norms,
+    unit="L2 norm per token",
+    total="mean",
+    columns={"value": Mean(), **{tap: Mean() for tap in TAPS}, "p99": Quantile("value", 0.99)},
+    default=True,
+)
+class LNInput(Probe):
+    """E_t ||x_t||_2 of what enters each norm (s x + alpha F in Post-LN) and its 99th percentile over tokens; apart from
+    each other the branch E ||F||, as added E ||alpha F||, and the shortcut E ||s x||. DeepNet, Figs. 4b and 4c."""
+
+    taps = TAPS
+
+    def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
+        return torch.linalg.vector_norm(y, dim=-1, dtype=wide(y))  # (B, T)
+
+
+@probe(
+    "activation_sparsity",
+    on="reference",
+    at=activations,
+    unit="share of entries",
+    total="mean",
+    columns={"nonzero_fraction": Mean()},
+    default=True,
+)
+class ActivationSparsity(Probe):
+    """nonzero_fraction: share of entries > 0 after the feed-forward activation, exact for ReLU; smaller is sparser.
+    BranchNorm, Fig. 9; Li et al. 2022."""
+
+    def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
+        return (y > 0).sum(dim=-1, dtype=torch.float64) / y.shape[-1]  # (B, T)

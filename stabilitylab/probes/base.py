@@ -1,0 +1,206 @@
+"""What a probe is: numbers per place (``measure``), and the rules that turn them into the columns of a table."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+import torch
+
+from ..registry import Registry
+from ..schema import Row, Table
+from .sites import Site, Sites
+
+if TYPE_CHECKING:
+    from .parameters import Parameters
+
+When = Literal["forward", "backward", "step", "update", "reference"]
+Numbers = torch.Tensor | Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the raw numbers of many places and calls become one column: ``width`` additive float64 numbers a row.
+
+    ``of`` names the raw number that the column reads (its own name by default). Raw numbers are per token, shape of
+    ``weight``, or 0-dim; ``add`` gets those of several rows stacked, (n, *tokens) or (n,), with ``weight`` (*tokens).
+    """
+
+    of: str = ""
+    width: ClassVar[int] = 1
+    additive: ClassVar[bool] = True
+
+    def add(self, into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, weight: torch.Tensor | None) -> None:
+        raise NotImplementedError
+
+    def finish(self, parts: torch.Tensor) -> torch.Tensor:  # (rows, width) -> (rows,)
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Mean(Rule):
+    """Mean over real tokens of all calls: sum and count. 0-dim numbers count once each."""
+
+    width: ClassVar[int] = 2
+
+    def add(self, into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, weight: torch.Tensor | None) -> None:
+        if weight is None:
+            total, count = values.double(), torch.ones((), dtype=torch.float64, device=values.device)
+        else:
+            tokens = tuple(range(1, values.dim()))
+            # where, not a product: what padding holds may be NaN, and NaN * 0 is NaN
+            total = torch.where(weight, values, 0).sum(tokens, dtype=torch.float64)
+            count = weight.sum(dtype=torch.float64)
+        into.index_add_(0, rows, torch.stack((total, count.expand_as(total)), dim=1))
+
+    def finish(self, parts: torch.Tensor) -> torch.Tensor:
+        return parts[:, 0] / parts[:, 1]
+
+
+@dataclass(frozen=True)
+class Norm(Rule):
+    """Root of the sum of squares over real tokens and all calls; in float64, 1e-38 and 1e38 keep their squares."""
+
+    def add(self, into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, weight: torch.Tensor | None) -> None:
+        squares = values.double().square()
+        if weight is not None:
+            squares = torch.where(weight, squares, 0).sum(tuple(range(1, values.dim())))
+        into.index_add_(0, rows, squares[:, None])
+
+    def finish(self, parts: torch.Tensor) -> torch.Tensor:
+        return parts[:, 0].sqrt()
+
+
+@dataclass(frozen=True)
+class Ratio(Rule):
+    """Root of one sum of squares over another, as in ||a|| / ||b||; for probes of parameters, which sum themselves."""
+
+    width: ClassVar[int] = 2
+
+    def finish(self, parts: torch.Tensor) -> torch.Tensor:
+        return (parts[:, 0] / parts[:, 1]).sqrt()
+
+
+@dataclass(frozen=True)
+class Max(Rule):
+    """Largest number over real tokens and all calls."""
+
+    additive: ClassVar[bool] = False
+
+    def add(self, into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, weight: torch.Tensor | None) -> None:
+        if weight is not None:
+            values = torch.where(weight, values, -torch.inf).amax(tuple(range(1, values.dim())))
+        into[:, 0].scatter_reduce_(0, rows, values.double(), "amax")
+
+    def finish(self, parts: torch.Tensor) -> torch.Tensor:
+        return parts[:, 0]
+
+
+@dataclass(frozen=True)
+class Quantile(Rule):
+    """Smallest number that a share ``q`` of the real tokens stay at or below, from a histogram: to within 2.2 %.
+
+    Bins 2^(1/16) wide from 2^-20 to 2^44, of which the middle is reported; below counts as 0, above as inf. One NaN
+    makes the quantile NaN.
+    """
+
+    q: float = 0.99
+    low: ClassVar[int] = -20
+    high: ClassVar[int] = 44
+    per_octave: ClassVar[int] = 16
+    width: ClassVar[int] = (high - low) * per_octave + 3  # below, the bins, above, NaN
+
+    def add(self, into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, weight: torch.Tensor | None) -> None:
+        above = self.width - 2
+        place = ((values.log2() - self.low) * self.per_octave + 1).clamp(0, above).nan_to_num(nan=above + 1).long()
+        counts = torch.ones_like(values, dtype=torch.float64) if weight is None else weight.double().expand_as(values)
+        flat = rows.view(-1, *[1] * (values.dim() - 1)) * self.width + place
+        into.view(-1).scatter_add_(0, flat.flatten(), counts.flatten())
+
+    def finish(self, parts: torch.Tensor) -> torch.Tensor:
+        reached = parts[:, :-1].cumsum(1)
+        place = (reached < self.q * reached[:, -1:]).sum(1)
+        middles = torch.exp2((place.double() - 0.5) / self.per_octave + self.low)
+        middles = torch.where(place == 0, 0.0, torch.where(place >= self.width - 2, torch.inf, middles))
+        return torch.where((parts[:, -1] == 0) & (reached[:, -1] > 0), middles, torch.nan)
+
+
+class Probe:
+    """A few numbers taken at places of a model: subclass it, decorate with :func:`probe`, write ``measure``.
+
+    ``measure`` gets the input ``x`` of the site's module and the value ``y`` at the site (its output, or input, as
+    ``site.take`` says); for ``on="backward"`` ``y`` is dE/d(that value) and ``x`` None. Device code only: no host read,
+    no branch on data. Probes of parameters (step, update) are :class:`ParameterProbe`.
+    """
+
+    name: ClassVar[str]
+    on: ClassVar[When]
+    at: ClassVar[Callable[[Sites], Sequence[Site]]]
+    unit: ClassVar[str]
+    total: ClassVar[str]
+    columns: ClassVar[Mapping[str, Rule]]
+    default: ClassVar[bool]
+    taps: ClassVar[tuple[str, ...]] = ()  # taps of a site that are measured as well, each a raw number of its own
+
+    def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
+        """Per-token numbers, shape of ``weight`` (bool, True on real tokens), or a 0-dim one; a dict for several."""
+        raise NotImplementedError
+
+    @classmethod
+    def table(cls, rows: Sequence[Row], columns: Sequence[str]) -> Table:
+        definition = " ".join((inspect.getdoc(cls) or "").split())
+        return Table(cls.name, tuple(columns), tuple(rows), cls.unit, definition, cls.total)
+
+
+class ParameterProbe(Probe):
+    """A probe of parameters: ``on="step"`` while gradients are there, ``on="update"`` around the optimizer's step."""
+
+    def fitting(self, parameters: Parameters) -> Sequence[str]:
+        """The columns that this model's parameters can fill."""
+        return tuple(self.columns)
+
+    def before(self, parameters: Parameters) -> None:
+        """Called at ``Watcher.step`` for ``on="update"``: keep what the measurement after the update needs."""
+
+    def collect(self, parameters: Parameters) -> tuple[Mapping[str, torch.Tensor], np.ndarray]:
+        """The additive numbers of each column, (rows, width) float64, and which cells exist, (rows, columns) bool."""
+        raise NotImplementedError
+
+    def metrics(self) -> Mapping[str, torch.Tensor]:
+        """0-dim numbers about the whole model that the last ``collect`` came by."""
+        return {}
+
+
+def wide(tensor: torch.Tensor) -> torch.dtype:
+    """The type in which magnitudes of ``tensor`` are taken: float32, or its own where that is wider."""
+    return torch.float64 if tensor.dtype is torch.float64 else torch.float32
+
+
+PROBES: Registry[type[Probe]] = Registry("probe")
+P = TypeVar("P", bound=Probe)
+
+
+def probe(
+    name: str,
+    *,
+    on: When,
+    at: Callable[[Sites], Sequence[Site]] | None = None,
+    unit: str = "",
+    total: str = "",
+    columns: Mapping[str, Rule] = MappingProxyType({"value": Mean()}),
+    default: bool = False,
+) -> Callable[[type[P]], type[P]]:
+    """Registers a probe class: when (``on``) and where (``at``; not for probes of parameters) it measures, and the
+    rules that make columns of its numbers. ``total`` as in :class:`Table`; ``default`` probes run unless left out."""
+
+    def decorate(cls: type[P]) -> type[P]:
+        cls.name, cls.on, cls.unit, cls.total, cls.columns, cls.default = name, on, unit, total, columns, default
+        cls.at = staticmethod(at or (lambda sites: ()))
+        PROBES.register(name)(cls)
+        return cls
+
+    return decorate

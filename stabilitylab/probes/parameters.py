@@ -1,0 +1,145 @@
+"""Parameters by row and group: one row per sub-layer where the model names its roles, else per child of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..errors import UsageError
+from ..schema import Row
+from .norms import Squares, Values, flattened
+from .sites import Places, canonical, is_norm, unwrapped
+
+GROUPS = ("vo_ffn", "qk", "bias", "ln")
+GROUP_OF: dict[str, str] = {"q": "qk", "k": "qk", "v": "vo_ffn", "out": "vo_ffn", "fc1": "vo_ffn", "fc2": "vo_ffn"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A parameter, or a slice of its rows, with the row and group that it counts in."""
+
+    index: int
+    part: slice | None
+    row: Row
+    group: str  # one of GROUPS or ""
+    branch: bool  # a weight or bias of a residual branch
+
+
+class Parameters:
+    """The model's parameters, once each, cut into pieces that belong to one row and one group."""
+
+    def __init__(self, model: nn.Module, place: Places, optimizer: torch.optim.Optimizer | None = None) -> None:
+        inner = unwrapped(model)
+        names = {name: index for index, (name, _) in enumerate(inner.named_parameters())}
+        self.tensors = [tensor for _, tensor in inner.named_parameters()]
+        self.device = self.tensors[0].device if self.tensors else torch.device("cpu")
+        self.optimizer = optimizer
+        roles = getattr(inner, "parameter_roles", None)
+        self.pieces = _merged(_by_role(roles, names) if callable(roles) else _by_structure(inner, place))
+        if left_out := set(names.values()) - {piece.index for piece in self.pieces}:
+            name = next(name for name, index in names.items() if index in left_out)
+            raise UsageError(f"parameter_roles() leaves out {name!r}: give every parameter a role.")
+        self.rows = tuple(dict.fromkeys(piece.row for piece in self.pieces))
+        self.groups = tuple(group for group in GROUPS if any(piece.group == group for piece in self.pieces))
+        self.kinds = tuple(dict.fromkeys(map(_kind, self.pieces)))
+        spot = {row: number for number, row in enumerate(self.rows)}
+        self._row = np.array([spot[piece.row] for piece in self.pieces], dtype=np.int64)
+        self._member = {g: np.array([g == p.group for p in self.pieces], dtype=bool) for g in self.groups}
+        self._rows = {g: self._index(np.where(m, self._row, len(self.rows))) for g, m in self._member.items()}
+        self._rows[""] = self._index(self._row)
+        self._kind = self._index([self.kinds.index(_kind(piece)) for piece in self.pieces])
+        cuts = [(piece.index, piece.part) for piece in self.pieces]
+        self.squares = Squares(cuts, self.tensors, self.device)  # of one tensor or None for each parameter
+        sizes = [tensor[part].numel() if part else tensor.numel() for i, part in cuts for tensor in (self.tensors[i],)]
+        self.entries = self.by_row(torch.tensor(sizes, dtype=torch.float64, device=self.device))  # (rows, 1)
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        return [tensor.grad for tensor in self.tensors]
+
+    def total_norm(self) -> torch.Tensor | None:
+        """L2 norm of all gradients together; None where there is none."""
+        gradients = self.gradients()
+        return self.squares(gradients).sum().sqrt() if any(g is not None for g in gradients) else None
+
+    def by_row(self, squares: torch.Tensor, group: str = "") -> torch.Tensor:
+        """The squares of all pieces, or of one group's, summed by row: (rows, 1)."""
+        return squares.new_zeros(len(self.rows) + 1).index_add_(0, self._rows[group], squares)[:-1, None]
+
+    def by_kind(self, squares: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Norms over all that is not branch weights, and over each stack's branch weights; empty without roles."""
+        sums = squares.new_zeros(len(self.kinds)).index_add_(0, self._kind, squares)
+        return dict(zip(self.kinds, sums.sqrt().unbind(), strict=True)) if len(self.kinds) > 1 else {}
+
+    def seen(self, values: Values, groups: Sequence[str]) -> np.ndarray:
+        """(rows, groups): which rows have a present value in each group ("" takes all)."""
+        present = self._has(values)
+        grid = np.zeros((len(self.rows), len(groups)), dtype=bool)
+        for column, group in enumerate(groups):
+            grid[self._row[present & self._member.get(group, True)], column] = True
+        return grid
+
+    def share_under_eps(self) -> torch.Tensor | None:
+        """Share of gradient entries, zeros included, below the eps of their optimizer group; None without an eps."""
+        groups = self.optimizer.param_groups if self.optimizer else []
+        below: list[torch.Tensor] = []
+        entries = 0
+        for group in groups:
+            if "eps" not in group:
+                return None
+            for flat in flattened([tensor.grad for tensor in group["params"] if tensor.grad is not None]):
+                below.append(flat.abs().lt_(group["eps"]).sum(dtype=torch.float32))  # in floats: exact, and faster
+                entries += flat.numel()
+        return torch.stack(below).double().sum() / entries if entries else None
+
+    def _has(self, values: Values) -> np.ndarray:
+        return np.array([values[piece.index] is not None for piece in self.pieces], dtype=bool)
+
+    def _index(self, numbers: Sequence[int] | np.ndarray) -> torch.Tensor:
+        return torch.as_tensor(np.asarray(numbers, dtype=np.int64)).to(self.device)
+
+
+def _kind(piece: Piece) -> str:
+    return f"branch_{piece.row.stack}" if piece.branch else "nonbranch"
+
+
+def _by_role(roles: Callable[[], Any], names: dict[str, int]) -> Iterator[Piece]:
+    for role, (name, part) in roles().items():
+        parts = role.split(".")
+        if len(parts) > 3 and parts[1].isdigit():
+            row, leaf = Row(".".join(parts[:3]), parts[0], int(parts[1]), parts[2]), parts[3:]
+        else:
+            site = role.removesuffix(".weight").removesuffix(".bias")
+            row, leaf = Row(site, parts[0] if "." in role else "", 0, site.rpartition(".")[2]), parts[1:]
+        matrix = leaf[0] if leaf and leaf[0] in GROUP_OF else ""
+        group = "ln" if leaf[:1] == ["norm"] else "bias" if matrix and leaf[-1] == "bias" else GROUP_OF.get(matrix, "")
+        yield Piece(names[name], part, row, group, bool(matrix))
+
+
+def _by_structure(model: nn.Module, place: Places) -> Iterator[Piece]:
+    modules = dict(model.named_modules())
+    for index, (name, _) in enumerate(model.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        row = place.row(canonical(name))
+        if not row.layer:  # outside the layers: one row a module
+            row = place.row(canonical(owner) or leaf)
+        group = "ln" if is_norm(modules[owner]) else "bias" if leaf.endswith("bias") else ""
+        yield Piece(index, None, row, group, False)
+
+
+def _merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """Neighbouring slices of a parameter that count in the same places become one piece."""
+    merged: list[Piece] = []
+    for piece in sorted(pieces, key=lambda piece: (piece.index, (piece.part.start or 0) if piece.part else 0)):
+        last = merged[-1] if merged else None
+        if last and last.part and piece.part and last.part.stop == piece.part.start:
+            joined = replace(last, part=slice(last.part.start, piece.part.stop))
+            if joined == replace(piece, part=joined.part):
+                merged[-1] = joined
+                continue
+        merged.append(piece)
+    return tuple(merged)

@@ -1,0 +1,246 @@
+"""The two passes that are recorded: training, by hooks on the caller's own, and reference, run by the watcher."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from .accumulate import Board, Masks
+from .base import wide
+from .representations import Output
+from .sites import tensor_of
+
+HELD = 1 << 24  # per-token numbers that may wait on the device before they are added up
+
+
+class Pass:
+    """Hooks on the sites of boards. A pass lasts from one call of the model to the next; each asks for masks anew.
+
+    Where parts of the model are called instead of the model, a pass ends when a site comes round again.
+    """
+
+    def __init__(self, model: nn.Module, boards: Sequence[Board], masks: Masks) -> None:
+        self.model, self.boards, self.masks = model, boards, masks
+        self.seconds = 0.0
+        self._handles: list[Any] = []
+        self._inside = False
+        self._number = 0  # of the pass
+        self._calls: dict[int, int] = {}  # site -> the pass of its last call
+        self._held = 0
+
+    @property
+    def attached(self) -> bool:
+        return bool(self._handles)
+
+    def attach(self) -> None:
+        if not self.boards:
+            return
+        self._handles.append(self.model.register_forward_pre_hook(self._enter))
+        self._handles.append(self.model.register_forward_hook(self._leave))
+        for board in self.boards:
+            for row, site in enumerate(board.sites):
+                raws = {board.main: site.module} | {tap: site.taps[tap] for tap in board.probe.taps if tap in site.taps}
+                for module in dict.fromkeys(raws.values()):
+                    fed = tuple(raw for raw, feeder in raws.items() if feeder is module)
+                    hook = self._hook(board, row, fed, key=len(self._handles))
+                    self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def end(self) -> None:
+        """Adds up what the pass left waiting."""
+        for board in self.boards:
+            board.reduce(self.masks)
+        self.masks.renew()
+        self._number += 1
+        self._held = 0
+
+    def records(self, key: int) -> bool:
+        """Whether this call of a site counts."""
+        if not self._inside and self._calls.get(key) == self._number:
+            self.end()
+        self._calls[key] = self._number
+        return True
+
+    def keep(self, board: Board, row: int, fed: tuple[str, ...], x: Any, y: torch.Tensor) -> None:
+        """Measures at a site and keeps the numbers, still per token, until the pass ends."""
+        site = board.sites[row]
+        weight = self.masks(site.stack, y.shape[:-1], y.device)
+        self.store(board, row, fed, board.probe.measure(site, x, y, weight))
+
+    def store(self, board: Board, row: int, fed: tuple[str, ...], numbers: Any) -> None:
+        for raw in numbers if isinstance(numbers, dict) else fed:
+            number = numbers[raw] if isinstance(numbers, dict) else numbers
+            board.hold(raw, row, number)
+            self._held += number.numel()
+        if self._held > HELD:
+            for each in self.boards:
+                each.reduce(self.masks)
+            self._held = 0
+
+    def _hook(self, board: Board, row: int, fed: tuple[str, ...], key: int) -> Callable[..., None]:
+        takes_input = board.sites[row].take == "input"
+
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if not self.records(key):
+                return
+            began = time.perf_counter()
+            if (x := tensor_of(args)) is None:
+                x = tensor_of(kwargs)
+            y = x if takes_input else tensor_of(output)
+            if y is not None:
+                self.keep(board, row, fed, x, y)
+            self.seconds += time.perf_counter() - began
+
+        return hook
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        self.end()
+        self._inside = True
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._inside = False
+
+
+class TrainingPass(Pass):
+    """Records forwards of the model in training mode with gradients on, and the gradients of their activations.
+
+    A forward that runs inside a backward is a recomputation (activation checkpointing): it counts only for sites that
+    had no ordinary forward since ``start_row`` - those that reentrant checkpointing first runs without gradients.
+    """
+
+    def __init__(
+        self, model: nn.Module, boards: Sequence[Board], masks: Masks, scaler: torch.amp.GradScaler | None = None
+    ) -> None:
+        super().__init__(model, boards, masks)
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.start_row()
+
+    def start_row(self) -> None:
+        self._calls.clear()
+        self._scale: torch.Tensor | None = None
+
+    def records(self, key: int) -> bool:
+        if not (torch.is_grad_enabled() and self.model.training):
+            return False
+        return key not in self._calls if _in_backward() else super().records(key)
+
+    def keep(self, board: Board, row: int, fed: tuple[str, ...], x: Any, y: torch.Tensor) -> None:
+        if board.probe.on == "forward":
+            with gradients_off():
+                super().keep(board, row, fed, x, y)
+        elif y.requires_grad:
+            site = board.sites[row]
+            weight = self.masks(site.stack, y.shape[:-1], y.device)
+
+            def on_gradient(gradient: torch.Tensor) -> None:
+                began = time.perf_counter()
+                with gradients_off():  # they are on under create_graph
+                    if self._scaler is not None:
+                        gradient = gradient.to(wide(gradient)) / self._loss_scale(self._scaler, gradient.device)
+                    self.store(board, row, fed, board.probe.measure(site, None, gradient, weight))
+                self.seconds += time.perf_counter() - began
+
+            y.register_hook(on_gradient)  # not register_full_backward_hook, which changes the gradients themselves
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if torch.is_grad_enabled() and module.training and not _in_backward():
+            super()._enter(module, args)
+
+    def _loss_scale(self, scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:
+        if self._scale is None:
+            self._scale = scaler.scale(torch.ones((), device=device))  # get_scale() would read the device
+        return self._scale
+
+
+class ReferencePass(Pass):
+    """Runs the caller's ``reference`` in eval mode without gradients; leaves flags and random state as they were."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        boards: Sequence[Board],
+        masks: Masks,
+        reference: Callable[[], Any],
+        stacks: Board | None,
+    ) -> None:
+        super().__init__(model, boards, masks)
+        self._reference = reference
+        self._stacks = stacks
+        self._outputs: list[Output] = []
+
+    def run(self, record: bool = True) -> tuple[list[Output], dict[str, Any]]:
+        """The stacks' outputs, and the metrics that ``reference`` returned; ``record`` fills the boards as well."""
+        boards = self.boards
+        self.boards = [*(boards if record else ()), *([self._stacks] if self._stacks else ())]
+        self._outputs = []
+        self.attach()
+        try:
+            with evaluation(self.model):
+                returned = self._reference()
+            self.end()
+        finally:
+            self.detach()
+            self.boards = boards
+        return self._outputs, _scalars(returned) if type(returned) is dict else {}
+
+    def store(self, board: Board, row: int, fed: tuple[str, ...], numbers: Any) -> None:
+        if board is self._stacks:
+            weight = self.masks(board.table.rows[row].stack, numbers.shape[:-1], numbers.device)
+            self._outputs.append(Output(row, numbers, weight))
+        else:
+            super().store(board, row, fed, numbers)
+
+
+@contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients; each module's own training flag and the random states are restored."""
+    training = [module for module in model.modules() if module.training]
+    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=sorted(devices)), torch.no_grad():
+        try:
+            for module in training:
+                module.training = False
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+@contextmanager
+def parameters_set(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Iterator[None]:
+    """``values`` in place of the parameters, which come back bit for bit. ``.data``: a kept graph must not notice."""
+    data = [tensor.data for tensor in tensors]
+    own = [tensor.clone() for tensor in data]
+    torch._foreach_copy_(data, list(values))  # pyright: ignore
+    try:
+        yield
+    finally:
+        torch._foreach_copy_(data, own)  # pyright: ignore
+
+
+class gradients_off:
+    """``torch.no_grad()`` at a sixth of its price, which counts in a hook."""
+
+    def __enter__(self) -> None:
+        self._on = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+
+    def __exit__(self, *_: object) -> None:
+        torch._C._set_grad_enabled(self._on)
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def _scalars(returned: dict[str, Any]) -> dict[str, Any]:
+    return {n: v for n, v in returned.items() if not isinstance(v, torch.Tensor) or v.numel() == 1}

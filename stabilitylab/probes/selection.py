@@ -1,0 +1,84 @@
+"""From names to boards: which probes run on this model, at which sites, and which were dropped and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..errors import UsageError
+from .accumulate import Board
+from .base import PROBES, ParameterProbe, Probe
+from .parameters import Parameters
+from .sites import Site, Sites
+
+Names = str | Sequence[str]
+
+
+def chosen(names: Names) -> dict[str, bool]:
+    """Probe names in order, each with whether the caller named it; "default", "all", "none" and "-name" are groups."""
+    listed = names.split(",") if isinstance(names, str) else list(names)
+    listed = [name.strip() for name in listed if name.strip()]
+    if all(name.startswith("-") for name in listed):
+        listed = ["default", *listed]
+    picked: dict[str, bool] = {}
+    for name in listed:
+        if name in ("default", "all"):
+            picked |= {known: picked.get(known, False) for known, p in PROBES.items() if p.default or name == "all"}
+        elif name.startswith("-"):
+            picked.pop(PROBES.resolve(name[1:]), None)
+        elif name != "none":
+            picked[PROBES.resolve(name)] = True
+    return picked
+
+
+def boards_for(
+    names: Names, sites: Sites, parameters: Parameters, only: str | Mapping[str, str] | None, *, lacks: Iterable[str]
+) -> tuple[list[Board], list[tuple[str, str]]]:
+    """A board for each probe that finds its sites, and (probe, reason) for default ones that do not.
+
+    ``only``: a regular expression that site names must match, for all probes or by probe. ``lacks``: of "optimizer",
+    "reference", those that the watcher was not given.
+    """
+    boards: list[Board] = []
+    dropped: list[tuple[str, str]] = []
+    for name, named in chosen(names).items():
+        probe = PROBES[name]()
+        pattern = only.get(name) if isinstance(only, Mapping) else only
+        found = [site for site in type(probe).at(sites) if pattern is None or re.search(pattern, site.name)]
+        reason = _missing(probe, found, parameters, sites, pattern, lacks)
+        if not reason:
+            boards.append(_board(probe, found, parameters))
+        elif named:
+            raise UsageError(f"probe {name!r} {reason}.")
+        else:
+            dropped.append((name, reason))
+    return boards, dropped
+
+
+def _missing(
+    probe: Probe, found: Sequence[Site], parameters: Parameters, sites: Sites, pattern: str | None, lacks: Iterable[str]
+) -> str:
+    need = {"update": "optimizer", "reference": "reference"}.get(probe.on, "")
+    if need in lacks:
+        what = {"optimizer": "the optimizer", "reference": "a function that runs the model on a fixed batch"}[need]
+        return f"needs {need}=, {what}"
+    if isinstance(probe, ParameterProbe):
+        return "" if parameters.rows else "finds no parameters in this model"
+    if found:
+        return ""
+    kind = type(probe).at.__name__
+    noun = {"stream": "layers", "outputs": "stacks of layers", "activations": "feed-forward activations"}.get(
+        kind, kind
+    )
+    among = f" whose name matches {pattern!r}" if pattern else ""
+    near = ", ".join(sites.nearest(kind)) or "no modules at all"
+    return f"finds no {noun} in this model{among}; nearest are {near}"
+
+
+def _board(probe: Probe, found: Sequence[Site], parameters: Parameters) -> Board:
+    if isinstance(probe, ParameterProbe):
+        return Board(probe, parameters.rows, probe.fitting(parameters))
+    tapped = {tap for site in found for tap in site.taps}
+    reads = {column: rule.of or column for column, rule in probe.columns.items()}
+    columns = [column for column, raw in reads.items() if raw not in probe.taps or raw in tapped]
+    return Board(probe, [site.row for site in found], columns, found)

@@ -1,0 +1,276 @@
+"""The watcher: hooks -> accumulators -> one host read per row -> sink, around anybody's training loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UsageError
+from ..schema import Cells, Sink, Table
+from .accumulate import Board, Mask, Masks, allocate
+from .base import ParameterProbe, When
+from .parameters import Parameters
+from .passes import TrainingPass
+from .records import Metrics, Record, RowMetrics
+from .reference import ReferenceRows, Schedule
+from .schedule import Cadence, checked, is_due
+from .selection import Names, boards_for
+from .sites import find_sites
+
+
+@dataclass
+class Cost:
+    """Wall seconds that watching took so far: in hooks, in ``step``, and in reference passes (apart)."""
+
+    hooks: float = 0.0
+    step: float = 0.0
+    reference: float = 0.0
+
+
+class Watcher:
+    """Records probes of ``model`` into ``sink``, one row per optimizer update; use it as a context manager.
+
+    Each update: forward, backward, (``scaler.unscale_``), ``watcher.step(loss=loss)``, (clipping), optimizer's step.
+    Row t describes theta_t; numbers about theta_t -> theta_{t+1} stand in row t too, so a row reaches the sink at the
+    next ``step``, ``flush`` or ``finish``. Leaving the ``with`` block finishes (after an error: flushes) and closes.
+
+    - ``probes``: "default", "all", "none", names, "-name" to leave one out. ``every``, ``update_every``: rows of the
+      training pass and of the reference pass, a number or "log" (see :func:`~.schedule.is_due`).
+    - ``mask``: True on real tokens: a tensor, a dict by stack name, or a function that returns one, asked once per
+      forward pass (so once per micro-batch); a stack without a mask counts all tokens.
+    - ``reference``: runs the model on a fixed batch; numbers in a dict that it returns become metrics of the row.
+    - ``schedule``: lets ``model_update`` separate what alpha did from what the parameters did.
+    - ``output_site``: the module whose output is F; ``sites``: regular expression that site names match, or by probe.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sink: Sink,
+        *,
+        probes: Names = "default",
+        every: Cadence = "log",
+        update_every: Cadence = "log",
+        optimizer: torch.optim.Optimizer | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        mask: Mask | Callable[[], Mask | None] | None = None,
+        schedule: Schedule | None = None,
+        reference: Callable[[], Any] | None = None,
+        output_site: str | None = None,
+        sites: str | Mapping[str, str] | None = None,
+        total_every_step: bool = True,
+    ) -> None:
+        self.every: Cadence = checked(every, "every")
+        self.update_every: Cadence = checked(update_every, "update_every")
+        self.t = 0
+        self.last: tuple[int, dict[str, float | None], dict[str, Cells]] | None = None  # the row that the sink got last
+        self.sites = find_sites(model, output_site)
+        self.sink = sink
+        self._optimizer, self._scaler = optimizer, scaler
+        self._total_every_step = total_every_step
+        self._parameters = Parameters(model, self.sites.place, optimizer)
+        lacks = [name for name, given in (("optimizer", optimizer), ("reference", reference)) if given is None]
+        self._boards, self.dropped = boards_for(probes, self.sites, self._parameters, sites, lacks=lacks)
+        allocate(self._boards, self._parameters.device)
+
+        stacks = [stack.name for stack in self.sites.stacks]
+        self._training = TrainingPass(model, self._on("forward", "backward"), Masks(mask, stacks), scaler)
+        self._reference = reference and ReferenceRows(
+            model, self._on("reference"), Masks(mask, stacks), reference, self.update_every, schedule, self._parameters
+        )
+        self._record: Record | None = None  # the row that waits for the optimizer's step, or for its copy to arrive
+        self._owed = False  # whether its numbers about the update are still to come
+        self._step_seconds = 0.0
+        self._state = "open"
+        self._hook = optimizer.register_step_post_hook(lambda *_: self._updated()) if optimizer else None
+        sink.open([board.table for board in self._boards])
+        self._arm()
+
+    def due(self, row: int) -> bool:
+        """Whether the training pass of this row is probed."""
+        return is_due(row, self.every)
+
+    def due_reference(self, row: int) -> bool:
+        """Whether the reference pass is recorded at this row."""
+        return self._reference is not None and self._reference.due(row)
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """What is recorded: the definitions of the tables, by name."""
+        return {board.table.name: board.table for board in self._boards}
+
+    @property
+    def cost(self) -> Cost:
+        return Cost(self._training.seconds, self._step_seconds, self._reference.seconds if self._reference else 0.0)
+
+    def step(self, loss: torch.Tensor | float | None = None, **metrics: torch.Tensor | float | None) -> Metrics:
+        """Ends row t: call it after backward (and unscale), before clipping and the optimizer's step.
+
+        Returns the row's metrics as a mapping that reads them from the device when it is first looked into. Looking
+        after the optimizer's step keeps the one copy a row; not looking at all keeps the host from waiting for it.
+        """
+        self._check_open()
+        self._check_unscaled()
+        began, reference = time.perf_counter(), self.cost.reference
+        self._send()
+        self._owed = False
+        record = Record(self.t, self._parameters.device)
+        for name, value in (() if loss is None else (("loss", loss),)) + tuple(metrics.items()):
+            record.metric(name, value)
+        with torch.no_grad():
+            self._probe(record)
+            if self._reference is not None:
+                self._reference.fill(record)
+        self._record = record
+        if not self._owed:
+            record.ship()
+        self.t += 1
+        self._arm()
+        self._step_seconds += time.perf_counter() - began - (self.cost.reference - reference)
+        return RowMetrics(record)
+
+    def note(self, **metrics: torch.Tensor | float | None) -> None:
+        """Adds metrics to the row that ``step`` ended last, such as what the rest of the update took."""
+        if self._record is None:
+            raise UsageError("there is no pending row to add to: call note() after step(), before the next.")
+        for name, value in metrics.items():
+            self._record.metric(name, value)
+
+    def flush(self) -> None:
+        """Sends the pending row now: for interruptions, between the optimizer's step and the next forward."""
+        self._settle()
+        self._send()
+
+    def finish(self) -> Metrics:
+        """Sends the pending row, then row N, "after training": the reference pass alone. Returns row N's metrics."""
+        self._check_open()
+        self._send()
+        self._state = "finished"
+        if self._reference is not None:
+            self._record = Record(self.t, self._parameters.device)
+            with torch.no_grad():
+                self._reference.fill(self._record, last=True)
+            self._send()
+        return self.last[1] if self._reference is not None and self.last else {}
+
+    def close(self) -> None:
+        """Removes every hook and closes the sink; closing twice is fine."""
+        if self._state != "closed":
+            self._state = "closed"
+            self._training.detach()
+            if self._hook is not None:
+                self._hook.remove()
+            self.sink.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to write the rows that an uninterrupted one would have written.
+
+        Take it between the optimizer's step and the next forward. The pending row is in it, unless it was flushed.
+        """
+        self._settle()
+        return {
+            "t": self.t,
+            "pending": self._record and self._record.state_dict(),
+            "reference": self._reference and self._reference.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.t = state["t"]
+        self._record = Record.from_state(state["pending"]) if state["pending"] else None
+        self._owed = False
+        if self._reference is not None and state["reference"] is not None:
+            self._reference.load_state_dict(state["reference"])
+        self._arm()
+
+    def __enter__(self) -> Watcher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is not None:
+                self.flush()
+            elif self._state == "open":
+                self.finish()
+        finally:
+            self.close()
+
+    def _on(self, *when: When) -> list[Board]:
+        return [board for board in self._boards if board.probe.on in when]
+
+    def _arm(self) -> None:
+        """Hooks for the coming row: there while it is probed, gone (and free of cost) while it is not."""
+        self._training.start_row()
+        if not self.due(self.t):
+            self._training.detach()
+        elif not self._training.attached:
+            self._training.attach()
+
+    def _probe(self, record: Record) -> None:
+        if self.due(self.t):
+            self._training.end()
+            self._collect(record, "step")
+            for board in self._on("forward", "backward"):
+                record.table(board.table.name, *board.take())
+            for board in self._on("update"):
+                assert isinstance(board.probe, ParameterProbe)
+                board.probe.before(self._parameters)
+                self._owed = True
+        total = "grad_norm_total"
+        if self._total_every_step and total not in record:
+            record.metric(total, self._parameters.total_norm())
+
+    def _collect(self, record: Record, when: When) -> None:
+        for board in self._on(when):
+            assert isinstance(board.probe, ParameterProbe)
+            board.collect(*board.probe.collect(self._parameters))
+            record.table(board.table.name, *board.take())
+            for name, value in board.probe.metrics().items():
+                record.metric(name, value)
+
+    def _updated(self) -> None:
+        began = time.perf_counter()
+        self._after_update()
+        self._step_seconds += time.perf_counter() - began
+
+    def _after_update(self) -> None:
+        if self._owed and self._record is not None:
+            self._owed = False
+            with torch.no_grad():
+                self._collect(self._record, "update")
+            self._record.ship()
+
+    def _settle(self) -> None:
+        """The pending row as far as it is known: a scaler skipped the update, or the interruption came before it."""
+        if self._scaler is not None:
+            self._after_update()
+        elif self._owed and self._record is not None:
+            self._owed = False
+            self._record.ship()
+
+    def _send(self) -> None:
+        """The pending row to the sink. An update that never came left the parameters as they were: numbers of 0."""
+        self._after_update()
+        if self._record is not None:
+            metrics, tables = self._record.read()
+            self.last = (self._record.step, metrics, tables)
+            self._record = None
+            self.sink.append(*self.last)
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            raise UsageError(f"this watcher is {self._state}: make a new one to record more.")
+
+    def _check_unscaled(self) -> None:
+        if self._scaler is None or self._optimizer is None or not self._scaler.is_enabled():
+            return
+        stage = self._scaler._per_optimizer_states[id(self._optimizer)]["stage"]
+        if stage is torch.amp.grad_scaler.OptState.READY:
+            raise UsageError("gradients are still scaled: call scaler.unscale_(optimizer) before watcher.step().")

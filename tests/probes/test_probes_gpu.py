@@ -1,0 +1,55 @@
+"""On a GPU: no synchronisation in forward, backward or step, the same bits, and the tables of the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from probe_toys import ListSink, Toy, batch
+
+from stabilitylab.probes import Watcher
+
+pytestmark = pytest.mark.gpu
+
+
+def run(device: str, watched: bool, strict: bool = False) -> tuple[ListSink, list[torch.Tensor]]:
+    model, sink = Toy(dropout=0.0).to(device), ListSink()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fixed = {key: value.to(device) for key, value in batch(99).items()}
+    options: dict[str, Any] = {"optimizer": optimizer, "reference": lambda: {"mean": model(**fixed).mean()}}
+    watcher = Watcher(model, sink, probes="all", every=1, update_every=1, **options) if watched else None
+    for t in range(6):
+        inputs = {key: value.to(device) for key, value in batch(t).items()}
+        torch.cuda.set_sync_debug_mode("error" if strict and t >= 2 else "default")  # row 0 builds index tensors
+        try:
+            logits = model(**inputs).transpose(1, 2)
+            losses = F.cross_entropy(logits, inputs["target"], reduction="none") * inputs["target_mask"]
+            loss = losses.sum()
+            loss.backward()
+            if watcher is not None:
+                watcher.step(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    if watcher is not None:
+        watcher.finish()
+        watcher.close()
+    return sink, [parameter.detach().cpu() for parameter in model.parameters()]
+
+
+def test_nothing_waits_for_the_device() -> None:
+    run("cuda", watched=True, strict=True)
+
+
+def test_the_same_bits_and_the_tables_of_the_cpu() -> None:
+    sink, watched = run("cuda", watched=True)
+    _, bare = run("cuda", watched=False)
+    assert all(torch.equal(a, b) for a, b in zip(watched, bare, strict=True))
+    on_cpu, _ = run("cpu", watched=True)
+    for name, table in on_cpu.tables.items():
+        for column in set(table.columns) - {"p99"}:
+            expected = on_cpu.column(1, name, column)
+            assert sink.column(1, name, column) == pytest.approx(expected, rel=1e-3, abs=1e-5, nan_ok=True)

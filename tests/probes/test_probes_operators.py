@@ -1,0 +1,78 @@
+"""What watching costs, counted in operator calls, which no noise moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from probe_toys import ListSink, Toy, batch, loss_of, masks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stabilitylab.probes import Watcher
+
+
+class Calls(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def calls(layers: int, probes: str) -> tuple[int, int, int]:
+    """Operator calls of forward and backward, of ``step`` and the update, and how many numbers a hook recorded."""
+    model, sink, inputs = Toy(layers), ListSink(), batch()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watcher = Watcher(
+        model, sink, probes=probes, every=1, optimizer=optimizer, mask=masks(inputs), total_every_step=False
+    )
+    for _ in range(2):  # the first row builds what later ones reuse
+        with Calls() as passes:
+            loss_of(model, inputs).backward()
+        with Calls() as rest:
+            watcher.step()
+            optimizer.step()
+        optimizer.zero_grad()
+    watcher.close()
+    tapped = ("ln_input", "activation_grad_norm")
+    return passes.count, rest.count, sum(len(t.rows) for t in sink.tables.values() if t.name in tapped)
+
+
+@pytest.mark.parametrize("probes", ["ln_input", "activation_grad_norm", "ln_input,activation_grad_norm"])
+def test_at_most_two_operators_a_recorded_activation_number_plus_a_constant(probes: str) -> None:
+    constant = 6  # the masks
+    for layers in (1, 4, 8):
+        plain, _, _ = calls(layers, "none")
+        watched, _, numbers = calls(layers, probes)
+        assert numbers >= 2 * layers
+        assert watched - plain <= 2 * numbers + constant
+
+
+@pytest.mark.parametrize("probes", ["ln_input", "activation_grad_norm", "grad_norm"])
+def test_a_rows_reductions_do_not_grow_with_depth(probes: str) -> None:
+    def of_step(layers: int) -> int:
+        return calls(layers, probes)[1] - calls(layers, "none")[1]
+
+    # per operator that takes a list (stack, foreach) the dispatcher still sees one call
+    assert of_step(8) <= of_step(2) <= 150
+
+
+def test_a_row_that_is_not_probed_costs_no_operator() -> None:
+    model, inputs = Toy(), batch()
+    watcher = Watcher(model, ListSink(), every=1000, total_every_step=False)
+    counts = []
+    for _ in range(4):
+        with Calls() as passes:
+            loss_of(model, inputs).backward()
+        with Calls() as rest:
+            watcher.step()
+        counts.append((passes.count, rest.count))
+    watcher.close()
+    with Calls() as bare:
+        loss_of(model, inputs).backward()
+    assert counts[1] == (bare.count, 1)  # row 0 is read
+    assert counts[2:] == [(bare.count, 0)] * 2
+    assert counts[0] > counts[1]
