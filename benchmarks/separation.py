@@ -50,8 +50,8 @@ def row(run: Run) -> dict[str, object]:
         "seed": int(seed[1:]),
         "state": verdict["state"],
         "since": verdict["step"],
-        "nll_gap": round(verdict["nll_gap"], 3),
-        "accuracy_gap": round(verdict["accuracy_gap"], 3),
+        "nll_gap": round(float(verdict["nll_gap"]), 3),
+        "accuracy_gap": round(float(verdict["accuracy_gap"]), 3),
         "minutes": round(seconds / 60, 2),
         "grad_norm_last": float(f"{metrics['grad_norm_total'].dropna().iloc[-1]:.3g}"),
     }

@@ -196,13 +196,14 @@ def runs(
     if as_json:
         print(json.dumps({"runs": rows}, indent=2))
         return
-    table = Table(box=None, padding=(0, 1), header_style="bold")
-    for column in rows[0] if rows else ("run",):
-        table.add_column(column, overflow="fold", no_wrap=column != "reason")
+    columns = ("run", "state", "verdict", "arch", "layers", "data", "seed", "step", "nll - unigram")
+    table = Table(*columns, box=None, padding=(0, 1), header_style="bold")
     for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    console = Console()
-    console.print(table, highlight=False, markup=False, width=None if console.is_terminal else 200)
+        table.add_row(*(str(row[column]) for column in columns))
+    Console(width=None if sys.stdout.isatty() else 200).print(table, highlight=False, markup=False)
+    for row in rows:
+        if row["state"] in ("failed", "interrupted", "unreadable"):
+            print(f"{row['run']}: {row['reason']}", file=sys.stderr)
 
 
 def _every(text: str | None) -> int | str | None:

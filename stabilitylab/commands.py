@@ -15,9 +15,10 @@ from rich.table import Table
 from .config import PRESETS, Config, ModelConfig
 from .errors import DivergedError, InputError
 from .labels import label
-from .terminal import Display, number, summary
+from .terminal import Display, summary
 
 if TYPE_CHECKING:
+    from .store import Run
     from .train import Result
 
 
@@ -99,31 +100,39 @@ def run_table(folder: Path) -> list[dict[str, Any]]:
 
     if not folder.is_dir():
         raise InputError(f"no folder {folder}: make runs with 'stabilitylab probe', or name their folder.")
-    rows, broken = [], []
+    broken: list[tuple[Path, str]] = []
+    rows = []
     for run in load_runs(folder, broken):
-        status, sections = run.status, run.config
-        model, train = sections.get("model", {}), sections.get("train", {})
-        verdict = status.facts.get("verdict") or {}
-        gap = verdict.get("nll_gap")
-        rows.append(
-            {
-                "run": run.name,
-                "state": status.state,
-                "verdict": verdict.get("state", "-"),
-                "arch": run.manifest.get("label", "-"),
-                "layers": f"{model['encoder_layers']}+{model['decoder_layers']}" if model else "-",
-                "width": model.get("d_model", "-"),
-                "data": sections.get("data", {}).get("source", "-").split(":")[0],
-                "seed": train.get("seed", "-"),
-                "step": f"{status.step}/{train['steps']}" if train else str(status.step),
-                "nll - unigram": "-" if gap is None else f"{gap:+.3f}",
-                "reason": status.reason,
-            }
-        )
+        try:
+            rows.append(_described(run))
+        except InputError as error:
+            broken.append((run.path, str(error)))
     for path, sentence in broken:
-        unknown = dict.fromkeys(("verdict", "arch", "layers", "width", "data", "seed", "step", "nll - unigram"), "-")
-        rows.append({"run": Path(path).name, "state": "unreadable", **unknown, "reason": sentence})
+        rows.append({**dict.fromkeys(DESCRIBED, "-"), "run": path.name, "state": "unreadable", "reason": sentence})
     return rows
+
+
+DESCRIBED = ("run", "state", "verdict", "arch", "layers", "width", "data", "seed", "step", "nll - unigram", "reason")
+
+
+def _described(run: Run) -> dict[str, Any]:
+    status, sections = run.status, run.config
+    model, train = sections.get("model", {}), sections.get("train", {})
+    verdict = status.facts.get("verdict") or {}
+    values = (
+        run.name,
+        status.state,
+        verdict.get("state", "-"),
+        run.manifest.get("label", "-"),
+        f"{model['encoder_layers']}+{model['decoder_layers']}" if model else "-",
+        model.get("d_model", "-"),
+        sections.get("data", {}).get("source", "-").split(":")[0],
+        train.get("seed", "-"),
+        f"{status.step}/{train['steps']}" if train else str(status.step),
+        f"{float(verdict['nll_gap']):+.3f}" if verdict else "-",
+        status.reason,
+    )
+    return dict(zip(DESCRIBED, values, strict=True))
 
 
 def _watched(go: Callable[[Display], Result], fail: bool, as_json: bool, quiet: bool) -> int:
@@ -134,6 +143,7 @@ def _watched(go: Callable[[Display], Result], fail: bool, as_json: bool, quiet: 
 
 def _finish(result: Result, fail: bool, as_json: bool, quiet: bool) -> int:
     from .store import Run
+    from .store.layout import plain
 
     run = Run.open(result.path)
     verdict = result.verdict
@@ -146,7 +156,7 @@ def _finish(result: Result, fail: bool, as_json: bool, quiet: bool) -> int:
             "verdict": asdict(verdict) if verdict else None,
             "summary": [dict(zip(head, line, strict=True)) for line in body],
         }
-        print(json.dumps(facts, indent=2))
+        print(json.dumps(plain(facts), indent=2))
     elif not quiet:
         _print_summary(run, result)
     else:
@@ -176,8 +186,8 @@ def _print_summary(run: Any, result: Result) -> None:
         text = f"interrupted after {result.row} updates; continue with: stabilitylab probe --resume {result.path}"
     else:
         text = (
-            f"{verdict.state} since step {verdict.step}: {verdict.reason} (held-out nll - unigram "
-            f"{number(verdict.nll_gap)}, accuracy - unigram {number(verdict.accuracy_gap)})"
+            f"{verdict.state} since step {verdict.step}: {verdict.reason} "
+            f"(held-out nll - unigram {verdict.nll_gap:+.3f}, accuracy - unigram {verdict.accuracy_gap:+.3f})"
         )
     console.print(text, highlight=False, markup=False)
     console.print(f"run: {result.path}", highlight=False, markup=False)

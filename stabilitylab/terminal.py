@@ -174,7 +174,8 @@ def worst_ln_input(watcher: Watcher) -> str | None:
 def summary(run: Run) -> tuple[list[str], list[list[str]]]:
     """Header and lines of the table by depth: first, middle, last layer of each stack; first and last recorded row.
 
-    Rows of a layer are combined by the table's own rule (root sum of squares of norms), or averaged where it has none.
+    Rows of a layer are combined by the table's own rule (root sum of squares of norms), or averaged where it has none;
+    what is measured at a stack's output stands under its last layer.
     """
     model = run.config["model"]
     places = [
@@ -183,11 +184,14 @@ def summary(run: Run) -> tuple[list[str], list[list[str]]]:
         if (layers := model[f"{stack}_layers"])
         for layer in sorted({1, (layers + 1) // 2, layers})
     ]
+    tops = dict(places)  # the last place of a stack wins
     body: list[list[str]] = []
     for name in run.tables:
         table = run.table(name)
         column = table.columns[0]
         frame = run.frame(name, columns=[column], by="layer" if table.total else None)
+        if not frame["layer"].to_numpy().any():
+            frame["layer"] = [tops.get(str(stack), 0) for stack in frame["stack"]]
         inside = frame[(frame["layer"] > 0) & frame[column].notna()]
         grid = inside.pivot_table(column, "step", ["stack", "layer"], aggfunc="mean", observed=True)
         for step in dict.fromkeys([*grid.index[:1], *grid.index[-1:]]):  # one line where there is one step

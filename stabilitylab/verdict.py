@@ -90,7 +90,7 @@ def judge(
     window = [e for e in evaluations if e.step >= (1 - WINDOW) * steps] or [last]
     if all(on_plateau(e) for e in window):
         since = _since(evaluations, on_plateau)
-        return Verdict("stuck", since, f"no better than the unigram distribution since step {since}", **gaps)
+        return Verdict("stuck", since, "no better than the unigram distribution", **gaps)
     if last.nll < unigram_nll - TRAINED_NATS:
         since = _since(evaluations, lambda e: e.nll < unigram_nll - TRAINED_NATS)
         return Verdict("trained", since, f"{-gaps['nll_gap']:.2f} nats below the unigram baseline", **gaps)

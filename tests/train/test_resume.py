@@ -110,6 +110,24 @@ def test_a_corrupt_checkpoint_loses_nothing(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(Run.open(run.path).metrics, before)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_on_a_gpu_ends_resumes_and_records_finite_tables(precision: str, tmp_path: Path) -> None:
+    settings = ("train.device=cuda", f"train.precision={precision}")
+    broken = start(prepared("branchnorm", *settings), tmp_path, "run", InterruptAt(4))
+    assert (broken.state, broken.row) == ("interrupted", 5)
+    assert resume(broken.path, None, Silent()).row == 9
+    run = Run.open(broken.path)
+    assert len(run.tables) == 7
+    for name in run.tables:
+        frame = run.frame(name, columns=[run.table(name).columns[0]])
+        assert np.isfinite(frame[run.table(name).columns[0]]).all(), name
+
+
+def test_bf16_runs_on_the_cpu_too(tmp_path: Path) -> None:
+    assert start(prepared("deepnorm", "train.precision=bf16", steps=3), tmp_path, "run", Silent()).row == 3
+
+
 def test_changed_data_are_refused(tmp_path: Path) -> None:
     source, target = tmp_path / "a.src", tmp_path / "a.tgt"
     lines = [f"w{i} w{i * 7 % 11} w{i * 5 % 13} w{i % 3}" for i in range(200)]
