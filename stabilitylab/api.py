@@ -80,6 +80,7 @@ def watch(
         "python": platform.python_version(),
         "torch": torch.__version__,
         "argv": sys.argv,
+        "flush_denormal": bool(torch.tensor(1e-39) * 1 == 0),  # the process's own mode, which watching leaves alone
     }
     run = RunWriter.create(out, manifest)
     try:

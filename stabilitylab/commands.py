@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -169,10 +170,10 @@ def _finish(result: Result, fail: bool, as_json: bool, quiet: bool) -> int:
 
 
 def _print_summary(run: Any, result: Result) -> None:
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
     head, body = summary(run)
     if body:
-        table = Table(box=None, padding=(0, 1), header_style="bold")
+        table = Table(box=None, padding=(0, 1), collapse_padding=True, pad_edge=False, header_style="bold")
         for i, column in enumerate(head):
             table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
         shown = ""

@@ -70,13 +70,9 @@ class Pass:
         self._calls[key] = self._number
         return True
 
-    def keep(self, board: Board, row: int, fed: tuple[str, ...], x: Any, y: torch.Tensor) -> None:
+    def keep(self, board: Board, row: int, fed: tuple[str, ...], x: Any, y: torch.Tensor, weight: torch.Tensor) -> None:
         """Measures at a site and keeps the numbers, still per token, until the pass ends."""
-        site = board.sites[row]
-        weight = self.masks(site.stack, y.shape[:-1], y.device)
-        self.store(board, row, fed, board.probe.measure(site, x, y, weight))
-
-    def store(self, board: Board, row: int, fed: tuple[str, ...], numbers: Any) -> None:
+        numbers: Any = board.probe.measure(board.sites[row], x, y, weight)
         for raw in numbers if isinstance(numbers, dict) else fed:
             number = numbers[raw] if isinstance(numbers, dict) else numbers
             board.hold(raw, row, number)
@@ -87,7 +83,7 @@ class Pass:
             self._held = 0
 
     def _hook(self, board: Board, row: int, fed: tuple[str, ...], key: int) -> Callable[..., None]:
-        takes_input = board.sites[row].take == "input"
+        stack, takes_input = board.sites[row].stack, board.sites[row].take == "input"
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if not self.records(key):
@@ -97,7 +93,7 @@ class Pass:
                 x = tensor_of(kwargs)
             y = x if takes_input else tensor_of(output)
             if y is not None:
-                self.keep(board, row, fed, x, y)
+                self.keep(board, row, fed, x, y, self.masks(stack, y.shape[:-1], y.device))
             self.seconds += time.perf_counter() - began
 
         return hook
@@ -133,20 +129,21 @@ class TrainingPass(Pass):
             return False
         return key not in self._calls if _in_backward() else super().records(key)
 
-    def keep(self, board: Board, row: int, fed: tuple[str, ...], x: Any, y: torch.Tensor) -> None:
+    def keep(self, board: Board, row: int, fed: tuple[str, ...], x: Any, y: torch.Tensor, weight: torch.Tensor) -> None:
         if board.probe.on == "forward":
-            with gradients_off():
-                super().keep(board, row, fed, x, y)
+            torch._C._set_grad_enabled(False)  # it is on; torch.no_grad() costs six times as much
+            try:
+                super().keep(board, row, fed, x, y, weight)
+            finally:
+                torch._C._set_grad_enabled(True)
         elif y.requires_grad:
-            site = board.sites[row]
-            weight = self.masks(site.stack, y.shape[:-1], y.device)
 
             def on_gradient(gradient: torch.Tensor) -> None:
                 began = time.perf_counter()
-                with gradients_off():  # they are on under create_graph
+                with torch.no_grad():  # gradients are on under create_graph
                     if self._scaler is not None:
                         gradient = gradient.to(wide(gradient)) / self._loss_scale(self._scaler, gradient.device)
-                    self.store(board, row, fed, board.probe.measure(site, None, gradient, weight))
+                    super(TrainingPass, self).keep(board, row, fed, None, gradient, weight)
                 self.seconds += time.perf_counter() - began
 
             y.register_hook(on_gradient)  # not register_full_backward_hook, which changes the gradients themselves
@@ -192,12 +189,12 @@ class ReferencePass(Pass):
             self.boards = boards
         return self._outputs, _scalars(returned) if type(returned) is dict else {}
 
-    def store(self, board: Board, row: int, fed: tuple[str, ...], numbers: Any) -> None:
+    def keep(self, board: Board, row: int, fed: tuple[str, ...], x: Any, y: torch.Tensor, weight: torch.Tensor) -> None:
         if board is self._stacks:
-            weight = self.masks(board.table.rows[row].stack, numbers.shape[:-1], numbers.device)
-            self._outputs.append(Output(row, numbers, weight))
+            value: Any = board.probe.measure(board.sites[row], x, y, weight)
+            self._outputs.append(Output(row, value, weight))
         else:
-            super().store(board, row, fed, numbers)
+            super().keep(board, row, fed, x, y, weight)
 
 
 @contextmanager
@@ -225,17 +222,6 @@ def parameters_set(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tenso
         yield
     finally:
         torch._foreach_copy_(data, own)  # pyright: ignore
-
-
-class gradients_off:
-    """``torch.no_grad()`` at a sixth of its price, which counts in a hook."""
-
-    def __enter__(self) -> None:
-        self._on = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
-
-    def __exit__(self, *_: object) -> None:
-        torch._C._set_grad_enabled(self._on)
 
 
 def _in_backward() -> bool:

@@ -54,7 +54,7 @@ def provenance(device: torch.device, threads: int) -> dict[str, Any]:
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "threads": threads,
-        "flush_denormal": True,
+        "flush_denormal": bool(torch.tensor(1e-39) * 1 == 0),  # then a recorded 0 reads "0, or below 1.2e-38"
         "git_revision": _git_revision(),
         "argv": sys.argv,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,7 +16,7 @@ from ..config import Config, validated
 from ..data import Dataset, load_data
 from ..errors import InputError, ResourceError, UsageError
 from ..labels import label
-from ..models import canonical
+from ..models import ARCHS, canonical
 from ..probes.selection import chosen
 from ..store import Run, RunWriter
 from ..verdict import Verdict
@@ -23,6 +24,8 @@ from . import checkpoint
 from .environment import prepare_process, provenance, resolve_device
 from .footprint import Footprint, check_memory, estimate
 from .loop import Report, Trainer
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ def plan(config: Config) -> Plan:
     prepare_process(config.train.threads)
     config = config.model_copy(update={"model": canonical(config.model)})
     chosen(config.probes.names)  # an unknown name shows now, not after the data were read
+    _warn_of_an_early_ramp(config)
     device = resolve_device(config.train)
     dataset = load_data(config.data, stack=config.model.stack)
     footprint = estimate(config, dataset)
@@ -91,6 +95,13 @@ def resume(path: Path, steps: int | None, audience: Audience) -> Result:
     with RunWriter.resume(path, part=state["part"], manifest=facts) as run:
         audience.opened(path, facts)
         return _carry_out(run, prepared, state, audience)
+
+
+def _warn_of_an_early_ramp(config: Config) -> None:
+    model, warmup = config.model, config.train.warmup
+    scheduled = any(ARCHS[name].scheduled for name in (model.arch, model.decoder_arch) if name)
+    if scheduled and model.alpha is None and 1 < model.T < warmup:  # T = 1 is the ablation without a ramp
+        log.warning("alpha reaches 1 after model.T = %d updates, before warm-up ends at %d", model.T, warmup)
 
 
 def manifest(plan: Plan) -> dict[str, Any]:

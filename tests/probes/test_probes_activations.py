@@ -208,8 +208,8 @@ def test_what_waits_on_the_device_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     most = 0
 
     class Counted(TrainingPass):
-        def store(self, *args: Any) -> None:
-            super().store(*args)
+        def keep(self, *args: Any) -> None:
+            super().keep(*args)
             nonlocal most
             most = max(most, self._held)
 

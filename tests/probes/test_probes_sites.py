@@ -108,6 +108,16 @@ def test_an_activation_that_layers_share_gives_way_to_the_second_linear() -> Non
     assert names(sites.activations) == ["layers.0.mlp.down", "layers.1.mlp.down"]
 
 
+def test_a_norm_that_layers_share_belongs_to_no_layer() -> None:
+    model = Causal()
+    model.layers[0].input_layernorm = model.layers[1].input_layernorm
+    assert names(find_sites(model).norms) == [
+        "layers.0.post_attention_layernorm",
+        "layers.1.post_attention_layernorm",
+        "norm",
+    ]
+
+
 def test_the_output_of_a_stack_at_the_root_is_before_the_head() -> None:
     assert names(find_sites(Causal()).outputs) == ["norm"]
     assert names(find_sites(Causal(norm=False)).outputs) == ["layers.1"]
