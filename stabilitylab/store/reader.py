@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from ..schema import Table
 from .combine import By, combine
 from .files import is_locked, reading
 from .journal import read_records
-from .layout import METRICS, journals, parts, read_json, read_run_json
+from .layout import METRICS, journals, part_path, parts, read_json, read_run_json
 from .parts import encode, metrics_of, part_schema, read_part, table_of
 
 if TYPE_CHECKING:
@@ -155,7 +156,8 @@ class Run:
             try:
                 with reading(self.path):
                     pieces = list(self._pieces(name, schema))
-            except FileNotFoundError:  # a live writer turned a journal into parts meanwhile
+            except FileNotFoundError:  # a table without rows in that journal, or a resume that set parts aside
+                time.sleep(0.01)
                 continue
             empty = (schema or STEP).empty_table()
             return pa.concat_tables([empty, *pieces], promote_options="default").combine_chunks()
@@ -168,7 +170,13 @@ class Run:
         for number in sorted({*waiting, *done}):
             if number in done:
                 yield read_part(done[number], schema)
-            elif (records := read_records(waiting[number])) is not None:
+                continue
+            try:
+                records = read_records(waiting[number])
+            except FileNotFoundError:  # gone since it was listed, so its part stands by now
+                yield read_part(part_path(self.path, name, number), schema)
+                continue
+            if records is not None:
                 data = metrics_of(records) if name == METRICS else table_of(records, self._tables[name])
                 yield data if schema is None else data.select(schema.names)
 

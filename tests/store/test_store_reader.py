@@ -289,6 +289,24 @@ def test_a_read_that_races_with_compaction(tmp_path: Path, monkeypatch: pytest.M
     writer.close()
 
 
+def test_a_writer_that_compacts_at_every_read_is_read_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = new_run(tmp_path / "run", 0)
+    original, reads = reader.read_records, []
+
+    def race(path: Path):
+        reads.append(path)
+        writer.seal()
+        put(writer, len(reads))
+        return original(path)
+
+    monkeypatch.setattr(reader, "read_records", race)
+    assert Run.open(tmp_path / "run").frame("grad_norm")["step"].tolist() == [0] * 5
+    assert len(reads) == 1
+    writer.close()
+
+
 def test_flush_may_be_called_at_any_time(tmp_path: Path) -> None:
     writer = new_run(tmp_path / "run")
     writer.flush()
