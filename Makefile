@@ -1,4 +1,4 @@
-# make demo   a first run, from nothing: environment, 200-layer BranchNorm on the synthetic task, where to look next
+# make demo   from nothing to a report: environment, three 200-layer models on the synthetic task, one page about them
 # make test   lint, types, tests (the same environment)
 PYTHON ?= python3
 VENV := .venv
@@ -18,12 +18,15 @@ $(VENV)/.dev: $(VENV)/.base
 	$(PIP_INSTALL) --editable '.[dev]'
 	@touch $@
 
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+
 demo: $(VENV)/.base
-	$(BIN)/stabilitylab probe --arch branchnorm --depth 200
+	$(BIN)/stabilitylab sweep --grid arch=postln,deepnorm,branchnorm depth=200 seed=3 --out runs --jobs $(JOBS)
+	$(BIN)/stabilitylab report runs
 	@echo
-	@echo "Next:  $(BIN)/stabilitylab runs                                     the runs so far"
-	@echo "       $(BIN)/stabilitylab probe --arch postln --depth 200          the same, with Post-LN"
-	@echo "       $(BIN)/stabilitylab list                                     archs, probes, presets"
+	@echo "Look:  report/index.html                                        figures, claims, runs on one page"
+	@echo "Next:  $(BIN)/stabilitylab claims --fast                        20 published claims, judged in minutes"
+	@echo "       $(BIN)/stabilitylab sweep branchnorm:8 --jobs $(JOBS)             the runs that a paper's figure needs"
 	@echo "       README.md, 'Read a run'                                 the tables in pandas"
 
 lint: $(VENV)/.dev

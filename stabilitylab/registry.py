@@ -1,4 +1,4 @@
-"""One small decorator registry, shared by archs, probes and figures."""
+"""One small decorator registry, shared by archs, probes, figures and claims."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from .errors import UsageError
 
-T = TypeVar("T", bound=type)
+T = TypeVar("T")
 
 
 def spelling(name: str) -> str:
@@ -18,7 +18,7 @@ def spelling(name: str) -> str:
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Maps canonical names to classes; look-ups forgive case, hyphens and underscores.
+    """Maps canonical names to entries; look-ups forgive case, hyphens and underscores.
 
     Raises ``ValueError`` for a duplicate and ``UsageError``, listing the choices, for an unknown name.
     """

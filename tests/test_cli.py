@@ -215,7 +215,7 @@ def test_an_internal_error_shows_no_traceback_without_v(run, monkeypatch: pytest
     def broken(*_: object) -> None:
         raise RuntimeError("oh")
 
-    monkeypatch.setattr("stabilitylab.commands.catalogue", broken)
+    monkeypatch.setattr("stabilitylab.commands.listing.catalogue", broken)
     code, _, err = run("list")
     assert (code, err) == (1, "stabilitylab: internal error: RuntimeError: oh (-v shows where).\n")
 

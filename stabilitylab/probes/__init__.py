@@ -1,6 +1,6 @@
 """Probes: what is measured, where, and how it reaches a sink. Needs torch and numpy only."""
 
-from . import activations, gradients, representations, updates
+from . import activations, branches, gradients, representations, updates
 from .base import PROBES, Max, Mean, Norm, ParameterProbe, Probe, Quantile, Ratio, Rule, probe
 from .schedule import is_due
 from .sites import Site, Sites, find_sites
@@ -20,6 +20,7 @@ __all__ = [
     "Sites",
     "Watcher",
     "activations",
+    "branches",
     "find_sites",
     "gradients",
     "is_due",

@@ -115,6 +115,11 @@ def outputs(sites: Sites) -> tuple[Site, ...]:
     return sites.outputs
 
 
+def branches(sites: Sites) -> tuple[Site, ...]:
+    """Sub-layers that show what they add, and what they add it to."""
+    return tuple(site for site in sites.branches if "shortcut" in site.taps)
+
+
 def stream(sites: Sites) -> tuple[Site, ...]:
     """The residual stream: what enters each stack, then the output of every sub-layer (of every layer without taps)."""
     tapped = {(site.stack, site.layer) for site in sites.branches}

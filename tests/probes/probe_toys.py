@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from stabilitylab.probes import Watcher
+from stabilitylab.probes import PROBES, Watcher
 from stabilitylab.schema import Cells, Table
 
 VOCAB, WIDTH = 23, 8
+WITHOUT_TAPS = set(PROBES) - {"branch_variance"}  # what finds its places in a model that shows no branches
 
 
 class Alpha:

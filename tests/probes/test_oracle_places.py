@@ -15,9 +15,9 @@ from stabilitylab.schema import Row
 
 PROBES = {
     *("grad_norm", "activation_grad_norm", "ln_input", "cosine_similarity"),
-    *("activation_sparsity", "model_update", "update_ratio"),
+    *("activation_sparsity", "model_update", "update_ratio", "branch_variance"),
 }
-REFERENCE = {"cosine_similarity", "activation_sparsity", "model_update"}
+REFERENCE = {"cosine_similarity", "activation_sparsity", "model_update", "branch_variance"}
 ALL = pytest.mark.parametrize("case", CASES)
 
 
@@ -48,6 +48,7 @@ def places(case: str, table: str) -> list[Place]:
             "cosine_similarity": [(stack, number, "") for number in range(1, layers + 1)],
             "activation_sparsity": [place for place in each if place[2] == "ffn"],
             "model_update": [(stack, 0, "output")],
+            "branch_variance": each,
         }[table]
     if table in ("grad_norm", "update_ratio") and CASES[case].get("tie") == "none":
         expected.append(("", 0, "output"))

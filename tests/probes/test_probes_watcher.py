@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from probe_toys import ListSink, Toy, batch, loss_of, masks, train
+from probe_toys import WITHOUT_TAPS, ListSink, Toy, batch, loss_of, masks, train
 from torch import nn
 
 from stabilitylab.errors import UsageError
@@ -40,8 +40,8 @@ def test_rows_and_tables_stand_at_their_steps() -> None:
             step(watcher, model, optimizer, t, lr=0.1 * t, note=None)
             assert watcher.t == t + 1
             assert len(sink.rows) == t  # a row waits for what the optimizer does
-    training = {name for name, probe in PROBES.items() if probe.on != "reference"}
-    reference = set(PROBES) - training
+    training = {name for name in WITHOUT_TAPS if PROBES[name].on != "reference"}
+    reference = WITHOUT_TAPS - training
     expected = {0: training | reference, 1: set(), 2: training, 3: reference, 4: training, 5: reference}
     assert {row: set(tables) for row, _, tables in sink.rows} == expected
     assert [metrics.get("lr") for _, metrics, _ in sink.rows] == [0.0, 0.1, 0.2, pytest.approx(0.3), 0.4, None]
@@ -162,7 +162,7 @@ def test_a_resumed_run_writes_the_rows_of_an_uninterrupted_one(at: int, flush: b
         for name, cells in tables_a.items():
             assert np.array_equal(cells.values, tables_b[name].values, equal_nan=True), (step_a, name)
             assert np.array_equal(cells.absent, tables_b[name].absent)
-    assert {name for *_, tables in whole.rows for name in tables} == set(PROBES)
+    assert {name for *_, tables in whole.rows for name in tables} == WITHOUT_TAPS
 
 
 def test_hooks_are_there_only_while_a_row_is_probed() -> None:
@@ -256,7 +256,7 @@ def test_default_probes_without_a_site_are_dropped_and_named_ones_refused() -> N
     watcher = Watcher(model, sink, reference=lambda: None)
     assert set(sink.tables) == {"grad_norm"}
     reasons = dict(watcher.dropped)
-    assert set(reasons) == set(PROBES) - {"grad_norm"}
+    assert set(reasons) == WITHOUT_TAPS - {"grad_norm"}
     assert reasons["ln_input"] == "finds no norms in this model; nearest are 1 (BatchNorm2d)"
     with pytest.raises(
         UsageError, match=r"probe 'ln_input' finds no norms in this model; nearest are 1 \(BatchNorm2d\)"

@@ -1,0 +1,84 @@
+"""``evaluate``: translate with a trained run and score it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from ..errors import UsageError
+from .options import JSON, QUIET, VERBOSE
+
+
+def evaluate(
+    runs: Annotated[list[Path], typer.Argument(help="One run directory, or several with --paired.")],
+    data: Annotated[str | None, typer.Option(help="text:SRC,TGT instead of the run's held-out text.")] = None,
+    beam: Annotated[int, typer.Option(min=1, help="Hypotheses kept.")] = 4,
+    length_penalty: Annotated[float, typer.Option(help="Exponent of the length penalty.")] = 0.6,
+    penalty_kind: Annotated[
+        Literal["fairseq", "gnmt"], typer.Option(help="score / len^p, or score / ((5 + len) / 6)^p.")
+    ] = "fairseq",
+    sentences: Annotated[int | None, typer.Option(min=1, help="Only the first N.", show_default="all")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    paired: Annotated[
+        bool, typer.Option("--paired", help="Compare evaluated runs with the first by paired bootstrap.")
+    ] = False,
+    as_json: Annotated[bool, JSON] = False,
+    quiet: Annotated[bool, QUIET] = False,
+    verbose: Annotated[bool, VERBOSE] = False,
+) -> None:
+    """Beam search, BLEU and chrF of a run's checkpoint; --paired: is the difference of two runs significant?"""
+    from .. import decode
+
+    if paired:
+        if len(runs) < 2:
+            raise UsageError("--paired compares runs: give at least two.")
+    elif len(runs) > 1:
+        raise UsageError("one run at a time, or --paired to compare several that have been evaluated.")
+    results = {}
+    for run in runs:
+        if paired and (run / "evaluation.json").exists():
+            results[str(run)] = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
+            continue
+        console = Console(stderr=True)
+        with Progress(console=console, disable=quiet or not console.is_terminal) as progress:
+            bar = progress.add_task("sentences", total=None)
+            results[str(run)] = decode.evaluate(
+                run,
+                data=data,
+                beam=beam,
+                length_penalty=length_penalty,
+                penalty_kind=penalty_kind,
+                sentences=sentences,
+                device=device,
+                progress=lambda done, total, bar=bar: progress.update(bar, completed=done, total=total),
+            )
+    comparison = decode.paired(*runs) if paired else None
+    if as_json:
+        only = next(iter(results.values()))
+        print(json.dumps({"evaluations": results, "paired": comparison} if paired else only, indent=2))
+        return
+    for path, result in results.items():
+        _show(path, result, quiet or paired)
+    if comparison is not None:
+        print(json.dumps(comparison, indent=2))
+
+
+def _show(path: str, result: dict, short: bool) -> None:
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+    for line in (
+        f"{path}: BLEU {result['bleu']:.2f}, chrF {result['chrf']:.2f} on {result['sentences']} sentences",
+        f"  {result['signature']}; beam {result['beam']}, length penalty {result['length_penalty']:g} "
+        f"({result['penalty_kind']}), after {result['row']} updates, alpha {result['alpha']}",
+    ):
+        console.print(line, highlight=False, markup=False)
+    if not short:
+        for example in result.get("examples", ()):
+            console.print()
+            for key, text in example.items():
+                console.print(f"  {key:<10} {text}", highlight=False, markup=False)

@@ -1,0 +1,117 @@
+"""``list`` and ``runs``: what there is to choose from, and what has been run."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import InputError
+from .options import JSON, RUNS
+
+if TYPE_CHECKING:
+    from ..store import Run
+
+
+def list_(
+    what: Annotated[Literal["archs", "probes", "presets"] | None, typer.Argument(help="Only these.")] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Architectures, probes and presets, with their definitions."""
+    listing = {kind: entries for kind, entries in catalogue().items() if what in (None, kind)}
+    if as_json:
+        print(json.dumps(listing, indent=2))
+        return
+    console = Console()
+    for kind, entries in listing.items():
+        table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2))
+        for entry, text in entries.items():
+            table.add_row(entry, text)
+        console.print(table, highlight=False, markup=False)
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Folder of run directories.")] = RUNS,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """A table of run directories with their state."""
+    rows = run_table(folder)
+    if as_json:
+        print(json.dumps({"runs": rows}, indent=2))
+        return
+    columns = ("run", "state", "verdict", "arch", "layers", "data", "seed", "step", "nll - unigram")
+    table = Table(*columns, box=None, padding=(0, 1), header_style="bold")
+    for row in rows:
+        table.add_row(*(str(row[column]) for column in columns))
+    Console(width=None if sys.stdout.isatty() else 200).print(table, highlight=False, markup=False)
+    for row in rows:
+        if row["state"] in ("failed", "interrupted", "unreadable"):
+            print(f"{row['run']}: {row['reason']}", file=sys.stderr)
+
+
+def catalogue() -> dict[str, dict[str, str]]:
+    """Archs, probes and presets with one line each, read from the registries."""
+    from ..config import PRESETS, ModelConfig
+    from ..models import ARCHS
+    from ..probes import PROBES
+
+    def first_line(entry: type) -> str:
+        return (inspect.getdoc(entry) or "").split("\n\n")[0].replace("\n", " ")
+
+    base = ModelConfig()
+    presets = {}
+    for name, sections in PRESETS.items():
+        model = base.model_copy(update=sections.get("model", {}))
+        presets[name] = f"{model.d_model}-{model.d_ffn}-{model.heads}"
+    return {
+        "archs": {name: first_line(ARCHS[name]) for name in sorted(ARCHS)},
+        "probes": {name: first_line(PROBES[name]) for name in sorted(PROBES)},
+        "presets": presets,
+    }
+
+
+def run_table(folder: Path) -> list[dict[str, Any]]:
+    """One dictionary a run directory below ``folder``."""
+    from ..store import load_runs
+
+    if not folder.is_dir():
+        raise InputError(f"no folder {folder}: make runs with 'stabilitylab probe', or name their folder.")
+    broken: list[tuple[Path, str]] = []
+    rows = []
+    for run in load_runs(folder, broken):
+        try:
+            rows.append(_described(run))
+        except InputError as error:
+            broken.append((run.path, str(error)))
+    for path, sentence in broken:
+        rows.append({**dict.fromkeys(DESCRIBED, "-"), "run": path.name, "state": "unreadable", "reason": sentence})
+    return rows
+
+
+DESCRIBED = ("run", "state", "verdict", "arch", "layers", "width", "data", "seed", "step", "nll - unigram", "reason")
+
+
+def _described(run: Run) -> dict[str, Any]:
+    status, sections = run.status, run.config
+    model, train = sections.get("model", {}), sections.get("train", {})
+    verdict = status.facts.get("verdict") or {}
+    values = (
+        run.name,
+        status.state,
+        verdict.get("state", "-"),
+        run.manifest.get("label", "-"),
+        f"{model['encoder_layers']}+{model['decoder_layers']}" if model else "-",
+        model.get("d_model", "-"),
+        sections.get("data", {}).get("source", "-").split(":")[0],
+        train.get("seed", "-"),
+        f"{status.step}/{train['steps']}" if train else str(status.step),
+        f"{float(verdict['nll_gap']):+.3f}" if verdict else "-",
+        status.reason,
+    )
+    return dict(zip(DESCRIBED, values, strict=True))

@@ -1,0 +1,75 @@
+"""``onestep``: what initialisation and one update tell."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .options import QUIET, RUNS, VERBOSE
+
+
+def onestep(
+    arch: Annotated[
+        str | None, typer.Option(help="Architecture, see 'stabilitylab list'.", show_default="branchnorm")
+    ] = None,
+    depth: Annotated[
+        int | None, typer.Option(help="Layers in all: 36 is 18 encoder and 18 decoder layers.", show_default="200")
+    ] = None,
+    stack: Annotated[
+        Literal["encoder-decoder", "encoder", "decoder"] | None, typer.Option(help="As for 'probe'.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="tiny, small or base.", show_default="tiny")] = None,
+    data: Annotated[str | None, typer.Option(help="As for 'probe'.", show_default="synthetic")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the weights.", show_default="0")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of run directories.")] = RUNS,
+    name: Annotated[str | None, typer.Option(help="Name of the run directory.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file, as for 'probe'.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting, as for 'probe'.")
+    ] = None,
+    quiet: Annotated[bool, QUIET] = False,
+    verbose: Annotated[bool, VERBOSE] = False,
+) -> None:
+    """Measure initialisation and one tiny update in float64: rates by parameter group, perturbations, LN Jacobian."""
+    from .. import onestep as measuring
+    from ..config import parse_set, read_config_file, resolve
+    from ..train.run import free_name
+
+    flags: dict[str, dict[str, Any] | str | None] = {
+        "preset": preset,
+        "model": {"arch": arch, "stack": stack},
+        "data": {"source": data},
+        "train": {"seed": seed},
+    }
+    given = {
+        key: {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+        for key, value in flags.items()
+        if value is not None
+    }
+    settings = resolve(read_config_file(config) if config else {}, given, parse_set(set_ or ()), depth=depth)
+    path = measuring.measure(settings, out, name or f"onestep-{free_name(settings, out)}")
+    if not quiet:
+        _show(path)
+    print(path if quiet else f"run: {path}")
+
+
+def _show(path: Path) -> None:
+    from ..store import Run
+    from ..terminal import number
+
+    run = Run.open(path)
+    rates = run.frame("update_rate")
+    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+    table.add_column("||dF|| / lr")
+    groups = list(dict.fromkeys(str(site).split(".")[1] for site in rates["site"]))
+    for group in groups:
+        table.add_column(group, justify="right")
+    for optimizer in dict.fromkeys(str(site).split(".")[0] for site in rates["site"]):
+        own = {str(site): value for site, value in zip(rates["site"], rates["value"], strict=True)}
+        table.add_row(optimizer, *(number(own.get(f"{optimizer}.{group}")) for group in groups))
+    Console(width=None if sys.stdout.isatty() else 140).print(table, highlight=False, markup=False)

@@ -1,0 +1,238 @@
+"""``probe``: train a reference Transformer and record its stability."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import DivergedError, UsageError
+from .options import JSON, RUNS
+
+if TYPE_CHECKING:
+    from ..config import Config
+    from ..terminal import Display
+    from ..train import Result
+
+_model, _data, _training, _probes, _run = (
+    partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Data", "Training", "Probes", "Run")
+)
+
+
+def probe(
+    arch: Annotated[
+        str | None, _model(help="Architecture, see 'stabilitylab list'.", show_default="branchnorm")
+    ] = None,
+    decoder_arch: Annotated[str | None, _model(help="Another architecture for the decoder.")] = None,
+    depth: Annotated[
+        int | None, _model(help="Layers in all: 200 is 100 encoder and 100 decoder layers.", show_default="200")
+    ] = None,
+    encoder_layers: Annotated[int | None, _model(help="Encoder layers, instead of --depth.")] = None,
+    decoder_layers: Annotated[int | None, _model(help="Decoder layers, instead of --depth.")] = None,
+    stack: Annotated[
+        Literal["encoder-decoder", "encoder", "decoder"] | None,
+        _model(help="Translation, masked tokens or next tokens (these two on the target side's text)."),
+    ] = None,
+    preset: Annotated[
+        str | None, _model(help="tiny (64-128-2), small (256-1024-4) or base (512-2048-8).", show_default="tiny")
+    ] = None,
+    data: Annotated[
+        str | None,
+        _data(help="synthetic, text:SRC,TGT (plain or .gz) or hf:DATASET,SRC,TGT.", show_default="synthetic"),
+    ] = None,
+    valid: Annotated[str | None, _data(help="Held-out SRC,TGT files (text) or split (hf).")] = None,
+    steps: Annotated[int | None, _training(help="Optimizer updates.", show_default="by preset")] = None,
+    seed: Annotated[int | None, _training(help="Seed of weights, dropout and data order.", show_default="0")] = None,
+    device: Annotated[str | None, _training(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
+    threads: Annotated[int | None, _training(help="CPU threads of one operator.", show_default="1")] = None,
+    on_divergence: Annotated[
+        Literal["continue", "stop"] | None, _training(help="What to do then.", show_default="continue")
+    ] = None,
+    fail_on_divergence: Annotated[bool, _training("--fail-on-divergence", help="Exit 3 if it diverged.")] = False,
+    probes: Annotated[
+        str | None, _probes(help="Comma-separated: default, all, none, NAME, -NAME.", show_default="default")
+    ] = None,
+    every: Annotated[
+        str | None, _probes(help="Every N steps, or log: 0..11, then 10 % apart.", show_default="log")
+    ] = None,
+    out: Annotated[Path, _run(help="Folder of run directories.")] = RUNS,
+    name: Annotated[str | None, _run(help="Name of the run directory.", show_default="arch-depth-seed")] = None,
+    resume: Annotated[Path | None, _run(help="Continue this run; only --steps may go with it.")] = None,
+    config: Annotated[Path | None, _run(help="TOML file with sections model, data, train, probes.")] = None,
+    set_: Annotated[
+        list[str] | None, _run("--set", metavar="SECTION.KEY=VALUE", help="Any setting, such as train.lr=1e-3.")
+    ] = None,
+    dry_run: Annotated[bool, _run("--dry-run", help="Print configuration, parameters, memory; train nothing.")] = False,
+    as_json: Annotated[bool, JSON] = False,
+    quiet: Annotated[bool, _run("-q", "--quiet", help="No progress, only the run's path.")] = False,
+    verbose: Annotated[bool, _run("-v", "--verbose", help="Log more; show tracebacks.")] = False,
+) -> int:
+    """Train a reference Transformer and record its stability, layer by layer."""
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s", stream=sys.stderr)
+    flags: dict[str, Any] = {
+        "preset": preset,
+        "model": {
+            "arch": arch,
+            "decoder_arch": decoder_arch,
+            "stack": stack,
+            "encoder_layers": encoder_layers,
+            "decoder_layers": decoder_layers,
+        },
+        "data": {"source": data, "valid": valid, "seed": seed},
+        "train": {"steps": steps, "seed": seed, "device": device, "threads": threads, "on_divergence": on_divergence},
+        "probes": {"every": _every(every), "update_every": _every(every), "names": _names(probes)},
+    }
+    flags = _given(flags)
+    if resume is not None:
+        steps_only = not flags.get("train", {}).keys() - {"steps"}
+        if set(flags) - {"train"} or not steps_only or depth or set_ or config or name or dry_run:
+            raise UsageError("--resume continues a run with its own configuration: only --steps may go with it.")
+        return _resume(resume, steps, fail_on_divergence, as_json, quiet)
+    from ..config import parse_set, read_config_file, resolve
+
+    settings = resolve(read_config_file(config) if config else {}, flags, parse_set(set_ or ()), depth=depth)
+    if dry_run:
+        return _dry_run(settings, as_json)
+    return _start(settings, out, name, fail_on_divergence, as_json, quiet)
+
+
+def _every(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.lstrip("-").isdigit() else text
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    """Without what was not given, so that presets and files keep their say."""
+    trimmed = {
+        key: {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+        for key, value in flags.items()
+    }
+    return {key: value for key, value in trimmed.items() if value not in (None, {})}
+
+
+def _start(config: Config, out: Path, name: str | None, fail: bool, as_json: bool, quiet: bool) -> int:
+    """Train, record, summarise; returns the exit code."""
+    from .. import train
+
+    plan = train.plan(config)
+    return _watched(lambda display: train.start(plan, out, name, display), fail, as_json, quiet)
+
+
+def _resume(path: Path, steps: int | None, fail: bool, as_json: bool, quiet: bool) -> int:
+    """Continue a run; returns the exit code."""
+    from .. import train
+
+    return _watched(lambda display: train.resume(path, steps, display), fail, as_json, quiet)
+
+
+def _dry_run(config: Config, as_json: bool) -> int:
+    """Print what ``probe`` would do."""
+    from .. import train
+    from ..labels import label
+
+    plan = train.plan(config)
+    facts = {
+        "run": label(config.model),
+        "config": config.model_dump(mode="json"),
+        "data": plan.dataset.describe(),
+        "device": str(plan.device),
+        "parameters": plan.footprint.parameters,
+        "memory_bytes": {
+            "state": plan.footprint.state,
+            "activations": plan.footprint.activations,
+            "total": plan.footprint.total,
+        },
+    }
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return 0
+    table = Table.grid(padding=(0, 2))
+    for section, values in facts["config"].items():
+        for key, value in values.items() if isinstance(values, dict) else [("", values)]:
+            table.add_row(f"{section}.{key}".rstrip("."), str(value))
+    for key, value in facts["data"].items():
+        table.add_row(f"({key})", str(value))
+    table.add_row("device", facts["device"])
+    table.add_row("parameters", f"{plan.footprint.parameters:,}")
+    table.add_row(
+        "memory",
+        f"about {plan.footprint.total / 2**30:.2f} GiB: state {plan.footprint.state / 2**30:.2f}, "
+        f"activations {plan.footprint.activations / 2**30:.2f}",
+    )
+    Console(soft_wrap=True).print(table, highlight=False, markup=False)
+    return 0
+
+
+def _watched(go: Callable[[Display], Result], fail: bool, as_json: bool, quiet: bool) -> int:
+    from ..terminal import Display
+
+    with Display(Console(stderr=True), quiet) as display:
+        result = go(display)
+    return _finish(result, fail, as_json, quiet)
+
+
+def _finish(result: Result, fail: bool, as_json: bool, quiet: bool) -> int:
+    from ..store import Run
+    from ..store.layout import plain
+    from ..terminal import summary
+
+    run = Run.open(result.path)
+    verdict = result.verdict
+    if as_json:
+        head, body = summary(run)
+        facts = {
+            "run": str(result.path),
+            "state": result.state,
+            "step": result.row,
+            "verdict": asdict(verdict) if verdict else None,
+            "summary": [dict(zip(head, line, strict=True)) for line in body],
+        }
+        print(json.dumps(plain(facts), indent=2))
+    elif not quiet:
+        _print_summary(run, result)
+    else:
+        print(result.path)
+    if result.signal is not None:
+        return 128 + result.signal
+    if fail and verdict is not None and verdict.state == "diverged":
+        raise DivergedError(f"the run diverged: {verdict.reason} ({result.path}).")
+    return 0
+
+
+def _print_summary(run: Any, result: Result) -> None:
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
+    from ..terminal import summary
+
+    head, body = summary(run)
+    if body:
+        table = Table(box=None, padding=(0, 1), collapse_padding=True, pad_edge=False, header_style="bold")
+        for i, column in enumerate(head):
+            table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
+        shown = ""
+        for name, *cells in body:
+            table.add_row("" if name == shown else name, *cells)
+            shown = name
+        console.print(table, highlight=False, markup=False)
+        console.print()
+    verdict = result.verdict
+    if verdict is None:
+        text = f"interrupted after {result.row} updates; continue with: stabilitylab probe --resume {result.path}"
+    else:
+        text = (
+            f"{verdict.state} since step {verdict.step}: {verdict.reason} "
+            f"(held-out nll - unigram {verdict.nll_gap:+.3f}, accuracy - unigram {verdict.accuracy_gap:+.3f})"
+        )
+    console.print(text, highlight=False, markup=False)
+    console.print(f"run: {result.path}", highlight=False, markup=False)

@@ -1,0 +1,117 @@
+"""``sweep``: the runs that a figure needs, or any grid, one process a run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import UsageError
+from .options import QUIET, RUNS, VERBOSE
+
+if TYPE_CHECKING:
+    from ..experiments import Experiment
+    from ..sweep import Job
+
+
+def sweep(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(help="Figures (branchnorm:8, ...), or with --grid axes: arch=deepnorm,branchnorm seed=0..4"),
+    ] = None,
+    scale: Annotated[Literal["tiny", "paper"], typer.Option(help="64-128-2 on a CPU, or the papers' sizes.")] = "tiny",
+    grid: Annotated[bool, typer.Option("--grid", help="The arguments are axes of a grid.")] = False,
+    data: Annotated[str | None, typer.Option(help="As for 'probe'.", show_default="synthetic")] = None,
+    valid: Annotated[str | None, typer.Option(help="As for 'probe'.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Instead of the figure's own, such as 3..5 or 3,4.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of run directories.")] = RUNS,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    retries: Annotated[int, typer.Option(min=0, help="New attempts of a run that failed.")] = 1,
+    launcher: Annotated[
+        Literal["local", "parsl"], typer.Option(help="parsl: several GPUs, Slurm (pip install 'stabilitylab[sweep]').")
+    ] = "local",
+    parsl_config: Annotated[Path | None, typer.Option(help="Python file that defines parsl's config.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="Devices to spread runs over, such as 0,1,2,3.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="With --grid: a setting of all runs.")
+    ] = None,
+    print_: Annotated[bool, typer.Option("--print", help="Print the commands, for a scheduler of your own.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Print which runs are done; start nothing.")] = False,
+    quiet: Annotated[bool, QUIET] = False,
+    verbose: Annotated[bool, VERBOSE] = False,
+) -> int:
+    """Make the runs that figures need, or a grid: finished ones are skipped, interrupted ones resume."""
+    from .. import sweep as sweeping
+
+    if not what:
+        raise UsageError("name a figure, such as 'sweep branchnorm:8', or axes: sweep --grid arch=deepnorm seed=0..4.")
+    planned = _planned(what, scale, grid, {"source": data, "valid": valid}, seeds, set_ or (), out)
+    if print_:
+        for jobs_of_one in planned:
+            print("\n".join(sweeping.commands(jobs_of_one)))
+        return 0
+    if status:
+        _show([row for jobs_of_one in planned for row in sweeping.status_table(jobs_of_one)])
+        return 0
+    worst = 0
+    for jobs_of_one in planned:
+        with sweeping.Display(Console(stderr=True), quiet) as display:
+            outcome = sweeping.run(
+                jobs_of_one,
+                workers=jobs,
+                launcher=launcher,
+                retries=retries,
+                audience=display,
+                gpus=tuple(gpus.split(",")) if gpus else (),
+                parsl_config=parsl_config,
+            )
+        print(f"{jobs_of_one[0].out}: {outcome.sentence()}")
+        worst = max(worst, outcome.exit_code)
+        if outcome.signal is not None:
+            break
+    return worst
+
+
+def _planned(
+    what: list[str], scale: str, grid: bool, data: dict[str, str | None], seeds: str | None, set_: Any, out: Path
+) -> list[list[Job]]:
+    """The jobs of each figure, or of the grid; figures that are drawn from the same runs come once."""
+    from .. import sweep as sweeping
+    from ..config import merge, parse_set
+    from ..experiments import experiments, folder
+
+    given = {key: value for key, value in data.items() if value is not None}
+    if grid:
+        if seeds is not None:
+            raise UsageError("--seeds goes with figures: in a grid seeds are an axis, such as seed=3..5.")
+        return [sweeping.plan(sweeping.grid(what, merge(parse_set(set_), {"data": given})), out)]
+    if set_:
+        raise UsageError("--set goes with --grid: what a figure needs is fixed, so that its runs can be compared.")
+    found: dict[Path, dict[str, Experiment]] = {}
+    for figure in what:
+        wanted = experiments(figure, scale, data=given or None, seeds=_seeds(seeds))
+        found.setdefault(out / folder(figure, scale), {}).update({one.name: one for one in wanted})
+    return [sweeping.plan(wanted.values(), path) for path, wanted in found.items()]
+
+
+def _seeds(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    first, dots, last = text.partition("..")
+    try:
+        return list(range(int(first), int(last) + 1)) if dots else [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--seeds {text!r}: give them as 3..7 or 3,4,5.") from None
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+    for column in rows[0] if rows else ():
+        table.add_column(str(column))
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    Console(width=None if sys.stdout.isatty() else 160).print(table, highlight=False, markup=False)

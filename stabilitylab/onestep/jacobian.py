@@ -1,0 +1,55 @@
+"""The Jacobian of every LayerNorm: how much of a gradient each lets through."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..probes import Site
+from .subject import Filled, Hook, Subject, filled
+
+COLUMNS = ("frobenius", "spectral", "input", "centred")
+DEFINITION = """Norms of LN's Jacobian at gain 1, J = (I - 1 1^T / d - z z^T / d) / sigma with z the normalised token
+and sigma^2 = Var_d + eps, and L2 norms of the token that enters (input) and of it without its mean over d (centred);
+means over real tokens. Where eps is negligible, spectral = 1 / sigma = sqrt(d) / centred. DeepNet, Sec. 3; Xiong et
+al. 2020."""
+
+
+def jacobian_norms(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(Frobenius norm, spectral norm) of dLN(x)/dx at gain 1 and bias 0 for each token; x (..., D) -> (...).
+
+    J is symmetric: 0 along 1, 1 / sigma in the d - 2 directions across 1 and z, and eps / sigma^3 along z, what eps
+    leaves of the direction that normalising removes.
+    """
+    d = x.shape[-1]
+    variance = x.var(dim=-1, correction=0)
+    sigma = (variance + eps).sqrt()
+    along = eps / sigma.square()
+    return (d - 2 + along.square()).sqrt() / sigma, (torch.ones_like(along) if d > 2 else along) / sigma
+
+
+class Jacobians:
+    """What one forward pass says about every norm."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._means: dict[Site, list[float]] = {}
+
+    def hooks(self) -> Iterator[tuple[nn.Module, Hook]]:
+        return ((site.module, partial(self._hear, site)) for site in self._subject.sites.norms)
+
+    def _hear(self, site: Site, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        x = args[0][self._subject.real(site.stack)]  # (tokens, D)
+        assert isinstance(module, nn.LayerNorm)
+        norms = *jacobian_norms(x, module.eps), x.norm(dim=-1), x.std(dim=-1, correction=0) * math.sqrt(x.shape[-1])
+        self._means[site] = torch.stack(norms).mean(dim=-1).tolist()
+
+    def table(self) -> Filled:
+        sites = self._subject.sites.norms
+        columns = {column: [self._means[site][i] for site in sites] for i, column in enumerate(COLUMNS)}
+        return filled("ln_jacobian", [s.row for s in sites], columns, unit="norm", definition=DEFINITION, total="mean")

@@ -1,0 +1,95 @@
+"""One configuration, measured at its initialisation and written as a run directory."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..config import Config, DataConfig, Stack
+from ..data import Dataset, load_data
+from ..errors import ResourceError, UsageError
+from ..models import canonical
+from ..store import RunWriter
+from ..train.environment import prepare_process, resolve_device
+from ..train.footprint import Footprint, check_memory, estimate
+from ..train.run import Plan, manifest
+from .attention import lemma41
+from .jacobian import Jacobians
+from .ordinary import ordinary
+from .perturbation import Outputs, perturbation
+from .rates import directions, update_rate
+from .subject import Filled, Subject, hooked
+from .theorem import Connections, applies, theorem
+
+
+def measure(config: Config, out: Path, name: str) -> Path:
+    """A run directory ``out/name`` of kind "onestep": float64 whatever ``train.precision``, dropout off, step 0 alone.
+
+    Nothing is written before all is measured. Raises UsageError where ``out/name`` exists, ResourceError where the
+    memory does not suffice.
+    """
+    prepare_process(config.train.threads)
+    path, config = out / name, settled(config)
+    if (path / "run.json").exists():
+        raise UsageError(f"{path} exists already and is never overwritten: choose another --name.")
+    device = resolve_device(config.train)
+    dataset = _dataset(config.data, config.model.stack)  # pyright: ignore[reportArgumentType] (frozen, so hashable)
+    footprint = estimate(config, dataset)
+    check_memory(Footprint(footprint.parameters, 2 * footprint.state, 2 * footprint.activations), device)
+    try:
+        metrics, tables = everything(Subject.of(config, dataset, device))
+    except RuntimeError as error:
+        if "memory" in str(error):
+            raise ResourceError(
+                f"out of memory on {device}: give a smaller --depth or --set data.sentences=..."
+            ) from error
+        raise
+    facts = manifest(Plan(config, dataset, device, footprint)) | {"kind": "onestep", "precision": "float64"}
+    return _write(path, facts, metrics, tables)
+
+
+def everything(subject: Subject) -> tuple[dict[str, float | None], list[Filled]]:
+    """The metrics and tables of a one-step run."""
+    metrics, tables = ordinary(subject)
+    before, jacobians, connections = Outputs(subject), Jacobians(subject), Connections(subject)
+    with ExitStack() as hooks:
+        for each in (before, jacobians, connections):
+            hooks.enter_context(hooked(each.hooks()))
+        start = subject.output()
+    updates = directions(subject)
+    rates = update_rate(subject, updates, start)
+    tables += [rates, perturbation(subject, before), jacobians.table()]
+    if applies(subject):
+        by_site = {row.site: value for row, value in zip(rates[0].rows, rates[1].values[:, 0].tolist(), strict=True)}
+        tables.append(theorem(subject, connections, updates, by_site))
+    tables.append(lemma41(subject.config.model.d_model, subject.config.train.seed))
+    return metrics, tables
+
+
+def settled(config: Config) -> Config:
+    """The configuration as a run directory stores it: canonical names of architectures."""
+    return config.model_copy(update={"model": canonical(config.model)})
+
+
+@lru_cache(maxsize=8)
+def _dataset(config: DataConfig, stack: Stack) -> Dataset:
+    return load_data(config, stack=stack)
+
+
+def _write(path: Path, facts: Mapping[str, Any], metrics: Mapping[str, float | None], tables: Sequence[Filled]) -> Path:
+    run = RunWriter.create(path, facts)
+    try:
+        run.open([table for table, _ in tables])
+        run.append(0, metrics, {table.name: cells for table, cells in tables})
+        run.set_status("finished", 0)
+        run.close()
+    except BaseException:
+        with suppress(ResourceError):
+            run.close()
+        shutil.rmtree(path, ignore_errors=True)  # half of it is worth less than the name that it takes
+        raise
+    return path

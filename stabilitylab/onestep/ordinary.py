@@ -1,0 +1,56 @@
+"""The ordinary probes at step 0, recorded by the watcher itself, and the gradients that it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..probes import Watcher
+from ..schema import Cells, Table
+from ..train.recipe import adamw
+from .subject import Filled, Subject
+
+PROBES = (
+    *("grad_norm", "activation_grad_norm", "ln_input"),
+    *("cosine_similarity", "activation_sparsity", "branch_variance"),
+)
+
+
+class Gathered:
+    """A sink that keeps the one row that it gets."""
+
+    def __init__(self) -> None:
+        self.tables: Sequence[Table] = ()
+        self.metrics: dict[str, float | None] = {}
+        self.cells: Mapping[str, Cells] = {}
+
+    def open(self, tables: Sequence[Table]) -> None:
+        self.tables = tables
+
+    def append(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
+        self.metrics, self.cells = dict(metrics), tables
+
+    def close(self) -> None:
+        pass
+
+
+def ordinary(subject: Subject) -> tuple[dict[str, float | None], list[Filled]]:
+    """Metrics and tables of row 0; the reference pass is over the same batch. Afterwards ``.grad`` holds dE/dtheta."""
+    model, batch, sink = subject.model, subject.batch, Gathered()
+    watcher = Watcher(
+        model,
+        sink,
+        probes=PROBES,
+        every=1,
+        update_every=1,
+        optimizer=adamw(subject.config.train, model.parameters()),  # never stepped: its eps is recorded against
+        mask=batch.masks,
+        reference=lambda: model(**batch.inputs),
+    )
+    try:
+        loss, nll = subject.loss()
+        loss.backward()
+        watcher.step(loss=loss, nll=nll, alpha=None if model.schedule is None else model.schedule.get())
+        watcher.flush()
+    finally:
+        watcher.close()
+    return sink.metrics, [(table, sink.cells[table.name]) for table in sink.tables]

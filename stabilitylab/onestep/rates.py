@@ -1,0 +1,60 @@
+"""How fast the output moves with one update, by optimizer and group of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..probes.parameters import GROUPS, Piece
+from ..schema import Row
+from .subject import Filled, Subject, filled, moved, part_of
+
+LR = 1e-6  # small enough for the linear response, large enough for nine digits of it in float64
+
+# Which pieces of the parameters each group holds. An untied output matrix comes after F: it is in "all" alone.
+MEMBERS: dict[str, Callable[[Piece], bool]] = {
+    "all": lambda piece: True,
+    **{group: lambda piece, group=group: piece.group == group for group in GROUPS},
+    "embedding": lambda piece: piece.row.sublayer == "embedding",
+    "encoder": lambda piece: piece.row.stack == "encoder",
+    "decoder": lambda piece: piece.row.stack == "decoder",
+    "cross_attn": lambda piece: piece.row.sublayer == "cross_attn",
+}
+DEFINITION = """Mean over real target tokens of ||F(theta - lr u) - F(theta)||_2 / lr at lr = 1e-6, F the last stack's
+output after its last norm; u is the gradient (sgd) or g / (|g| + eps), Adam's first update without weight decay, in one
+group of parameters and 0 elsewhere. vo_ffn: v, out, fc1, fc2; encoder, decoder: that stack with its embedding (one that
+both share is the decoder's). DeepNet, Fig. 5 and Sec. 4.2; lr and groups Inferred."""
+
+
+def directions(subject: Subject) -> dict[str, list[Tensor]]:
+    """Optimizer -> what it subtracts from each parameter per unit of learning rate in its first update."""
+    eps = subject.config.train.eps
+    gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in subject.parameters.tensors]
+    return {"sgd": gradients, "adam": [gradient / (gradient.abs() + eps) for gradient in gradients]}
+
+
+def rate(subject: Subject, members: Callable[[Piece], bool], direction: list[Tensor], start: Tensor) -> float:
+    """||dF|| / lr per token for an update of those pieces; ``start`` is F before it."""
+    cuts = [(piece.index, piece.part) for piece in subject.parameters.pieces if members(piece)]
+    tensors = [part_of(subject.parameters.tensors[index].data, rows) for index, rows in cuts]
+    with moved(tensors, [part_of(direction[index], rows) for index, rows in cuts], -LR):
+        change = subject.output() - start
+    return (torch.linalg.vector_norm(change, dim=-1).mean() / LR).item()
+
+
+def update_rate(subject: Subject, directions: dict[str, list[Tensor]], start: Tensor) -> Filled:
+    groups = {n: m for n, m in MEMBERS.items() if any(map(m, subject.parameters.pieces))}
+    rates = {
+        Row(f"{optimizer}.{name}"): rate(subject, members, direction, start)
+        for optimizer, direction in directions.items()
+        for name, members in groups.items()
+    }
+    return filled(
+        "update_rate",
+        list(rates),
+        {"value": list(rates.values())},
+        unit="L2 norm per token and learning rate",
+        definition=DEFINITION,
+    )

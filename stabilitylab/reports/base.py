@@ -1,0 +1,187 @@
+"""What a figure is: runs in, panels out. Panels are data; ``paper`` prints them, ``screen`` makes them interactive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from ..registry import Registry
+
+if TYPE_CHECKING:
+    from .collection import Runs
+
+ZERO, ABSENT, NONFINITE = 1, 2, 3  # in Map.finding; 0 is a number like any other
+
+
+class MissingRuns(Exception):
+    """A figure or claim lacks its runs: a sentence, and the command that makes them."""
+
+    def __init__(self, sentence: str, command: str = "") -> None:
+        super().__init__(sentence)
+        self.sentence, self.command = sentence, command
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line, or points or crosses, with a band from ``low`` to ``high`` (the range over seeds).
+
+    ``label`` is the legend's entry, ``arch`` the label of the architecture whose colour and marker it takes.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    arch: str = ""
+    dash: str = ""  # solid | dashed | dotted | dashdot; "": that of the architecture
+    kind: Literal["line", "points", "crosses"] = "line"
+    right: bool = False  # read on the right axis
+    seeds: int = 1
+    colour: str = ""  # where no architecture gives it
+    marker: str = ""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A labelled straight line: a saturation level, a threshold, a number that a paper states."""
+
+    value: float
+    label: str
+    vertical: bool = False
+
+
+@dataclass(frozen=True)
+class Map:
+    """A heat map: ``z`` (rows, columns), row i at ``y[i]``, column j at ``x[j]``.
+
+    ``finding`` marks cells that are not a number like any other: ZERO, ABSENT (no gradient), NONFINITE.
+    """
+
+    x: Sequence[float]
+    y: Sequence[float]
+    z: np.ndarray
+    finding: np.ndarray
+    unit: str
+    log: bool = True
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    x: str
+    y: str
+    series: Sequence[Series] = ()
+    references: Sequence[Reference] = ()
+    map: Map | None = None
+    log_x: bool = False
+    log_y: bool = False
+    right: str = ""  # label of the right axis, where a series uses it
+    log_right: bool = False
+    ticks: Sequence[float] = ()  # of the x axis, where they are few and meant
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What a figure found: panels, one sentence with the finding, and notes on what was drawn and what was left out."""
+
+    panels: Sequence[Panel]
+    finding: str
+    notes: Sequence[str] = ()
+    columns: int = 2  # panels a row at full width
+
+    def frame(self) -> pd.DataFrame:
+        """Exactly what is drawn, one row a point: panel, series, x, y, low, high, seeds, finding."""
+        pieces = [piece for panel in self.panels for piece in _drawn(panel)]
+        columns = ["panel", "series", "axis", "x", "y", "low", "high", "seeds", "finding"]
+        return pd.concat(pieces, ignore_index=True).loc[:, columns] if pieces else pd.DataFrame(columns=columns)
+
+
+def _drawn(panel: Panel) -> Iterator[pd.DataFrame]:
+    for one in panel.series:
+        content = {"x": one.x, "y": one.y, "low": one.low, "high": one.high}
+        data = pd.DataFrame({key: value if value is not None else np.nan for key, value in content.items()})
+        axis = panel.right if one.right else panel.y
+        yield data.assign(panel=panel.title, series=one.label, axis=axis, seeds=one.seeds, finding=one.kind)
+    if panel.map is not None:
+        rows, columns = panel.map.z.shape
+        names = np.array(["", "zero", "no gradient", "not finite"])
+        yield pd.DataFrame(
+            {
+                "panel": panel.title,
+                "series": np.repeat([f"{panel.y} {place:g}" for place in panel.map.y], columns),
+                "axis": panel.map.unit,
+                "x": np.tile(np.asarray(panel.map.x, float), rows),
+                "y": panel.map.z.ravel(),
+                "low": np.nan,
+                "high": np.nan,
+                "seeds": 1,
+                "finding": names[panel.map.finding.astype(int).ravel()],
+            }
+        )
+    for line in panel.references:
+        where = {"x": line.value, "y": np.nan} if line.vertical else {"x": np.nan, "y": line.value}
+        yield pd.DataFrame([where]).assign(
+            panel=panel.title, series=line.label, axis=panel.y, low=np.nan, high=np.nan, seeds=0, finding="reference"
+        )
+
+
+class Figure:
+    """A figure of a paper as a measurement: subclass it, decorate with :func:`figure`, write ``picture``."""
+
+    id: ClassVar[str]
+    title: ClassVar[str]
+    source: ClassVar[str]
+
+    def picture(self, runs: Runs) -> Picture:
+        """What these runs show; raises :class:`MissingRuns` where there is nothing to draw."""
+        raise NotImplementedError
+
+
+class _Figures(Registry[type[Figure]]):
+    def resolve(self, name: str) -> str:
+        return super().resolve(f"branchnorm:{name}" if name.isdigit() else name)
+
+
+FIGURES = _Figures("figure")
+F = TypeVar("F", bound=type[Figure])
+
+
+def figure(id: str, *, title: str, source: str) -> Callable[[F], F]:
+    """Registers a figure class: ``@figure("branchnorm:8", title=..., source="BranchNorm, Figure 8")``."""
+
+    def decorate(cls: F) -> F:
+        cls.id, cls.title, cls.source = id, title, source
+        FIGURES.register(id)(cls)
+        return cls
+
+    return decorate
+
+
+@dataclass
+class Spread:
+    """Values of several seeds at each x, as a line with the range over seeds."""
+
+    log: bool = False  # the middle is a geometric mean
+    points: dict[float, list[float]] = field(default_factory=dict)
+
+    def add(self, x: Sequence[float], y: Sequence[float]) -> None:
+        """One seed's values."""
+        for place, value in zip(x, y, strict=True):
+            self.points.setdefault(float(place), []).append(float(value))
+
+    def series(self, label: str, *, arch: str = "", **look: object) -> Series:
+        places = sorted(self.points)
+        values = [np.asarray(self.points[place]) for place in places]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            middle = [float(np.exp(np.log(v).mean())) if self.log else float(v.mean()) for v in values]
+        several = any(len(v) > 1 for v in values)
+        low, high = ([float(f(v)) for v in values] if several else None for f in (np.min, np.max))
+        seeds = max(map(len, values), default=0)
+        return Series(label, places, middle, low, high, arch=arch, seeds=seeds, **look)  # type: ignore[arg-type]

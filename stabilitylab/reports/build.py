@@ -1,0 +1,145 @@
+"""The report: every figure that the runs allow, the ledger of claims, and the page that holds them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from ..errors import InputError, UsageError
+from ..experiments import command
+from ..store.layout import plain
+from . import page, paper
+from .base import FIGURES, MissingRuns, Picture
+from .claims import Finding, ledger
+from .collection import Record, Runs
+from .diagnosis import diagnose
+
+log = logging.getLogger(__name__)
+DIAGNOSED = 6  # runs that get a diagnostic page of their own, where none is named
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A figure that could not be made, why, and the command that makes its runs."""
+
+    id: str
+    title: str
+    sentence: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a report came to."""
+
+    page: Path
+    sections: Sequence[page.Section]
+    missing: Sequence[Missing]
+    findings: Sequence[Finding]
+    broken: Sequence[tuple[Path, str]]
+
+
+def build(
+    folder: Path,
+    out: Path,
+    *,
+    figures: Sequence[str] = (),
+    diagnosed: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda what: None,
+) -> Built:
+    """Write the report on the runs below ``folder`` to ``out``: index.html, figures/, claims.json, claims.csv.
+
+    ``figures`` and ``diagnosed`` (names of runs) choose; empty: all figures, and the runs that most need a look.
+    Raises InputError where ``folder`` holds no run, UsageError for a name that does not exist.
+    """
+    from . import figures as _  # noqa: F401  (registers them)
+
+    chosen = [FIGURES.resolve(name) for name in figures] or sorted(FIGURES)
+    runs, broken = load(folder)
+    named = _named(runs, diagnosed)
+    sections, missing = [], []
+    for id in chosen:
+        entry = FIGURES[id]
+        progress(id)
+        try:
+            picture = entry().picture(runs)
+        except MissingRuns as lacking:
+            missing.append(Missing(id, entry.title, lacking.sentence, lacking.command or command(id)))
+            continue
+        sections.append(_section(out, id, entry.title, entry.source, picture, "figures"))
+    for record in named:
+        progress(record.name)
+        try:
+            picture = diagnose(record)
+        except MissingRuns as lacking:
+            log.warning("%s: %s", record.name, lacking.sentence)
+            continue
+        sections.append(_section(out, f"run:{record.name}", record.name, "one run, step by step", picture, "runs"))
+    progress("claims")
+    findings = ledger(runs)
+    write_ledger(findings, out)
+    progress("page")
+    path = page.write(
+        out,
+        title=f"stabilitylab: {len(runs)} run{'s' if len(runs) != 1 else ''} of {folder.resolve().name}",
+        sections=sections,
+        findings=findings,
+        runs=runs,
+        broken=broken,
+        missing=[(entry.id, entry.title, entry.sentence, entry.command) for entry in missing],
+    )
+    return Built(path, sections, missing, findings, broken)
+
+
+def load(folder: Path) -> tuple[Runs, list[tuple[Path, str]]]:
+    """The runs below ``folder`` and what could not be read; raises InputError where there is no run at all."""
+    if not folder.is_dir():
+        raise InputError(f"no folder {folder}: make runs with 'stabilitylab probe', or name their folder.")
+    broken: list[tuple[Path, str]] = []
+    runs = Runs.load(folder, broken)
+    if not runs:
+        found = f"; {broken[0][1]}" if broken else ""
+        raise InputError(
+            f"no run can be read below {folder}: make one with 'stabilitylab probe --out {folder}'{found}."
+        )
+    return runs, broken
+
+
+def write_ledger(findings: Sequence[Finding], out: Path) -> None:
+    """claims.json, and claims.csv with one row an effect."""
+    out.mkdir(parents=True, exist_ok=True)
+    entries = [finding.as_dict() for finding in findings]
+    (out / "claims.json").write_text(json.dumps(plain({"claims": entries}), indent=1) + "\n", encoding="utf-8")
+    rows = [
+        {
+            **{key: value for key, value in entry.items() if key != "effects"},
+            **{f"effect_{k}": v for k, v in one.items()},
+        }
+        for entry in entries
+        for one in (entry["effects"] or [{}])
+    ]
+    pd.DataFrame(rows).to_csv(out / "claims.csv", index=False)
+
+
+def _section(out: Path, id: str, title: str, source: str, picture: Picture, group: str) -> page.Section:
+    name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in id)
+    files = paper.write(picture, out / "figures", name)
+    relative = {kind: path.relative_to(out).as_posix() for kind, path in files.items()}
+    return page.Section(id, title, source, picture, relative, group=group)  # type: ignore[arg-type]
+
+
+def _named(runs: Runs, names: Sequence[str]) -> list[Record]:
+    """The runs of these names; without any the first ones, what went wrong before what went well."""
+    if names:
+        known = {record.name: record for record in runs}
+        if unknown := [name for name in names if name not in known]:
+            raise UsageError(f"no run {unknown[0]!r} there; it has {', '.join(list(known)[:8])}.")
+        return [known[name] for name in names]
+    order = {"diverged": 0, "stuck": 1, "": 2, "learning": 3, "trained": 4}
+    trained = [record for record in runs if record.kind != "onestep"]
+    return sorted(trained, key=lambda record: order.get(record.verdict, 2))[:DIAGNOSED]

@@ -1,0 +1,223 @@
+"""The runs that a report is about, and how figures and claims choose among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import pandas as pd
+
+from ..errors import StabilityLabError
+from ..store import Run, load_runs
+from ..store.combine import By
+from . import style
+
+Frame = Any  # a pandas DataFrame; its bundled stubs call every selection a union of types
+
+PILOT_SEEDS, PILOT_WIDTH = (0, 1, 2), 64  # the thresholds of claims were set next to these: no evidence for them
+# Settings in which runs of one comparison may differ: what the label and the seed stand for, and what changes nothing.
+FREE = frozenset(
+    [
+        *("preset", "model.arch", "model.decoder_arch", "model.init", "model.alpha", "model.qk_gain"),
+        *("model.growth", "model.T", "model.t0", "train.seed", "data.seed", "train.device", "train.threads"),
+        *("train.checkpoint_every", "train.on_divergence", "probes.names", "probes.every", "probes.update_every"),
+    ]
+)
+LAYERS = ("model.encoder_layers", "model.decoder_layers")
+
+
+class Record:
+    """One run with the facts by which it is chosen."""
+
+    def __init__(self, run: Run, name: str) -> None:
+        self.run, self.name = run, name
+        self.settings: Mapping[str, Any] = {
+            f"{section}.{key}" if isinstance(values, Mapping) else section: value
+            for section, values in run.config.items()
+            for key, value in (values.items() if isinstance(values, Mapping) else [("", values)])
+        }
+        self.kind: str = str(run.manifest.get("kind", "train" if run.config else "watched"))
+        self.label: str = str(run.manifest.get("label", "unlabelled"))
+        self.seed: int = int(self.settings.get("train.seed", 0))
+        self.layers: tuple[int, int] = (int(self.settings.get(LAYERS[0], 0)), int(self.settings.get(LAYERS[1], 0)))
+        self.width: int = int(self.settings.get("model.d_model", 0))
+        self.tables: frozenset[str] = frozenset(run.tables)
+
+    def __repr__(self) -> str:
+        return f"Record({self.name!r})"
+
+    @cached_property
+    def status(self) -> Any:
+        return self.run.status
+
+    @property
+    def verdict(self) -> str:
+        """diverged, stuck, learning or trained; "" while that is open."""
+        return str((self.status.facts.get("verdict") or {}).get("state", ""))
+
+    @property
+    def ended(self) -> bool:
+        return self.status.state in ("finished", "diverged")
+
+    @property
+    def depth(self) -> int:
+        """Layers of the deeper stack: N of an N-layer encoder and decoder."""
+        return max(self.layers)
+
+    @cached_property
+    def metrics(self) -> Frame:
+        """One row a step."""
+        return self.run.metrics
+
+    def held_out(self) -> Frame:
+        """step, held_out_nll, held_out_accuracy where they were measured."""
+        columns = ["step", "held_out_nll", "held_out_accuracy"]
+        present = [column for column in columns if column in self.metrics]
+        return self.metrics.loc[:, present].dropna() if len(present) == 3 else pd.DataFrame(columns=columns)
+
+    def frame(self, table: str, columns: Sequence[str] | None = None, by: By | None = None) -> Frame:
+        """A probe's table at all its steps."""
+        return self.run.frame(table, columns=columns, by=by)
+
+    def at(
+        self, table: str, step: int | None = None, columns: Sequence[str] | None = None, by: By | None = None
+    ) -> Frame:
+        """A probe's table at the probed step nearest to ``step``; None: the last. The frame's step says which."""
+        data = self.frame(table, columns, by)
+        if data.empty:
+            return data
+        steps = np.unique(data["step"].to_numpy())
+        chosen = steps[-1] if step is None else steps[np.abs(steps - step).argmin()]
+        return data.loc[data["step"] == chosen].reset_index(drop=True)
+
+
+class Runs(Sequence[Record]):
+    """Runs to choose from; every choice yields fewer of them."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._records = list(records)
+
+    @classmethod
+    def load(cls, folder: str | Path, broken: list[tuple[Path, str]] | None = None) -> Runs:
+        """Every run below ``folder``; those that cannot be read go to ``broken`` with the reason."""
+        folder = Path(folder)
+        records = []
+        for run in load_runs(folder, broken):
+            try:
+                records.append(Record(run, run.path.relative_to(folder).as_posix() if run.path != folder else run.name))
+            except (StabilityLabError, AttributeError, TypeError, ValueError) as error:
+                if broken is None:
+                    raise
+                broken.append((run.path, f"its configuration is damaged ({error})"))
+        return cls(records)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> Runs: ...
+    def __getitem__(self, index: int | slice) -> Record | Runs:
+        return Runs(self._records[index]) if isinstance(index, slice) else self._records[index]
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._records)
+
+    def where(
+        self,
+        test: Callable[[Record], bool] | None = None,
+        *,
+        kind: str | None = None,
+        label: str | Sequence[str] | None = None,
+        layers: tuple[int, int] | None = None,
+        table: str | Sequence[str] = (),
+        **settings: Any,
+    ) -> Runs:
+        """Those of this kind, label(s), layers, with these tables and settings (``train__warmup=0``), and ``test``."""
+        labels = (label,) if isinstance(label, str) else label
+        tables = {table} if isinstance(table, str) else set(table)
+        wanted = {key.replace("__", "."): value for key, value in settings.items()}
+        return Runs(
+            record
+            for record in self
+            if (kind is None or record.kind == kind)
+            and (labels is None or record.label in labels)
+            and (layers is None or record.layers == layers)
+            and tables <= record.tables
+            and all(record.settings.get(key) == value for key, value in wanted.items())
+            and (test is None or test(record))
+        )
+
+    def evidence(self) -> Runs:
+        """Ended runs, without the pilots next to which thresholds were set (seeds 0, 1, 2 at width 64)."""
+        return self.where(lambda run: run.ended and not (run.seed in PILOT_SEEDS and run.width == PILOT_WIDTH))
+
+    def groups(self, *free: str) -> list[Runs]:
+        """Runs that differ in nothing but architecture, seed and the settings ``free``; the richest first:
+        more labels, then more runs, then more steps. Of runs equal in all that, the latest name counts."""
+        found: dict[Any, dict[Any, Record]] = {}
+        for record in self:
+            open_ = FREE | set(free)
+            key = (record.kind, *sorted((k, repr(v)) for k, v in record.settings.items() if k not in open_))
+            own = (record.label, record.seed, *(repr(record.settings.get(k)) for k in (*free, "model.T")))
+            found.setdefault(key, {})[own] = record
+        groups = [Runs(group.values()) for group in found.values()]
+        return sorted(groups, key=lambda g: (len(g.labels), len(g), g[0].settings.get("train.steps", 0)), reverse=True)
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels present, in the fixed order of architectures."""
+        order = {arch: place for place, arch in enumerate(style.ARCHS)}
+        return sorted({record.label for record in self}, key=lambda label: (order.get(style.family(label), 99), label))
+
+    @property
+    def depths(self) -> list[int]:
+        return sorted({record.depth for record in self})
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({record.seed for record in self})
+
+    def describe(self) -> str:
+        """What these runs have in common, and their seeds, in a few words."""
+        shared = {
+            key: next(iter(values.values()))
+            for key in {key: None for record in self for key in record.settings}
+            if len(values := {repr(record.settings.get(key)): record.settings.get(key) for record in self}) == 1
+        }
+        layers = {f"{'-'.join(f'{n}L' for n in record.layers if n)}" for record in self}
+        words = [
+            layers.pop() if len(layers) == 1 else f"{len(layers)} depths",
+            f"{shared['model.d_model']} wide" if "model.d_model" in shared else "",
+            "one step" if self[0].kind == "onestep" else f"{shared.get('train.steps', '?')} updates",
+            f"lr {shared['train.lr']:g}" if "train.lr" in shared and self[0].kind == "train" else "",
+            f"warm-up {shared['train.warmup']}" if "train.warmup" in shared and self[0].kind == "train" else "",
+            f"{str(shared['data.source']).split(':')[0]} data" if "data.source" in shared else "",
+            f"seed{'s' if len(self.seeds) > 1 else ''} {spans(self.seeds)}",
+        ]
+        return ", ".join(word for word in words if word)
+
+    def by_seed(self) -> dict[int, Record]:
+        """Seed -> run; of several with one seed the last."""
+        return {record.seed: record for record in sorted(self, key=lambda record: record.name)}
+
+
+def pairs(first: Runs, second: Runs) -> list[tuple[int, Record, Record]]:
+    """(seed, run, run) for each seed that both have: the same weights to begin with and the same order of data."""
+    one, other = first.by_seed(), second.by_seed()
+    return [(seed, one[seed], other[seed]) for seed in sorted(one.keys() & other.keys())]
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """``3-5, 8`` for 3, 4, 5, 8."""
+    pieces: list[list[int]] = []
+    for number in sorted(numbers):
+        if pieces and number == pieces[-1][-1] + 1:
+            pieces[-1].append(number)
+        else:
+            pieces.append([number])
+    return ", ".join(f"{piece[0]}-{piece[-1]}" if len(piece) > 1 else f"{piece[0]}" for piece in pieces)

@@ -1,0 +1,154 @@
+"""DeepNet, Figure 3: Post-LN-init has larger gradients in its last layers than Post-LN, and converges all the same."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ...experiments import command
+from .. import style
+from ..base import Figure, MissingRuns, Panel, Picture, Spread, figure
+from ..claims import Effect, Share, claim
+from ..collection import LAYERS, Record, Runs, pairs
+from ..layerwise import by_layer, held_out_panel, layer_values
+from ..statistics import Region
+from .branchnorm_5 import failed
+
+BOTH = ("postln", "postln-init")
+DEPTH = 18  # layers a side of Figs. 3a and 3c
+LATER = 100
+
+
+@figure("deepnet:3", title="Gradients and convergence of Post-LN-init", source="DeepNet, Figure 3")
+class LargerGradients(Figure):
+    """Norm of the loss's gradient with respect to each decoder layer's parameters at initialisation, by layer (a) and
+    of the last layer by depth (b); held-out loss against updates (c).
+
+    Inferred: the paper says neither which tensor nor which step; here all parameters of a layer, at step 0.
+    """
+
+    def picture(self, runs: Runs) -> Picture:
+        fit = runs.where(label=BOTH, table="grad_norm")
+        groups = fit.groups(*LAYERS)
+        if not groups:
+            raise MissingRuns("no run of postln or postln-init with grad_norm", command(self.id))
+        best = max(groups, key=lambda g: (len(g.labels), len(g.depths), len(g)))
+        notes = [f"(a), (b): {best.describe()}, at initialisation."]
+        depth = min(best.depths, key=lambda n: abs(n - DEPTH))
+        profile = by_layer(_at(best, depth), "grad_norm", "value", "decoder", step=0, log=True)
+        panels = [
+            Panel(f"Decoder of {depth}L-{depth}L", "decoder layer", "gradient norm (L2)", profile, log_y=True),
+            _last_layer(best),
+        ]
+        curves = [g for g in fit.where(kind="train").groups() if g[0].depth == depth]
+        if curves:
+            chosen = max(curves, key=lambda g: (len(g.labels), not all(map(failed, g)), len(g)))
+            panels.append(held_out_panel(chosen))
+            notes.append(f"(c): {chosen.describe()}.")
+        return Picture(panels, _finding(best), notes, columns=3)
+
+
+def _at(runs: Runs, depth: int) -> Runs:
+    return runs.where(lambda run: run.depth == depth)
+
+
+def _last(record: Record, step: int = 0) -> float:
+    """Gradient norm of the last decoder layer at the probed step nearest to ``step``."""
+    values = layer_values(record, "grad_norm", "value", "decoder", step)
+    return values[max(values)] if values else math.nan
+
+
+def _last_layer(group: Runs) -> Panel:
+    lines = []
+    for label in group.labels:
+        spread = Spread(log=True)
+        for record in group.where(label=label):
+            spread.add([record.depth], [_last(record)])
+        lines.append(spread.series(style.title(label), arch=label))
+    ticks = group.depths
+    return Panel(
+        "Last decoder layer", "layers a side", "gradient norm (L2)", lines, log_x=True, log_y=True, ticks=ticks
+    )
+
+
+def _finding(group: Runs) -> str:
+    ratios = {
+        depth: [_last(b) / _last(a) for _, a, b in _pairs(group, depth)]
+        for depth in group.depths
+        if _pairs(group, depth)
+    }
+    if not ratios:
+        return "Post-LN-init against Post-LN needs runs of both."
+    middle = {depth: math.exp(np.mean(np.log(values))) for depth, values in ratios.items()}
+    above = sum(value > 1 for value in middle.values())
+    return (
+        f"The last decoder layer's gradient is larger in Post-LN-init than in Post-LN at {above} of {len(middle)} "
+        f"depths (ratio {min(middle.values()):.2f} to {max(middle.values()):.2f})."
+    )
+
+
+def _pairs(group: Runs, depth: int) -> list[tuple[int, Record, Record]]:
+    own = _at(group, depth)
+    return pairs(own.where(label=BOTH[0]), own.where(label=BOTH[1]))
+
+
+@claim(
+    "C11",
+    figure="deepnet:3",
+    paper="DeepNet",
+    sentence="Post-LN-init has a larger gradient in the last decoder layer than Post-LN, at all depths",
+    source="DeepNet, Figs. 3a and 3b",
+    statistic="ratio of the last decoder layer's gradient norm at each N from 6 to 24, at step 0 and at step 100",
+    threshold="R: > 1 at every N and both times; X: < 1 at some",
+    sweep="deepnet:3",
+)
+def larger_last_gradient(runs: Runs) -> list[Effect]:
+    fit = runs.where(label=BOTH, table="grad_norm")
+    found: list[Effect] = []
+    for step, name in ((0, "at initialisation"), (LATER, f"at step {LATER}")):
+        have = fit.where(lambda run, step=step: step == 0 or run.settings.get("train.steps", 0) > LATER)
+        if step:
+            have = have.where(kind="train")
+        best: dict[int, dict[int, float]] = {}
+        for group in have.groups(*LAYERS):
+            ratios = {
+                depth: {seed: _last(b, step) / _last(a, step) for seed, a, b in _pairs(group, depth)}
+                for depth in group.depths
+                if 6 <= depth <= 24
+            }
+            ratios = {depth: values for depth, values in ratios.items() if values}
+            best = max(best, ratios, key=lambda r: (len(r), sum(map(len, r.values()))))
+        found += [
+            Effect(f"ratio {name}, {depth}L", values, Region(low=1), Region(high=1), log=True)
+            for depth, values in best.items()
+        ]
+    if not found:
+        raise MissingRuns("needs postln and postln-init of 6 to 24 layers a side with the same seeds")
+    return found
+
+
+@claim(
+    "C12",
+    figure="deepnet:3",
+    paper="DeepNet",
+    sentence="Post-LN-init converges where Post-LN does not (18L-18L)",
+    source="DeepNet, Fig. 3c",
+    statistic="share of runs that diverged or are stuck after 3,000 updates or more, at width 512",
+    threshold="R: more than half of Post-LN's and less than half of Post-LN-init's; X: the reverse of either",
+    sweep="deepnet:3",
+)
+def converges_where_postln_does_not(runs: Runs) -> list[Share]:
+    long = runs.where(
+        lambda run: run.settings.get("train.steps", 0) >= 3000 and run.width >= 512,
+        kind="train", label=BOTH, layers=(DEPTH, DEPTH),
+    )  # fmt: skip
+    arms = [long.where(label=label) for label in BOTH]
+    if not all(arms):
+        raise MissingRuns(
+            "needs 18L-18L runs of 3,000 updates at width 512, which take a GPU", command("deepnet:3", "paper")
+        )
+    return [
+        Share("Post-LN that failed", sum(map(failed, arms[0])), len(arms[0]), Region(low=0.5), Region(high=0.5)),
+        Share("Post-LN-init that failed", sum(map(failed, arms[1])), len(arms[1]), Region(high=0.5), Region(low=0.5)),
+    ]

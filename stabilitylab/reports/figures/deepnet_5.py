@@ -1,0 +1,144 @@
+"""DeepNet, Figure 5: the size of a model update against depth, and for which parameters it stays constant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from ...experiments import command
+from .. import style
+from ..base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
+from ..collection import LAYERS, Record, Runs
+from ..statistics import slope
+
+GROUPS = {"all": "o", "vo_ffn": "s", "ln": "^", "qk": "v", "bias": "D", "embedding": "P"}
+NAMES = {
+    "all": "all parameters",
+    "vo_ffn": "v, out, FFN (the theorem's)",
+    "ln": "LayerNorm",
+    "qk": "q, k",
+    "bias": "biases",
+    "embedding": "embedding",
+}
+COLOURS = ("#222222", "#0072B2", "#D55E00", "#56B4E9", "#009E73", "#CC79A7")
+OPTIMIZERS = {"sgd": ("SGD", "dashed"), "adam": ("Adam", "solid")}
+EARLY = 10  # the update at which training runs of several depths are compared, before saturation
+
+
+def rate(record: Record, optimizer: str, group: str) -> float:
+    """||F(theta - lr u) - F(theta)|| / lr per token for one update of ``group`` at lr = 1e-6; NaN if not measured."""
+    data = record.at("update_rate", 0, ["value"])
+    found = data.loc[data["site"] == f"{optimizer}.{group}", "value"].to_numpy(float)
+    return float(found[0]) if len(found) else math.nan
+
+
+def one_step_runs(runs: Runs) -> Runs:
+    """The richest group of one-step runs that differ in depth, architecture and seed alone."""
+    groups = runs.where(kind="onestep", table="update_rate").groups(*LAYERS)
+    if not groups:
+        raise MissingRuns("no one-step run with update_rate", command("deepnet:5"))
+    return max(groups, key=lambda g: (len(g.depths), len(g.labels), len(g)))
+
+
+@figure("deepnet:5", title="Model update against depth", source="DeepNet, Figure 5 and Theorem 4.3")
+class UpdateAgainstDepth(Figure):
+    """||dF|| per token of one update from initialisation, in units of the learning rate, by depth; apart by group of
+    parameters for DeepNorm; and, from training runs of several depths, ||dF|| after ten updates under sqrt(2d).
+
+    Inferred: the paper says "early stage" and no step. ||dF|| saturates at sqrt(2d) within some ten updates, where
+    every architecture looks alike, so depths are compared by one update at lr 1e-6 in float64.
+    """
+
+    def picture(self, runs: Runs) -> Picture:
+        group = one_step_runs(runs)
+        panels = [
+            Panel(
+                "One update of Adam, all parameters", "layers a side", "||dF|| / lr (L2 per token)",
+                [_against_depth(group.where(label=label), label) for label in group.labels],
+                log_x=True, log_y=True, ticks=group.depths,
+            )
+        ]  # fmt: skip
+        shown = "deepnorm" if "deepnorm" in group.labels else group.labels[0]
+        panels.append(_by_group(group.where(label=shown), shown))
+        notes = [f"Drawn: {group.describe()}, float64. Lines are geometric means over seeds, bands their range."]
+        if (early := _early(runs)) is not None:
+            panels.append(early)
+        return Picture(panels, _finding(group), notes, columns=min(3, len(panels)))
+
+
+def _against_depth(runs: Runs, label: str) -> Series:
+    spread = Spread(log=True)
+    for record in runs:
+        spread.add([record.depth], [rate(record, "adam", "all")])
+    return spread.series(style.title(label), arch=label)
+
+
+def _by_group(runs: Runs, label: str) -> Panel:
+    lines = []
+    for (group, marker), colour in zip(GROUPS.items(), COLOURS, strict=True):
+        for optimizer, (name, dash) in OPTIMIZERS.items():
+            spread = Spread(log=True)
+            for record in runs:
+                if (value := rate(record, optimizer, group)) > 0:
+                    spread.add([record.depth], [value])
+            if spread.points:
+                look = {"dash": dash, "colour": colour, "marker": marker}
+                lines.append(spread.series(f"{NAMES[group]}, {name}", **look))
+    title = f"{style.title(label)}, by group of parameters"
+    y = "||dF|| / lr (L2 per token)"
+    return Panel(title, "layers a side", y, lines, log_x=True, log_y=True, ticks=runs.depths)
+
+
+def _early(runs: Runs) -> Panel | None:
+    """||dF|| after ten updates of training runs, where comparable ones of several depths are there."""
+
+    def cumulative(record: Record) -> float:
+        data = record.at("model_update", EARLY, ["cumulative"])
+        data = data[(data["stack"] == "decoder") & (data["step"] == EARLY)]
+        return float(data["cumulative"].iloc[0]) if len(data) else math.nan
+
+    fit = runs.where(lambda run: math.isfinite(cumulative(run)), kind="train", table="model_update")
+    groups = [group for group in fit.groups(*LAYERS) if len(group.depths) > 1]
+    if not groups:
+        return None
+    group = max(groups, key=lambda g: (len(g.depths), len(g)))
+    lines = []
+    for label in group.labels:
+        spread = Spread()
+        for record in group.where(label=label):
+            spread.add([record.depth], [cumulative(record)])
+        lines.append(spread.series(style.title(label), arch=label))
+    saturation = math.sqrt(2 * group[0].width)
+    return Panel(
+        f"After {EARLY} updates of training", "layers a side", "||dF|| (L2 per token)", lines,
+        [Reference(saturation, f"√(2d) = {saturation:.1f}")], log_x=True, ticks=group.depths,
+    )  # fmt: skip
+
+
+def exponents(runs: Runs, optimizer: str, group: str, depths: Iterable[int]) -> dict[int, float]:
+    """Seed -> exponent k of rate ~ N^k, fitted over those ``depths`` that the seed has; two at least."""
+    found = {}
+    for seed in runs.seeds:
+        own = {run.depth: rate(run, optimizer, group) for run in runs if run.seed == seed and run.depth in set(depths)}
+        if len(own) > 1 and all(value > 0 for value in own.values()):
+            found[seed] = slope([math.log(n) for n in own], [math.log(value) for value in own.values()])
+    return found
+
+
+def _finding(group: Runs) -> str:
+    pieces = []
+    for label in ("postln", "deepnorm", "branchnorm"):
+        found = exponents(group.where(label=label), "adam", "all", group.depths)
+        if found:
+            pieces.append(f"{style.title(label)}'s as N^{np.mean([*found.values()]):.2f}")
+    theorem = exponents(group.where(label="deepnorm"), "sgd", "vo_ffn", group.depths)
+    ending = (
+        f"; constant in depth only in the theorem's scope, SGD on v, out and FFN (N^{np.mean([*theorem.values()]):.2f})"
+        if theorem and abs(np.mean([*theorem.values()])) < 0.15
+        else ""
+    )
+    if not pieces:
+        return f"||dF|| of one update for {', '.join(map(style.title, group.labels))} at {len(group.depths)} depth(s)."
+    return f"One Adam update moves the output: {', '.join(pieces)}{ending}."

@@ -1,0 +1,184 @@
+"""Pictures on paper: PNG, SVG and PDF at the widths of one and two columns, and a CSV of exactly what is drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib import colors
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from . import style
+from .base import ABSENT, NONFINITE, ZERO, Map, Panel, Picture, Series
+from .style import GREY, INK
+
+COLUMN, PAGE = 3.25, 6.75  # inches: one column of two, and the page's text width
+HEIGHT = 2.05  # inches a row of panels
+MOST_MARKERS = 12  # on a line; more points than that would hide it
+SPECIAL = {ZERO: ("#ffffff", "exactly 0"), ABSENT: ("#bdbdbd", "no gradient"), NONFINITE: ("#d7191c", "not finite")}
+
+
+def write(picture: Picture, folder: Path, name: str) -> dict[str, Path]:
+    """Everything of a figure as files: ``name.png`` ... at page width, ``name-column.png`` ... at column width."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {"csv": folder / f"{name}.csv"}
+    picture.frame().to_csv(files["csv"], index=False)
+    with matplotlib.rc_context():
+        style.use_print_style()
+        for width, suffix in ((PAGE, ""), (COLUMN, "-column")):
+            drawn = draw(picture, width)
+            for kind in ("png", "svg", "pdf"):
+                path = folder / f"{name}{suffix}.{kind}"
+                drawn.savefig(path, metadata={"Date": None} if kind == "svg" else _dateless(kind))
+                files[kind + suffix] = path
+    return files
+
+
+def _dateless(kind: str) -> dict[str, Any]:
+    """Equal runs give equal files."""
+    return {"CreationDate": None} if kind == "pdf" else {}
+
+
+def draw(picture: Picture, width: float) -> Figure:
+    """``picture`` as a matplotlib figure ``width`` inches wide; panels in rows, one legend below for all of them."""
+    columns = min(len(picture.panels), picture.columns if width > COLUMN else 1)
+    rows = math.ceil(len(picture.panels) / columns)
+    entries = _entries(picture.panels)
+    beside = max(1, int(width / 1.25))
+    legend = 0.17 * math.ceil(len(entries) / beside) + 0.08 if entries else 0.0
+    height = HEIGHT * rows + legend
+    drawn = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(drawn)
+    grid = drawn.subplots(rows, columns, squeeze=False)
+    for place, axes in enumerate(grid.flat):
+        if place < len(picture.panels):
+            _panel(axes, picture.panels[place], letter=len(picture.panels) > 1 and chr(ord("a") + place))
+        else:
+            axes.set_axis_off()
+    if entries:
+        drawn.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=min(beside, len(entries)))
+    return drawn
+
+
+def _entries(panels: Sequence[Panel]) -> dict[str, Any]:
+    """Legend entries of all panels, each label once."""
+    scratch = Figure().subplots()
+    entries: dict[str, Any] = {}
+    for panel in panels:
+        for one in panel.series:
+            if one.label and one.label not in entries:
+                entries[one.label] = scratch.plot([], [], **_look(one))[0]
+        if panel.map is not None:
+            present = set(np.unique(panel.map.finding).astype(int))
+            for finding, (colour, text) in SPECIAL.items():
+                if finding in present:
+                    entries.setdefault(text, Patch(facecolor=colour, edgecolor=INK, linewidth=0.4))
+    return entries
+
+
+def _look(one: Series) -> dict[str, Any]:
+    look = style.style(one.arch or one.label)
+    colour = one.colour or look.colour
+    dash = one.dash or look.dash
+    shape = "x" if one.kind == "crosses" else (one.marker or look.marker)
+    return {
+        "color": colour,
+        "linestyle": dash if one.kind == "line" else "none",
+        "marker": shape,
+        "markerfacecolor": colour if look.filled else "white",
+        "markeredgecolor": colour,
+        "markeredgewidth": 1.2 if one.kind == "crosses" else 0.7,
+    }
+
+
+def _panel(axes: Axes, panel: Panel, letter: str | bool) -> None:
+    axes.set_title(f"({letter}) {panel.title}" if letter else panel.title, loc="left")
+    axes.set_xlabel(panel.x)
+    axes.set_ylabel(panel.y)
+    if panel.map is not None:
+        _map(axes, panel.map)
+    else:
+        if panel.log_x:
+            axes.set_xscale("log")
+        if panel.log_y:
+            axes.set_yscale("log", nonpositive="mask")
+        right = axes.twinx() if any(one.right for one in panel.series) else None
+        if right is not None:
+            right.set_ylabel(panel.right)
+            right.set_yscale("log" if panel.log_right else "linear")
+            right.grid(visible=False)
+            right.spines["right"].set_visible(True)
+        for one in panel.series:
+            _series(right if one.right and right is not None else axes, one)
+    for line in panel.references:
+        _reference(axes, line.value, line.label, line.vertical)
+    if panel.ticks:
+        axes.set_xticks(list(panel.ticks), [f"{tick:g}" for tick in panel.ticks])
+        axes.minorticks_off()
+    elif not panel.log_x and panel.map is None:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=_whole(panel)))
+
+
+def _whole(panel: Panel) -> bool:
+    return all(float(x).is_integer() for one in panel.series for x in one.x)
+
+
+def _series(axes: Axes, one: Series) -> None:
+    look = _look(one)
+    axes.plot(one.x, one.y, markevery=max(1, math.ceil(len(one.x) / MOST_MARKERS)), **look)
+    if one.low is None or one.high is None:
+        return
+    if one.kind == "line" and len(one.x) > 1:
+        axes.fill_between(one.x, one.low, one.high, color=look["color"], alpha=0.16, linewidth=0)
+    else:
+        axes.vlines(one.x, one.low, one.high, color=look["color"], linewidth=0.8)
+
+
+def _reference(axes: Axes, value: float, label: str, vertical: bool) -> None:
+    if vertical:
+        axes.axvline(value, color=GREY, linewidth=0.7, linestyle=(0, (4, 2)))
+        axes.annotate(label, (value, 1), xycoords=("data", "axes fraction"), xytext=(2, -7),
+                      textcoords="offset points", color=INK, fontsize=6)  # fmt: skip
+    else:
+        axes.axhline(value, color=GREY, linewidth=0.7, linestyle=(0, (4, 2)))
+        axes.annotate(label, (1, value), xycoords=("axes fraction", "data"), xytext=(-2, 2),
+                      textcoords="offset points", ha="right", color=INK, fontsize=6)  # fmt: skip
+
+
+def _map(axes: Axes, heat: Map) -> None:
+    axes.grid(visible=False)
+    usual = (heat.finding == 0) & ((heat.z > 0) if heat.log else np.isfinite(heat.z))
+    shown = np.where(usual, heat.z, np.nan)
+    low, high = (float(np.nanmin(shown)), float(np.nanmax(shown))) if usual.any() else (1.0, 10.0)
+    if low == high:
+        low, high = (low / 1.05, high * 1.05) if heat.log else (low - 0.5, high + 0.5)
+    scale = colors.LogNorm(low, high) if heat.log else colors.Normalize(low, high)
+    x, y = _edges(heat.x), _edges(heat.y)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    mesh = axes.pcolormesh(x, y, np.ma.masked_invalid(shown), norm=scale, cmap="viridis", rasterized=True)
+    present = [finding for finding in SPECIAL if (heat.finding == finding).any()]
+    for finding in present:
+        flat = np.where(heat.finding == finding, 1.0, np.nan)
+        one = colors.ListedColormap([SPECIAL[finding][0]])
+        axes.pcolormesh(x, y, np.ma.masked_invalid(flat), cmap=one, rasterized=True)
+    bar = axes.figure.colorbar(mesh, ax=axes, pad=0.02, fraction=0.06)
+    bar.set_label(heat.unit, fontsize=6.5)
+    bar.ax.tick_params(labelsize=6)
+    bar.outline.set_linewidth(0.4)  # type: ignore[operator]
+
+
+def _edges(centres: Sequence[float]) -> np.ndarray:
+    """Cell borders half-way between centres."""
+    places = np.asarray(centres, float)
+    if len(places) == 1:
+        return np.array([places[0] - 0.5, places[0] + 0.5])
+    middle = (places[1:] + places[:-1]) / 2
+    return np.concatenate([[2 * places[0] - middle[0]], middle, [2 * places[-1] - middle[-1]]])

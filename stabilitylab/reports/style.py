@@ -1,0 +1,88 @@
+"""One fixed colour, marker and dash for each architecture, everywhere: on paper, on the page, in grey."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import matplotlib
+
+INK, GREY = "#222222", "#7f7f7f"
+# Okabe and Ito's colour-blind safe palette, and a marker of its own for each, so that grey print tells them apart.
+ARCHS: dict[str, tuple[str, str]] = {
+    "postln": ("#D55E00", "o"),
+    "postln-init": ("#CC79A7", "v"),
+    "preln": ("#56B4E9", "^"),
+    "deepnorm": ("#E69F00", "s"),
+    "branchnorm": ("#0072B2", "D"),
+    "admin": ("#009E73", "P"),
+}
+SPARE = (("#8c6d31", "X"), ("#6a51a3", "h"), ("#636363", "p"), ("#393b79", "*"))
+DASHES = ("solid", "dashed", "dotted", "dashdot")
+NAMES = {
+    "postln": "Post-LN",
+    "postln-init": "Post-LN-init",
+    "preln": "Pre-LN",
+    "deepnorm": "DeepNorm",
+    "branchnorm": "BranchNorm",
+    "admin": "Admin",
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a series looks; a control of an architecture keeps its colour, with open markers and another dash."""
+
+    colour: str
+    marker: str
+    dash: str
+    filled: bool
+
+
+def family(label: str) -> str:
+    """The architecture that a label is about: ``branchnorm`` of ``branchnorm T=1``."""
+    first = label.split("/")[0]
+    return max((arch for arch in ARCHS if first.startswith(arch)), key=len, default=first)
+
+
+def style(label: str) -> Style:
+    """The look of a label; one that no table knows gets a spare one, the same in every figure and process."""
+    arch = family(label)
+    known = arch in ARCHS
+    colour, marker = ARCHS[arch] if known else SPARE[sum(label.encode()) % len(SPARE)]
+    control = known and label != arch
+    dash = DASHES[1 + sum(label.encode()) % 3] if control else "solid"
+    return Style(colour, marker, dash, not control)
+
+
+def title(label: str) -> str:
+    """A label as figures print it: ``BranchNorm T=1``."""
+    arch = family(label)
+    return label.replace(arch, NAMES[arch], 1) if arch in NAMES else label
+
+
+def use_print_style() -> None:
+    """Sizes for print, fonts embedded in PDF and kept as text in SVG."""
+    matplotlib.rcParams.update(
+        {
+            "font.size": 7.5,
+            "axes.titlesize": 8,
+            "axes.labelsize": 7.5,
+            "legend.fontsize": 6.5,
+            "xtick.labelsize": 6.5,
+            "ytick.labelsize": 6.5,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.linewidth": 0.6,
+            "axes.grid": True,
+            "grid.linewidth": 0.3,
+            "grid.color": "#dddddd",
+            "lines.linewidth": 1.1,
+            "lines.markersize": 3.2,
+            "legend.frameon": False,
+            "pdf.fonttype": 42,
+            "svg.fonttype": "none",
+            "svg.hashsalt": "stabilitylab",
+            "figure.dpi": 100,
+            "savefig.dpi": 300,
+        }
+    )

@@ -1,0 +1,8 @@
+"""Sweeps: many runs, each its own process and run directory; what is finished is skipped, the rest is gone on with."""
+
+from .grids import grid
+from .jobs import Job, commands, plan, status_table
+from .runner import Outcome, Silent, run
+from .show import Display
+
+__all__ = ["Display", "Job", "Outcome", "Silent", "commands", "grid", "plan", "run", "status_table"]

@@ -1,0 +1,242 @@
+"""Jobs: an experiment, its run directory, and what the disk says about it. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import InputError, UsageError
+from ..experiments import Experiment
+from ..registry import spelling
+from ..store import Run
+from ..store.files import Lock, is_locked, make_directory, replace_file, writing
+from . import toml
+
+State = Literal["new", "running", "finished", "interrupted", "failed"]
+RUNNABLE: tuple[State, ...] = ("new", "interrupted", "failed")
+OWN_FOLDER = "sweep"  # below the folder of the runs: configurations, logs, directories that were moved aside
+ENDED = re.compile(r"\[exit (-?\d+)\]")  # the line with which the log of an attempt ends
+# Exit codes of what was asked to stop: by itself, or by the signal where it came before there was a run.
+STOPPED = tuple(code for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM) for code in (128 + number, -number))
+# Settings that change neither what a run measures nor whether it may be continued.
+FREE = frozenset(("preset", "train.device", "train.threads", "train.checkpoint_every"))
+_TRAINING = ("train.", "probes.")  # says nothing about a run of one step, except for its seed
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep as the disk shows it.
+
+    ``new``: no run directory; ``running``: a live process writes it; ``finished``: trained to its end, diverged or not;
+    ``interrupted``, ``failed``: with ``reason``. ``resumable``: from a checkpoint that is not the last one.
+    """
+
+    experiment: Experiment
+    out: Path
+    state: State = "new"
+    step: int = 0
+    reason: str = ""
+    verdict: str = ""
+    resumable: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.experiment.name
+
+    @property
+    def path(self) -> Path:
+        return self.out / self.name
+
+    @property
+    def config_path(self) -> Path:
+        return self.out / OWN_FOLDER / f"{self.name}.toml"
+
+    @property
+    def log_path(self) -> Path:
+        return self.out / OWN_FOLDER / f"{self.name}.log"
+
+    @property
+    def steps(self) -> int:
+        """Updates of the whole run; 1 for a run of one step."""
+        return self.experiment.config.train.steps if self.experiment.kind == "train" else 1
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that its process needs before it starts: the OpenMP pool is sized once."""
+        return {"OMP_NUM_THREADS": str(self.experiment.config.train.threads)}
+
+    @property
+    def argv(self) -> list[str]:
+        """The command that starts or resumes it."""
+        command = [sys.executable, "-m", "stabilitylab", "probe" if self.experiment.kind == "train" else "onestep"]
+        if self.resumable:
+            return [*command, "--resume", str(self.path), "-q"]
+        where = ["--config", str(self.config_path), "--name", self.name, "--out", str(self.out)]
+        return [*command, *where, "-q"]
+
+    def now(self) -> Job:
+        """The same job, looked at again."""
+        return examine(self.experiment, self.out)
+
+
+def plan(experiments: Iterable[Experiment], out: Path) -> list[Job]:
+    """A job for each experiment, its run directory being ``out/<name>``.
+
+    Raises UsageError where two have one name, or where a run of that name has another configuration, and InputError
+    where a run cannot be read.
+    """
+    experiments = list(experiments)
+    for name, count in Counter(experiment.name for experiment in experiments).items():
+        if count > 1 or name in ("", OWN_FOLDER) or name.startswith(".") or Path(name).name != name:
+            raise UsageError(f"{name!r} cannot name {'two runs' if count > 1 else 'a run'} of a sweep: rename it.")
+    return [examine(experiment, out) for experiment in experiments]
+
+
+def examine(experiment: Experiment, out: Path) -> Job:
+    """What stands in the run directory of ``experiment``."""
+    job = Job(experiment, out)
+    if not (job.path / "run.json").exists():
+        return _not_begun(job)
+    run = Run.open(job.path)
+    _check_same(run, experiment)
+    status = run.status
+    state: Any = "finished" if status.state == "diverged" else status.state
+    verdict = str((status.facts.get("verdict") or {}).get("state", ""))
+    resumable = state in ("interrupted", "failed") and 0 < _last_checkpoint(job.path) < job.steps
+    return Job(experiment, out, state, status.step, status.reason, verdict, resumable)
+
+
+def _not_begun(job: Job) -> Job:
+    if job.path.is_dir():
+        if any(not p.name.startswith(".") and p.name != "status.json" for p in job.path.iterdir()):
+            raise InputError(f"{job.path} holds files but no run: move it elsewhere, or choose another --out.")
+        if is_locked(job.path):
+            return Job(job.experiment, job.out, "running")
+    lines = log_lines(job.log_path)
+    if lines and (end := ENDED.fullmatch(lines[-1])) and int(end[1]) not in (0, *STOPPED):
+        return Job(job.experiment, job.out, "failed", reason=last_words(job))
+    return job
+
+
+def _last_checkpoint(path: Path) -> int:
+    """Updates in the newest checkpoint; 0 where there is none."""
+    return max((int(found.stem.removeprefix("step-")) for found in path.glob("checkpoints/step-*.pt")), default=0)
+
+
+def _check_same(run: Run, experiment: Experiment) -> None:
+    """A finished run of the same name counts only if it is the same run."""
+    advice = "choose another --out, or move it away"
+    if (kind := run.manifest.get("kind", "train")) != experiment.kind:
+        raise UsageError(f"{run.path} is a run of kind {kind!r}, where this sweep needs {experiment.kind!r}: {advice}.")
+    stored, wanted = dict(_flat(run.config)), dict(_flat(experiment.config.model_dump(mode="json")))
+    for key, value in wanted.items():
+        if key in FREE or (experiment.kind == "onestep" and key.startswith(_TRAINING) and key != "train.seed"):
+            continue
+        there = stored.get(key, value)  # a setting that did not exist then had the effect of its default
+        if key.endswith("arch") and value is not None and there is not None:
+            value, there = spelling(value), spelling(there)
+        if value != there:
+            raise UsageError(f"{run.path} has {key} = {there!r}, where this sweep needs {value!r}: {advice}.")
+
+
+def _flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for section, values in settings.items():
+        if isinstance(values, Mapping):
+            yield from ((f"{section}.{key}", value) for key, value in values.items())
+        else:
+            yield section, values
+
+
+def prepare(job: Job) -> Job:
+    """Make ``job`` ready to start, as it stands now: its configuration written, what cannot be resumed moved aside.
+
+    A job that has ended or is written by another process meanwhile is returned as it is, to be left alone.
+    """
+    job = job.now()
+    if job.state in RUNNABLE:
+        replace_file(job.config_path, toml.dumps(job.experiment.config).encode())
+        if _must_make_way(job):
+            _move_aside(job)
+    return job
+
+
+def _must_make_way(job: Job) -> bool:
+    return not job.resumable and (job.path / "run.json").exists()
+
+
+def _free_place(job: Job) -> Path:
+    places = (job.out / OWN_FOLDER / "aside" / f"{job.name}-{i}" for i in range(1, 10**6))
+    return next(place for place in places if not place.exists())
+
+
+def _move_aside(job: Job) -> None:
+    """Keep a run that has no checkpoint to go on from, with its run.json renamed so that no report counts it."""
+    lock = Lock(job.path)  # nobody may begin to write it while it moves
+    try:
+        place = _free_place(job)
+        with writing(place):
+            make_directory(place.parent)
+            (job.path / "run.json").rename(job.path / "run.json.aside")
+            job.path.rename(place)
+    finally:
+        lock.release()
+
+
+def commands(jobs: Iterable[Job]) -> list[str]:
+    """A shell line for each job that is still to be run, to be started in the current folder; writes their
+    configurations. A line whose run cannot be resumed begins by moving the old directory aside."""
+    lines = []
+    for job in jobs:
+        if job.state not in RUNNABLE:
+            continue
+        replace_file(job.config_path, toml.dumps(job.experiment.config).encode())
+        line = " ".join((*(f"{key}={value}" for key, value in job.environment.items()), shlex.join(job.argv)))
+        if _must_make_way(job):
+            place, old = _free_place(job), job.path
+            moves = (
+                ["mkdir", "-p", str(place.parent)],
+                ["mv", str(old / "run.json"), str(old / "run.json.aside")],
+                ["mv", str(old), str(place)],
+            )
+            line = " && ".join((*map(shlex.join, moves), line))
+        lines.append(line)
+    return lines
+
+
+def status_table(jobs: Iterable[Job]) -> list[dict[str, str]]:
+    """One row a job, in words: run, state, verdict, step, reason."""
+    return [
+        {
+            "run": job.name,
+            "state": job.state,
+            "verdict": job.verdict or "-",
+            "step": f"{job.step}/{job.steps}" if job.experiment.kind == "train" and job.state != "new" else "-",
+            "reason": job.reason if job.state in ("interrupted", "failed") else "",
+        }
+        for job in jobs
+    ]
+
+
+def log_lines(path: Path) -> list[str]:
+    """The end of a log, without empty lines."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
+        return [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    return []
+
+
+def last_words(job: Job) -> str:
+    """The last line that the process of ``job`` wrote."""
+    words: Sequence[str] = [
+        line for line in log_lines(job.log_path) if not ENDED.fullmatch(line) and not line.startswith("$ ")
+    ]
+    return words[-1].removeprefix("stabilitylab: ") if words else "it said nothing"

@@ -1,0 +1,229 @@
+"""Running a sweep: start what is to be run, retry what failed, stop in good order."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+from ..errors import InputError, StabilityLabError, UsageError
+from ..store.files import writing
+from .jobs import RUNNABLE, STOPPED, Job, State, last_words, prepare
+from .launchers import Launcher, Local, Parsl, Process
+
+POLL, REFRESH = 0.1, 2.0  # seconds between looks at the processes, and at their run directories
+SIGNALS = {number.value: number.name for number in signal.Signals}
+USAGE = 2  # the exit code of a wrong setting: trying again is no use
+
+
+class Audience(Protocol):
+    """Who is told how a sweep goes."""
+
+    def planned(self, jobs: Sequence[Job]) -> None: ...
+
+    def started(self, job: Job) -> None: ...
+
+    def ended(self, job: Job, seconds: float, again: bool) -> None: ...
+
+    def progress(self, running: Sequence[Job]) -> None: ...
+
+
+class Silent:
+    """Nobody is told."""
+
+    def planned(self, jobs: Sequence[Job]) -> None: ...
+
+    def started(self, job: Job) -> None: ...
+
+    def ended(self, job: Job, seconds: float, again: bool) -> None: ...
+
+    def progress(self, running: Sequence[Job]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a sweep ended: its jobs as they stand now, and the signal that stopped it, if one did."""
+
+    jobs: list[Job]
+    signal: int | None = None
+
+    def count(self, state: State) -> int:
+        return sum(job.state == state for job in self.jobs)
+
+    @property
+    def exit_code(self) -> int:
+        """0; 1 where a run failed; 128 + the signal that stopped the sweep (130 for Ctrl-C)."""
+        if self.signal is not None:
+            return 128 + self.signal
+        return 1 if any(job.state in RUNNABLE for job in self.jobs) else 0
+
+    def sentence(self) -> str:
+        states: tuple[State, ...] = ("finished", "failed", "interrupted", "running", "new")
+        counts = [f"{self.count(state)} {state}" for state in states if self.count(state)]
+        return f"{len(self.jobs)} run{'' if len(self.jobs) == 1 else 's'}: {', '.join(counts) or 'none'}"
+
+
+@dataclass
+class _Attempt:
+    job: Job
+    process: Process
+    started: float = field(default_factory=time.monotonic)
+
+
+def run(
+    jobs: Sequence[Job],
+    *,
+    workers: int = 1,
+    launcher: Literal["local", "parsl"] | Launcher = "local",
+    retries: int = 1,
+    audience: Audience | None = None,
+    gpus: Sequence[str] = (),
+    parsl_config: Path | None = None,
+) -> Outcome:
+    """Run every job that is new, interrupted or failed, each in a process of its own; returns how all of them stand.
+
+    ``workers`` at a time, dealt out over ``gpus`` (by CUDA_VISIBLE_DEVICES). A failed one is tried ``retries`` times
+    more, from its checkpoint where it has one. The first SIGINT, SIGTERM or SIGHUP asks the processes to stop after
+    a checkpoint, the second at once, the third kills them.
+    """
+    _check(jobs, workers, retries, gpus)
+    audience = audience or Silent()
+    waiting = deque(job for job in jobs if job.state in RUNNABLE)
+    latest = {job.name: job for job in jobs}
+    audience.planned(jobs)
+    if not waiting:
+        return Outcome(list(jobs))
+    crew = _crew(launcher, jobs[0].out, workers, gpus, parsl_config)
+    attempts: dict[str, int] = {}
+    active: list[_Attempt] = []
+    looked = 0.0
+    try:
+        with _signals() as caught:
+            asked = 0
+            while active or (waiting and not caught):
+                while waiting and crew.free() and not caught:
+                    job, ready = _prepared(waiting.popleft())
+                    latest[job.name] = job
+                    if not ready:
+                        audience.ended(job, 0.0, False)
+                        continue
+                    attempts[job.name] = attempts.get(job.name, 0) + 1
+                    active.append(_Attempt(job, crew.start(job)))
+                    audience.started(job)
+                while asked < len(caught):
+                    asked += 1
+                    for attempt in active:
+                        attempt.process.stop(asked)
+                for attempt in active[:]:
+                    if (code := attempt.process.poll()) is None:
+                        continue
+                    active.remove(attempt)
+                    job, seconds = _ended(attempt, code)
+                    latest[job.name] = job
+                    left = attempts[job.name] <= retries and code != USAGE and not caught
+                    again = job.state in RUNNABLE and left
+                    if again:
+                        waiting.append(job)
+                    audience.ended(job, seconds, again)
+                if time.monotonic() > looked + REFRESH:
+                    audience.progress([_glimpse(attempt.job) for attempt in active])
+                    looked = time.monotonic()
+                time.sleep(POLL)
+    finally:
+        _stop_all(active)
+        crew.close()
+    return Outcome([latest[job.name] for job in jobs], caught[0] if caught else None)
+
+
+def _check(jobs: Sequence[Job], workers: int, retries: int, gpus: Sequence[str]) -> None:
+    if workers < 1:
+        raise UsageError(f"--jobs {workers}: at least one process has to run.")
+    if retries < 0:
+        raise UsageError(f"--retries {retries}: give 0 or more.")
+    for job in jobs:
+        device = job.experiment.config.train.device
+        if gpus and device not in ("auto", "cuda", "cuda:0"):
+            raise UsageError(f"--gpus gives each run one GPU, and {job.name} asks for {device!r}: use --device auto.")
+
+
+def _crew(
+    launcher: Literal["local", "parsl"] | Launcher, out: Path, workers: int, gpus: Sequence[str], config: Path | None
+) -> Launcher:
+    if config is not None and launcher != "parsl":
+        raise UsageError("--parsl-config goes with --launcher parsl.")
+    if launcher == "local":
+        return Local(workers, gpus)
+    if launcher == "parsl":
+        if gpus:
+            raise UsageError("--gpus goes with --launcher local: a Parsl executor has available_accelerators.")
+        return Parsl(out, workers, config)
+    if isinstance(launcher, str):
+        raise UsageError(f"unknown launcher {launcher!r}; choose one of local, parsl.")
+    return launcher
+
+
+def _prepared(job: Job) -> tuple[Job, bool]:
+    """The job ready to start; or, since another process has taken or changed it meanwhile, how it stands."""
+    try:
+        job = prepare(job)
+    except (InputError, UsageError) as error:
+        return replace(job, state="failed", reason=str(error)), False
+    return job, job.state in RUNNABLE
+
+
+def _ended(attempt: _Attempt, code: int) -> tuple[Job, float]:
+    """The job as its process left it; whatever did not finish, and is not written by anybody, has failed."""
+    seconds = time.monotonic() - attempt.started
+    job = attempt.job
+    with writing(job.log_path), job.log_path.open("a") as log:
+        log.write(f"[exit {code}]\n")
+    try:
+        after = job.now()
+    except StabilityLabError as error:
+        return replace(job, state="failed", reason=str(error)), seconds
+    if after.state in ("finished", "running") or (code in STOPPED and after.state != "failed"):
+        return after, seconds
+    number = -code if code < 0 else code - 128  # a shell's way to say it, under Parsl
+    reason = f"killed by {SIGNALS.get(number, f'signal {number}')}" if number > 0 else last_words(job)
+    return replace(after, state="failed", reason=reason), seconds
+
+
+def _glimpse(job: Job) -> Job:
+    """How far it is, if that can be read at this moment."""
+    try:
+        return job.now()
+    except StabilityLabError:
+        return job
+
+
+def _stop_all(active: Sequence[_Attempt]) -> None:
+    """After an error of the sweep itself: no process is left behind."""
+    for attempt in active:
+        attempt.process.stop(1)
+    for attempt in active:
+        while attempt.process.poll() is None:
+            time.sleep(POLL)
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collects the signals that ask to stop, instead of dying of them; in the main thread, which alone gets them."""
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup it stays ignored
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, lambda number, _: caught.append(number)) for number in numbers}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,120 @@
+"""How a sweep goes, on stderr: a live table on a terminal, a plain line for each run that ends elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from .jobs import RUNNABLE, Job
+
+SHOWN = 24  # runs at a time in the live table
+TROUBLES = 4  # and the failures that happened last
+
+
+class Display:
+    """Progress of a sweep on ``console``; a context manager, so that the terminal is left as it was found."""
+
+    def __init__(self, console: Console, quiet: bool = False) -> None:
+        self.console, self.quiet = console, quiet
+        self._all: dict[str, Job] = {}
+        self._running: dict[str, Job] = {}
+        self._troubles: list[str] = []
+        self._began, self._work_before = time.monotonic(), 0.0
+        self._live: Live | None = None
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def planned(self, jobs: Sequence[Job]) -> None:
+        """Which jobs there are, and how they stood before."""
+        self._all = {job.name: job for job in jobs}
+        self._began, self._work_before = time.monotonic(), self._work_done()
+        todo = sum(job.state in RUNNABLE for job in jobs)
+        self._print(f"{len(jobs)} run{'' if len(jobs) == 1 else 's'}, {todo} to be made")
+        if todo and not self.quiet and self.console.is_terminal:
+            self._live = Live(self.panel(), console=self.console, refresh_per_second=2, transient=True)
+            self._live.start()
+
+    def started(self, job: Job) -> None:
+        self._running[job.name] = job
+        if job.resumable:
+            self._print(f"{job.name}: resumes at step {job.step}")
+        self._update()
+
+    def ended(self, job: Job, seconds: float, again: bool) -> None:
+        """A job has ended, and is or is not tried again."""
+        self._running.pop(job.name, None)
+        self._all[job.name] = job
+        words = [f"{job.state}", job.verdict if job.state == "finished" else job.reason]
+        text = f"{job.name}: {': '.join(filter(None, words))} ({duration(seconds)})"
+        if job.state == "failed":
+            text += "; trying again" if again else f"; see {job.log_path}"
+            self._troubles = [*self._troubles, text][-TROUBLES:]
+        ended = sum(each.state not in RUNNABLE for each in self._all.values())
+        self._print(f"{ended}/{len(self._all)}  {text}")
+        self._update()
+
+    def progress(self, running: Sequence[Job]) -> None:
+        """How far those are that run."""
+        self._running.update((job.name, job) for job in running if job.name in self._running)
+        self._update()
+
+    def panel(self) -> Group:
+        """The live table: all runs as a bar, those that run as rows, the last failures as lines."""
+        ended = sum(job.state not in RUNNABLE for job in self._all.values())
+        head = Table.grid(padding=(0, 2))
+        left = self.time_left()
+        head.add_row(
+            f"{ended}/{len(self._all)} runs",
+            ProgressBar(total=1.0, completed=self._work_done() / max(self._work(), 1e-9), width=32),
+            f"{duration(time.monotonic() - self._began)} so far",
+            "" if left is None else f"about {duration(left)} left",
+        )
+        rows = Table("run", "state", "step", box=None, padding=(0, 1), header_style="bold")
+        for job in list(self._running.values())[:SHOWN]:
+            state = "starting" if job.state in RUNNABLE else job.state
+            rows.add_row(job.name, state, f"{job.step}/{job.steps}" if job.experiment.kind == "train" else "")
+        more = len(self._running) - SHOWN
+        return Group(
+            head, rows, *([Text(f"and {more} more")] if more > 0 else []), *(Text(t, "red") for t in self._troubles)
+        )
+
+    def time_left(self) -> float | None:
+        """Seconds, taking a run's work as layers times updates; None before anything was done."""
+        done = self._work_done() - self._work_before
+        return (time.monotonic() - self._began) * (self._work() - self._work_done()) / done if done > 0 else None
+
+    def _work(self) -> float:
+        return float(sum(_work(job) for job in self._all.values()))
+
+    def _work_done(self) -> float:
+        now = [self._running.get(name, job) for name, job in self._all.items()]
+        return sum(_work(job) * (1.0 if job.state == "finished" else job.step / job.steps) for job in now)
+
+    def _update(self) -> None:
+        if self._live is not None:
+            self._live.update(self.panel())
+
+    def _print(self, text: str) -> None:
+        if not self.quiet:
+            self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _work(job: Job) -> float:
+    return job.steps * job.experiment.config.model.depth
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,74 @@
+"""How figures and claims choose among runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from making import Made, layer_rows, load, make_run
+
+from stabilitylab.errors import InputError
+
+
+def test_a_record_knows_what_it_is_chosen_by(tmp_path: Path) -> None:
+    table = Made(layer_rows(2), ("raw",), lambda step, row: step + row.layer, steps=(0, 10), total="mean")
+    make_run(tmp_path, "a/one", arch="deepnorm", seed=4, layers=2, tables={"cosine_similarity": table})
+    (record,) = load(tmp_path)
+    assert (record.name, record.label, record.seed, record.layers, record.depth) == ("a/one", "deepnorm", 4, (2, 2), 2)
+    assert record.kind == "train"
+    assert record.verdict == "trained"
+    assert record.at("cosine_similarity")["raw"].tolist() == [11, 12, 11, 12]
+    assert record.at("cosine_similarity", 4)["step"].unique().tolist() == [0]
+
+
+def test_groups_hold_what_may_be_compared(tmp_path: Path) -> None:
+    for arch in ("deepnorm", "branchnorm"):
+        for seed in (3, 4):
+            make_run(tmp_path, f"{arch}-{seed}", arch=arch, seed=seed)
+    make_run(tmp_path, "other-lr", arch="deepnorm", settings={"train": {"lr": 1e-3}})
+    make_run(tmp_path, "other-depth", arch="deepnorm", layers=3)
+    first, *others = load(tmp_path).groups()
+    assert (len(first), first.labels, first.seeds) == (4, ["deepnorm", "branchnorm"], [3, 4])
+    assert [len(group) for group in others] == [1, 1]
+    by_depth = load(tmp_path).groups("model.encoder_layers", "model.decoder_layers")
+    assert [len(group) for group in by_depth] == [5, 1]
+
+
+def test_a_repeated_run_counts_once(tmp_path: Path) -> None:
+    for name in ("x", "x-2"):
+        make_run(tmp_path, name)
+    (group,) = load(tmp_path).groups()
+    assert [record.name for record in group] == ["x-2"]
+
+
+def test_pilots_and_open_runs_are_no_evidence(tmp_path: Path) -> None:
+    make_run(tmp_path, "pilot", seed=1)
+    make_run(tmp_path, "wide", seed=1, settings={"model": {"d_model": 128}})
+    make_run(tmp_path, "open", seed=5, state="interrupted")
+    make_run(tmp_path, "fine", seed=3)
+    assert [record.name for record in load(tmp_path).evidence()] == ["fine", "wide"]
+
+
+def test_where_reads_settings_tables_and_labels(tmp_path: Path) -> None:
+    make_run(tmp_path, "a", arch="postln", settings={"train": {"warmup": 0}})
+    make_run(tmp_path, "b", arch="postln")
+    make_run(tmp_path, "c", arch="admin", kind="onestep")
+    runs = load(tmp_path)
+    assert [run.name for run in runs.where(train__warmup=0)] == ["a"]
+    assert [run.name for run in runs.where(label="postln")] == ["a", "b"]
+    assert [run.name for run in runs.where(kind="onestep")] == ["c"]
+    assert not runs.where(table="ln_input")
+    assert runs.labels == ["postln", "admin"]
+
+
+def test_a_damaged_run_is_named_and_the_others_stay(tmp_path: Path) -> None:
+    make_run(tmp_path, "fine")
+    make_run(tmp_path, "broken")
+    (tmp_path / "broken" / "run.json").write_text("{")
+    broken: list[tuple[Path, str]] = []
+    from stabilitylab.reports.collection import Runs
+
+    assert [run.name for run in Runs.load(tmp_path, broken)] == ["fine"]
+    assert broken[0][0] == tmp_path / "broken"
+    with pytest.raises(InputError):
+        Runs.load(tmp_path)

@@ -1,0 +1,109 @@
+"""Figures as files: sizes, embedded fonts, exactly what is drawn in the CSV, and looks that grey print keeps apart."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgb
+from PIL import Image
+
+from stabilitylab.reports import paper, style
+from stabilitylab.reports.base import ABSENT, NONFINITE, ZERO, Map, Panel, Picture, Reference, Series, Spread
+
+
+def a_picture() -> Picture:
+    lines = [
+        Series("DeepNorm", [1, 2, 3], [1.0, 0.1, 0.01], [0.9, 0.09, 0.009], [1.1, 0.2, 0.02], arch="deepnorm", seeds=3),
+        Series("BranchNorm T=1", [1, 2, 3], [2.0, 2.0, 2.0], arch="branchnorm T=1"),
+        Series("diverged", [2], [1.0], arch="postln", kind="crosses"),
+        Series("loss", [1, 2, 3], [7.0, 6.0, 5.0], right=True, dash="dotted", arch="deepnorm"),
+    ]
+    z = np.array([[1e-12, 0.0, 1.0], [np.nan, np.nan, 10.0]])
+    finding = np.array([[0, ZERO, 0], [ABSENT, NONFINITE, 0]])
+    return Picture(
+        [
+            Panel("gradient norm", "layer", "L2 norm", lines, [Reference(0.5, "limit")], log_y=True, right="nats"),
+            Panel("by step", "step", "layer", map=Map([0, 1, 5], [1, 2], z, finding, "L2 norm")),
+        ],
+        "something was found",
+    )
+
+
+def test_files_have_the_widths_of_a_paper(tmp_path: Path) -> None:
+    files = paper.write(a_picture(), tmp_path, "branchnorm-8")
+    kinds = {f"{kind}{suffix}" for kind in ("png", "svg", "pdf") for suffix in ("", "-column")}
+    assert files.keys() == kinds | {"csv"}
+    for key, inches in (("png", 6.75), ("png-column", 3.25)):
+        with Image.open(files[key]) as image:
+            assert image.width == pytest.approx(inches * 300, abs=2)
+            assert image.info["dpi"][0] == pytest.approx(300, abs=1)
+    points = re.search(rb"/MediaBox \[ 0 0 ([\d.]+)", files["pdf"].read_bytes())
+    assert points is not None
+    assert float(points[1]) == pytest.approx(6.75 * 72, abs=1)
+
+
+def test_fonts_are_embedded_and_text_stays_text(tmp_path: Path) -> None:
+    files = paper.write(a_picture(), tmp_path, "x")
+    assert b"/FontFile2" in files["pdf"].read_bytes()
+    assert b"/Type3" not in files["pdf"].read_bytes()
+    assert "gradient norm" in files["svg"].read_text(encoding="utf-8")
+
+
+def test_the_csv_is_what_is_drawn(tmp_path: Path) -> None:
+    picture = a_picture()
+    data = pd.read_csv(paper.write(picture, tmp_path, "x")["csv"], keep_default_na=False, na_values=[""])
+    deepnorm = data[data["series"] == "DeepNorm"]
+    assert deepnorm["y"].tolist() == [1.0, 0.1, 0.01]
+    assert deepnorm["low"].tolist() == [0.9, 0.09, 0.009]
+    assert set(deepnorm["seeds"]) == {3}
+    assert data.loc[data["series"] == "diverged", "finding"].tolist() == ["crosses"]
+    assert data.loc[data["series"] == "loss", "axis"].unique().tolist() == ["nats"]
+    cells = data[data["panel"] == "by step"]
+    assert cells["finding"].fillna("").tolist() == ["", "zero", "", "no gradient", "not finite", ""]
+    assert cells["x"].tolist() == [0, 1, 5, 0, 1, 5]
+    assert data.loc[data["series"] == "limit", "y"].tolist() == [0.5]
+
+
+def test_equal_pictures_are_equal_files(tmp_path: Path) -> None:
+    first, second = (paper.write(a_picture(), tmp_path / name, "x") for name in ("a", "b"))
+    for kind, path in first.items():
+        assert path.read_bytes() == second[kind].read_bytes(), kind
+
+
+def test_zero_absent_and_not_finite_look_unlike_any_number(tmp_path: Path) -> None:
+    drawn = paper.draw(a_picture(), 6.75)
+    flat = [mesh for axes in drawn.axes for mesh in axes.collections if mesh.get_array() is not None]
+    colours = {tuple(np.round(mesh.to_rgba(1.0)[:3], 3)) for mesh in flat[1:]}
+    assert {tuple(np.round(to_rgb(colour), 3)) for colour, _ in paper.SPECIAL.values()} <= colours
+    texts = {text.get_text() for text in drawn.legends[0].get_texts()}
+    assert {"exactly 0", "no gradient", "not finite"} <= texts
+
+
+def test_archs_differ_in_colour_and_in_marker_and_in_grey() -> None:
+    looks = [style.style(arch) for arch in style.ARCHS]
+    assert len({look.colour for look in looks}) == len({look.marker for look in looks}) == len(looks)
+    grey = sorted(float(np.dot(to_rgb(look.colour), (0.299, 0.587, 0.114))) for look in looks)
+    assert grey[-1] - grey[0] > 0.25  # markers carry the rest
+
+
+def test_a_control_keeps_its_archs_colour_but_not_its_look() -> None:
+    own, control = style.style("branchnorm"), style.style("branchnorm T=1")
+    assert control.colour == own.colour
+    assert (control.dash, control.filled) != (own.dash, own.filled)
+    assert style.style("postln-init").colour != style.style("postln+beta").colour == style.style("postln").colour
+    assert style.title("branchnorm T=1") == "BranchNorm T=1"
+    assert style.style("somebody's own") == style.style("somebody's own")
+
+
+def test_a_spread_is_the_mean_and_the_range_over_seeds() -> None:
+    spread = Spread(log=True)
+    for y in ([1.0, 4.0], [100.0, 4.0]):
+        spread.add([0, 5], y)
+    line = spread.series("x")
+    assert list(line.y) == pytest.approx([10.0, 4.0])
+    assert (line.low, line.high, line.seeds) == ([1.0, 4.0], [100.0, 4.0], 2)
+    assert Spread(points={0.0: [2.0]}).series("x").low is None

@@ -1,0 +1,121 @@
+"""`stabilitylab report` and `claims` as a user meets them, on made-up runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from making import Made, layer_rows, make_run, sublayer_rows
+
+from stabilitylab import cli
+
+STEPS = (0, 10, 20)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Calls the command line in an empty folder; returns (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["stabilitylab", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return call
+
+
+def some_runs(folder: Path, seeds: tuple[int, ...] = (3, 4, 5)) -> None:
+    """Similarity .99 for DeepNorm and .9 for BranchNorm, with a spread over seeds that decides nothing away."""
+    for seed in seeds:
+        for arch, level in (("deepnorm", 0.99), ("branchnorm", 0.90)):
+            tables = {
+                "cosine_similarity": Made(
+                    layer_rows(3),
+                    ("raw", "centred"),
+                    lambda step, row, a=level, s=seed: (a - s * 1e-4, a),
+                    STEPS,
+                    "mean",
+                ),
+                "grad_norm": Made(sublayer_rows(3), ("value",), lambda step, row: 0.1 * row.layer, STEPS),
+            }
+            loss = [7.0, 6.0, 5.0]
+            metrics = {"loss": loss, "nll": loss, "grad_norm_total": [1.0, 2.0, 1.5], "lr": [1e-4] * 3,
+                       "held_out_nll": loss, "held_out_accuracy": [0.1, 0.2, 0.3]}  # fmt: skip
+            name = f"{arch}-{seed}"
+            make_run(folder, name, arch=arch, seed=seed, layers=3, tables=tables, metrics=metrics, metric_steps=STEPS)
+
+
+def test_a_report_holds_page_figures_and_ledger(run, tmp_path: Path) -> None:
+    some_runs(tmp_path / "runs")
+    code, out, _ = run("report")
+    assert code == 0
+    page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
+    assert "branchnorm:8" in page
+    for kind in ("png", "pdf", "svg", "csv"):
+        assert (tmp_path / "report" / "figures" / f"branchnorm-8.{kind}").stat().st_size > 0
+    ledger = json.loads((tmp_path / "report" / "claims.json").read_text())["claims"]
+    assert {entry["id"] for entry in ledger} == {f"C{n:02d}" for n in range(1, 47)}
+    assert next(entry for entry in ledger if entry["id"] == "C41")["verdict"] == "reproduced"
+    assert len(pd.read_csv(tmp_path / "report" / "claims.csv")) >= 46
+    assert "branchnorm:8" in out
+    assert "stabilitylab sweep branchnorm:3 --scale tiny" in out  # what could not be made, and what makes it
+    assert "page: report/index.html" in out
+
+
+def test_json_is_one_object_and_names_what_is_missing(run, tmp_path: Path) -> None:
+    some_runs(tmp_path / "runs", seeds=(3,))
+    code, out, _ = run("report", "runs", "--figure", "8", "--figure", "deepnet:5", "--json", "--out", "elsewhere")
+    assert code == 0
+    facts = json.loads(out)
+    assert [figure["id"] for figure in facts["figures"] if not figure["id"].startswith("run:")] == ["branchnorm:8"]
+    (missing,) = facts["missing"]
+    assert missing["id"] == "deepnet:5"
+    assert missing["command"].startswith("stabilitylab ")
+    assert Path(facts["page"]) == Path("elsewhere/index.html")
+
+
+def test_claims_prints_every_claim_and_exits_0_whatever_it_says(run, tmp_path: Path) -> None:
+    some_runs(tmp_path / "runs")
+    code, out, _ = run("claims")
+    assert code == 0
+    assert all(f"C{n:02d}" in out for n in range(1, 47))
+    assert "not testable" in out
+    code, out, _ = run("claims", "runs", "--claim", "c41", "--json")
+    (only,) = json.loads(out)["claims"]
+    assert (only["id"], only["verdict"], only["effects"][0]["n"]) == ("C41", "reproduced", 3)
+
+
+def test_a_report_works_on_one_run_and_names_the_unreadable(run, tmp_path: Path) -> None:
+    make_run(tmp_path / "runs", "only", layers=1, metrics={"loss": [1.0], "nll": [1.0], "grad_norm_total": [1.0]})
+    (tmp_path / "runs" / "broken").mkdir()
+    (tmp_path / "runs" / "broken" / "run.json").write_text("{")
+    code, _, err = run("report")
+    assert code == 0
+    assert "broken" in err
+    assert (tmp_path / "report" / "index.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["report", "nowhere"], 4, "no folder nowhere"),
+        (["claims", "nowhere"], 4, "no folder nowhere"),
+        (["report", "empty"], 4, "no run to read"),
+        (["report", "runs", "--figure", "branchnorm:99"], 2, "unknown figure"),
+        (["report", "runs", "--run", "nobody"], 2, "no run 'nobody'"),
+        (["claims", "runs", "--claim", "C99"], 2, "unknown claim"),
+    ],
+)
+def test_bad_input_is_one_sentence(run, tmp_path: Path, arguments: list[str], code: int, sentence: str) -> None:
+    (tmp_path / "empty").mkdir()
+    make_run(tmp_path / "runs", "x", metrics={"loss": [1.0]})
+    found, out, err = run(*arguments)
+    assert (found, out) == (code, "")
+    assert sentence in err
+    assert err.count("\n") == 1

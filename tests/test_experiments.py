@@ -1,0 +1,239 @@
+"""The lists of runs: complete, uniquely named, and what the figures and claims say that they need."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from stabilitylab.config import Config, resolve
+from stabilitylab.errors import UsageError
+from stabilitylab.experiments import FIGURES, Experiment, command, experiments, folder, minutes, name_of, slug
+from stabilitylab.labels import label
+from stabilitylab.models import ARCHS, canonical
+from stabilitylab.probes.schedule import is_due
+from stabilitylab.probes.selection import chosen
+
+TEXT = {"source": "text:a.de,a.en"}
+ONE_STEP = ("postln", "preln", "postln-init", "postln+beta", "deepnorm", "branchnorm", "branchnorm T=1", "admin")
+FIVE, SIX = range(3, 8), range(3, 9)
+# at scale tiny: layers a side, and the seeds of each label
+TINY: dict[str, tuple[set[int], dict[str, range]]] = {
+    "branchnorm:3": ({6}, dict.fromkeys(("postln", "deepnorm", "branchnorm", "branchnorm T=1"), FIVE)),
+    "branchnorm:5": ({3, 6, 18}, dict.fromkeys(("deepnorm", "branchnorm"), range(3, 6))),
+    "branchnorm:8": (
+        {6},
+        dict.fromkeys(("deepnorm", "branchnorm", "branchnorm T=1"), SIX)
+        | dict.fromkeys(("postln", "preln", "admin"), FIVE),
+    ),
+    "deepnet:3": ({6, 12, 18, 24}, dict.fromkeys(("postln", "postln-init"), FIVE)),
+}
+
+
+def rows(figure: str, **changes: Any) -> list[tuple[str, Config]]:
+    return [(label(each.config.model), each.config) for each in experiments(figure, **changes)]
+
+
+def everything() -> list[tuple[str, str, list[Experiment]]]:
+    return [(figure, scale, experiments(figure, scale, data=TEXT)) for figure in FIGURES for scale in ("tiny", "paper")]
+
+
+def test_figures_of_the_three_papers_and_the_fast_claims_are_there() -> None:
+    assert list(FIGURES) == [
+        *("branchnorm:3", "branchnorm:5", "branchnorm:8", "branchnorm:9"),
+        *("deepnet:3", "deepnet:4", "admin:4", "deepnet:5", "claims:fast"),
+    ]
+
+
+def test_names_are_unique_readable_and_need_no_quoting() -> None:
+    for figure, scale, runs in everything():
+        assert runs, figure
+        names = Counter(each.name for each in runs)
+        assert max(names.values()) == 1, (figure, scale)
+        for each in runs:
+            model = each.config.model
+            assert shlex.quote(each.name) == each.name
+            assert each.name.startswith(f"{slug(label(model))}-{model.depth}-")
+            assert each.name.endswith(f"-s{each.config.train.seed}")
+    assert slug("branchnorm alpha=0") == "branchnorm-alpha0"
+    assert slug("postln/preln") == "postln-preln"
+
+
+def test_no_two_runs_of_a_figure_are_the_same_run() -> None:
+    for figure, scale, runs in everything():
+        assert len({each.config.model_dump_json() + each.kind for each in runs}) == len(runs), (figure, scale)
+
+
+def test_figures_that_share_a_folder_agree_on_the_runs_in_it() -> None:
+    found: dict[tuple[str, str], Experiment] = {}
+    shared = 0
+    for figure, scale, runs in everything():
+        for each in runs:
+            first = found.setdefault((folder(figure, scale), each.name), each)
+            assert first == each
+            shared += first is not each
+    assert shared > 200
+    assert folder("9") == folder("branchnorm:8") == "tiny/branchnorm-8"
+    assert len({folder(figure) for figure in FIGURES}) == 6
+
+
+def test_every_run_is_one_that_can_be_trained() -> None:
+    for figure, _, runs in everything():
+        for each in runs:
+            model = each.config.model
+            assert canonical(model) == model
+            assert {model.arch, model.decoder_arch or model.arch} <= ARCHS.keys()
+            assert bool(chosen(each.config.probes.names)) is (each.config.probes.names != ("none",)), figure
+            assert resolve(each.config.model_dump()) == each.config
+
+
+def test_seeds_pair_the_architectures_and_leave_the_pilots_out() -> None:
+    for _, _, runs in everything():
+        for each in runs:
+            assert each.config.train.seed == each.config.data.seed >= 3
+    for _, _, runs in everything():
+        batches: dict[tuple[int, int, str], set[str]] = {}
+        for each in runs:
+            data = each.config.data.model_dump_json()
+            key = (each.config.train.seed, each.config.data.max_length, str(each.config.data.fraction))
+            batches.setdefault(key, set()).add(data)
+        assert all(len(data) == 1 for data in batches.values())
+
+
+@pytest.mark.parametrize("figure", TINY)
+def test_labels_layers_and_seeds_at_scale_tiny(figure: str) -> None:
+    layers, expected = TINY[figure]
+    found: dict[str, set[int]] = {}
+    for name, config in rows(figure):
+        assert (config.model.d_model, config.model.d_ffn, config.model.heads) == (64, 128, 2)
+        assert config.model.encoder_layers == config.model.decoder_layers
+        found.setdefault(name, set()).add(config.train.seed)
+    assert found == {name: set(seeds) for name, seeds in expected.items()}
+    assert {config.model.encoder_layers for _, config in rows(figure)} == layers
+    for name in expected:
+        assert {config.model.encoder_layers for own, config in rows(figure) if own == name} == layers
+
+
+def test_branchnorm_3_has_the_norm_of_every_step_at_the_start_of_the_papers_recipe() -> None:
+    for name, config in rows("branchnorm:3"):
+        train = config.train
+        assert (train.lr, train.warmup, train.warmup_init_lr, train.steps) == (5e-4, 4000, 1e-7, 500)
+        assert (1 if name == "branchnorm T=1" else 4000) == config.model.T
+        assert config.probes.names == ("grad_norm",)
+        assert all(is_due(row, config.probes.every) for row in range(500))
+        assert config.probes.update_every == 10
+
+
+def test_branchnorm_5_crosses_depth_with_the_size_of_the_data() -> None:
+    cells = Counter((name, c.model.encoder_layers, c.data.fraction) for name, c in rows("branchnorm:5"))
+    assert len(cells) == 18
+    assert set(cells.values()) == {3}
+    assert {fraction for *_, fraction in cells} == {0.01, 0.1, 1.0}
+    recipes = {(c.train.lr, c.train.warmup, c.model.T, c.train.steps) for _, c in rows("branchnorm:5")}
+    assert recipes == {(7e-4, 100, 200, 400)}
+    paper = rows("branchnorm:5", scale="paper", data=TEXT)
+    assert {(c.data.fraction, c.model.dropout) for _, c in paper} == {(0.01, 0.4), (0.1, 0.2), (1.0, 0.1)}
+
+
+def test_branchnorm_8_is_9() -> None:
+    assert experiments("8") == experiments("branchnorm:8") == experiments("branchnorm:9")
+    for name, config in rows("8"):
+        assert (config.train.lr, config.train.warmup, config.train.steps) == (7e-4, 300, 1200)
+        assert (1 if name == "branchnorm T=1" else 600) == config.model.T
+        assert config.probes.names == ("default", "branch_variance")
+
+
+def test_deepnet_3_measures_every_depth_at_the_start_and_at_step_100_and_follows_the_loss_at_18_layers() -> None:
+    early = [(n, c) for n, c in rows("deepnet:3") if c.train.warmup == 4000]
+    late = [(n, c) for n, c in rows("deepnet:3") if c.train.warmup != 4000]
+    assert {(c.train.lr, c.train.steps) for _, c in early} == {(5e-4, 101)}
+    assert len(early) == 2 * 4 * 5
+    assert all(is_due(0, c.probes.every) and is_due(100, c.probes.every) for _, c in early)
+    assert {(c.model.encoder_layers, c.train.lr, c.train.warmup, c.train.steps) for _, c in late} == {
+        (18, 3e-4, 40, 160)
+    }
+    assert len(late) == 2 * 5
+
+
+def test_deepnet_4_has_every_step_of_each_variant() -> None:
+    variants: dict[tuple[str, int], set[int]] = {}
+    for name, config in rows("deepnet:4"):
+        variants.setdefault((name, config.train.warmup), set()).add(config.train.seed)
+        assert (config.model.encoder_layers, config.train.lr, config.train.steps) == (18, 5e-4, 101)
+        assert (config.probes.every, config.probes.update_every) == (1, 1)
+        assert set(config.probes.names) == {"ln_input", "activation_grad_norm", "grad_norm", "model_update"}
+    warm = {("postln", 4000), ("postln-init", 4000), ("deepnorm", 4000), ("branchnorm", 4000)}
+    assert variants.keys() == {("postln", 0), ("postln-init", 0)} | warm
+    assert variants["postln", 0] == set(range(3, 13))
+    assert all(seeds == {3, 4, 5, 6, 7} for key, seeds in variants.items() if key != ("postln", 0))
+
+
+def test_one_step_runs_are_one_step_runs() -> None:
+    for figure in ("claims:fast", "deepnet:5", "admin:4"):
+        runs = experiments(figure)
+        assert {each.kind for each in runs} == {"onestep"}
+        assert {each.config.data.sentences for each in runs} == {16}
+        by_label: dict[str, set[int]] = {}
+        for each in runs:
+            by_label.setdefault(label(each.config.model), set()).add(each.config.model.encoder_layers)
+        deep = {100} if figure == "deepnet:5" else set()
+        assert by_label.pop("branchnorm alpha=0") == {18}
+        assert by_label.pop("postln/preln", None) == ({18} if figure == "claims:fast" else None)
+        assert by_label.keys() == {*ONE_STEP}
+        for name, layers in by_label.items():
+            extra = deep if name in ("postln", "deepnorm", "branchnorm") else set()
+            assert layers == {3, 6, 12, 18, 25, 50} | extra
+    deepest = [each.config.train.seed for each in experiments("deepnet:5") if each.config.model.depth == 200]
+    assert Counter(deepest) == {3: 3, 4: 3, 5: 3}
+    assert {c.model.T for n, c in rows("claims:fast") if n == "branchnorm"} == {4000}
+
+
+def test_scale_paper_is_the_papers_recipe_and_needs_data() -> None:
+    with pytest.raises(UsageError, match=r"branchnorm:8 at scale paper needs text of yours: .*--data text:SRC,TGT"):
+        experiments("8", "paper")
+    for name, config in rows("8", scale="paper", data=TEXT):
+        model, train, data = config.model, config.train, config.data
+        assert (model.d_model, model.d_ffn, model.heads) == (512, 2048, 8)
+        assert (1 if name == "branchnorm T=1" else 4000) == model.T
+        assert (train.lr, train.warmup, train.steps) == (5e-4, 4000, 100_000)
+        assert (train.beta1, train.beta2, train.eps, train.weight_decay, train.clip_norm) == (0.9, 0.98, 1e-8, 1e-4, 0)
+        assert data.sentences * data.max_length * train.accumulate == 128 * 4096
+        assert data.source == TEXT["source"]
+    depths = {c.model.encoder_layers for _, c in rows("5", scale="paper", data=TEXT)}
+    assert depths == {6, 18, 50, 100, 250, 500}
+    assert {c.model.dropout for _, c in rows("deepnet:3", scale="paper", data=TEXT)} == {0.4}
+
+
+def test_the_users_data_and_seeds_reach_every_run_but_not_the_figures_axis() -> None:
+    data = {**TEXT, "valid": "v.de,v.en", "vocab_size": 500, "fraction": 0.5}
+    runs = experiments("branchnorm:5", data=data, seeds=[11])
+    assert {(e.config.data.source, e.config.data.valid, e.config.data.vocab_size) for e in runs} == {
+        (TEXT["source"], "v.de,v.en", 500)
+    }
+    assert {e.config.train.seed for e in runs} == {11}
+    assert {e.config.data.fraction for e in runs} == {0.01, 0.1, 1.0}
+    assert {e.config.data.fraction for e in experiments("8", data=data)} == {0.5}
+
+
+def test_commands_minutes_and_errors() -> None:
+    assert command("8") == command("branchnorm:8") == "stabilitylab sweep branchnorm:8 --scale tiny"
+    assert command("deepnet:4", "paper") == "stabilitylab sweep deepnet:4 --scale paper --data text:SRC,TGT"
+    for figure in FIGURES:
+        stated = minutes(figure)
+        assert stated is not None
+        assert stated > 0
+        assert minutes(figure, "paper") is None
+    with pytest.raises(UsageError, match=r"unknown figure with a sweep 'branchnorm:7'; choose one of"):
+        experiments("7")
+    with pytest.raises(UsageError, match="unknown scale 'huge'; choose one of tiny, paper"):
+        experiments("8", "huge")
+    with pytest.raises(UsageError, match=r"unknown setting 'data\.colour'"):
+        experiments("8", data={"colour": "red"})
+
+
+def test_names_say_what_varies() -> None:
+    config = resolve({"model": {"arch": "branchnorm", "T": 1}, "train": {"seed": 3}}, depth=12)
+    assert name_of(config) == "branchnorm-T1-12-s3"
+    assert name_of(config, "warmup0") == "branchnorm-T1-12-warmup0-s3"
