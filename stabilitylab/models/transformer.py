@@ -21,10 +21,10 @@ from .sublayers import CrossAttention, Embedding, FeedForward, Linear, SelfAtten
 MASKED = -1e30  # finite, so that a row without any real token stays finite; exp() makes it an exact 0
 
 
-def positions(length: int, like: Tensor) -> Tensor:
-    """Sinusoids, mean square exactly 1/2, for any length.  Vaswani et al. 2017, Sec. 3.5."""
+def positions(length: int, like: Tensor, first: int = 0) -> Tensor:
+    """Sinusoids of ``length`` places from ``first`` on, mean square exactly 1/2.  Vaswani et al. 2017, Sec. 3.5."""
     width = like.shape[-1]
-    place = torch.arange(length, dtype=torch.float64, device=like.device)
+    place = torch.arange(first, first + length, dtype=torch.float64, device=like.device)
     wave = torch.arange(0, width, 2, dtype=torch.float64, device=like.device)
     angle = place[:, None] * torch.exp(wave * (-math.log(10_000.0) / width))
     return torch.cat([angle.sin(), angle.cos()], dim=1).to(like.dtype)  # (T, D)
@@ -94,15 +94,18 @@ class Stack(nn.Module):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
     ) -> Tensor:
-        x = self.embedding(tokens) * self.scale  # (B, T, D)
-        x = x + positions(tokens.shape[1], x)
-        if self.dropout:
-            x = F.dropout(x, self.dropout, self.training)
-        if self.input_scale is not None:
-            x = self.input_scale * x
+        x = self.embed(tokens)
         for layer in self.layers:
             x = layer(x, mask, memory, memory_mask)
         return x if self.norm is None else self.norm(x)
+
+    def embed(self, tokens: Tensor, first: int = 0) -> Tensor:
+        """What enters the first layer, of ``tokens`` that stand at the places from ``first`` on."""
+        x = self.embedding(tokens) * self.scale  # (B, T, D)
+        x = x + positions(tokens.shape[1], x, first)
+        if self.dropout:
+            x = F.dropout(x, self.dropout, self.training)
+        return x if self.input_scale is None else self.input_scale * x
 
     def residuals(self) -> list[Residual]:
         """All sub-layers, from the bottom up."""
@@ -156,7 +159,7 @@ class Transformer(nn.Module):
 
     def hidden(self, **inputs: Tensor | None) -> Tensor:
         """Output of the last stack after its last norm."""
-        self._require_calibration()
+        self.require_calibration()
         return self.run(**inputs)  # (B, T, D)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -188,7 +191,7 @@ class Transformer(nn.Module):
 
     def finalize(self) -> None:
         """Make the trained model what it is used as: alpha at its end, and Admin folded into Post-LN. Not undone."""
-        self._require_calibration()
+        self.require_calibration()
         if self.schedule is not None:
             self.schedule.finalize()
         for stack in self.stacks.values():
@@ -196,7 +199,7 @@ class Transformer(nn.Module):
                 fold_admin(stack)
         self.calibrated = None
 
-    def _require_calibration(self) -> None:
+    def require_calibration(self) -> None:
         if self.calibrated is not None and not self.calibrated.get():
             raise UsageError(
                 "this Admin model has no omega yet: call model.calibrate(**inputs) with one training batch first, "

@@ -29,7 +29,8 @@ class MissingRuns(Exception):
 class Series:
     """A line, or points or crosses, with a band from ``low`` to ``high`` (the range over seeds).
 
-    ``label`` is the legend's entry, ``arch`` the label of the architecture whose colour and marker it takes.
+    ``label`` is the legend's entry, ``arch`` the label of the architecture whose colour and marker it takes; where
+    several lines have one label, ``detail`` says what the dash means.
     """
 
     label: str
@@ -44,6 +45,11 @@ class Series:
     seeds: int = 1
     colour: str = ""  # where no architecture gives it
     marker: str = ""
+    detail: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}, {self.detail}" if self.detail else self.label
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,7 @@ def _drawn(panel: Panel) -> Iterator[pd.DataFrame]:
         content = {"x": one.x, "y": one.y, "low": one.low, "high": one.high}
         data = pd.DataFrame({key: value if value is not None else np.nan for key, value in content.items()})
         axis = panel.right if one.right else panel.y
-        yield data.assign(panel=panel.title, series=one.label, axis=axis, seeds=one.seeds, finding=one.kind)
+        yield data.assign(panel=panel.title, series=one.name, axis=axis, seeds=one.seeds, finding=one.kind)
     if panel.map is not None:
         rows, columns = panel.map.z.shape
         names = np.array(["", "zero", "no gradient", "not finite"])

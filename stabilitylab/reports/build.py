@@ -20,7 +20,8 @@ from .collection import Record, Runs
 from .diagnosis import diagnose
 
 log = logging.getLogger(__name__)
-DIAGNOSED = 6  # runs that get a diagnostic page of their own, where none is named
+PAPERS = ("branchnorm", "deepnet", "admin")
+DIAGNOSED = 3  # runs that get a diagnostic page of their own, where none is named
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def build(
     """
     from . import figures as _  # noqa: F401  (registers them)
 
-    chosen = [FIGURES.resolve(name) for name in figures] or sorted(FIGURES)
+    chosen = [FIGURES.resolve(name) for name in figures] or sorted(FIGURES, key=_order)
     runs, broken = load(folder)
     named = _named(runs, diagnosed)
     sections, missing = [], []
@@ -126,6 +127,12 @@ def write_ledger(findings: Sequence[Finding], out: Path) -> None:
     pd.DataFrame(rows).to_csv(out / "claims.csv", index=False)
 
 
+def _order(id: str) -> tuple[int, str]:
+    """BranchNorm's figures first, then DeepNet's, then Admin's, then whatever else is registered."""
+    paper = id.partition(":")[0]
+    return (PAPERS.index(paper) if paper in PAPERS else len(PAPERS), id)
+
+
 def _section(out: Path, id: str, title: str, source: str, picture: Picture, group: str) -> page.Section:
     name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in id)
     files = paper.write(picture, out / "figures", name)
@@ -134,12 +141,15 @@ def _section(out: Path, id: str, title: str, source: str, picture: Picture, grou
 
 
 def _named(runs: Runs, names: Sequence[str]) -> list[Record]:
-    """The runs of these names; without any the first ones, what went wrong before what went well."""
+    """The runs of these names; without any, what went wrong first, and one of each label before a second."""
     if names:
         known = {record.name: record for record in runs}
         if unknown := [name for name in names if name not in known]:
             raise UsageError(f"no run {unknown[0]!r} there; it has {', '.join(list(known)[:8])}.")
         return [known[name] for name in names]
     order = {"diverged": 0, "stuck": 1, "": 2, "learning": 3, "trained": 4}
-    trained = [record for record in runs if record.kind != "onestep"]
-    return sorted(trained, key=lambda record: order.get(record.verdict, 2))[:DIAGNOSED]
+    trained = [record for record in runs if record.kind != "onestep" and record.ended]
+    worst = sorted(trained or runs, key=lambda record: order.get(record.verdict, 2))
+    return sorted(worst, key=lambda record: [r.label for r in worst[: worst.index(record)]].count(record.label))[
+        :DIAGNOSED
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from matplotlib import colors
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
@@ -22,6 +24,7 @@ from .style import GREY, INK
 
 COLUMN, PAGE = 3.25, 6.75  # inches: one column of two, and the page's text width
 HEIGHT = 2.05  # inches a row of panels
+LETTER, TITLE_LETTER = 0.052, 0.07  # inches that a letter of a legend or label takes, and one of a title
 MOST_MARKERS = 12  # on a line; more points than that would hide it
 SPECIAL = {ZERO: ("#ffffff", "exactly 0"), ABSENT: ("#bdbdbd", "no gradient"), NONFINITE: ("#d7191c", "not finite")}
 
@@ -52,7 +55,7 @@ def draw(picture: Picture, width: float) -> Figure:
     columns = min(len(picture.panels), picture.columns if width > COLUMN else 1)
     rows = math.ceil(len(picture.panels) / columns)
     entries = _entries(picture.panels)
-    beside = max(1, int(width / 1.25))
+    beside = max(1, int(width / (0.42 + LETTER * max(map(len, entries), default=0))))
     legend = 0.17 * math.ceil(len(entries) / beside) + 0.08 if entries else 0.0
     height = HEIGHT * rows + legend
     drawn = Figure(figsize=(width, height), layout="constrained")
@@ -60,11 +63,13 @@ def draw(picture: Picture, width: float) -> Figure:
     grid = drawn.subplots(rows, columns, squeeze=False)
     for place, axes in enumerate(grid.flat):
         if place < len(picture.panels):
-            _panel(axes, picture.panels[place], letter=len(picture.panels) > 1 and chr(ord("a") + place))
+            letter = f"({chr(ord('a') + place)}) " if len(picture.panels) > 1 else ""
+            _panel(axes, picture.panels[place], letter, letters=int(width / columns / TITLE_LETTER))
         else:
             axes.set_axis_off()
     if entries:
-        drawn.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=min(beside, len(entries)))
+        ncols = min(beside, len(entries))
+        drawn.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=ncols)
     return drawn
 
 
@@ -75,7 +80,8 @@ def _entries(panels: Sequence[Panel]) -> dict[str, Any]:
     for panel in panels:
         for one in panel.series:
             if one.label and one.label not in entries:
-                entries[one.label] = scratch.plot([], [], **_look(one))[0]
+                look = _look(one) | ({"linestyle": "solid"} if one.detail and one.kind == "line" else {})
+                entries[one.label] = scratch.plot([], [], **look)[0]
         if panel.map is not None:
             present = set(np.unique(panel.map.finding).astype(int))
             for finding, (colour, text) in SPECIAL.items():
@@ -99,10 +105,10 @@ def _look(one: Series) -> dict[str, Any]:
     }
 
 
-def _panel(axes: Axes, panel: Panel, letter: str | bool) -> None:
-    axes.set_title(f"({letter}) {panel.title}" if letter else panel.title, loc="left")
+def _panel(axes: Axes, panel: Panel, letter: str, letters: int) -> None:
+    axes.set_title(textwrap.fill(letter + panel.title, letters), loc="left")
     axes.set_xlabel(panel.x)
-    axes.set_ylabel(panel.y)
+    axes.set_ylabel(textwrap.fill(panel.y, int(0.75 * HEIGHT / LETTER)))
     if panel.map is not None:
         _map(axes, panel.map)
     else:
@@ -118,6 +124,7 @@ def _panel(axes: Axes, panel: Panel, letter: str | bool) -> None:
             right.spines["right"].set_visible(True)
         for one in panel.series:
             _series(right if one.right and right is not None else axes, one)
+    _details(axes, panel)
     for line in panel.references:
         _reference(axes, line.value, line.label, line.vertical)
     if panel.ticks:
@@ -125,6 +132,14 @@ def _panel(axes: Axes, panel: Panel, letter: str | bool) -> None:
         axes.minorticks_off()
     elif not panel.log_x and panel.map is None:
         axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=_whole(panel)))
+
+
+def _details(axes: Axes, panel: Panel) -> None:
+    """What the dashes of this panel mean, where labels alone do not say it."""
+    meant = {one.detail: one.dash or "solid" for one in panel.series if one.detail}
+    if len(meant) > 1:
+        lines = [Line2D([], [], **{"color": INK, "linestyle": dash, "linewidth": 0.9}) for dash in meant.values()]
+        axes.legend(lines, list(meant), loc="best", fontsize=5.8, handlelength=2.2, labelspacing=0.25, borderpad=0.2)
 
 
 def _whole(panel: Panel) -> bool:

@@ -57,7 +57,7 @@ def _traces(one: Series) -> list[dict[str, Any]]:
     line: dict[str, Any] = {
         "x": numbers(one.x),
         "y": numbers(one.y),
-        "name": one.label,
+        "name": one.name,
         "key": group,
         "mode": mode,
         "yaxis": axis,
@@ -70,7 +70,7 @@ def _traces(one: Series) -> list[dict[str, Any]]:
         return [line]
     if one.kind == "line" and len(one.x) > 1:
         x, low, high = numbers(one.x), numbers(one.low), numbers(one.high)
-        band = {"x": x + x[::-1], "y": high + low[::-1], "key": group, "band": colour, "yaxis": axis, "name": one.label}
+        band = {"x": x + x[::-1], "y": high + low[::-1], "key": group, "band": colour, "yaxis": axis, "name": one.name}
         return [band, line]
     up, down = (np.abs(np.subtract(end, one.y)) for end in (one.high, one.low))
     bars = {"array": numbers(up), "arrayminus": numbers(down), "color": colour, "width": 3, "thickness": 1}

@@ -18,6 +18,15 @@ ARCHS: dict[str, tuple[str, str]] = {
 }
 SPARE = (("#8c6d31", "X"), ("#6a51a3", "h"), ("#636363", "p"), ("#393b79", "*"))
 DASHES = ("solid", "dashed", "dotted", "dashdot")
+CONTROLS = {  # the look of the controls that the sweeps run; any other gets one by its name
+    "postln+beta": "dashed",
+    "postln/preln": "dotted",
+    "branchnorm T=1": "dashed",
+    "branchnorm alpha=0": "dotted",
+    "branchnorm xavier": "dashdot",
+    "deepnorm alpha-only": "dashed",
+    "deepnorm beta-only": "dotted",
+}
 NAMES = {
     "postln": "Post-LN",
     "postln-init": "Post-LN-init",
@@ -50,14 +59,14 @@ def style(label: str) -> Style:
     known = arch in ARCHS
     colour, marker = ARCHS[arch] if known else SPARE[sum(label.encode()) % len(SPARE)]
     control = known and label != arch
-    dash = DASHES[1 + sum(label.encode()) % 3] if control else "solid"
+    dash = CONTROLS.get(label, DASHES[1 + sum(label.encode()) % 3]) if control else "solid"
     return Style(colour, marker, dash, not control)
 
 
 def title(label: str) -> str:
-    """A label as figures print it: ``BranchNorm T=1``."""
-    arch = family(label)
-    return label.replace(arch, NAMES[arch], 1) if arch in NAMES else label
+    """A label as figures print it: ``BranchNorm T=1``, ``Post-LN/Pre-LN``."""
+    parts = [(part, family(part)) for part in label.split("/")]
+    return "/".join(part.replace(arch, NAMES[arch], 1) if arch in NAMES else part for part, arch in parts)
 
 
 def use_print_style() -> None:

@@ -16,6 +16,7 @@ from ..statistics import Region, slope
 
 TABLE = "perturbation"
 KINDS = {"random": "random, 1e-4", "gradient": "along the gradient, 1e-6"}
+PAPERS = ("postln", "preln", "admin")  # the paper's own three
 SUBLAYERS = 2  # of an encoder layer
 FAST = "claims:fast"
 
@@ -53,8 +54,10 @@ class OutputChange(Figure):
             )
             for column, name in KINDS.items()
         ]  # fmt: skip
-        shared = [n for n in group.depths if len({r.label for r in group if r.depth == n}) == len(group.labels)]
-        deepest = max(shared or group.depths)
+        most = max(len(group.where(lambda run, n=n: run.depth == n, label=PAPERS).labels) for n in group.depths)
+        deepest = max(
+            n for n in group.depths if len(group.where(lambda run, n=n: run.depth == n, label=PAPERS).labels) == most
+        )
         panels.append(_along(group.where(lambda run: run.depth == deepest), deepest))
         notes = [f"Drawn: {group.describe()}, float64. Lines are geometric means over seeds, bands their range."]
         return Picture(panels, _finding(group), notes, columns=3)

@@ -11,7 +11,6 @@ from .. import style
 from ..base import Figure, Map, MissingRuns, Panel, Picture, figure
 from ..claims import Effect, claim
 from ..collection import Record, Runs
-from ..pooling import findings
 from ..statistics import Region, slope
 
 TABLE = "branch_variance"
@@ -80,7 +79,7 @@ def _panel(runs: Runs, title: str, step: int | None) -> Panel:
     beta = np.mean([dependency_map(record, step) for record in runs], axis=0)
     places = list(range(1, len(beta) + 1))
     shown = np.where(np.tri(len(beta), dtype=bool), beta, np.nan)
-    heat = Map(places, places, shown, findings(shown, np.isnan(shown)), "beta", log=False)
+    heat = Map(places, places, shown, np.zeros(shown.shape, np.int8), "beta", log=False)
     return Panel(title, "branch j", "output i", map=heat)
 
 

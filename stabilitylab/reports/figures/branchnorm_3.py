@@ -91,11 +91,11 @@ def _beginning(group: Runs) -> Panel:
             loss.add(steps, (_column(record, "nll")[here] / math.log(2)).tolist())
         name = style.title(label)
         lines += [
-            norm.series(name, arch=label, dash="solid"),
-            loss.series(f"{name}: loss", arch=label, dash="dotted", right=True),
+            norm.series(name, arch=label, dash="solid", detail="gradient norm"),
+            loss.series(name, arch=label, dash="dotted", right=True, detail="loss"),
         ]
     return Panel(
-        "Gradient norm (solid), loss (dotted)", "update", "global gradient norm (L2)", lines,
+        "Gradient norm and training loss", "update", "global gradient norm (L2)", lines,
         log_y=True, right="training nll [bits/token]",
     )  # fmt: skip
 
@@ -112,7 +112,7 @@ def _profiles(group: Runs) -> list[Panel]:
                     values = layer_values(record, "grad_norm", "value", stack, step)
                     spread.add([*values], [*values.values()])
                 if spread.points:
-                    lines.append(spread.series(f"{style.title(label)}, step {step}", arch=label, dash=dash))
+                    lines.append(spread.series(style.title(label), arch=label, dash=dash, detail=f"step {step}"))
         if lines:
             title = f"{stack.capitalize()} layers at steps {', '.join(map(str, PROFILE_STEPS))}"
             panels.append(Panel(title, f"{stack} layer", "gradient norm (L2)", lines, log_y=True))
@@ -130,7 +130,7 @@ def _parts(group: Runs) -> Panel:
                 known = np.isfinite(values(record)) & (_steps(record) < BEGINNING)
                 spread.add(_steps(record)[known].tolist(), values(record)[known].tolist())
             if spread.points:
-                lines.append(spread.series(f"{style.title(label)}: {part}", arch=label, dash=dash))
+                lines.append(spread.series(style.title(label), arch=label, dash=dash, detail=part))
     return Panel("Taken apart", "update", "gradient norm (L2)", lines, log_y=True)
 
 

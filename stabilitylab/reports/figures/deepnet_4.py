@@ -18,14 +18,19 @@ FIRST = 30  # updates that the paper draws
 TABLES = ("model_update", "ln_input", "grad_norm")
 Values = Callable[[Record], dict[int, float]]
 DASHES = {True: "solid", False: "dashed"}  # without and with warm-up
+BRANCH_DASHES = {True: "dashdot", False: "dotted"}
 
 
 def warmup(record: Record) -> int:
     return int(record.settings.get("train.warmup", 0))
 
 
+def _ramp(updates: int) -> str:
+    return f"warm-up {updates}" if updates else "no warm-up"
+
+
 def _name(label: str, updates: int) -> str:
-    return f"{style.title(label)}, {f'warm-up {updates}' if updates else 'no warm-up'}"
+    return f"{style.title(label)}, {_ramp(updates)}"
 
 
 def update(record: Record) -> dict[int, dict[str, float]]:
@@ -61,7 +66,7 @@ def norm_inputs(record: Record, column: str, ffn: bool | None = None) -> dict[in
 @figure("deepnet:4", title="The first updates: model update, norm inputs, gradient", source="DeepNet, Figure 4")
 class FirstUpdates(Figure):
     """(a) ||F(x; theta_i) - F(x; theta_0)|| per token at the decoder's output; (b, c) mean input of the norms behind
-    feed-forward networks and attention over sqrt(d), the branch alone dashed; (d) gradient norm by decoder layer.
+    feed-forward networks and attention over sqrt(d), and of the branch alone; (d) gradient norm by decoder layer.
 
     Inferred: "input from FFN to LN" may be the sum or the branch alone, so both are drawn.
     """
@@ -90,19 +95,23 @@ class FirstUpdates(Figure):
         )
 
 
-def _over_steps(runs: Runs, arm: tuple[str, int], values: Values, dash: str = "", suffix: str = "") -> Series:
+def _over_steps(runs: Runs, arm: tuple[str, int], values: Values, dash: str = "", detail: str = "") -> Series:
     spread = Spread()
     for record in runs:
         points = {step: value for step, value in values(record).items() if step <= FIRST}
         spread.add([*points], [*points.values()])
-    return spread.series(_name(*arm) + suffix, arch=arm[0], dash=dash or DASHES[arm[1] == 0])
+    label, updates = arm
+    return spread.series(
+        style.title(label), arch=label, dash=dash or DASHES[updates == 0], detail=detail or _ramp(updates)
+    )
 
 
 def _inputs(own: dict[tuple[str, int], Runs], ffn: bool) -> Panel:
     lines = []
     for arm, runs in own.items():
         lines.append(_over_steps(runs, arm, lambda r: norm_inputs(r, "value", ffn)))
-        lines.append(_over_steps(runs, arm, lambda r: norm_inputs(r, "branch", ffn), "dotted", ": branch alone"))
+        name = f"branch alone, {_ramp(arm[1])}"
+        lines.append(_over_steps(runs, arm, lambda r: norm_inputs(r, "branch", ffn), BRANCH_DASHES[arm[1] == 0], name))
     return Panel(
         f"Norm inputs, {'feed-forward' if ffn else 'attention'}", "update", "mean token norm / √d", lines, log_y=True
     )
@@ -116,7 +125,8 @@ def _gradients(own: dict[tuple[str, int], Runs]) -> Panel:
             data = record.at("grad_norm", FIRST, ["value"], by="layer")
             data = data[(data["stack"] == "decoder") & (data["layer"] > 0)]
             spread.add(data["layer"].tolist(), data["value"].tolist())
-        lines.append(spread.series(_name(*arm), arch=arm[0], dash=DASHES[arm[1] == 0]))
+        dash, detail = DASHES[arm[1] == 0], _ramp(arm[1])
+        lines.append(spread.series(style.title(arm[0]), arch=arm[0], dash=dash, detail=detail))
     return Panel(f"Gradient at update {FIRST}", "decoder layer", "gradient norm (L2)", lines, log_y=True)
 
 

@@ -84,8 +84,8 @@ def _by_group(runs: Runs, label: str) -> Panel:
                 if (value := rate(record, optimizer, group)) > 0:
                     spread.add([record.depth], [value])
             if spread.points:
-                look = {"dash": dash, "colour": colour, "marker": marker}
-                lines.append(spread.series(f"{NAMES[group]}, {name}", **look))
+                look = {"dash": dash, "colour": colour, "marker": marker, "detail": name}
+                lines.append(spread.series(NAMES[group], **look))
     title = f"{style.title(label)}, by group of parameters"
     y = "||dF|| / lr (L2 per token)"
     return Panel(title, "layers a side", y, lines, log_x=True, log_y=True, ticks=runs.depths)

@@ -15,7 +15,6 @@ function axis(spec, flip, map) {
     linecolor: css("--line"), automargin: true, exponentformat: "power", tickfont: { size: 11 },
   };
   if (spec.ticks && spec.ticks.length) Object.assign(found, { tickvals: spec.ticks, ticktext: spec.ticks.map(String) });
-  else if (log) found.dtick = 1;
   return found;
 }
 
@@ -87,7 +86,7 @@ function draw(place) {
   };
   if (plot.right) layout.yaxis2 = { ...axis(plot.right, flip), overlaying: "y", side: "right", showgrid: false };
   const data = plot.map ? heat(plot, flip) : lines(plot, off);
-  Plotly.react(place, data, layout, { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] });
+  Plotly.react(place, data, layout, { responsive: true, displayModeBar: false });
   if (!drawn.has(place) && plot.map) legend(place, plot.map);
   drawn.add(place);
 }
@@ -132,7 +131,7 @@ for (const figure of figures) {
 
 // Toggles that act on all figures: the series that stand in two of them or more.
 const everywhere = document.getElementById("everywhere"), seen = new Map();
-for (const button of figures.flatMap((figure) => all(".toggle", figure))) {
+for (const button of all("#figures .section .toggle")) {
   const key = button.dataset.key;
   seen.set(key, [...(seen.get(key) || []), button]);
 }
