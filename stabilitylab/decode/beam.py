@@ -1,137 +1,120 @@
-"""Batched beam search."""
+"""Beam search, many sentences at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from ..data.corpus import BOS, EOS, MASK, PAD
-from ..errors import InputError, UsageError
+from ..data.corpus import BOS, EOS, PAD
+from ..errors import UsageError
 from ..models import Transformer
-from .cache import CachedDecoder
+from .cache import stepping
 
-NEVER = (PAD, BOS, MASK)  # no label of a translation is one of these
-PENALTIES: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "fairseq": lambda length: length,
-    "gnmt": lambda length: (5 + length) / 6,  # Wu et al. 2016, Eq. 14
-}
+PenaltyKind = Literal["fairseq", "gnmt"]
+NEVER = (PAD, BOS)  # tokens that no translation holds
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """The translation of one sentence."""
+    """A translation: its tokens without EOS, its log-probability (EOS included), and that over the length penalty."""
 
-    ids: list[int]  # ended by EOS
-    score: float  # sum of log p of all ids, EOS too, over the length penalty
-    log_p: float  # the sum itself, in nats
+    tokens: tuple[int, ...]
+    log_probability: float
+    score: float
 
 
-@torch.inference_mode()
+def length_penalty(length: int, exponent: float, kind: PenaltyKind = "fairseq") -> float:
+    """What a log-probability is divided by; ``length`` counts EOS.
+
+    fairseq: length^p. gnmt: ((5 + length) / 6)^p (Wu et al. 2016, Eq. 14).
+    """
+    if kind not in get_args(PenaltyKind):
+        raise UsageError(f"unknown length penalty {kind!r}; choose fairseq or gnmt.")
+    return length**exponent if kind == "fairseq" else ((5 + length) / 6) ** exponent
+
+
 def translate(
     model: Transformer,
-    source: Tensor,  # (B, S) ids
-    source_mask: Tensor | None = None,  # (B, S) True on real tokens
+    source: Tensor,
+    source_mask: Tensor,
     *,
     beam: int = 4,
-    length_penalty: float = 0.6,
-    penalty_kind: str = "fairseq",
+    exponent: float = 0.6,
+    penalty_kind: PenaltyKind = "fairseq",
     max_length: int | None = None,
-    stop_early: bool = True,
-) -> list[Hypothesis]:
-    """The best hypothesis of each sentence found by beam search, in eval mode; ``beam=1`` is greedy search.
+) -> list[list[Hypothesis]]:
+    """The best ended hypotheses of each sentence of ``source`` (B, S), at most ``beam`` of them, best first.
 
-    The score of a hypothesis of n ids, EOS counted, is its log p over n^length_penalty ("fairseq") or over
-    ((5 + n) / 6)^length_penalty ("gnmt"). PAD, BOS and MASK are never generated (log p is that of the model, not
-    renormalised without them); an empty translation, EOS alone, may be. A hypothesis has at most ``max_length`` ids,
-    EOS counted: its last place can only hold EOS. Default: real tokens of its source + 50 (Vaswani et al. 2017,
-    Sec. 6.1).
-
-    As in fairseq, of the 2 ``beam`` best continuations the ``beam`` best without EOS go on, and those with EOS end a
-    hypothesis if they are among the ``beam`` best. A sentence is finished when no open hypothesis can reach a score
-    above that of the best ended one; with ``stop_early`` (fairseq's default) also when ``beam`` hypotheses have ended,
-    which the first rule might still have improved upon. Among equal scores the earlier hypothesis, then the smaller
-    id, comes first. Raises UsageError for wrong arguments, InputError where the model's output is NaN.
+    A sentence is done when ``beam`` hypotheses have ended in EOS (fairseq's rule: with a beam of 1, the greedy search).
+    At ``max_length`` tokens, EOS included (default: twice the sentence's own length plus 10), EOS is forced.
     """
-    _check(beam, penalty_kind, max_length)
-    limit = source.new_full((len(source),), source.shape[1]) if source_mask is None else source_mask.sum(dim=1)
-    limit = limit + 50 if max_length is None else torch.full_like(limit, max_length)
-    training = model.training
-    model.eval()
-    try:
-        search = _Search(CachedDecoder(model, source, source_mask), limit, beam, length_penalty, penalty_kind)
-        while search.unfinished:
-            search.step(stop_early)
-    finally:
-        model.train(training)
-    return [search.done[sentence] for sentence in range(len(source))]
+    length_penalty(1, exponent, penalty_kind)
+    if beam < 1 or (max_length is not None and max_length < 1):
+        raise UsageError(f"beam = {beam} and max_length = {max_length} must be at least 1.")
+    lengths = source_mask.sum(1).tolist()
+    limits = [max_length or 2 * length + 10 for length in lengths]
+    ended: list[list[Hypothesis]] = [[] for _ in limits]
+    live = list(range(len(limits)))  # sentences still searched
+    device = source.device
+    with stepping(model, source, source_mask) as steps:
+        steps.select(torch.arange(len(live), device=device).repeat_interleave(beam))
+        tokens = torch.empty(len(live) * beam, 0, dtype=torch.long, device=device)  # (R, t)
+        last = torch.full((len(live) * beam,), BOS, device=device)
+        scores = torch.full((len(live), beam), -torch.inf, dtype=torch.float64, device=device)
+        scores[:, 0] = 0  # the beams of a sentence begin equal: only one counts
+        while live:
+            place = tokens.shape[1] + 1
+            found = _candidates(steps.next(last), scores, beam, [limits[sentence] <= place for sentence in live])
+            rows, kept_scores, kept_tokens, still = [], [], [], []
+            for index, (sentence, (values, parents, words)) in enumerate(zip(live, found, strict=True)):
+                going = []
+                for rank, (value, parent, word) in enumerate(zip(values, parents, words, strict=True)):
+                    row = index * beam + parent
+                    if value == -torch.inf or len(ended[sentence]) >= beam:
+                        break
+                    if word != EOS:
+                        going.append((value, row, word))
+                    elif rank < beam:  # as in fairseq: an end further down is not among the best
+                        score = value / length_penalty(place, exponent, penalty_kind)
+                        ended[sentence].append(Hypothesis(tuple(tokens[row].tolist()), value, score))
+                if len(ended[sentence]) >= beam or not going:
+                    continue
+                going = going[:beam]
+                going += [(-torch.inf, going[0][1], PAD)] * (beam - len(going))
+                still.append(sentence)
+                kept_scores.append([value for value, _, _ in going])
+                rows += [row for _, row, _ in going]
+                kept_tokens += [word for _, _, word in going]
+            live = still
+            if live:
+                chosen = torch.tensor(rows, device=device)
+                steps.select(chosen)
+                last = torch.tensor(kept_tokens, device=device)
+                tokens = torch.cat([tokens.index_select(0, chosen), last[:, None]], 1)
+                scores = torch.tensor(kept_scores, dtype=torch.float64, device=device)
+    return [sorted(each, key=lambda hypothesis: -hypothesis.score) for each in ended]
 
 
-class _Search:
-    """The state of all unfinished sentences: B of them with K open hypotheses each, best first."""
+def _candidates(
+    logits: Tensor, scores: Tensor, beam: int, last_place: list[bool]
+) -> list[tuple[list[float], list[int], list[int]]]:
+    """For each sentence the best 2 x beam continuations, best first: log-probabilities, beams they extend, words.
 
-    def __init__(self, decoder: CachedDecoder, limit: Tensor, beam: int, penalty: float, kind: str) -> None:
-        device = limit.device
-        self.decoder, self.beam, self.limit = decoder, beam, limit
-        self.norm = lambda length: PENALTIES[kind](length.double()) ** penalty
-        count = len(limit)
-        self.length = 0  # ids of each open hypothesis
-        self.sentence = torch.arange(count, device=device)  # (B,) places in the batch
-        self.tokens = torch.full((count, beam, 1), BOS, device=device)  # (B, K, 1 + length)
-        self.log_p = torch.full((count, beam), -torch.inf, dtype=torch.float64, device=device)
-        self.log_p[:, 0] = 0  # the others are not there yet
-        self.ended = torch.zeros(count, dtype=torch.int64, device=device)  # (B,) hypotheses
-        self.best = torch.full((count,), -torch.inf, dtype=torch.float64, device=device)  # (B,) score of the best ended
-        self.best_log_p = self.best.clone()
-        self.best_ids = torch.full((count, int(limit.max()) if count else 0), PAD, device=device)
-        self.done: dict[int, Hypothesis] = {}
-
-    @property
-    def unfinished(self) -> int:
-        return len(self.sentence)
-
-    def step(self, stop_early: bool) -> None:
-        """One more token for every open hypothesis."""
-        count, beam = self.tokens.shape[:2]
-        log_p = self._continuations()  # (B, K, V)
-        vocabulary = log_p.shape[2]
-        self.length += 1
-        values, places = best_of(log_p.flatten(1), 2 * beam)  # (B, 2 K)
-        origin, token = places // vocabulary, places % vocabulary
-        ends = token == EOS
-
-        first = torch.arange(values.shape[1], device=values.device) < beam
-        ending = ends & first & values.isfinite()
-        self._end(ending, values, origin)
-
-        order = ends.to(torch.int8).sort(dim=1, stable=True).indices[:, :beam]  # without EOS first, each best first
-        self.log_p = values.masked_fill(ends, -torch.inf).gather(1, order)
-        origin, token = origin.gather(1, order), token.gather(1, order)
-
-        open_best = self.log_p[:, 0]
-        reach = torch.maximum(  # log p only falls; the penalty grows with the length, or falls where its exponent is < 0
-            open_best / self.norm(torch.full_like(open_best, self.length + 1)), open_best / self.norm(self.limit)
-        )
-        finished = (self.best >= reach) | (self.limit == self.length)
-        if stop_early:
-            finished |= self.ended >= beam
-        for place in finished.nonzero().flatten().tolist():
-            ids = self.best_ids[place].tolist()
-            self.done[int(self.sentence[place])] = Hypothesis(
-                ids[: ids.index(EOS) + 1], float(self.best[place]), float(self.best_log_p[place])
-            )
-        self._go_on((~finished).nonzero().flatten(), origin, token, all_of_them=len(finished) == count - 0)
-
-    def _continuations(self) -> Tensor:
-        logits = self.decoder.step(self.tokens[:, :, -1].flatten())
-        if bool(logits.isnan().any()):
-            raise InputError("the model's output is NaN: it has diverged and translates nothing; take an earlier one.")
-        log_p = logits.log_softmax(dim=1).unflatten(0, self.log_p.shape)  # (B, K, V)
-        log_p[:, :, NEVER] = -torch.inf
-        last = (self.limit == self.length + 1)[:, None, None]
-        only_end = torch.full_like(log_p[0, 0], -torch.inf)
-        only_end[EOS] = 0
-        log_p = torch.where(last, log_p + only_end, log_p)
-        return self.log_p[:, :, None] + log_p
+    Twice the beam, since at most every second of them ends. One host read a step.
+    """
+    sentences, vocabulary = len(scores), logits.shape[1]
+    log_probabilities = torch.log_softmax(logits.double(), dim=1).view(sentences, -1, vocabulary)  # (B, K, V)
+    log_probabilities[:, :, list(NEVER)] = -torch.inf
+    closing = torch.tensor(last_place, device=logits.device)
+    not_end = torch.arange(vocabulary, device=logits.device) != EOS
+    log_probabilities.masked_fill_(closing[:, None, None] & not_end, -torch.inf)
+    total = (scores[:, :, None] + log_probabilities).flatten(1)  # (B, K V)
+    best, index = total.topk(min(2 * beam, total.shape[1]), dim=1)
+    values, flat = best.tolist(), index.tolist()
+    return [
+        (value, [i // vocabulary for i in where], [i % vocabulary for i in where])
+        for value, where in zip(values, flat, strict=True)
+    ]

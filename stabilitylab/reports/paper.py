@@ -138,7 +138,8 @@ def _details(axes: Axes, panel: Panel) -> None:
     """What the dashes of this panel mean, where labels alone do not say it."""
     meant = {one.detail: one.dash or "solid" for one in panel.series if one.detail}
     if len(meant) > 1:
-        lines = [Line2D([], [], **{"color": INK, "linestyle": dash, "linewidth": 0.9}) for dash in meant.values()]
+        looks: list[dict[str, Any]] = [{"color": INK, "linestyle": dash, "linewidth": 0.9} for dash in meant.values()]
+        lines = [Line2D([], [], **look) for look in looks]
         axes.legend(lines, list(meant), loc="best", fontsize=5.8, handlelength=2.2, labelspacing=0.25, borderpad=0.2)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,10 +11,11 @@ from ...experiments import command
 from .. import style
 from ..base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
 from ..claims import Effect, Share, claim
-from ..collection import Record, Runs
+from ..collection import Record, Runs, spans
 from ..statistics import Region, signed_rank
 
 FIRST = 30  # updates that the paper draws
+DEPTH = 18  # layers a side of the paper's figure
 TABLES = ("model_update", "ln_input", "grad_norm")
 Values = Callable[[Record], dict[int, float]]
 DASHES = {True: "solid", False: "dashed"}  # without and with warm-up
@@ -44,9 +45,9 @@ def update(record: Record) -> dict[int, dict[str, float]]:
     }
 
 
-def whole(record: Record) -> bool:
+def whole(record: Record, table: str = "model_update") -> bool:
     """Is each of the first 30 updates on record?"""
-    return {*range(FIRST + 1)} <= update(record).keys()
+    return {*range(FIRST + 1)} <= {*record.frame(table)["step"].tolist()}
 
 
 def moved(record: Record) -> dict[int, float]:
@@ -72,10 +73,10 @@ class FirstUpdates(Figure):
     """
 
     def picture(self, runs: Runs) -> Picture:
-        groups = runs.where(kind="train", table=TABLES).groups("train.warmup")
+        groups = runs.where(lambda run: bool(update(run)), kind="train", table=TABLES).groups("train.warmup")
         if not groups:
             raise MissingRuns("no training run with model_update, ln_input and grad_norm", command(self.id))
-        group = max(groups, key=lambda g: (whole(g[0]), len({(r.label, warmup(r)) for r in g}), len(g)))
+        group = max(groups, key=lambda g: (any(map(whole, g)), len({(r.label, warmup(r)) for r in g}), len(g)))
         arms = [(label, w) for label in group.labels for w in sorted({warmup(r) for r in group.where(label=label)})]
         own = {arm: group.where(label=arm[0], train__warmup=arm[1]) for arm in arms}
         saturation = math.sqrt(2 * group[0].width)
@@ -90,9 +91,12 @@ class FirstUpdates(Figure):
             _inputs(own, ffn=False),
             _gradients(own),
         ]  # fmt: skip
-        return Picture(
-            panels, _finding(own), [f"Drawn: {group.describe()}. Lines are means, bands the range over seeds."]
-        )
+        notes = [f"Drawn: {group.describe()}. Lines are means over seeds (d: geometric), bands their range."]
+        if others := sum(map(len, groups)) - len(group):
+            notes.append(f"Not drawn: {others} run{'s' if others > 1 else ''} with other settings.")
+        if any(record.label == "deepnorm" for record in group):
+            notes.append("DeepNorm's norm inputs are its shortcut factor times √d by construction.")
+        return Picture(panels, _finding(own), notes)
 
 
 def _over_steps(runs: Runs, arm: tuple[str, int], values: Values, dash: str = "", detail: str = "") -> Series:
@@ -119,38 +123,47 @@ def _inputs(own: dict[tuple[str, int], Runs], ffn: bool) -> Panel:
 
 def _gradients(own: dict[tuple[str, int], Runs]) -> Panel:
     lines = []
+    steps: set[int] = set()
     for arm, runs in own.items():
         spread = Spread(log=True)
         for record in runs:
             data = record.at("grad_norm", FIRST, ["value"], by="layer")
+            steps |= set(data["step"].tolist())
             data = data[(data["stack"] == "decoder") & (data["layer"] > 0)]
             spread.add(data["layer"].tolist(), data["value"].tolist())
         dash, detail = DASHES[arm[1] == 0], _ramp(arm[1])
         lines.append(spread.series(style.title(arm[0]), arch=arm[0], dash=dash, detail=detail))
-    return Panel(f"Gradient at update {FIRST}", "decoder layer", "gradient norm (L2)", lines, log_y=True)
+    return Panel(f"Gradient at update {spans([*steps])}", "decoder layer", "gradient norm (L2)", lines, log_y=True)
 
 
 def _finding(own: dict[tuple[str, int], Runs]) -> str:
-    means = {}
-    for arm, runs in own.items():
-        last = [points[max(s for s in points if s <= FIRST)]["cumulative"] for r in runs if (points := update(r))]
-        means[arm] = float(np.mean(last))
+    """||dF|| at the last of the first 30 updates that every run has."""
+    curves = {arm: [moved(record) for record in runs] for arm, runs in own.items()}
+    shared = set.intersection(*(set(curve) for found in curves.values() for curve in found))
+    last = max((step for step in shared if step <= FIRST), default=0)
+    if not last:
+        return "These runs have no update in common."
+    means = {arm: float(np.mean([curve[last] for curve in found])) for arm, found in curves.items()}
     order = sorted(means, key=lambda arm: -means[arm])
-    return f"||dF|| after {FIRST} updates: " + ", ".join(f"{_name(*arm)} {means[arm]:.1f}" for arm in order) + "."
+    seeds = {len(runs) for runs in own.values()}
+    count = "one seed" if seeds == {1} else f"{' to '.join(map(str, sorted({min(seeds), max(seeds)})))} seeds"
+    return f"||dF|| after {last} updates: {', '.join(f'{_name(*arm)} {means[arm]:.2g}' for arm in order)} ({count})."
 
 
-def _arm(runs: Runs, label: str, cold: bool) -> Runs:
-    """The largest group of ``label`` with or without warm-up whose first 30 updates are all on record."""
-
-    def fit(run: Record) -> bool:
-        return (warmup(run) == 0) == cold and whole(run)
-
-    groups = runs.where(fit, kind="train", label=label, table=TABLES).groups("train.warmup")
-    if not groups:
-        raise MissingRuns(
-            f"needs {label} {'without' if cold else 'with'} warm-up, probed at each of the first {FIRST} updates"
-        )
-    return groups[0]
+def _arms(runs: Runs, *wanted: tuple[str, bool], tables: Sequence[str] = TABLES[:1]) -> list[dict[int, Record]]:
+    """For each (label, without warm-up?) seed -> run: comparable 18L-18L runs with the first 30 updates on record."""
+    ready = runs.where(kind="train", layers=(DEPTH, DEPTH), table=tables)
+    fit = ready.where(lambda run: all(whole(run, table) for table in tables))
+    found = []
+    for group in fit.groups("train.warmup"):
+        longest = max(map(warmup, group))
+        arms = [group.where(label=label, train__warmup=0 if cold else longest).by_seed() for label, cold in wanted]
+        if all(arms) and (longest > 0 or all(cold for _, cold in wanted)):
+            found.append(arms)
+    if not found:
+        names = " and ".join(f"{label} {'without' if cold else 'with'} warm-up" for label, cold in wanted)
+        raise MissingRuns(f"needs 18L-18L {names}, probed at each of the first {FIRST} updates")
+    return max(found, key=lambda arms: len(set.intersection(*map(set, arms))))
 
 
 @claim(
@@ -159,14 +172,14 @@ def _arm(runs: Runs, label: str, cold: bool) -> Runs:
     paper="DeepNet",
     sentence="Without warm-up Post-LN's update explodes at once and then freezes",
     source="DeepNet, Fig. 4a",
-    statistic="||dF|| after two updates over sqrt(2d); mean change per update in 10-30 over that of the first",
+    statistic="||dF|| after two updates over sqrt(2d), 18L-18L; mean change per update in 10-30 over that of the first",
     threshold="R: > .6 and < .05; X: the second > .2",
     sweep="deepnet:4",
 )
 def explodes_then_freezes(runs: Runs) -> list[Effect]:
     jump: dict[int, float] = {}
     later: dict[int, float] = {}
-    for seed, record in _arm(runs, "postln", cold=True).by_seed().items():
+    for seed, record in _arms(runs, ("postln", True))[0].items():
         points = update(record)
         jump[seed] = points[2]["cumulative"] / math.sqrt(2 * record.width)
         moves = [points[step]["one_update"] for step in range(10, FIRST + 1)]
@@ -177,12 +190,10 @@ def explodes_then_freezes(runs: Runs) -> list[Effect]:
     ]
 
 
-def _at_thirty(runs: Runs) -> dict[int, float]:
-    return {seed: update(record)[FIRST]["cumulative"] for seed, record in runs.by_seed().items()}
-
-
-def _ratio(first: dict[int, float], second: dict[int, float]) -> dict[int, float]:
-    return {seed: first[seed] / second[seed] for seed in sorted(first.keys() & second.keys())}
+def _thirty(first: dict[int, Record], second: dict[int, Record]) -> dict[int, float]:
+    """Seed -> ||dF|| after 30 updates of the first over that of the second."""
+    both = sorted(first.keys() & second.keys())
+    return {seed: moved(first[seed])[FIRST] / moved(second[seed])[FIRST] for seed in both}
 
 
 @claim(
@@ -196,7 +207,8 @@ def _ratio(first: dict[int, float], second: dict[int, float]) -> dict[int, float
     sweep="deepnet:4",
 )
 def warmup_reduces_the_update(runs: Runs) -> list[Effect]:
-    ratio = _ratio(_at_thirty(_arm(runs, "postln", cold=False)), _at_thirty(_arm(runs, "postln", cold=True)))
+    warm, cold = _arms(runs, ("postln", False), ("postln", True))
+    ratio = _thirty(warm, cold)
     p = signed_rank([math.log(value) for value in ratio.values()])
     return [Effect("with / without warm-up", ratio, Region(high=0.8), Region(low=1), log=True, p=p)]
 
@@ -212,11 +224,10 @@ def warmup_reduces_the_update(runs: Runs) -> list[Effect]:
     sweep="deepnet:4",
 )
 def order_of_updates(runs: Runs) -> list[Effect]:
-    cold, warm = (_at_thirty(_arm(runs, "postln", cold=cold)) for cold in (True, False))
-    init = _at_thirty(_arm(runs, "postln-init", cold=False))
+    cold, warm, init = _arms(runs, ("postln", True), ("postln", False), ("postln-init", False))
     return [
-        Effect("no warm-up / warm-up", _ratio(cold, warm), Region(low=1), Region(high=1), log=True),
-        Effect("warm-up / init with warm-up", _ratio(warm, init), Region(low=1), Region(high=1), log=True),
+        Effect("no warm-up / warm-up", _thirty(cold, warm), Region(low=1), Region(high=1), log=True),
+        Effect("warm-up / init with warm-up", _thirty(warm, init), Region(low=1), Region(high=1), log=True),
     ]
 
 
@@ -232,8 +243,8 @@ def order_of_updates(runs: Runs) -> list[Effect]:
     pilot="1.3 at step 0",
 )
 def large_norm_inputs(runs: Runs) -> list[Effect]:
-    cold = {s: norm_inputs(r, "value")[FIRST] for s, r in _arm(runs, "postln", cold=True).by_seed().items()}
-    init = {s: norm_inputs(r, "value")[FIRST] for s, r in _arm(runs, "postln-init", cold=False).by_seed().items()}
+    arms = _arms(runs, ("postln", True), ("postln-init", False), tables=["ln_input"])
+    cold, init = ({seed: norm_inputs(record, "value")[FIRST] for seed, record in arm.items()} for arm in arms)
     return [
         Effect("Post-LN, no warm-up", cold, Region(low=2), Region(high=1.5), log=True),
         Effect("Post-LN-init, warm-up", init, Region(high=1.3), log=True),
@@ -252,8 +263,8 @@ def large_norm_inputs(runs: Runs) -> list[Effect]:
     sweep="deepnet:4",
 )
 def order_of_events(runs: Runs) -> list[Share]:
-    arm = _arm(runs.where(table="activation_grad_norm"), "postln", cold=True)
-    times = [_times(record) for record in arm]
+    tables = ("model_update", "ln_input", "activation_grad_norm")
+    times = [_times(record) for record in _arms(runs, ("postln", True), tables=tables)[0].values()]
     kept = sum(a <= b <= c for a, b, c in times)
     return [Share("runs in this order", kept, len(times), Region(low=0.8), Region(high=0.5))]
 
@@ -271,6 +282,7 @@ def _times(record: Record) -> tuple[int, int, int]:
 
 
 def _crossing(values: dict[int, float]) -> int:
-    """The first step at half of the maximum."""
-    half = max(values.values()) / 2
-    return min(step for step, value in values.items() if value >= half)
+    """The first step at half of the maximum; steps without a number left out."""
+    known = {step: value for step, value in values.items() if not math.isnan(value)}
+    half = max(known.values()) / 2
+    return min(step for step, value in known.items() if value >= half)

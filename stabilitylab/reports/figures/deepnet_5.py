@@ -12,6 +12,7 @@ from .. import style
 from ..base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
 from ..collection import LAYERS, Record, Runs
 from ..statistics import slope
+from .deepnet_4 import moved
 
 GROUPS = {"all": "o", "vo_ffn": "s", "ln": "^", "qk": "v", "bias": "D", "embedding": "P"}
 NAMES = {
@@ -63,6 +64,9 @@ class UpdateAgainstDepth(Figure):
         shown = "deepnorm" if "deepnorm" in group.labels else group.labels[0]
         panels.append(_by_group(group.where(label=shown), shown))
         notes = [f"Drawn: {group.describe()}, float64. Lines are geometric means over seeds, bands their range."]
+        notes += _alphas(group) + _growth(group.where(label=shown), shown)
+        if others := sum(map(len, runs.where(kind="onestep", table="update_rate").groups(*LAYERS))) - len(group):
+            notes.append(f"Not drawn: {others} one-step run{'s' if others > 1 else ''} with other settings.")
         if (early := _early(runs)) is not None:
             panels.append(early)
         return Picture(panels, _finding(group), notes, columns=min(3, len(panels)))
@@ -91,13 +95,29 @@ def _by_group(runs: Runs, label: str) -> Panel:
     return Panel(title, "layers a side", y, lines, log_x=True, log_y=True, ticks=runs.depths)
 
 
+def _alphas(group: Runs) -> list[str]:
+    """At which alpha the branches stood, where an architecture has one."""
+    at = {record.label: record.metrics["alpha"].iloc[0] for record in group if "alpha" in record.metrics}
+    shown = [f"{style.title(label)} {at[label]:g}" for label in group.labels if at.get(label, 1) < 1]
+    return [f"alpha of these runs: {', '.join(shown)}; of all others 1."] if shown else []
+
+
+def _growth(runs: Runs, label: str) -> list[str]:
+    """The exponent of N for each group of parameters, mean over seeds."""
+    found = []
+    for optimizer, (name, _) in OPTIMIZERS.items():
+        means = {group: _mean_exponent(runs, optimizer, group) for group in GROUPS}
+        shown = [f"{NAMES[group]} {mean:.2f}" for group, mean in means.items() if math.isfinite(mean)]
+        if shown:
+            found.append(f"{style.title(label)}, exponents of N under {name}: {', '.join(shown)}.")
+    return found
+
+
 def _early(runs: Runs) -> Panel | None:
     """||dF|| after ten updates of training runs, where comparable ones of several depths are there."""
 
     def cumulative(record: Record) -> float:
-        data = record.at("model_update", EARLY, ["cumulative"])
-        data = data[(data["stack"] == "decoder") & (data["step"] == EARLY)]
-        return float(data["cumulative"].iloc[0]) if len(data) else math.nan
+        return moved(record).get(EARLY, math.nan)
 
     fit = runs.where(lambda run: math.isfinite(cumulative(run)), kind="train", table="model_update")
     groups = [group for group in fit.groups(*LAYERS) if len(group.depths) > 1]
@@ -127,18 +147,21 @@ def exponents(runs: Runs, optimizer: str, group: str, depths: Iterable[int]) -> 
     return found
 
 
+def _mean_exponent(runs: Runs, optimizer: str, group: str) -> float:
+    found = [*exponents(runs, optimizer, group, runs.depths).values()]
+    return float(np.mean(found)) if found else math.nan
+
+
 def _finding(group: Runs) -> str:
-    pieces = []
-    for label in ("postln", "deepnorm", "branchnorm"):
-        found = exponents(group.where(label=label), "adam", "all", group.depths)
-        if found:
-            pieces.append(f"{style.title(label)}'s as N^{np.mean([*found.values()]):.2f}")
-    theorem = exponents(group.where(label="deepnorm"), "sgd", "vo_ffn", group.depths)
-    ending = (
-        f"; constant in depth only in the theorem's scope, SGD on v, out and FFN (N^{np.mean([*theorem.values()]):.2f})"
-        if theorem and abs(np.mean([*theorem.values()])) < 0.15
-        else ""
-    )
+    depths, names = group.depths, ", ".join(map(style.title, group.labels))
+    growth = {
+        label: _mean_exponent(group.where(label=label), "adam", "all") for label in ("postln", "deepnorm", "branchnorm")
+    }
+    pieces = [f"{style.title(label)}'s as N^{mean:.2f}" for label, mean in growth.items() if math.isfinite(mean)]
     if not pieces:
-        return f"||dF|| of one update for {', '.join(map(style.title, group.labels))} at {len(group.depths)} depth(s)."
-    return f"One Adam update moves the output: {', '.join(pieces)}{ending}."
+        return f"||dF|| of one update of {names} at {len(depths)} depth{'s' if len(depths) > 1 else ''}, no exponent."
+    theorem = _mean_exponent(group.where(label="deepnorm"), "sgd", "vo_ffn")
+    scope = f"; in the theorem's scope (SGD on v, out and FFN) DeepNorm's as N^{theorem:.2f}"
+    seeds = f"one seed, {group.seeds[0]}" if len(group.seeds) == 1 else f"{len(group.seeds)} seeds"
+    ending = f"{scope if math.isfinite(theorem) else ''} (N from {depths[0]} to {depths[-1]}, {seeds})"
+    return f"One Adam update from initialisation moves the output: {', '.join(pieces)}{ending}."

@@ -120,8 +120,8 @@ def much_smaller_update(runs: Runs) -> list[Effect]:
         if ratio:
             p = signed_rank([math.log(value) for value in ratio.values()])
             found.append(Effect(f"ratio at {depth}L", ratio, Region(low=3), Region(high=1), log=True, p=p))
-    if not found:
-        raise MissingRuns("needs one-step runs of postln and deepnorm of 6 to 50 layers a side with the same seeds")
+    if len(found) < 2:
+        raise MissingRuns("needs one-step runs of postln and deepnorm at two depths from 6 to 50, with the same seeds")
     return found
 
 
@@ -171,6 +171,7 @@ def theorem_is_a_bound(runs: Runs) -> list[Effect]:
     sweep=FAST,
 )
 def encoder_moves_the_decoder(runs: Runs) -> list[Effect]:
+    """With Adam, as in all of the paper's experiments; its argument is about any update of the encoder."""
     first, second = (_growth(runs, label, "adam", "encoder", UNSATURATED) for label in ("postln", "deepnorm"))
     return [
         Effect("exponent, Post-LN", first, Region(low=0.3), Region(high=0.3)),
