@@ -219,6 +219,7 @@ def test_the_users_data_and_seeds_reach_every_run_but_not_the_figures_axis() -> 
 
 def test_commands_minutes_and_errors() -> None:
     assert command("8") == command("branchnorm:8") == "stabilitylab sweep branchnorm:8 --scale tiny"
+    assert command("admin:4") == command("claims:fast") == "stabilitylab claims --fast"  # the runs of both
     assert command("deepnet:4", "paper") == "stabilitylab sweep deepnet:4 --scale paper --data text:SRC,TGT"
     for figure in FIGURES:
         stated = minutes(figure)

@@ -57,6 +57,11 @@ def sweep(
     if status:
         _show([row for jobs_of_one in planned for row in sweeping.status_table(jobs_of_one)])
         return 0
+    if scale == "tiny" and not grid and not quiet:
+        from ..experiments import minutes
+
+        asked = {figure: minutes(figure) for figure in what}
+        print(f"about {', '.join(f'{m} core-minutes for {f}' for f, m in asked.items())}", file=sys.stderr)
     worst = 0
     for jobs_of_one in planned:
         with sweeping.Display(Console(stderr=True), quiet) as display:

@@ -27,9 +27,17 @@ Lines = tuple[list[str], list[str]]  # source, target
 
 
 def encode_corpus(
-    hashes: Sequence[str], read: Callable[[], Mapping[str, Lines]], vocab_size: int, description: dict[str, Any]
+    hashes: Sequence[str],
+    read: Callable[[], Mapping[str, Lines]],
+    vocab_size: int,
+    description: dict[str, Any],
+    *,
+    lines: Callable[[str], Lines],
 ) -> Corpus:
-    """Both sides under one vocabulary. ``hashes`` identify the text that ``read`` returns as "train" (and "valid")."""
+    """Both sides under one vocabulary. ``hashes`` identify the text that ``read`` returns as "train" (and "valid").
+
+    ``lines`` returns one of the two at any later time.
+    """
     identity = "\n".join([f"{VERSION} {tokenizers.__version__} {vocab_size}", *hashes])
     name = f"bpe-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
     stored = cache.load(name)
@@ -39,7 +47,7 @@ def encode_corpus(
     if unpacked is None:
         text = read()
         tokenizer = train(chain(*text["train"]), vocab_size)
-        splits = {split: Pairs(*(_encode(tokenizer, side) for side in lines)) for split, lines in text.items()}
+        splits = {split: Pairs(*(_encode(tokenizer, side) for side in sides)) for split, sides in text.items()}
         cache.save(name, _pack(tokenizer, splits))
     else:
         tokenizer, splits = unpacked
@@ -51,6 +59,8 @@ def encode_corpus(
         target_vocab=vocab,
         joint=True,
         decode=lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False),
+        lines=lines,
+        encode=lambda text: _encode(tokenizer, text),
         description={**description, "tokenizer_sha256": hashlib.sha256(tokenizer.to_str().encode()).hexdigest()},
     )
 

@@ -44,6 +44,11 @@ class Sentences(NamedTuple):
     ids: np.ndarray  # (sum of lengths,)
     lengths: np.ndarray  # (N,)
 
+    def pick(self, index: np.ndarray) -> list[np.ndarray]:
+        """The tokens of each of the sentences ``index``, in this order."""
+        ends = self.lengths.cumsum()
+        return [self.ids[ends[i] - self.lengths[i] : ends[i]] for i in index]
+
     def rows(self, keep: np.ndarray) -> np.ndarray:
         """The sentences where ``keep`` is True, ended by EOS and padded to the longest of them."""
         lengths = self.lengths[keep]
@@ -83,6 +88,8 @@ class Corpus:
     target_vocab: int
     joint: bool
     decode: Callable[[Sequence[int]], str]  # words of the target side
+    lines: Callable[[str], tuple[list[str], list[str]]]  # "train" or "valid" -> its pairs as text, read when asked for
+    encode: Callable[[list[str]], Sentences] | None = None  # other text in the same vocabulary
     ideal_nll: Callable[[np.ndarray], float] | None = None  # target rows -> nll per label of the true distribution
     description: dict[str, Any] = field(default_factory=dict)
 

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..config import DataConfig, Stack
-from ..errors import InputError
+from ..errors import InputError, UsageError
 from .batches import Batch, make_batch
 from .buckets import choose_buckets
 from .corpus import BOS, EOS, PAD, Corpus, Pairs, Rows
+from .passage import Passage
+from .text import read_pair
 from .unigram import Unigram
 
 ORDER, MASKING, FRACTION, HELD_OUT = range(4)  # one independent stream of random numbers each
@@ -36,7 +38,7 @@ class Dataset:
         self._corpus, self._config = corpus, config
         self._stack: Stack = stack
 
-        train, held_out, self._left_out = _split(corpus, config)
+        train, held_out, self._left_out, self._cut_out = _split(corpus, config)
         if len(train.source) < config.sentences:
             raise InputError(
                 f"{config.source} leaves {len(train.source)} sentence pairs for training beside {config.held_out} "
@@ -108,6 +110,30 @@ class Dataset:
         words = [int(token) for token in ids if token not in (PAD, BOS, EOS)]
         return self._corpus.decode(words) if self.joint else " ".join(map(str, words))
 
+    def passage(self, data: str | None = None) -> Passage:
+        """Whole sentences to translate: ``data`` = "text:SRC,TGT", in this vocabulary; or what was held out.
+
+        That is all of the validation text, or without one the pairs that were cut out of the training text. Nothing is
+        left out: a source side of over ``max_length`` tokens, EOS included, is cut to that length and counted.
+        """
+        corpus, longest = self._corpus, self._config.max_length
+        if data is None:
+            name, split = (self._config.valid, "valid") if corpus.valid else (self._config.source, "train")
+            pairs = corpus.valid or corpus.train
+            index = np.arange(len(pairs)) if corpus.valid else self._cut_out
+            name, tokens = f"{name} (held out)", pairs.source.pick(index)
+            sides = [[side[i] for i in index] for side in corpus.lines(split)]
+        else:
+            if corpus.encode is None:
+                raise UsageError(f"{self._config.source} data have no vocabulary for other text: leave out {data!r}.")
+            scheme, _, files = data.partition(":")
+            if scheme != "text":
+                raise UsageError(f"cannot translate {data!r}: the form is text:SRC,TGT.")
+            name, sides = data, list(read_pair(files, "text:SRC,TGT"))
+            encoded = corpus.encode(sides[0])
+            tokens = encoded.pick(np.arange(len(encoded.lengths)))
+        return Passage.of(name, tokens, *sides, longest=longest)
+
     def describe(self) -> dict[str, Any]:
         """What a run records about its data: sizes, shapes, content hashes, the baselines."""
         used = sum(bucket.batches * bucket.rows * sum(bucket.lengths) for bucket in self.buckets)
@@ -134,15 +160,20 @@ class Dataset:
         }
 
 
-def _split(corpus: Corpus, config: DataConfig) -> tuple[Rows, Rows, dict[str, int]]:
-    """Training rows, held-out rows (never equal to a training row) and how many pairs were left out, and why."""
+def _split(corpus: Corpus, config: DataConfig) -> tuple[Rows, Rows, dict[str, int], np.ndarray]:
+    """Training rows, held-out rows (never equal to a training row), how many pairs were left out, and why.
+
+    And which pairs of the training text were held out, where there is no validation text.
+    """
     empty, long = corpus.train.empty(), corpus.train.longer_than(config.max_length)
     train = _rows(corpus.train, config, config.source)
     hashes = train.hashes()
+    cut_out = np.empty(0, np.int64)
     if corpus.valid is None:
         # the smallest hashes: a choice by content, which neither the seed nor the order of the lines changes
         first = np.unique(hashes, return_index=True)[1][: config.held_out]
         held_out = train.take(first)
+        cut_out = np.flatnonzero(~empty & ~long)[first]
     else:
         held_out = _rows(corpus.valid, config, f"the validation text {config.valid}").take(slice(config.held_out))
     if len(held_out.source) < config.held_out:
@@ -162,6 +193,7 @@ def _split(corpus: Corpus, config: DataConfig) -> tuple[Rows, Rows, dict[str, in
         train,
         held_out.trimmed(),
         {**{why: int(which.sum()) for why, which in left_out.items()}, "beyond_fraction": unused},
+        cut_out,
     )
 
 

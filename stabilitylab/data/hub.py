@@ -21,14 +21,18 @@ def load_hub(spec: str, valid: str | None, vocab_size: int) -> Corpus:
         raise UsageError(f"{spec!r} is not of the form --data hf:DATASET,SRC_COLUMN,TGT_COLUMN.")
     name, *columns = parts
     splits = _splits(name)
-    text: dict[str, bpe.Lines] = {}
-    for role, split in {"train": "train", **({"valid": valid} if valid is not None else {})}.items():
+    roles = {"train": "train", **({"valid": valid} if valid is not None else {})}
+
+    def lines(role: str) -> bpe.Lines:
+        split = roles[role]
         if split not in splits:
             raise InputError(f"{name} has no split {split!r}; it has {', '.join(splits)}.")
         source, target = (_column(splits[split], column, f"split {split!r} of {name}") for column in columns)
-        text[role] = source, target
-    hashes = [_sha256(side) for lines in text.values() for side in lines]
-    return bpe.encode_corpus(hashes, lambda: text, vocab_size, {"text_sha256": hashes})
+        return source, target
+
+    text = {role: lines(role) for role in roles}
+    hashes = [_sha256(side) for sides in text.values() for side in sides]
+    return bpe.encode_corpus(hashes, lambda: text, vocab_size, {"text_sha256": hashes}, lines=lines)
 
 
 def _splits(name: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,15 +138,28 @@ def load_synthetic(vocab_size: int) -> Corpus:
     words, lengths = task.sentences(PAIRS, random)
     real = np.arange(LONGEST) < lengths[:, None]
     translated = task.translate(words, lengths, random)
-    sides = (Sentences((side[real] + len(SPECIALS)).astype(np.int32), lengths) for side in (words, translated))
-    names = target_names(task)
+    sides = [Sentences((side[real] + len(SPECIALS)).astype(np.int32), lengths) for side in (words, translated)]
+    vocabularies = [f"{CLASSES[kind]}{word}" for word, kind in enumerate(task.classes)], target_names(task)
+
+    def decode(ids: Iterable[int], names: list[str] = vocabularies[1]) -> str:
+        return " ".join(names[i - len(SPECIALS)] if i >= len(SPECIALS) else SPECIALS[i] for i in ids)
+
+    def lines(split: str) -> tuple[list[str], list[str]]:
+        everything = np.arange(PAIRS)
+        source, target = (
+            [decode(ids.tolist(), names) for ids in side.pick(everything)]
+            for side, names in zip(sides, vocabularies, strict=True)
+        )
+        return source, target
+
     return Corpus(
         train=Pairs(*sides),
         valid=None,
         source_vocab=len(task.classes) + len(SPECIALS),
-        target_vocab=len(names) + len(SPECIALS),
+        target_vocab=len(vocabularies[1]) + len(SPECIALS),
         joint=False,
-        decode=lambda ids: " ".join(names[i - len(SPECIALS)] if i >= len(SPECIALS) else SPECIALS[i] for i in ids),
+        decode=decode,
+        lines=lines,
         ideal_nll=task.nll,
     )
 

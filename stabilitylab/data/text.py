@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import InputError, UsageError
@@ -19,25 +20,29 @@ def load_text(files: str, valid: str | None, vocab_size: int) -> Corpus:
         paths["valid"] = _two(valid, "data.valid = SRC,TGT")
     raw = {path: _bytes(path) for pair in paths.values() for path in pair}
     hashes = {path: hashlib.sha256(content).hexdigest() for path, content in raw.items()}
-
-    def read() -> dict[str, bpe.Lines]:
-        text = {}
-        for split, (source, target) in paths.items():
-            lines = decoded(source, raw[source]), decoded(target, raw[target])
-            if len(lines[0]) != len(lines[1]):
-                raise InputError(
-                    f"{source} has {len(lines[0])} lines and {target} has {len(lines[1])}: "
-                    "parallel text needs the translation of line n in line n."
-                )
-            text[split] = lines
-        return text
-
     return bpe.encode_corpus(
         [hashes[path] for pair in paths.values() for path in pair],
-        read,
+        lambda: {split: _lines(pair, raw.__getitem__) for split, pair in paths.items()},
         vocab_size,
         {"files_sha256": {str(path): digest for path, digest in hashes.items()}},
+        lines=lambda split: _lines(paths[split], _bytes),  # read again: a run need not hold the text in memory
     )
+
+
+def read_pair(files: str, form: str) -> bpe.Lines:
+    """The lines of both files of "SRC,TGT"; ``form`` is how a message says that they are named."""
+    return _lines(_two(files, form), _bytes)
+
+
+def _lines(pair: tuple[Path, Path], content: Callable[[Path], bytes]) -> bpe.Lines:
+    source, target = pair
+    lines = decoded(source, content(source)), decoded(target, content(target))
+    if len(lines[0]) != len(lines[1]):
+        raise InputError(
+            f"{source} has {len(lines[0])} lines and {target} has {len(lines[1])}: "
+            "parallel text needs the translation of line n in line n."
+        )
+    return lines
 
 
 def target_lines(files: str) -> list[str]:

@@ -1,43 +1,61 @@
-"""Pictures on the screen: each panel as the data and layout of a plotly plot, small enough to embed."""
+"""Pictures on the screen: each panel as the data of a plotly plot, small enough to be embedded in a page."""
 
 from __future__ import annotations
 
 import base64
 import math
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from . import style
-from .base import ABSENT, NONFINITE, ZERO, Map, Panel, Picture, Reference, Series
+from .base import ABSENT, NONFINITE, ZERO, Map, Panel, Picture, Series
+from .pooling import COLUMNS, pool
 
 DASHES = {"solid": "solid", "dashed": "dash", "dotted": "dot", "dashdot": "dashdot"}
 MARKERS = {
     "o": "circle", "v": "triangle-down", "^": "triangle-up", "s": "square", "D": "diamond", "P": "cross", "X": "x",
     "h": "hexagon", "p": "pentagon", "*": "star", "none": "circle",
 }  # fmt: skip
-MOST_MARKERS = 40  # points of a line beyond which markers would hide it
 DIGITS = 5  # significant ones that are embedded
-LEVELS = 65_534  # steps of a heat map's colour and hover value; 65535 marks a cell without a number
+# What a heat map's cell holds: no such cell, a finding, or FIRST + its place among LEVELS steps from lowest to highest.
+BLANK, FIRST, LEVELS = 0, 4, 1 << 14
 FINDINGS = {ZERO: "exactly 0", ABSENT: "no gradient", NONFINITE: "not finite"}
 
 
-def plots(picture: Picture) -> list[dict[str, Any]]:
-    """One JSON object a panel: title, traces, axes, references, or a map; numbers that are not finite are null."""
-    return [_plot(panel) for panel in picture.panels]
+def plots(picture: Picture, columns: int = COLUMNS) -> list[dict[str, Any]]:
+    """One JSON object a panel. Maps have at most ``columns`` columns and lines about as many points: see ``thinned``.
+
+    What is not finite becomes null.
+    """
+    return [_plot(panel, columns) for panel in picture.panels]
 
 
-def _plot(panel: Panel) -> dict[str, Any]:
+def _plot(panel: Panel, columns: int) -> dict[str, Any]:
+    left = [one for one in panel.series if not one.right]
     return {
         "title": panel.title,
         "x": {"title": panel.x, "log": panel.log_x, "ticks": numbers(panel.ticks)},
         "y": {"title": panel.y, "log": panel.log_y},
-        "right": {"title": panel.right, "log": panel.log_right} if any(one.right for one in panel.series) else None,
-        "traces": [trace for one in panel.series for trace in _traces(one)],
-        "references": [_reference(line) for line in panel.references],
-        "map": _map(panel.map) if panel.map is not None else None,
+        "right": {"title": panel.right, "log": panel.log_right} if len(left) < len(panel.series) else None,
+        "traces": [_trace(one, columns) for one in panel.series],
+        "references": [
+            {"value": line.value, "label": line.label, "vertical": line.vertical} for line in panel.references
+        ],
+        "map": _map(panel.map, columns) if panel.map is not None else None,
     }
+
+
+def switchable(panel: Panel) -> bool:
+    """Whether the left axis, or a map's colours, can be logarithmic: they are, or nothing drawn would be lost."""
+    if panel.map is not None:
+        shown = panel.map.z[(panel.map.finding == 0) & np.isfinite(panel.map.z)]
+        return panel.map.log or bool(len(shown) and (shown > 0).all())
+    left = [np.asarray(one.y if one.low is None else one.low, float) for one in panel.series if not one.right]
+    shown = np.concatenate([values[np.isfinite(values)] for values in left]) if left else np.empty(0)
+    return panel.log_y or bool(len(shown) and (shown > 0).all())
 
 
 def key(one: Series) -> str:
@@ -45,71 +63,78 @@ def key(one: Series) -> str:
     return style.title(one.arch) if one.arch else one.label
 
 
-def _traces(one: Series) -> list[dict[str, Any]]:
-    look = style.style(one.arch or one.label)
-    colour, group = one.colour or look.colour, key(one)
-    axis = "y2" if one.right else "y"
-    symbol = "x-thin-open" if one.kind == "crosses" else MARKERS.get(one.marker or look.marker, "circle")
-    if one.kind != "crosses" and not look.filled:
-        symbol += "-open"
-    marked = one.kind != "line" or (len(one.x) <= MOST_MARKERS and one.marker != "none")
-    mode = "+".join(part for part, used in (("lines", one.kind == "line"), ("markers", marked)) if used)
-    line: dict[str, Any] = {
-        "x": numbers(one.x),
-        "y": numbers(one.y),
+def look(one: Series) -> dict[str, Any]:
+    """Colour, plotly's dash and symbol, and whether the marker is filled."""
+    found = style.style(one.arch or one.label)
+    return {
+        "colour": one.colour or found.colour,
+        "dash": DASHES[one.dash or found.dash],
+        "symbol": MARKERS.get(one.marker or found.marker, "circle"),
+        "filled": found.filled,
+        "marked": one.marker != "none",
+    }
+
+
+def _trace(one: Series, columns: int) -> dict[str, Any]:
+    keep = thinned(one, columns)
+    banded = one.low is not None and one.high is not None
+    return {
+        **{axis: numbers(np.asarray(getattr(one, axis), float)[keep]) for axis in ("x", "y")},
+        **({end: numbers(np.asarray(getattr(one, end), float)[keep]) for end in ("low", "high")} if banded else {}),
+        **look(one),
         "name": one.name,
-        "key": group,
-        "mode": mode,
-        "yaxis": axis,
-        "line": {"color": colour, "width": 1.8, "dash": DASHES[one.dash or look.dash]},
-        "marker": {"color": colour, "size": 9 if one.kind == "crosses" else 6, "symbol": symbol,
-                   "line": {"width": 2 if one.kind == "crosses" else 1.2, "color": colour}},
+        "key": key(one),
+        "kind": one.kind,
+        "right": one.right,
         "seeds": one.seeds,
-    }  # fmt: skip
-    if one.low is None or one.high is None:
-        return [line]
-    if one.kind == "line" and len(one.x) > 1:
-        x, low, high = numbers(one.x), numbers(one.low), numbers(one.high)
-        band = {"x": x + x[::-1], "y": high + low[::-1], "key": group, "band": colour, "yaxis": axis, "name": one.name}
-        return [band, line]
-    up, down = (np.abs(np.subtract(end, one.y)) for end in (one.high, one.low))
-    bars = {"array": numbers(up), "arrayminus": numbers(down), "color": colour, "width": 3, "thickness": 1}
-    line["error_y"] = {"type": "data", "symmetric": False, **bars}
-    return [line]
+    }
 
 
-def _reference(line: Reference) -> dict[str, Any]:
-    return {"value": line.value, "label": line.label, "vertical": line.vertical}
+def thinned(one: Series, most: int) -> np.ndarray:
+    """Places of the points that are drawn: all, or of a longer line about ``most``, with every stretch's first and
+    last point, its extremes (of the band, where there is one) and its first gap, so that no spike is lost."""
+    y = np.asarray(one.y, float)
+    if one.kind != "line" or len(y) <= most:
+        return np.arange(len(y))
+    low = np.asarray(one.y if one.low is None else one.low, float)
+    high = np.asarray(one.y if one.high is None else one.high, float)
+    kept: set[int] = set()
+    for stretch in np.array_split(np.arange(len(y)), max(most // 5, 1)):
+        kept |= {int(stretch[0]), int(stretch[-1])}
+        known = stretch[np.isfinite(y[stretch])]
+        if len(known):
+            kept |= {int(known[np.argmin(low[known])]), int(known[np.argmax(high[known])])}
+        if len(known) < len(stretch):
+            kept.add(int(stretch[~np.isfinite(y[stretch])][0]))
+    return np.array(sorted(kept))
 
 
-def _map(heat: Map) -> dict[str, Any]:
-    """The numbers as 16-bit steps between the smallest and the largest (of the logarithm, where colours are log)."""
-    usual = (heat.finding == 0) & np.isfinite(heat.z)
+def _map(heat: Map, columns: int) -> dict[str, Any]:
+    x, z, finding = pool(np.asarray(heat.x, float), np.asarray(heat.z, float), np.asarray(heat.finding), columns)
+    usual = (finding == 0) & np.isfinite(z)
     if heat.log:
-        usual &= heat.z > 0
-    with np.errstate(divide="ignore", invalid="ignore"):
-        values = np.log10(heat.z) if heat.log else heat.z
+        usual &= z > 0
+    values = np.log10(z, where=usual, out=np.zeros(z.shape)) if heat.log else np.where(usual, z, 0.0)
     low, high = (float(values[usual].min()), float(values[usual].max())) if usual.any() else (0.0, 1.0)
     span = high - low or 1.0
-    steps = np.full(heat.z.shape, LEVELS + 1, dtype="<u2")
-    steps[usual] = np.round((values[usual] - low) / span * LEVELS).astype("<u2")
-    places = np.argwhere(heat.finding > 0)
-    special = {
-        FINDINGS[kind]: [[int(i), int(j)] for i, j in places if heat.finding[i, j] == kind]
-        for kind in FINDINGS
-        if (heat.finding == kind).any()
-    }
+    codes = np.where(usual, FIRST + np.round((values - low) / span * (LEVELS - 1)), finding).astype("<u2")
     return {
-        "x": numbers(heat.x),
+        "x": numbers(x),
         "y": numbers(heat.y),
-        "rows": heat.z.shape[0],
-        "cells": base64.b64encode(steps.tobytes()).decode(),
+        "cells": packed(codes),
         "low": low,
         "span": span,
         "log": heat.log,
         "unit": heat.unit,
-        "special": special,
+        "findings": [name for kind, name in FINDINGS.items() if (finding == kind).any()],
     }
+
+
+def packed(codes: np.ndarray) -> str:
+    """Codes row by row as differences modulo 2^16, low bytes before high bytes, deflated (zlib), in base 64."""
+    steps = np.diff(codes.ravel(), prepend=np.uint16(0)).astype("<u2")
+    planes = steps.view(np.uint8).reshape(-1, 2).T
+    return base64.b64encode(zlib.compress(np.ascontiguousarray(planes).tobytes(), 9)).decode()
 
 
 def numbers(values: Iterable[float] | Sequence[float]) -> list[float | int | None]:

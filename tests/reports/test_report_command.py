@@ -106,7 +106,7 @@ def test_a_report_works_on_one_run_and_names_the_unreadable(run, tmp_path: Path)
     [
         (["report", "nowhere"], 4, "no folder nowhere"),
         (["claims", "nowhere"], 4, "no folder nowhere"),
-        (["report", "empty"], 4, "no run to read"),
+        (["report", "empty"], 4, "no run can be read"),
         (["report", "runs", "--figure", "branchnorm:99"], 2, "unknown figure"),
         (["report", "runs", "--run", "nobody"], 2, "no run 'nobody'"),
         (["claims", "runs", "--claim", "C99"], 2, "unknown claim"),

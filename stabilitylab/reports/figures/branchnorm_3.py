@@ -135,10 +135,11 @@ def _parts(group: Runs) -> Panel:
 
 
 def _finding(group: Runs) -> str:
-    compared = pairs(group.where(label="branchnorm"), group.where(label="deepnorm"))
+    dense = group.where(lambda run: complete(run, LEAST))
+    compared = pairs(dense.where(label="branchnorm"), dense.where(label="deepnorm"))
     if not compared:
         names = ", ".join(map(style.title, group.labels))
-        return f"The first updates of {names}; whether BranchNorm is smoother than DeepNorm needs runs of both."
+        return f"The first updates of {names}; whether BranchNorm is smoother than DeepNorm needs {LEAST} of both, each recorded."
     seeds = "one seed" if len(compared) == 1 else f"{len(compared)} seeds"
     whole, part = (
         math.exp(np.mean([math.log(roughness(a, values) / roughness(b, values)) for _, a, b in compared]))
@@ -159,7 +160,8 @@ def roughness(record: Record, values: Callable[[Record], np.ndarray]) -> float:
     """Standard deviation of successive differences of the log norm over steps 1 to 200."""
     steps = _steps(record)
     here = (steps >= 1) & (steps <= 200)
-    return float(np.diff(np.log(values(record)[here])).std(ddof=1))
+    moves = np.diff(np.log(values(record)[here]))
+    return float(moves.std(ddof=1)) if len(moves) > 1 else math.nan
 
 
 def _early(runs: Runs, least: int) -> list[tuple[int, Record, Record]]:

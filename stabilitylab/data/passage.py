@@ -1,0 +1,50 @@
+"""Whole text to translate: every sentence once, with what it should become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .corpus import EOS, PAD
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Sentences in the order of their text; the lines are the text itself, as it was before tokenisation."""
+
+    name: str
+    tokens: list[np.ndarray]  # of each source side, ended by EOS
+    source: list[str]
+    reference: list[str]
+    truncated: np.ndarray  # (N,) bool: the source side was cut
+
+    @classmethod
+    def of(
+        cls, name: str, tokens: Sequence[np.ndarray], source: list[str], reference: list[str], *, longest: int
+    ) -> Passage:
+        """``tokens``: without EOS; those beyond ``longest``, EOS included, are cut off."""
+        cut = np.array([len(ids) + 1 > longest for ids in tokens], bool)
+        ended = [np.append(ids[: longest - 1].astype(np.int64), EOS) for ids in tokens]
+        return cls(name, ended, source, reference, cut)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def head(self, sentences: int | None) -> Passage:
+        """The first ``sentences``, or all."""
+        end = slice(sentences)
+        return Passage(self.name, self.tokens[end], self.source[end], self.reference[end], self.truncated[end])
+
+    def batches(self, sentences: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+        """(places in the passage, ids (B, S), True on real tokens (B, S)); of like lengths, the longest first."""
+        order = sorted(range(len(self)), key=lambda place: -len(self.tokens[place]))
+        for start in range(0, len(order), sentences):
+            places = order[start : start + sentences]
+            ids = torch.full((len(places), len(self.tokens[places[0]])), PAD)
+            for row, place in enumerate(places):
+                ids[row, : len(self.tokens[place])] = torch.from_numpy(self.tokens[place])
+            yield places, ids, ids != PAD
