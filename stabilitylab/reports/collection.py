@@ -45,6 +45,7 @@ class Record:
         self.layers: tuple[int, int] = (int(self.settings.get(LAYERS[0], 0)), int(self.settings.get(LAYERS[1], 0)))
         self.width: int = int(self.settings.get("model.d_model", 0))
         self.tables: frozenset[str] = frozenset(run.tables)
+        self._kept: dict[tuple[str, By | None], Frame] = {}
 
     def __repr__(self) -> str:
         return f"Record({self.name!r})"
@@ -79,8 +80,13 @@ class Record:
         return self.metrics.loc[:, present].dropna() if len(present) == 3 else pd.DataFrame(columns=columns)
 
     def frame(self, table: str, columns: Sequence[str] | None = None, by: By | None = None) -> Frame:
-        """A probe's table at all its steps."""
-        return self.run.frame(table, columns=columns, by=by)
+        """A probe's table at all its steps; kept where it has only one, since figures and claims ask for it again."""
+        if self.kind != "onestep":
+            return self.run.frame(table, columns=columns, by=by)
+        if (table, by) not in self._kept:
+            self._kept[table, by] = self.run.frame(table, by=by)
+        data = self._kept[table, by]
+        return data if columns is None else data.drop(columns={*self.run.table(table).columns} - {*columns})
 
     def at(
         self, table: str, step: int | None = None, columns: Sequence[str] | None = None, by: By | None = None

@@ -199,6 +199,12 @@ def test_the_order_needs_all_three(tmp_path: Path, missing: str, warmup: int) ->
     assert "sweep deepnet:4" in found.command
 
 
+def test_runs_of_different_seeds_are_no_pair(tmp_path: Path) -> None:
+    make_course(tmp_path, "postln", 3, EXPLODES)
+    make_course(tmp_path, "postln", 4, WARM, warmup=4000)
+    assert verdicts(tmp_path, "C14") == {"C14": "not testable"}
+
+
 def test_a_gap_in_the_first_updates_is_no_evidence(tmp_path: Path) -> None:
     for seed in (3, 4, 5):
         make_course(tmp_path, "postln", seed, EXPLODES, steps=[*range(20), *range(21, 40)])

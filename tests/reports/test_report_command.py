@@ -64,7 +64,7 @@ def test_a_report_holds_page_figures_and_ledger(run, tmp_path: Path) -> None:
     assert next(entry for entry in ledger if entry["id"] == "C41")["verdict"] == "reproduced"
     assert len(pd.read_csv(tmp_path / "report" / "claims.csv")) >= 46
     assert "branchnorm:8" in out
-    assert "stabilitylab sweep branchnorm:3 --scale tiny" in out  # what could not be made, and what makes it
+    assert "stabilitylab sweep deepnet:4 --scale tiny" in out  # what could not be made, and what makes it
     assert "page: report/index.html" in out
 
 

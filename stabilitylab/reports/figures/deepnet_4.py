@@ -83,7 +83,7 @@ class FirstUpdates(Figure):
         references = [Reference(saturation, f"√(2d) = {saturation:.1f}: unrelated outputs")]
         panels = [
             Panel(
-                "Model update", "update", "||dF|| since the start (L2 per token)",
+                "Model update", "update", "||dF|| (L2 per token)",
                 [_over_steps(own[arm], arm, moved) for arm in arms],
                 references,
             ),
@@ -96,6 +96,8 @@ class FirstUpdates(Figure):
             notes.append(f"Not drawn: {others} run{'s' if others > 1 else ''} with other settings.")
         if any(record.label == "deepnorm" for record in group):
             notes.append("DeepNorm's norm inputs are its shortcut factor times √d by construction.")
+        if any(style.family(record.label) == "branchnorm" for record in group):
+            notes.append("BranchNorm's branch alone is F before it is multiplied by alpha.")
         return Picture(panels, _finding(own), notes)
 
 
@@ -158,11 +160,12 @@ def _arms(runs: Runs, *wanted: tuple[str, bool], tables: Sequence[str] = TABLES[
     for group in fit.groups("train.warmup"):
         longest = max(map(warmup, group))
         arms = [group.where(label=label, train__warmup=0 if cold else longest).by_seed() for label, cold in wanted]
-        if all(arms) and (longest > 0 or all(cold for _, cold in wanted)):
+        warmed = longest > 0 or all(cold for _, cold in wanted)
+        if warmed and set.intersection(*map(set, arms)):
             found.append(arms)
     if not found:
         names = " and ".join(f"{label} {'without' if cold else 'with'} warm-up" for label, cold in wanted)
-        raise MissingRuns(f"needs 18L-18L {names}, probed at each of the first {FIRST} updates")
+        raise MissingRuns(f"needs 18L-18L {names}, with the same seeds and probed at each of the first {FIRST} updates")
     return max(found, key=lambda arms: len(set.intersection(*map(set, arms))))
 
 

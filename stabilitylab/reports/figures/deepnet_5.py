@@ -149,7 +149,7 @@ def exponents(runs: Runs, optimizer: str, group: str, depths: Iterable[int]) -> 
 
 def _mean_exponent(runs: Runs, optimizer: str, group: str) -> float:
     found = [*exponents(runs, optimizer, group, runs.depths).values()]
-    return float(np.mean(found)) if found else math.nan
+    return round(float(np.mean(found)), 2) + 0.0 if found else math.nan  # no -0.00
 
 
 def _finding(group: Runs) -> str:

@@ -1,0 +1,131 @@
+"""Claims on BranchNorm's gradients, at initialisation (C07, C08) and in the first updates (C09, C10)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..base import MissingRuns
+from ..claims import Effect, claim
+from ..collection import Record, Runs, pairs
+from ..layerwise import Pairs, comparable
+from ..statistics import Region, signed_rank
+from .branchnorm_3 import BEGINNING, LEAST, LOSS, OUTSIDE, column, complete, non_branch, roughness, total
+
+STILL, FULL, FIRST = "branchnorm alpha=0", "branchnorm T=1", "branchnorm"
+PAPER_RAMP = 4000  # T; the pilot's number belongs to its first step, alpha = 1 / 4000
+
+
+def _unevenness(record: Record) -> float:
+    """max / min over the decoder's layers of ||dE/dx_l|| at initialisation, x_l the layer's output.
+
+    Without the top layer: its gradient has not passed a LayerNorm, which removes two directions once for all below.
+    """
+    data = record.at("activation_grad_norm", 0, ["value"])
+    data = data[(data["stack"] == "decoder") & (data["sublayer"] == "ffn")]
+    values = data.loc[data["layer"] < data["layer"].max(), "value"].to_numpy(float)
+    return float(values.max() / values.min()) if len(values) > 1 and values.min() > 0 else math.nan
+
+
+def _at_initialisation(runs: Runs, label: str) -> Pairs:
+    """Seed -> one-step runs (float64) with alpha = 0 and of ``label``, of the group with the most seeds."""
+    ready = runs.where(
+        lambda run: run.label != FIRST or run.settings["model.T"] == PAPER_RAMP,
+        kind="onestep", label=(STILL, label), table="activation_grad_norm",
+    )  # fmt: skip
+    found = (pairs(group.where(label=STILL), group.where(label=label)) for group in comparable(ready))
+    best = max(found, key=len, default=[])
+    if not best:
+        named = f"{label!r} (T = {PAPER_RAMP})" if label == FIRST else repr(label)
+        raise MissingRuns(f"needs one-step runs of {STILL!r} and of {named} with the same seeds and depth")
+    return best
+
+
+@claim(
+    "C07",
+    figure="branchnorm:3",
+    paper="BranchNorm",
+    sentence="At alpha = 0 the gradient dE/dx_l is the same in all layers",
+    source="BranchNorm, Eq. 9",
+    statistic="max / min over decoder layers of ||dE/dx_l|| in float64, at alpha = 0 and at alpha = 1/4000; without "
+    "the top layer, whose gradient has passed no norm",
+    threshold="R: < 1.0001 at both; X: > 1.05 at either (the plan names no X: ours)",
+    sweep="claims:fast",
+    pilot="1.0000 at alpha = 0; 1.000003 at 1/4000",
+)
+def identical_gradients(runs: Runs) -> list[Effect]:
+    both = _at_initialisation(runs, FIRST)
+    still, first = ({seed: _unevenness(one[place]) for seed, *one in both} for place in (0, 1))
+    regions = Region(high=1.0001), Region(low=1.05)
+    return [
+        Effect("max / min at alpha = 0", still, *regions, log=True),
+        Effect("max / min at alpha = 1/4000", first, *regions, log=True),
+    ]
+
+
+@claim(
+    "C08",
+    figure="branchnorm:3",
+    paper="BranchNorm",
+    sentence="... and it is alpha_t that does it, not the initialisation",
+    source="implied by BranchNorm, Sec. 3.2",
+    statistic="max / min of ||dE/dx_l|| at alpha = 1 with the same initialisation, minus that at alpha = 0",
+    threshold="R: > .5; X: < .1",
+    sweep="claims:fast",
+    pilot=".015",
+)
+def due_to_alpha(runs: Runs) -> list[Effect]:
+    gap = {seed: _unevenness(full) - _unevenness(still) for seed, still, full in _at_initialisation(runs, FULL)}
+    return [Effect("difference of max / min", gap, Region(low=0.5), Region(high=0.1), p=signed_rank([*gap.values()]))]
+
+
+def _early(runs: Runs, name: str, last: int) -> Pairs:
+    """BranchNorm and DeepNorm by seed, where the metric ``name`` is on record at all steps from 0 to ``last``."""
+    both = runs.where(kind="train", label=("branchnorm", "deepnorm"))
+    groups = comparable(both.where(lambda run: complete(run, name, last)))
+    found = max((pairs(g.where(label="branchnorm"), g.where(label="deepnorm")) for g in groups), key=len, default=[])
+    if not found:
+        raise MissingRuns(f"needs branchnorm and deepnorm with {name} at each of the first {last + 1} updates")
+    return found
+
+
+@claim(
+    "C09",
+    figure="branchnorm:3",
+    paper="BranchNorm",
+    sentence="BranchNorm's gradient norm is smoother than DeepNorm's at the very beginning",
+    source="BranchNorm, Fig. 3",
+    statistic="standard deviation of successive differences of the log gradient norm over steps 1-200, "
+    "BranchNorm / DeepNorm; of all parameters and of those outside the branches",
+    threshold="R: ratio < .8 in both; X: > 1 in either",
+    sweep="branchnorm:3",
+)
+def smoother_gradients(runs: Runs) -> list[Effect]:
+    compared = _early(runs, OUTSIDE, LEAST)
+    found = []
+    for name, values in (("all parameters", total), ("outside the branches", non_branch)):
+        ratio = {seed: roughness(a, values) / roughness(b, values) for seed, a, b in compared}
+        p = signed_rank([math.log(each) for each in ratio.values()])
+        found.append(Effect(f"ratio, {name}", ratio, Region(high=0.8), Region(low=1), log=True, p=p))
+    return found
+
+
+@claim(
+    "C10",
+    figure="branchnorm:3",
+    paper="BranchNorm",
+    sentence="BranchNorm's loss falls as fast as DeepNorm's or faster at the beginning",
+    source="BranchNorm, Fig. 3",
+    statistic="mean training nll over steps 1-499, BranchNorm - DeepNorm [nats/token]",
+    threshold="R: < 0; X: > 0",
+    sweep="branchnorm:3",
+    pilot="8.08 against 7.39 at step 12 (24L, T = 4000)",
+)
+def faster_loss(runs: Runs) -> list[Effect]:
+    gap = {seed: _early_loss(a) - _early_loss(b) for seed, a, b in _early(runs, LOSS, BEGINNING - 1)}
+    return [Effect("difference of the mean nll", gap, Region(high=0), Region(low=0), p=signed_rank([*gap.values()]))]
+
+
+def _early_loss(record: Record) -> float:
+    return float(np.mean(column(record, LOSS)[1:BEGINNING]))  # row i is step i in a record that is complete
