@@ -1,0 +1,140 @@
+"""The commands around runs - onestep, sweep, evaluate, claims --fast - as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from stabilitylab import cli, experiments
+from stabilitylab.config import resolve
+from stabilitylab.store import Run
+
+SMALL = ["--set", "data.sentences=4", "--set", "data.held_out=6", "--set", "data.max_length=8"]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Calls the command line in an empty folder; returns (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["stabilitylab", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return call
+
+
+def test_onestep_leaves_a_run_and_prints_rates_by_group(run) -> None:
+    code, out, _ = run("onestep", "--arch", "deepnorm", "--depth", "4", "--seed", "3", *SMALL)
+    assert code == 0
+    assert "vo_ffn" in out
+    assert "cross_attn" in out
+    stored = Run.open("runs/onestep-deepnorm-4-s3")
+    assert stored.manifest["kind"] == "onestep"
+    assert {"update_rate", "perturbation", "ln_jacobian", "theorem43", "lemma41"} <= {*stored.tables}
+    code, out, err = run("onestep", "--arch", "nonsense")
+    assert (code, out) == (2, "")
+    assert "unknown architecture" in err
+
+
+def test_a_grid_is_printed_run_and_then_found_finished(run) -> None:
+    axes = ["arch=postln,deepnorm", "depth=2", "seed=3", "steps=2"]
+    code, out, _ = run("sweep", "--grid", *axes, *SMALL, "--print")
+    assert code == 0
+    assert len(out.splitlines()) == 2
+    assert all("-m stabilitylab probe --config" in line for line in out.splitlines())
+    code, out, _ = run("sweep", "--grid", *axes, *SMALL, "-q")
+    assert code == 0
+    assert "2 runs: 2 finished" in out
+    assert Run.open("runs/postln-2-steps2-s3").status.state == "finished"
+    code, out, _ = run("sweep", "--grid", *axes, *SMALL, "--status")
+    assert code == 0
+    assert out.count("finished") == 2
+
+
+def test_a_figures_sweep_states_its_runs_and_figures_of_one_folder_come_once(run) -> None:
+    code, out, _ = run("sweep", "branchnorm:8", "9", "--seeds", "3..4", "--status")
+    assert code == 0
+    assert out.count(" new ") == 12  # six architectures, two seeds
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["sweep"], "name a figure"),
+        (["sweep", "branchnorm:77"], "unknown figure"),
+        (["sweep", "branchnorm:8", "--scale", "paper"], "needs text of yours"),
+        (["sweep", "branchnorm:8", "--seeds", "three"], "give them as 3..7"),
+        (["sweep", "branchnorm:8", "--set", "train.lr=1"], "--set goes with --grid"),
+        (["sweep", "--grid", "arch=postln", "--seeds", "3"], "--seeds goes with figures"),
+        (["sweep", "--grid", "arch=nonsense"], "unknown architecture"),
+        (["evaluate", "a", "b"], "one run at a time"),
+        (["evaluate", "a", "--paired"], "at least two"),
+    ],
+)
+def test_bad_usage_is_one_sentence(run, arguments: list[str], sentence: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.count("\n") == 1
+
+
+def test_evaluate_scores_a_run_and_compares_two(run) -> None:
+    for seed in ("3", "4"):
+        arguments = ["--arch", "branchnorm", "--depth", "2", "--steps", "3", "--seed", seed, "-q", *SMALL]
+        assert run("probe", *arguments, "--name", f"s{seed}")[0] == 0
+    code, out, _ = run("evaluate", "runs/s3", "--beam", "2", "--penalty-kind", "gnmt")
+    assert code == 0
+    assert "BLEU" in out
+    assert "chrF" in out
+    assert "beam 2, length penalty 0.6 (gnmt)" in out
+    assert "tok:13a" in out
+    assert "reference" in out
+    result = json.loads(Path("runs/s3/evaluation.json").read_text())
+    assert result["sentences"] == 6
+    assert result["alpha"] == pytest.approx(4 / 100)  # after 3 updates, t0 = 1, T = 100
+    code, out, _ = run("evaluate", "runs/s3", "runs/s4", "--paired", "--json")
+    assert code == 0
+    assert len(json.loads(out)["paired"]["systems"]) == 2
+
+
+def test_evaluate_says_what_is_missing(run) -> None:
+    code, _, err = run("evaluate", "runs/nothing")
+    assert code == 4
+    assert "runs/nothing" in err
+    assert err.count("\n") == 1
+
+
+def test_claims_fast_makes_its_runs_once_and_judges_them(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def few(figure: str, scale: str = "tiny", **_: object) -> list[experiments.Experiment]:
+        data = {"sentences": 4, "held_out": 6, "max_length": 8}
+        return [
+            experiments.Experiment(
+                f"deepnorm-{layers}-s{seed}",
+                resolve(
+                    {
+                        "model": {"arch": "deepnorm", "encoder_layers": layers, "decoder_layers": layers},
+                        "data": data,
+                        "train": {"seed": seed},
+                    }
+                ),
+                "onestep",
+            )
+            for layers in (1, 2)
+            for seed in (3, 4)
+        ]
+
+    monkeypatch.setattr(experiments, "experiments", few)
+    code, out, _ = run("claims", "--fast", "--jobs", "1", "--claim", "C25", "--json")
+    assert code == 0
+    (only,) = json.loads(out)["claims"]
+    assert only["effects"][0]["seeds"] == [3, 4]
+    made = Path("runs/tiny/claims-fast/deepnorm-1-s3/run.json").stat().st_mtime_ns
+    assert run("claims", "--fast", "--jobs", "1", "--claim", "C25")[0] == 0
+    assert Path("runs/tiny/claims-fast/deepnorm-1-s3/run.json").stat().st_mtime_ns == made
