@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,14 +20,6 @@ from .text import read_pair
 from .unigram import Unigram
 
 ORDER, MASKING, FRACTION, HELD_OUT = range(4)  # one independent stream of random numbers each
-
-
-class TestSet(NamedTuple):
-    """Sentences to translate, and the text that their translations are scored against."""
-
-    source: np.ndarray  # (N, S): tokens, EOS, PAD
-    target: np.ndarray  # (N, T)
-    references: list[str]  # as they stand in the file, where there is one
 
 
 class Dataset:
@@ -82,19 +74,6 @@ class Dataset:
             batches += [(row, bucket.lengths) for row in members]
         return [batches[place] for place in random.permutation(len(batches))]
 
-    def test_set(self) -> TestSet:
-        """The whole validation text where there is one (sentences of any length), else the held-out sentences."""
-        valid = self._corpus.valid
-        rows = self._held_rows if valid is None else valid.rows(~valid.empty())
-        scheme, _, _ = self._config.source.partition(":")
-        references = [self.decode(row) for row in rows.target]
-        if valid is not None and scheme == "text":
-            from .text import target_lines
-
-            lines = target_lines(self._config.valid or "")
-            references = [line for line, empty in zip(lines, valid.empty(), strict=True) if not empty]
-        return TestSet(rows.source, rows.target, references)
-
     def decode(self, ids: Iterable[int]) -> str:
         """The text of target ids, up to EOS."""
         words: list[int] = []
@@ -104,11 +83,6 @@ class Dataset:
             if token not in (PAD, BOS):
                 words.append(int(token))
         return self._corpus.decode(words)
-
-    def decode_source(self, ids: Iterable[int]) -> str:
-        """The text of source ids, where both sides share a vocabulary; else the ids themselves."""
-        words = [int(token) for token in ids if token not in (PAD, BOS, EOS)]
-        return self._corpus.decode(words) if self.joint else " ".join(map(str, words))
 
     def passage(self, data: str | None = None) -> Passage:
         """Whole sentences to translate: ``data`` = "text:SRC,TGT", in this vocabulary; or what was held out.

@@ -45,12 +45,6 @@ def _lines(pair: tuple[Path, Path], content: Callable[[Path], bytes]) -> bpe.Lin
     return lines
 
 
-def target_lines(files: str) -> list[str]:
-    """The lines of the second of "SRC,TGT", as they stand there."""
-    path = _two(files, "data.valid = SRC,TGT")[1]
-    return decoded(path, _bytes(path))
-
-
 def decoded(path: Path, content: bytes) -> list[str]:
     """The lines of a file. Only a newline ends one: text may well contain the other separators of Unicode."""
     if path.suffix == ".gz":

@@ -1,6 +1,7 @@
-"""Translating with a trained model, and scoring the translations."""
+"""Translating with a trained model, scoring the translations, and comparing two runs' scores."""
 
-from .beam import Hypothesis, length_penalty, translate
-from .evaluation import evaluate, paired
+from .beam import Hypothesis, translate
+from .evaluation import evaluate
+from .significance import paired
 
-__all__ = ["Hypothesis", "evaluate", "length_penalty", "paired", "translate"]
+__all__ = ["Hypothesis", "evaluate", "paired", "translate"]

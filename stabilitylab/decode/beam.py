@@ -1,120 +1,184 @@
-"""Beam search, many sentences at a time."""
+"""Batched beam search."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.corpus import BOS, EOS, PAD
-from ..errors import UsageError
+from ..data.corpus import BOS, EOS, MASK, PAD
+from ..errors import InputError, UsageError
 from ..models import Transformer
-from .cache import stepping
+from .cache import CachedDecoder
 
-PenaltyKind = Literal["fairseq", "gnmt"]
-NEVER = (PAD, BOS)  # tokens that no translation holds
+NEVER = [PAD, BOS, MASK]  # no label of a translation is one of these
+PENALTIES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "fairseq": lambda length: length,
+    "gnmt": lambda length: (5 + length) / 6,  # Wu et al. 2016, Eq. 14
+}
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A translation: its tokens without EOS, its log-probability (EOS included), and that over the length penalty."""
+    """The translation of one sentence."""
 
-    tokens: tuple[int, ...]
-    log_probability: float
-    score: float
-
-
-def length_penalty(length: int, exponent: float, kind: PenaltyKind = "fairseq") -> float:
-    """What a log-probability is divided by; ``length`` counts EOS.
-
-    fairseq: length^p. gnmt: ((5 + length) / 6)^p (Wu et al. 2016, Eq. 14).
-    """
-    if kind not in get_args(PenaltyKind):
-        raise UsageError(f"unknown length penalty {kind!r}; choose fairseq or gnmt.")
-    return length**exponent if kind == "fairseq" else ((5 + length) / 6) ** exponent
+    ids: list[int]  # the last one is EOS
+    score: float  # log_p over the length penalty
+    log_p: float  # sum of log p of all ids, EOS too, in nats
 
 
+@torch.inference_mode()
 def translate(
     model: Transformer,
-    source: Tensor,
-    source_mask: Tensor,
+    source: Tensor,  # (B, S) ids
+    source_mask: Tensor | None = None,  # (B, S) True on real tokens
     *,
     beam: int = 4,
-    exponent: float = 0.6,
-    penalty_kind: PenaltyKind = "fairseq",
+    length_penalty: float = 0.6,
+    penalty_kind: str = "fairseq",
     max_length: int | None = None,
-) -> list[list[Hypothesis]]:
-    """The best ended hypotheses of each sentence of ``source`` (B, S), at most ``beam`` of them, best first.
+    stop_early: bool = True,
+) -> list[Hypothesis]:
+    """The best hypothesis of each sentence that beam search finds, without dropout; ``beam=1`` is greedy search.
 
-    A sentence is done when ``beam`` hypotheses have ended in EOS (fairseq's rule: with a beam of 1, the greedy search).
-    At ``max_length`` tokens, EOS included (default: twice the sentence's own length plus 10), EOS is forced.
+    The score of n ids, EOS counted, is their log p over n^length_penalty ("fairseq") or over
+    ((5 + n) / 6)^length_penalty ("gnmt"). PAD, BOS and MASK are never generated (the other log p are the model's own,
+    not renormalised); an empty translation, EOS alone, may be. A hypothesis has at most ``max_length`` ids, EOS
+    counted: the last place can only hold EOS. Default: real tokens of its source + 50 (Vaswani et al. 2017, Sec. 6.1).
+
+    As in fairseq, of the best 2 ``beam`` continuations the best ``beam`` without EOS stay open, and those with EOS end
+    a hypothesis if they are among the best ``beam``. A sentence is finished when no open hypothesis can exceed the
+    score of the best ended one; with ``stop_early`` (fairseq's default) also once ``beam`` hypotheses have ended.
+    Among equals the earlier hypothesis, then the smaller id, comes first. Raises UsageError for wrong arguments and
+    InputError where the model's output is not finite.
     """
-    length_penalty(1, exponent, penalty_kind)
-    if beam < 1 or (max_length is not None and max_length < 1):
-        raise UsageError(f"beam = {beam} and max_length = {max_length} must be at least 1.")
-    lengths = source_mask.sum(1).tolist()
-    limits = [max_length or 2 * length + 10 for length in lengths]
-    ended: list[list[Hypothesis]] = [[] for _ in limits]
-    live = list(range(len(limits)))  # sentences still searched
-    device = source.device
-    with stepping(model, source, source_mask) as steps:
-        steps.select(torch.arange(len(live), device=device).repeat_interleave(beam))
-        tokens = torch.empty(len(live) * beam, 0, dtype=torch.long, device=device)  # (R, t)
-        last = torch.full((len(live) * beam,), BOS, device=device)
-        scores = torch.full((len(live), beam), -torch.inf, dtype=torch.float64, device=device)
-        scores[:, 0] = 0  # the beams of a sentence begin equal: only one counts
-        while live:
-            place = tokens.shape[1] + 1
-            found = _candidates(steps.next(last), scores, beam, [limits[sentence] <= place for sentence in live])
-            rows, kept_scores, kept_tokens, still = [], [], [], []
-            for index, (sentence, (values, parents, words)) in enumerate(zip(live, found, strict=True)):
-                going = []
-                for rank, (value, parent, word) in enumerate(zip(values, parents, words, strict=True)):
-                    row = index * beam + parent
-                    if value == -torch.inf or len(ended[sentence]) >= beam:
-                        break
-                    if word != EOS:
-                        going.append((value, row, word))
-                    elif rank < beam:  # as in fairseq: an end further down is not among the best
-                        score = value / length_penalty(place, exponent, penalty_kind)
-                        ended[sentence].append(Hypothesis(tuple(tokens[row].tolist()), value, score))
-                if len(ended[sentence]) >= beam or not going:
-                    continue
-                going = going[:beam]
-                going += [(-torch.inf, going[0][1], PAD)] * (beam - len(going))
-                still.append(sentence)
-                kept_scores.append([value for value, _, _ in going])
-                rows += [row for _, row, _ in going]
-                kept_tokens += [word for _, _, word in going]
-            live = still
-            if live:
-                chosen = torch.tensor(rows, device=device)
-                steps.select(chosen)
-                last = torch.tensor(kept_tokens, device=device)
-                tokens = torch.cat([tokens.index_select(0, chosen), last[:, None]], 1)
-                scores = torch.tensor(kept_scores, dtype=torch.float64, device=device)
-    return [sorted(each, key=lambda hypothesis: -hypothesis.score) for each in ended]
+    _check(beam, penalty_kind, max_length)
+    limit = source.new_full((len(source),), source.shape[1]) if source_mask is None else source_mask.sum(dim=1)
+    limit = limit + 50 if max_length is None else torch.full_like(limit, max_length)
+    training = model.training
+    model.eval()
+    try:
+        search = _Search(CachedDecoder(model, source, source_mask), limit, beam, length_penalty, penalty_kind)
+        while search.unfinished:
+            search.step(stop_early)
+    finally:
+        model.train(training)
+    return [search.done[sentence] for sentence in range(len(source))]
 
 
-def _candidates(
-    logits: Tensor, scores: Tensor, beam: int, last_place: list[bool]
-) -> list[tuple[list[float], list[int], list[int]]]:
-    """For each sentence the best 2 x beam continuations, best first: log-probabilities, beams they extend, words.
+class _Search:
+    """All unfinished sentences: B of them with K open hypotheses each, the best first."""
 
-    Twice the beam, since at most every second of them ends. One host read a step.
+    def __init__(self, decoder: CachedDecoder, limit: Tensor, beam: int, penalty: float, kind: str) -> None:
+        device, count = limit.device, len(limit)
+        self.decoder, self.beam, self.limit = decoder, beam, limit
+        self.norm = lambda length: PENALTIES[kind](length.double()) ** penalty
+        self.length = 0  # ids of an open hypothesis
+        self.sentence = torch.arange(count, device=device)  # (B,) its place in the batch
+        self.tokens = torch.full((count, beam, 1), BOS, device=device)  # (B, K, 1 + length)
+        self.log_p = torch.full((count, beam), -torch.inf, dtype=torch.float64, device=device)
+        self.log_p[:, 0] = 0  # -inf: there is no such hypothesis
+        self.ended = torch.zeros(count, dtype=torch.int64, device=device)  # (B,) hypotheses
+        self.best_log_p = torch.full((count,), -torch.inf, dtype=torch.float64, device=device)  # (B,) of the ended
+        self.best_score = self.best_log_p.clone()
+        self.best_ids = torch.full((count, max(limit.tolist(), default=0)), PAD, device=device)
+        self.done: dict[int, Hypothesis] = {}
+
+    @property
+    def unfinished(self) -> bool:
+        return len(self.sentence) > 0
+
+    def step(self, stop_early: bool) -> None:
+        """One more id for every open hypothesis."""
+        log_p, origin, token = self._continuations()  # (B, 2 K) each, the best first
+        self.length += 1
+        ends = token == EOS
+        in_beam = torch.arange(ends.shape[1], device=ends.device) < self.beam
+        self._end(ends & in_beam & log_p.isfinite(), log_p, origin)
+
+        open_first = ends.to(torch.int8).sort(dim=1, stable=True).indices[:, : self.beam]
+        self.log_p = log_p.masked_fill(ends, -torch.inf).gather(1, open_first)  # (B, K)
+        finished = (self.best_score >= self._reach()) | (self.limit == self.length)
+        if stop_early:
+            finished |= self.ended >= self.beam
+        self._finish(finished.nonzero().flatten())
+        self._go_on((~finished).nonzero().flatten(), origin.gather(1, open_first), token.gather(1, open_first))
+
+    def _continuations(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(log p, hypothesis that it continues, id) of the 2 K best continuations of each sentence."""
+        logits = self.decoder.step(self.tokens[:, :, -1].flatten())  # (B K, V)
+        total = logits.logsumexp(dim=1, keepdim=True)
+        if not bool(total.isfinite().all()):
+            raise InputError("the model's output is not finite, so it translates nothing: take an earlier checkpoint.")
+        logits[:, NEVER] = -torch.inf
+        last = (self.limit == self.length + 1).repeat_interleave(self.beam)
+        other = torch.arange(logits.shape[1], device=logits.device) != EOS
+        logits.masked_fill_(last[:, None] & other, -torch.inf)
+        values, token = best_of(logits, 2 * self.beam)  # of each hypothesis; those of the sentence are among them
+        log_p = self.log_p[:, :, None] + (values.double() - total).unflatten(0, self.log_p.shape)
+        best, place = best_of(log_p.flatten(1), 2 * self.beam)
+        return best, place // values.shape[1], token.view(len(best), -1).gather(1, place)
+
+    def _end(self, ending: Tensor, log_p: Tensor, origin: Tensor) -> None:
+        """Note those continuations of this step that are ``ending``, (B, 2 K), as ended hypotheses."""
+        self.ended += ending.sum(dim=1)
+        first = ending.to(torch.int8).argmax(dim=1, keepdim=True)  # all are of one length: the first is their best
+        new = log_p.gather(1, first)[:, 0].masked_fill(~ending.any(dim=1), -torch.inf)
+        score = new / self.norm(torch.full_like(self.limit, self.length))
+        better = score > self.best_score
+        self.best_score = torch.where(better, score, self.best_score)
+        self.best_log_p = torch.where(better, new, self.best_log_p)
+        ids = F.pad(_take(self.tokens, origin.gather(1, first))[:, 0, 1:], (0, 1), value=EOS)  # (B, length)
+        self.best_ids[:, : self.length] = torch.where(better[:, None], ids, self.best_ids[:, : self.length])
+
+    def _reach(self) -> Tensor:
+        """The highest score that an open hypothesis may still get: no id costs anything, at the kindest length."""
+        best, shortest = self.log_p[:, 0], torch.full_like(self.limit, self.length + 1)
+        return torch.maximum(best / self.norm(shortest), best / self.norm(self.limit))
+
+    def _finish(self, sentences: Tensor) -> None:
+        for place in sentences.tolist():
+            ids = self.best_ids[place].tolist()
+            score, log_p = float(self.best_score[place]), float(self.best_log_p[place])
+            self.done[int(self.sentence[place])] = Hypothesis(ids[: ids.index(EOS) + 1], score, log_p)
+
+    def _go_on(self, sentences: Tensor, origin: Tensor, token: Tensor) -> None:
+        """Drop all but ``sentences``; their open hypotheses continue ``origin`` by ``token``, (B, K) each."""
+        some = len(sentences) < len(self.sentence)
+        origin = origin[sentences]
+        self.decoder.keep((sentences[:, None] * self.beam + origin).flatten(), sentences if some else None)
+        self.tokens = torch.cat([_take(self.tokens[sentences], origin), token[sentences][:, :, None]], dim=2)
+        for name in ("sentence", "limit", "log_p", "ended", "best_score", "best_log_p", "best_ids"):
+            setattr(self, name, getattr(self, name)[sentences])
+
+
+def best_of(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` largest of each row (all, if there are fewer), descending, and their places: (R, N) -> (R, count).
+
+    Of equal ones those at the front come first, which ``topk`` leaves open.
     """
-    sentences, vocabulary = len(scores), logits.shape[1]
-    log_probabilities = torch.log_softmax(logits.double(), dim=1).view(sentences, -1, vocabulary)  # (B, K, V)
-    log_probabilities[:, :, list(NEVER)] = -torch.inf
-    closing = torch.tensor(last_place, device=logits.device)
-    not_end = torch.arange(vocabulary, device=logits.device) != EOS
-    log_probabilities.masked_fill_(closing[:, None, None] & not_end, -torch.inf)
-    total = (scores[:, :, None] + log_probabilities).flatten(1)  # (B, K V)
-    best, index = total.topk(min(2 * beam, total.shape[1]), dim=1)
-    values, flat = best.tolist(), index.tolist()
-    return [
-        (value, [i // vocabulary for i in where], [i % vocabulary for i in where])
-        for value, where in zip(values, flat, strict=True)
-    ]
+    count = min(count, values.shape[1])
+    best, place = values.topk(min(count + 1, values.shape[1]), dim=1)
+    left_out = best[:, count:]
+    if bool(((left_out == best[:, count - 1 : count]) & left_out.isfinite()).any()):  # rare: which of them is first?
+        best, place = values.sort(dim=1, descending=True, stable=True)
+    place, order = place[:, :count].sort(dim=1)
+    best, order = best[:, :count].gather(1, order).sort(dim=1, descending=True, stable=True)
+    return best, place.gather(1, order)
+
+
+def _take(tokens: Tensor, hypotheses: Tensor) -> Tensor:
+    """(B, K, T) tokens and (B, k) numbers of hypotheses -> (B, k, T)."""
+    return tokens.gather(1, hypotheses[:, :, None].expand(-1, -1, tokens.shape[2]))
+
+
+def _check(beam: int, penalty_kind: str, max_length: int | None) -> None:
+    if beam < 1:
+        raise UsageError(f"beam = {beam} must be at least 1.")
+    if penalty_kind not in PENALTIES:
+        raise UsageError(f"unknown length penalty {penalty_kind!r}; choose one of {', '.join(PENALTIES)}.")
+    if max_length is not None and max_length < 1:
+        raise UsageError(f"max_length = {max_length} must be at least 1 (an empty translation is one id, EOS).")

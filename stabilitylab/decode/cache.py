@@ -1,107 +1,111 @@
-"""One decoder step at a time: keys and values of what was decoded are kept, those of the source computed once."""
+"""A trained encoder-decoder one target token at a time: no key or value is computed twice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import cast
+import copy
 
 import torch
 from torch import Tensor, nn
 
-from ..models import Transformer
-from ..models.residuals import Residual
-from ..models.sublayers import Attention, CrossAttention, SelfAttention
-from ..models.transformer import additive, positions
+from ..errors import UsageError
+from ..models import Residual, Transformer
+from ..models.sublayers import CrossAttention, SelfAttention
+from ..models.transformer import EncoderDecoder, Layer, additive
 
 
-class Cached(nn.Module):
-    """An attention sub-layer with its keys and values so far; stands in for it within the residual."""
+class GrowingSelfAttention(nn.Module):
+    """Self-attention of the newest token over all tokens so far, whose keys and values it keeps."""
 
-    keys: Tensor | None = None
-    values: Tensor | None = None
-
-    def __init__(self, f: Attention) -> None:
+    def __init__(self, f: SelfAttention) -> None:
         super().__init__()
         self.f = f
+        self.past: tuple[Tensor, Tensor] | None = None  # (R, T, H, D/H) each
 
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows of the batch, in this order."""
-        if self.keys is not None and self.values is not None:
-            self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
+    def forward(self, x: Tensor, _mask: None = None) -> Tensor:  # (R, 1, D) -> (R, 1, D)
+        q, k, v = self.f.qkv(x).unflatten(2, (3, self.f.heads, -1)).unbind(2)
+        if self.past is not None:
+            k, v = torch.cat([self.past[0], k], dim=1), torch.cat([self.past[1], v], dim=1)
+        self.past = k, v
+        return self.f.attend(q, k, v, None, causal=False)  # all that is there came before
 
-
-class CachedSelfAttention(Cached):
-    """Appends the new token's key and value; needs no mask, since nothing later exists yet."""
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # (R, 1, D)
-        f = cast(SelfAttention, self.f)
-        q, k, v = f.qkv(x).unflatten(2, (3, f.heads, -1)).unbind(2)
-        if self.keys is None or self.values is None:
-            self.keys, self.values = k, v
-        else:
-            self.keys, self.values = torch.cat([self.keys, k], 1), torch.cat([self.values, v], 1)  # (R, t, H, D/H)
-        return f.attend(q, self.keys, self.values, None, causal=False)
+    def keep(self, rows: Tensor) -> None:
+        if self.past is not None:
+            k, v = self.past
+            self.past = k.index_select(0, rows), v.index_select(0, rows)
 
 
-class CachedCrossAttention(Cached):
-    """Keys and values of the source, computed at the first step."""
+class FixedCrossAttention(nn.Module):
+    """Cross-attention over keys and values made once; the hypotheses of a sentence are queries to the same ones."""
 
-    def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
-        f = cast(CrossAttention, self.f)
-        if self.keys is None or self.values is None:
-            self.keys, self.values = f.kv(memory).unflatten(2, (2, f.heads, -1)).unbind(2)  # (R, S, H, D/H)
-        return f.attend(f.q(x).unflatten(2, (f.heads, -1)), self.keys, self.values, mask, causal=False)
+    def __init__(self, f: CrossAttention, memory: Tensor, mask: Tensor | None) -> None:
+        super().__init__()
+        self.f = f
+        self.k, self.v = f.kv(memory).unflatten(2, (2, f.heads, -1)).unbind(2)  # (B, S, H, D/H)
+        self.mask = mask  # (B, 1, 1, S)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B K, 1, D) -> (B K, 1, D)
+        q = self.f.q(x).view(len(self.k), -1, self.f.heads, self.k.shape[-1])  # (B, K, H, D/H)
+        return self.f.attend(q, self.k, self.v, self.mask, causal=False).view_as(x)
+
+    def keep(self, sentences: Tensor) -> None:
+        self.k, self.v = self.k.index_select(0, sentences), self.v.index_select(0, sentences)
+        if self.mask is not None:
+            self.mask = self.mask.index_select(0, sentences)
 
 
-class Steps:
-    """The decoder over ``source`` (N, S), fed one token of each row at a time; made by :func:`stepping`."""
+class CachedDecoder:
+    """The decoder of ``model`` over ``source``, fed one token of each hypothesis at a time.
 
-    def __init__(self, model: Transformer, caches: list[Cached], source: Tensor, mask: Tensor) -> None:
+    Every sentence has the same number of hypotheses; those of sentence b are the rows b K .. b K + K - 1. The layers'
+    own residuals join the sub-layers to the stream, so that every architecture is decoded as it was trained.
+    """
+
+    def __init__(self, model: Transformer, source: Tensor, source_mask: Tensor | None = None) -> None:
+        if not isinstance(model, EncoderDecoder):
+            raise UsageError(
+                f"only an encoder-decoder translates, and this model is a single stack ({model.config.stack})."
+            )
+        model.require_calibration()
         assert model.encoder is not None
         assert model.decoder is not None
-        self.model, self.decoder, self.caches = model, model.decoder, caches
-        self.mask = additive(mask, model.encoder.embedding.weight)
-        self.memory = model.encoder(source, self.mask)  # (N, S, D)
-        self.place = 0
+        self.model, self.stack = model, model.decoder
+        keys = additive(source_mask, model.encoder.embedding.weight)
+        memory = model.encoder(source, keys)  # (B, S, D)
+        self.self_attentions: list[GrowingSelfAttention] = []
+        self.cross_attentions: list[FixedCrossAttention] = []
+        self.sublayers: list[Residual] = []
+        for layer in self.stack.layers:
+            assert isinstance(layer, Layer)
+            assert layer.cross_attn is not None
+            assert isinstance(layer.self_attn.f, SelfAttention)
+            assert isinstance(layer.cross_attn.f, CrossAttention)
+            own, cross = GrowingSelfAttention(layer.self_attn.f), FixedCrossAttention(layer.cross_attn.f, memory, keys)
+            self.self_attentions.append(own)
+            self.cross_attentions.append(cross)
+            self.sublayers += [_joined(layer.self_attn, own), _joined(layer.cross_attn, cross), layer.ffn]
+        self.length = 0
 
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows, in this order; a row may stand there several times."""
-        for cache in self.caches:
-            cache.select(rows)
-        self.memory = self.memory.index_select(0, rows)
-        self.mask = None if self.mask is None else self.mask.index_select(0, rows)
-
-    def next(self, tokens: Tensor) -> Tensor:
-        """Logits (R, V) after ``tokens`` (R,), the tokens at the next place."""
-        decoder = self.decoder
-        x = decoder.embedding(tokens[:, None]) * decoder.scale  # (R, 1, D)
-        x = x + positions(self.place + 1, x)[-1]
-        if decoder.input_scale is not None:
-            x = decoder.input_scale * x
-        for layer in decoder.layers:
-            x = layer(x, None, self.memory, self.mask)
-        self.place += 1
-        x = x if decoder.norm is None else decoder.norm(x)
+    def step(self, tokens: Tensor) -> Tensor:
+        """Logits of the token after ``tokens``, the newest one of each hypothesis: (B K,) -> (B K, V)."""
+        x = self.stack.embed(tokens[:, None], first=self.length)  # (B K, 1, D)
+        self.length += 1
+        for sublayer in self.sublayers:
+            x = sublayer(x)
+        if self.stack.norm is not None:
+            x = self.stack.norm(x)
         return self.model.logits(x)[:, 0]
 
+    def keep(self, rows: Tensor, sentences: Tensor | None = None) -> None:
+        """Go on with the hypotheses ``rows``, in this order; ``sentences``: those that they belong to, if not all."""
+        for attention in self.self_attentions:
+            attention.keep(rows)
+        if sentences is not None:
+            for attention in self.cross_attentions:
+                attention.keep(sentences)
 
-@contextmanager
-def stepping(model: Transformer, source: Tensor, mask: Tensor) -> Iterator[Steps]:
-    """Within it the decoder of ``model`` caches; afterwards the model is as it was. Eval mode, no gradients."""
-    assert model.decoder is not None
-    swapped: list[tuple[Residual, nn.Module]] = []
-    training = model.training
-    try:
-        model.eval()
-        for residual in model.decoder.residuals():
-            kinds = {SelfAttention: CachedSelfAttention, CrossAttention: CachedCrossAttention}
-            if (kind := kinds.get(type(residual.f))) is not None:  # type: ignore[call-overload]
-                swapped.append((residual, residual.f))
-                residual.f = kind(cast(Attention, residual.f))  # type: ignore[assignment]
-        with torch.no_grad():
-            yield Steps(model, [cast(Cached, residual.f) for residual, _ in swapped], source, mask)
-    finally:
-        for residual, f in swapped:
-            residual.f = f  # type: ignore[assignment]
-        model.train(training)
+
+def _joined(residual: Residual, f: nn.Module) -> Residual:
+    """The same residual around another ``f``; norm, constants and taps are shared with the model's own."""
+    twin = copy.copy(residual)
+    twin._modules = {**residual._modules, "f": f}
+    return twin

@@ -1,9 +1,7 @@
-"""BLEU and chrF of a run's checkpoint, and whether two runs differ."""
+"""BLEU and chrF of a run's newest checkpoint."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import time
 from collections.abc import Callable
@@ -12,142 +10,140 @@ from typing import Any
 
 import numpy as np
 import torch
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 
-from ..config import validated
-from ..data import load_data
-from ..data.corpus import PAD
+from ..config import Config, validated
+from ..data import Dataset, load_data
 from ..errors import InputError, UsageError
-from ..models import build_model
+from ..models import Transformer, build_model
 from ..store import Run
 from ..store.files import replace_file
 from ..train import checkpoint
 from ..train.environment import prepare_process, resolve_device
-from .beam import PenaltyKind, translate
+from . import translations
+from .beam import translate
 
-BATCH = 32  # sentences
+BATCH = 64  # sentences
 EXAMPLES = 5
-RESULT, TRANSLATIONS = "evaluation.json", "evaluation.tsv"
-RESAMPLES, SEED = 1000, 12345  # of the paired bootstrap; the seed is sacrebleu's own
+NAME = "evaluation.json"
+FORMULA = {"fairseq": "log p / len^{p:g}", "gnmt": "log p / ((5 + len) / 6)^{p:g}"}
 
 
 def evaluate(
-    path: Path,
+    path: str | Path,
     *,
     data: str | None = None,
     beam: int = 4,
     length_penalty: float = 0.6,
-    penalty_kind: PenaltyKind = "fairseq",
+    penalty_kind: str = "fairseq",
     sentences: int | None = None,
     device: str = "auto",
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Translate the run's validation text (or ``data`` = "text:SRC,TGT") with its newest checkpoint, and score it.
+    """Translate the run's whole validation text, or ``data`` = "text:SRC,TGT", with its newest checkpoint; score it.
 
-    Writes evaluation.json and evaluation.tsv (reference, hypothesis) into the run and returns what the former holds.
-    References are the lines of the file; alpha is the checkpoint's. Raises UsageError for anything but an
-    encoder-decoder, InputError where there is no checkpoint.
+    References are the lines of the text as it is (the synthetic task: its words); hypotheses are detokenised. The model
+    is used as it was at its checkpoint: row ``row``, with that row's ``alpha``, in float32. ``sentences``: only the
+    first so many. ``progress`` is told (sentences done, of how many). Returns what RUN/evaluation.json then holds;
+    RUN/evaluation.tsv has the references and hypotheses. ``data`` never enters the vocabulary, which stays the run's.
+
+    Raises UsageError where the run is no encoder-decoder or an argument is wrong; InputError where it has no
+    checkpoint, where its data have changed, or where its model no longer computes finite numbers.
     """
-    from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.metrics.chrf import CHRF
-
-    run = Run.open(path)
-    config = validated(run.config)
-    if config.model.stack != "encoder-decoder":
-        raise UsageError(f"{path} is a model with one stack ({config.model.stack}): only translation can be scored.")
-    if data is not None:
-        if not data.startswith("text:") or not config.data.source.startswith("text:"):
-            raise UsageError("--data takes text:SRC,TGT, for a run that was trained on text:SRC,TGT.")
-        config = config.model_copy(
-            update={"data": config.data.model_copy(update={"valid": data.removeprefix("text:"), "held_out": 1})}
-        )
+    path = Path(path)
+    run, config = _opened(path)
+    if sentences is not None and sentences < 1:
+        raise UsageError(f"sentences = {sentences} must be at least 1.")
     prepare_process(config.train.threads)
     where = resolve_device(config.train.model_copy(update={"device": device}))
-    state = checkpoint.load(path / "checkpoints", where)
     dataset = load_data(config.data, stack=config.model.stack)
-    model = build_model(config.model, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab)
-    model.load_state_dict(state["model"])
-    model.to(where).set_row(state["row"])
+    _same_data(run, dataset)
+    passage = dataset.passage(data).head(sentences)
+    model, row = _restored(path, config, dataset, where)
 
-    texts = dataset.test_set()
-    count = min(len(texts.references), sentences or len(texts.references))
-    order = np.argsort((texts.source[:count] != PAD).sum(1), kind="stable")  # like lengths stand together
-    hypotheses: list[str] = [""] * count
-    began = time.perf_counter()
-    for first in range(0, count, BATCH):
-        chosen = order[first : first + BATCH]
-        rows = texts.source[chosen]
-        rows = rows[:, : int((rows != PAD).sum(1).max())]
-        source = torch.from_numpy(rows.astype(np.int64)).to(where)
-        best = translate(
-            model, source, source != PAD, beam=beam, exponent=length_penalty, penalty_kind=penalty_kind
-        )  # fmt: skip
-        for place, found in zip(chosen, best, strict=True):
-            hypotheses[place] = dataset.decode(found[0].tokens) if found else ""
-        progress(min(first + BATCH, count), count)
-    seconds = time.perf_counter() - began
+    started = time.perf_counter()
+    hypotheses = [""] * len(passage)
+    search = {"beam": beam, "length_penalty": length_penalty, "penalty_kind": penalty_kind}
+    done = 0
+    for places, source, mask in passage.batches(BATCH):
+        found = translate(model, source.to(where), mask.to(where), **search)
+        for place, hypothesis in zip(places, found, strict=True):
+            hypotheses[place] = dataset.decode(hypothesis.ids)
+        done += len(places)
+        if progress is not None:
+            progress(done, len(passage))
+    seconds = time.perf_counter() - started
 
-    references = texts.references[:count]
-    bleu, chrf = BLEU(), CHRF()
-    schedule = model.schedule
-    result: dict[str, Any] = {
-        "bleu": bleu.corpus_score(hypotheses, [references]).score,
-        "chrf": chrf.corpus_score(hypotheses, [references]).score,
-        "signature": str(bleu.get_signature()),
-        "chrf_signature": str(chrf.get_signature()),
-        "beam": beam,
-        "length_penalty": length_penalty,
-        "penalty_kind": penalty_kind,
-        "alpha": None if schedule is None else float(schedule.get()),
-        "row": state["row"],
-        "data": config.data.valid or f"{config.data.source}, held out",
-        "sentences": count,
-        "sentences_per_second": count / seconds,
+    hypotheses, references = translations.plain(hypotheses), translations.plain(passage.reference)
+    shown = np.unique(np.linspace(0, len(passage) - 1, EXAMPLES).astype(int)).tolist()
+    result = {
+        **scores(hypotheses, references),
+        **search,
+        "score": FORMULA[penalty_kind].format(p=length_penalty) + ", len counts EOS",
+        "alpha": model.schedule.get() if model.schedule is not None else None,
+        "row": row,
+        "data": passage.name,
+        "sentences": len(passage),
+        "truncated": int(passage.truncated.sum()),  # source sides longer than data.max_length
+        "empty": sum(not line.strip() for line in hypotheses),
+        "seconds": round(seconds, 3),
+        "device": str(where),
         "examples": [
-            {"source": dataset.decode_source(texts.source[i]), "reference": references[i], "hypothesis": hypotheses[i]}
-            for i in range(min(EXAMPLES, count))
+            {"source": passage.source[place], "reference": references[place], "hypothesis": hypotheses[place]}
+            for place in shown
         ],
     }
-    text = io.StringIO()
-    table = csv.writer(text, delimiter="\t", lineterminator="\n")
-    table.writerows([("reference", "hypothesis"), *zip(references, hypotheses, strict=True)])
-    replace_file(path / TRANSLATIONS, text.getvalue().encode())
-    replace_file(path / RESULT, (json.dumps(result, indent=2, ensure_ascii=False) + "\n").encode())
+    translations.write(path, references, hypotheses)
+    replace_file(path / NAME, (json.dumps(result, indent=2, ensure_ascii=False) + "\n").encode())
     return result
 
 
-def paired(first: Path, *others: Path) -> dict[str, Any]:
-    """Each other run against ``first`` by paired bootstrap resampling (Koehn 2004), as sacrebleu does it.
-
-    Raises InputError where a run was not evaluated, or on another text.
-    """
-    from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.significance import PairedTest
-
-    read = {path: _translations(path) for path in (first, *others)}
-    references = [reference for reference, _ in read[first]]
-    for path, rows in read.items():
-        if [reference for reference, _ in rows] != references:
-            raise InputError(f"{path} was evaluated on another text than {first}: evaluate both with the same --data.")
-    named = [(str(path), [hypothesis for _, hypothesis in rows]) for path, rows in read.items()]
-    test = PairedTest(
-        named, {"BLEU": BLEU(references=[references])}, None, test_type="bs", n_samples=RESAMPLES
-    )  # fmt: skip
-    _, scores = test()
+def scores(hypotheses: list[str], references: list[str]) -> dict[str, Any]:
+    """BLEU and chrF of the whole text, in percent, with the signatures that make them comparable (Post 2018)."""
+    bleu, chrf = BLEU(), CHRF()
+    found = bleu.corpus_score(hypotheses, [references])
     return {
-        "test": f"paired bootstrap, {RESAMPLES} resamples, seed {SEED}, against {first}",
-        "systems": [
-            {"run": name, "bleu": found.score, "mean": found.mean, "half_width": found.ci, "p": found.p_value}
-            for (name, _), found in zip(named, scores["BLEU"], strict=True)
-        ],
+        "bleu": float(found.score),
+        "chrf": float(chrf.corpus_score(hypotheses, [references]).score),
+        "signature": str(bleu.get_signature()),
+        "chrf_signature": str(chrf.get_signature()),
+        "brevity_penalty": float(found.bp),
+        "length_ratio": float(found.sys_len / max(found.ref_len, 1)),  # words of all hypotheses over the references'
     }
 
 
-def _translations(path: Path) -> list[tuple[str, str]]:
+def _opened(path: Path) -> tuple[Run, Config]:
+    run = Run.open(path)
+    if "data" not in run.manifest or run.manifest.get("kind", "train") != "train":
+        raise InputError(f"{path} holds no trained model: evaluate a run that stabilitylab probe has made.")
+    config = validated(run.config)
+    if config.model.stack != "encoder-decoder":
+        raise UsageError(
+            f"{path} trained a single stack ({config.model.stack}), which translates nothing: "
+            "evaluate a run with model.stack = encoder-decoder."
+        )
+    if not checkpoint.found(path / "checkpoints"):
+        raise InputError(f"{path} has no checkpoint to translate with: let the run end, or continue it with --resume.")
+    return run, config
+
+
+def _same_data(run: Run, dataset: Dataset) -> None:
+    """Another text would give another vocabulary, and every id another meaning."""
+    now, then = dataset.describe(), run.manifest["data"]
+    keys = ("train_sha256", "held_out_sha256", "tokenizer_sha256")
+    if any(now.get(key) != then.get(key) for key in keys):
+        raise InputError(f"the data of {run.path} have changed since it was trained: restore them to evaluate it.")
+
+
+def _restored(path: Path, config: Config, dataset: Dataset, device: torch.device) -> tuple[Transformer, int]:
+    state = checkpoint.load(path / "checkpoints", device)
+    sizes = {"source_vocab": dataset.source_vocab, "target_vocab": dataset.target_vocab}
+    model = build_model(config.model, **sizes).to(device)
     try:
-        with (path / TRANSLATIONS).open(encoding="utf-8", newline="") as file:
-            rows = list(csv.reader(file, delimiter="\t"))
-    except OSError as error:
-        raise InputError(f"{path} has no {TRANSLATIONS}: run 'stabilitylab evaluate {path}' first.") from error
-    if rows[:1] != [["reference", "hypothesis"]] or any(len(row) != 2 for row in rows):
-        raise InputError(f"{path / TRANSLATIONS} is damaged: evaluate the run again.")
-    return [(reference, hypothesis) for reference, hypothesis in rows[1:]]
+        model.load_state_dict(state["model"])
+        row = int(state["row"])
+    except (KeyError, RuntimeError, TypeError) as error:
+        raise InputError(f"the newest checkpoint of {path} does not belong to its configuration; remove it.") from error
+    model.set_row(row)
+    return model.eval(), row

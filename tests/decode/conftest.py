@@ -43,3 +43,17 @@ def sources() -> tuple[Tensor, Tensor]:
     mask = torch.arange(9) < lengths[:, None]
     tokens = torch.randint(5, 19, (6, 9), generator=torch.Generator().manual_seed(3))
     return torch.where(mask, tokens, 0), mask
+
+
+@pytest.fixture
+def shifted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Transformer, int, float], Transformer]:
+    """The model with one id's logit moved by a constant."""
+
+    def shift(model: Transformer, token: int, by: float) -> Transformer:
+        logits = model.logits
+        change = torch.zeros(model.output.out_features, dtype=torch.float64)
+        change[token] = by
+        monkeypatch.setattr(model, "logits", lambda hidden: logits(hidden) + change)
+        return model
+
+    return shift

@@ -68,7 +68,7 @@ def compare(model, sources) -> None:
 
 def test_the_model_itself_stays_as_it_was(translator, sources) -> None:
     model = translator("branchnorm")
-    before = {name: module for name, module in model.named_modules()}
+    before = dict(model.named_modules())
     decoder = CachedDecoder(model, *sources)
     decoder.step(torch.ones(6, dtype=torch.int64))
     after = dict(model.named_modules())
