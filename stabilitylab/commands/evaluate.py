@@ -74,7 +74,8 @@ def _show(path: str, result: dict, short: bool) -> None:
     for line in (
         f"{path}: BLEU {result['bleu']:.2f}, chrF {result['chrf']:.2f} on {result['sentences']} sentences",
         f"  {result['signature']}; beam {result['beam']}, length penalty {result['length_penalty']:g} "
-        f"({result['penalty_kind']}), after {result['row']} updates, alpha {result['alpha']}",
+        f"({result['penalty_kind']}), after {result['row']} updates"
+        + ("" if result["alpha"] is None else f", alpha {result['alpha']:g}"),
     ):
         console.print(line, highlight=False, markup=False)
     if not short:
