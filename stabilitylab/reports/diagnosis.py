@@ -1,15 +1,18 @@
-"""One run, step by step: loss and gradient norm, and a map of layers by steps for each probe."""
+"""One run, step by step: loss and gradient norm, a map of layers by steps for each probe, and what breaks first."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 
+from ..store.layout import METRICS
 from .base import Map, MissingRuns, Panel, Picture, Reference, Series
 from .collection import Record
-from .pooling import COLUMNS, findings, pool
+from .pooling import COLUMNS, findings, pool, thin
 from .style import GREY, INK
 
 MAIN = {  # table -> its main column, and whether its colours are logarithmic
@@ -21,125 +24,252 @@ MAIN = {  # table -> its main column, and whether its colours are logarithmic
     "activation_sparsity": ("nonzero_fraction", False),
     "branch_variance": ("branch", True),
 }
-VANISHED = 1e-4  # of the median layer's gradient norm: below it a layer hardly learns
-LINES = {"nll": "training", "held_out_nll": "held out", "loss": "training, smoothed"}
+UPDATE = "model_update"  # has no layers: a line a stack
+# without layers, and of one step only: their figures are deepnet:5 and admin:4
+UNMAPPED = {UPDATE, "update_rate", "perturbation", "ln_jacobian", "theorem43", "theorem42", "lemma41"}
+VANISHED = 1e-4  # of the largest gradient norm in the stack: below it a layer hardly learns
+LINES = {"nll": "training", "held_out_nll": "held out", "loss": "training"}
+COLOURS = {"encoder": "#0072B2", "decoder": "#D55E00"}
+NAMED = 12  # places of a model without layers that a note can still name
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A column of a probe's table: ``values`` and ``absent`` (places, steps), what the places are called, and the stack
+    and layer of each; outside of all layers only where the model has none."""
+
+    steps: np.ndarray
+    values: np.ndarray
+    absent: np.ndarray
+    stacks: np.ndarray
+    layers: np.ndarray
+    names: list[str]
+    by_layer: bool
+
+    @property
+    def lost(self) -> np.ndarray:
+        return ~self.absent & ~np.isfinite(self.values)
+
+
+def read(record: Record, table: str, column: str, *, by_layer: bool = True) -> Grid | None:
+    """``by_layer`` combines the rows of a layer, where they combine; None: nothing recorded yet."""
+    definition = record.run.table(table)
+    layered = any(row.layer > 0 for row in definition.rows)
+    combined = by_layer and layered and bool(definition.total)
+    data = record.frame(table, [column], by="layer" if combined else None)
+    if data.empty:
+        return None
+    steps = np.unique(data["step"].to_numpy())
+    first = data.iloc[: len(data) // len(steps)]
+    values, absent = (data[name].to_numpy().reshape(len(steps), -1).T for name in (column, "absent"))
+    rows = np.flatnonzero(first["layer"].to_numpy() > 0) if layered else np.arange(len(first))
+    stacks, layers = first["stack"].to_numpy().astype(str)[rows], first["layer"].to_numpy()[rows]
+    names = [_name(first.iloc[row]) for row in rows]
+    return Grid(steps, values[rows], absent[rows], stacks, layers, names, combined)
+
+
+def _name(row: Any) -> str:
+    if row["layer"] < 1:
+        return str(row.get("site") or row["stack"])
+    stack = f" of {row['stack']}" if row["stack"] else ""
+    part = f" ({row['sublayer']})" if row.get("sublayer") else ""
+    return f"layer {row['layer']}{stack}{part}"
 
 
 def diagnose(record: Record, columns: int = COLUMNS) -> Picture:
-    """Loss, total gradient norm, and for each probe a map of layers by steps, both stacks apart.
+    """Loss, total gradient norm, ||dF||, and for each probe a map of layers by steps, every stack apart.
 
-    Raises MissingRuns for a run that recorded nothing yet.
+    Maps have at most ``columns`` columns. Raises MissingRuns for a run that recorded nothing yet.
     """
-    if record.metrics.empty and not record.tables:
-        raise MissingRuns(f"{record.name} has recorded nothing yet")
-    panels = [panel for panel in (_loss(record), _gradient(record)) if panel.series]
-    for table in (*(name for name in MAIN if name in record.tables), *sorted(record.tables - MAIN.keys() - SKIPPED)):
-        panels += _maps(record, table, columns)
-    notes = [f"{record.label}, {', '.join(f'{n} layers' for n in record.layers if n) or 'a model of your own'}."]
+    lines = [_loss(record, columns), _gradient(record, columns), _update(record, columns)]
+    panels = [panel for panel in lines if panel.series]
+    tables = [*(name for name in MAIN if name in record.tables), *sorted(record.tables - MAIN.keys() - UNMAPPED)]
+    most = 1
+    notes = []
+    for table in tables:
+        column, log = MAIN.get(table, ("", None))
+        known = record.run.table(table).columns
+        grid = read(record, table, column if column in known else known[0])
+        if grid is None:
+            continue
+        panels += _maps(record, table, grid, log, columns)
+        most = max(most, math.ceil(len(grid.steps) / columns))
+        if not grid.layers.any() and len(grid.names) <= NAMED:
+            called = ", ".join(f"{place} {name}" for place, name in enumerate(grid.names, 1))
+            notes.append(f"Places of {table.replace('_', ' ')}: {called}.")
+    if not panels:
+        raise MissingRuns(f"{record.name} has recorded nothing yet: come back after its first steps")
+    depth = "-".join(f"{n}L" for n in record.layers if n) or "a model of your own"
+    notes = [f"{record.label}, {depth}.", *notes]
+    if most > 1:
+        notes.append(f"A column of a map shows the largest number of up to {most} probed steps.")
     return Picture(panels, _finding(record), notes, columns=2)
 
 
-SKIPPED = {"model_update", "update_rate", "perturbation", "ln_jacobian", "theorem43", "theorem42", "lemma41"}
+def _metric(record: Record, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values where it was measured; a NaN among them was."""
+    if column not in record.metrics:
+        return np.empty(0, int), np.empty(0)
+    data = record.run.arrow(METRICS, columns=[column])
+    data = data.filter(pc.is_valid(data[column]))  # pyright: ignore[reportAttributeAccessIssue]
+    return data["step"].to_numpy(), data[column].to_numpy().astype(float)
 
 
-def _line(record: Record, column: str, name: str, **look: Any) -> Series | None:
-    data = record.metrics
-    if column not in data:
-        return None
-    data = data[["step", column]].dropna()
-    return Series(name, data["step"].tolist(), data[column].tolist(), marker="none", **look) if len(data) else None
+def _line(record: Record, column: str, name: str, columns: int, **look: Any) -> Series | None:
+    x, y = thin(*_metric(record, column), columns)
+    return Series(name, x.tolist(), y.tolist(), marker="none", **look) if len(x) else None
 
 
-def _loss(record: Record) -> Panel:
+def _lost(record: Record, *columns: str) -> int | None:
+    """First step at which one of these metrics is not finite."""
+    lost = [x[~np.isfinite(y)] for x, y in (_metric(record, column) for column in columns)]
+    return min((int(steps[0]) for steps in lost if len(steps)), default=None)
+
+
+def _breaks(record: Record, *columns: str) -> list[Reference]:
+    """Where the run broke: the verdict's step, and the first number that is not finite."""
+    verdict = record.status.facts.get("verdict") or {}
+    lost = _lost(record, *columns)
+    marks = [Reference(float(lost), "not finite", vertical=True)] if lost is not None else []
+    if verdict.get("state") == "diverged" and verdict["step"] != lost:
+        marks.append(Reference(float(verdict["step"]), "diverged", vertical=True))
+    return marks
+
+
+def _loss(record: Record, columns: int) -> Panel:
     training = "nll" if "nll" in record.metrics else "loss"
     lines = [
-        _line(record, training, LINES[training], colour=GREY, dash="solid"),
-        _line(record, "held_out_nll", LINES["held_out_nll"], colour="#0072B2", dash="solid"),
+        _line(record, training, LINES[training], columns, colour=GREY, dash="solid"),
+        _line(record, "held_out_nll", LINES["held_out_nll"], columns, colour="#0072B2", dash="solid"),
     ]
     unigram = (record.run.manifest.get("unigram") or {}).get("cross_entropy")
     references = [Reference(float(unigram), "unigram baseline")] if unigram else []
-    return Panel("Loss", "update", "cross-entropy [nats/token]", [x for x in lines if x is not None], references)
+    references += _breaks(record, training, "held_out_nll")
+    axis = "cross-entropy [nats/token]" if training == "nll" else "loss"
+    return Panel("Loss", "update", axis, [line for line in lines if line is not None], references)
 
 
-def _gradient(record: Record) -> Panel:
-    line = _line(record, "grad_norm_total", "total gradient norm", colour=INK, dash="solid")
-    return Panel("Gradient", "update", "global gradient norm (L2)", [line] if line else [], log_y=True)
+def _gradient(record: Record, columns: int) -> Panel:
+    line = _line(record, "grad_norm_total", "total gradient norm", columns, colour=INK, dash="solid")
+    marks = _breaks(record, "grad_norm_total")
+    return Panel("Gradient", "update", "global gradient norm (L2)", [line] if line else [], marks, log_y=True)
 
 
-def _maps(record: Record, table: str, columns: int) -> list[Panel]:
+def _update(record: Record, columns: int) -> Panel:
+    """||F(theta_t) - F(theta_0)|| of each stack's output; two unrelated outputs of a norm are sqrt(2 d) apart."""
+    lines = []
+    if UPDATE in record.tables:
+        data = record.frame(UPDATE, ["cumulative"])
+        for site, own in data.groupby("site", observed=True, sort=False):
+            x, y = thin(own["step"].to_numpy(), own["cumulative"].to_numpy(), columns)
+            colour = COLOURS.get(str(own["stack"].iloc[0]), INK)
+            lines.append(Series(str(site), x.tolist(), y.tolist(), colour=colour, dash="solid", marker="none"))
+    marks = [Reference(math.sqrt(2 * record.width), "sqrt(2d)")] if record.width else []
+    return Panel("Model update", "update", "||F - F at step 0|| per token", lines, marks)
+
+
+def _maps(record: Record, table: str, grid: Grid, log: bool | None, columns: int) -> list[Panel]:
     """A panel for each stack: one row a layer, where the table's rows combine; else one row a place."""
-    definition = record.run.table(table)
-    column, log = MAIN.get(table, (definition.columns[0], False))
-    if column not in definition.columns:
-        column = definition.columns[0]
-    by = "layer" if definition.total else None
-    data = record.frame(table, [column], by=by)
-    if data.empty:
-        return []
-    steps = np.unique(data["step"].to_numpy())
-    values, absent = (data[name].to_numpy().reshape(len(steps), -1).T for name in (column, "absent"))  # (places, steps)
-    first = data.iloc[: len(values)]
-    layers, stacks = first["layer"].to_numpy(), first["stack"].astype(str).to_numpy()
+    unit = record.run.table(table).unit or table
     panels = []
-    for stack in dict.fromkeys(stacks.tolist()):
-        rows = np.flatnonzero((stacks == stack) & (layers > 0) if (layers > 0).any() else stacks == stack)
-        if not len(rows):
-            continue
-        places = layers[rows] if by else np.arange(1, len(rows) + 1)
-        found = findings(values[rows], absent[rows])
-        x, z, finding = pool(steps, values[rows], found, columns)
-        usable = log and bool((z[finding == 0] > 0).all())
-        title = f"{table.replace('_', ' ')}{f', {stack}' if stack else ''}"
-        heat = Map(x.tolist(), places.tolist(), z, finding, definition.unit or column, log=usable)
-        panels.append(Panel(title, "update", "layer" if by else "place", map=heat))
+    for stack in dict.fromkeys(grid.stacks.tolist()):
+        rows = grid.stacks == stack
+        x, z, finding = pool(grid.steps, grid.values[rows], findings(grid.values[rows], grid.absent[rows]), columns)
+        usual = z[finding == 0]
+        positive = bool(len(usual)) and bool((usual > 0).all())
+        spans = positive and usual.max() > 30 * usual.min()  # of a probe that this table does not know
+        y = grid.layers[rows] if grid.by_layer else np.arange(1, rows.sum() + 1)
+        axis = "layer" if grid.by_layer else ("sub-layer" if grid.layers.any() else "place")
+        heat = Map(x.tolist(), y.tolist(), z, finding, unit, log=positive and (spans if log is None else log))
+        panels.append(Panel(f"{table.replace('_', ' ')}{f', {stack}' if stack else ''}", "update", axis, map=heat))
     return panels
 
 
-def _finding(record: Record) -> str:
-    """The verdict, the layer that breaks first, and the largest LayerNorm input, in plain words."""
+def _state(record: Record) -> str:
+    """Such as ``diverged since step 31: the held-out loss is nan`` or, of a watched run, ``finished at step 90``."""
     status = record.status
     verdict = status.facts.get("verdict") or {}
-    words = [f"{verdict['state']} since step {verdict['step']}: {verdict['reason']}" if verdict else f"{status.state}"]
-    words += [sentence for sentence in (_first_break(record), _worst_input(record)) if sentence]
-    return "; ".join(words) + "."
+    if verdict:
+        return f"{verdict['state']} since step {verdict['step']}: {verdict['reason']}"
+    why = f" ({status.reason})" if status.reason else ""
+    lost = _lost(record, "loss", "nll")
+    broken = "" if lost is None else f", loss not finite from step {lost} on"
+    return f"{status.state} at step {status.step}{why}{broken}"
+
+
+def _finding(record: Record) -> str:
+    """The verdict, the layer that breaks first, and the largest norm input, in plain words."""
+    words = [_state(record), _first_break(record), _worst_input(record)]
+    return "; ".join(word for word in words if word) + "."
 
 
 def _first_break(record: Record) -> str:
-    """The first layer whose gradient is not finite, or else the weakest one at the last probed step."""
-    if "grad_norm" not in record.tables:
+    """The first place whose gradient is not finite, or else the first that vanishes beside its stack's largest."""
+    grid = read(record, "grad_norm", "value") if "grad_norm" in record.tables else None
+    if grid is None:
         return ""
-    data = record.frame("grad_norm", ["value"], by="layer")
-    data = data[(data["layer"] > 0) & ~data["absent"]]
-    lost = data[~np.isfinite(data["value"])]
-    if len(lost):
-        row = lost.iloc[0]
-        return f"the first gradient that is not finite is that of {_place(row)}, at step {row['step']}"
-    last = data[data["step"] == data["step"].max()]
-    middle = float(last["value"].median()) if len(last) else math.nan
-    if not middle > 0:
+    found = [sentence for sentence in (_lost_gradient(grid), _lost_input(record)) if sentence]
+    return "; ".join(found) or _vanishing(grid)
+
+
+def _lost_gradient(grid: Grid) -> str:
+    """Backpropagation carries what is not finite downwards, so the highest place that has it is where it began."""
+    columns = np.flatnonzero(grid.lost.any(0))
+    if not len(columns):
         return ""
-    row = last.loc[last["value"].idxmin()]
-    if row["value"] < VANISHED * middle:
-        return (
-            f"the gradient of {_place(row)} has vanished: {row['value']:.1e} at step {row['step']}, "
-            f"where the median layer has {middle:.1e}"
-        )
-    return (
-        f"no layer's gradient vanishes (the weakest, of {_place(row)}, has {row['value'] / middle:.2g} of the median)"
+    rows = np.flatnonzero(grid.lost[:, columns[0]])
+    step = grid.steps[columns[0]]
+    if len(rows) == len(grid.names):
+        return f"no layer's gradient is finite from step {step} on: it is the loss that breaks, not a layer"
+    return f"the gradient of {grid.names[rows[-1]]} breaks first: not finite at step {step}" + (
+        f", nor below it ({len(rows)} places)" if len(rows) > 1 else ""
     )
 
 
+def _lost_input(record: Record) -> str:
+    """The forward pass carries it upwards: the lowest norm with such an input is where it began."""
+    grid = read(record, "ln_input", "value", by_layer=False) if "ln_input" in record.tables else None
+    if grid is None or not grid.lost.any():
+        return ""
+    columns = np.flatnonzero(grid.lost.any(0))
+    row = int(np.flatnonzero(grid.lost[:, columns[0]])[0])
+    return f"the first norm whose input is not finite is that of {grid.names[row]}, at step {grid.steps[columns[0]]}"
+
+
+def _vanishing(grid: Grid) -> str:
+    usual = np.where(grid.absent, np.nan, grid.values)
+    largest = np.full_like(usual, np.nan)
+    for stack in set(grid.stacks.tolist()):
+        rows = grid.stacks == stack
+        largest[rows] = np.fmax.reduce(usual[rows], axis=0)
+    relative = np.divide(usual, largest, out=np.full_like(usual, np.nan), where=largest > 0)
+    if not np.isfinite(relative).any():
+        return "every gradient is 0 or absent" if len(usual) else ""
+    columns = np.flatnonzero((relative < VANISHED).any(0))
+    column = int(columns[0]) if len(columns) else int(np.flatnonzero(np.isfinite(relative).any(0))[-1])
+    row = int(np.nanargmin(relative[:, column]))
+    stack = grid.stacks == grid.stacks[row]
+    top = int(np.flatnonzero(stack)[np.nanargmax(usual[stack, column])])
+    size = f"{relative[row, column]:.2g} of that of {grid.names[top]} at step {grid.steps[column]}"
+    if not len(columns):
+        return f"no layer's gradient vanishes (the weakest, of {grid.names[row]}, is {size})"
+    still = int((relative[:, -1] < VANISHED).sum())
+    end = f"at step {grid.steps[-1]}"
+    later = f", and {still} of {len(grid.names)} are that weak {end}" if still else f", but none is that weak {end}"
+    return f"the gradient of {grid.names[row]} vanishes first: it is {size}" + later
+
+
 def _worst_input(record: Record) -> str:
-    if "ln_input" not in record.tables or not record.width:
+    grid = read(record, "ln_input", "value", by_layer=False) if "ln_input" in record.tables else None
+    if grid is None:
         return ""
-    last = record.at("ln_input", None, ["value"])
-    last = last[np.isfinite(last["value"]) & (last["layer"] > 0)]
-    if not len(last):
+    usual = np.where(np.isfinite(grid.values) & ~grid.absent, grid.values, np.nan)
+    if np.isnan(usual).all():
         return ""
-    row = last.loc[last["value"].idxmax()]
-    size = row["value"] / math.sqrt(record.width)
-    return f"the largest LayerNorm input stands at {_place(row)} ({size:.2g} √d)"
-
-
-def _place(row: Any) -> str:
-    return " ".join(str(part) for part in (row["stack"], row["layer"], row.get("sublayer", "")) if str(part))
+    row, column = np.unravel_index(np.nanargmax(usual), usual.shape)
+    scale, unit = (math.sqrt(record.width), " √d") if record.width else (1.0, "")
+    sizes = (usual[row, column] / scale, float(np.nanmedian(usual[:, column])) / scale)
+    return (
+        f"the largest norm input stands at {grid.names[row]}, step {grid.steps[column]}: {sizes[0]:.3g}{unit}, where "
+        f"the median norm has {sizes[1]:.3g}{unit}"
+    )

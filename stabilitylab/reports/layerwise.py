@@ -1,30 +1,100 @@
-"""What several figures have in common: the group of runs that is drawn, lines over layers, and the held-out loss."""
+"""What several figures have in common: which runs are drawn or compared, lines over layers, and the held-out loss."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from ..experiments import command
 from . import style
 from .base import MissingRuns, Panel, Series, Spread
-from .collection import Record, Runs
+from .collection import Record, Runs, pairs
 
 STACKS = ("encoder", "decoder")
+ENOUGH = 3  # seeds; beyond them a longer training counts for more than another seed
+Pairs = list[tuple[int, Record, Record]]  # seed, run, run
 
 
-def largest_group(runs: Runs, tables: Sequence[str], figure: str, *free: str) -> tuple[Runs, list[str]]:
-    """The richest group of comparable training runs with these tables, and notes on it and on what was left out."""
-    groups = runs.where(kind="train", table=tables).groups(*free)
-    if not groups:
+def failed(record: Record) -> bool:
+    return record.verdict in ("diverged", "stuck")
+
+
+def one_ramp(runs: Runs, *free: str) -> tuple[Runs, list[str]]:
+    """One run of each label, seed and value of ``free``; notes where BranchNorm has several T (the commonest is kept).
+
+    T is free in a group of comparable runs since it means nothing elsewhere; averaged as if they were seeds, runs of
+    two ramps would show a spread that no seed made.
+    """
+    kept: dict[tuple[object, ...], Record] = {}
+    notes = []
+    for label in runs.labels:
+        own = runs.where(label=label)
+        ramps = Counter(int(record.settings.get("model.T", 0)) for record in own)
+        if "branchnorm" in label and len(ramps) > 1:
+            chosen = max(ramps, key=lambda T: (ramps[T], T))
+            left = ", ".join(map(str, sorted(ramps.keys() - {chosen})))
+            notes.append(f"{style.title(label)} with T = {chosen}; left out: T = {left}.")
+            own = own.where(model__T=chosen)
+        for record in sorted(own, key=lambda record: record.name):
+            kept[label, record.seed, *(repr(record.settings.get(key)) for key in free)] = record
+    return Runs(kept.values()), notes
+
+
+def comparable(runs: Runs, *free: str) -> list[Runs]:
+    """Groups of runs that differ in nothing but architecture, seed and ``free``, each with one ramp; richest first."""
+    groups = [one_ramp(group, *free)[0] for group in runs.groups(*free)]
+    return sorted(groups, key=lambda group: (len(group.labels), len(group), _steps(group)), reverse=True)
+
+
+def matched(runs: Runs, first: str, second: str, table: str) -> Pairs:
+    """Runs of two labels by seed, that have trained: of all comparable groups the one trained longest, with enough
+    seeds. Raises MissingRuns."""
+    trained = runs.where(lambda run: not failed(run), kind="train", label=(first, second), table=table)
+    found = [(group, pairs(group.where(label=first), group.where(label=second))) for group in comparable(trained)]
+    best = max(found, key=lambda one: (min(len(one[1]), ENOUGH), _steps(one[0]), len(one[1])), default=None)
+    if best is None or not best[1]:
+        raise MissingRuns(f"needs {first} and {second} trained with the same seeds and settings, with {table}")
+    return best[1]
+
+
+def _steps(group: Runs) -> int:
+    return int(group[0].settings.get("train.steps", 0))
+
+
+def largest_group(
+    runs: Runs, tables: Sequence[str], figure: str, *free: str, ended: bool = False
+) -> tuple[Runs, list[str]]:
+    """The richest group of comparable training runs with these tables, and notes on it and on what was left out.
+
+    ``ended``: where some have ended, those that have not are left out: their last step is another one.
+    """
+    fit = runs.where(kind="train", table=tables)
+    if not fit:
         raise MissingRuns(f"no training run with {' and '.join(tables) or 'metrics'}", command(figure))
+    done = fit.where(lambda run: run.ended) if ended else fit
+    groups = (done or fit).groups(*free)
     first, *others = groups
-    notes = [f"Drawn: {first.describe()}. Lines are means over seeds, bands their range."]
-    if others:
-        count = sum(map(len, others))
-        notes.append(f"Not drawn: {count} run{'s' if count > 1 else ''} with other settings ({len(others)} groups).")
-    return first, notes
+    group, ramps = one_ramp(first, *free)
+    notes = [f"Drawn: {group.describe()}. Lines are means over seeds, bands their range.", *ramps, *states(group)]
+    if count := sum(map(len, others)):
+        apart = f" ({len(others)} groups)" if len(others) > 1 else ""
+        notes.append(f"Not drawn: {count} run{'s' * (count > 1)} with other settings{apart}.")
+    if done and (count := len(fit) - len(done)):
+        notes.append(f"Not drawn: {count} run{'s' * (count > 1)} without an end.")
+    return group, notes
+
+
+def states(group: Runs) -> list[str]:
+    """A note on the runs that diverged, are stuck or have not ended; none where all is well."""
+    said = {"diverged": "diverged", "stuck": "stayed on the unigram plateau"}
+    counts = Counter(said.get(run.verdict, "") if run.ended else "did not end" for run in group)
+    if len(group) == 1:
+        return [f"The run {state}." for state in counts if state]
+    parts = [f"{count} {state}" for state, count in sorted(counts.items()) if state]
+    return [f"Of {len(group)} runs {', '.join(parts)}."] if parts else []
 
 
 def layer_values(record: Record, table: str, column: str, stack: str, step: int | None = None) -> dict[int, float]:
@@ -42,44 +112,72 @@ def by_layer(
     for label in group.labels:
         spread = Spread(log=log)
         for record in group.where(label=label):
-            values = {
-                layer: x for layer, x in layer_values(record, table, column, stack, step).items() if layer >= first
-            }
+            found = layer_values(record, table, column, stack, step)
+            values = {layer: value for layer, value in found.items() if layer >= first}
             spread.add([*values], [*values.values()])
         if spread.points:
             lines.append(spread.series(style.title(label), arch=label))
     return lines
 
 
+def stack_panels(group: Runs, table: str, column: str, x: str, y: str, *, first: int = 1) -> list[Panel]:
+    """A panel a stack, where it has the table: the values of its layers from ``first`` on."""
+    found = ((stack, by_layer(group, table, column, stack, first=first)) for stack in STACKS)
+    return [Panel(stack.capitalize(), x, y, lines) for stack, lines in found if lines]
+
+
 def held_out_panel(group: Runs) -> Panel:
     """Held-out cross-entropy against updates."""
     lines = []
     for label in group.labels:
+        curves = [
+            dict(zip(data["step"].tolist(), data["held_out_nll"].tolist(), strict=True))
+            for record in group.where(label=label)
+            if len(data := record.held_out())
+        ]
         spread = Spread()
-        for record in group.where(label=label):
-            data = record.held_out()
-            spread.add(data["step"].tolist(), data["held_out_nll"].tolist())
+        for curve in curves:
+            # where one run ended early, at a step of its own, the mean of it alone would be a kink
+            shared = [x for x in curve if all(x in other or x > max(other) for other in curves)]
+            spread.add(shared, [curve[x] for x in shared])
         if spread.points:
             lines.append(spread.series(style.title(label), arch=label))
     return Panel("Held-out loss", "update", "cross-entropy [nats/token]", lines)
 
 
-def gradient_panel(group: Runs, stack: str = "encoder") -> Panel:
-    """Parameter gradient norm of each layer of a stack at the last probed step."""
+def gradient_panel(group: Runs) -> Panel:
+    """Parameter gradient norm of each encoder layer at the last probed step; of each decoder layer without encoder."""
     with_gradients = group.where(table="grad_norm")
-    lines = by_layer(with_gradients, "grad_norm", "value", stack, log=True)
+    for stack in STACKS:
+        lines = by_layer(with_gradients, "grad_norm", "value", stack, log=True)
+        if lines:
+            break
     return Panel(f"Gradient, {stack}, last probed step", f"{stack} layer", "gradient norm (L2)", lines, log_y=True)
+
+
+def hidden(panels: Iterable[Panel]) -> list[str]:
+    """A note on what a logarithmic axis cannot show: values of exactly 0."""
+    names = [
+        f"{line.name} ({panel.title})"
+        for panel in panels
+        if panel.log_y
+        for line in panel.series
+        if not line.right and any(value == 0 for value in (line.y if line.low is None else line.low))
+    ]
+    return [f"Exactly 0 in places, so not on the logarithmic axis: {'; '.join(names)}."] if names else []
 
 
 def last_nll(record: Record) -> float:
     """Held-out cross-entropy after training; inf for a run that diverged, NaN where none was measured."""
     if record.verdict == "diverged":
-        return float("inf")
+        return math.inf
     data = record.held_out()
-    return float(data["held_out_nll"].iloc[-1]) if len(data) else float("nan")
+    return float(data["held_out_nll"].iloc[-1]) if len(data) else math.nan
 
 
-def differences(first: Record, second: Record, table: str, column: str, step: int | None = None, lowest: int = 1):
+def differences(
+    first: Record, second: Record, table: str, column: str, step: int | None = None, lowest: int = 1
+) -> dict[str, np.ndarray]:
     """Stack -> first minus second at each layer from ``lowest`` on that both have."""
     found = {}
     for stack in STACKS:
@@ -87,3 +185,7 @@ def differences(first: Record, second: Record, table: str, column: str, step: in
         layers = [layer for layer in sorted(one.keys() & other.keys()) if layer >= lowest]
         found[stack] = np.array([one[layer] - other[layer] for layer in layers])
     return found
+
+
+def counted(seeds: int) -> str:
+    return "one seed" if seeds == 1 else f"{seeds} seeds"

@@ -15,22 +15,23 @@ from markupsafe import Markup
 
 from ..store.files import replace_file
 from . import screen, style
-from .base import Picture
+from .base import Panel, Picture
 from .claims import Finding
-from .collection import LAYERS, Record, Runs, spans
+from .collection import Record, Runs, spans
+from .intervals import interval, mark
 from .pooling import COLUMNS
 
-LISTED = 200  # rows of a plot's table; the CSV has all
-MOST_BYTES = 7_900_000  # of the page, plotly's 4.8 MB included
-DETAIL = (COLUMNS, 300, 150, 75)  # columns of heat maps: the first with which the page is small enough
-MARK = (150, 16)  # pixels of an interval's mark
-DECADES = 1.3  # that an interval and its limits span before its mark is logarithmic
+LISTED, ALL_LISTED = 200, 4000  # rows of one figure's table, and of all of them; the CSV has every row
+ROOM = 2_200_000  # bytes of embedded data: with plotly's 4.8 MB and the text the page stays below 8 MB
+NARROWEST = 40  # columns of a heat map, however many maps there are
+PAPERS = ("BranchNorm", "DeepNet", "Admin")
 VERDICTS = ("reproduced", "contradicted", "inconclusive", "not testable")
+LEDGER = {"CSV": "claims.csv", "JSON": "claims.json"}  # offered where they stand beside the page
 
 
 @dataclass(frozen=True)
 class Section:
-    """A figure on the page, and the files of it that stand beside the page."""
+    """A figure on the page, and the files of it that stand beside the page: kind (csv, pdf, ...) -> relative path."""
 
     id: str
     title: str
@@ -45,9 +46,8 @@ class Section:
 
 
 def anchor(id: str) -> str:
-    """``id`` as the name of a place on the page: unlike ids have unlike names, and none that the page itself uses."""
-    letters = ("-" if letter == ":" else letter if letter.isalnum() else f"_{ord(letter):x}_" for letter in id)
-    return "f-" + "".join(letters)
+    """``id`` as the name of a place on the page."""
+    return "".join(letter if letter.isalnum() else f"-{ord(letter):x}-" if letter != ":" else "-" for letter in id)
 
 
 def write(
@@ -61,89 +61,115 @@ def write(
     missing: Sequence[tuple[str, str, str, str]],
 ) -> Path:
     """Write ``folder/index.html``; ``missing``: (id, title, why, command) of figures that could not be made."""
-    shown = {section.id for section in sections}
-    diagnosed = {section.title: section.anchor for section in sections if section.group == "runs"}
-    facts = {
-        "title": title,
-        "sections": [_described(section, findings) for section in sections],
-        "missing": [{"id": id, "title": name, "why": why, "command": how} for id, name, why, how in missing],
-        "findings": [_claim(finding, shown) for finding in findings],
-        "experiments": _experiments(runs),
-        "runs": [_row(record) | {"anchor": diagnosed.get(record.name, "")} for record in runs],
-        "broken": [{"name": path.name, "why": why} for path, why in broken],
-        "states": _counted(record.status.state for record in runs),
-        "outcomes": _counted(record.verdict for record in runs if record.verdict),
-        "verdicts": [(verdict, sum(f.verdict == verdict for f in findings)) for verdict in VERDICTS],
-        "papers": _counted(finding.claim.paper for finding in findings),
-        "ledgers": [name for name in ("claims.csv", "claims.json") if (folder / name).exists()],
-        "mark": MARK,
-    }
-    for columns in DETAIL:
-        drawn = {section.anchor: screen.plots(section.picture, columns) for section in sections}
-        content = _render(facts | {"plots": _embedded(drawn), "columns": columns})
-        if len(content) <= MOST_BYTES:
-            break
+    from plotly.offline import get_plotlyjs
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("stabilitylab.reports"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    listed = max(20, min(LISTED, ALL_LISTED // max(len(sections), 1)))
+    described = [_described(section, findings, listed) for section in sections]
+    diagnosed = {section.id.partition(":")[2]: section.anchor for section in sections if section.group == "runs"}
+    text = environment.get_template("page.html").render(
+        title=title,
+        what=_what(runs),
+        figures=[one for one in described if one["group"] == "figures"],
+        diagnoses=[one for one in described if one["group"] == "runs"],
+        missing=[{"id": id, "title": name, "why": why, "command": how} for id, name, why, how in missing],
+        findings=[_claim(finding, {section.id for section in sections}) for finding in findings],
+        ledger_files={kind: name for kind, name in LEDGER.items() if (folder / name).exists()},
+        all_runs=[_row(record, diagnosed) for record in runs],
+        broken=[{"name": path.name, "why": why} for path, why in broken],
+        verdicts=[(verdict, sum(f.verdict == verdict for f in findings)) for verdict in VERDICTS],
+        papers=list(dict.fromkeys([*PAPERS, *(finding.claim.paper for finding in findings)])),
+        plots=_fitting(sections),
+        plotly=Markup(get_plotlyjs().replace("</script", "<\\/script")),
+    )
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "index.html"
-    replace_file(path, content)
+    replace_file(path, text.encode())
     return path
 
 
-def _render(facts: dict[str, Any]) -> bytes:
-    from plotly.offline import get_plotlyjs
-
-    loader = jinja2.PackageLoader("stabilitylab.reports")
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    own = {name: Markup(loader.get_source(environment, f"page.{name}")[0]) for name in ("css", "js")}
-    plotly = Markup(get_plotlyjs().replace("</script", "<\\/script").replace("<!--", "<\\!--"))
-    return environment.get_template("page.html").render(facts | own | {"plotly": plotly}).encode()
-
-
-def _embedded(data: Any) -> Markup:
-    """JSON that no text in it can end the script element of."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return Markup(text.replace("<", "\\u003c"))
+def _fitting(sections: Sequence[Section]) -> Markup:
+    """The data of all plots as JSON in which no text can end its script element; where many runs have many maps, with
+    fewer columns each, so that the page stays small."""
+    columns = COLUMNS
+    while True:
+        data = {section.anchor: screen.plots(section.picture, columns) for section in sections}
+        text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+        if len(text) <= ROOM or columns <= NARROWEST:
+            return Markup(text)
+        columns = max(NARROWEST, min(columns * 2 // 3, int(columns * ROOM / len(text))))
 
 
-def _counted(words: Iterable[str]) -> list[tuple[str, int]]:
-    listed = sorted(words)
-    return [(word, listed.count(word)) for word in dict.fromkeys(listed)]
-
-
-def _described(section: Section, findings: Sequence[Finding]) -> dict[str, Any]:
-    picture = section.picture
-    frame = picture.frame()
-    text = frame.head(LISTED).map(_cell)
+def _described(section: Section, findings: Sequence[Finding], listed: int) -> dict[str, Any]:
+    frame = section.picture.frame()
+    shown = frame.head(listed).dropna(axis="columns", how="all")
+    text = shown.map(lambda x: "" if x is None or x != x else f"{x:.5g}" if isinstance(x, float) else str(x))
+    files = {kind: quote(path) for kind, path in section.files.items()}
     return {
         "id": section.id,
         "anchor": section.anchor,
         "title": section.title,
         "source": section.source,
         "group": section.group,
-        "finding": picture.finding,
-        "notes": picture.notes,
-        "files": [(kind, quote(path)) for kind, path in section.files.items() if "column" not in kind],
-        "still": quote(section.files.get("png", "")),
-        "panels": [{"title": panel.title, "dashes": screen.dashes(panel)} for panel in picture.panels],
-        "columns": picture.columns,
-        "toggles": screen.toggles(picture),
+        "finding": section.picture.finding,
+        "notes": section.picture.notes,
+        "files": [(kind, path) for kind, path in files.items() if not kind.endswith("-column")],
+        "narrow": [(kind.removesuffix("-column"), path) for kind, path in files.items() if kind.endswith("-column")],
+        "panels": [_panel(section.picture, place) for place in range(len(section.picture.panels))],
+        "columns": max(1, min(section.picture.columns, len(section.picture.panels))),
+        "switches": _switches(section.picture),
         "head": list(text.columns),
         "rows": text.to_numpy().tolist(),
-        "more": len(frame) - LISTED,
-        "claims": [
-            (finding.claim.id, finding.claim.sentence, finding.verdict)
-            for finding in findings
-            if finding.claim.figure == section.id
-        ],
+        "cut": len(frame) - len(shown),
+        "claims": [finding for finding in findings if finding.claim.figure == section.id],
     }
 
 
-def _cell(value: Any) -> str:
-    if value is None or value != value:
-        return ""
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
+def _panel(picture: Picture, place: int) -> dict[str, Any]:
+    panel = picture.panels[place]
+    letter = f"({chr(ord('a') + place)}) " if 1 < len(picture.panels) <= 26 else ""
+    return {
+        "title": letter + panel.title,
+        "scale": "colour" if panel.map is not None else "y",
+        "log": panel.map.log if panel.map is not None else panel.log_y,
+        "switchable": screen.switchable(panel),
+        "signs": _signs(panel),
+        "alt": _alt(panel),
+    }
+
+
+def _switches(picture: Picture) -> list[dict[str, Any]]:
+    """The toggles of a figure in the order of its legend, each with the look that it stands for."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in (one for panel in picture.panels for one in panel.series):
+        look = screen.look(one)
+        if one.detail:  # its dash says something else, which stands below the panel
+            look["dash"] = "solid"
+        found.setdefault(screen.key(one), look | {"line": one.kind == "line"})
+    return [{"name": name, **look} for name, look in found.items()]
+
+
+def _signs(panel: Panel) -> list[dict[str, str]]:
+    """What dashes and crosses of this panel mean, where its legend does not say so."""
+    dashes = {one.detail: screen.look(one)["dash"] for one in panel.series if one.detail}
+    signs = [{"name": name, "dash": dash} for name, dash in dashes.items()] if len(dashes) > 1 else []
+    crossed = {one.label for one in panel.series if one.kind == "crosses" and one.label != screen.key(one)}
+    return signs + [{"name": name, "dash": ""} for name in sorted(crossed)]
+
+
+def _alt(panel: Panel) -> str:
+    """What a panel shows, for those who do not see it."""
+    if panel.map is not None:
+        rows, columns = panel.map.z.shape
+        return f"Heat map of {panel.map.unit}, {panel.y} ({rows}) by {panel.x} ({columns})"
+    names = list(dict.fromkeys(one.name for one in panel.series))
+    return f"{panel.y} by {panel.x}, of {', '.join(names[:12])}{' and others' if len(names) > 12 else ''}"
 
 
 def _claim(finding: Finding, shown: set[str]) -> dict[str, Any]:
@@ -154,89 +180,48 @@ def _claim(finding: Finding, shown: set[str]) -> dict[str, Any]:
         "why": finding.why,
         "command": finding.command,
         "anchor": anchor(entry.figure) if entry.figure in shown else "",
-        "effects": [{**effect, "text": _interval(effect), "mark": mark(effect)} for effect in finding.effects],
+        "effects": [{**effect, "text": interval(effect), "mark": mark(effect)} for effect in finding.effects],
     }
 
 
-def _interval(effect: dict[str, Any]) -> str:
-    if math.isnan(effect["mean"]):
-        return "not measured"
-    bounds = "" if math.isnan(effect["low"]) else f" [{effect['low']:.3g}, {effect['high']:.3g}]"
-    return f"{effect['mean']:.3g}{bounds}"
-
-
-def mark(effect: dict[str, Any]) -> dict[str, Any] | None:
-    """Where an interval stands among its regions, in pixels: low, mean, high, and (kind, left, width) of R and X.
-
-    Logarithmic where all is positive and far apart; None where no number is finite.
-    """
-    regions = {kind: ends(effect[kind]) for kind in ("reproduced", "contradicted")}
-    own = {key: effect[key] for key in ("low", "mean", "high") if math.isfinite(effect[key])}
-    if not own:
-        return None
-    limits = [end for pair in regions.values() if pair for end in pair if math.isfinite(end)]
-    everything = [*own.values(), *limits]
-    log = min(everything) > 0 and math.log10(max(everything) / min(everything)) > DECADES
-    least, most = (math.log(end) if log else end for end in (min(everything), max(everything)))
-    span = (most - least) or max(abs(most), 1.0)
-    inside = MARK[0] - 24
-
-    def place(value: float) -> float:
-        if log:
-            value = math.log(value) if value > 0 else -math.inf
-        return round(min(max(12 + (value - least) / span * inside, 0.0), float(MARK[0])), 1)
-
-    bars = [(kind, place(pair[0]), place(pair[1])) for kind, pair in regions.items() if pair]
-    middle = own.get("mean", own.get("low", own.get("high", 0.0)))
-    return {
-        "low": place(own.get("low", middle)),
-        "mean": place(middle),
-        "high": place(own.get("high", middle)),
-        "regions": [(kind, left, round(right - left, 1)) for kind, left, right in bars],
-    }
-
-
-def ends(region: str) -> tuple[float, float] | None:
-    """The ends of a region as it is printed: ``< 2``, ``> 0.1``, ``in (0, 1)``; None for no region."""
-    kind, _, rest = region.partition(" ")
-    if kind == "in":
-        low, _, high = rest.strip("()").partition(", ")
-        return float(low), float(high)
-    return {"<": (-math.inf, float(rest)), ">": (float(rest), math.inf)}.get(kind) if rest else None
-
-
-def _experiments(runs: Runs) -> list[dict[str, Any]]:
-    """What was run: a row for all runs that differ in nothing but architecture, depth, seed and the data's share."""
-    groups: dict[str, list[Record]] = {}
-    for group in runs.groups(*LAYERS):
-        common = group.describe() if any(record.settings for record in group) else group[0].kind
-        groups.setdefault(common, []).extend(group)
-    return [
-        {
-            "common": common,
-            "runs": len(members),
-            "labels": [style.title(label) for label in Runs(members).labels],
-            "depths": spans(sorted({record.depth for record in members} - {0})),
-            "states": _counted(record.verdict or record.status.state for record in members),
-        }
-        for common, members in groups.items()
+def _what(runs: Runs) -> list[tuple[str, str]]:
+    """What was run, as terms and descriptions."""
+    if not runs:
+        return []
+    trained = runs.where(lambda record: record.kind != "onestep")
+    counted = [f"{len(trained)} training ({_counted(record.verdict or record.status.state for record in trained)})"]
+    single = len(runs) - len(trained)
+    counted = (counted if len(trained) else []) + ([f"{single} of one step from initialisation"] if single else [])
+    words = [
+        ("Runs", "; ".join(counted)),
+        ("Architectures", ", ".join(style.title(label) for label in runs.labels)),
+        ("Layers a side", ", ".join(str(depth) for depth in runs.depths if depth)),
+        ("Width", ", ".join(map(str, sorted({record.width for record in runs if record.width})))),
+        ("Seeds", spans(runs.seeds)),
     ]
+    return [(term, description) for term, description in words if description]
 
 
-def _row(record: Record) -> dict[str, Any]:
+def _counted(words: Iterable[str]) -> str:
+    listed = list(words)
+    return ", ".join(f"{listed.count(word)} {word}" for word in sorted(set(listed)))
+
+
+def _row(record: Record, diagnosed: dict[str, str]) -> dict[str, Any]:
     status = record.status
     verdict = status.facts.get("verdict") or {}
     gap = verdict.get("nll_gap")
     return {
         "name": record.name,
+        "anchor": diagnosed.get(record.name, ""),
         "label": style.title(record.label),
         "kind": {"onestep": "one step", "train": "training"}.get(record.kind, record.kind),
-        "layers": "+".join(str(n) for n in record.layers if n) or "-",
+        "layers": "+".join(str(n) for n in record.layers if n) or "–",
         "depth": sum(record.layers),
         "seed": record.seed,
         "step": status.step,
         "state": status.state,
         "verdict": record.verdict,
-        "gap": "" if gap is None else f"{float(gap):+.3f}",
+        "gap": "" if gap is None or not math.isfinite(float(gap)) else f"{float(gap):+.3f}",
         "reason": verdict.get("reason") or status.reason,
     }

@@ -1,4 +1,4 @@
-"""Heat maps of long runs: at most so many columns, in which no spike is lost."""
+"""Long runs in a picture: maps of at most so many columns and lines of so many points, in which no spike is lost."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ def findings(values: np.ndarray, absent: np.ndarray) -> np.ndarray:
     return np.where(absent, ABSENT, found).astype(np.int8)
 
 
+def group_starts(count: int, groups: int) -> np.ndarray:
+    """Where each of at most ``groups`` groups of neighbours begins, all of about one size."""
+    return np.unique(np.linspace(0, count, min(count, groups), endpoint=False).astype(int))
+
+
 def pool(
     x: np.ndarray, values: np.ndarray, finding: np.ndarray, columns: int = COLUMNS
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -24,10 +29,9 @@ def pool(
     A group shows its first place and its largest number; one that is not finite in it wins over any number, and zero
     or absent show only where nothing else is in it.
     """
-    count = len(x)
-    if count <= columns:
+    if len(x) <= columns:
         return x, values, finding
-    starts = np.unique(np.linspace(0, count, columns, endpoint=False).astype(int))
+    starts = group_starts(len(x), columns)
     usual = np.where(finding == 0, values, -np.inf)
     largest = np.maximum.reduceat(usual, starts, axis=1)
     has = {kind: np.logical_or.reduceat(finding == kind, starts, axis=1) for kind in (ZERO, ABSENT, NONFINITE)}
@@ -35,3 +39,24 @@ def pool(
     shown = np.where(has[ZERO] & empty, ZERO, np.where(empty, ABSENT, 0))
     shown = np.where(has[NONFINITE], NONFINITE, shown).astype(np.int8)
     return x[starts], np.where(shown == 0, largest, np.where(shown == ZERO, 0.0, np.nan)), shown
+
+
+def thin(x: np.ndarray, y: np.ndarray, columns: int = COLUMNS) -> tuple[np.ndarray, np.ndarray]:
+    """The points of a line that draw it as all would: ends, and lowest and highest of each of ``columns`` groups.
+
+    A number that is not finite becomes NaN, a gap in the line, and one of each group with such is kept.
+    """
+    y = np.where(np.isfinite(y), y, np.nan)
+    if len(x) <= 4 * columns:
+        return x, y
+    starts = group_starts(len(x), columns)
+    group = np.repeat(np.arange(len(starts)), np.diff([*starts, len(x)]))
+    # sorted by group, then value, then place, with NaN last: each group's lowest number stands first
+    order = np.lexsort((y, group))
+    numbers = np.add.reduceat(np.isfinite(y), starts)
+    ends = starts + np.diff([*starts, len(x)]) - 1
+    kept = np.concatenate(
+        [order[starts], order[np.maximum(starts, starts + numbers - 1)], order[ends], [0, len(x) - 1]]
+    )
+    kept = np.unique(kept)
+    return x[kept], y[kept]

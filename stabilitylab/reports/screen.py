@@ -42,20 +42,22 @@ def _plot(panel: Panel, columns: int) -> dict[str, Any]:
         "right": {"title": panel.right, "log": panel.log_right} if len(left) < len(panel.series) else None,
         "traces": [_trace(one, columns) for one in panel.series],
         "references": [
-            {"value": line.value, "label": line.label, "vertical": line.vertical} for line in panel.references
+            {"value": _number(float(line.value)), "label": line.label, "vertical": line.vertical}
+            for line in panel.references
         ],
         "map": _map(panel.map, columns) if panel.map is not None else None,
     }
 
 
 def switchable(panel: Panel) -> bool:
-    """Whether the left axis, or a map's colours, can be logarithmic: they are, or nothing drawn would be lost."""
+    """Whether the left axis, or a map's colours, can be logarithmic: they are, or nothing that is drawn is negative."""
     if panel.map is not None:
         shown = panel.map.z[(panel.map.finding == 0) & np.isfinite(panel.map.z)]
         return panel.map.log or bool(len(shown) and (shown > 0).all())
     left = [np.asarray(one.y if one.low is None else one.low, float) for one in panel.series if not one.right]
-    shown = np.concatenate([values[np.isfinite(values)] for values in left]) if left else np.empty(0)
-    return panel.log_y or bool(len(shown) and (shown > 0).all())
+    shown = np.concatenate([np.empty(0), *left])
+    shown = shown[np.isfinite(shown)]
+    return panel.log_y or bool((shown >= 0).all() and (shown > 0).any())
 
 
 def key(one: Series) -> str:
@@ -96,8 +98,7 @@ def thinned(one: Series, most: int) -> np.ndarray:
     y = np.asarray(one.y, float)
     if one.kind != "line" or len(y) <= most:
         return np.arange(len(y))
-    low = np.asarray(one.y if one.low is None else one.low, float)
-    high = np.asarray(one.y if one.high is None else one.high, float)
+    low, high = (y if end is None else np.where(np.isfinite(end), end, y) for end in (one.low, one.high))
     kept: set[int] = set()
     for stretch in np.array_split(np.arange(len(y)), max(most // 5, 1)):
         kept |= {int(stretch[0]), int(stretch[-1])}

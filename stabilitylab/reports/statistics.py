@@ -50,10 +50,17 @@ def t_interval(values: Iterable[float], *, log: bool = False) -> Interval:
             sample = np.where(sample > 0, np.log(np.where(sample > 0, sample, 1)), np.nan)
     if n == 0:
         return Interval(math.nan, math.nan, math.nan, 0)
-    mean = float(sample.mean())
-    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1) * sample.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
-    middle, low, high = (math.exp(end) if log else end for end in (mean, mean - half, mean + half))
+    with np.errstate(invalid="ignore"):  # one infinite value leaves no interval
+        mean = float(sample.mean())
+        half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1) * sample.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
+    middle, low, high = (_exp(end) if log else end for end in (mean, mean - half, mean + half))
     return Interval(middle, low, high, n)
+
+
+def _exp(x: float) -> float:
+    """Infinite beyond the largest float: ratios of two seeds may lie a hundred decades apart."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(x))
 
 
 def decide(low: float, high: float, reproduced: Region, contradicted: Region | None) -> Verdict:
@@ -67,13 +74,14 @@ def seeds_needed(
     values: Sequence[float], reproduced: Region, contradicted: Region | None, *, log: bool = False
 ) -> int | None:
     """The smallest n at which the sample's own mean and standard deviation would decide; None: not within reach."""
-    sample = np.log(values) if log else np.asarray(values, dtype=float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        sample = np.log(values) if log else np.asarray(values, dtype=float)
     if len(sample) < 2 or not np.isfinite(sample).all():
         return None
     mean, deviation = float(sample.mean()), float(sample.std(ddof=1))
     for n in range(2, MOST_SEEDS + 1):
         half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * deviation / math.sqrt(n)
-        low, high = (math.exp(mean - half), math.exp(mean + half)) if log else (mean - half, mean + half)
+        low, high = (_exp(mean - half), _exp(mean + half)) if log else (mean - half, mean + half)
         if decide(low, high, reproduced, contradicted) != "inconclusive":
             return n
     return None

@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
+from scipy.stats import fisher_exact
 
 from ...experiments import command
 from .. import style
 from ..base import Figure, MissingRuns, Panel, Picture, Spread, figure
 from ..claims import Effect, Share, claim
 from ..collection import LAYERS, Record, Runs
-from ..layerwise import STACKS, layer_values
+from ..layerwise import STACKS, comparable, counted, failed, hidden
 from ..statistics import Region, r_squared, slope
-from .branchnorm_5 import failed
 
 TABLE = "activation_grad_norm"
 DEPTH = 18  # layers a side of the paper's models
+DEPTHS = range(6, 51)  # layers a side over which the vanishing is followed
+LONG = 3000  # updates, after which a model that fails has failed
 FAST = "claims:fast"
 
 
 def gradients(record: Record, stack: str) -> dict[int, float]:
     """Layer -> ||dE/dx_l|| at step 0, x_l the layer's output (that of its feed-forward sub-layer)."""
     data = record.at(TABLE, 0, ["value"])
-    data = data[(data["stack"] == stack) & (data["sublayer"] == "ffn")]
+    data = data[(data["step"] == 0) & (data["stack"] == stack) & (data["sublayer"] == "ffn")]
     return dict(zip(data["layer"].tolist(), data["value"].tolist(), strict=True))
 
 
-def first_over_last(record: Record, stack: str) -> float:
-    """The gradient at the lowest layer over that at the highest; NaN without such a stack."""
-    values = gradients(record, stack)
-    return values[min(values)] / values[max(values)] if values else math.nan
+def first_over_last(values: dict[int, float]) -> float:
+    """The number at the lowest layer over that at the highest; NaN where either is missing or the highest is 0."""
+    return values[min(values)] / values[max(values)] if values and values[max(values)] else math.nan
+
+
+def left_out(known: Runs, drawn: Runs) -> list[str]:
+    """The note on runs that could be drawn and are not."""
+    count = len(known) - len(drawn)
+    return [f"Not drawn: {count} run{'s' if count > 1 else ''} with other settings, or repeated."] if count else []
 
 
 @figure("admin:3", title="Relative gradient by layer at initialisation", source="Admin, Figure 3 and Table 1")
@@ -42,10 +48,11 @@ class RelativeGradient(Figure):
     """
 
     def picture(self, runs: Runs) -> Picture:
-        groups = runs.where(table=TABLE).groups()
-        if not groups:
-            raise MissingRuns(f"no run with {TABLE}", command("admin:4"))
-        group = max(groups, key=lambda g: (len(g.labels), -abs(g[0].depth - DEPTH), len(g)))
+        fit = runs.where(lambda run: run.depth > 0, table=TABLE)
+        groups = sorted(comparable(fit), key=lambda g: (len(g.labels), -abs(g[0].depth - DEPTH), len(g)), reverse=True)
+        group = next((g for g in groups if any(gradients(run, stack) for run in g for stack in STACKS)), None)
+        if group is None:
+            raise MissingRuns(f"no run with {TABLE} at initialisation", command("admin:4"))
         panels = []
         for stack in STACKS:
             lines = []
@@ -59,24 +66,41 @@ class RelativeGradient(Figure):
                     lines.append(spread.series(style.title(label), arch=label))
             if lines:
                 panels.append(Panel(stack.capitalize(), "layer", "gradient / largest of its stack", lines, log_y=True))
-        return Picture(panels, _finding(group), [f"Drawn: {group.describe()}, at initialisation."])
+        notes = [f"Drawn: {group.describe()}, at initialisation. Lines are geometric means over seeds."]
+        return Picture(panels, _finding(group), [*notes, *hidden(panels), *left_out(fit, group)])
 
 
 def _finding(group: Runs) -> str:
+    stack = "decoder" if any(gradients(record, "decoder") for record in group) else "encoder"
     words = []
     for label in group.labels:
-        ratios = [first_over_last(record, "decoder") for record in group.where(label=label)]
-        if ratios and all(value > 0 for value in ratios):
+        ratios = [first_over_last(gradients(record, stack)) for record in group.where(label=label)]
+        if all(value > 0 for value in ratios):
             words.append(f"{style.title(label)} {math.exp(np.mean(np.log(ratios))):.2g}")
-    return f"Gradient at the first over the last decoder layer: {', '.join(words)}." if words else "No decoder."
+    found = ", ".join(words) or "zero or not measured in every model"
+    return f"Gradient at the first over the last {stack} layer ({counted(len(group.seeds))}): {found}."
 
 
-def _ratios(runs: Runs, label: str, stack: str, depth: int) -> dict[int, float]:
-    own = runs.where(lambda run: run.depth == depth, label=label, table=TABLE)
-    chosen = own.where(kind="onestep") or own
-    if not chosen:
-        raise MissingRuns(f"needs {label} of {depth} layers a side with {TABLE} at initialisation")
-    return {seed: first_over_last(record, stack) for seed, record in chosen.by_seed().items()}
+def at_initialisation(runs: Runs, label: str, depth: int, table: str) -> dict[int, Record]:
+    """Seed -> run of ``depth`` layers a side with ``table`` at step 0: one-step runs, or else training runs.
+
+    Raises MissingRuns where there is none.
+    """
+    own = runs.where(lambda run: _starts(run, table), label=label, layers=(depth, depth), table=table)
+    groups = own.where(kind="onestep").groups() or own.where(kind="train").groups()
+    if not groups:
+        raise MissingRuns(f"needs {label} of {depth} layers a side with {table} at initialisation")
+    return groups[0].by_seed()
+
+
+def _starts(record: Record, table: str) -> bool:
+    data = record.at(table, 0, [record.run.table(table).columns[0]])
+    return len(data) > 0 and data["step"].iloc[0] == 0
+
+
+def _ratios(runs: Runs, label: str, stack: str) -> dict[int, float]:
+    found = at_initialisation(runs, label, DEPTH, TABLE)
+    return {seed: first_over_last(gradients(record, stack)) for seed, record in found.items()}
 
 
 @claim(
@@ -91,9 +115,8 @@ def _ratios(runs: Runs, label: str, stack: str, depth: int) -> dict[int, float]:
     pilot=".003",
 )
 def postln_decoder_vanishes(runs: Runs) -> list[Effect]:
-    return [
-        Effect("first / last", _ratios(runs, "postln", "decoder", DEPTH), Region(high=0.05), Region(low=0.3), log=True)
-    ]
+    values = _ratios(runs, "postln", "decoder")
+    return [Effect("first / last", values, Region(high=0.05), Region(low=0.3), log=True)]
 
 
 @claim(
@@ -108,7 +131,7 @@ def postln_decoder_vanishes(runs: Runs) -> list[Effect]:
     pilot="2.0",
 )
 def postln_encoder_does_not(runs: Runs) -> list[Effect]:
-    values = _ratios(runs, "postln", "encoder", DEPTH)
+    values = _ratios(runs, "postln", "encoder")
     return [Effect("first / last", values, Region(0.3, 10), Region(high=0.1), log=True)]
 
 
@@ -124,16 +147,19 @@ def postln_encoder_does_not(runs: Runs) -> list[Effect]:
     pilot="-.30 to -.33 nat a layer",
 )
 def exponential_in_depth(runs: Runs) -> list[Effect]:
+    own = runs.where(lambda run: run.depth in DEPTHS and len(set(run.layers)) == 1, label="postln", table=TABLE)
     best: dict[int, list[tuple[int, float]]] = {}
-    for group in runs.where(label="postln", table=TABLE).groups(*LAYERS):
-        points = {
-            seed: [(r.depth, math.log(first_over_last(r, "decoder"))) for r in group if r.seed == seed and r.depth >= 6]
-            for seed in group.seeds
-        }
-        best = max(best, {s: p for s, p in points.items() if len(p) > 2}, key=lambda b: sum(map(len, b.values())))
+    for group in own.groups(*LAYERS):
+        found: dict[int, list[tuple[int, float]]] = {seed: [] for seed in group.seeds}
+        for record in group:
+            ratio = first_over_last(gradients(record, "decoder"))
+            if ratio > 0:  # 0: below what a float32 holds, so no number that a line could go through
+                found[record.seed].append((record.depth, math.log(ratio)))
+        found = {seed: sorted(points) for seed, points in found.items() if len(points) > 2}
+        best = max(best, found, key=lambda f: sum(map(len, f.values())))
     if not best:
-        raise MissingRuns("needs Post-LN at three depths or more from 6 layers a side")
-    lines = {seed: tuple(zip(*sorted(points), strict=True)) for seed, points in best.items()}
+        raise MissingRuns("needs Post-LN at three depths or more, from 6 to 50 layers a side")
+    lines = {seed: tuple(zip(*points, strict=True)) for seed, points in best.items()}
     return [
         Effect("slope [nat/layer]", {s: slope(*xy) for s, xy in lines.items()}, Region(high=-0.1), Region(low=0)),
         Effect("R^2", {s: r_squared(*xy) for s, xy in lines.items()}, Region(low=0.95)),
@@ -152,14 +178,11 @@ def exponential_in_depth(runs: Runs) -> list[Effect]:
     pilot="2.8",
 )
 def preln_bottom_heavy(runs: Runs) -> list[Effect]:
-    own = runs.where(lambda run: run.depth == DEPTH, label="preln", table="grad_norm")
-    chosen = own.where(kind="onestep") or own
-    if not chosen:
-        raise MissingRuns(f"needs preln of {DEPTH} layers a side with grad_norm at initialisation")
     ratio = {}
-    for seed, record in chosen.by_seed().items():
-        values = layer_values(record, "grad_norm", "value", "encoder", 0)
-        ratio[seed] = values[min(values)] / values[max(values)]
+    for seed, record in at_initialisation(runs, "preln", DEPTH, "grad_norm").items():
+        data = record.at("grad_norm", 0, ["value"], by="layer")
+        data = data[(data["stack"] == "encoder") & (data["layer"] > 0)]
+        ratio[seed] = first_over_last(dict(zip(data["layer"].tolist(), data["value"].tolist(), strict=True)))
     return [Effect("first / last", ratio, Region(low=1.5), Region(high=1), log=True)]
 
 
@@ -175,16 +198,24 @@ def preln_bottom_heavy(runs: Runs) -> list[Effect]:
     sweep=FAST,
 )
 def preln_decoder_cures_vanishing(runs: Runs) -> list[Effect | Share]:
-    ratio = _ratios(runs, "postln/preln", "decoder", DEPTH)
-    long = runs.where(lambda run: run.depth == DEPTH and _steps(run) >= 3000, kind="train", label="postln/preln")
-    return [
-        Effect("first / last, decoder", ratio, Region(low=0.3), Region(high=0.1), log=True),
-        Share("mixed models that failed", sum(map(failed, long)), len(long), Region(low=0.8 - 1e-9), Region(high=0.5)),
-    ]
+    ratio = _ratios(runs, "postln/preln", "decoder")
+    name = "mixed models that failed"
+    groups = [group for group in _long(runs).groups() if "postln/preln" in group.labels]
+    if groups:
+        mixed, pure = (groups[0].where(label=label) for label in ("postln/preln", "preln"))
+        lost = [[sum(map(failed, arm)), len(arm) - sum(map(failed, arm))] for arm in (mixed, pure)]
+        p = float(np.asarray(fisher_exact(lost)[1])) if pure else math.nan
+        share = Share(name, lost[0][0], len(mixed), Region(low=0.8), Region(high=0.5), p)
+    else:  # an effect without a value: the ratio alone reproduces half of the sentence
+        share = Share(f"{name} (no runs of {LONG:,} updates)", 0, 0, Region(low=0.8), Region(high=0.5))
+    return [Effect("first / last, decoder", ratio, Region(low=0.3), Region(high=0.1), log=True), share]
 
 
-def _steps(record: Record) -> int:
-    return int(record.settings.get("train.steps", 0))
+def _long(runs: Runs) -> Runs:
+    def fit(run: Record) -> bool:
+        return int(run.settings.get("train.steps", 0)) >= LONG
+
+    return runs.where(fit, kind="train", label=("postln/preln", "preln"), layers=(DEPTH, DEPTH))
 
 
 @claim(
@@ -199,16 +230,10 @@ def _steps(record: Record) -> int:
     pilot="1.04",
 )
 def deepnorm_uniform(runs: Runs) -> list[Effect]:
-    return [
-        Effect(f"max / min, {depth}L", _spread(runs, depth), Region(high=1.5), Region(low=5), log=True)
-        for depth in (18, 50)
-    ]
-
-
-def _spread(runs: Runs, depth: int, of: Callable[[Record, str], dict[int, float]] = gradients) -> dict[int, float]:
-    own = runs.where(lambda run: run.depth == depth, label="deepnorm", table=TABLE)
-    chosen = own.where(kind="onestep") or own
-    if not chosen:
-        raise MissingRuns(f"needs deepnorm of {depth} layers a side with {TABLE} at initialisation")
-    values = {seed: of(record, "decoder").values() for seed, record in chosen.by_seed().items()}
-    return {seed: max(each) / min(each) for seed, each in values.items()}
+    effects = []
+    for depth in (18, 50):
+        found = at_initialisation(runs, "deepnorm", depth, TABLE)
+        values = {seed: np.array([*gradients(record, "decoder").values()]) for seed, record in found.items()}
+        ratio = {seed: float(each.max() / each.min()) if each.all() else math.nan for seed, each in values.items()}
+        effects.append(Effect(f"max / min, {depth}L", ratio, Region(high=1.5), Region(low=5), log=True))
+    return effects

@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from ...experiments import command
 from .. import style
-from ..base import Figure, MissingRuns, Panel, Picture, Spread, figure
+from ..base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
 from ..claims import Effect, claim
 from ..collection import LAYERS, Record, Runs
+from ..layerwise import comparable, counted, hidden
 from ..statistics import Region, slope
+from .admin_3 import FAST, left_out
 
 TABLE = "perturbation"
 KINDS = {"random": "random, 1e-4", "gradient": "along the gradient, 1e-6"}
 PAPERS = ("postln", "preln", "admin")  # the paper's own three
+FITTED = (*PAPERS, "deepnorm", "branchnorm T=1")  # one of each initialisation: what is equal must not count twice
+FEWEST = 4  # depths through which a growth is fitted
+DEEPEST = 50  # layers a side up to which all architectures were measured
 SUBLAYERS = 2  # of an encoder layer
-FAST = "claims:fast"
 
 
-def output_change(record: Record, column: str = "random") -> float:
-    """Mean square change of the encoder's normalised output; NaN without an encoder."""
-    data = record.at(TABLE, 0, [column])
-    found = data.loc[(data["stack"] == "encoder") & (data["layer"] == 0), column].to_numpy(float)
-    return float(found[0]) if len(found) else math.nan
+def output_changes(record: Record) -> dict[str, float]:
+    """Mean square change of the encoder's normalised output, by kind of perturbation; NaN without an encoder."""
+    data = record.at(TABLE, 0, [*KINDS])
+    data = data[(data["stack"] == "encoder") & (data["layer"] == 0)]
+    return {kind: float(data[kind].iloc[0]) if len(data) else math.nan for kind in KINDS}
 
 
-def one_step(runs: Runs) -> Runs:
-    """The richest group of one-step runs with perturbations that differ in depth, architecture and seed alone."""
-    groups = runs.where(kind="onestep", table=TABLE).groups(*LAYERS)
+def output_change(record: Record) -> float:
+    """That under random perturbation."""
+    return output_changes(record)["random"]
+
+
+def encoder_layers(runs: Runs) -> list[int]:
+    return sorted({record.layers[0] for record in runs})
+
+
+def one_step(runs: Runs) -> tuple[Runs, list[str]]:
+    """The richest group of one-step runs with perturbed encoders that differ in depth, architecture and seed alone,
+    and the note on what it leaves out."""
+    fit = runs.where(lambda run: run.layers[0] > 0, kind="onestep", table=TABLE)
+    groups = comparable(fit, *LAYERS)
     if not groups:
-        raise MissingRuns("no one-step run with perturbations", command("admin:4"))
-    return max(groups, key=lambda g: (len(g.depths), len(g.labels), len(g)))
+        raise MissingRuns("no one-step run with a perturbed encoder", command("admin:4"))
+    best = max(groups, key=lambda g: (len(encoder_layers(g)), len(g.labels), len(g)))
+    return best, left_out(fit, best)
 
 
 @figure("admin:4", title="Output change under perturbed weights", source="Admin, Figure 4 and Theorem 2")
@@ -45,78 +61,101 @@ class OutputChange(Figure):
     """
 
     def picture(self, runs: Runs) -> Picture:
-        group = one_step(runs)
+        group, others = one_step(runs)
+        changes = {record: output_changes(record) for record in group}
+        deepest, along = _deepest(group)
+        ticks = [SUBLAYERS * n for n in encoder_layers(group)]
         panels = [
-            Panel(
-                f"Final output, {name}", "encoder sub-layers", "mean square change",
-                [_by_depth(group.where(label=label), label, column) for label in group.labels],
-                log_x=True, log_y=True, ticks=[SUBLAYERS * n for n in group.depths],
-            )
-            for column, name in KINDS.items()
-        ]  # fmt: skip
-        most = max(len(group.where(lambda run, n=n: run.depth == n, label=PAPERS).labels) for n in group.depths)
-        deepest = max(
-            n for n in group.depths if len(group.where(lambda run, n=n: run.depth == n, label=PAPERS).labels) == most
-        )
-        panels.append(_along(group.where(lambda run: run.depth == deepest), deepest))
+            *(_final(changes, f"Final output, {name}", kind, ticks) for kind, name in KINDS.items()),
+            *(_along(along, f"Along a {deepest}-layer encoder, {name}", kind) for kind, name in KINDS.items()),
+        ]
+        random = {record: change["random"] for record, change in changes.items()}
         notes = [f"Drawn: {group.describe()}, float64. Lines are geometric means over seeds, bands their range."]
-        return Picture(panels, _finding(group), notes, columns=3)
+        return Picture(panels, _finding(random), [*notes, *hidden(panels), *others])
 
 
-def _by_depth(runs: Runs, label: str, column: str):
-    spread = Spread(log=True)
-    for record in runs:
-        spread.add([SUBLAYERS * record.depth], [output_change(record, column)])
-    return spread.series(style.title(label), arch=label)
+def _deepest(group: Runs) -> tuple[int, Runs]:
+    """The deepest encoders of which there are most of the paper's architectures."""
+    by_depth = {n: group.where(lambda run, n=n: run.layers[0] == n) for n in encoder_layers(group)}
+    most = max(by_depth, key=lambda n: (len(by_depth[n].where(label=PAPERS).labels), n))
+    return most, by_depth[most]
 
 
-def _along(runs: Runs, depth: int) -> Panel:
+def _final(changes: Mapping[Record, Mapping[str, float]], title: str, kind: str, ticks: list[int]) -> Panel:
+    lines = []
+    for label in Runs(changes).labels:
+        spread = Spread(log=True)
+        for record, change in changes.items():
+            if record.label == label:
+                spread.add([SUBLAYERS * record.layers[0]], [change[kind]])
+        lines.append(spread.series(style.title(label), arch=label))
+    return _panel(title, "encoder sub-layers", lines, ticks)
+
+
+def _along(runs: Runs, title: str, kind: str) -> Panel:
     lines = []
     for label in runs.labels:
         spread = Spread(log=True)
         for record in runs.where(label=label):
-            data = record.at(TABLE, 0, ["random"])
-            data = data[(data["stack"] == "encoder") & (data["layer"] > 0)]
-            spread.add(list(range(1, len(data) + 1)), data["random"].tolist())
+            data = record.at(TABLE, 0, [kind])
+            values = data.loc[(data["stack"] == "encoder") & (data["layer"] > 0), kind].tolist()
+            spread.add(range(1, len(values) + 1), values)
         lines.append(spread.series(style.title(label), arch=label))
-    title = f"Along a {depth}-layer encoder, random"
-    return Panel(title, "sub-layer", "mean square change", lines, log_x=True, log_y=True)
+    return _panel(title, "sub-layer", lines)
 
 
-def growth(group: Runs, label: str) -> dict[int, dict[str, float]]:
-    """Seed -> exponent of N, and AIC of a + b N and of a + b log N, of the final output's change (random)."""
+def _panel(title: str, x: str, lines: list[Series], ticks: list[int] | None = None) -> Panel:
+    return Panel(title, x, "mean square change", lines, log_x=True, log_y=True, ticks=ticks or ())
+
+
+def aic(x: np.ndarray, y: np.ndarray) -> float:
+    """Akaike's criterion of the least-squares line y = a + b x with Gaussian residuals: n log(RSS / n) + 2 k.
+
+    k = 3: a, b and the variance of the residuals. Lower is better; what all lines share is left out.
+    """
+    a, b = np.polynomial.polynomial.polyfit(x, y, 1)
+    mean_square = float(np.mean((y - a - b * x) ** 2))
+    return len(y) * math.log(max(mean_square, np.finfo(float).tiny)) + 2 * 3
+
+
+def growth(changes: Mapping[Record, float]) -> dict[int, dict[str, float]]:
+    """Seed -> exponent of N ("power"), and AIC of a + b N ("linear") and of a + b log N ("log"), of the output's change
+    in runs that differ in depth and seed alone, N the encoder's layers. Seeds with too few depths are left out."""
     found = {}
-    for seed in group.seeds:
-        points = sorted((r.depth, output_change(r)) for r in group if r.label == label and r.seed == seed)
-        if len(points) > 3:
-            depth, change = (np.array(values, float) for values in zip(*points, strict=True))
+    for seed in {record.seed: None for record in changes}:
+        own = {record.layers[0]: change for record, change in changes.items() if record.seed == seed and change > 0}
+        if len(own) >= FEWEST:
+            depth, change = (np.array(values, float) for values in zip(*sorted(own.items()), strict=True))
             power = slope(np.log(depth).tolist(), np.log(change).tolist())
             found[seed] = {"power": power, "linear": aic(depth, change), "log": aic(np.log(depth), change)}
     return found
 
 
-def aic(x: Sequence[float] | np.ndarray, y: np.ndarray) -> float:
-    """n log(residual variance) + 2 k of the least-squares line of y on x, k = 3 (two coefficients and the variance)."""
-    residual = y - np.polyval(np.polyfit(x, y, 1), x)
-    return float(len(y) * math.log(max(np.mean(residual**2), 1e-300)) + 2 * 3)
-
-
-def _finding(group: Runs) -> str:
-    found = {label: growth(group, label) for label in ("postln", "preln", "admin", "deepnorm")}
-    words = [
-        f"{style.title(label)} as N^{np.mean([fit['power'] for fit in by_seed.values()]):.2f}"
-        for label, by_seed in found.items()
-        if by_seed
+def _finding(changes: Mapping[Record, float]) -> str:
+    group = Runs(changes)
+    words, seeds = [], counted(len(group.seeds))
+    for label in (*PAPERS, "deepnorm", "branchnorm"):
+        fits = growth({record: change for record, change in changes.items() if record.label == label}).values()
+        if fits:
+            words.append(f"{style.title(label)} as N^{np.mean([fit['power'] for fit in fits]):.2f}")
+    if words:
+        return f"Under random perturbation the output's change goes with depth: {', '.join(words)} ({seeds})."
+    deepest, own = _deepest(group)
+    levels = [
+        f"{style.title(label)} {np.mean([changes[record] for record in own.where(label=label)]):.1e}"
+        for label in own.labels
     ]
     return (
-        f"The output's change grows with depth: {', '.join(words)}." if words else "Growth needs four depths or more."
+        f"Mean square change of a {deepest}-layer encoder's output under random perturbation: {', '.join(levels)} "
+        f"({seeds})."
     )
 
 
 def _growth_of(runs: Runs, label: str) -> dict[int, dict[str, float]]:
-    found = growth(one_step(runs), label)
+    group = one_step(runs)[0].where(label=label)
+    found = growth({record: output_change(record) for record in group})
     if not found:
-        raise MissingRuns(f"needs one-step runs of {label} at four depths or more")
+        raise MissingRuns(f"needs one-step runs of {label} at {FEWEST} depths or more")
     return found
 
 
@@ -150,7 +189,7 @@ def postln_is_linear(runs: Runs) -> list[Effect]:
     sentence="Pre-LN's and Admin's output change is O(log N)",
     source="Admin, Corollary 1",
     statistic="AIC of a + b N minus that of a + b log N for the output's change against depth; exponent of N",
-    threshold="R: > 4 for both; X: exponent > .7 for either",
+    threshold="R: > 4 (and exponent not in X) for both; X: exponent > .7 for either",
     sweep=FAST,
     pilot="exponents .59 and .43",
 )
@@ -165,8 +204,8 @@ def preln_and_admin_are_logarithmic(runs: Runs) -> list[Effect]:
 
 
 def deepnorm_beta(n: int, m: int) -> float:
-    """DeepNet, Figure 2, for the encoder; written once more here, since reports import no model."""
-    return 0.87 * (n**4 * m) ** (-1 / 16)
+    """DeepNet, Figure 2: an encoder of n layers below m of a decoder; here again, since reports import no model."""
+    return 0.87 * (n**4 * m) ** (-1 / 16) if m else (8 * n) ** -0.25
 
 
 def dependency(record: Record) -> float:
@@ -176,38 +215,42 @@ def dependency(record: Record) -> float:
     return float((data["branch"] / data["sum"]).sum())
 
 
+def relative_dependency(record: Record) -> float:
+    """sum_i beta_ii^2 / g^2, g the gain with which the branches were drawn: it is the relative change of the weights
+    that moves a branch, and equal steps change weights drawn small by more."""
+    drawn_small = style.family(record.label) in ("deepnorm", "branchnorm")
+    return dependency(record) / (deepnorm_beta(*record.layers) if drawn_small else 1.0) ** 2
+
+
 @claim(
     "C29",
     figure="admin:4",
     paper="Admin",
     sentence="The output's change is proportional to the sum of beta_ii^2",
     source="Admin, Theorem 2",
-    statistic="change = C sum beta_ii^2 / g^2 through the origin over architectures and depths, g the initial gain "
-    "(DeepNorm's beta, or 1): R^2, and coefficient of variation of C",
+    statistic="change = C sum beta_ii^2 / g^2 through the origin over Post-LN, Pre-LN, Admin, DeepNorm and BranchNorm "
+    "at alpha = 1 and depths up to 50 layers, g the initial gain (DeepNorm's beta, or 1): R^2 = 1 - RSS / sum of "
+    "squares, and coefficient of variation of C",
     threshold="R: R^2 > .9 and variation < .3; X: variation > 1 (the plan names no X: ours)",
     sweep=FAST,
     pilot="C d = 1.0e-4 to 1.6e-4, Post-LN up to 2.7e-4; closed form .8e-4",
 )
 def change_follows_dependency(runs: Runs) -> list[Effect]:
-    group = one_step(runs.where(lambda run: run.label != "postln-init", table="branch_variance"))
-    fit: dict[int, float] = {}
+    fit = runs.where(lambda run: run.depth <= DEEPEST, label=FITTED, table="branch_variance")
+    group, _ = one_step(fit)
+    share: dict[int, float] = {}
     variation: dict[int, float] = {}
     for seed in group.seeds:
-        points = []
-        for record in group.where(lambda run, seed=seed: run.seed == seed):
-            drawn_small = style.family(record.label) in ("deepnorm", "branchnorm") or record.label.endswith("+beta")
-            gain = deepnorm_beta(*record.layers) if drawn_small else 1.0
-            total = dependency(record)
-            if total > 0 and record.label != "branchnorm alpha=0":
-                points.append((total / gain**2, output_change(record)))
-        if len(points) > 3:
-            x, y = (np.array(values) for values in zip(*points, strict=True))
-            constant = float(x @ y / (x @ x))
-            fit[seed] = 1 - float(((y - constant * x) ** 2).sum() / (y**2).sum())
-            variation[seed] = float((y / x).std(ddof=1) / (y / x).mean())
-    if not fit:
+        own = group.where(lambda run, seed=seed: run.seed == seed)
+        if len(own.labels) < 2 or len(own) < FEWEST:
+            continue
+        x, y = (np.array([measure(run) for run in own]) for measure in (relative_dependency, output_change))
+        constant = float(x @ y / (x @ x))
+        share[seed] = 1 - float(((y - constant * x) ** 2).sum() / (y**2).sum())
+        variation[seed] = float((y / x).std(ddof=1) / (y / x).mean())
+    if not share:
         raise MissingRuns("needs one-step runs of several architectures and depths")
     return [
-        Effect("R^2 through the origin", fit, Region(low=0.9)),
+        Effect("R^2 through the origin", share, Region(low=0.9)),
         Effect("variation of C", variation, Region(high=0.3), Region(low=1)),
     ]

@@ -9,7 +9,7 @@ import numpy as np
 from ..base import MissingRuns
 from ..claims import Effect, claim
 from ..collection import Record, Runs, pairs
-from ..layerwise import Pairs, comparable
+from ..layerwise import ENOUGH, Pairs, comparable
 from ..statistics import Region, signed_rank
 from .branchnorm_3 import BEGINNING, LEAST, LOSS, OUTSIDE, column, complete, non_branch, roughness, total
 
@@ -81,13 +81,18 @@ def due_to_alpha(runs: Runs) -> list[Effect]:
 
 
 def _early(runs: Runs, name: str, last: int) -> Pairs:
-    """BranchNorm and DeepNorm by seed, where the metric ``name`` is on record at all steps from 0 to ``last``."""
-    both = runs.where(kind="train", label=("branchnorm", "deepnorm"))
-    groups = comparable(both.where(lambda run: complete(run, name, last)))
-    found = max((pairs(g.where(label="branchnorm"), g.where(label="deepnorm")) for g in groups), key=len, default=[])
-    if not found:
+    """BranchNorm and DeepNorm by seed, where the metric ``name`` is on record at all steps from 0 to ``last``; of
+    several such groups one that has the norms, too, which are the runs that the figure is about."""
+    both = runs.where(lambda run: complete(run, name, last), kind="train", label=("branchnorm", "deepnorm"))
+    found = [pairs(group.where(label="branchnorm"), group.where(label="deepnorm")) for group in comparable(both)]
+    best = max(found, key=lambda own: (min(len(own), ENOUGH), _dense(own), len(own)), default=[])
+    if not best:
         raise MissingRuns(f"needs branchnorm and deepnorm with {name} at each of the first {last + 1} updates")
-    return found
+    return best
+
+
+def _dense(found: Pairs) -> bool:
+    return all(complete(run, OUTSIDE, LEAST) for _, *both in found for run in both)
 
 
 @claim(

@@ -29,7 +29,7 @@ class Quality:
 
     @property
     def axis(self) -> str:
-        return "BLEU" if self.is_bleu else "held-out cross-entropy [nats/token] (lower is better)"
+        return "BLEU" if self.is_bleu else "held-out nll [nats/token]"
 
     @property
     def unit(self) -> str:
@@ -108,7 +108,9 @@ class QualityAgainstDepth(Figure):
             for share, own in shares.items()
         ]  # fmt: skip
         if not all(one.is_bleu for one in measured.values()):
-            notes.append("Cross-entropy stands in for BLEU where not every model was evaluated and reaches 5 BLEU.")
+            notes.append(
+                "Held-out nll (lower is better) stands in for BLEU where not every model was evaluated and reaches 5."
+            )
         if any(run.verdict == "diverged" for run in group):
             notes.append("A run that diverged has no value: its cross stands at the worst one drawn in its panel.")
         return Picture(panels, _finding(shares, measured), notes, columns=min(3, len(panels)))
@@ -135,7 +137,7 @@ def _group(runs: Runs) -> tuple[Runs, list[str]]:
 
 def _title(share: float, own: Runs) -> str:
     counts = {record.run.manifest.get("data", {}).get("train") for record in own} - {None}
-    return f"{percent(share)} of the corpus" + (f", {counts.pop():,} sentence pairs" if len(counts) == 1 else "")
+    return f"{percent(share)} of the data" + (f": {counts.pop():,} pairs" if len(counts) == 1 else "")
 
 
 def percent(share: float) -> str:
@@ -186,7 +188,9 @@ def _finding(shares: dict[float, Runs], measured: dict[float, Quality]) -> str:
         ]
         if what:
             parts.append(f"{style.title(label)} {', '.join(what)} of the data")
-    start = f"From {ends[0]} to {ends[1]} layers a side" if len(depths) > 1 else f"At {ends[0]} layers a side, one depth"
+    start = (
+        f"From {ends[0]} to {ends[1]} layers a side" if len(depths) > 1 else f"At {ends[0]} layers a side, one depth"
+    )
     lost = sum(map(failed, everything))
     ending = f"; {lost} of {len(everything)} runs diverged or are stuck" if lost else ""
     return f"{start}: {'; '.join(parts) or 'no architecture trained at both ends'} ({_seeds(everything)}){ending}."

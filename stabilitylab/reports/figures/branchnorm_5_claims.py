@@ -1,52 +1,45 @@
-"""Claims on how well and at which settings models train: C36 to C40, C45 and C46."""
+"""Claims on how well models train, and at which settings: C36 to C40."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import Any
 
-import numpy as np
+from scipy import stats
 
 from .. import style
 from ..base import MissingRuns
 from ..claims import Effect, Share, claim
 from ..collection import LAYERS, Runs, pairs
-from ..layerwise import last_nll
-from ..statistics import Region, signed_rank, slope
-from .branchnorm_5 import failed
+from ..layerwise import ENOUGH, comparable, failed, last_nll
+from ..statistics import Region, signed_rank, slope, t_interval
+from .branchnorm_5 import even, share_of
 
+LONGEST_RAMP = 0.2  # of the run: the paper's largest T
 EQUIVALENT = 0.05  # nats: the margin of "insensitive to"
-SHOWN = Region()  # an effect that is printed and decides nothing
+RECIPE = "lr=7e-4 warmup=300 steps=1200"  # of a grid: that of the runs of branchnorm:8
+LONG = f"depth=12 seed=3..7 {RECIPE}"
+Gaps = dict[int, dict[int, float]]  # depth -> seed -> final nll of one label minus that of another
 
 
-def _gaps(runs: Runs, first: str, second: str, *free: str) -> dict[int, dict[int, float]]:
-    """Depth -> seed -> final held-out nll of ``first`` minus ``second``, at equal steps, both having trained."""
-    found: dict[int, dict[int, float]] = {}
-    trained = runs.where(lambda run: not failed(run), kind="train", label=(first, second))
-    for group in trained.groups(*LAYERS, *free):
-        by_depth = {
-            depth: {
-                seed: last_nll(a) - last_nll(b)
-                for seed, a, b in pairs(
-                    group.where(label=first, layers=(depth, depth)), group.where(label=second, layers=(depth, depth))
-                )
-            }
-            for depth in group.depths
-        }
-        by_depth = {depth: values for depth, values in by_depth.items() if values}
-        if _size(by_depth) > _size(found):
-            found = by_depth
-    return found
-
-
-def _size(by_depth: dict[int, dict[int, float]]) -> int:
-    return sum(map(len, by_depth.values()))
-
-
-def _slopes(by_depth: dict[int, dict[int, float]]) -> dict[int, float]:
-    """Seed -> slope of the value against depth, over seeds that all depths have."""
-    seeds = set.intersection(*(set(values) for values in by_depth.values()))
-    return {seed: slope([*by_depth], [by_depth[depth][seed] for depth in by_depth]) for seed in sorted(seeds)}
+def _gaps(runs: Runs, first: str, second: str) -> Gaps:
+    """``first`` minus ``second`` at equal steps, of the comparable group that was trained longest, on the most data,
+    with enough seeds. Pairs without a finite loss are left out."""
+    found: list[tuple[tuple[float, ...], Gaps]] = []
+    for group in comparable(runs.where(even, kind="train", label=(first, second)), *LAYERS):
+        gaps: Gaps = {}
+        for depth in group.depths:
+            one, other = (group.where(lambda run, d=depth: run.depth == d, label=label) for label in (first, second))
+            values = {seed: last_nll(a) - last_nll(b) for seed, a, b in pairs(one, other)}
+            if values := {seed: value for seed, value in values.items() if math.isfinite(value)}:
+                gaps[depth] = values
+        if gaps:
+            seeds = min(ENOUGH, max(map(len, gaps.values())))
+            length = float(group[0].settings["train.steps"])
+            found.append(((seeds, length, share_of(group[0]), len(gaps)), gaps))
+    return max(found, key=lambda one: one[0])[1] if found else {}
 
 
 @claim(
@@ -55,22 +48,27 @@ def _slopes(by_depth: dict[int, dict[int, float]]) -> dict[int, float]:
     paper="BranchNorm",
     sentence="DeepNorm is under-trained against Post-LN where both converge, and the gap grows with depth",
     source="BranchNorm, Fig. 1",
-    statistic="final held-out nll, DeepNorm - Post-LN [nats], at each depth; its slope with depth",
-    threshold="R: gap > 0 at every depth and slope > 0; X: gap < 0 at some depth (the plan names no X: ours)",
+    statistic="final held-out nll, DeepNorm - Post-LN [nats], at each depth where both trained; its slope with depth",
+    threshold="R: gap > 0 at every depth and slope > 0; X: gap < 0 at some depth, or slope < 0 (the plan names no X: "
+    "ours)",
     sweep="branchnorm:8",
 )
 def undertrained_deepnorm(runs: Runs) -> list[Effect]:
-    gaps = _gaps(runs, "deepnorm", "postln")
+    gaps = _gaps(runs.where(lambda run: not failed(run)), "deepnorm", "postln")
     if not gaps:
-        raise MissingRuns("needs deepnorm and postln trained with the same seeds and settings")
+        raise MissingRuns(
+            "needs deepnorm and postln that trained at several depths with the same seeds and settings",
+            f"stabilitylab sweep --grid arch=postln,deepnorm depth=12,24,36 seed=3..7 {RECIPE}",
+        )
     found = [
-        Effect(f"gap at {depth}L-{depth}L", values, Region(low=0), Region(high=0), p=signed_rank([*values.values()]))
+        Effect(f"gap at {depth}L", values, Region(low=0), Region(high=0), p=signed_rank([*values.values()]))
         for depth, values in gaps.items()
     ]
-    if len(gaps) > 1:
-        return [*found, Effect("slope of the gap per layer", _slopes(gaps), Region(low=0), Region(high=0))]
-    # one depth shows the gap, but not that it grows
-    return [*found, Effect("slope of the gap per layer (needs two depths)", {}, Region(low=0))]
+    if len(gaps) == 1:  # shows the gap, which may refute the claim, but not that it grows
+        return [*found, Effect("slope of the gap (needs two depths)", {}, Region(low=0), Region(high=0))]
+    seeds = sorted(set.intersection(*map(set, gaps.values())))
+    slopes = {seed: slope([*gaps], [gaps[depth][seed] for depth in gaps]) for seed in seeds}
+    return [*found, Effect("slope of the gap per layer", slopes, Region(low=0), Region(high=0))]
 
 
 @claim(
@@ -79,53 +77,75 @@ def undertrained_deepnorm(runs: Runs) -> list[Effect]:
     paper="BranchNorm",
     sentence="BranchNorm ends with a lower loss than DeepNorm at all depths",
     source="BranchNorm, Tables 1-3 and Fig. 4",
-    statistic="final held-out nll, BranchNorm - DeepNorm [nats], at each depth; printed beside it the ablation T = 1",
+    statistic="final held-out nll, BranchNorm - DeepNorm [nats], at each depth; beside it the ablation T = 1",
     threshold="R: < -.01 at every depth; X: > .01 at some depth",
     sweep="branchnorm:8",
     pilot="+.24 and +.30 (6L, 400 steps); the ablation -.42",
 )
 def lower_final_loss(runs: Runs) -> list[Effect]:
-    gaps, ablation = _gaps(runs, "branchnorm", "deepnorm"), _gaps(runs, "branchnorm T=1", "deepnorm")
+    gaps = _gaps(runs, "branchnorm", "deepnorm")
     if not gaps:
-        raise MissingRuns("needs branchnorm and deepnorm trained with the same seeds and settings")
-    found = [
+        raise MissingRuns(
+            "needs branchnorm and deepnorm with the same seeds and settings, and a finite loss at the end"
+        )
+    ablation = _gaps(runs, "branchnorm T=1", "deepnorm")
+    return [
         Effect(
-            f"BranchNorm - DeepNorm at {depth}L-{depth}L", values, Region(high=-0.01), Region(low=0.01),
+            f"difference at {depth}L{_beside(ablation.get(depth, {}))}", values, Region(high=-0.01), Region(low=0.01),
             p=signed_rank([*values.values()]),
         )
         for depth, values in gaps.items()
     ]  # fmt: skip
-    return found + [
-        Effect(f"(ablation) T = 1 - DeepNorm at {depth}L-{depth}L", values, SHOWN) for depth, values in ablation.items()
-    ]
 
 
-LONG = "depth=12 seed=3..7 lr=7e-4 warmup=300 steps=1200"  # of a grid: what the runs of branchnorm:8 are
+def _beside(values: dict[int, float]) -> str:
+    """The ablation in the name of an effect: it is printed and decides nothing."""
+    found = t_interval(values.values())
+    return f" (ablation T = 1: {found.mean:+.3f}, n = {found.n})" if values else ""
 
 
-def _range_over(runs: Runs, setting: str, least: Sequence[object], axes: str) -> dict[int, float]:
-    """Seed -> largest minus smallest final nll of BranchNorm over values of ``setting``, of which ``least`` are had."""
-    scheduled = runs.where(lambda run: style.family(run.label) == "branchnorm" and run.label != "branchnorm T=1")
-    best: dict[int, float] = {}
-    for group in scheduled.where(kind="train", model__alpha=None).groups(setting):
-        if setting != "model.T" and len({run.settings["model.T"] for run in group}) > 1:
-            continue
-        seen: dict[int, dict[object, float]] = {}
-        for record in group:
-            seen.setdefault(record.seed, {})[record.settings[setting]] = last_nll(record)
-        ranges = {
-            seed: max(values.values()) - min(values.values())
-            for seed, values in seen.items()
-            if len(values) >= len(least)
-        }
-        best = max(best, ranges, key=len)
+def _over(runs: Runs, setting: str, count: int, axes: str) -> list[Effect]:
+    """Each two values of ``setting`` against each other: BranchNorm's final nll by seed, in the group with most seeds
+    at all of ``count`` values or more. A run that diverged makes its comparisons undecided, not equal."""
+    ramped = runs.where(
+        lambda run: style.family(run.label) == "branchnorm" and run.label != "branchnorm T=1",
+        kind="train", model__init="arch", model__alpha=None, model__decoder_arch=None, model__qk_gain=None,
+    )  # fmt: skip
+    best: dict[Any, dict[int, float]] = {}
+    for group in ramped.groups(setting):
+        others = ("model.T", "model.growth")
+        split = {tuple(run.settings[key] for key in others if key != setting): None for run in group}
+        for fixed in split:
+            values: dict[Any, dict[int, float]] = {}
+            for run in group:
+                if tuple(run.settings[key] for key in others if key != setting) == fixed:
+                    values.setdefault(run.settings[setting], {})[run.seed] = last_nll(run)
+            often = sorted(values, key=lambda value: -len(values[value]))
+            for most in range(count, len(often) + 1):  # a value that few seeds have must not take the others' seeds
+                some = {value: values[value] for value in often[:most]}
+                if len(_shared(some.values())) >= max(1, len(_shared(best.values()))):
+                    best = some
     if not best:
         raise MissingRuns(
-            f"needs branchnorm runs that differ in {setting} alone, at {len(least)} values such as those of the paper "
-            "scaled to the length of the runs",
+            f"needs branchnorm runs that differ in {setting} alone, at {count} values such as those of the paper "
+            "scaled to the length of the runs, with the same seeds",
             f"stabilitylab sweep --grid arch=branchnorm {axes} {LONG}",
         )
-    return best
+    seeds = _shared(best.values())
+    found = []
+    for one, other in itertools.combinations(sorted(best), 2):
+        gap = {seed: best[other][seed] - best[one][seed] for seed in seeds}
+        above = sum(gap.values()) > 0
+        outside = Region(low=EQUIVALENT) if above else Region(high=-EQUIVALENT)
+        name = f"{setting.partition('.')[2]} = {other} minus {one}"
+        found.append(Effect(name, gap, Region(-EQUIVALENT, EQUIVALENT), outside, p=signed_rank([*gap.values()])))
+    return found
+
+
+def _shared(values: Iterable[dict[int, float]]) -> list[int]:
+    """Seeds that all have."""
+    sets = [set(by_seed) for by_seed in values]
+    return sorted(set.intersection(*sets)) if sets else []
 
 
 @claim(
@@ -134,13 +154,14 @@ def _range_over(runs: Runs, setting: str, least: Sequence[object], axes: str) ->
     paper="BranchNorm",
     sentence="The result is insensitive to T in {100, 400, 4000, 20000}",
     source="BranchNorm, Sec. 5.1",
-    statistic="range of the final held-out nll over four values of T, at each seed [nats]",
-    threshold="R: < .05 (equivalence margin); X: > .05",
+    statistic="final held-out nll at one T minus that at another, for each two of four T or more [nats]; T up to a "
+    "fifth of the run, as the paper's 20000 of 100000",
+    threshold="R: within .05 of 0 for every two (equivalence); X: beyond .05 for some two",
     sweep="branchnorm:8",
 )
 def insensitive_to_t(runs: Runs) -> list[Effect]:
-    values = _range_over(runs, "model.T", (100, 400, 4000, 20000), "T=2,5,48,240")
-    return [Effect("range over T", values, Region(high=EQUIVALENT), Region(low=EQUIVALENT))]
+    within = runs.where(lambda run: run.settings["model.T"] <= LONGEST_RAMP * run.settings["train.steps"], kind="train")
+    return _over(within, "model.T", 4, "T=2,5,48,240")
 
 
 @claim(
@@ -149,13 +170,12 @@ def insensitive_to_t(runs: Runs) -> list[Effect]:
     paper="BranchNorm",
     sentence="The shape of alpha's schedule does not matter",
     source="BranchNorm, Fig. 7",
-    statistic="range of the final held-out nll over linear, exp and sigmoid, at each seed [nats]",
-    threshold="R: < .05 (equivalence margin); X: > .05",
+    statistic="final held-out nll with one shape minus that with another, for each two of linear, exp and sigmoid",
+    threshold="R: within .05 nats of 0 for every two (equivalence); X: beyond .05 for some two",
     sweep="branchnorm:8",
 )
 def insensitive_to_shape(runs: Runs) -> list[Effect]:
-    values = _range_over(runs, "model.growth", ("linear", "exp", "sigmoid"), "T=240 model.growth=linear,exp,sigmoid")
-    return [Effect("range over shapes", values, Region(high=EQUIVALENT), Region(low=EQUIVALENT))]
+    return _over(runs, "model.growth", 3, "T=240 model.growth=linear,exp,sigmoid")
 
 
 @claim(
@@ -165,103 +185,34 @@ def insensitive_to_shape(runs: Runs) -> list[Effect]:
     sentence="BranchNorm needs no warm-up and tolerates larger learning rates than DeepNorm",
     source="BranchNorm, Fig. 6",
     statistic="share of runs that diverged or are stuck over warm-up {0, 100, 1000, 4000} x lr {5, 8, 10, 15}e-4; "
-    "of the cells in which the two differ, the share where DeepNorm failed",
-    threshold="R: at most 1/16 of BranchNorm's, more than half of the differing cells DeepNorm's; X: more than 1/16",
+    "of the runs in which the two differ, the share where DeepNorm failed",
+    threshold="R: at most 1/16 of BranchNorm's, more than half of the differing ones DeepNorm's; X: more than 1/16, "
+    "or less than half (the plan names no X: ours)",
     sweep="branchnorm:8",
 )
 def no_warmup_needed(runs: Runs) -> list[Effect | Share]:
     axes = ("train.warmup", "train.lr")
-    groups = runs.where(kind="train", label=("branchnorm", "deepnorm")).groups(*axes)
-    cells: dict[tuple[object, ...], dict[str, bool]] = {}
-    for group in groups[:1]:
-        for run in group:
-            key = (*(run.settings[axis] for axis in axes), run.seed)
-            cells.setdefault(key, {})[run.label] = failed(run)
-    both = {key: cell for key, cell in cells.items() if len(cell) == 2}
-    if len({key[:2] for key in both}) < 16:
-        raise MissingRuns(
-            "needs branchnorm and deepnorm on a grid of four warm-ups and four learning rates",
-            "stabilitylab sweep --grid arch=branchnorm,deepnorm train.warmup=0,100,1000,4000 "
-            "train.lr=5e-4,8e-4,1e-3,1.5e-3 depth=24 seed=3..7",
-        )
-    differing = [cell for cell in both.values() if cell["branchnorm"] != cell["deepnorm"]]
-    lost = sum(cell["branchnorm"] for cell in both.values())
-    return [
-        Share("BranchNorm's cells that failed", lost, len(both), Region(high=1 / 16 + 1e-9), Region(low=1 / 16)),
-        Share("of differing cells, DeepNorm's", sum(c["deepnorm"] for c in differing), len(differing), Region(low=0.5)),
-    ]
-
-
-@claim(
-    "C45",
-    figure="branchnorm:5",
-    paper="BranchNorm",
-    sentence="What depth gains depends on the amount of data: little data loses with depth",
-    source="BranchNorm, Fig. 5",
-    statistic="of quality = -nll: slope with log N on the smallest data; slope of those slopes with log data size",
-    threshold="R: interaction > 0 and slope on the smallest data < 0; X: either of the other sign",
-    sweep="branchnorm:5",
-)
-def depth_needs_data(runs: Runs) -> list[Effect]:
-    groups = runs.where(lambda run: not failed(run), kind="train", label="branchnorm").groups(*LAYERS, "data.fraction")
-    interaction: dict[int, float] = {}
-    smallest: dict[int, float] = {}
-    for group in groups:
-        shares = sorted({run.settings["data.fraction"] for run in group})
-        for seed in group.seeds:
-            own = group.where(lambda run, seed=seed: run.seed == seed)
-            slopes = {share: _depth_slope(own.where(data__fraction=share)) for share in shares}
-            if len(slopes) > 1 and all(math.isfinite(value) for value in slopes.values()):
-                interaction[seed] = slope([math.log(share) for share in slopes], [*slopes.values()])
-                smallest[seed] = slopes[shares[0]]
-        if interaction:
-            break
-    if not interaction:
-        raise MissingRuns("needs branchnorm at two depths or more on two data sizes or more")
-    return [
-        Effect("interaction", interaction, Region(low=0), Region(high=0)),
-        Effect("slope on the smallest data", smallest, Region(high=0), Region(low=0)),
-    ]
-
-
-def _depth_slope(runs: Runs) -> float:
-    values = {run.depth: -last_nll(run) for run in runs}
-    return slope([math.log(depth) for depth in values], [*values.values()]) if len(values) > 1 else math.nan
-
-
-@claim(
-    "C46",
-    figure="branchnorm:5",
-    paper="DeepNet",
-    sentence="Quality grows with the logarithm of depth",
-    source="DeepNet, Fig. 8",
-    statistic="AIC of quality = A log d + B minus the best of it, a straight line and a saturating curve, at each seed",
-    threshold="R: < 2; X: > 2",
-    sweep="branchnorm:5",
-)
-def logarithmic_in_depth(runs: Runs) -> list[Effect]:
-    best: dict[int, float] = {}
-    for group in runs.where(lambda run: not failed(run), kind="train", label=("deepnorm",)).groups(*LAYERS):
-        if len(group.depths) < 5:
-            continue
-        own = {seed: sorted((r.depth, -last_nll(r)) for r in group if r.seed == seed) for seed in group.seeds}
-        best = {seed: _log_over_best(points) for seed, points in own.items() if len(points) >= 5}
+    best: dict[tuple[object, ...], dict[str, bool]] = {}
+    for group in comparable(runs.where(kind="train", label=("branchnorm", "deepnorm")), *axes):
+        cells: dict[tuple[object, ...], dict[str, bool]] = {}
+        for run in group.where(lambda run: run.verdict != ""):
+            cells.setdefault((*(run.settings[axis] for axis in axes), run.seed), {})[run.label] = failed(run)
+        both = {key: cell for key, cell in cells.items() if len(cell) == 2}
+        warmups, rates = ({key[place] for key in both} for place in (0, 1))
+        whole = {key[:2] for key in both} == {*itertools.product(warmups, rates)}
+        if whole and min(len(warmups), len(rates)) >= 4 and len(both) > len(best):
+            best = both
     if not best:
         raise MissingRuns(
-            "needs deepnorm at five depths or more",
-            "stabilitylab sweep --grid arch=deepnorm depth=6,12,24,48,96 seed=3..7 train.steps=1200",
+            "needs branchnorm and deepnorm on a grid of four warm-ups and four learning rates",
+            "stabilitylab sweep --grid arch=branchnorm,deepnorm warmup=0,100,1000,4000 lr=5e-4,8e-4,1e-3,1.5e-3 "
+            "depth=24 seed=3..7 steps=1200",
         )
-    return [Effect("AIC of the logarithm above the best", best, Region(high=2), Region(low=2))]
-
-
-def _log_over_best(points: Iterable[tuple[int, float]]) -> float:
-    depth, quality = (np.array(values, float) for values in zip(*points, strict=True))
-    shapes = {"log": np.log(depth), "linear": depth, "saturating": 1 - np.exp(-depth / depth.mean())}
-    scores = {name: _aic(shape, quality) for name, shape in shapes.items()}
-    return scores["log"] - min(scores.values())
-
-
-def _aic(x: np.ndarray, y: np.ndarray) -> float:
-    """Of the least-squares line of y on x; all shapes here have the same number of parameters."""
-    residual = y - np.polyval(np.polyfit(x, y, 1), x)
-    return float(len(y) * np.log(np.mean(residual**2)) + 2 * 3)
+    differing = [cell for cell in best.values() if cell["branchnorm"] != cell["deepnorm"]]
+    lost = sum(cell["branchnorm"] for cell in best.values())
+    worse = sum(cell["deepnorm"] for cell in differing)
+    p = float(stats.binomtest(worse, len(differing)).pvalue) if differing else math.nan  # McNemar's test, exact
+    return [
+        Share("BranchNorm's runs that failed", lost, len(best), Region(high=1 / 16 + 1e-9), Region(low=1 / 16)),
+        Share("of differing runs, DeepNorm failed", worse, len(differing), Region(low=0.5), Region(high=0.5), p=p),
+    ]

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..base import Figure, MissingRuns, Panel, Picture, figure
+from .. import style
+from ..base import Figure, MissingRuns, Picture, figure
 from ..claims import Effect, claim
 from ..collection import Record, Runs, pairs
 from ..layerwise import (
     STACKS,
-    by_layer,
+    counted,
     differences,
+    failed,
     gradient_panel,
     held_out_panel,
+    hidden,
     largest_group,
     layer_values,
+    matched,
+    stack_panels,
 )
 from ..statistics import Region, signed_rank
 
 TABLE = "cosine_similarity"
 FIRST = 2  # row l compares layers l - 1 and l; that of l = 1, with the embedding, is stored and not drawn
+LATE = 0.2  # share of T by which the probe at the end of the ramp may come late
 
 
 @figure("branchnorm:8", title="Cosine similarity of adjacent layers", source="BranchNorm, Figure 8")
@@ -31,48 +37,46 @@ class AdjacentSimilarity(Figure):
     """
 
     def picture(self, runs: Runs) -> Picture:
-        group, notes = largest_group(runs, [TABLE], self.id)
-        panels = [
-            Panel(
-                f"{stack.capitalize()}", "layer l, against l - 1", "cosine similarity",
-                by_layer(group, TABLE, "raw", stack, first=FIRST),
-            )
-            for stack in STACKS
-            if any(layer_values(record, TABLE, "raw", stack) for record in group)
-        ]  # fmt: skip
-        return Picture([*panels, held_out_panel(group), gradient_panel(group)], _finding(group), notes)
+        group, notes = largest_group(runs, [TABLE], self.id, ended=True)
+        similarity = stack_panels(group, TABLE, "raw", "layer l, against l - 1", "cosine similarity", first=FIRST)
+        panels = [*similarity, held_out_panel(group), gradient_panel(group)]
+        panels = [panel for panel in panels if panel.series]
+        return Picture(panels, _finding(group), [*notes, *hidden(panels)])
 
 
 def _finding(group: Runs) -> str:
-    found = [_all(differences(a, b, TABLE, "raw", lowest=FIRST)) for _, a, b in _deepnorm_against_branchnorm(group)]
+    trained = group.where(lambda run: not failed(run))
+    compared = pairs(trained.where(label="deepnorm"), trained.where(label="branchnorm"))
+    found = [_all(differences(a, b, TABLE, "raw", lowest=FIRST)) for _, a, b in compared]
+    found = [values for values in found if len(values) and np.isfinite(values).all()]
     if not found:
-        return f"Adjacent layers of {', '.join(group.labels)} after training; DeepNorm against BranchNorm needs both."
+        return _levels(group)
     middle = np.mean(found, axis=0)
     return (
         f"DeepNorm's adjacent layers are more alike than BranchNorm's in {int((middle > 0).sum())} of {len(middle)} "
-        f"pairs (median difference {np.median(middle):+.3f}, {_count(len(found))})."
+        f"pairs (median difference {np.median(middle):+.3f}, {counted(len(found))})."
     )
 
 
-def _count(seeds: int) -> str:
-    return "one seed" if seeds == 1 else f"{seeds} seeds"
+def _levels(group: Runs) -> str:
+    """Each architecture's median, where DeepNorm and BranchNorm cannot be compared."""
+    parts = []
+    for label in group.labels:
+        own = group.where(label=label)
+        cosines = [
+            cosine
+            for record in own
+            for stack in STACKS
+            for layer, cosine in layer_values(record, TABLE, "raw", stack).items()
+            if layer >= FIRST and np.isfinite(cosine)
+        ]
+        if cosines:
+            parts.append(f"{style.title(label)} {np.median(cosines):.3f} ({counted(len(own.seeds))})")
+    return f"Median cosine of adjacent layers: {', '.join(parts) or 'none, with one layer a stack'}."
 
 
 def _all(found: dict[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([found[stack] for stack in STACKS])
-
-
-def _deepnorm_against_branchnorm(group: Runs) -> list[tuple[int, Record, Record]]:
-    return pairs(group.where(label="deepnorm"), group.where(label="branchnorm"))
-
-
-def _compared(runs: Runs) -> list[tuple[int, Record, Record]]:
-    """The pairs of the largest group that has both."""
-    groups = runs.where(kind="train", label=("deepnorm", "branchnorm"), table=TABLE).groups()
-    found = max((_deepnorm_against_branchnorm(group) for group in groups), key=len, default=[])
-    if not found:
-        raise MissingRuns("needs trained runs of deepnorm and of branchnorm with the same seeds and settings")
-    return found
 
 
 @claim(
@@ -87,7 +91,10 @@ def _compared(runs: Runs) -> list[tuple[int, Record, Record]]:
     pilot="18 of 20 pairs, median about .01 (2 seeds)",
 )
 def similarity_after_training(runs: Runs) -> list[Effect]:
-    found = {seed: _all(differences(a, b, TABLE, "raw", lowest=FIRST)) for seed, a, b in _compared(runs)}
+    compared = matched(runs, "deepnorm", "branchnorm", TABLE)
+    found = {seed: _all(differences(a, b, TABLE, "raw", lowest=FIRST)) for seed, a, b in compared}
+    if not all(map(len, found.values())):
+        raise MissingRuns("needs models of two layers a stack or more")
     share = {seed: float((values > 0).mean()) for seed, values in found.items()}
     median = {seed: float(np.median(values)) for seed, values in found.items()}
     return [
@@ -100,39 +107,58 @@ def similarity_after_training(runs: Runs) -> list[Effect]:
     "C42",
     figure="branchnorm:8",
     paper="BranchNorm",
-    sentence="(control) The same holds at initialisation, or follows from alpha alone",
+    sentence="(control) Figure 8 is not about training: the difference is there before it, and none is left at equal "
+    "beta_ii",
     source="control of BranchNorm, Fig. 8",
-    statistic="median difference of cosines, DeepNorm - BranchNorm, at step 0 and where alpha reaches 1; "
-    "the difference left after a regression on beta_ii^2",
+    statistic="median difference of cosines, DeepNorm - BranchNorm, at step 0 and where alpha reaches 1; after "
+    "training, the difference that a regression on beta_ii^2 and the stack leaves",
     threshold="R: > 0 at step 0 and at T, and within .01 of 0 at equal beta_ii^2; X: < 0 at step 0 or at T. "
     "The plan names no threshold: these are ours, set before the runs",
     sweep="branchnorm:8",
     pilot="at init .991 (DeepNorm) against .983 (alpha = 1, same init) and 1.000 (BranchNorm, first step)",
 )
 def similarity_at_initialisation(runs: Runs) -> list[Effect]:
-    compared = _compared(runs)
+    ready = runs.where(kind="train", label=("deepnorm", "branchnorm"), table=TABLE).where(_outlasts_the_ramp)
+    compared = matched(ready, "deepnorm", "branchnorm", TABLE)
+    if not all(len(_all(differences(a, b, TABLE, "raw", lowest=FIRST))) for _, a, b in compared):
+        raise MissingRuns("needs models of two layers a stack or more")
     found = []
-    for name, at in (("step 0", lambda run: 0), ("the end of the ramp", lambda run: int(run.settings["model.T"]))):
+    for name, at in (("step 0", lambda run: 0), ("the end of the ramp", _ramp)):
         median = {
             seed: float(np.median(_all(differences(a, b, TABLE, "raw", at(b), FIRST)))) for seed, a, b in compared
         }
-        found.append(Effect(f"median difference at {name}", median, Region(low=0), Region(high=0)))
+        p = signed_rank([*median.values()])
+        found.append(Effect(f"median difference at {name}", median, Region(low=0), Region(high=0), p=p))
     if all("branch_variance" in run.tables for _, *both in compared for run in both):
         left = {seed: _difference_at_equal_beta(a, b) for seed, a, b in compared}
         found.append(Effect("difference at equal beta_ii^2", left, Region(-0.01, 0.01)))
     return found
 
 
+def _ramp(record: Record) -> int:
+    return int(record.settings["model.T"])
+
+
+def _outlasts_the_ramp(record: Record) -> bool:
+    """Is the similarity on record at step 0, and for BranchNorm where alpha reaches 1, or soon after?"""
+    steps = np.unique(record.frame(TABLE, ["raw"])["step"].to_numpy())
+    ramp = _ramp(record)
+    at_end = steps[(steps >= ramp - 1) & (steps <= (1 + LATE) * ramp)]
+    return 0 in steps and (record.label != "branchnorm" or len(at_end) > 0)
+
+
 def _difference_at_equal_beta(first: Record, second: Record) -> float:
-    """Coefficient of the architecture in a least-squares fit of the cosine on it and on the layer's mean beta_ii^2."""
+    """Coefficient of ``first`` in a least-squares fit of the cosine on it, the layer's beta_ii^2 and the stack."""
     rows = []
-    for which, record in ((1.0, first), (0.0, second)):
-        for stack in STACKS:
+    for is_first, record in ((1.0, first), (0.0, second)):
+        variances = record.at("branch_variance", None, ["branch", "sum"])
+        variances = variances.assign(share=variances["branch"] / variances["sum"])
+        for place, stack in enumerate(STACKS):
             cosine = layer_values(record, TABLE, "raw", stack)
-            branch, total = (layer_values(record, "branch_variance", column, stack) for column in ("branch", "sum"))
+            beta = variances.loc[variances["stack"] == stack].groupby("layer")["share"].mean()
             rows += [
-                (cosine[layer], which, branch[layer] / total[layer], 1.0)
-                for layer in sorted(cosine.keys() & branch.keys())
+                (cosine[layer], is_first, beta[layer], float(place), 1.0)
+                for layer in sorted(cosine.keys() & {*beta.index})
                 if layer >= FIRST
             ]
     data = np.array(rows)

@@ -6,11 +6,25 @@ import numpy as np
 from scipy import stats
 
 from .. import style
-from ..base import Figure, MissingRuns, Panel, Picture, figure
+from ..base import Figure, MissingRuns, Picture, figure
 from ..claims import Effect, claim
 from ..collection import Record, Runs, pairs
-from ..layerwise import STACKS, by_layer, differences, gradient_panel, held_out_panel, largest_group, layer_values
-from ..statistics import Region
+from ..layerwise import (
+    ENOUGH,
+    STACKS,
+    comparable,
+    counted,
+    differences,
+    failed,
+    gradient_panel,
+    held_out_panel,
+    hidden,
+    largest_group,
+    layer_values,
+    matched,
+    stack_panels,
+)
+from ..statistics import Region, signed_rank
 
 TABLE, COLUMN = "activation_sparsity", "nonzero_fraction"
 
@@ -23,36 +37,32 @@ class NonzeroShare(Figure):
     """
 
     def picture(self, runs: Runs) -> Picture:
-        group, notes = largest_group(runs, [TABLE], self.id)
-        panels = [
-            Panel(stack.capitalize(), "layer", "share of nonzero activations", by_layer(group, TABLE, COLUMN, stack))
-            for stack in STACKS
-            if any(layer_values(record, TABLE, COLUMN, stack) for record in group)
-        ]
-        return Picture([*panels, held_out_panel(group), gradient_panel(group)], _finding(group), notes)
+        group, notes = largest_group(runs, [TABLE], self.id, ended=True)
+        sparsity = stack_panels(group, TABLE, COLUMN, "layer", "share of nonzero activations")
+        panels = [panel for panel in (*sparsity, held_out_panel(group), gradient_panel(group)) if panel.series]
+        return Picture(panels, _finding(group), [*notes, *hidden(panels)])
 
 
 def _finding(group: Runs) -> str:
-    compared = pairs(group.where(label="branchnorm"), group.where(label="deepnorm"))
-    if not compared:
-        return f"Activations of {', '.join(map(style.title, group.labels))}; BranchNorm against DeepNorm needs both."
-    lower = {
-        stack: np.mean([differences(a, b, TABLE, COLUMN)[stack] for _, a, b in compared], axis=0) < 0
-        for stack in STACKS
-    }
-    counts = " and ".join(f"{int(lower[s].sum())} of {len(lower[s])} {s} layers" for s in STACKS if len(lower[s]))
-    seeds = "one seed" if len(compared) == 1 else f"{len(compared)} seeds"
-    return f"BranchNorm is sparser than DeepNorm in {counts} ({seeds})."
-
-
-def _compared(runs: Runs) -> list[tuple[int, Record, Record]]:
-    groups = runs.where(kind="train", label=("branchnorm", "deepnorm"), table=TABLE).groups()
-    found = max(
-        (pairs(group.where(label="branchnorm"), group.where(label="deepnorm")) for group in groups), key=len, default=[]
-    )
+    trained = group.where(lambda run: not failed(run))
+    compared = pairs(trained.where(label="branchnorm"), trained.where(label="deepnorm"))
+    found = [differences(a, b, TABLE, COLUMN) for _, a, b in compared]
+    found = [values for values in found if all(np.isfinite(own).all() for own in values.values())]
     if not found:
-        raise MissingRuns("needs trained runs of branchnorm and of deepnorm with the same seeds and settings")
-    return found
+        return _levels(group)
+    lower = {stack: np.mean([values[stack] for values in found], axis=0) < 0 for stack in STACKS}
+    counts = " and ".join(f"{int(lower[s].sum())} of {len(lower[s])} {s} layers" for s in STACKS if len(lower[s]))
+    return f"BranchNorm is sparser than DeepNorm in {counts} ({counted(len(found))})."
+
+
+def _levels(group: Runs) -> str:
+    """Each architecture's mean, where BranchNorm and DeepNorm cannot be compared."""
+    parts = []
+    for label in group.labels:
+        own = group.where(label=label)
+        shares = [x for run in own for stack in STACKS for x in layer_values(run, TABLE, COLUMN, stack).values()]
+        parts.append(f"{style.title(label)} {np.mean(shares):.1%} ({counted(len(own.seeds))})")
+    return f"Of the activations are not zero: {', '.join(parts)}."
 
 
 @claim(
@@ -67,13 +77,14 @@ def _compared(runs: Runs) -> list[tuple[int, Record, Record]]:
     pilot="decoder 12 of 12, encoder 1 of 12 (2 seeds, 400 steps)",
 )
 def sparser_in_all_layers(runs: Runs) -> list[Effect]:
-    found = {seed: differences(a, b, TABLE, COLUMN) for seed, a, b in _compared(runs)}
+    found = {seed: differences(a, b, TABLE, COLUMN) for seed, a, b in matched(runs, "branchnorm", "deepnorm", TABLE)}
     return [
         Effect(
             f"share of {stack} layers with BranchNorm below",
             {seed: float((values[stack] < 0).mean()) for seed, values in found.items()},
             Region(low=0.95 - 1e-9),
             Region(high=0.5),
+            p=signed_rank([float(np.mean(values[stack])) for values in found.values()]),
         )
         for stack in STACKS
         if all(len(values[stack]) for values in found.values())
@@ -86,25 +97,31 @@ def sparser_in_all_layers(runs: Runs) -> list[Effect]:
     paper="BranchNorm",
     sentence="Activations grow sparser with training",
     source="Li et al. 2022, as used by BranchNorm, Sec. 5.3",
-    statistic="Spearman's rho of the mean nonzero fraction of all layers with the step, in each run",
+    statistic="Spearman's rho of the mean nonzero fraction of all layers with the step, in each run that trained",
     threshold="R: < -.8; X: > 0 (the plan names no X: ours)",
     sweep="branchnorm:8",
 )
 def sparser_with_training(runs: Runs) -> list[Effect]:
     found = []
     for label in ("deepnorm", "branchnorm"):
-        groups = runs.where(kind="train", label=label, table=TABLE).groups()
-        rho = {seed: _rank_correlation(record) for seed, record in groups[0].by_seed().items()} if groups else {}
-        rho = {seed: value for seed, value in rho.items() if np.isfinite(value)}
-        if not rho:
-            raise MissingRuns(f"needs trained runs of {label} with {TABLE} at three steps or more")
-        found.append(Effect(f"rho of {style.title(label)}", rho, Region(high=-0.8), Region(low=0)))
+        groups = comparable(runs.where(lambda run: not failed(run), kind="train", label=label, table=TABLE))
+        measured = [
+            (group[0].settings["train.steps"], {run.seed: rho for run in group if np.isfinite(rho := _trend(run))})
+            for group in groups
+        ]
+        steps, values = max(measured, key=lambda one: (min(len(one[1]), ENOUGH), one[0], len(one[1])), default=(0, {}))
+        if values:
+            name = f"rho over {steps} updates of {style.title(label)}"
+            found.append(Effect(name, values, Region(high=-0.8), Region(low=0)))
+    if not found:
+        raise MissingRuns(f"needs trained runs of deepnorm or branchnorm with {TABLE} at three steps or more")
     return found
 
 
-def _rank_correlation(record: Record) -> float:
+def _trend(record: Record) -> float:
+    """Spearman's rho of the mean over all layers with the step; NaN where it is undefined."""
     by_step = record.frame(TABLE, [COLUMN]).groupby("step")[COLUMN].mean()
-    if len(by_step) < 3:
+    if len(by_step) < 3 or by_step.nunique() < 2:
         return float("nan")
     result = stats.spearmanr(by_step.index.to_numpy(), by_step.to_numpy())
     return float(result.statistic)  # type: ignore[attr-defined]

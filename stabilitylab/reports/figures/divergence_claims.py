@@ -5,14 +5,21 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy.stats import fisher_exact
 
 from ..base import MissingRuns
 from ..claims import Effect, Share, claim
-from ..collection import Record, Runs
-from ..statistics import Region
-from .branchnorm_5 import failed
+from ..collection import LAYERS, Record, Runs
+from ..layerwise import comparable, failed
+from ..statistics import Region, signed_rank
 
 LONG, DEEP = 3000, 50  # updates, and layers a side, from which divergence is judged
+SETTLED = 500  # updates after which gradients and updates are compared
+EARLY = 20  # updates over which Adam has to balance them in a deep model
+
+
+def _updates(record: Record) -> int:
+    return int(record.settings.get("train.steps", 0))
 
 
 @claim(
@@ -21,30 +28,34 @@ LONG, DEEP = 3000, 50  # updates, and layers a side, from which divergence is ju
     paper="Admin",
     sentence="Gradients of different parameters range widely, Adam's updates do not",
     source="Admin, Fig. 5",
-    statistic="log10(p95 / p5) over sub-layers of the gradient norm minus that of the update's RMS, last probed step "
-    "of Post-LN; the paper compares an epoch's change of the weights, of which one update is the part recorded here",
+    statistic="log10(p95 / p5) over sub-layers of the gradient norm minus that of the update's RMS, means over the "
+    "probed steps of the run's second half, Post-LN of 500 updates or more; the paper compares parameter tensors, and "
+    "an epoch's change of the weights, of which single updates are the part recorded here",
     threshold="R: > 1 decade; X: < 0 (the plan names no X: ours)",
     sweep="branchnorm:8",
 )
 def updates_are_narrow(runs: Runs) -> list[Effect]:
-    groups = runs.where(kind="train", label="postln", table=("grad_norm", "update_ratio")).groups()
+    def fit(run: Record) -> bool:
+        return _updates(run) >= SETTLED and run.verdict != "diverged"
+
+    groups = runs.where(fit, kind="train", label="postln", table=("grad_norm", "update_ratio")).groups()
     if not groups:
-        raise MissingRuns("needs a trained postln with grad_norm and update_ratio")
-    longest = max(groups, key=lambda g: (g[0].settings.get("train.steps", 0), len(g)))
+        raise MissingRuns(f"needs postln trained for {SETTLED} updates or more with grad_norm and update_ratio")
     found = {
-        seed: _decades(r, "grad_norm", "value") - _decades(r, "update_ratio", "rms") for seed, r in _items(longest)
+        seed: _decades(record, "grad_norm", "value") - _decades(record, "update_ratio", "rms")
+        for seed, record in groups[0].by_seed().items()
     }
-    return [Effect("decades wider", found, Region(low=1), Region(high=0))]
-
-
-def _items(runs: Runs) -> list[tuple[int, Record]]:
-    return [*runs.by_seed().items()]
+    return [Effect("decades wider", found, Region(low=1), Region(high=0), p=signed_rank([*found.values()]))]
 
 
 def _decades(record: Record, table: str, column: str) -> float:
-    values = record.at(table, None, [column])[column].to_numpy(float)
-    low, high = np.percentile(values[np.isfinite(values) & (values > 0)], (5, 95))
-    return math.log10(high / low)
+    """log10(p95 / p5) over the sub-layers of all layers, which have about equally many entries."""
+    data = record.frame(table, [column])
+    data = data[(data["layer"] > 0) & (data["step"] >= data["step"].max() / 2)]
+    with np.errstate(divide="ignore", invalid="ignore"):  # a sub-layer that never moves is infinitely far below
+        logs = np.log10(data.groupby("site", observed=True)[column].mean().to_numpy())
+        low, high = np.percentile(logs, (5, 95))
+        return float(high - low)
 
 
 @claim(
@@ -53,43 +64,63 @@ def _decades(record: Record, table: str, column: str) -> float:
     paper="Admin",
     sentence="Adam removes the imbalance of gradients",
     source="Admin, Sec. 3.3",
-    statistic="update RMS of the first over the last decoder layer of a 50L-50L Post-LN, mean of logs, updates 1-19",
+    statistic="update RMS of the first over the last decoder layer of a 50L-50L Post-LN, mean over updates 1-20 (of "
+    "ratios, not logs: an update lost to rounding is exactly 0); printed: share of gradient entries below Adam's eps",
     threshold="R: in [1/3, 3]; X: < 1/3, as where gradients fall below Adam's eps",
     sweep="deepnet:4",
 )
 def adam_balances(runs: Runs) -> list[Effect]:
-    deep = runs.where(lambda run: run.layers == (DEEP, DEEP), kind="train", label="postln", table="update_ratio")
-    if not deep:
+    deep = runs.where(kind="train", label="postln", layers=(DEEP, DEEP), table="update_ratio")
+    groups = deep.where(lambda run: _updates(run) >= EARLY).groups()
+    if not groups:
         raise MissingRuns(
-            "needs a 50L-50L postln of 20 updates",
-            "stabilitylab sweep --grid arch=postln depth=100 seed=3..7 steps=20",
+            f"needs a {DEEP}L-{DEEP}L postln of {EARLY} updates with update_ratio",
+            f"stabilitylab sweep --grid arch=postln depth={2 * DEEP} seed=3..7 steps={EARLY}",
         )
-    found = {}
-    for seed, record in deep.by_seed().items():
-        data = record.frame("update_ratio", ["rms"])
-        data = data[(data["stack"] == "decoder") & (data["layer"] > 0) & data["step"].between(1, 19)]
-        by_layer = data.groupby("layer")["rms"].agg(lambda values: float(np.exp(np.log(values).mean())))
-        found[seed] = float(by_layer.iloc[0] / by_layer.iloc[-1])
-    return [Effect("first / last decoder layer", found, Region(1 / 3, 3), Region(high=1 / 3), log=True)]
+    own = groups[0].by_seed()
+    effects = [Effect("first / last decoder layer", {s: _balance(r) for s, r in own.items()}, Region(1 / 3, 3),
+                      Region(high=1 / 3))]  # fmt: skip
+    below = {seed: _below_eps(record) for seed, record in own.items()}
+    if all(math.isfinite(share) for share in below.values()):
+        effects.append(Effect("entries below eps", below, Region()))
+    return effects
 
 
-def _long_and_deep(runs: Runs, label: str, depth: int) -> Runs:
-    def fit(run: Record) -> bool:
-        return run.depth >= depth and run.settings.get("train.steps", 0) >= LONG
+def _balance(record: Record) -> float:
+    data = record.frame("update_ratio", ["rms"])
+    data = data[(data["stack"] == "decoder") & (data["layer"] > 0) & (data["step"] < EARLY)]
+    squares = data.assign(rms=data["rms"] ** 2).pivot_table("rms", "step", "layer", observed=True)
+    ratio = np.sqrt(squares.iloc[:, 0] / squares.iloc[:, -1].replace(0.0, np.nan))
+    return float(ratio.mean())
 
-    found = runs.where(fit, kind="train", label=label)
+
+def _below_eps(record: Record) -> float:
+    data = record.metrics
+    if "grad_under_eps" not in data:
+        return math.nan
+    return float(data.loc[data["step"] < EARLY, "grad_under_eps"].mean())
+
+
+COMMAND = f"stabilitylab sweep --grid arch=postln,deepnorm,branchnorm,admin depth=36,100 seed=3..8 steps={LONG}"
+
+
+def _long(runs: Runs) -> Runs:
+    """Runs of the richest comparable group that were trained for so long."""
+    groups = comparable(runs.where(lambda run: _updates(run) >= LONG, kind="train"), *LAYERS)
+    return groups[0] if groups else Runs([])
+
+
+def _arm(runs: Runs, label: str, exactly: int | None = None) -> Runs:
+    """Those of an architecture with ``exactly`` so many layers a side (None: as deep as divergence is judged at)."""
+    found = runs.where(lambda run: run.depth >= DEEP if exactly is None else run.depth == exactly, label=label)
     if not found:
-        raise MissingRuns(
-            f"needs {label} of {depth} layers a side or more, trained for {LONG:,} updates",
-            f"stabilitylab sweep --grid arch=postln,deepnorm,branchnorm,admin depth=36,100 seed=3..8 steps={LONG}",
-        )
+        depth = f"{DEEP} layers a side or more" if exactly is None else f"{exactly} layers a side"
+        raise MissingRuns(f"needs {label} of {depth}, trained for {LONG:,} updates", COMMAND)
     return found
 
 
-def _failures(runs: Runs, label: str, depth: int, most: bool) -> Share:
-    own = _long_and_deep(runs, label, depth)
-    inside, outside = (Region(low=0.5), Region(high=0.5)) if most else (Region(high=0.5), Region(low=0.5))
-    return Share(f"{label}, {depth}L or more, failed", sum(map(failed, own)), len(own), inside, outside)
+def _counts(arm: Runs) -> tuple[int, int]:
+    return sum(map(failed, arm)), len(arm)
 
 
 @claim(
@@ -104,8 +135,17 @@ def _failures(runs: Runs, label: str, depth: int, most: bool) -> Share:
     sweep="branchnorm:5",
 )
 def deep_postln_diverges(runs: Runs) -> list[Share]:
-    others = [_failures(runs, label, DEEP, most=False) for label in ("deepnorm", "branchnorm")]
-    return [_failures(runs, "postln", DEEP, most=True), *others, _failures(runs, "admin", 18, most=False)]
+    long = _long(runs.where(label=("postln", "deepnorm", "branchnorm", "admin")))
+    postln = _counts(_arm(long, "postln"))
+    arms = {label: _counts(_arm(long, label, 18 if label == "admin" else None))
+            for label in ("deepnorm", "branchnorm", "admin")}  # fmt: skip
+    shares = [Share(f"postln, {DEEP}L or more, failed", *postln, Region(low=0.5), Region(high=0.5))]
+    for label, (lost, n) in arms.items():
+        table = [[postln[0], postln[1] - postln[0]], [lost, n - lost]]
+        p = float(np.asarray(fisher_exact(table)[1]))
+        name = f"{label}, {'18L' if label == 'admin' else f'{DEEP}L or more'}, failed"
+        shares.append(Share(name, lost, n, Region(high=0.5), Region(low=0.5), p))
+    return shares
 
 
 @claim(
@@ -119,4 +159,5 @@ def deep_postln_diverges(runs: Runs) -> list[Share]:
     sweep="branchnorm:5",
 )
 def admin_diverges(runs: Runs) -> list[Share]:
-    return [_failures(runs, "admin", DEEP, most=True)]
+    own = _arm(_long(runs.where(label="admin")), "admin")
+    return [Share(f"admin, {DEEP}L or more, failed", *_counts(own), Region(low=0.5), Region(high=0.5))]

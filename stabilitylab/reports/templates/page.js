@@ -1,197 +1,110 @@
 "use strict";
-const plots = JSON.parse(document.getElementById("plots").textContent);
-const root = document.documentElement;
-const special = { "exactly 0": "#ffffff", "no gradient": "#bdbdbd", "not finite": "#d7191c" };
-const hidden = {};   // figure -> set of keys that are switched off
-const switched = {}; // figure -> are logarithmic axes linear, and linear ones logarithmic?
-const drawn = new Set();
-const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
-const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
+const pressed = (button) => button.getAttribute("aria-pressed") === "true";
+const press = (button, on) => button.setAttribute("aria-pressed", String(on));
 
-function axis(spec, flip, map) {
-  const log = !map && (flip ? !spec.log : spec.log);
-  const found = {
-    title: { text: spec.title, standoff: 6 }, type: log ? "log" : "linear", gridcolor: css("--grid"), zeroline: false,
-    linecolor: css("--line"), automargin: true, exponentformat: "power", tickfont: { size: 11 },
-  };
-  if (spec.ticks && spec.ticks.length) Object.assign(found, { tickvals: spec.ticks, ticktext: spec.ticks.map(String) });
-  return found;
-}
-
-function lines(plot, off) {
-  return plot.traces.map((trace) => {
-    const visible = !off.has(trace.key);
-    if (trace.band) {
-      return { ...trace, visible, fill: "toself", fillcolor: trace.band + "2b", line: { width: 0 }, mode: "lines",
-        hoverinfo: "skip", showlegend: false, type: "scatter" };
-    }
-    const seeds = trace.seeds > 1 ? `<br>mean of ${trace.seeds} seeds` : "";
-    return { ...trace, visible, type: "scatter", showlegend: false, connectgaps: false,
-      hovertemplate: `${escape(trace.name)}<br>${escape(plot.x.title)} %{x}<br>%{y:.4g}${seeds}<extra></extra>` };
-  });
-}
-
-function escape(text) {
-  return text.replace(/[&<>]/g, (letter) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[letter]);
-}
-
-// 16-bit steps between the lowest and the highest number; 65535 is a cell without one.
-function cells(map) {
-  const bytes = Uint8Array.from(atob(map.cells), (letter) => letter.charCodeAt(0));
-  const steps = new Uint16Array(bytes.buffer);
-  const width = map.x.length;
-  return Array.from({ length: map.rows }, (_, i) =>
-    Array.from(steps.subarray(i * width, (i + 1) * width), (step) => (step === 65535 ? null : map.low + (step / 65534) * map.span)));
-}
-
-function heat(plot, flip) {
-  const map = plot.map, z = cells(map), log = map.log !== (flip && (map.log || map.low > 0));
-  const value = (x) => (x === null ? null : map.log ? 10 ** x : x);
-  const shade = (x) => (x === null ? null : log ? Math.log10(value(x)) : value(x));
-  const bar = { title: { text: map.unit, side: "right", font: { size: 11 } }, thickness: 10, tickfont: { size: 10 }, outlinewidth: 0 };
-  if (log) Object.assign(bar, { tickprefix: "10<sup>", ticksuffix: "</sup>" });
-  const name = (kind) => `${escape(plot.x.title)} %{x}, ${escape(plot.y.title)} %{y}<br>${kind}<extra></extra>`;
-  const traces = [{ type: "heatmap", x: map.x, y: map.y, z: z.map((row) => row.map(shade)), customdata: z.map((row) => row.map(value)),
-    colorscale: "Viridis", colorbar: bar, hoverongaps: false, hovertemplate: name("%{customdata:.4g}") }];
-  for (const [kind, places] of Object.entries(map.special)) {
-    const flat = Array.from({ length: map.rows }, () => new Array(map.x.length).fill(null));
-    for (const [i, j] of places) flat[i][j] = 1;
-    traces.push({ type: "heatmap", x: map.x, y: map.y, z: flat, showscale: false, hoverongaps: false,
-      colorscale: [[0, special[kind]], [1, special[kind]]], hovertemplate: name(kind) });
-  }
-  return traces;
-}
-
-function marks(plot, off) {
-  const shapes = [], notes = [];
-  for (const { value, label, vertical } of plot.references) {
-    const line = { color: css("--soft"), width: 1, dash: "dash" };
-    shapes.push(vertical ? { type: "line", x0: value, x1: value, yref: "paper", y0: 0, y1: 1, line }
-      : { type: "line", y0: value, y1: value, xref: "paper", x0: 0, x1: 1, line });
-    const log = !vertical && axis(plot.y, off).type === "log";
-    notes.push({ text: escape(label), showarrow: false, font: { size: 10, color: css("--soft") },
-      ...(vertical ? { x: value, yref: "paper", y: 1, xanchor: "left", yanchor: "top" }
-        : { xref: "paper", x: 1, y: log ? Math.log10(value) : value, xanchor: "right", yanchor: "bottom" }) });
-  }
-  return { shapes, annotations: notes };
-}
-
-function draw(place) {
-  const figure = place.closest("figure").id, plot = plots[figure][+place.dataset.place];
-  const flip = switched[figure] || false, off = hidden[figure] || new Set();
-  const layout = {
-    margin: { l: 54, r: plot.right ? 54 : 12, t: 10, b: 44 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: "system-ui, sans-serif", size: 12, color: css("--ink") }, showlegend: false, hovermode: "closest",
-    xaxis: axis(plot.x, false, plot.map), yaxis: axis(plot.y, flip, plot.map), ...marks(plot, flip),
-  };
-  if (plot.right) layout.yaxis2 = { ...axis(plot.right, flip), overlaying: "y", side: "right", showgrid: false };
-  const data = plot.map ? heat(plot, flip) : lines(plot, off);
-  Plotly.react(place, data, layout, { responsive: true, displayModeBar: false });
-  if (!drawn.has(place) && plot.map) legend(place, plot.map);
-  drawn.add(place);
-}
-
-function legend(place, map) {
-  const kinds = Object.keys(map.special);
-  if (!kinds.length) return;
-  const box = document.createElement("div");
-  box.className = "legend";
-  for (const kind of kinds) {
-    const entry = document.createElement("span"), patch = document.createElement("i");
-    patch.style.background = special[kind];
-    entry.append(patch, kind);
-    box.append(entry);
-  }
-  place.after(box);
-}
-
-function redraw(figure) {
-  all(".plot", figure).filter((place) => drawn.has(place)).forEach(draw);
-}
-
+// Toggles of a figure act on all its panels; those above all figures act on every figure that has the series.
 function show(figure, key, on) {
-  const off = (hidden[figure.id] ||= new Set());
-  if (on) off.delete(key); else off.add(key);
-  all(".toggle", figure).filter((b) => b.dataset.key === key).forEach((b) => b.setAttribute("aria-pressed", String(on)));
+  if (!hidden.has(figure)) hidden.set(figure, new Set());
+  hidden.get(figure)[on ? "delete" : "add"](key);
+  all(".toggle", figure).filter((button) => button.dataset.key === key).forEach((button) => press(button, on));
   redraw(figure);
 }
-
-const figures = all("figure.section");
-for (const figure of figures) {
-  for (const button of all(".toggle", figure)) {
-    button.addEventListener("click", () => show(figure, button.dataset.key, button.getAttribute("aria-pressed") === "false"));
-  }
-  const scale = figure.querySelector(".scale");
-  scale.addEventListener("click", () => {
-    switched[figure.id] = !switched[figure.id];
-    scale.setAttribute("aria-pressed", String(switched[figure.id]));
-    redraw(figure);
-  });
+const shared = new Map();
+for (const button of all("figure .toggle")) {
+  const figure = button.closest("figure");
+  button.addEventListener("click", () => show(figure, button.dataset.key, !pressed(button)));
+  if (figure.closest("#figures")) shared.set(button.dataset.key, [...(shared.get(button.dataset.key) || []), button]);
 }
-
-// Toggles that act on all figures: the series that stand in two of them or more.
-const everywhere = document.getElementById("everywhere"), seen = new Map();
-for (const button of all("#figures .section .toggle")) {
-  const key = button.dataset.key;
-  seen.set(key, [...(seen.get(key) || []), button]);
-}
-for (const [key, buttons] of seen) {
+for (const [key, buttons] of shared) {
   if (buttons.length < 2) continue;
   const copy = buttons[0].cloneNode(true);
   copy.addEventListener("click", () => {
-    const on = copy.getAttribute("aria-pressed") === "false";
-    copy.setAttribute("aria-pressed", String(on));
-    buttons.forEach((button) => show(button.closest("figure"), key, on));
+    press(copy, !pressed(copy));
+    buttons.forEach((button) => show(button.closest("figure"), key, pressed(copy)));
   });
-  everywhere.append(copy);
+  document.getElementById("everywhere").append(copy);
+}
+for (const button of all(".scale")) {
+  button.addEventListener("click", () => {
+    press(button, !pressed(button));
+    draw(button.closest(".panel").querySelector(".plot"));
+  });
 }
 
-// Ledger: a row is shown where both of its filters are on and the words are in it.
-const rows = all("#ledger tbody tr"), search = document.getElementById("search"), found = document.getElementById("found");
-function filter() {
-  const on = Object.fromEntries(all(".filter").map((group) => [group.dataset.filter,
-    new Set(all(".toggle", group).filter((b) => b.getAttribute("aria-pressed") === "true").map((b) => b.dataset.value))]));
-  const words = search.value.toLowerCase();
+// Tables: a row is shown where all filters are on for it and every searched word is in it.
+function filter(table) {
+  const groups = table.id === "ledger" ? all(".filter") : [], rows = all("tbody tr", table);
+  const words = document.querySelector(`.search[data-table="${table.id}"]`).value.toLowerCase().split(/\s+/);
+  const on = groups.map((group) => [group.dataset.filter, new Set(all(".toggle", group).filter(pressed).map((button) => button.dataset.value))]);
   for (const row of rows) {
-    row.hidden = !(on.verdict.has(row.dataset.verdict) && on.paper.has(row.dataset.paper) && row.textContent.toLowerCase().includes(words));
+    const text = row.textContent.toLowerCase();
+    row.hidden = !(on.every(([name, values]) => values.has(row.dataset[name])) && words.every((word) => text.includes(word)));
   }
-  found.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length}`;
+  document.querySelector(`.found[data-table="${table.id}"]`).textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length}`;
+}
+for (const table of ["ledger", "table"].map((id) => document.getElementById(id))) {
+  document.querySelector(`.search[data-table="${table.id}"]`).addEventListener("input", () => filter(table));
+  filter(table);
 }
 for (const button of all(".filter .toggle")) {
   button.addEventListener("click", () => {
-    button.setAttribute("aria-pressed", String(button.getAttribute("aria-pressed") === "false"));
-    filter();
+    press(button, !pressed(button));
+    filter(document.getElementById("ledger"));
   });
 }
-search.addEventListener("input", filter);
-filter();
+// A link to a claim that a filter hides shows it.
+function reveal() {
+  const row = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (row && row.hidden) {
+    row.hidden = false;
+    row.scrollIntoView();
+  }
+}
+addEventListener("hashchange", reveal);
 
 // Table of runs: a click on a heading sorts, numbers as numbers.
-const table = document.querySelector("#table tbody");
 all("#table .sort").forEach((button, column) => button.addEventListener("click", () => {
   const heading = button.parentElement, down = heading.getAttribute("aria-sort") === "ascending";
   all("#table th[aria-sort]").forEach((each) => each.removeAttribute("aria-sort"));
   heading.setAttribute("aria-sort", down ? "descending" : "ascending");
-  const value = (row) => row.children[column].dataset.sort || row.children[column].textContent;
-  all("tr", table).sort((a, b) => value(a).localeCompare(value(b), "en", { numeric: true }) * (down ? -1 : 1))
-    .forEach((row) => table.append(row));
+  const value = (row) => row.children[column].dataset.sort || row.children[column].textContent.trim();
+  const order = (a, b) => (a !== "" && b !== "" && !isNaN(a) && !isNaN(b) ? a - b : a.localeCompare(b, "en", { numeric: true }));
+  const body = document.querySelector("#table tbody");
+  body.append(...all("tr", body).sort((a, b) => order(value(a), value(b)) * (down ? -1 : 1)));
 }));
 
-// Dark or light: as the system has it, until the button says otherwise.
+// Dark or light.
 const theme = document.getElementById("theme");
-function paint(dark) {
-  root.dataset.theme = dark ? "dark" : "light";
-  theme.setAttribute("aria-pressed", String(dark));
-  drawn.forEach(draw);
+function paint(name) {
+  root.dataset.theme = name;
+  theme.textContent = name === "dark" ? "Light" : "Dark";
+  for (const swatch of all(".swatch")) swatch.style.color = visible(swatch.dataset.colour);
+  return redraw();
 }
-theme.addEventListener("click", () => paint(root.dataset.theme !== "dark"));
-paint(matchMedia("(prefers-color-scheme: dark)").matches);
+theme.addEventListener("click", () => {
+  const name = root.dataset.theme === "dark" ? "light" : "dark";
+  try { localStorage.setItem("stabilitylab-theme", name); } catch { /* not kept where storage is closed */ }
+  paint(name);
+});
+paint(root.dataset.theme);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (system) => paint(system.matches ? "dark" : "light"));
 
-// A plot is drawn when it comes near the window, and all of them before printing.
+// A plot is drawn when it comes near the window, and all of them, in light, before printing: that must not wait, so
+// maps are unpacked beforehand.
+addEventListener("load", async () => {
+  for (const { map } of Object.values(plots).flat()) if (map) await unpacked(map).catch(() => null);
+});
 const watcher = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    if (entry.isIntersecting) { watcher.unobserve(entry.target); draw(entry.target); }
+  for (const entry of entries.filter((each) => each.isIntersecting)) {
+    watcher.unobserve(entry.target);
+    draw(entry.target);
   }
 }, { rootMargin: "400px" });
 all(".plot").forEach((place) => watcher.observe(place));
-addEventListener("beforeprint", () => all(".plot").filter((place) => !drawn.has(place)).forEach(draw));
+let before = "";
+addEventListener("beforeprint", () => {
+  before = root.dataset.theme;
+  all(".plot:not([data-drawn])").forEach(draw);
+  paint("light");
+});
+addEventListener("afterprint", () => paint(before));
