@@ -23,7 +23,8 @@ def failed(record: Record) -> bool:
 
 
 def one_ramp(runs: Runs, *free: str) -> tuple[Runs, list[str]]:
-    """One run of each label, seed and value of ``free``; notes where BranchNorm has several T (the commonest is kept).
+    """One run of each label, seed and value of ``free``; notes on BranchNorm's T, of several of which the commonest is
+    kept.
 
     T is free in a group of comparable runs since it means nothing elsewhere; averaged as if they were seeds, runs of
     two ramps would show a spread that no seed made.
@@ -32,12 +33,13 @@ def one_ramp(runs: Runs, *free: str) -> tuple[Runs, list[str]]:
     notes = []
     for label in runs.labels:
         own = runs.where(label=label)
-        ramps = Counter(int(record.settings.get("model.T", 0)) for record in own)
-        if "branchnorm" in label and len(ramps) > 1:
-            chosen = max(ramps, key=lambda T: (ramps[T], T))
-            left = ", ".join(map(str, sorted(ramps.keys() - {chosen})))
-            notes.append(f"{style.title(label)} with T = {chosen}; left out: T = {left}.")
+        if "branchnorm" in label:
+            ramps = Counter(record.settings.get("model.T") for record in own)
+            chosen = max(ramps, key=lambda T: (ramps[T], T or 0))
             own = own.where(model__T=chosen)
+            left = ", ".join(str(T) for T in sorted(ramps, key=lambda T: T or 0) if T != chosen)
+            if left or "=" not in label:
+                notes.append(f"{style.title(label)} with T = {chosen}{f'; left out: T = {left}' if left else ''}.")
         for record in sorted(own, key=lambda record: record.name):
             kept[label, record.seed, *(repr(record.settings.get(key)) for key in free)] = record
     return Runs(kept.values()), notes

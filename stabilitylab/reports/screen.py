@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.colors import to_hex
 
 from . import style
 from .base import ABSENT, NONFINITE, ZERO, Map, Panel, Picture, Series
@@ -66,10 +67,10 @@ def key(one: Series) -> str:
 
 
 def look(one: Series) -> dict[str, Any]:
-    """Colour, plotly's dash and symbol, and whether the marker is filled."""
+    """Colour as #rrggbb, plotly's dash and symbol, and whether the marker is filled."""
     found = style.style(one.arch or one.label)
     return {
-        "colour": one.colour or found.colour,
+        "colour": to_hex(one.colour or found.colour),
         "dash": DASHES[one.dash or found.dash],
         "symbol": MARKERS.get(one.marker or found.marker, "circle"),
         "filled": found.filled,

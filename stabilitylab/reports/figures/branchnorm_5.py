@@ -137,7 +137,7 @@ def _group(runs: Runs) -> tuple[Runs, list[str]]:
 
 def _title(share: float, own: Runs) -> str:
     counts = {record.run.manifest.get("data", {}).get("train") for record in own} - {None}
-    return f"{percent(share)} of the data" + (f": {counts.pop():,} pairs" if len(counts) == 1 else "")
+    return f"{percent(share)} of data" + (f": {counts.pop():,} pairs" if len(counts) == 1 else "")
 
 
 def percent(share: float) -> str:

@@ -52,8 +52,9 @@ function axis(spec, log, values, letters) {
   return found;
 }
 
-function lines(plot, off) {
-  const traces = [];
+function lines(plot, off, log) {
+  const traces = [], levels = plot.traces.filter((one) => !one.right).flatMap((one) => [...one.y, ...(one.low || [])]);
+  const floor = log ? extent([levels.filter((level) => level > 0)])[0] : -Infinity; // a band that reaches 0 ends there
   for (const one of plot.traces) {
     const colour = visible(one.colour), ends = one.low ? one.low.map((low, i) => [low, one.high[i]]) : null;
     const base = { type: "scatter", x: one.x, yaxis: one.right ? "y2" : "y", visible: !off.has(one.key), showlegend: false, name: one.name };
@@ -64,8 +65,8 @@ function lines(plot, off) {
         let to = from;
         while (to < one.x.length && ends[to].every((end) => end !== null)) to++;
         if (to - from > 1) {
-          const x = one.x.slice(from, to);
-          traces.push({ ...base, x: [...x, ...x.toReversed()], y: [...one.high.slice(from, to), ...one.low.slice(from, to).toReversed()],
+          const x = one.x.slice(from, to), low = one.low.slice(from, to).map((end) => (one.right ? end : Math.max(end, floor)));
+          traces.push({ ...base, x: [...x, ...x.toReversed()], y: [...one.high.slice(from, to), ...low.toReversed()],
             fill: "toself", fillcolor: colour + "2b", line: { width: 0 }, mode: "lines", hoverinfo: "skip" });
         }
         from = to;
@@ -179,9 +180,16 @@ async function draw(place) {
     };
     if (map) for (const each of [layout.xaxis, layout.yaxis]) each.showgrid = false;
     if (plot.right) layout.yaxis2 = { ...axis(plot.right, plot.right.log, own(true), letters), overlaying: "y", side: "right", showgrid: false };
-    const data = map ? heat(plot, map.codes || (await unpacked(map)), log) : lines(plot, hidden.get(figure) || new Set());
+    const data = map ? heat(plot, map.codes || (await unpacked(map)), log) : lines(plot, hidden.get(figure) || new Set(), log);
     await Plotly.react(place, data, layout, { responsive: true, displayModeBar: false });
     if (map && map.findings.length && !place.dataset.drawn) place.after(legend(map));
+    if (!place.dataset.drawn) {
+      // Ticks are set for the whole range: in a part of it plotly chooses them, until all is seen again.
+      place.on("plotly_relayout", (change) => {
+        if ("yaxis.range[0]" in change) Plotly.relayout(place, { "yaxis.tickmode": "auto", "yaxis.dtick": null });
+        else if (change["yaxis.autorange"]) draw(place);
+      });
+    }
     place.dataset.drawn = "true";
   } catch (error) {
     place.classList.add("failed");
