@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from .collection import Record, Runs
 from .diagnosis import diagnose
 
 log = logging.getLogger(__name__)
+WORKERS = 4  # processes that print
 PAPERS = ("branchnorm", "deepnet", "admin")
 DIAGNOSED = 3  # runs that get a diagnostic page of their own, where none is named
 
@@ -64,6 +68,7 @@ def build(
     runs, broken = load(folder)
     named = _named(runs, diagnosed)
     sections, missing = [], []
+    press = Press(out)
     for id in chosen:
         entry = FIGURES[id]
         progress(id)
@@ -72,7 +77,7 @@ def build(
         except MissingRuns as lacking:
             missing.append(Missing(id, entry.title, lacking.sentence, lacking.command or command(id)))
             continue
-        sections.append(_section(out, id, entry.title, entry.source, picture, "figures"))
+        sections.append(press.section(id, entry.title, entry.source, picture, "figures"))
     for record in named:
         progress(record.name)
         try:
@@ -80,10 +85,13 @@ def build(
         except MissingRuns as lacking:
             log.warning("%s: %s", record.name, lacking.sentence)
             continue
-        sections.append(_section(out, f"run:{record.name}", record.name, "one run, step by step", picture, "runs"))
+        title = "one run, step by step"
+        sections.append(press.section(f"run:{record.name}", record.name, title, picture, "runs"))
     progress("claims")
     findings = ledger(runs)
     write_ledger(findings, out)
+    progress("files of the figures")
+    press.finish()
     progress("page")
     path = page.write(
         out,
@@ -133,11 +141,26 @@ def _order(id: str) -> tuple[int, str]:
     return (PAPERS.index(paper) if paper in PAPERS else len(PAPERS), id)
 
 
-def _section(out: Path, id: str, title: str, source: str, picture: Picture, group: str) -> page.Section:
-    name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in id)
-    files = paper.write(picture, out / "figures", name)
-    relative = {kind: path.relative_to(out).as_posix() for kind, path in files.items()}
-    return page.Section(id, title, source, picture, relative, group=group)  # type: ignore[arg-type]
+class Press:
+    """Prints figures in other processes while this one reads runs: matplotlib takes most of a report's time."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._workers = ProcessPoolExecutor(min(WORKERS, os.cpu_count() or 1), multiprocessing.get_context("spawn"))
+        self._printing: list[Future[object]] = []
+
+    def section(self, id: str, title: str, source: str, picture: Picture, group: page.Group) -> page.Section:
+        name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in id)
+        folder = self._out / "figures"
+        self._printing.append(self._workers.submit(paper.write, picture, folder, name))
+        files = {kind: path.relative_to(self._out).as_posix() for kind, path in paper.paths(folder, name).items()}
+        return page.Section(id, title, source, picture, files, group=group)
+
+    def finish(self) -> None:
+        """Wait for all files; what went wrong in printing is raised here."""
+        with self._workers:
+            for printed in self._printing:
+                printed.result()
 
 
 def _named(runs: Runs, names: Sequence[str]) -> list[Record]:

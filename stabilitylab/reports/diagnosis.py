@@ -45,6 +45,8 @@ class Grid:
     layers: np.ndarray
     names: list[str]
     by_layer: bool
+    column: str
+    unit: str
 
     @property
     def lost(self) -> np.ndarray:
@@ -65,7 +67,7 @@ def read(record: Record, table: str, column: str, *, by_layer: bool = True) -> G
     rows = np.flatnonzero(first["layer"].to_numpy() > 0) if layered else np.arange(len(first))
     stacks, layers = first["stack"].to_numpy().astype(str)[rows], first["layer"].to_numpy()[rows]
     names = [_name(first.iloc[row]) for row in rows]
-    return Grid(steps, values[rows], absent[rows], stacks, layers, names, combined)
+    return Grid(steps, values[rows], absent[rows], stacks, layers, names, combined, column, definition.unit)
 
 
 def _name(row: Any) -> str:
@@ -92,7 +94,7 @@ def diagnose(record: Record, columns: int = COLUMNS) -> Picture:
         grid = read(record, table, column if column in known else known[0])
         if grid is None:
             continue
-        panels += _maps(record, table, grid, log, columns)
+        panels += _maps(table, grid, log, columns)
         most = max(most, math.ceil(len(grid.steps) / columns))
         if not grid.layers.any() and len(grid.names) <= NAMED:
             called = ", ".join(f"{place} {name}" for place, name in enumerate(grid.names, 1))
@@ -140,7 +142,7 @@ def _loss(record: Record, columns: int) -> Panel:
     training = "nll" if "nll" in record.metrics else "loss"
     lines = [
         _line(record, training, LINES[training], columns, colour=GREY, dash="solid"),
-        _line(record, "held_out_nll", LINES["held_out_nll"], columns, colour="#0072B2", dash="solid"),
+        _line(record, "held_out_nll", LINES["held_out_nll"], columns, colour="#009E73", dash="solid"),
     ]
     unigram = (record.run.manifest.get("unigram") or {}).get("cross_entropy")
     references = [Reference(float(unigram), "unigram baseline")] if unigram else []
@@ -168,9 +170,9 @@ def _update(record: Record, columns: int) -> Panel:
     return Panel("Model update", "update", "||F - F at step 0|| per token", lines, marks)
 
 
-def _maps(record: Record, table: str, grid: Grid, log: bool | None, columns: int) -> list[Panel]:
+def _maps(table: str, grid: Grid, log: bool | None, columns: int) -> list[Panel]:
     """A panel for each stack: one row a layer, where the table's rows combine; else one row a place."""
-    unit = record.run.table(table).unit or table
+    unit = f"{grid.column.replace('_', ' ')} [{grid.unit}]" if grid.column != "value" and grid.unit else grid.unit
     panels = []
     for stack in dict.fromkeys(grid.stacks.tolist()):
         rows = grid.stacks == stack
@@ -180,7 +182,9 @@ def _maps(record: Record, table: str, grid: Grid, log: bool | None, columns: int
         spans = positive and usual.max() > 30 * usual.min()  # of a probe that this table does not know
         y = grid.layers[rows] if grid.by_layer else np.arange(1, rows.sum() + 1)
         axis = "layer" if grid.by_layer else ("sub-layer" if grid.layers.any() else "place")
-        heat = Map(x.tolist(), y.tolist(), z, finding, unit, log=positive and (spans if log is None else log))
+        heat = Map(
+            x.tolist(), y.tolist(), z, finding, unit or grid.column, log=positive and (spans if log is None else log)
+        )
         panels.append(Panel(f"{table.replace('_', ' ')}{f', {stack}' if stack else ''}", "update", axis, map=heat))
     return panels
 
@@ -239,9 +243,12 @@ def _lost_input(record: Record) -> str:
 def _vanishing(grid: Grid) -> str:
     usual = np.where(grid.absent, np.nan, grid.values)
     largest = np.full_like(usual, np.nan)
-    for stack in set(grid.stacks.tolist()):
+    still_zero = ""
+    for stack in dict.fromkeys(grid.stacks.tolist()):
         rows = grid.stacks == stack
         largest[rows] = np.fmax.reduce(usual[rows], axis=0)
+        if largest[rows][0, -1] == 0:
+            still_zero += f"; every gradient of {stack} is exactly 0 at step {grid.steps[-1]}"
     relative = np.divide(usual, largest, out=np.full_like(usual, np.nan), where=largest > 0)
     if not np.isfinite(relative).any():
         return "every gradient is 0 or absent" if len(usual) else ""
@@ -252,11 +259,11 @@ def _vanishing(grid: Grid) -> str:
     top = int(np.flatnonzero(stack)[np.nanargmax(usual[stack, column])])
     size = f"{relative[row, column]:.2g} of that of {grid.names[top]} at step {grid.steps[column]}"
     if not len(columns):
-        return f"no layer's gradient vanishes (the weakest, of {grid.names[row]}, is {size})"
+        return f"no layer's gradient vanishes beside others (the weakest, of {grid.names[row]}, is {size}){still_zero}"
     still = int((relative[:, -1] < VANISHED).sum())
     end = f"at step {grid.steps[-1]}"
     later = f", and {still} of {len(grid.names)} are that weak {end}" if still else f", but none is that weak {end}"
-    return f"the gradient of {grid.names[row]} vanishes first: it is {size}" + later
+    return f"the gradient of {grid.names[row]} vanishes first: it is {size}{later}{still_zero}"
 
 
 def _worst_input(record: Record) -> str:

@@ -34,15 +34,19 @@ def one_ramp(runs: Runs, *free: str) -> tuple[Runs, list[str]]:
     for label in runs.labels:
         own = runs.where(label=label)
         if "branchnorm" in label:
-            ramps = Counter(record.settings.get("model.T") for record in own)
-            chosen = max(ramps, key=lambda T: (ramps[T], T or 0))
-            own = own.where(model__T=chosen)
-            left = ", ".join(str(T) for T in sorted(ramps, key=lambda T: T or 0) if T != chosen)
+            ramps = Counter(_ramp(record) for record in own)
+            chosen = max(ramps, key=lambda T: (ramps[T], T))
+            own = own.where(lambda record, T=chosen: _ramp(record) == T)
+            left = ", ".join(map(str, sorted(ramps.keys() - {chosen})))
             if left or "=" not in label:
                 notes.append(f"{style.title(label)} with T = {chosen}{f'; left out: T = {left}' if left else ''}.")
         for record in sorted(own, key=lambda record: record.name):
             kept[label, record.seed, *(repr(record.settings.get(key)) for key in free)] = record
     return Runs(kept.values()), notes
+
+
+def _ramp(record: Record) -> int:
+    return int(record.settings.get("model.T", 0))
 
 
 def comparable(runs: Runs, *free: str) -> list[Runs]:

@@ -29,6 +29,9 @@ VERDICTS = ("reproduced", "contradicted", "inconclusive", "not testable")
 LEDGER = {"CSV": "claims.csv", "JSON": "claims.json"}  # offered where they stand beside the page
 
 
+Group = Literal["figures", "runs"]
+
+
 @dataclass(frozen=True)
 class Section:
     """A figure on the page, and the files of it that stand beside the page: kind (csv, pdf, ...) -> relative path."""
@@ -38,7 +41,7 @@ class Section:
     source: str
     picture: Picture
     files: dict[str, str]
-    group: Literal["figures", "runs"] = "figures"
+    group: Group = "figures"
 
     @property
     def anchor(self) -> str:

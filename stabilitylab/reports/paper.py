@@ -10,6 +10,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import pyarrow as pa
 from matplotlib import colors
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -17,37 +18,47 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
+from pyarrow import csv
 
 from . import style
 from .base import ABSENT, NONFINITE, ZERO, Map, Panel, Picture, Series
 from .style import GREY, INK
 
 COLUMN, PAGE = 3.25, 6.75  # inches: one column of two, and the page's text width
+WIDTHS = ((PAGE, ""), (COLUMN, "-column"))
+KINDS = ("png", "svg", "pdf")
 HEIGHT = 2.05  # inches a row of panels
 LETTER, TITLE_LETTER = 0.052, 0.07  # inches that a letter of a legend or label takes, and one of a title
 MOST_MARKERS = 12  # on a line; more points than that would hide it
 SPECIAL = {ZERO: ("#ffffff", "exactly 0"), ABSENT: ("#bdbdbd", "no gradient"), NONFINITE: ("#d7191c", "not finite")}
 
 
-def write(picture: Picture, folder: Path, name: str) -> dict[str, Path]:
-    """Everything of a figure as files: ``name.png`` ... at page width, ``name-column.png`` ... at column width."""
-    folder.mkdir(parents=True, exist_ok=True)
+def paths(folder: Path, name: str) -> dict[str, Path]:
+    """The files of a figure: csv, and png, svg, pdf at page width and (png-column, ...) at column width."""
     files = {"csv": folder / f"{name}.csv"}
-    picture.frame().to_csv(files["csv"], index=False)
+    return files | {f"{kind}{suffix}": folder / f"{name}{suffix}.{kind}" for _, suffix in WIDTHS for kind in KINDS}
+
+
+def write(picture: Picture, folder: Path, name: str) -> dict[str, Path]:
+    """Write all files of a figure; returns their :func:`paths`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = paths(folder, name)
+    # pandas takes ten times as long for the maps of a long run
+    csv.write_csv(pa.Table.from_pandas(picture.frame(), preserve_index=False), files["csv"])
     with matplotlib.rc_context():
         style.use_print_style()
-        for width, suffix in ((PAGE, ""), (COLUMN, "-column")):
+        for width, suffix in WIDTHS:
             drawn = draw(picture, width)
-            for kind in ("png", "svg", "pdf"):
-                path = folder / f"{name}{suffix}.{kind}"
-                drawn.savefig(path, metadata={"Date": None} if kind == "svg" else _dateless(kind))
-                files[kind + suffix] = path
+            drawn.draw_without_rendering()
+            drawn.set_layout_engine("none")  # the layout stands; each format would compute it again
+            for kind in KINDS:
+                drawn.savefig(files[kind + suffix], metadata=_dateless(kind))
     return files
 
 
 def _dateless(kind: str) -> dict[str, Any]:
     """Equal runs give equal files."""
-    return {"CreationDate": None} if kind == "pdf" else {}
+    return {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
 
 
 def draw(picture: Picture, width: float) -> Figure:
@@ -80,7 +91,9 @@ def _entries(panels: Sequence[Panel]) -> dict[str, Any]:
     for panel in panels:
         for one in panel.series:
             if one.label and one.label not in entries:
-                look = _look(one) | ({"linestyle": "solid"} if one.detail and one.kind == "line" else {})
+                look = _look(one)
+                if one.detail and one.kind == "line":
+                    look["linestyle"] = "solid"
                 entries[one.label] = scratch.plot([], [], **look)[0]
         if panel.map is not None:
             present = set(np.unique(panel.map.finding).astype(int))

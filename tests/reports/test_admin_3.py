@@ -86,6 +86,7 @@ def test_a_gradient_of_zero_is_not_drawn_and_said(tmp_path: Path) -> None:
     make_run(tmp_path, "all", layers=2, tables={"activation_grad_norm": zero})
     picture = FIGURES["admin:3"]().picture(load(tmp_path))
     assert [panel.title for panel in picture.panels] == ["Decoder"]
+    assert "Exactly 0 throughout, so not drawn: BranchNorm (encoder)." in picture.notes
 
 
 def test_without_gradients_the_figure_names_the_command(tmp_path: Path) -> None:

@@ -120,7 +120,8 @@ def test_an_encoder_that_cannot_move_is_said_and_not_drawn(tmp_path: Path) -> No
     one_step(tmp_path, "postln", 3, 1e-3)
     one_step(tmp_path, "branchnorm", 3, 0.0, settings={"model": {"alpha": 0.0}})
     picture = draw(tmp_path)
-    assert any("Exactly 0" in note and "BranchNorm alpha=0" in note for note in picture.notes)
+    assert "Exactly 0 throughout, so not drawn: BranchNorm alpha=0." in picture.notes
+    assert [[line.arch for line in panel.series] for panel in picture.panels] == [["postln"]] * 4
 
 
 def test_ramps_of_two_lengths_are_not_averaged(tmp_path: Path) -> None:

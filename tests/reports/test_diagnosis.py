@@ -109,7 +109,7 @@ def test_each_probe_shows_its_main_column(tmp_path: Path) -> None:
     assert [found.z[0, 0] for found in shown.values()] == [0.9, 2.0, 1000.0]
     assert [found.log for found in shown.values()] == [False, True, True]
     assert [heat(picture, f"{key}, encoder").log for key in ("narrow", "signed")] == [False, False]
-    assert shown["cosine similarity"].unit == "cosine"
+    assert shown["cosine similarity"].unit == "raw [cosine]"
 
 
 def test_zero_absent_and_not_finite_are_told_apart_from_small(tmp_path: Path) -> None:
@@ -196,11 +196,22 @@ def test_a_gradient_that_comes_back_is_said(tmp_path: Path) -> None:
     assert "it is 0 of that of layer 2 of decoder at step 0, but none is that weak at step 4" in finding
 
 
+def test_a_stack_without_any_gradient_is_named(tmp_path: Path) -> None:
+    """As the encoder of a BranchNorm whose alpha is 0."""
+    value = gradients(lambda step, row: 0.0 if row.stack == "encoder" else 1.0)
+    finding = diagnose(run(tmp_path, tables={"grad_norm": value})).finding
+    assert finding.endswith("; every gradient of encoder is exactly 0 at step 4.")
+    assert "no layer's gradient vanishes beside others" in finding
+
+
 def test_a_healthy_run_is_called_healthy(tmp_path: Path) -> None:
     value = gradients(lambda step, row: 1.0 / row.layer)
     norms = inputs(lambda step, row: 80.0 if (step, row.layer, row.sublayer) == (1, 3, "cross_attn") else 8.0)
     finding = diagnose(run(tmp_path, tables={"grad_norm": value, "ln_input": norms})).finding
-    assert "no layer's gradient vanishes (the weakest, of layer 3 of encoder, is 0.33 of that of layer 1" in finding
+    assert (
+        "no layer's gradient vanishes beside others (the weakest, of layer 3 of encoder, is 0.33 of that of layer 1"
+        in finding
+    )
     assert "stands at layer 3 of decoder (cross_attn), step 1: 10 √d, where the median norm has 1 √d." in finding
 
 

@@ -16,6 +16,7 @@ from pages import CLOSING, EVIL, heat, lines, write
 from PIL import Image
 
 from stabilitylab.reports import page, style
+from stabilitylab.reports.base import Panel, Picture, Series
 from stabilitylab.reports.collection import Runs
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; test_page.py covers the document")
@@ -136,6 +137,28 @@ def test_log_and_linear_for_axes_and_for_colours(browser: Browser, written: Path
     assert found["types"] == [["log", "linear"], ["linear", "linear"]]
     logarithm, number = found["tops"]
     assert number == pytest.approx(10**logarithm)
+    assert browser.errors == []
+
+
+def test_log_axes_show_bands_that_reach_zero_and_ticks_when_enlarged(browser: Browser, tmp_path: Path) -> None:
+    line = Series("x", [1, 2, 3], [1e-6, 1e-3, 1.0], [0.0, 1e-4, 0.5], [1e-5, 1e-2, 2.0], seeds=2, colour="black")
+    picture = Picture([Panel("a", "layer", "L2 norm", [line], log_y=True)], "found")
+    browser.open(write(tmp_path, [page.Section("made:1", "a", "made up", picture, {})]))
+    found = browser.run(
+        """
+        const plot = $(".plot"), ticks = () => $$(".plot .ytick text").length, band = plot.data[0], counts = [ticks()];
+        await Plotly.relayout(plot, { "yaxis.range[0]": Math.log10(0.12), "yaxis.range[1]": Math.log10(0.9) });
+        await wait(200);
+        counts.push(ticks());
+        await Plotly.relayout(plot, { "yaxis.autorange": true, "xaxis.autorange": true }); await wait(200);
+        return { band: band.y, fill: band.fillcolor, counts: [...counts, ticks()] };
+        """
+    )
+    assert found["band"] == [1e-5, 1e-2, 2.0, 0.5, 1e-4, 1e-6]
+    assert found["fill"] == "#0000002b"
+    whole, part, again = found["counts"]
+    assert whole == again > 3
+    assert part > 1
     assert browser.errors == []
 
 

@@ -56,7 +56,8 @@ def test_numbers_keep_five_digits_and_whole_ones_all() -> None:
 
 def test_looks_are_those_of_paper() -> None:
     own, control = (screen.look(Series("x", [1], [1], arch=arch)) for arch in ("branchnorm", "branchnorm T=1"))
-    assert own["colour"] == control["colour"] == style.ARCHS["branchnorm"][0]
+    assert own["colour"] == control["colour"] == style.ARCHS["branchnorm"][0].lower()
+    assert screen.look(Series("x", [1], [1], colour="black"))["colour"] == "#000000"
     assert (own["symbol"], own["dash"], own["filled"]) == ("diamond", "solid", True)
     assert control["filled"] is False
     assert control["dash"] == screen.DASHES[style.style("branchnorm T=1").dash] != "solid"

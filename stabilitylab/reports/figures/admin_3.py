@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.stats import fisher_exact
@@ -34,6 +35,11 @@ def first_over_last(values: dict[int, float]) -> float:
     return values[min(values)] / values[max(values)] if values and values[max(values)] else math.nan
 
 
+def nothing_drawn(places: Sequence[str]) -> list[str]:
+    """The note on lines that a logarithmic axis cannot show at all."""
+    return [f"Exactly 0 throughout, so not drawn: {'; '.join(places)}."] if places else []
+
+
 def left_out(known: Runs, drawn: Runs) -> list[str]:
     """The note on runs that could be drawn and are not."""
     count = len(known) - len(drawn)
@@ -53,21 +59,27 @@ class RelativeGradient(Figure):
         group = next((g for g in groups if any(gradients(run, stack) for run in g for stack in STACKS)), None)
         if group is None:
             raise MissingRuns(f"no run with {TABLE} at initialisation", command("admin:4"))
-        panels = []
+        panels, zero = [], []
         for stack in STACKS:
             lines = []
             for label in group.labels:
                 spread = Spread(log=True)
                 for record in group.where(label=label):
                     values = gradients(record, stack)
-                    if (largest := max(values.values(), default=0.0)) > 0:  # 0: an encoder behind alpha = 0
+                    if largest := max(values.values(), default=0.0):
                         spread.add([*values], [value / largest for value in values.values()])
+                    elif values:  # an encoder behind alpha = 0
+                        zero.append(f"{style.title(label)} ({stack})")
                 if spread.points:
                     lines.append(spread.series(style.title(label), arch=label))
             if lines:
                 panels.append(Panel(stack.capitalize(), "layer", "gradient / largest of its stack", lines, log_y=True))
         notes = [f"Drawn: {group.describe()}, at initialisation. Lines are geometric means over seeds."]
-        return Picture(panels, _finding(group), [*notes, *hidden(panels), *left_out(fit, group)])
+        return Picture(
+            panels,
+            _finding(group),
+            [*notes, *nothing_drawn([*dict.fromkeys(zero)]), *hidden(panels), *left_out(fit, group)],
+        )
 
 
 def _finding(group: Runs) -> str:

@@ -14,7 +14,7 @@ from ..claims import Effect, claim
 from ..collection import LAYERS, Record, Runs
 from ..layerwise import comparable, counted, hidden
 from ..statistics import Region, slope
-from .admin_3 import FAST, left_out
+from .admin_3 import FAST, left_out, nothing_drawn
 
 TABLE = "perturbation"
 KINDS = {"random": "random, 1e-4", "gradient": "along the gradient, 1e-6"}
@@ -65,13 +65,16 @@ class OutputChange(Figure):
         changes = {record: output_changes(record) for record in group}
         deepest, along = _deepest(group)
         ticks = [SUBLAYERS * n for n in encoder_layers(group)]
+        zero = sorted({style.title(run.label) for run, change in changes.items() if change["random"] == 0})
         panels = [
             *(_final(changes, f"Final output, {name}", kind, ticks) for kind, name in KINDS.items()),
             *(_along(along, f"Along a {deepest}-layer encoder, {name}", kind) for kind, name in KINDS.items()),
         ]
         random = {record: change["random"] for record, change in changes.items()}
         notes = [f"Drawn: {group.describe()}, float64. Lines are geometric means over seeds, bands their range."]
-        return Picture(panels, _finding(random), [*notes, *hidden(panels), *others])
+        return Picture(
+            panels, _finding(random), [*notes, *_first_alpha(group), *nothing_drawn(zero), *hidden(panels), *others]
+        )
 
 
 def _deepest(group: Runs) -> tuple[int, Runs]:
@@ -86,9 +89,10 @@ def _final(changes: Mapping[Record, Mapping[str, float]], title: str, kind: str,
     for label in Runs(changes).labels:
         spread = Spread(log=True)
         for record, change in changes.items():
-            if record.label == label:
+            if record.label == label and change[kind] != 0:
                 spread.add([SUBLAYERS * record.layers[0]], [change[kind]])
-        lines.append(spread.series(style.title(label), arch=label))
+        if spread.points:
+            lines.append(spread.series(style.title(label), arch=label))
     return _panel(title, "encoder sub-layers", lines, ticks)
 
 
@@ -99,9 +103,18 @@ def _along(runs: Runs, title: str, kind: str) -> Panel:
         for record in runs.where(label=label):
             data = record.at(TABLE, 0, [kind])
             values = data.loc[(data["stack"] == "encoder") & (data["layer"] > 0), kind].tolist()
-            spread.add(range(1, len(values) + 1), values)
-        lines.append(spread.series(style.title(label), arch=label))
+            if any(values):
+                spread.add(range(1, len(values) + 1), values)
+        if spread.points:
+            lines.append(spread.series(style.title(label), arch=label))
     return _panel(title, "sub-layer", lines)
+
+
+def _first_alpha(group: Runs) -> list[str]:
+    """At the first row BranchNorm's branches are all but closed, whence its place far below the others."""
+    known = (run.metrics["alpha"].iloc[0] for run in group.where(label="branchnorm") if "alpha" in run.metrics)
+    alphas = sorted({float(alpha) for alpha in known if alpha == alpha})
+    return [f"BranchNorm stands at alpha = {', '.join(f'{alpha:.2g}' for alpha in alphas)}."] if alphas else []
 
 
 def _panel(title: str, x: str, lines: list[Series], ticks: list[int] | None = None) -> Panel:

@@ -89,7 +89,7 @@ class LayerDependency(Figure):
             _validity(group, labels, after[-1]),
             *left_out(fit, group),
         ]
-        return Picture(panels, _finding(group, labels, bool(trained)), notes, columns=4 if trained else 3)
+        return Picture(panels, _finding(group, labels, bool(trained)), notes, columns=2 if trained else 3)
 
 
 def _trained(run: Record) -> bool:

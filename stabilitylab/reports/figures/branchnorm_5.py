@@ -112,7 +112,7 @@ class QualityAgainstDepth(Figure):
                 "Held-out nll (lower is better) stands in for BLEU where not every model was evaluated and reaches 5."
             )
         if any(run.verdict == "diverged" for run in group):
-            notes.append("A run that diverged has no value: its cross stands at the worst one drawn in its panel.")
+            notes.append("A run that diverged has no value: its cross stands at its panel's worst one, or at 0 BLEU.")
         return Picture(panels, _finding(shares, measured), notes, columns=min(3, len(panels)))
 
 
