@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def denormal_numbers() -> Iterator[None]:
+    """A command flushes denormal numbers in its process, which here is that of the tests after it, too."""
+    yield
+    torch.set_flush_denormal(False)
 
 
 @pytest.fixture

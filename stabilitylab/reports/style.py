@@ -24,6 +24,8 @@ CONTROLS = {  # the look of the controls that the sweeps run; any other gets one
     "branchnorm T=1": "dashed",
     "branchnorm alpha=0": "dotted",
     "branchnorm xavier": "dashdot",
+    "branchnorm exp": "dashdot",
+    "branchnorm sigmoid": "dotted",
     "deepnorm alpha-only": "dashed",
     "deepnorm beta-only": "dotted",
 }

@@ -90,8 +90,10 @@ def test_a_gradient_of_zero_is_not_drawn_and_said(tmp_path: Path) -> None:
 
 
 def test_without_gradients_the_figure_names_the_command(tmp_path: Path) -> None:
-    make_run(tmp_path, "bare")
-    with pytest.raises(MissingRuns, match="activation_grad_norm") as missing:
+    late = gradients(3, {"encoder": 1.0, "decoder": 0.1})
+    table = Made(late.rows, late.columns, late.values, steps=(4,), total="")
+    make_run(tmp_path, "late", layers=3, tables={"activation_grad_norm": table})
+    with pytest.raises(MissingRuns, match="activation_grad_norm at initialisation") as missing:
         FIGURES["admin:3"]().picture(load(tmp_path))
     assert missing.value.command == command("admin:4")
 

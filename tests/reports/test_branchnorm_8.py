@@ -121,6 +121,15 @@ def test_a_run_that_diverged_is_drawn_and_not_compared(tmp_path: Path) -> None:
     assert one(tmp_path, "C41").effects[0]["seeds"] == [3, 4, 5]
 
 
+def test_what_is_not_a_number_is_not_compared(tmp_path: Path) -> None:
+    unfinished = {"state": "interrupted", "verdict": ""}
+    for seed in (3, 4):
+        for arch, value in (("deepnorm", 0.9), ("branchnorm", math.nan if seed == 4 else 0.8)):
+            make_similarity(tmp_path, arch, seed, lambda step, row, v=value: v, **unfinished)
+    _, picture = drawn(tmp_path)
+    assert picture.finding.endswith("in 4 of 4 pairs (median difference +0.100, one seed).")
+
+
 def test_an_encoder_without_gradient_is_noted(tmp_path: Path) -> None:
     make_similarity(tmp_path, "branchnorm", 3, lambda step, row: 1.0, gradient=lambda step, row: 0.0)
     _, picture = drawn(tmp_path)
@@ -184,7 +193,8 @@ def test_c42_is_it_there_without_training(
         for arch in ("deepnorm", "branchnorm"):
 
             def beta(step: int, row: Row, arch: str = arch) -> float:
-                return 0.05 + row.layer / 100 + (0.02 if arch == "branchnorm" else 0.0)
+                of_arch, of_stack = 0.02 if arch == "branchnorm" else 0.0, 0.04 if row.stack == "decoder" else 0.0
+                return 0.05 + row.layer / 100 + of_arch * row.layer + of_stack
 
             def cosine(step: int, row: Row, arch: str = arch, seed: int = seed) -> float:
                 if step < 20:
