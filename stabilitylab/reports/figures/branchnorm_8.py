@@ -111,7 +111,7 @@ def similarity_after_training(runs: Runs) -> list[Effect]:
     "beta_ii",
     source="control of BranchNorm, Fig. 8",
     statistic="median difference of cosines, DeepNorm - BranchNorm, at step 0 and where alpha reaches 1; after "
-    "training, the difference that a regression on beta_ii^2 and the stack leaves (the stack entered after a first look)",
+    "training, the difference that a regression on beta_ii^2 and the stack leaves (the stack was added after a look)",
     threshold="R: > 0 at step 0 and at T, and within .01 of 0 at equal beta_ii^2; X: < 0 at step 0 or at T. "
     "The plan names no threshold: these are ours, set before the runs",
     sweep="branchnorm:8",
