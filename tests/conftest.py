@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from stabilitylab import cli
 
 torch.set_num_threads(1)
 
@@ -26,6 +29,21 @@ def denormal_numbers() -> Iterator[None]:
     """A command flushes denormal numbers in its process, which here is that of the tests after it, too."""
     yield
     torch.set_flush_denormal(False)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Calls the command line in an empty folder; returns (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["stabilitylab", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return call
 
 
 @pytest.fixture

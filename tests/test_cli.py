@@ -13,24 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from stabilitylab import cli
-
 FAST = ["--depth", "2", "--steps", "3", "--set", "data.sentences=4", "--set", "data.held_out=6"]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """Calls the command line in an empty folder; returns (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["stabilitylab", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return call
 
 
 def spawn(*arguments: str, cwd: Path) -> subprocess.Popen[str]:

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from stabilitylab import cli, experiments
+from stabilitylab import experiments
 from stabilitylab.config import resolve
 from stabilitylab.store import Run
 
 SMALL = ["--set", "data.sentences=4", "--set", "data.held_out=6", "--set", "data.max_length=8"]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """Calls the command line in an empty folder; returns (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["stabilitylab", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return call
 
 
 def test_onestep_leaves_a_run_and_prints_rates_by_group(run) -> None:

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from making import Made, layer_rows, make_run, sublayer_rows
 
-from stabilitylab import cli
-
 STEPS = (0, 10, 20)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """Calls the command line in an empty folder; returns (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["stabilitylab", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return call
 
 
 def some_runs(folder: Path, seeds: tuple[int, ...] = (3, 4, 5)) -> None:
