@@ -95,7 +95,7 @@ def build(
     progress("page")
     path = page.write(
         out,
-        title=f"stabilitylab: {len(runs)} run{'s' if len(runs) != 1 else ''} of {folder.resolve().name}",
+        title=f"stabilitylab: {len(runs)} run{'s' if len(runs) != 1 else ''} in {folder.resolve().name}",
         sections=sections,
         findings=findings,
         runs=runs,
