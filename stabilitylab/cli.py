@@ -19,6 +19,7 @@ from .commands.report import report
 from .commands.sweep import sweep
 from .errors import StabilityLabError
 
+INTERRUPTED = 130
 app = typer.Typer(
     name="stabilitylab",
     help="Will a deep Transformer train, which layer breaks first, and why.",
@@ -38,10 +39,12 @@ def main() -> None:
     verbose = any(flag in sys.argv[1:] for flag in ("-v", "--verbose"))
     try:
         code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # typer makes a KeyboardInterrupt this code; a command that caught it returns it
+            code = _complain("stopped by Ctrl-C; what was recorded is kept.", INTERRUPTED, False)
     except StabilityLabError as error:
         code = _complain(error, error.exit_code, verbose)
-    except (KeyboardInterrupt, typer.Abort):
-        code = _complain("stopped by Ctrl-C; what was recorded is kept.", 130, verbose)
+    except (KeyboardInterrupt, typer.Abort):  # other versions of typer let it through
+        code = _complain("stopped by Ctrl-C; what was recorded is kept.", INTERRUPTED, verbose)
     except BrokenPipeError:
         sys.stderr.close()
         code = 0

@@ -6,6 +6,7 @@ import json
 import logging
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..errors import InputError, UsageError
+from ..errors import InputError, ResourceError, UsageError
 from ..experiments import command
 from ..store.layout import plain
 from . import page, paper
@@ -60,7 +61,8 @@ def build(
     """Write the report on the runs below ``folder`` to ``out``: index.html, figures/, claims.json, claims.csv.
 
     ``figures`` and ``diagnosed`` (names of runs) choose; empty: all figures, and the runs that most need a look.
-    Raises InputError where ``folder`` holds no run, UsageError for a name that does not exist.
+    Raises InputError where ``folder`` holds no run, UsageError for a name that does not exist, ResourceError where
+    ``out`` cannot be written.
     """
     from . import figures as _  # noqa: F401  (registers them)
 
@@ -68,40 +70,43 @@ def build(
     runs, broken = load(folder)
     named = _named(runs, diagnosed)
     sections, missing = [], []
-    press = Press(out)
-    for id in chosen:
-        entry = FIGURES[id]
-        progress(id)
-        try:
-            picture = entry().picture(runs)
-        except MissingRuns as lacking:
-            missing.append(Missing(id, entry.title, lacking.sentence, lacking.command or command(id)))
-            continue
-        sections.append(press.section(id, entry.title, entry.source, picture, "figures"))
-    for record in named:
-        progress(record.name)
-        try:
-            picture = diagnose(record)
-        except MissingRuns as lacking:
-            log.warning("%s: %s", record.name, lacking.sentence)
-            continue
-        title = "one run, step by step"
-        sections.append(press.section(f"run:{record.name}", record.name, title, picture, "runs"))
-    progress("claims")
-    findings = ledger(runs)
-    write_ledger(findings, out)
-    progress("files of the figures")
-    press.finish()
-    progress("page")
-    path = page.write(
-        out,
-        title=f"stabilitylab: {len(runs)} run{'s' if len(runs) != 1 else ''} in {folder.resolve().name}",
-        sections=sections,
-        findings=findings,
-        runs=runs,
-        broken=broken,
-        missing=[(entry.id, entry.title, entry.sentence, entry.command) for entry in missing],
-    )
+    try:
+        with Press(out) as press:
+            for id in chosen:
+                entry = FIGURES[id]
+                progress(id)
+                try:
+                    picture = entry().picture(runs)
+                except MissingRuns as lacking:
+                    missing.append(Missing(id, entry.title, lacking.sentence, lacking.command or command(id)))
+                    continue
+                sections.append(press.section(id, entry.title, entry.source, picture, "figures"))
+            for record in named:
+                progress(record.name)
+                try:
+                    picture = diagnose(record)
+                except MissingRuns as lacking:
+                    log.warning("%s: %s", record.name, lacking.sentence)
+                    continue
+                title = "one run, step by step"
+                sections.append(press.section(f"run:{record.name}", record.name, title, picture, "runs"))
+            progress("claims")
+            findings = ledger(runs)
+            write_ledger(findings, out)
+            progress("files of the figures")
+        progress("page")
+        path = page.write(
+            out,
+            title=f"stabilitylab: {len(runs)} run{'s' if len(runs) != 1 else ''} in {folder.resolve().name}",
+            sections=sections,
+            findings=findings,
+            runs=runs,
+            broken=broken,
+            missing=[(entry.id, entry.title, entry.sentence, entry.command) for entry in missing],
+        )
+    except OSError as error:
+        reason = error.strerror or error
+        raise ResourceError(f"cannot write the report to {out} ({reason}): choose another --out.") from error
     return Built(path, sections, missing, findings, broken)
 
 
@@ -142,25 +147,35 @@ def _order(id: str) -> tuple[int, str]:
 
 
 class Press:
-    """Prints figures in other processes while this one reads runs: matplotlib takes most of a report's time."""
+    """Prints figures in other processes while this one reads runs: matplotlib takes most of a report's time.
+
+    A context manager: it ends when all files stand, raising what went wrong in printing; after an error in it, or a
+    Ctrl-C, what is not being printed yet is dropped.
+    """
 
     def __init__(self, out: Path) -> None:
-        self._out = out
-        self._workers = ProcessPoolExecutor(min(WORKERS, os.cpu_count() or 1), multiprocessing.get_context("spawn"))
+        self._out, self._folder = out, out / "figures"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        spawn = multiprocessing.get_context("spawn")
+        count = min(WORKERS, os.cpu_count() or 1)
+        self._workers = ProcessPoolExecutor(count, spawn, signal.signal, (signal.SIGINT, signal.SIG_IGN))
         self._printing: list[Future[object]] = []
+
+    def __enter__(self) -> Press:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        try:
+            for printed in self._printing if error is None else ():
+                printed.result()
+        finally:
+            self._workers.shutdown(cancel_futures=True)
 
     def section(self, id: str, title: str, source: str, picture: Picture, group: page.Group) -> page.Section:
         name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in id)
-        folder = self._out / "figures"
-        self._printing.append(self._workers.submit(paper.write, picture, folder, name))
-        files = {kind: path.relative_to(self._out).as_posix() for kind, path in paper.paths(folder, name).items()}
+        self._printing.append(self._workers.submit(paper.write, picture, self._folder, name))
+        files = {kind: path.relative_to(self._out).as_posix() for kind, path in paper.paths(self._folder, name).items()}
         return page.Section(id, title, source, picture, files, group=group)
-
-    def finish(self) -> None:
-        """Wait for all files; what went wrong in printing is raised here."""
-        with self._workers:
-            for printed in self._printing:
-                printed.result()
 
 
 def _named(runs: Runs, names: Sequence[str]) -> list[Record]:

@@ -38,8 +38,9 @@ class Effect:
             "high": interval.high,
             "n": interval.n,
             "seeds": sorted(self.values),
-            "reproduced": str(self.reproduced),
-            "contradicted": "" if self.contradicted is None else str(self.contradicted),
+            "log": self.log,
+            "reproduced": self.reproduced,
+            "contradicted": self.contradicted,
             "verdict": decide(interval.low, interval.high, self.reproduced, self.contradicted),
             "p": self.p,
             "needed": seeds_needed(sample, self.reproduced, self.contradicted, log=self.log),
@@ -67,8 +68,9 @@ class Share:
             "high": high,
             "n": self.n,
             "seeds": [],
-            "reproduced": str(self.reproduced),
-            "contradicted": "" if self.contradicted is None else str(self.contradicted),
+            "log": False,
+            "reproduced": self.reproduced,
+            "contradicted": self.contradicted,
             "verdict": decide(low, high, self.reproduced, self.contradicted) if enough else "inconclusive",
             "p": self.p,
             "needed": None if enough else LEAST_COUNTED,
@@ -105,8 +107,13 @@ class Finding:
     command: str = ""
 
     def as_dict(self) -> dict[str, Any]:
+        """As JSON has it: regions as they print themselves."""
         facts = {key: value for key, value in vars(self.claim).items() if key != "measure"}
-        return {**facts, "verdict": self.verdict, "effects": self.effects, "why": self.why, "command": self.command}
+        effects = [
+            {**effect, **{kind: str(effect[kind] or "") for kind in ("reproduced", "contradicted")}}
+            for effect in self.effects
+        ]
+        return {**facts, "verdict": self.verdict, "effects": effects, "why": self.why, "command": self.command}
 
 
 CLAIMS: Registry[Claim] = Registry("claim")

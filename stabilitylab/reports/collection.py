@@ -13,6 +13,7 @@ import pandas as pd
 from ..errors import StabilityLabError
 from ..store import Run, load_runs
 from ..store.combine import By
+from ..store.layout import flat
 from . import style
 
 Frame = Any  # a pandas DataFrame; its bundled stubs call every selection a union of types
@@ -34,11 +35,7 @@ class Record:
 
     def __init__(self, run: Run, name: str) -> None:
         self.run, self.name = run, name
-        self.settings: Mapping[str, Any] = {
-            f"{section}.{key}" if isinstance(values, Mapping) else section: value
-            for section, values in run.config.items()
-            for key, value in (values.items() if isinstance(values, Mapping) else [("", values)])
-        }
+        self.settings: Mapping[str, Any] = dict(flat(run.config))
         self.kind: str = str(run.manifest.get("kind", "train" if run.config else "watched"))
         self.label: str = str(run.manifest.get("label", "unlabelled"))
         self.seed: int = int(self.settings.get("train.seed", 0))

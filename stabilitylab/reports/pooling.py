@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from .base import ABSENT, NONFINITE, ZERO
@@ -42,21 +44,26 @@ def pool(
 
 
 def thin(x: np.ndarray, y: np.ndarray, columns: int = COLUMNS) -> tuple[np.ndarray, np.ndarray]:
-    """The points of a line that draw it as all would: ends, and lowest and highest of each of ``columns`` groups.
-
-    A number that is not finite becomes NaN, a gap in the line, and one of each group with such is kept.
-    """
+    """The points of a line that draw it as all would; a number that is not finite becomes NaN, a gap in the line."""
     y = np.where(np.isfinite(y), y, np.nan)
-    if len(x) <= 4 * columns:
+    if len(x) <= 5 * columns:
         return x, y
-    starts = group_starts(len(x), columns)
-    group = np.repeat(np.arange(len(starts)), np.diff([*starts, len(x)]))
-    # sorted by group, then value, then place, with NaN last: each group's lowest number stands first
-    order = np.lexsort((y, group))
-    numbers = np.add.reduceat(np.isfinite(y), starts)
-    ends = starts + np.diff([*starts, len(x)]) - 1
-    kept = np.concatenate(
-        [order[starts], order[np.maximum(starts, starts + numbers - 1)], order[ends], [0, len(x) - 1]]
-    )
-    kept = np.unique(kept)
+    kept = telling(y, y, y, columns)
     return x[kept], y[kept]
+
+
+def telling(y: np.ndarray, low: np.ndarray, high: np.ndarray, groups: int) -> np.ndarray:
+    """Places of each group's first and last point, first gap, lowest ``low`` and highest ``high``: no spike is lost."""
+    kept: set[int] = set()
+    borders = [*group_starts(len(y), groups).tolist(), len(y)]
+    for start, end in itertools.pairwise(borders):
+        known = np.isfinite(y[start:end])
+        kept |= {start, end - 1}
+        if known.any():
+            kept |= {
+                start + int(np.argmin(np.where(known, low[start:end], np.inf))),
+                start + int(np.argmax(np.where(known, high[start:end], -np.inf))),
+            }
+        if not known.all():
+            kept.add(start + int(np.argmin(known)))
+    return np.array(sorted(kept))

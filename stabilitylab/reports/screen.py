@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex
 
 from . import style
 from .base import ABSENT, NONFINITE, ZERO, Map, Panel, Picture, Series
-from .pooling import COLUMNS, pool
+from .pooling import COLUMNS, pool, telling
 
 DASHES = {"solid": "solid", "dashed": "dash", "dotted": "dot", "dashdot": "dashdot"}
 MARKERS = {
@@ -94,21 +94,13 @@ def _trace(one: Series, columns: int) -> dict[str, Any]:
 
 
 def thinned(one: Series, most: int) -> np.ndarray:
-    """Places of the points that are drawn: all, or of a longer line about ``most``, with every stretch's first and
-    last point, its extremes (of the band, where there is one) and its first gap, so that no spike is lost."""
+    """Places of the points that are drawn: all, or of a longer line about ``most`` that tell what it does, and what
+    its band does where it has one."""
     y = np.asarray(one.y, float)
     if one.kind != "line" or len(y) <= most:
         return np.arange(len(y))
     low, high = (y if end is None else np.where(np.isfinite(end), end, y) for end in (one.low, one.high))
-    kept: set[int] = set()
-    for stretch in np.array_split(np.arange(len(y)), max(most // 5, 1)):
-        kept |= {int(stretch[0]), int(stretch[-1])}
-        known = stretch[np.isfinite(y[stretch])]
-        if len(known):
-            kept |= {int(known[np.argmin(low[known])]), int(known[np.argmax(high[known])])}
-        if len(known) < len(stretch):
-            kept.add(int(stretch[~np.isfinite(y[stretch])][0]))
-    return np.array(sorted(kept))
+    return telling(y, low, high, max(most // 5, 1))
 
 
 def _map(heat: Map, columns: int) -> dict[str, Any]:

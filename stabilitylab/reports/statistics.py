@@ -104,6 +104,17 @@ def r_squared(x: Sequence[float], y: Sequence[float]) -> float:
     return float(fit.rvalue) ** 2
 
 
+def aic(x: np.ndarray, y: np.ndarray, parameters: int = 3) -> float:
+    """Akaike's criterion of the least-squares line of y on x with Gaussian residuals: n log(RSS / n) + 2 parameters.
+
+    The parameters are its two coefficients, the variance, and what else shaped x. Lower is better; what all have in
+    common is left out.
+    """
+    a, b = np.polynomial.polynomial.polyfit(x, y, 1)
+    noise = float(np.mean((y - a - b * x) ** 2))
+    return len(y) * math.log(max(noise, 1e-24 * float(np.mean(y**2)), np.finfo(float).tiny)) + 2 * parameters
+
+
 def signed_rank(differences: Sequence[float]) -> float:
     """Two-sided p of Wilcoxon's signed-rank test of seed-paired differences; printed, never decisive."""
     sample = np.asarray(differences, dtype=float)

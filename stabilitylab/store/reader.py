@@ -17,7 +17,7 @@ from ..schema import Table
 from .combine import By, combine
 from .files import is_locked, reading
 from .journal import read_records
-from .layout import METRICS, journals, part_path, parts, read_json, read_run_json
+from .layout import METRICS, flat, journals, part_path, parts, read_json, read_run_json
 from .parts import encode, metrics_of, part_schema, read_part, table_of
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class Run:
     def _settings(self, config: Sequence[str] | bool) -> dict[str, Any]:
         if config is False:
             return {}
-        known = dict(_flat(self.config))
+        known = dict(flat(self.config))
         wanted = list(known) if config is True else list(config)
         if unknown := [key for key in wanted if key not in known]:
             raise UsageError(f"{self.path} has no setting {unknown[0]!r}; it has {', '.join(known) or 'none'}.")
@@ -221,14 +221,6 @@ def _run_directories(directory: Path) -> Iterator[Path]:
         if "run.json" in files:
             below.clear()
             yield Path(where)
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _repeat(value: Any, count: int) -> Any:

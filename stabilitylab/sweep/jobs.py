@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from ..experiments import Experiment
 from ..registry import spelling
 from ..store import Run
 from ..store.files import Lock, is_locked, make_directory, replace_file, writing
+from ..store.layout import flat
 from . import toml
 
 State = Literal["new", "running", "finished", "interrupted", "failed"]
@@ -137,7 +138,7 @@ def _check_same(run: Run, experiment: Experiment) -> None:
     advice = "choose another --out, or move it away"
     if (kind := run.manifest.get("kind", "train")) != experiment.kind:
         raise UsageError(f"{run.path} is a run of kind {kind!r}, where this sweep needs {experiment.kind!r}: {advice}.")
-    stored, wanted = dict(_flat(run.config)), dict(_flat(experiment.config.model_dump(mode="json")))
+    stored, wanted = dict(flat(run.config)), dict(flat(experiment.config.model_dump(mode="json")))
     for key, value in wanted.items():
         if key in FREE or (experiment.kind == "onestep" and key.startswith(_TRAINING) and key != "train.seed"):
             continue
@@ -146,14 +147,6 @@ def _check_same(run: Run, experiment: Experiment) -> None:
             value, there = spelling(value), spelling(there)
         if value != there:
             raise UsageError(f"{run.path} has {key} = {there!r}, where this sweep needs {value!r}: {advice}.")
-
-
-def _flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for section, values in settings.items():
-        if isinstance(values, Mapping):
-            yield from ((f"{section}.{key}", value) for key, value in values.items())
-        else:
-            yield section, values
 
 
 def prepare(job: Job) -> Job:

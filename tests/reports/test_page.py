@@ -17,7 +17,8 @@ from stabilitylab.reports import page
 from stabilitylab.reports.base import Map, Panel, Picture, Series
 from stabilitylab.reports.claims import Finding
 from stabilitylab.reports.collection import Runs
-from stabilitylab.reports.intervals import WIDTH, bounds, interval, mark
+from stabilitylab.reports.intervals import WIDTH, interval, mark
+from stabilitylab.reports.statistics import Region
 
 VOID = {"meta", "input", "br", "link", "img", "path", "line", "circle", "rect"}
 
@@ -225,22 +226,16 @@ def test_a_table_ends_where_the_csv_goes_on(tmp_path: Path) -> None:
     assert len([1 for attributes, _ in document.named("td")]) == page.LISTED * 7  # low and high are empty: left out
 
 
-@pytest.mark.parametrize(
-    ("region", "ends"),
-    [
-        ("< 2", (-math.inf, 2)),
-        ("> -.5", (-0.5, math.inf)),
-        ("in (0.3, 1e-05)", (0.3, 1e-5)),
-        ("", None),
-        ("< inf", None),
-    ],
-)
-def test_regions_are_read_as_they_print(region: str, ends: tuple[float, float] | None) -> None:
-    assert bounds(region) == ends
-
-
-def effect(mean: float, low: float, high: float, reproduced: str = "< 1", contradicted: str = "> 2") -> dict:
-    return {"mean": mean, "low": low, "high": high, "reproduced": reproduced, "contradicted": contradicted}
+def effect(
+    mean: float,
+    low: float,
+    high: float,
+    reproduced: Region | None = Region(high=1),
+    contradicted: Region | None = Region(low=2),
+    log: bool = False,
+) -> dict:
+    regions = {"reproduced": reproduced, "contradicted": contradicted}
+    return {"mean": mean, "low": low, "high": high, "log": log, **regions}
 
 
 def test_a_mark_puts_interval_and_regions_on_one_scale() -> None:
@@ -254,7 +249,7 @@ def test_a_mark_puts_interval_and_regions_on_one_scale() -> None:
 
 
 def test_a_mark_of_wide_ratios_is_logarithmic() -> None:
-    found = mark(effect(1.0, 0.01, 100.0, "in (0.01, 100)", ""))
+    found = mark(effect(1.0, 0.01, 100.0, Region(0.01, 100), None, log=True))
     assert found is not None
     assert found["mean"] == pytest.approx(WIDTH / 2, abs=0.06)
     assert found["regions"] == [("reproduced", found["low"], pytest.approx(found["high"] - found["low"], abs=0.11))]
@@ -268,7 +263,7 @@ def test_one_seed_is_a_dot_and_an_endless_interval_reaches_the_edge() -> None:
     assert endless is not None
     assert (endless["low"], endless["high"]) == (0, WIDTH)
     assert mark(effect(math.nan, math.nan, math.nan)) is None
-    assert mark(effect(1.0, 1.0, 1.0, "", "")) is not None
+    assert mark(effect(1.0, 1.0, 1.0, Region(), None)) is not None
 
 
 def test_intervals_in_words() -> None:

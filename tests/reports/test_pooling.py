@@ -74,7 +74,7 @@ def test_groups_are_never_empty() -> None:
     assert group_starts(0, 10).tolist() == []
 
 
-@pytest.mark.parametrize("count", [50, 101, 5000])
+@pytest.mark.parametrize("count", [60, 101, 5000])
 def test_a_thinned_line_keeps_ends_and_extremes_of_each_group(count: int) -> None:
     draw = np.random.default_rng(count)
     y = draw.standard_normal(count)
@@ -82,7 +82,7 @@ def test_a_thinned_line_keeps_ends_and_extremes_of_each_group(count: int) -> Non
     y[count // 2 : count // 2 + count // 5] = np.inf  # whole groups without a number
     x = np.arange(count) * 2
     kept, shown = thin(x, y, columns=10)
-    assert len(kept) <= 32 < count
+    assert len(kept) <= 5 * 10 < count  # ends, extremes and one gap of each group
     assert (np.diff(kept) > 0).all()
     assert (kept[0], kept[-1]) == (0, x[-1])
     usual = np.where(np.isfinite(y), y, np.nan)

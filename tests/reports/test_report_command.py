@@ -101,3 +101,12 @@ def test_bad_input_is_one_sentence(run, tmp_path: Path, arguments: list[str], co
     assert (found, out) == (code, "")
     assert sentence in err
     assert err.count("\n") == 1
+
+
+def test_an_out_that_cannot_be_written_is_named(run, tmp_path: Path) -> None:
+    some_runs(tmp_path / "runs", seeds=(3,))
+    (tmp_path / "taken").write_text("a file")
+    code, _, err = run("report", "--out", "taken/report")
+    assert code == 5
+    assert "cannot write the report to taken/report" in err
+    assert "choose another --out" in err

@@ -13,7 +13,7 @@ from ..base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
 from ..claims import Effect, claim
 from ..collection import LAYERS, Record, Runs
 from ..layerwise import comparable, counted, hidden
-from ..statistics import Region, slope
+from ..statistics import Region, aic, slope
 from .admin_3 import FAST, left_out, nothing_drawn
 
 TABLE = "perturbation"
@@ -119,16 +119,6 @@ def _first_alpha(group: Runs) -> list[str]:
 
 def _panel(title: str, x: str, lines: list[Series], ticks: list[int] | None = None) -> Panel:
     return Panel(title, x, "mean square change", lines, log_x=True, log_y=True, ticks=ticks or ())
-
-
-def aic(x: np.ndarray, y: np.ndarray) -> float:
-    """Akaike's criterion of the least-squares line y = a + b x with Gaussian residuals: n log(RSS / n) + 2 k.
-
-    k = 3: a, b and the variance of the residuals. Lower is better; what all lines share is left out.
-    """
-    a, b = np.polynomial.polynomial.polyfit(x, y, 1)
-    mean_square = float(np.mean((y - a - b * x) ** 2))
-    return len(y) * math.log(max(mean_square, np.finfo(float).tiny)) + 2 * 3
 
 
 def growth(changes: Mapping[Record, float]) -> dict[int, dict[str, float]]:

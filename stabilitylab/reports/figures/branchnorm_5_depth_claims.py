@@ -13,7 +13,7 @@ from ..base import MissingRuns
 from ..claims import Effect, claim
 from ..collection import LAYERS, Runs
 from ..layerwise import comparable, failed
-from ..statistics import Region, slope
+from ..statistics import Region, aic, slope
 from .branchnorm_5 import by_share, depth_sweeps, even, quality
 
 LEAST_DEPTHS = 5  # for three curves to be told apart
@@ -107,22 +107,15 @@ def logarithmic_in_depth(runs: Runs) -> list[Effect]:
 def log_over_best(depths: Sequence[float], values: Sequence[float]) -> float:
     """AIC of the logarithmic curve minus the least AIC of the three; 0 where the logarithm is best."""
     d, y = np.asarray(depths, float), np.asarray(values, float)
-    scores = {"log": _aic(np.log(d), y, 3), "linear": _aic(d, y, 3), "saturating": _saturating(d, y)}
+    scores = {"log": aic(np.log(d), y), "linear": aic(d, y), "saturating": _saturating(d, y)}
     return scores["log"] - min(scores.values())
-
-
-def _aic(x: np.ndarray, y: np.ndarray, parameters: int) -> float:
-    """Of the least-squares line of y on x; the variance of the residuals is one of the parameters."""
-    residual = y - np.polyval(np.polyfit(x, y, 1), x)
-    noise = max(float(np.mean(residual**2)), 1e-24 * float(np.mean(y**2)), np.finfo(float).tiny)
-    return len(y) * math.log(noise) + 2 * parameters
 
 
 def _saturating(d: np.ndarray, y: np.ndarray) -> float:
     """AIC at the best scale c, looked for between a third of the least and thrice the largest depth."""
 
     def at(log_scale: float) -> float:
-        return _aic(1 - np.exp(-d / math.exp(log_scale)), y, 4)
+        return aic(1 - np.exp(-d / math.exp(log_scale)), y, 4)
 
     # two local minima are possible, so a grid comes before the search
     grid = np.linspace(math.log(d.min() / 3), math.log(3 * d.max()), 40)
