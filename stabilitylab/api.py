@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from . import __version__
-from .probes import Watcher
+from .probes import Sites, Watcher, find_sites
 from .probes.accumulate import Mask
 from .probes.reference import Schedule
 from .probes.schedule import Cadence
-from .probes.selection import Names
+from .probes.selection import Names, split
 from .store import RunWriter
 
 
@@ -41,6 +41,17 @@ class RunWatcher(Watcher):
             interrupted = issubclass(kind, KeyboardInterrupt)
             self.run.set_status("interrupted" if interrupted else "failed", self.t, f"{kind.__name__}: {error}")
         self.close()
+
+
+def sites(model: nn.Module, *, output_site: str | None = None, sites: Mapping[str, str] | None = None) -> Sites:
+    """The places of ``model`` where probes look, found by structure; ``print`` shows them as a table.
+
+    ``output_site`` and ``sites`` are those of :func:`watch`: what is printed is what will be watched. Raises UsageError
+    for a name that matches no module.
+
+    >>> print(sites(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 3)))  # doctest: +SKIP
+    """
+    return find_sites(model, output_site, split(sites)[0])
 
 
 def watch(

@@ -28,15 +28,17 @@ class Masks:
         """A new pass begins: the next look-up asks again."""
         self._asked = False
         self._masks: Mask | None = None
-        self._found: dict[tuple[str, torch.Size], torch.Tensor] = {}
+        self._found: dict[tuple[str | None, torch.Size], torch.Tensor] = {}
 
-    def __call__(self, stack: str, tokens: torch.Size, device: torch.device) -> torch.Tensor:
-        """True per real token, of shape ``tokens``."""
+    def __call__(self, stack: str | None, tokens: torch.Size, device: torch.device) -> torch.Tensor:
+        """True per real token, of shape ``tokens``; everywhere for the stack None, that of routed tokens."""
         if (found := self._found.get((stack, tokens))) is None:
             found = self._found[stack, tokens] = self._look_up(stack, tokens, device)
         return found
 
-    def _look_up(self, stack: str, tokens: torch.Size, device: torch.device) -> torch.Tensor:
+    def _look_up(self, stack: str | None, tokens: torch.Size, device: torch.device) -> torch.Tensor:
+        if stack is None:
+            return torch.ones(tokens, dtype=torch.bool, device=device)
         if not self._asked:
             self._masks = self._given() if callable(self._given) else self._given
             self._asked = True
@@ -46,12 +48,27 @@ class Masks:
         mask = self._masks.get(stack) if isinstance(self._masks, Mapping) else self._masks
         if mask is None:
             return torch.ones(tokens, dtype=torch.bool, device=device)
-        if mask.shape != tokens:
+        if (fitting := _laid_out(mask, tokens)) is None:
             raise UsageError(
                 f"mask has shape {tuple(mask.shape)} where stack {stack!r} has tokens {tuple(tokens)}: give one "
-                "value per token, in the layout of the hidden states, or a function that returns each pass's own mask."
+                "value per token, in the layout of the hidden states, or a function that returns each pass's own mask, "
+                "or leave out the probes that look there (probes='-NAME')."
             )
-        return mask.to(device=device, dtype=torch.bool)
+        return fitting.to(device=device, dtype=torch.bool)
+
+
+def _laid_out(mask: torch.Tensor, tokens: torch.Size) -> torch.Tensor | None:
+    """``mask`` (B, T) for tokens (B, T), flattened ones (B T), or those of each head, (B, T, H) or (B, H, T)."""
+    if mask.shape == tokens:
+        return mask
+    if tokens == (mask.numel(),):
+        return mask.reshape(tokens)
+    if mask.dim() != 2 or len(tokens) != 3:
+        return None
+    ends, inner = mask.shape == (tokens[0], tokens[2]), mask.shape == tokens[:2]
+    if ends == inner:  # (B, T, T) may be either
+        return None
+    return (mask[:, None, :] if ends else mask[:, :, None]).expand(tokens)
 
 
 class Board:
@@ -87,9 +104,9 @@ class Board:
             if raw not in (known := {self.reads(column) for column in self.rules}):
                 measured = f"probe {self.table.name!r} measures {raw!r}"
                 raise UsageError(f"{measured}, but its columns read {', '.join(map(repr, sorted(known)))}.")
-            groups: dict[tuple[str, torch.Size], tuple[list[int], list[torch.Tensor]]] = {}
+            groups: dict[tuple[str | None, torch.Size], tuple[list[int], list[torch.Tensor]]] = {}
             for row, value in entries:
-                stack = self.table.rows[row].stack if value.dim() else ""
+                stack = self.sites[row].mask if value.dim() else None
                 rows, values = groups.setdefault((stack, value.shape), ([], []))
                 rows.append(row)
                 values.append(value)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .parameters import Parameters
 
 When = Literal["forward", "backward", "step", "update", "reference"]
-Numbers = torch.Tensor | Mapping[str, torch.Tensor]
+Numbers = torch.Tensor | Mapping[str, torch.Tensor] | None
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,8 @@ class Probe:
     taps: ClassVar[tuple[str, ...]] = ()  # taps of a site that are measured as well, each a raw number of its own
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
-        """Per-token numbers, shape of ``weight`` (bool, True on real tokens), or a 0-dim one; a dict for several."""
+        """Per-token numbers, shape of ``weight`` (bool, True on real tokens), or a 0-dim one; a dict for several; None
+        where this call has nothing to measure."""
         raise NotImplementedError
 
     @classmethod

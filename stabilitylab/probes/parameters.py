@@ -13,7 +13,7 @@ from torch import nn
 from ..errors import UsageError
 from ..schema import Row
 from .norms import Squares, Values, flattened
-from .sites import Places, canonical, is_norm, unwrapped
+from .structure import Places, canonical, is_norm, unwrapped
 
 GROUPS = ("vo_ffn", "qk", "bias", "ln")
 GROUP_OF: dict[str, str] = {"q": "qk", "k": "qk", "v": "vo_ffn", "out": "vo_ffn", "fc1": "vo_ffn", "fc2": "vo_ffn"}

@@ -13,7 +13,8 @@ from torch import nn
 from .accumulate import Board, Masks
 from .base import wide
 from .representations import Output
-from .sites import tensor_of
+from .sites import hidden_state, tensor_of
+from .watchable import eagerly
 
 HELD = 1 << 24  # per-token numbers that may wait on the device before they are added up
 
@@ -72,7 +73,10 @@ class Pass:
 
     def keep(self, board: Board, row: int, fed: tuple[str, ...], x: Any, y: torch.Tensor, weight: torch.Tensor) -> None:
         """Measures at a site and keeps the numbers, still per token, until the pass ends."""
-        numbers: Any = board.probe.measure(board.sites[row], x, y, weight)
+        site = board.sites[row]
+        numbers: Any = board.probe.measure(site, site.arranged(x), site.arranged(y), weight)
+        if numbers is None:
+            return
         for raw in numbers if isinstance(numbers, dict) else fed:
             number = numbers[raw] if isinstance(numbers, dict) else numbers
             board.hold(raw, row, number)
@@ -83,17 +87,19 @@ class Pass:
             self._held = 0
 
     def _hook(self, board: Board, row: int, fed: tuple[str, ...], key: int) -> Callable[..., None]:
-        stack, takes_input = board.sites[row].stack, board.sites[row].take == "input"
+        site = board.sites[row]
+        takes_input = site.take == "input"
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if not self.records(key):
                 return
             began = time.perf_counter()
-            if (x := tensor_of(args)) is None:
-                x = tensor_of(kwargs)
+            x = hidden_state(args, kwargs)
             y = x if takes_input else tensor_of(output)
             if y is not None:
-                self.keep(board, row, fed, x, y, self.masks(stack, y.shape[:-1], y.device))
+                tokens = site.arranged(y).shape[:-1]
+                real = self.masks(site.mask, tokens, y.device)
+                self.keep(board, row, fed, x, y, real)
             self.seconds += time.perf_counter() - began
 
         return hook
@@ -181,7 +187,7 @@ class ReferencePass(Pass):
         self._outputs = []
         self.attach()
         try:
-            with evaluation(self.model):
+            with evaluation(self.model), eagerly(self.model):
                 returned = self._reference()
             self.end()
         finally:

@@ -20,8 +20,9 @@ from .passes import TrainingPass
 from .records import Metrics, Record, RowMetrics
 from .reference import ReferenceRows, Schedule
 from .schedule import Cadence, checked, is_due
-from .selection import Names, boards_for
+from .selection import Names, boards_for, split
 from .sites import find_sites
+from .watchable import check_watchable, compiled_modules
 
 
 @dataclass
@@ -46,7 +47,9 @@ class Watcher:
       forward pass (so once per micro-batch); a stack without a mask counts all tokens.
     - ``reference``: runs the model on a fixed batch; numbers in a dict that it returns become metrics of the row.
     - ``schedule``: lets ``model_update`` separate what alpha did from what the parameters did.
-    - ``output_site``: the module whose output is F; ``sites``: regular expression that site names match, or by probe.
+    - ``output_site``: the module whose output is F. ``sites``: a regular expression that narrows the places of all
+      probes, or a dict of them by probe; by kind ("layers", "norms", "activations", "outputs") one that full names of
+      modules match, instead of what is found (:func:`stabilitylab.sites` shows it).
     """
 
     def __init__(
@@ -70,13 +73,17 @@ class Watcher:
         self.update_every: Cadence = checked(update_every, "update_every")
         self.t = 0
         self.last: tuple[int, dict[str, float | None], dict[str, Cells]] | None = None  # the row that the sink got last
-        self.sites = find_sites(model, output_site)
+        check_watchable(model)
+        own, narrowed = split(sites)
+        self.sites = find_sites(model, output_site, own)
         self.sink = sink
         self._optimizer, self._scaler = optimizer, scaler
         self._total_every_step = total_every_step
         self._parameters = Parameters(model, self.sites.place, optimizer)
         lacks = [name for name, given in (("optimizer", optimizer), ("reference", reference)) if given is None]
-        self._boards, self.dropped = boards_for(probes, self.sites, self._parameters, sites, lacks=lacks)
+        self._boards, self.dropped = boards_for(
+            probes, self.sites, self._parameters, narrowed, lacks=lacks, compiled=compiled_modules(model)
+        )
         allocate(self._boards, self._parameters.device)
 
         stacks = [stack.name for stack in self.sites.stacks]
