@@ -14,7 +14,7 @@ from .accumulate import Board, Masks
 from .base import wide
 from .representations import Output
 from .sites import hidden_state, tensor_of
-from .watchable import eagerly
+from .watchable import with_hooks
 
 HELD = 1 << 24  # per-token numbers that may wait on the device before they are added up
 
@@ -187,7 +187,7 @@ class ReferencePass(Pass):
         self._outputs = []
         self.attach()
         try:
-            with evaluation(self.model), eagerly(self.model):
+            with evaluation(self.model), with_hooks(self.model):
                 returned = self._reference()
             self.end()
         finally:

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..errors import UsageError
 from ..schema import Row
-from .structure import Places, Stack, canonical, find_stacks, is_norm, unwrapped
+from .structure import Places, Stack, canonical, find_stacks, is_leaf, is_norm, unwrapped
 
 TAPS = ("branch", "scaled_branch", "shortcut")
 NOT_PER_TOKEN = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponseNorm)  # they normalise over channels
@@ -263,7 +263,7 @@ def _second_linear(linears: list[tuple[str, nn.Linear]]) -> tuple[tuple[str, nn.
 
 
 def _is_activation(module: nn.Module) -> bool:
-    return not any(module.children()) and type(module).__name__.lower().endswith(ACTIVATIONS)
+    return is_leaf(module) and type(module).__name__.lower().endswith(ACTIVATIONS)
 
 
 def _outputs(modules: Mapping[str, nn.Module], place: Places, output_site: str | None) -> Iterator[Site]:

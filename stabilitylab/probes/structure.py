@@ -62,8 +62,12 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module
 
 
+def is_leaf(module: nn.Module) -> bool:
+    return not module._modules  # any(module.children()) would ask a compiled child for its length
+
+
 def is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower() and not any(module.children())
+    return is_leaf(module) and "norm" in type(module).__name__.lower()
 
 
 def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
@@ -90,7 +94,7 @@ def _like_children(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
     """The children of a list that are its layers: the most frequent class that is not a leaf, at least two of it."""
     if not isinstance(module, (nn.ModuleList, nn.Sequential)):
         return []
-    children = [(key, child) for key, child in module.named_children() if any(child.children())]
+    children = [(key, child) for key, child in module.named_children() if not is_leaf(child)]
     if not children:
         return []
     kind, count = Counter(type(child) for _, child in children).most_common(1)[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -38,10 +38,14 @@ def _compiled(module: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def eagerly(model: nn.Module) -> Iterator[None]:
-    """Compiled parts of ``model`` run as they were written, hooks included; what is compiled stays so."""
-    if not any(True for module in model.modules() for _ in _compiled(module)):
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
+def with_hooks(model: nn.Module) -> Iterator[None]:
+    """Inference runs module by module, so that hooks see it: compiled parts of ``model`` as they were written, and
+    ``nn.Transformer`` without its fused path, which skips modules and may pack tokens into nested tensors."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    stance = torch.compiler.set_stance("force_eager") if compiled_modules(model) else nullcontext()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with stance:
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
