@@ -10,7 +10,7 @@ import torch
 
 from ..errors import UsageError
 from ..schema import Cells, Row
-from .base import Probe
+from .base import Probe, Rule
 from .sites import Site
 
 Mask = torch.Tensor | Mapping[str, torch.Tensor]
@@ -135,6 +135,13 @@ class Board:
         self.clear()
         return finished, seen
 
+    def hand_over(self) -> tuple[list[tuple[Rule, torch.Tensor]], np.ndarray]:
+        """Instead of :meth:`take`, what several ranks must add up first: the columns before their rules finish them."""
+        columns = [(rule, self.parts[column].clone()) for column, rule in self.rules.items()]
+        seen = self._seen.copy()
+        self.clear()
+        return columns, seen
+
     def clear(self) -> None:
         self._waiting.clear()
         self._seen[:] = False
@@ -148,7 +155,7 @@ class Board:
 
 
 def allocate(boards: Iterable[Board], device: torch.device) -> None:
-    """One float64 buffer for all sums and one for all maxima, so that ranks can combine a row in two collectives."""
+    """One float64 buffer for all sums and one for all maxima."""
     boards = list(boards)
     for additive in (True, False):
         columns = [(b, c, rule.width) for b in boards for c, rule in b.rules.items() if rule.additive is additive]

@@ -62,6 +62,19 @@ class Mean(Rule):
 
 
 @dataclass(frozen=True)
+class Sum(Rule):
+    """Sum over real tokens of all calls."""
+
+    def add(self, into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, weight: torch.Tensor | None) -> None:
+        if weight is not None:
+            values = torch.where(weight, values, 0).sum(tuple(range(1, values.dim())), dtype=torch.float64)
+        into.index_add_(0, rows, values.double()[:, None])
+
+    def finish(self, parts: torch.Tensor) -> torch.Tensor:
+        return parts[:, 0]
+
+
+@dataclass(frozen=True)
 class Norm(Rule):
     """Root of the sum of squares over real tokens and all calls; in float64, 1e-38 and 1e38 keep their squares."""
 
@@ -129,6 +142,17 @@ class Quantile(Rule):
         return torch.where((parts[:, -1] == 0) & (reached[:, -1] > 0), middles, torch.nan)
 
 
+@dataclass(frozen=True)
+class Total:
+    """A number about the whole model as its additive ``parts``, (1, width): ranks add them up before it is finished."""
+
+    rule: Rule
+    parts: torch.Tensor
+
+    def finish(self) -> torch.Tensor:  # 0-dim
+        return self.rule.finish(self.parts)[0]
+
+
 class Probe:
     """A few numbers taken at places of a model: subclass it, decorate with :func:`probe`, write ``measure``.
 
@@ -171,8 +195,8 @@ class ParameterProbe(Probe):
         """The additive numbers of each column, (rows, width) float64, and which cells exist, (rows, columns) bool."""
         raise NotImplementedError
 
-    def metrics(self) -> Mapping[str, torch.Tensor]:
-        """0-dim numbers about the whole model that the last ``collect`` came by."""
+    def metrics(self) -> Mapping[str, Total]:
+        """Numbers about the whole model that the last ``collect`` came by."""
         return {}
 
 

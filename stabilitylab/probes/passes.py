@@ -120,9 +120,15 @@ class TrainingPass(Pass):
     """
 
     def __init__(
-        self, model: nn.Module, boards: Sequence[Board], masks: Masks, scaler: torch.amp.GradScaler | None = None
+        self,
+        model: nn.Module,
+        boards: Sequence[Board],
+        masks: Masks,
+        scaler: torch.amp.GradScaler | None = None,
+        share: float = 1.0,
     ) -> None:
         super().__init__(model, boards, masks)
+        self._share = share  # of this rank's loss in the loss of all ranks
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.start_row()
 
@@ -149,6 +155,8 @@ class TrainingPass(Pass):
                 with torch.no_grad():  # gradients are on under create_graph
                     if self._scaler is not None:
                         gradient = gradient.to(wide(gradient)) / self._loss_scale(self._scaler, gradient.device)
+                    if self._share != 1:
+                        gradient = gradient.to(wide(gradient)) * self._share
                     super(TrainingPass, self).keep(board, row, fed, None, gradient, weight)
                 self.seconds += time.perf_counter() - began
 

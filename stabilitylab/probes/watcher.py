@@ -15,6 +15,7 @@ from ..errors import UsageError
 from ..schema import Cells, Sink, Table
 from .accumulate import Board, Mask, Masks, allocate
 from .base import ParameterProbe, When
+from .distributed import NullSink, Parallel, ranks_of
 from .parameters import Parameters
 from .passes import TrainingPass
 from .records import Metrics, Record, RowMetrics
@@ -50,6 +51,12 @@ class Watcher:
     - ``output_site``: the module whose output is F. ``sites``: a regular expression that narrows the places of all
       probes, or a dict of them by probe; by kind ("layers", "norms", "activations", "outputs") one that full names of
       modules match, instead of what is found (:func:`stabilitylab.sites` shows it).
+    - ``parallel``: "auto" finds DDP and FSDP2, see :func:`~.distributed.ranks_of` for "ddp" and "off".
+
+    On several ranks every one makes its watcher and calls ``step``; rank 0 alone writes. Tables are those of one
+    process on the batches of all ranks, E being the mean of their losses. Numbers given to ``step`` or returned by
+    ``reference`` are averaged over ranks, those given to ``note`` stay rank 0's. A row's metrics can be read after the
+    optimizer's step. ``flush``, ``finish`` and ``state_dict`` (this rank's shards) are for all ranks at once.
     """
 
     def __init__(
@@ -68,6 +75,7 @@ class Watcher:
         output_site: str | None = None,
         sites: str | Mapping[str, str] | None = None,
         total_every_step: bool = True,
+        parallel: Parallel = "auto",
     ) -> None:
         self.every: Cadence = checked(every, "every")
         self.update_every: Cadence = checked(update_every, "update_every")
@@ -75,21 +83,32 @@ class Watcher:
         self.last: tuple[int, dict[str, float | None], dict[str, Cells]] | None = None  # the row that the sink got last
         check_watchable(model)
         own, narrowed = split(sites)
+        self._ranks = ranks = ranks_of(model, parallel)
         self.sites = find_sites(model, output_site, own)
-        self.sink = sink
+        self.sink = sink if ranks is None or ranks.rank == 0 else NullSink()
         self._optimizer, self._scaler = optimizer, scaler
         self._total_every_step = total_every_step
-        self._parameters = Parameters(model, self.sites.place, optimizer)
+        self._parameters = Parameters(model, self.sites.place, optimizer, ranks)
         lacks = [name for name, given in (("optimizer", optimizer), ("reference", reference)) if given is None]
         self._boards, self.dropped = boards_for(
             probes, self.sites, self._parameters, narrowed, lacks=lacks, compiled=compiled_modules(model)
         )
         allocate(self._boards, self._parameters.device)
+        if ranks is not None:
+            ranks.check_alike([board.table for board in self._boards])
 
         stacks = [stack.name for stack in self.sites.stacks]
-        self._training = TrainingPass(model, self._on("forward", "backward"), Masks(mask, stacks), scaler)
+        share = 1.0 if ranks is None else 1 / ranks.size
+        self._training = TrainingPass(model, self._on("forward", "backward"), Masks(mask, stacks), scaler, share)
         self._reference = reference and ReferenceRows(
-            model, self._on("reference"), Masks(mask, stacks), reference, self.update_every, schedule, self._parameters
+            model,
+            self._on("reference"),
+            Masks(mask, stacks),
+            reference,
+            self.update_every,
+            schedule,
+            self._parameters,
+            ranks,
         )
         self._record: Record | None = None  # the row that waits for the optimizer's step, or for its copy to arrive
         self._owed = False  # whether its numbers about the update are still to come
@@ -127,7 +146,7 @@ class Watcher:
         began, reference = time.perf_counter(), self.cost.reference
         self._send()
         self._owed = False
-        record = Record(self.t, self._parameters.device)
+        record = Record(self.t, self._parameters.device, self._ranks)
         for name, value in (() if loss is None else (("loss", loss),)) + tuple(metrics.items()):
             record.metric(name, value)
         with torch.no_grad():
@@ -147,12 +166,18 @@ class Watcher:
         if self._record is None:
             raise UsageError("there is no pending row to add to: call note() after step(), before the next.")
         for name, value in metrics.items():
-            self._record.metric(name, value)
+            self._record.metric(name, value, own=True)
 
     def flush(self) -> None:
         """Sends the pending row now: for interruptions, between the optimizer's step and the next forward."""
         self._settle()
         self._send()
+
+    def salvage(self) -> None:
+        """After an error: the pending row, unless other ranks, which may be elsewhere now, are needed for it."""
+        if self._record is not None and self._record.waits and self._ranks is not None:
+            self._record, self._owed = None, False
+        self.flush()
 
     def finish(self) -> Metrics:
         """Sends the pending row, then row N, "after training": the reference pass alone. Returns row N's metrics."""
@@ -160,7 +185,7 @@ class Watcher:
         self._send()
         self._state = "finished"
         if self._reference is not None:
-            self._record = Record(self.t, self._parameters.device)
+            self._record = Record(self.t, self._parameters.device, self._ranks)
             with torch.no_grad():
                 self._reference.fill(self._record, last=True)
             self._send()
@@ -203,7 +228,7 @@ class Watcher:
     ) -> None:
         try:
             if kind is not None:
-                self.flush()
+                self.salvage()
             elif self._state == "open":
                 self.finish()
         finally:
@@ -225,7 +250,7 @@ class Watcher:
             self._training.end()
             self._collect(record, "step")
             for board in self._on("forward", "backward"):
-                record.table(board.table.name, *board.take())
+                record.table(board)
             for board in self._on("update"):
                 assert isinstance(board.probe, ParameterProbe)
                 board.probe.before(self._parameters)
@@ -238,7 +263,7 @@ class Watcher:
         for board in self._on(when):
             assert isinstance(board.probe, ParameterProbe)
             board.collect(*board.probe.collect(self._parameters))
-            record.table(board.table.name, *board.take())
+            record.table(board)
             for name, value in board.probe.metrics().items():
                 record.metric(name, value)
 
@@ -266,6 +291,7 @@ class Watcher:
         """The pending row to the sink. An update that never came left the parameters as they were: numbers of 0."""
         self._after_update()
         if self._record is not None:
+            self._record.ship()
             metrics, tables = self._record.read()
             self.last = (self._record.step, metrics, tables)
             self._record = None
