@@ -154,10 +154,11 @@ class Board:
         return index
 
 
-def allocate(boards: Iterable[Board], device: torch.device) -> None:
-    """One float64 buffer for all sums and one for all maxima."""
+def allocate(boards: Iterable[Board], device: torch.device) -> torch.Tensor:
+    """One float64 buffer for all sums, which is returned, and one for all maxima."""
     boards = list(boards)
-    for additive in (True, False):
+    buffer = torch.empty(0)
+    for additive in (False, True):
         columns = [(b, c, rule.width) for b in boards for c, rule in b.rules.items() if rule.additive is additive]
         sizes = [len(board.table.rows) * width for board, _, width in columns]
         buffer = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
@@ -165,6 +166,33 @@ def allocate(boards: Iterable[Board], device: torch.device) -> None:
             board.parts[column] = piece.view(-1, width)
     for board in boards:
         board.clear()
+    return buffer
+
+
+class CleanPasses:
+    """How many micro-batches of a row left each number finite: two operator calls for each but the last."""
+
+    def __init__(self, sums: torch.Tensor) -> None:
+        self._sums, self._clean = sums, torch.zeros(sums.shape, dtype=torch.int16, device=sums.device)
+        self.passes = 0
+
+    def count(self) -> None:
+        self._clean.add_(self._sums.isfinite())
+        self.passes += 1
+
+    def take(self, boards: Sequence[Board]) -> dict[str, torch.Tensor]:
+        """(rows,) by table, and then begins anew; empty where there was one micro-batch."""
+        if not self.passes:
+            return {}
+        taken = {}
+        for board in boards:
+            parts = next((p for c, p in board.parts.items() if board.rules[c].additive), None)
+            if parts is not None:
+                piece = self._clean[parts.storage_offset() :][: parts.numel()]
+                taken[board.table.name] = piece.view(parts.shape).amin(dim=1).double()
+        self._clean.zero_()
+        self.passes = 0
+        return taken
 
 
 def cells(values: np.ndarray, seen: np.ndarray) -> Cells:

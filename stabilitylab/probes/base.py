@@ -168,6 +168,8 @@ class Probe:
     total: ClassVar[str]
     columns: ClassVar[Mapping[str, Rule]]
     default: ClassVar[bool]
+    undefined: ClassVar[frozenset[str]] = frozenset()  # columns where NaN or inf may just say 0 / 0 or 1 / 0
+    undefined: ClassVar[frozenset[str]] = frozenset()  # columns where NaN or inf may just mean a division by 0
     taps: ClassVar[tuple[str, ...]] = ()  # taps of a site that are measured as well, each a raw number of its own
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
@@ -197,6 +199,10 @@ class ParameterProbe(Probe):
 
     def metrics(self) -> Mapping[str, Total]:
         """Numbers about the whole model that the last ``collect`` came by."""
+        return {}
+
+    def pieces(self) -> Mapping[str, torch.Tensor]:
+        """Of the last ``collect``, sums of squares of each piece of a parameter: "theta", "gradient" or "update"."""
         return {}
 
 

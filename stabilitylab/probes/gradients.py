@@ -30,7 +30,7 @@ class GradNorm(ParameterProbe):
 
     def collect(self, parameters: Parameters) -> tuple[Mapping[str, torch.Tensor], np.ndarray]:
         gradients = parameters.gradients()
-        squares = parameters.squares(gradients)
+        self._squares = squares = parameters.squares(gradients)
         self._metrics: dict[str, Total] = {}
         if any(gradient is not None for gradient in gradients):
             self._metrics["grad_norm_total"] = Total(Norm(), squares.sum().view(1, 1))
@@ -43,6 +43,9 @@ class GradNorm(ParameterProbe):
 
     def metrics(self) -> Mapping[str, Total]:
         return self._metrics
+
+    def pieces(self) -> Mapping[str, torch.Tensor]:
+        return {"gradient": self._squares}
 
 
 @probe(

@@ -44,6 +44,7 @@ class Parameters:
     ) -> None:
         inner = unwrapped(model)
         names = {name: index for index, (name, _) in enumerate(inner.named_parameters())}
+        self.names = [canonical(name) for name in names]
         self._own: list[torch.Tensor] = [tensor for _, tensor in inner.named_parameters()]
         self.device = self._own[0].device if self._own else torch.device("cpu")
         self.optimizer = optimizer
@@ -71,6 +72,11 @@ class Parameters:
         sizes = [tensor[part].numel() if part else tensor.numel() for i, part in cuts for tensor in (tensors[i],)]
         entries = torch.tensor(sizes, dtype=torch.float64, device=self.device)
         self.entries = self.by_row(entries if weights is None else entries * weights)  # (rows, 1)
+
+    def is_behind(self, row: Row) -> bool:
+        """Whether a row outside the layers is registered after all layers, as a head is; an embedding is not."""
+        inside = [piece.index for piece in self.pieces if piece.row.layer]
+        return bool(inside) and min(piece.index for piece in self.pieces if piece.row == row) > max(inside)
 
     @property
     def tensors(self) -> list[torch.Tensor]:

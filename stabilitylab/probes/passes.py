@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .accumulate import Board, Masks
+from .accumulate import Board, CleanPasses, Masks
 from .base import wide
 from .representations import Output
 from .sites import hidden_state, tensor_of
@@ -32,6 +32,7 @@ class Pass:
         self._inside = False
         self._number = 0  # of the pass
         self._calls: dict[int, int] = {}  # site -> the pass of its last call
+        self.order: dict[tuple[str, int], int] = {}  # (table, row) -> when it is called in the forward pass
         self._held = 0
 
     @property
@@ -56,8 +57,8 @@ class Pass:
             handle.remove()
         self._handles.clear()
 
-    def end(self) -> None:
-        """Adds up what the pass left waiting."""
+    def end(self, more: bool = False) -> None:
+        """Adds up what the pass left waiting; ``more``: another micro-batch of the same row follows."""
         for board in self.boards:
             board.reduce(self.masks)
         self.masks.renew()
@@ -67,7 +68,7 @@ class Pass:
     def records(self, key: int) -> bool:
         """Whether this call of a site counts."""
         if not self._inside and self._calls.get(key) == self._number:
-            self.end()
+            self.end(more=True)
         self._calls[key] = self._number
         return True
 
@@ -87,13 +88,14 @@ class Pass:
             self._held = 0
 
     def _hook(self, board: Board, row: int, fed: tuple[str, ...], key: int) -> Callable[..., None]:
-        site = board.sites[row]
+        site, place = board.sites[row], (board.table.name, row)
         takes_input = site.take == "input"
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if not self.records(key):
                 return
             began = time.perf_counter()
+            self.order.setdefault(place, len(self.order))
             x = hidden_state(args, kwargs)
             y = x if takes_input else tensor_of(output)
             if y is not None:
@@ -105,7 +107,7 @@ class Pass:
         return hook
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        self.end()
+        self.end(more=True)
         self._inside = True
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -126,11 +128,19 @@ class TrainingPass(Pass):
         masks: Masks,
         scaler: torch.amp.GradScaler | None = None,
         share: float = 1.0,
+        clean: CleanPasses | None = None,
     ) -> None:
         super().__init__(model, boards, masks)
+        self._clean, self._recorded = clean, False
         self._share = share  # of this rank's loss in the loss of all ranks
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.start_row()
+
+    def end(self, more: bool = False) -> None:
+        super().end(more)
+        if more and self._recorded and self._clean is not None:
+            self._clean.count()
+        self._recorded = False
 
     def start_row(self) -> None:
         self._calls.clear()
@@ -142,6 +152,7 @@ class TrainingPass(Pass):
         return key not in self._calls if _in_backward() else super().records(key)
 
     def keep(self, board: Board, row: int, fed: tuple[str, ...], x: Any, y: torch.Tensor, weight: torch.Tensor) -> None:
+        self._recorded = True
         if board.probe.on == "forward":
             torch._C._set_grad_enabled(False)  # it is on; torch.no_grad() costs six times as much
             try:

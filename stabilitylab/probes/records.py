@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from .base import Mean, Total
 from .distributed import Ranks, Share
 
 Metrics = Mapping[str, float | None]
-Entry = tuple[str, torch.Tensor, np.ndarray | tuple[int, int] | None]  # name, values, seen cells or their shape
+Seen = np.ndarray | tuple[int, int] | Literal["aside"] | None  # cells, or of ranks their shape; a metric has none
+Entry = tuple[str, torch.Tensor, Seen]
 
 
 class Record:
@@ -30,7 +31,9 @@ class Record:
         self._metrics: dict[str, float | None] = {}
         self._tables: dict[str, Cells] = {}
         self._shares: list[Share] = []  # what ranks have to add up
-        self._queue: list[Entry] = []  # a metric has no grid of seen cells
+        self._queue: list[Entry] = []
+        self.aside: dict[str, np.ndarray] = {}  # numbers that are no part of the row but tell where it broke
+        self.broken: dict[str, np.ndarray] = {}  # table -> (rows, columns) True where a recorded number is not finite
         self._shipped: list[tuple[torch.Tensor, Any, list[Entry]]] = []
 
     def __contains__(self, metric: str) -> bool:
@@ -60,6 +63,10 @@ class Record:
             self._queue.append((board.table.name, *board.take()))
         else:
             self._shares.append(Share(board.table.name, *board.hand_over()))
+
+    def set_aside(self, name: str, values: torch.Tensor) -> None:
+        """Numbers that travel with the row for :attr:`aside`; of several ranks each has its own."""
+        self._queue.append((name, values, "aside"))
 
     @property
     def waits(self) -> bool:
@@ -94,23 +101,36 @@ class Record:
                 piece = numbers[start : (start := start + values.numel())]
                 if seen is None:  # of ranks, behind it, how many had it
                     self._metrics[name] = float(piece[0]) if piece[-1] or piece.size == 1 else None
+                elif isinstance(seen, str):
+                    self.aside[name] = piece
                 elif isinstance(seen, tuple):
                     piece, ranks = np.split(piece, 2)
-                    self._tables[name] = cells(piece, ranks.reshape(seen) > 0)
+                    self._take(name, piece, ranks.reshape(seen) > 0)
                 else:
-                    self._tables[name] = cells(piece, seen)
+                    self._take(name, piece, seen)
         self._shipped.clear()
         return self._metrics, self._tables
+
+    def _take(self, name: str, values: np.ndarray, seen: np.ndarray) -> None:
+        self._tables[name] = cells(values, seen)
+        if not np.isfinite(values).all():  # a cell that was not seen may be 0 / 0, which is no finding
+            broken = seen & ~np.isfinite(self._tables[name].values)
+            if broken.any():
+                self.broken[name] = broken
 
     def state_dict(self) -> dict[str, Any]:
         metrics, tables = self.read()
         packed = {n: (torch.from_numpy(c.values), torch.from_numpy(c.absent)) for n, c in tables.items()}
-        return {"step": self.step, "metrics": dict(metrics), "tables": packed}
+        broken = {name: torch.from_numpy(cells) for name, cells in self.broken.items()}
+        aside = {name: torch.from_numpy(values) for name, values in self.aside.items()}
+        return {"step": self.step, "metrics": dict(metrics), "tables": packed, "broken": broken, "aside": aside}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Record:
         record = cls(state["step"], torch.device("cpu"))
         record._metrics = dict(state["metrics"])
+        record.broken = {name: cells.numpy() for name, cells in state["broken"].items()}
+        record.aside = {name: values.numpy() for name, values in state["aside"].items()}
         record._tables = {n: Cells(values.numpy(), absent.numpy()) for n, (values, absent) in state["tables"].items()}
         return record
 

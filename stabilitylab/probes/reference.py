@@ -59,6 +59,10 @@ class ReferenceRows:
         self._start: Start | None = None
         self._previous: tuple[int, list[Output]] | None = None
 
+    @property
+    def order(self) -> dict[tuple[str, int], int]:
+        return self._pass.order
+
     def due(self, row: int) -> bool:
         return is_due(row, self._every, REFERENCE_FINENESS)
 

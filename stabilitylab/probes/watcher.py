@@ -13,9 +13,10 @@ from torch import nn
 
 from ..errors import UsageError
 from ..schema import Cells, Sink, Table
-from .accumulate import Board, Mask, Masks, allocate
+from .accumulate import Board, CleanPasses, Mask, Masks, allocate
 from .base import ParameterProbe, When
 from .distributed import NullSink, Parallel, ranks_of
+from .incidents import Forensics, Incident
 from .parameters import Parameters
 from .passes import TrainingPass
 from .records import Metrics, Record, RowMetrics
@@ -93,13 +94,16 @@ class Watcher:
         self._boards, self.dropped = boards_for(
             probes, self.sites, self._parameters, narrowed, lacks=lacks, compiled=compiled_modules(model)
         )
-        allocate(self._boards, self._parameters.device)
+        sums = allocate(self._boards, self._parameters.device)
         if ranks is not None:
             ranks.check_alike([board.table for board in self._boards])
 
         stacks = [stack.name for stack in self.sites.stacks]
         share = 1.0 if ranks is None else 1 / ranks.size
-        self._training = TrainingPass(model, self._on("forward", "backward"), Masks(mask, stacks), scaler, share)
+        self._clean = CleanPasses(sums) if ranks is None else None
+        self._training = TrainingPass(
+            model, self._on("forward", "backward"), Masks(mask, stacks), scaler, share, self._clean
+        )
         self._reference = reference and ReferenceRows(
             model,
             self._on("reference"),
@@ -110,6 +114,8 @@ class Watcher:
             self._parameters,
             ranks,
         )
+        scaled = scaler is not None and scaler.is_enabled()
+        self._forensics = Forensics(self._boards, self._parameters, self._order, self.sink, scaled)
         self._record: Record | None = None  # the row that waits for the optimizer's step, or for its copy to arrive
         self._owed = False  # whether its numbers about the update are still to come
         self._step_seconds = 0.0
@@ -130,6 +136,11 @@ class Watcher:
     def tables(self) -> dict[str, Table]:
         """What is recorded: the definitions of the tables, by name."""
         return {board.table.name: board.table for board in self._boards}
+
+    @property
+    def incident(self) -> Incident | None:
+        """Where the run first broke, if a recorded number was NaN or inf; known once the row reached the sink."""
+        return self._forensics.incident
 
     @property
     def cost(self) -> Cost:
@@ -195,6 +206,7 @@ class Watcher:
         """Removes every hook and closes the sink; closing twice is fine."""
         if self._state != "closed":
             self._state = "closed"
+            self._forensics.finish()
             self._training.detach()
             if self._hook is not None:
                 self._hook.remove()
@@ -234,6 +246,11 @@ class Watcher:
         finally:
             self.close()
 
+    def _order(self) -> dict[tuple[str, int], int]:
+        """When each place is called in a forward pass; the held-out pass comes after."""
+        held_out = self._reference.order if self._reference is not None else {}
+        return {**self._training.order, **{key: len(self._training.order) + n for key, n in held_out.items()}}
+
     def _on(self, *when: When) -> list[Board]:
         return [board for board in self._boards if board.probe.on in when]
 
@@ -251,6 +268,8 @@ class Watcher:
             self._collect(record, "step")
             for board in self._on("forward", "backward"):
                 record.table(board)
+            for name, passes in (self._clean.take(self._on("forward", "backward")) if self._clean else {}).items():
+                record.set_aside(f"clean {name}", passes)
             for board in self._on("update"):
                 assert isinstance(board.probe, ParameterProbe)
                 board.probe.before(self._parameters)
@@ -266,6 +285,8 @@ class Watcher:
             record.table(board)
             for name, value in board.probe.metrics().items():
                 record.metric(name, value)
+            for name, squares in board.probe.pieces().items() if self._ranks is None else ():
+                record.set_aside(f"pieces {name}", squares)
 
     def _updated(self) -> None:
         began = time.perf_counter()
@@ -293,9 +314,10 @@ class Watcher:
         if self._record is not None:
             self._record.ship()
             metrics, tables = self._record.read()
-            self.last = (self._record.step, metrics, tables)
+            self.last, record = (self._record.step, metrics, tables), self._record
             self._record = None
             self.sink.append(*self.last)
+            self._forensics.examine(*self.last, record.broken, record.aside)
 
     def _check_open(self) -> None:
         if self._state != "open":
