@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FunctionType
 from typing import Any
 
@@ -42,7 +43,8 @@ class Attention(Probe):
     be seen if its mask (where only the sum is known: its logit) is above -9000; a query that may see none has entropy
     and ceiling 0. Several softmaxes of one call count as further heads, several calls add up.
 
-    Cost: the logits and weights of one module at a time, twice; the reference pass runs its operators through Python.
+    Cost: the logits and weights of one module at a time, twice; the reference pass runs its operators through Python,
+    and a compiled model uncompiled.
     """
 
     def __init__(self) -> None:
@@ -73,7 +75,7 @@ class Attention(Probe):
             for site in sites:
                 handles.append(site.module.register_forward_pre_hook(enter))
                 handles.append(site.module.register_forward_hook(leave))  # behind the pass's own, which measures
-            with Softmaxes(self._catch):
+            with uncompiled(), Softmaxes(self._catch):
                 yield
         finally:
             for handle in handles:
@@ -83,6 +85,11 @@ class Attention(Probe):
     def _catch(self, attended: Callable[[], Caught]) -> None:
         if self._running:  # a softmax outside attention is a router's, or a loss's
             self._running[-1][1].append(attended())
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Compiled code shows no softmax; where nothing can be compiled, the compiler is not even imported."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 class Softmaxes(TorchFunctionMode):
