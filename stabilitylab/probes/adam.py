@@ -35,7 +35,8 @@ class AdamState(ParameterProbe):
     is out of date, and the update too large. eps_floor near 1: those entries move by m / eps, so Adam balances nothing.
 
     g is the gradient that the optimizer used, after clipping (without Adam's own L2 term, weight_decay of Adam but not
-    of AdamW). With amsgrad, v is the running maximum that the optimizer divides by. Rows without an update are absent.
+    of AdamW). With amsgrad, v is the running maximum that the optimizer divides by. Rows without an update are absent,
+    as are all of an Adam that keeps other state than PyTorch's (8-bit, factored).
 
     Cost: a dozen operators over lists of all parameters and, while they run, about three copies of them.
     """
@@ -94,8 +95,10 @@ def formulas(
     if not gradients:
         return {"rms_t": [], "update": [], "clear": []}
     device = gradients[0].device
-    steps = torch.stack([state["step"] for state in states]).to(device, torch.float64)  # on the CPU or with the rest
-    betas = torch.tensor([[float(beta) for beta in group["betas"]] for group in groups], dtype=torch.float64).to(device)
+    steps = torch.stack([state["step"] for state in states])  # on the CPU, or with the rest
+    steps = steps.to(device, torch.float64, non_blocking=True)
+    betas = torch.tensor([[float(beta) for beta in group["betas"]] for group in groups], dtype=torch.float64)
+    betas = betas.to(device, non_blocking=True)
     corrections = 1 - betas.mT**steps  # (2, n)
     eps = [float(group["eps"]) for group in groups]
     moments = [
