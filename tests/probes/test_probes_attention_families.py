@@ -171,3 +171,24 @@ def test_attention_of_each_family(case: str, implementation: str) -> None:
     assert len(sink.tables["attention"].rows) == (6 if case in ENCODER_DECODER else 2)
     for column, numbers in expected(case).items():
         assert sink.column(0, "attention", column) == pytest.approx(numbers, rel=1e-9 if column == "ceiling" else 1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_other_probes_of_the_second_wave_find_their_places(case: str) -> None:
+    model, (inputs, masks) = build(case, "sdpa"), batch_of(case)
+    probes = {"ln_gain", "residual_norm", "outliers", "rank"} | ({"logits"} if case != "vit" else set())
+    layers, sink = 4 if case in ENCODER_DECODER else 2, ListSink()
+    model.train()
+    only = {"outliers": r"layers\.\d+$"} if case == "mixtral" else None  # a mask knows nothing of what experts get
+    with Watcher(model, sink, probes=[*probes], mask=masks, sites=only, reference=lambda: model(**inputs)) as watcher:
+        model(**inputs)[0].sum().backward()
+        watcher.step()
+    for name in probes:
+        assert not sink.absent(0, name)
+        for column in set(sink.tables[name].columns) - {"max_over_median"}:  # which activations have none of
+            assert all(math.isfinite(number) for number in sink.column(0, name, column).values())
+    assert len(sink.tables["rank"].rows) == layers
+    assert len(sink.tables["logits"].rows) == 1 if "logits" in probes else "logits" not in sink.tables
+    sites = find_sites(model)
+    assert [row.site for row in sink.tables["ln_gain"].rows] == [site.name for site in sites.norms]
+    assert all(number > 0 for number in sink.column(0, "residual_norm", "value").values())
