@@ -1,6 +1,19 @@
 """Probes: what is measured, where, and how it reaches a sink. Needs torch and numpy only."""
 
-from . import activations, branches, gradients, representations, updates
+from . import (
+    activations,
+    adam,
+    attention,
+    branches,
+    gains,
+    gradients,
+    logits,
+    outliers,
+    rank,
+    representations,
+    residual,
+    updates,
+)
 from .base import PROBES, Max, Mean, Norm, ParameterProbe, Probe, Quantile, Ratio, Rule, probe
 from .schedule import is_due
 from .sites import Site, Sites, find_sites
@@ -20,11 +33,18 @@ __all__ = [
     "Sites",
     "Watcher",
     "activations",
+    "adam",
+    "attention",
     "branches",
     "find_sites",
+    "gains",
     "gradients",
     "is_due",
+    "logits",
+    "outliers",
     "probe",
+    "rank",
     "representations",
+    "residual",
     "updates",
 ]

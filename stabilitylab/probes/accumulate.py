@@ -125,7 +125,8 @@ class Board:
     def collect(self, parts: Mapping[str, torch.Tensor], seen: np.ndarray) -> None:
         """Takes the numbers of all rows at once, from a probe of parameters."""
         for column, values in parts.items():
-            self.parts[column].add_(values)
+            own = self.parts[column]
+            own.add_(values) if self.rules[column].additive else torch.maximum(own, values, out=own)
         self._seen |= seen
 
     def take(self) -> tuple[torch.Tensor, np.ndarray]:

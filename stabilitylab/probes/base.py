@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -177,6 +178,10 @@ class Probe:
         where this call has nothing to measure."""
         raise NotImplementedError
 
+    def around(self, sites: Sequence[Site]) -> AbstractContextManager[Any]:
+        """What a probe with ``on="reference"`` needs around each reference pass that is recorded."""
+        return nullcontext()
+
     @classmethod
     def table(cls, rows: Sequence[Row], columns: Sequence[str]) -> Table:
         definition = " ".join((inspect.getdoc(cls) or "").split())
@@ -185,6 +190,14 @@ class Probe:
 
 class ParameterProbe(Probe):
     """A probe of parameters: ``on="step"`` while gradients are there, ``on="update"`` around the optimizer's step."""
+
+    def lacks(self, parameters: Parameters) -> str:
+        """Why this model or optimizer has nothing to measure, as a verb and its object; empty if it has."""
+        return "" if parameters.rows else "finds no parameters in this model"
+
+    def rows(self, parameters: Parameters) -> Sequence[Row]:
+        """The rows of the table: of all parameters, unless the probe has rows of its own."""
+        return parameters.rows
 
     def fitting(self, parameters: Parameters) -> Sequence[str]:
         """The columns that this model's parameters can fill."""

@@ -20,7 +20,7 @@ def listing(sites: Sites) -> str:
 
 
 def _lines(sites: Sites) -> Iterator[tuple[str, ...]]:
-    for kind in (*KINDS, "branches"):
+    for kind in (*KINDS, "attentions", "logits", "branches"):
         groups: dict[tuple[str, str, str], list[Site]] = {}
         for site in _of(sites, kind):
             groups.setdefault((site.stack, _any_layer(site, sites), type(site.module).__name__), []).append(site)

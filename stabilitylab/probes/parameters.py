@@ -59,6 +59,7 @@ class Parameters:
         self.groups = tuple(group for group in GROUPS if any(piece.group == group for piece in self.pieces))
         self.kinds = tuple(dict.fromkeys(map(_kind, self.pieces)))
         spot = {row: number for number, row in enumerate(self.rows)}
+        self.gains = dict(_gains(inner, place, names))  # row -> index of a norm's weight
         self._row = np.array([spot[piece.row] for piece in self.pieces], dtype=np.int64)
         self._member = {g: np.array([g == p.group for p in self.pieces], dtype=bool) for g in self.groups}
         self._rows = {g: self._index(np.where(m, self._row, len(self.rows))) for g, m in self._member.items()}
@@ -175,6 +176,12 @@ def _by_structure(model: nn.Module, place: Places) -> Iterator[Piece]:
             row = place.row(canonical(owner) or leaf)
         group = "ln" if is_norm(modules[owner]) else "bias" if leaf.endswith("bias") else ""
         yield Piece(index, None, row, group, False)
+
+
+def _gains(model: nn.Module, place: Places, names: dict[str, int]) -> Iterator[tuple[Row, int]]:
+    for path, module in model.named_modules():
+        if is_norm(module) and (index := names.get(f"{path}.weight" if path else "weight")) is not None:
+            yield Row(canonical(path), *place(canonical(path))), index
 
 
 def _merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:

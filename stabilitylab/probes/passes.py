@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -206,7 +206,9 @@ class ReferencePass(Pass):
         self._outputs = []
         self.attach()
         try:
-            with evaluation(self.model), with_hooks(self.model):
+            with evaluation(self.model), with_hooks(self.model), ExitStack() as around:
+                for board in self.boards:
+                    around.enter_context(board.probe.around(board.sites))
                 returned = self._reference()
             self.end()
         finally:

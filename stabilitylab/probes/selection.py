@@ -92,13 +92,18 @@ def _missing(
         what = {"optimizer": "the optimizer", "reference": "a function that runs the model on a fixed batch"}[need]
         return f"needs {need}=, {what}"
     if isinstance(probe, ParameterProbe):
-        return "" if parameters.rows else "finds no parameters in this model"
+        return probe.lacks(parameters)
     if found:
         return ""
     kind = type(probe).at.__name__
-    noun = {"stream": "layers", "outputs": "stacks of layers", "activations": "feed-forward activations"}.get(
-        kind, kind
-    )
+    noun = {
+        "stream": "layers",
+        "hidden": "layers",
+        "outputs": "stacks of layers",
+        "activations": "feed-forward activations",
+        "attentions": "attention modules",
+        "logits": "projection onto a vocabulary",
+    }.get(kind, kind)
     among = f" whose name matches {pattern!r}" if pattern else ""
     near = ", ".join(sites.nearest(kind)) or "no modules at all"
     return f"finds no {noun} in this model{among}; nearest are {near}"
@@ -106,7 +111,7 @@ def _missing(
 
 def _board(probe: Probe, found: Sequence[Site], parameters: Parameters) -> Board:
     if isinstance(probe, ParameterProbe):
-        return Board(probe, parameters.rows, probe.fitting(parameters))
+        return Board(probe, probe.rows(parameters), probe.fitting(parameters))
     tapped = {tap for site in found for tap in site.taps}
     reads = {column: rule.of or column for column, rule in probe.columns.items()}
     columns = [column for column, raw in reads.items() if raw not in probe.taps or raw in tapped]

@@ -67,6 +67,8 @@ class Sites:
     norms: tuple[Site, ...]  # leaf modules that normalise over the last dimension
     activations: tuple[Site, ...]  # what the activation of each feed-forward block yields
     outputs: tuple[Site, ...]  # each stack's output, its final norm included
+    attentions: tuple[Site, ...]  # the innermost modules that attend
+    logits: tuple[Site, ...]  # the projection onto the vocabulary
     modules: Mapping[str, nn.Module]
 
     @property
@@ -80,7 +82,12 @@ class Sites:
 
     def nearest(self, kind: str) -> list[str]:
         """Modules that come closest to being a site of this kind."""
-        words = {"norms": ("norm",), "activations": (*ACTIVATIONS, "act", "mlp", "ffn")}.get(kind, ("layer", "block"))
+        words = {
+            "norms": ("norm",),
+            "activations": (*ACTIVATIONS, "act", "mlp", "ffn"),
+            "attentions": ("att", "head"),
+            "logits": ("head", "output", "linear"),
+        }.get(kind, ("layer", "block"))
         named = [f"{path} ({type(module).__name__})" for path, module in self.modules.items() if path]
         return [name for name in named if any(word in name.lower() for word in words)][:5] or named[:5]
 
@@ -99,6 +106,14 @@ def activations(sites: Sites) -> tuple[Site, ...]:
 
 def outputs(sites: Sites) -> tuple[Site, ...]:
     return sites.outputs
+
+
+def attentions(sites: Sites) -> tuple[Site, ...]:
+    return sites.attentions
+
+
+def logits(sites: Sites) -> tuple[Site, ...]:
+    return sites.logits
 
 
 def branches(sites: Sites) -> tuple[Site, ...]:
@@ -164,6 +179,8 @@ def find_sites(model: nn.Module, output_site: str | None = None, own: Mapping[st
         norms=tuple(_norm(path, module, modules, place) for path, module in norms.items()),
         activations=activations,
         outputs=tuple(outputs),
+        attentions=tuple(_attentions(modules, place)),
+        logits=tuple(_logits(modules, place)),
         modules=modules,
     )
 
@@ -285,3 +302,32 @@ def _outputs(modules: Mapping[str, nn.Module], place: Places, output_site: str |
         last = list(stack.layers.items())[-1]
         path, module = next(((path, module) for path, module in behind if is_norm(module)), last)
         yield Site(path, module, stack.name, sublayer="output")
+
+
+def _attentions(modules: Mapping[str, nn.Module], place: Places) -> Iterator[Site]:
+    """Modules with parameters that call themselves attention and hold no other such module."""
+    found = {path: module for path, module in modules.items() if path and _attends(module)}
+    outer = {path[:end] for path in found for end, letter in enumerate(path) if letter == "."}
+    yield from (Site(path, module, *place(path)) for path, module in found.items() if path not in outer)
+
+
+def _attends(module: nn.Module) -> bool:
+    name = type(module).__name__.lower()
+    return ("attention" in name or "attn" in name) and next(module.parameters(), None) is not None
+
+
+def _logits(modules: Mapping[str, nn.Module], place: Places) -> Iterator[Site]:
+    """What the model says is its output embedding; else the last linear outside the layers as wide as a vocabulary."""
+    says = getattr(modules[""], "get_output_embeddings", None)
+    head = says() if callable(says) else None
+    rows = {module.num_embeddings for module in modules.values() if isinstance(module, nn.Embedding)}
+    wide = [
+        path
+        for path, module in modules.items()
+        if isinstance(module, nn.Linear) and module.out_features in rows and not place.row(path).layer
+    ]
+    chosen = [path for path, module in modules.items() if module is head] or wide[-1:]
+    for path in chosen:
+        stack, layer, sublayer = place(path)
+        last = place.stacks[-1].name if place.stacks else ""  # the tokens that it projects
+        yield Site(path, modules[path], stack or last, layer, sublayer)

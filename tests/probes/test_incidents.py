@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -234,7 +235,7 @@ def test_a_division_by_zero_is_no_incident() -> None:
         watcher.step(loss=1.0)
         optimizer.step()
     similarity = sink.row(0)[1]["cosine_similarity"]
-    assert math.isnan(similarity.values[1, 0])
+    assert np.isnan(similarity.values).any()
     assert watcher.incident is None
 
 

@@ -15,9 +15,14 @@ from stabilitylab.schema import Row
 
 PROBES = {
     *("grad_norm", "activation_grad_norm", "ln_input", "cosine_similarity"),
-    *("activation_sparsity", "model_update", "update_ratio", "branch_variance"),
+    *("activation_sparsity", "model_update", "update_ratio", "branch_variance", "attention", "adam", "outliers"),
+    *("ln_gain", "residual_norm", "logits", "rank"),
 }
-REFERENCE = {"cosine_similarity", "activation_sparsity", "model_update", "branch_variance"}
+REFERENCE = {
+    *("cosine_similarity", "activation_sparsity", "model_update", "branch_variance"),
+    *("attention", "outliers", "logits", "rank"),
+}
+OF_PARAMETERS = {"grad_norm", "update_ratio", "adam"}
 ALL = pytest.mark.parametrize("case", CASES)
 
 
@@ -43,14 +48,26 @@ def places(case: str, table: str) -> list[Place]:
         expected += {
             "grad_norm": [*each, *final_norm, *embedding],
             "update_ratio": [*each, *final_norm, *embedding],
+            "adam": [*each, *final_norm, *embedding],
             "activation_grad_norm": [(stack, 0, "input"), *each],
             "ln_input": [*each, *final_norm],
             "cosine_similarity": [(stack, number, "") for number in range(1, layers + 1)],
             "activation_sparsity": [place for place in each if place[2] == "ffn"],
             "model_update": [(stack, 0, "output")],
             "branch_variance": each,
+            "attention": [place for place in each if place[2] != "ffn"],
+            "outliers": [
+                *((stack, n, "") for n in range(1, layers + 1)),
+                *(place for place in each if place[2] == "ffn"),
+            ],
+            "ln_gain": [*each, *final_norm],
+            "residual_norm": [(stack, 0, "input"), *each],
+            "logits": [],
+            "rank": [(stack, number, "") for number in range(1, layers + 1)],
         }[table]
-    if table in ("grad_norm", "update_ratio") and CASES[case].get("tie") == "none":
+    if table == "logits":
+        expected.append((list(stacks(case))[-1], 0, "output"))
+    if table in OF_PARAMETERS and CASES[case].get("tie") == "none":
         expected.append(("", 0, "output"))
     return expected
 
@@ -67,22 +84,26 @@ def test_each_place_has_one_row_in_each_table_where_it_belongs(case: str) -> Non
 def module_of(model: Transformer, table: str, row: Row) -> nn.Module:
     stack = model.stacks[row.stack]
     if not row.layer:
+        if table == "logits":
+            return model.output
         return stack if row.sublayer == "output" else stack.get_submodule(row.sublayer)
     layer = stack.layers[row.layer - 1]
-    inside = {"ln_input": ".norm", "activation_sparsity": ".f.activation"}.get(table, "")
-    return layer.get_submodule(row.sublayer + inside)
+    inside = {"ln_input": ".norm", "ln_gain": ".norm", "activation_sparsity": ".f.activation", "attention": ".f"}
+    if table == "outliers" and row.sublayer:
+        return layer.get_submodule("ffn.f.activation")
+    return layer.get_submodule(row.sublayer + inside.get(table, ""))
 
 
 @ALL
 def test_the_site_of_a_row_is_the_module_that_its_labels_name(case: str) -> None:
     run = run_of(case, torch.float64)
-    for table in PROBES - {"grad_norm", "update_ratio"}:
+    for table in PROBES - OF_PARAMETERS:
         for row in run.tables[table].rows:
             if row.sublayer == "input":
                 assert row.site == f"{row.stack}.input"
             else:
                 assert run.twins[0].get_submodule(row.site) is module_of(run.twins[0], table, row)
-    for row in run.tables["grad_norm"].rows + run.tables["update_ratio"].rows:
+    for row in (row for table in OF_PARAMETERS for row in run.tables[table].rows):
         number = [str(row.layer)] if row.layer else []
         assert row.site == ".".join(part for part in [row.stack, *number, row.sublayer] if part)
 
@@ -118,7 +139,7 @@ def test_without_masks_they_do() -> None:
     one, two = (watched_run("postln", torch.float32, junk=junk, masked=False) for junk in (0, 1))
     for table in ("ln_input", *REFERENCE):
         assert not same(one, two, [1], {table})
-    assert same(one, two, [0, 1, 2], {"grad_norm", "activation_grad_norm", "update_ratio"})  # the loss has its own
+    assert same(one, two, [0, 1, 2], OF_PARAMETERS | {"activation_grad_norm", "ln_gain"})  # the loss has its own
 
 
 def test_rows_that_are_probed_now_and_then_hold_the_numbers_of_those_that_always_are() -> None:

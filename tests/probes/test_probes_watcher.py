@@ -235,7 +235,7 @@ def test_finishing_twice_is_an_error_and_leaving_after_finish_is_not() -> None:
         ("ln-input, GradNorm", ["ln_input", "grad_norm"]),
         (["default", "-grad_norm"], ["ln_input", "activation_grad_norm"]),
         ("-grad_norm,-ln_input", ["activation_grad_norm"]),
-        ("all", ["ln_input", "grad_norm", "activation_grad_norm"]),
+        ("all", ["ln_input", "grad_norm", "activation_grad_norm", "ln_gain", "residual_norm"]),
         (["none", "ln_input"], ["ln_input"]),
     ],
 )
@@ -256,7 +256,7 @@ def test_default_probes_without_a_site_are_dropped_and_named_ones_refused() -> N
     watcher = Watcher(model, sink, reference=lambda: None)
     assert set(sink.tables) == {"grad_norm"}
     reasons = dict(watcher.dropped)
-    assert set(reasons) == WITHOUT_TAPS - {"grad_norm"}
+    assert set(reasons) == {name for name in WITHOUT_TAPS if PROBES[name].default} - {"grad_norm"}
     assert reasons["ln_input"] == "finds no norms in this model; nearest are 1 (BatchNorm2d)"
     with pytest.raises(
         UsageError, match=r"probe 'ln_input' finds no norms in this model; nearest are 1 \(BatchNorm2d\)"

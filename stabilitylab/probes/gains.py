@@ -1,0 +1,48 @@
+"""The gains of the normalisation layers, which set the scale of everything behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from ..schema import Row
+from .base import Max, ParameterProbe, Ratio, probe
+from .norms import Squares
+from .parameters import Parameters
+
+
+@probe("ln_gain", on="step", unit="gain", columns={"rms": Ratio(), "max_abs": Max()})
+class LNGain(ParameterProbe):
+    """rms and max_abs of the weight gamma of each norm, LayerNorm, RMSNorm or any other, as theta_t holds it: 1 at the
+    usual initialisation. Where the gain is 1 + weight (Gemma), these are the numbers of the weight. Wortsman et al.
+    2023 (2309.14322).
+
+    Look for a gain that keeps growing (the branch or the logits behind it do), or that shrinks towards 0 (the layer is
+    being switched off).
+
+    Cost: a few operators over all gains together.
+    """
+
+    def __init__(self) -> None:
+        self._squares: Squares | None = None
+
+    def lacks(self, parameters: Parameters) -> str:
+        return "" if parameters.gains else "finds no norm with a weight in this model"
+
+    def rows(self, parameters: Parameters) -> Sequence[Row]:
+        return list(parameters.gains)
+
+    def collect(self, parameters: Parameters) -> tuple[Mapping[str, torch.Tensor], np.ndarray]:
+        tensors = [parameters.tensors[index] for index in parameters.gains.values()]
+        if self._squares is None:
+            self._squares = Squares([(i, None) for i in range(len(tensors))], tensors, parameters.device)
+            sizes = [tensor.numel() for tensor in tensors]
+            self._sizes = torch.tensor(sizes, dtype=torch.float64, device=parameters.device)
+        largest = torch.stack(torch._foreach_norm(tensors, float("inf")))  # pyright: ignore
+        sums = {
+            "rms": torch.stack((self._squares(tensors), self._sizes), dim=1),
+            "max_abs": largest.double()[:, None],
+        }
+        return sums, np.ones((len(tensors), len(sums)), dtype=bool)

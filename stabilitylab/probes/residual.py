@@ -1,0 +1,33 @@
+"""How large the residual stream grows with depth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .base import Mean, Numbers, Probe, probe, wide
+from .sites import Site, stream
+
+
+@probe(
+    "residual_norm",
+    on="forward",
+    at=stream,
+    unit="L2 norm per token; variance over d",
+    columns={"value": Mean(), "variance": Mean()},
+)
+class ResidualNorm(Probe):
+    """value: ||x_l||_2, variance: Var_d(x_l) (divided by d), of what enters each stack (layer 0) and leaves each
+    sub-layer, or layer, mean over real tokens of the training pass. Sun et al. 2025 (2502.05795: Curse of Depth);
+    Kim et al. 2025 (2502.02732: Peri-LN).
+
+    Look at how the variance grows with l: exponentially or past what later branches add, and deep Pre-LN layers turn
+    into the identity; flat by construction after each Post-LN.
+
+    Cost: a norm and a variance per sub-layer of each forward of a probed row.
+    """
+
+    def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
+        norm = torch.linalg.vector_norm(y, dim=-1, dtype=wide(y))  # (B, T)
+        return {"value": norm, "variance": y.to(wide(y)).var(dim=-1, correction=0)}
