@@ -151,7 +151,9 @@ def ranks_of(model: nn.Module, parallel: Parallel = "auto") -> Ranks | None:
     if parallel != "auto":
         raise UsageError(f"parallel = {parallel!r} does not fit a model of DTensors: leave it out.")
     managed = {parameter for module in sharded for parameter in module.parameters()}
-    layouts: dict[torch.Tensor, Layout] = {p: _layout(name, p, p in managed) for name, p in parameters.items()}
+    layouts: dict[torch.Tensor, Layout] = {}
+    for name, p in sorted(parameters.items(), key=lambda item: not isinstance(item[1], DTensor)):  # they tell more
+        layouts[p] = _layout(name, p, p in managed)
     if len({layouts[p].share for p in parameters.values() if p.requires_grad}) > 1:
         raise UsageError("some parameters are sharded over other ranks than others: give fully_shard one mesh.")
     return Ranks(layouts, sharded)
