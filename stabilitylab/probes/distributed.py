@@ -171,9 +171,9 @@ def on_first_rank(action: Callable[[], T]) -> T | None:
             failure = error
         except BaseException:
             failure = StabilityLabError("rank 0 failed; its own message says why.")
-            _broadcast(failure)
+            from_first_rank(failure)
             raise
-    failure = _broadcast(failure)
+    failure = from_first_rank(failure)
     if failure is not None:
         raise failure
     return result
@@ -193,7 +193,10 @@ class NullSink:
     def close(self) -> None: ...
 
 
-def _broadcast(value: T) -> T:
+def from_first_rank(value: T) -> T:
+    """Rank 0's ``value``, on every rank."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return value
     held = [value]
     dist.broadcast_object_list(held, src=0)
     return held[0]
