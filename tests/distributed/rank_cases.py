@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from rank_runs import RUN_CASES
 from rank_toys import ListSink, extra_probes, train
 
 from stabilitylab.api import watch
@@ -34,6 +35,10 @@ def case(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
     return function
 
 
+def every_case() -> dict[str, Callable[[Path], Any]]:
+    return CASES | RUN_CASES  # the trainer last: it flushes denormal numbers from then on
+
+
 def run(rank: int, folder: Path, names: list[str]) -> None:
     """One rank: every case in turn; what it returned, or its traceback, goes to the folder."""
     torch.set_num_threads(1)
@@ -41,7 +46,7 @@ def run(rank: int, folder: Path, names: list[str]) -> None:
     results: dict[str, Any] = {}
     for name in names:
         try:
-            results[name] = CASES[name](folder)
+            results[name] = every_case()[name](folder)
         except Exception:
             results[name] = traceback.format_exc()
             break  # the other rank may be waiting: it ends when this process does
