@@ -256,12 +256,18 @@ def refusals(folder: Path) -> Any:
     inside = Small()
     inside.layers[0] = DistributedDataParallel(inside.layers[0])
     two = fully_shard(parallelize_module(Small(), both["tensor"], colwise), mesh=both["data"])
+    mixed = Small()
+    fully_shard(mixed.layers[0], mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard")))
+    fully_shard(mixed, mesh=mesh)
+    groups = [dist.new_group([rank]) for rank in range(2)]
     alone = fully_shard(Small(), mesh=DeviceMesh("cpu", [[0], [1]], mesh_dim_names=("a", "b"))["b"])
     models = {
         "tensor parallel": parallelize_module(Small(), mesh, colwise),
         "tensor parallel under fully_shard": two,
         "a part of the ranks": alone,
         "partial": partial,
+        "replicated in part": mixed,
+        "DDP of a part of the ranks": DistributedDataParallel(Small(), process_group=groups[dist.get_rank()]),
         "replicated": distribute_module(Small(), mesh),
         "half sharded": half,
         "half in DDP": inside,
@@ -278,6 +284,10 @@ def refusals(folder: Path) -> Any:
     found["different probes"] = sentence(
         lambda: Watcher(DistributedDataParallel(Small()), ListSink(), probes=different)
     )
+    offloaded = fully_shard(Small(), mesh=mesh)
+    mesh._device_type = "cuda"  # as if the shards of a GPU lay in the host's memory
+    found["offloaded"] = sentence(lambda: Watcher(offloaded, ListSink(), probes="grad_norm"))
+    mesh._device_type = "cpu"  # meshes that are equal are one
     return found
 
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from rank_toys import ListSink
+
+from stabilitylab.errors import UsageError
+from stabilitylab.probes import Watcher
 
 
 def test_a_watched_run_equals_an_unwatched_one_and_needs_its_reshard_for_it(ranks: Any) -> None:
@@ -44,6 +49,9 @@ def test_a_rank_that_fails_waits_for_nobody(ranks: Any) -> None:
         ("tensor parallel under fully_shard", "not tensor or pipeline parallelism"),
         ("a part of the ranks", r"over 1 of 2 ranks: the probes know"),
         ("partial", r"laid out as \(Partial\(sum\),\)"),
+        ("replicated in part", "some parameters are sharded over other ranks than others"),
+        ("offloaded", "leave out offload_policy"),
+        ("DDP of a part of the ranks", "spans only a part of the ranks"),
         ("replicated", r"laid out as \(Replicate\(\),\)"),
         ("half sharded", "is not sharded though others are"),
         ("half in DDP", "nothing here averages the gradient of 'layers.1.norm.weight' over them"),
@@ -78,3 +86,8 @@ def test_rank_0_alone_makes_the_run_directory(ranks: Any) -> None:
     assert "attention_entrop" in first["nameless"]
     assert first["left"] == ["run"]
     assert (first["rank"], first["status"], first["steps"]) == (0, "finished", [0, 1])
+
+
+def test_an_unknown_way_to_share_a_model_is_refused() -> None:
+    with pytest.raises(UsageError, match="parallel = 'tp' is unknown: use 'auto', 'ddp' or 'off'"):
+        Watcher(torch.nn.Linear(2, 2), ListSink(), parallel="tp")  # type: ignore[arg-type]

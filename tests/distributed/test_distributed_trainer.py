@@ -18,10 +18,10 @@ import pytest
 import torch
 from rank_runs import Silent, prepared
 
-from stabilitylab.errors import UsageError
+from stabilitylab.errors import ResourceError, UsageError
 from stabilitylab.store import Run
 from stabilitylab.train import checkpoint, resume, start
-from stabilitylab.train.team import Team
+from stabilitylab.train.team import Team, device_of
 
 CLOCKS = ["tokens_per_second", "memory_bytes"]
 
@@ -54,6 +54,10 @@ def test_the_run_of_two_ranks_is_that_of_one_process(ranks: Any, folder: Path, k
                 if name == "update_ratio" and tolerance == 1e-6:
                     tolerance = 1e-3  # that is theta_1
                 np.testing.assert_allclose(got[rows][column], expected[rows][column], tolerance, err_msg=name)
+    weights = [checkpoint.load(run.path / "checkpoints", torch.device("cpu"))["model"] for run in (several, one)]
+    assert weights[0].keys() == weights[1].keys()  # whole, under the names of one process: evaluate reads it
+    for key, tensor in weights[1].items():
+        torch.testing.assert_close(weights[0][key], tensor, rtol=0, atol=3e-3)
     start_of = [run.metrics.drop(columns=CLOCKS).iloc[0].to_numpy(float) for run in (several, one)]
     np.testing.assert_allclose(*start_of, rtol=1e-6)
     later = [run.metrics.drop(columns=CLOCKS).to_numpy(float) for run in (several, one)]
@@ -106,6 +110,23 @@ def test_the_command_line_says_what_is_missing(run: Any, monkeypatch: pytest.Mon
         2,
         "stabilitylab: torchrun started 2 processes: say with --parallel ddp or fsdp what they share.\n",
     )
+
+
+def test_each_process_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    team, cuda = Team("ddp", rank=3, size=4), torch.device("cuda")
+    assert device_of(team, cuda, "auto") == torch.device("cuda", 1)
+    assert taken == [1]
+    assert device_of(team, torch.device("cpu"), "cpu") == torch.device("cpu")
+    assert device_of(Team(), torch.device("cuda", 0), "cuda:0") == torch.device("cuda", 0)
+    with pytest.raises(UsageError, match="--device cuda:0 would put every process on one GPU"):
+        device_of(team, torch.device("cuda", 0), "cuda:0")
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ResourceError, match="process 2 of this machine has no GPU of its own, there are 2"):
+        device_of(team, cuda, "auto")
 
 
 def torchrun(folder: Path, *arguments: str) -> subprocess.Popen[str]:
