@@ -285,9 +285,10 @@ def refusals(folder: Path) -> Any:
         lambda: Watcher(DistributedDataParallel(Small()), ListSink(), probes=different)
     )
     offloaded = fully_shard(Small(), mesh=mesh)
-    mesh._device_type = "cuda"  # as if the shards of a GPU lay in the host's memory
+    used: Any = next(offloaded.parameters()).device_mesh
+    used._device_type = "cuda"  # as if the shards of a GPU lay in the host's memory
     found["offloaded"] = sentence(lambda: Watcher(offloaded, ListSink(), probes="grad_norm"))
-    mesh._device_type = "cpu"  # meshes that are equal are one
+    used._device_type = "cpu"  # meshes that are equal are one
     return found
 
 
