@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from .errors import InputError, UsageError
 
 Stack = Literal["encoder-decoder", "encoder", "decoder"]
+Parallel = Literal["none", "ddp", "fsdp"]
 MAX_LAYERS = 20_000  # beyond any published depth; a typo of 10^9 should not reach the allocator
 
 
@@ -102,6 +103,7 @@ class TrainConfig(Section):
     accumulate: int = Field(default=1, ge=1)  # micro-batches an update
     precision: Literal["fp32", "bf16"] = "fp32"
     device: str = "auto"  # auto | cpu | cuda | cuda:N
+    parallel: Parallel = "none"  # how the processes of torchrun share the model: replicas (ddp) or shards (fsdp)
     threads: int = Field(default=1, ge=1, le=1024)
     seed: int = Field(default=0, ge=0, lt=2**63)  # initial weights and dropout
     checkpoint_every: int = Field(default=0, ge=0)  # updates between checkpoints; 0: at an interruption and at the end

@@ -53,6 +53,10 @@ def probe(
     steps: Annotated[int | None, _training(help="Optimizer updates.", show_default="by preset")] = None,
     seed: Annotated[int | None, _training(help="Seed of weights, dropout and data order.", show_default="0")] = None,
     device: Annotated[str | None, _training(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
+    parallel: Annotated[
+        Literal["none", "ddp", "fsdp"] | None,
+        _training(help="How processes of torchrun share the model: replicas or shards.", show_default="none"),
+    ] = None,
     threads: Annotated[int | None, _training(help="CPU threads of one operator.", show_default="1")] = None,
     on_divergence: Annotated[
         Literal["continue", "stop"] | None, _training(help="What to do then.", show_default="continue")
@@ -88,7 +92,14 @@ def probe(
             "decoder_layers": decoder_layers,
         },
         "data": {"source": data, "valid": valid, "seed": seed},
-        "train": {"steps": steps, "seed": seed, "device": device, "threads": threads, "on_divergence": on_divergence},
+        "train": {
+            "steps": steps,
+            "seed": seed,
+            "device": device,
+            "parallel": parallel,
+            "threads": threads,
+            "on_divergence": on_divergence,
+        },
         "probes": {"every": _every(every), "update_every": _every(every), "names": _names(probes)},
     }
     flags = _given(flags)
@@ -143,6 +154,8 @@ def _dry_run(config: Config, as_json: bool) -> int:
     from ..labels import label
 
     plan = train.plan(config)
+    if not plan.team.first:
+        return 0
     facts = {
         "run": label(config.model),
         "config": config.model_dump(mode="json"),
@@ -176,10 +189,13 @@ def _dry_run(config: Config, as_json: bool) -> int:
 
 
 def _watched(go: Callable[[Display], Result], fail: bool, as_json: bool, quiet: bool) -> int:
+    from ..probes.distributed import is_first_rank
     from ..terminal import Display
 
     with Display(Console(stderr=True), quiet) as display:
         result = go(display)
+    if not is_first_rank():  # which has nothing to show, and was told nothing
+        return 128 + result.signal if result.signal is not None else 0
     return _finish(result, fail, as_json, quiet)
 
 

@@ -151,7 +151,9 @@ def ranks_of(model: nn.Module, parallel: Parallel = "auto") -> Ranks | None:
     if parallel != "auto":
         raise UsageError(f"parallel = {parallel!r} does not fit a model of DTensors: leave it out.")
     managed = {parameter for module in sharded for parameter in module.parameters()}
-    layouts: dict[torch.Tensor, Layout] = {p: _layout(name, p, p in managed) for name, p in parameters.items()}
+    layouts: dict[torch.Tensor, Layout] = {}
+    for name, p in sorted(parameters.items(), key=lambda item: not isinstance(item[1], DTensor)):  # they tell more
+        layouts[p] = _layout(name, p, p in managed)
     if len({layouts[p].share for p in parameters.values() if p.requires_grad}) > 1:
         raise UsageError("some parameters are sharded over other ranks than others: give fully_shard one mesh.")
     return Ranks(layouts, sharded)
@@ -169,9 +171,9 @@ def on_first_rank(action: Callable[[], T]) -> T | None:
             failure = error
         except BaseException:
             failure = StabilityLabError("rank 0 failed; its own message says why.")
-            _broadcast(failure)
+            from_first_rank(failure)
             raise
-    failure = _broadcast(failure)
+    failure = from_first_rank(failure)
     if failure is not None:
         raise failure
     return result
@@ -191,7 +193,10 @@ class NullSink:
     def close(self) -> None: ...
 
 
-def _broadcast(value: T) -> T:
+def from_first_rank(value: T) -> T:
+    """Rank 0's ``value``, on every rank."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return value
     held = [value]
     dist.broadcast_object_list(held, src=0)
     return held[0]

@@ -58,8 +58,6 @@ class Squares:
         for place, (index, part) in enumerate(self._cuts):
             if present[index]:
                 tensor = _cut(self._like, index, part)
-                if not tensor.numel():  # a rank may hold nothing of a sharded parameter
-                    continue
                 key = (tensor.shape, tensor.dtype) if tensor.numel() <= SMALL else None
                 shapes.setdefault(key, []).append(place)
         others = shapes.pop(None, [])

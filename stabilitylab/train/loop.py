@@ -16,11 +16,12 @@ from ..data import Batch, Dataset
 from ..errors import InputError
 from ..models import build_model
 from ..probes import Watcher
-from ..store import RunWriter
+from ..store import AbsentRun, RunWriter
 from ..verdict import Evaluation, Verdict, divergence, judge
 from . import checkpoint
 from .environment import peak_memory
 from .recipe import accuracy, adamw, learning_rate, token_losses
+from .team import Team
 
 
 @dataclass(frozen=True)
@@ -36,18 +37,22 @@ class Report:
 class Trainer:
     """Trains the reference Transformer of ``config`` on ``dataset`` and records it in ``run``.
 
-    ``state``: a checkpoint to continue from. Row t of every table describes the model after t updates.
+    ``state``: a checkpoint to continue from. Row t of every table describes the model after t updates. Each rank of a
+    ``team`` takes its sentences of every micro-batch; row t stands for the same global batch as in one process.
     """
 
     def __init__(
         self,
         config: Config,
         dataset: Dataset,
-        run: RunWriter,
+        run: RunWriter | AbsentRun,
         device: torch.device,
         state: dict[str, Any] | None = None,
+        team: Team | None = None,
     ) -> None:
         self.config, self.dataset, self.run, self.device = config, dataset, run, device
+        self.team = team or Team()
+        self.team.check(dataset)
         train = config.train
         self.row = 0
         self.evaluations: list[Evaluation] = []
@@ -58,15 +63,16 @@ class Trainer:
         self.model = build_model(
             config.model, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab, seed=train.seed
         ).to(device)
-        torch.manual_seed(train.seed)  # dropout; weights and batches have streams of their own
+        torch.manual_seed(self.team.seed(train.seed))  # dropout; weights and batches have streams of their own
         if state is None:
-            self.model.calibrate(**self._micro_batch(0, 0).inputs)
+            self.model.calibrate(**self._micro_batch(0, 0).to(device).inputs)  # on every rank the whole batch
         else:
             self._load_model(state)
         self.model.set_row(self.row)
+        self.spread = self.team.spread(self.model, device)  # what is called: the model, or what wraps it
         self.optimizer = adamw(train, self.model.parameters())
         self.watcher = Watcher(
-            self.model,
+            self.spread,
             run,
             probes=config.probes.names,
             every=config.probes.every,
@@ -106,8 +112,9 @@ class Trainer:
         rate = learning_rate(train, t)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        batches = [self._micro_batch(t, i) for i in range(train.accumulate)]
-        tokens = sum(batch.tokens for batch in batches)
+        whole = [self._micro_batch(t, i) for i in range(train.accumulate)]
+        tokens = sum(batch.tokens for batch in whole)
+        batches = [self.team.part(batch).to(self.device) for batch in whole]
         loss, nll = self.forward_backward(batches, tokens)
         schedule = self.model.schedule
         metrics = self.watcher.step(
@@ -123,23 +130,28 @@ class Trainer:
         return metrics
 
     def forward_backward(self, batches: list[Batch], tokens: int) -> tuple[Tensor, Tensor]:
-        """Gradients of the loss per real token of all micro-batches together; returns (loss, unsmoothed nll)."""
+        """Gradients of the loss per real token of all micro-batches together; returns (loss, unsmoothed nll).
+
+        On several ranks both are this rank's sums times the number of ranks, since gradients and metrics are averaged.
+        """
+        share = tokens / self.team.size
         loss_sum = nll_sum = torch.zeros((), device=self.device)
-        for batch in batches:
+        for number, batch in enumerate(batches, start=1):
             self.masks = batch.masks
-            with self._autocast():
-                logits = self.model(**batch.inputs)
-            loss, nll = token_losses(logits, batch.labels, batch.weight, self.config.train.label_smoothing)
-            (loss / tokens).backward()
+            with self.team.accumulating(self.spread, last=number == len(batches)):
+                with self._autocast():
+                    logits = self.spread(**batch.inputs)
+                loss, nll = token_losses(logits, batch.labels, batch.weight, self.config.train.label_smoothing)
+                (loss / share).backward()
             loss_sum, nll_sum = loss_sum + loss.detach(), nll_sum + nll.detach()
-        return loss_sum / tokens, nll_sum / tokens
+        return loss_sum / share, nll_sum / share
 
     def evaluate(self) -> dict[str, Tensor]:
         """The reference pass: the fixed held-out batch under the current parameters and alpha."""
         batch, training_masks = self.held_out, self.masks
         self.masks = batch.masks
         with self._autocast():
-            logits = self.model(**batch.inputs)
+            logits = self.spread(**batch.inputs)
         _, nll = token_losses(logits, batch.labels, batch.weight, 0.0)
         self.masks = training_masks
         return {
@@ -161,21 +173,22 @@ class Trainer:
     def save(self) -> None:
         """Close the tables' current parts and write a checkpoint; a resume starts exactly here."""
         self.watcher.flush()
-        checkpoint.save(
-            self.run.path / "checkpoints",
-            self.row,
-            {
-                "row": self.row,
-                "part": self.run.seal(),
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "watcher": self.watcher.state_dict(),
-                "rng": torch.get_rng_state(),
-                "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
-                "evaluations": [(e.step, e.nll, e.accuracy) for e in self.evaluations],
-                "non_finite": self.non_finite,
-            },
-        )
+        own = {
+            "watcher": self.watcher.state_dict(),
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+        }
+        state = {
+            "row": self.row,
+            "part": self.run.seal(),
+            "model": self.team.model_state(self.model),
+            "optimizer": self.team.optimizer_state(self.model, self.optimizer),
+            **self.team.gathered(own),
+            "evaluations": [(e.step, e.nll, e.accuracy) for e in self.evaluations],
+            "non_finite": self.non_finite,
+        }
+        if self.team.first:
+            checkpoint.save(self.run.path / "checkpoints", self.row, state)
 
     def _load_model(self, state: dict[str, Any]) -> None:
         try:
@@ -187,14 +200,15 @@ class Trainer:
             raise InputError("the checkpoint does not belong to this run's configuration; remove it.") from error
 
     def _load_rest(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.watcher.load_state_dict(state["watcher"])
-        torch.set_rng_state(state["rng"].cpu())
-        if state["cuda_rng"] is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda_rng"].cpu(), self.device)
+        own = self.team.own(state)
+        self.team.load_optimizer(self.model, self.optimizer, state["optimizer"])
+        self.watcher.load_state_dict(own["watcher"])
+        torch.set_rng_state(own["rng"].cpu())
+        if own["cuda_rng"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(own["cuda_rng"].cpu(), self.device)
 
     def _micro_batch(self, row: int, index: int) -> Batch:
-        return self.dataset.micro_batch(row, index, self.config.train.accumulate).to(self.device)
+        return self.dataset.micro_batch(row, index, self.config.train.accumulate)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.train.precision == "bf16")

@@ -6,7 +6,7 @@ import logging
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,13 +17,15 @@ from ..data import Dataset, load_data
 from ..errors import InputError, ResourceError, UsageError
 from ..labels import label
 from ..models import ARCHS, canonical
+from ..probes.distributed import from_first_rank, on_first_rank
 from ..probes.selection import chosen
-from ..store import Run, RunWriter
+from ..store import AbsentRun, Run, RunWriter
 from ..verdict import Verdict
 from . import checkpoint
 from .environment import prepare_process, provenance, resolve_device
 from .footprint import Footprint, check_memory, estimate
 from .loop import Report, Trainer
+from .team import Team, device_of, gather_team
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ class Plan:
     dataset: Dataset
     device: torch.device
     footprint: Footprint
+    team: Team = field(default_factory=Team)
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,14 @@ def plan(config: Config) -> Plan:
     config = config.model_copy(update={"model": canonical(config.model)})
     chosen(config.probes.names)  # an unknown name shows now, not after the data were read
     _warn_of_an_early_ramp(config)
-    device = resolve_device(config.train)
+    team = gather_team(config.train)
+    device = device_of(team, resolve_device(config.train), config.train.device)
     dataset = load_data(config.data, stack=config.model.stack)
     footprint = estimate(config, dataset)
-    check_memory(footprint, device)
-    return Plan(config, dataset, device, footprint)
+    shards = team.size if team.kind == "fsdp" else 1
+    share = replace(footprint, state=footprint.state // shards, activations=footprint.activations // team.size)
+    check_memory(share, device)
+    return Plan(config, dataset, device, footprint, team)
 
 
 class Audience(Protocol):
@@ -70,10 +76,20 @@ class Audience(Protocol):
     def show(self, report: Report) -> None: ...
 
 
+class Nobody:
+    """The audience of the ranks beside the first."""
+
+    def opened(self, path: Path, manifest: Mapping[str, Any]) -> None: ...
+
+    def show(self, report: Report) -> None: ...
+
+
 def start(plan: Plan, out: Path, name: str | None, audience: Audience) -> Result:
     """Run ``plan`` in a new directory ``out/name``; without a name one is made up that does not exist yet."""
     facts = manifest(plan)
-    with RunWriter.create(out / (name or free_name(plan.config, out)), facts) as run:
+    path = from_first_rank(out / (name or free_name(plan.config, out)))
+    with on_first_rank(lambda: RunWriter.create(path, facts)) or AbsentRun(path) as run:
+        audience = audience if plan.team.first else Nobody()
         audience.opened(run.path, facts)
         return _carry_out(run, plan, None, audience)
 
@@ -86,13 +102,15 @@ def resume(path: Path, steps: int | None, audience: Audience) -> Result:
         config = config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
     prepared = plan(config)
     state = checkpoint.load(path / "checkpoints", prepared.device)
+    prepared.team.own(state)
     if state["row"] >= config.train.steps:
         raise UsageError(f"{path} has all its {config.train.steps} steps; --steps N with a larger N continues it.")
     now, then = prepared.dataset.describe(), stored.manifest["data"]
     if any(now[key] != then[key] for key in ("train_sha256", "held_out_sha256")):
         raise InputError(f"the data of {path} have changed since it started: restore them, or start a new run.")
     facts = manifest(prepared)
-    with RunWriter.resume(path, part=state["part"], manifest=facts) as run:
+    with on_first_rank(lambda: RunWriter.resume(path, part=state["part"], manifest=facts)) or AbsentRun(path) as run:
+        audience = audience if prepared.team.first else Nobody()
         audience.opened(path, facts)
         return _carry_out(run, prepared, state, audience)
 
@@ -115,6 +133,7 @@ def manifest(plan: Plan) -> dict[str, Any]:
         "best_nll": data.best_nll,
         "parameters": plan.footprint.parameters,
         "loss_normalisation": "per real target token of the whole update",
+        "ranks": plan.team.size,
         **provenance(plan.device, config.train.threads),
     }
 
@@ -127,13 +146,13 @@ def free_name(config: Config, out: Path) -> str:
     return next(name for i in range(2, 10**6) if not (out / (name := f"{base}-{i}")).exists())
 
 
-def _carry_out(run: RunWriter, plan: Plan, state: dict[str, Any] | None, audience: Audience) -> Result:
+def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | None, audience: Audience) -> Result:
     trainer = None
     try:
-        with termination() as caught:
-            trainer = Trainer(plan.config, plan.dataset, run, plan.device, state)
+        with termination(patient=plan.team.size > 1) as caught:
+            trainer = Trainer(plan.config, plan.dataset, run, plan.device, state, plan.team)
             run.record(probes_dropped=dict(trainer.watcher.dropped))
-            verdict = trainer.fit(stop=lambda: caught.signal is not None, show=audience.show)
+            verdict = trainer.fit(stop=lambda: caught.agreed(plan.team), show=audience.show)
         if verdict is None:
             name = signal.Signals(caught.signal or signal.SIGINT).name
             run.set_status("interrupted", trainer.row, f"{name}; continue with --resume {run.path}")
@@ -161,14 +180,22 @@ class Caught:
 
     signal: int | None = None
 
+    def agreed(self, team: Team) -> bool:
+        """Whether any rank of the team caught one: all stop after the same update, with the same signal."""
+        self.signal = team.largest(self.signal or 0) or None
+        return self.signal is not None
+
 
 @contextmanager
-def termination() -> Iterator[Caught]:
-    """The first Ctrl-C or SIGTERM asks to stop after the update at hand; a second Ctrl-C stops at once."""
+def termination(patient: bool = False) -> Iterator[Caught]:
+    """The first Ctrl-C or SIGTERM asks to stop after the update at hand; a second Ctrl-C stops at once.
+
+    ``patient``: it does not. Several ranks hear of one Ctrl-C more than once, and torchrun sees to the end itself.
+    """
     caught = Caught()
 
     def catch(number: int, frame: object) -> None:
-        if caught.signal is not None:
+        if caught.signal is not None and not patient:
             raise KeyboardInterrupt
         caught.signal = number
 

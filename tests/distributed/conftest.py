@@ -29,7 +29,7 @@ class Ranks:
         import rank_cases
 
         processes.start_processes(
-            rank_cases.run, (self._folder, list(rank_cases.CASES)), nprocs=2, start_method="spawn", join=True
+            rank_cases.run, (self._folder, list(rank_cases.every_case())), nprocs=2, start_method="spawn", join=True
         )
         paths = [self._folder / f"rank-{rank}.pt" for rank in range(2)]
         self._results = [torch.load(path, weights_only=False) for path in paths]

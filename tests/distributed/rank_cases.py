@@ -10,12 +10,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Partial, distribute_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from rank_runs import RUN_CASES
 from rank_toys import ListSink, extra_probes, train
 
+from stabilitylab.api import watch
+from stabilitylab.errors import StabilityLabError
 from stabilitylab.probes import Watcher
+from stabilitylab.probes.distributed import Ranks
+from stabilitylab.store import Run
 
 CASES: dict[str, Callable[[Path], Any]] = {}
 
@@ -25,6 +35,10 @@ def case(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
     return function
 
 
+def every_case() -> dict[str, Callable[[Path], Any]]:
+    return CASES | RUN_CASES  # the trainer last: it flushes denormal numbers from then on
+
+
 def run(rank: int, folder: Path, names: list[str]) -> None:
     """One rank: every case in turn; what it returned, or its traceback, goes to the folder."""
     torch.set_num_threads(1)
@@ -32,7 +46,7 @@ def run(rank: int, folder: Path, names: list[str]) -> None:
     results: dict[str, Any] = {}
     for name in names:
         try:
-            results[name] = CASES[name](folder)
+            results[name] = every_case()[name](folder)
         except Exception:
             results[name] = traceback.format_exc()
             break  # the other rank may be waiting: it ends when this process does
@@ -120,7 +134,7 @@ class Expert(torch.nn.Module):
 
 @case
 def expert(folder: Path) -> Any:
-    model = torch.nn.parallel.DistributedDataParallel(Experts())
+    model = DistributedDataParallel(Experts())
     sink = ListSink()
     with Watcher(model, sink, probes="ln_input") as watcher:
         loss = model(torch.randn(2, 3, 4)).square().mean()
@@ -130,3 +144,194 @@ def expert(folder: Path) -> Any:
         return None, None
     cells = sink.rows[0][2]["ln_input"]
     return cells.values[:, 0], cells.absent
+
+
+@case
+def bitwise(folder: Path) -> Any:
+    """(kind, what was changed) -> names of what a watched run trained differently."""
+    found = {}
+    for kind in ("ddp", "fsdp"):
+        unwatched = train(kind, watched=False)
+        found[kind, ""] = differences(unwatched, train(kind))
+        if kind == "fsdp":
+            reshard, Ranks.reshard = Ranks.reshard, lambda self: None
+            found[kind, "no reshard"] = differences(unwatched, train(kind))
+            Ranks.reshard = reshard
+    return found
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    keys = ("losses", "parameters")
+    return [key for key in keys for a, b in zip(one[key], other[key], strict=True) if not torch.equal(a, b)]
+
+
+@case
+def collectives(folder: Path) -> Any:
+    """All-reduces of four rows, of which two are probed, and the last reference row."""
+    return [counted(lambda kind=kind: train(kind, steps=4, every=2))[1] for kind in ("ddp", "fsdp")]
+
+
+class Small(torch.nn.Module):
+    """Two layers, and a loop's worth of state around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.layers = torch.nn.ModuleList(Expert() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def backward(model: torch.nn.Module) -> torch.Tensor:
+    loss = model(torch.ones(2, 3, 4) * (1 + dist.get_rank())).square().mean()
+    loss.backward()
+    return loss
+
+
+def sentence(action: Callable[[], Any]) -> str:
+    """What the error says that the action must end in."""
+    try:
+        action()
+    except StabilityLabError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+@case
+def reading(folder: Path) -> Any:
+    """A row's metrics before and after the optimizer's step; who averages what."""
+    model = DistributedDataParallel(Small())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watcher = Watcher(model, ListSink(), optimizer=optimizer, every=2)
+    loss, rank = backward(model), dist.get_rank()
+    row = watcher.step(loss=loss, mine=rank + 1.0, half=None if rank else 4.0, none=None)
+    early = sentence(lambda: row["loss"])
+    optimizer.step()
+    watcher.note(own=10.0 + rank)
+    first = dict(row)
+    backward(model)
+    unprobed = dict(watcher.step(loss=loss))  # nothing is owed: the row is whole before the optimizer's step
+    watcher.close()
+    return {"early": early, "loss": float(loss), "first": first, "unprobed": unprobed}
+
+
+@case
+def failing(folder: Path) -> Any:
+    """One rank alone fails, before or after the optimizer's step: it must not wait for the other."""
+    rows = []
+    for after in (False, True):
+        model = DistributedDataParallel(Small())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        sink = ListSink()
+        watcher = Watcher(model, sink, optimizer=optimizer, every=1)
+        loss = backward(model)
+        try:
+            with watcher:
+                watcher.step(loss=loss)
+                if after:
+                    optimizer.step()
+                raise ZeroDivisionError if dist.get_rank() == 0 else TimeoutError
+        except (ZeroDivisionError, TimeoutError):
+            rows.append([row for row, *_ in sink.rows])
+    return rows
+
+
+@case
+def refusals(folder: Path) -> Any:
+    """Layouts that the probes do not know -> what they say."""
+    mesh = init_device_mesh("cpu", (2,))
+    both = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
+    colwise = {"layers.0.fc1": ColwiseParallel(), "layers.0.fc2": RowwiseParallel()}
+    summed = fully_shard(Small())
+    summed.set_gradient_divide_factor(1.0)
+    half = Small()
+    fully_shard(half.layers[0], mesh=mesh)
+    partial = Small()
+    partial.layers[0].norm.weight = torch.nn.Parameter(
+        DTensor.from_local(torch.ones(4), mesh, [Partial()]), requires_grad=False
+    )
+    inside = Small()
+    inside.layers[0] = DistributedDataParallel(inside.layers[0])
+    two = fully_shard(parallelize_module(Small(), both["tensor"], colwise), mesh=both["data"])
+    mixed = Small()
+    fully_shard(mixed.layers[0], mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard")))
+    fully_shard(mixed, mesh=mesh)
+    groups = [dist.new_group([rank]) for rank in range(2)]
+    alone = fully_shard(Small(), mesh=DeviceMesh("cpu", [[0], [1]], mesh_dim_names=("a", "b"))["b"])
+    models = {
+        "tensor parallel": parallelize_module(Small(), mesh, colwise),
+        "tensor parallel under fully_shard": two,
+        "a part of the ranks": alone,
+        "partial": partial,
+        "replicated in part": mixed,
+        "DDP of a part of the ranks": DistributedDataParallel(Small(), process_group=groups[dist.get_rank()]),
+        "replicated": distribute_module(Small(), mesh),
+        "half sharded": half,
+        "half in DDP": inside,
+        "not averaged": Small(),
+        "summed": summed,
+        "FSDP1": FullyShardedDataParallel(Small(), device_id=torch.device("cpu")),
+        "sharded, said to be off": fully_shard(Small()),
+    }
+    found = {}
+    for name, model in models.items():
+        parallel = "off" if name.endswith("off") else "auto"
+        found[name] = sentence(lambda m=model, p=parallel: Watcher(m, ListSink(), probes="grad_norm", parallel=p))
+    different = "grad_norm" if dist.get_rank() else "ln_input"
+    found["different probes"] = sentence(
+        lambda: Watcher(DistributedDataParallel(Small()), ListSink(), probes=different)
+    )
+    offloaded = fully_shard(Small(), mesh=mesh)
+    used: Any = next(offloaded.parameters()).device_mesh
+    used._device_type = "cuda"  # as if the shards of a GPU lay in the host's memory
+    found["offloaded"] = sentence(lambda: Watcher(offloaded, ListSink(), probes="grad_norm"))
+    used._device_type = "cpu"  # meshes that are equal are one
+    return found
+
+
+@case
+def unwrapped(folder: Path) -> Any:
+    """The gradient norms of a loop that averages by itself, and of ranks that train a model each."""
+    found: dict[str, Any] = {}
+    for parallel in ("ddp", "off"):
+        model, sink = Small(), ListSink()
+        watcher = Watcher(model, sink, probes="grad_norm", parallel=parallel)
+        backward(model)
+        if parallel == "ddp":
+            for p in model.parameters():
+                dist.all_reduce(p.grad)
+                p.grad /= 2
+        row = watcher.step()
+        found[parallel] = row["grad_norm_total"], float(torch.stack([p.grad.norm() for p in model.parameters()]).norm())
+        watcher.flush()
+        watcher.close()
+        found[f"{parallel} rows"] = len(sink.rows)
+    return found
+
+
+@case
+def directory(folder: Path) -> Any:
+    """``watch`` on both ranks: one directory, and one answer where it exists."""
+    model = DistributedDataParallel(Small())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, out=folder / "run", every=1, optimizer=optimizer, config={"rank": dist.get_rank()}) as watcher:
+        for _ in range(2):
+            loss = backward(model)
+            watcher.step(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    again = sentence(lambda: watch(model, out=folder / "run"))
+    nameless = sentence(lambda: watch(model, out=folder / "other", probes="attention_entropi"))
+    dist.barrier()
+    run = Run.open(folder / "run")
+    return {
+        "again": again,
+        "nameless": nameless,
+        "left": sorted(path.name for path in folder.iterdir() if path.is_dir()),
+        "rank": run.config["rank"],
+        "status": run.status.state,
+        "steps": run.metrics["step"].tolist(),
+    }

@@ -1,0 +1,85 @@
+"""What two ranks do with the trainer: whole runs, an interruption that one rank alone hears of, and its resumption."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from stabilitylab.config import parse_set, resolve
+from stabilitylab.errors import StabilityLabError
+from stabilitylab.train import plan, resume, start
+from stabilitylab.train import run as runs
+from stabilitylab.train.loop import Report
+from stabilitylab.train.run import Plan
+
+RUN_CASES: dict[str, Callable[[Path], Any]] = {}
+SHARED = (
+    "model.T=4 train.warmup=3 train.lr=1e-3 probes.every=2 probes.update_every=3 data.sentences=5 data.held_out=6 "
+    "train.clip_norm=0.5 train.accumulate=2 train.steps=6"
+)
+
+
+def prepared(parallel: str, *settings: str, arch: str = "branchnorm") -> Plan:
+    sets = [*SHARED.split(), f"model.arch={arch}", f"train.parallel={parallel}", *settings]
+    return plan(resolve(parse_set(sets), depth=4))
+
+
+class Silent:
+    def opened(self, path: Path, manifest: object) -> None: ...
+
+    def show(self, report: Report) -> None: ...
+
+
+class Interrupted(Silent):
+    """Rank 1 alone gets a SIGTERM after the third update."""
+
+    def show(self, report: Report) -> None:
+        if report.row == 2 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def equal_to_one_process(kind: str, arch: str) -> Callable[[Path], Any]:
+    return lambda folder: start(prepared(kind, arch=arch), folder, f"{kind}-{arch}", Silent()).path
+
+
+def resumed(kind: str) -> Callable[[Path], Any]:
+    def run(folder: Path) -> Any:
+        drop = "model.dropout=0.1"
+        whole = start(prepared(kind, drop), folder, f"{kind}-whole", Silent())
+        silent, runs.Nobody = runs.Nobody, Interrupted  # what the second rank shows its reports to
+        broken = start(prepared(kind, drop), folder, f"{kind}-broken", Silent())
+        runs.Nobody = silent
+        done = resume(broken.path, None, Silent())
+        dist.barrier()
+        return {
+            "broken": (broken.state, broken.row, broken.signal),
+            "done": (done.state, done.row, done.verdict == whole.verdict),
+            "paths": (str(whole.path), str(broken.path)),
+        }
+
+    return run
+
+
+for kind in ("ddp", "fsdp"):
+    for arch in ("branchnorm", "admin"):
+        RUN_CASES[f"{kind}_{arch}"] = equal_to_one_process(kind, arch)
+    RUN_CASES[f"{kind}_resumed"] = resumed(kind)
+
+
+def refused(folder: Path) -> Any:
+    """A directory that exists; batches with fewer sentences than ranks."""
+    said = []
+    for name, settings in (("ddp-whole", ()), ("small", ("data.sentences=1",))):
+        try:
+            start(prepared("ddp", *settings), folder, name, Silent())
+        except StabilityLabError as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+RUN_CASES["refused"] = refused
