@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from .events import Event
 
+EXPLAINS = {"lr_jump": ("update_jump",), "weight_jump": ("update_jump", "ln_growth")}  # by arithmetic, not by dynamics
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -23,13 +25,23 @@ class Cause:
 def ordered(events: Sequence[Event]) -> list[Event]:
     """By order of execution. What a run ends in (a plateau that it never left, say) comes after what else began then,
     and what began in an earlier row than it was seen in cannot be told apart from it."""
-    return sorted(events, key=lambda event: (event.role == "outcome" and event.after is None, *event.moment))
+    return sorted(
+        events,
+        key=lambda event: (
+            event.role == "outcome" and event.after is None,
+            *event.moment,
+            event.role != "setting",
+            event.place is None,  # of two findings of one moment, the one that names a place
+        ),
+    )
 
 
 def certainly_before(a: Event, b: Event) -> bool:
     """Whether the rows show that ``a`` began before ``b``: seen before the last row without ``b``; or both began at
-    one and the same step, and ``a`` is computed before ``b``."""
+    one and the same step, and ``a`` is computed before ``b``; or ``a`` came from outside and explains ``b``."""
     if b.after is not None and a.step <= b.after:
+        return True
+    if b.kind in EXPLAINS.get(a.kind, ()) and a.step <= b.step:
         return True
     same = a.step == b.step and ((a.resolved and b.resolved) or a.after is b.after is None)
     return same and a.moment < b.moment

@@ -13,10 +13,14 @@ from .cause import Cause, explain, ordered, sentence, undecided
 from .events import DETECTORS, Event
 from .evidence import Evidence
 from .order import listed
-from .thresholds import LEAST_ROWS, PLATEAU_ROWS
+from .thresholds import LEAST_PAST, LEAST_ROWS, PLATEAU_ROWS
 
 Verdict = Literal["healthy", "warning", "failure"]
-FOR_ROWS = {"loss_spike": LEAST_ROWS, "plateau": PLATEAU_ROWS}
+FOR_ROWS = {
+    **dict.fromkeys(("lr_jump", "update_jump", "weight_jump", "exploding_gradient"), LEAST_PAST + 1),
+    "loss_spike": LEAST_ROWS,
+    "plateau": PLATEAU_ROWS,
+}
 
 
 @dataclass(frozen=True)

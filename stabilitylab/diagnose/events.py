@@ -12,6 +12,7 @@ from .order import describe, rank
 
 Severity = Literal["note", "warning", "failure"]
 Role = Literal["setting", "mechanism", "outcome"]
+SETTINGS = ("lr_jump", "weight_jump")  # came from outside of the network's dynamics
 OUTCOMES = ("plateau", "divergence")  # what a run ends in: never the cause where anything else was seen
 
 
@@ -37,7 +38,7 @@ class Event:
 
     @property
     def role(self) -> Role:
-        return "setting" if self.phase == "setting" else "outcome" if self.kind in OUTCOMES else "mechanism"
+        return "setting" if self.kind in SETTINGS else "outcome" if self.kind in OUTCOMES else "mechanism"
 
     @property
     def moment(self) -> tuple[int, int]:

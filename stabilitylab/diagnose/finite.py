@@ -13,6 +13,7 @@ from .events import Event, detector
 from .evidence import Evidence, Grid
 from .order import PHASES, describe, first_place, rank
 
+RATIOS = ("cosine_similarity",)  # 0 / 0 where a vector is zero, which is no number that went wrong on its way
 MAIN = {"update_ratio": "rms"}  # its value is a ratio over weights that may be 0
 TITLE = "non-finite numbers"
 
@@ -61,6 +62,8 @@ def non_finite(evidence: Evidence) -> Iterator[Event]:
         (loss for grid in grids if (loss := first_lost(grid)) is not None),
         key=lambda loss: (*loss.moment, loss.grid.is_metric),
     )
+    sound = [loss for loss in lost if loss.grid.table not in RATIOS]
+    lost = [loss for loss in lost if sound and loss.step >= sound[0].step]
     if not lost:
         return
     first, place = lost[0], lost[0]
@@ -144,21 +147,28 @@ def _enclosed(grids: list[Grid], first: Loss) -> list[str]:
     sound = [g for g in tables if step in g.steps and rank(g.phase) <= phase and g is not first.grid]
     if first.grid.is_metric and sound and all(_sound_at(grid, step) for grid in sound):
         text.append(f"every number of {', '.join(sorted(g.table for g in sound))} is finite in that step before it")
-    missing = [g for g in tables if step not in g.steps and rank(g.phase) <= phase and g.phase != "reference"]
-    if missing:
-        rows = _neighbours(missing[0], step)
-        names = ", ".join(sorted({g.table for g in missing}))
-        text.append(
-            f"{names} recorded {rows}: the evidence does not decide between this step's passes and those since (record "
-            "every step, every=1)"
-        )
+    return text + _open_questions(tables, step, phase)
+
+
+def _open_questions(tables: list[Grid], step: int, phase: int) -> list[str]:
+    """What could have come first, had it been recorded: this step's earlier passes, and the update before them."""
+    passes = [g for g in tables if step not in g.steps and rank(g.phase) <= phase and g.phase != "reference"]
+    updates = [g for g in tables if g.phase == "optimizer" and step and step - 1 not in g.steps]
+    text = []
+    if passes:
+        names = ", ".join(sorted({g.table for g in passes}))
+        text.append(f"{names} recorded {_neighbours(passes[0].steps, step)}")
+    if updates and phase <= rank("loss"):
+        text.append(f"{updates[0].table} recorded {_neighbours(updates[0].steps, step - 1)}")
+    if text:
+        between = f"the update of step {step - 1} and " if updates and phase <= rank("loss") else ""
+        text.append(f"the evidence does not decide between {between}the passes of step {step}: record every=1")
     return text
 
 
-def _neighbours(grid: Grid, step: int) -> str:
-    before, behind = grid.steps[grid.steps < step], grid.steps[grid.steps > step]
-    rows = [str(s) for s in (*before[-1:], *behind[:1])]
-    return f"step{'s' if len(rows) > 1 else ''} {' and '.join(rows)} but not {step}" if rows else f"nothing near {step}"
+def _neighbours(steps: np.ndarray, step: int) -> str:
+    near = [str(s) for s in (*steps[steps < step][-1:], *steps[steps > step][:1])]
+    return f"{' and '.join(f'step {s}' for s in near) or 'nothing'} but not step {step}"
 
 
 def _sound_at(grid: Grid, step: int) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from .events import Event, Severity, detector
 from .evidence import Evidence, Grid
 from .jumps import first_above, past_largest, times, usual_before
-from .order import describe, listed
+from .order import describe, gathered, listed
 from .thresholds import (
     DECAY_FIT,
     DECAY_PER_LAYER,
@@ -242,14 +242,14 @@ def _still(grid: Grid, holds: np.ndarray, what: str, meant: bool = False) -> Ite
         from_start = row == 0
         severity: Severity = "note" if meant and from_start else "warning"
         since = "from the start" if from_start else f"from step {grid.steps[row]} on"
-        names = listed([describe(grid.rows[place]) for place in places])
-        have = "has" if len(places) == 1 else "have"
+        names = gathered(grid.rows, places.tolist())
+        have = "has" if len(names) == 1 else "have"
         yield Event(
             "dead_layer",
             "layer without gradient or update",
             int(grid.steps[row]),
             grid.phase,
-            f"{names} {have} {what} {since}",
+            f"{listed(names)} {have} {what} {since}",
             severity=severity,
             after=grid.before(row),
             until=until(holds[:, places[0]], row, grid.steps),

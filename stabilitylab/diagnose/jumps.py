@@ -96,21 +96,22 @@ def update_jump(evidence: Evidence) -> Iterator[Event]:
         values = np.where(grid.absent, np.nan, grid.values)
         felt = values >= UPDATE_SHARE * np.fmax.reduce(values, axis=1, initial=0.0)[:, None]
         ratio = np.where(felt, times(values, past_largest(values)), np.nan)
-        yield from _update(grid, ratio, "optimizer", 0, "update rms")
+        yield from _update(grid, ratio, "optimizer", "update rms")
     grid = evidence.grid("model_update", "one_update")
     if grid is not None:
-        # row t compares theta_t with theta_{t-1}: the update belongs to step t - 1
-        yield from _update(grid, times(grid.values, past_largest(grid.values)), "optimizer", 1, "||dF|| of one update")
+        # row t compares theta_t with theta_{t-1}: what happened between the passes of the two steps
+        yield from _update(
+            grid, times(grid.values, past_largest(grid.values)), "between", "||dF|| since the step before"
+        )
 
 
-def _update(grid: Grid, ratio: np.ndarray, phase: str, shift: int, what: str) -> Iterator[Event]:
+def _update(grid: Grid, ratio: np.ndarray, phase: str, what: str) -> Iterator[Event]:
     found = first_above(ratio, UPDATE_JUMP, grid.steps)
     if found is None:
         return
     row, place, places = found
-    step, size, factor = int(grid.steps[row]) - shift, float(grid.values[row, place]), float(ratio[row, place])
+    step, size, factor = int(grid.steps[row]), float(grid.values[row, place]), float(ratio[row, place])
     median, rows = usual_before(grid, row, place)
-    before = grid.before(row)
     yield Event(
         "update_jump",
         "update jump",
@@ -118,7 +119,7 @@ def _update(grid: Grid, ratio: np.ndarray, phase: str, shift: int, what: str) ->
         phase,
         f"{what} {size:.3g} at step {step} ({describe(grid.rows[place])}), {size / median:.3g} times the median of "
         f"{rows}",
-        after=None if before is None else before - shift,
+        after=grid.before(row),
         place=grid.rows[place],
         places=places,
         probe=grid.name,
@@ -155,7 +156,7 @@ def weight_jump(evidence: Evidence) -> Iterator[Event]:
         "weight_jump",
         "weights changed other than by an update",
         int(ratio.steps[row]),
-        "setting",
+        "between",
         f"the weights of {describe(ratio.rows[place])} are {how} those of step {ratio.steps[row - 1]} at step "
         f"{ratio.steps[row]} (rms {then:.3g} to {now:.3g}), where the update at step {ratio.steps[row - 1]} had rms "
         f"{rms.values[row - 1, place]:.3g}",

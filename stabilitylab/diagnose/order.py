@@ -8,8 +8,9 @@ import numpy as np
 
 from ..schema import Row
 
-# The reference pass of row t runs theta_t after its backward pass and before the optimizer's step.
-PHASES = ("setting", "forward", "loss", "backward", "reference", "optimizer")
+# "between": after the update of the step before and outside of this step's passes. The reference pass of row t runs
+# theta_t after its backward pass and before the optimizer's step.
+PHASES = ("between", "setting", "forward", "loss", "backward", "reference", "optimizer")
 TABLES = {
     "ln_input": "forward",
     "branch_variance": "reference",
@@ -58,6 +59,17 @@ def describe(row: Row | None) -> str:
         return row.site or row.stack or "the whole model"
     part = f" ({row.sublayer})" if row.sublayer else ""
     return f"layer {row.layer}{f' of {row.stack}' if row.stack else ''}{part}"
+
+
+def gathered(rows: Sequence[Row], chosen: Sequence[int]) -> list[str]:
+    """The chosen places by name; a layer all of whose places are chosen comes once, without its sub-layers."""
+    picked = {rows[place] for place in chosen}
+    whole = {(row.stack, row.layer) for row in picked if row.layer}
+    whole -= {(row.stack, row.layer) for row in rows if row not in picked}
+    names = [
+        describe(Row("", r.stack, r.layer) if (r.stack, r.layer) in whole else r) for r in map(rows.__getitem__, chosen)
+    ]
+    return list(dict.fromkeys(names))
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
