@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..errors import InputError
@@ -16,6 +16,7 @@ from .order import listed
 from .thresholds import LEAST_PAST, LEAST_ROWS, PLATEAU_ROWS
 
 Verdict = Literal["healthy", "warning", "failure"]
+MOST_NOTES = 2  # in the paragraph; the table has them all
 FOR_ROWS = {
     **dict.fromkeys(("lr_jump", "update_jump", "weight_jump", "exploding_gradient"), LEAST_PAST + 1),
     "loss_spike": LEAST_ROWS,
@@ -53,7 +54,8 @@ class Diagnosis:
         ended = f"{self.state} at step {self.step}" + (f" ({self.reason})" if self.reason else "")
         first = self.cause.first
         if first is None:
-            text = f"{self.run} is healthy: {ended}, and none of {len(self.checked)} kinds of trouble was found."
+            notes = "".join(f" Note: {event.evidence}." for event in self.events[:MOST_NOTES])
+            text = f"{self.run} is healthy: {ended}, and none of {len(self.checked)} kinds of trouble was found.{notes}"
             return text if self.checked else f"{self.run}: {ended}, and nothing was recorded that could be checked."
         what = "something broke" if self.verdict == "failure" else "there are warnings"
         words = [f"{self.run}: {ended}; {what}. First came {first.title}: {first.evidence}."]
@@ -103,8 +105,15 @@ def diagnose(run: Run) -> Diagnosis:
         else:
             checked[kind] = sources
             events += detector.find(evidence)
-    found = ordered(events)
+    found = ordered(_weighed(events, learns="plateau" in checked))
     status = evidence.status
     return Diagnosis(
         str(run.path), status.state, status.step, status.reason, tuple(found), explain(found), checked, unchecked
     )
+
+
+def _weighed(events: Sequence[Event], learns: bool) -> list[Event]:
+    """A gradient that vanishes in a run that ``learns`` (it was judged, and nothing failed) is a note."""
+    if not learns or any(event.severity == "failure" for event in events):
+        return list(events)
+    return [replace(event, severity="note") if event.kind == "vanishing_gradient" else event for event in events]

@@ -152,7 +152,9 @@ def _enclosed(grids: list[Grid], first: Loss) -> list[str]:
 
 def _open_questions(tables: list[Grid], step: int, phase: int) -> list[str]:
     """What could have come first, had it been recorded: this step's earlier passes, and the update before them."""
-    passes = [g for g in tables if step not in g.steps and rank(g.phase) <= phase and g.phase != "reference"]
+    # a gradient that broke first had a finite loss, so the forward pass is not in question
+    least = rank("backward") if phase >= rank("backward") else 0
+    passes = [g for g in tables if step not in g.steps and least <= rank(g.phase) <= phase and g.phase != "reference"]
     updates = [g for g in tables if g.phase == "optimizer" and step and step - 1 not in g.steps]
     text = []
     if passes:
@@ -160,10 +162,13 @@ def _open_questions(tables: list[Grid], step: int, phase: int) -> list[str]:
         text.append(f"{names} recorded {_neighbours(passes[0].steps, step)}")
     if updates and phase <= rank("loss"):
         text.append(f"{updates[0].table} recorded {_neighbours(updates[0].steps, step - 1)}")
-    if text:
-        between = f"the update of step {step - 1} and " if updates and phase <= rank("loss") else ""
-        text.append(f"the evidence does not decide between {between}the passes of step {step}: record every=1")
-    return text
+    if not text:
+        return []
+    if updates and phase <= rank("loss"):
+        open_question = f"does not decide between the update of step {step - 1} and the passes of step {step}"
+    else:
+        open_question = f"does not decide which place of step {step} came first"
+    return [*text, f"the evidence {open_question}: record every=1"]
 
 
 def _neighbours(steps: np.ndarray, step: int) -> str:

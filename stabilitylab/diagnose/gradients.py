@@ -65,7 +65,23 @@ def vanishing_gradient(evidence: Evidence) -> Iterator[Event]:
         for stack in grid.stacks() if grid is not None else ():
             event = _uneven(stack, evidence.flushed)
             if event is not None:
-                yield event
+                yield _weighed(event, evidence.grid("update_ratio", "rms"))
+
+
+def _weighed(event: Event, updates: Grid | None) -> Event:
+    """Adds whether the optimizer makes up for it: Adam does, until the gradient comes near its eps."""
+    place = event.place
+    if updates is None or place is None:
+        return event
+    stack = np.array([row.stack == place.stack and row.layer > 0 for row in updates.rows])
+    own = np.array([row.stack == place.stack and row.layer == place.layer for row in updates.rows])
+    later = (updates.steps >= event.step) & np.isfinite(updates.values[:, stack]).all(axis=1)
+    if not own.any() or not later.any():
+        return event
+    usual = np.median(updates.values[later][:, stack], axis=1, keepdims=True)
+    least = float(np.nanmin(times(np.median(updates.values[later][:, own], axis=1, keepdims=True), usual)))
+    text = f"{event.evidence}; its update falls to {least:.2g} of the stack's median"
+    return replace(event, evidence=text, numbers={**event.numbers, "least_update_over_median": least})
 
 
 def _uneven(grid: Grid, flushed: bool) -> Event | None:
