@@ -55,7 +55,7 @@ def _show(found: Comparison) -> None:
             table.add_column(column, justify="right" if "step" in column or "than" in column else "left")
         for level, one in found.growth.items():
             cells = ("-", "", "", "") if one is None else (str(one.step), one.phase, one.probe, one.where)
-            table.add_row(f"{level:.4%}".rstrip("0").rstrip(".%") + " %", *cells)
+            table.add_row(f"{100 * level:g} %", *cells)
         say()
         console.print(table, highlight=False, markup=False)
     if found.settings:

@@ -15,7 +15,7 @@ from ..store.layout import flat
 from .evidence import Evidence, Grid
 from .order import CLOCKS, describe, rank
 
-LEVELS = (1e-6, 1e-3, 0.01, 0.1, 1.0)  # relative differences whose first step the growth table gives
+LEVELS = (1e-6, 1e-3, 0.01, 0.1, 0.5)  # relative differences whose first step the growth table gives
 MISSING = "(not set)"
 
 
@@ -181,7 +181,7 @@ def _gap(a: Grid, b: Grid, rtol: float, atol: float) -> np.ndarray:
         difference = np.abs(x - y)
         relative = np.divide(difference, size, out=np.zeros_like(size), where=size > 0)
         same = (x == y) | (np.isnan(x) & np.isnan(y)) | (difference <= atol + rtol * size)
-    relative[np.isnan(relative)] = np.inf
+    relative[~(np.isfinite(x) & np.isfinite(y))] = np.inf  # a different finding, not a larger number
     relative[same & (a.absent == b.absent)] = 0.0
     relative[a.absent & b.absent] = 0.0
     relative[a.absent != b.absent] = np.inf

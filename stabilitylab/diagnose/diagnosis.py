@@ -16,7 +16,6 @@ from .order import listed
 from .thresholds import LEAST_PAST, LEAST_ROWS, PLATEAU_ROWS
 
 Verdict = Literal["healthy", "warning", "failure"]
-MOST_NOTES = 2  # in the paragraph; the table has them all
 FOR_ROWS = {
     **dict.fromkeys(("lr_jump", "update_jump", "weight_jump", "exploding_gradient"), LEAST_PAST + 1),
     "loss_spike": LEAST_ROWS,
@@ -54,7 +53,9 @@ class Diagnosis:
         ended = f"{self.state} at step {self.step}" + (f" ({self.reason})" if self.reason else "")
         first = self.cause.first
         if first is None:
-            notes = "".join(f" Note: {event.evidence}." for event in self.events[:MOST_NOTES])
+            notes = "".join(
+                f" Note: {event.evidence}." for event in {e.kind: e for e in reversed(self.events)}.values()
+            )
             text = f"{self.run} is healthy: {ended}, and none of {len(self.checked)} kinds of trouble was found.{notes}"
             return text if self.checked else f"{self.run}: {ended}, and nothing was recorded that could be checked."
         what = "something broke" if self.verdict == "failure" else "there are warnings"

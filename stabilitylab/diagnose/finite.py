@@ -73,9 +73,14 @@ def non_finite(evidence: Evidence) -> Iterator[Event]:
     if whole:
         below = next((one for one in lost[1:] if not one.grid.is_metric and one.step == first.step), None)
         later = next((one for one in lost[1:] if not one.grid.is_metric), None)
-        place = below or later or first
+        tells = later is not None and not later.bad.all()  # one update carries it into every gradient, so every weight
+        place = below or (later if later is not None and tells else first)
         if later is not None and below is None:
-            text.append(f"the next recorded row with tables says where: {_sentence(later)}")
+            text.append(
+                f"the next recorded row with tables says where: {_sentence(later)}"
+                if tells
+                else f"by the next recorded row with tables, {later.step}, every place of {later.grid.table} is broken"
+            )
         elif below is not None and rank(below.grid.phase) > rank(first.grid.phase):
             text.append(f"after it, in the same step: {_sentence(below)}")
     text += _enclosed(grids, first)

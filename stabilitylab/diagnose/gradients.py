@@ -80,7 +80,7 @@ def _weighed(event: Event, updates: Grid | None) -> Event:
         return event
     usual = np.median(updates.values[later][:, stack], axis=1, keepdims=True)
     least = float(np.nanmin(times(np.median(updates.values[later][:, own], axis=1, keepdims=True), usual)))
-    text = f"{event.evidence}; its update falls to {least:.2g} of the stack's median"
+    text = f"{event.evidence}; its update is never below {least:.2g} of the stack's median"
     return replace(event, evidence=text, numbers={**event.numbers, "least_update_over_median": least})
 
 

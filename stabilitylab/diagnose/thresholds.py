@@ -29,8 +29,8 @@ LN_JUMP, LN_GROWTH = 3.0, 10.0
 # A layer's gradient beside the largest of its stack. Adam stops balancing layers where gradients reach its eps, which
 # is three to four orders below usual ones. The same ratio, the other way up, is a gradient that explodes downwards.
 VANISHED = 1e-4
-# In a run whose loss was judged and learns, it is a note: some layers hardly learn, the model does. (This rule was added
-# after a first look: the bottom of the default BranchNorm's 100 encoder layers falls to 1.5e-6, and the run trains.)
+# In a run whose loss was judged and learns, it is a note: some layers hardly learn, the model does. (This rule was
+# added after a first look: the bottom of default BranchNorm's 100 encoder layers falls to 1.5e-6, and the run trains.)
 # Geometric decay that has not come that far is worth a note (DeepNet, Admin: Post-LN's decoder at 18 layers and more).
 DECAYED, DECAY_PER_LAYER, DECAY_FIT = 0.05, -0.1, 0.95  # first over last layer; nats a layer; R^2 of the line
 # The total gradient norm, or a layer's, against its own past; factors of 2 to 5 are everyday noise of small batches.
