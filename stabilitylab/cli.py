@@ -10,7 +10,10 @@ import typer
 
 from . import __version__
 from .commands.claims import claims
+from .commands.compare import compare
+from .commands.diagnose import diagnose
 from .commands.evaluate import evaluate
+from .commands.export import export
 from .commands.listing import list_, runs
 from .commands.onestep import onestep
 from .commands.options import EXIT_CODES
@@ -85,5 +88,8 @@ app.command()(onestep)
 app.command()(report)
 app.command()(claims)
 app.command()(evaluate)
+app.command()(diagnose)
+app.command()(compare)
+app.command()(export)
 app.command("list")(list_)
 app.command()(runs)

@@ -14,7 +14,7 @@ LEVEL = {
     **dict.fromkeys(("errors", "registry", "schema", "config", "labels", "verdict"), 1),
     **dict.fromkeys(("models", "probes", "store"), 2),
     **dict.fromkeys(("data", "experiments"), 3),
-    **dict.fromkeys(("train", "onestep", "decode", "sweep", "api", "reports"), 4),
+    **dict.fromkeys(("train", "onestep", "decode", "sweep", "api", "reports", "diagnose", "export"), 4),
     **dict.fromkeys(("terminal", "commands", "cli", "__main__"), 5),
 }
 
@@ -97,7 +97,7 @@ def test_import_needs_neither_torch_nor_pandas_nor_matplotlib(statement: str) ->
 
 
 @pytest.mark.parametrize(
-    "part", ["store", "terminal", "labels", "verdict", "schema", "experiments", "reports", "reports.build"]
+    "part", ["store", "terminal", "labels", "verdict", "schema", "experiments", "reports", "reports.build", "diagnose"]
 )
 def test_reports_side_needs_no_torch(part: str) -> None:
     check = f"import sys; import stabilitylab.{part}; sys.exit('torch' in sys.modules)"

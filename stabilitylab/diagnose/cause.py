@@ -1,0 +1,88 @@
+"""Which event came first, what followed, and where the recorded rows do not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .events import Event
+
+EXPLAINS = {"lr_jump": ("update_jump",), "weight_jump": ("update_jump", "ln_growth")}  # by arithmetic, not by dynamics
+
+
+@dataclass(frozen=True)
+class Cause:
+    """``chain``: the first event of each kind, in order. ``rivals``: events that may have come before its first."""
+
+    chain: tuple[Event, ...]
+    rivals: tuple[Event, ...]
+
+    @property
+    def first(self) -> Event | None:
+        return self.chain[0] if self.chain else None
+
+
+def ordered(events: Sequence[Event]) -> list[Event]:
+    """By order of execution. What a run ends in (a plateau that it never left, say) comes after what else began then,
+    and what began in an earlier row than it was seen in cannot be told apart from it."""
+    return sorted(
+        events,
+        key=lambda event: (
+            event.role == "outcome" and event.after is None,
+            *event.moment,
+            event.role != "setting",
+            event.place is None,  # of two findings of one moment, the one that names a place
+        ),
+    )
+
+
+def certainly_before(a: Event, b: Event) -> bool:
+    """Whether the rows show that ``a`` began before ``b``: seen before the last row without ``b``; or both began at
+    one and the same step, and ``a`` is computed before ``b``; or ``a`` came from outside and explains ``b``."""
+    if b.after is not None and a.step <= b.after:
+        return True
+    if b.kind in EXPLAINS.get(a.kind, ()) and a.step <= b.step:
+        return True
+    same = a.step == b.step and ((a.resolved and b.resolved) or a.after is b.after is None)
+    return same and a.moment < b.moment
+
+
+def explain(events: Sequence[Event]) -> Cause:
+    """Notes explain nothing; outcomes are rivals of nothing."""
+    kinds: dict[str, Event] = {}
+    for event in ordered([event for event in events if event.severity != "note"]):
+        kinds.setdefault(event.kind, event)
+    chain = sorted(kinds.values(), key=lambda event: event.role == "outcome" and event.after is None)
+    mechanisms = [event for event in chain if event.role != "outcome"]
+    if not mechanisms:
+        return Cause(tuple(chain), ())
+    first = mechanisms[0]
+    if chain[0] is not first:  # an outcome seen earlier in time, such as a plateau that something broke later
+        return Cause(tuple(chain), ())
+    rivals = [event for event in mechanisms[1:] if not certainly_before(first, event)]
+    return Cause(tuple(chain), tuple(rivals))
+
+
+def sentence(cause: Cause) -> str:
+    """Such as ``learning-rate jump at step 40 -> update jump at step 40 -> loss spike at step 41``."""
+    return " -> ".join(_named(event) for event in cause.chain)
+
+
+def undecided(cause: Cause) -> list[str]:
+    """One sentence for each event that may have come before the first."""
+    first = cause.first
+    return [] if first is None else [_between(first, rival) for rival in cause.rivals]
+
+
+def _named(event: Event) -> str:
+    if event.role == "outcome" and event.after is None:
+        return f"{event.title} from the start"
+    return f"{event.title} at step {event.step}"
+
+
+def _between(a: Event, b: Event) -> str:
+    head = f"the evidence does not decide between {_named(a)} and {_named(b)}"
+    if a.step == b.step and a.after == b.after and (a.resolved or a.after is None):
+        return f"{head}: both are first seen in the {a.phase} pass of that step"
+    gaps = [f"{event.title} began after step {event.after} and by step {event.step}" for event in (a, b)]
+    return f"{head}: {gaps[0]}, {gaps[1]}; record every step (every=1) to tell them apart"

@@ -1,0 +1,207 @@
+"""Where two runs part: the first step, place and number that differ, in order of execution, and how fast they part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from ..schema import Row
+from ..store import Run
+from ..store.layout import flat
+from .evidence import Evidence, Grid
+from .order import CLOCKS, describe, rank
+
+LEVELS = (1e-6, 1e-3, 0.01, 0.1, 0.5)  # relative differences whose first step the growth table gives
+MISSING = "(not set)"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One number in which the runs differ: where it stands, both values, and |a - b| / max(|a|, |b|)."""
+
+    step: int
+    phase: str
+    probe: str
+    place: Row
+    a: float | None  # None: absent ("no gradient")
+    b: float | None
+    relative: float
+
+    @property
+    def where(self) -> str:
+        return describe(self.place) if self.place.site or self.place.stack or self.place.layer else "the whole model"
+
+    def sentence(self) -> str:
+        shown = ["absent" if value is None else f"{value:.9g}" for value in (self.a, self.b)]
+        return (
+            f"step {self.step}, {self.phase}: {self.probe} of {self.where} is {shown[0]} and {shown[1]} "
+            f"(relative difference {self.relative:.3g})"
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``first``: where they part, in order of execution; ``first_in_table``: the same among tables, which name a
+    place; ``identical_through``: the last common step before; ``growth``: level -> first difference above it."""
+
+    a: str
+    b: str
+    rtol: float
+    atol: float
+    compared: Mapping[str, int]  # metric or table column -> number of common steps
+    identical_through: int | None
+    last_common: int | None
+    first: Difference | None
+    first_in_table: Difference | None
+    growth: Mapping[float, Difference | None]
+    settings: Mapping[str, tuple[Any, Any]]
+    only: Mapping[str, Mapping[str, Any]]  # "a" | "b" -> what only that run has
+
+    @property
+    def paragraph(self) -> str:
+        tolerance = "bit for bit" if not (self.rtol or self.atol) else f"within rtol {self.rtol:g}, atol {self.atol:g}"
+        if self.first is None:
+            return (
+                f"{self.a} and {self.b} are identical {tolerance} through step {self.last_common}, the last common one."
+            )
+        words = [f"{self.a} and {self.b} part at {self.first.sentence()}."]
+        if self.identical_through is None:
+            words.append("No step before it is common to both.")
+        else:
+            words.append(f"Identical {tolerance} through step {self.identical_through}.")
+        table = self.first_in_table
+        if table is not None and table is not self.first:
+            words.append(f"The first table to differ: {table.sentence()}.")
+        return " ".join(words)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {
+            "paragraph": self.paragraph,
+            "growth": [{"above": level, "first": one and asdict(one)} for level, one in self.growth.items()],
+            "settings": {key: {"a": a, "b": b} for key, (a, b) in self.settings.items()},
+        }
+
+
+def compare(a: Run, b: Run, *, rtol: float = 0.0, atol: float = 0.0) -> Comparison:
+    """Compares what both runs have recorded so far; NaN equals NaN, "no gradient" equals nothing but itself.
+
+    Numbers differ where |a - b| > ``atol`` + ``rtol`` max(|a|, |b|). Raises InputError where no step is common.
+    """
+    left, right = Evidence(a), Evidence(b)
+    pairs = list(_pairs(left, right))
+    if not any(len(one.steps) for one, _ in pairs):
+        raise InputError(f"{a.path} and {b.path} have no recorded step in common: compare runs of the same cadence.")
+    gaps = [_gap(*pair, rtol, atol) for pair in pairs]
+    firsts = [_first(*pair, gap, 0.0) for pair, gap in zip(pairs, gaps, strict=True)]
+    first, first_in_table = (
+        _earliest(firsts),
+        _earliest([one for one, (grid, _) in zip(firsts, pairs, strict=True) if not grid.is_metric]),
+    )
+    steps = sorted({int(step) for one, _ in pairs for step in one.steps})
+    before = [step for step in steps if first is None or step < first.step]
+    growth = {
+        level: _earliest([_first(*pair, gap, level) for pair, gap in zip(pairs, gaps, strict=True)]) for level in LEVELS
+    }
+    return Comparison(
+        str(a.path),
+        str(b.path),
+        rtol,
+        atol,
+        {one.name: len(one.steps) for one, _ in pairs},
+        before[-1] if before else None,
+        steps[-1] if steps else None,
+        first,
+        first_in_table,
+        growth,
+        settings(a.config, b.config),
+        only(left, right, pairs),
+    )
+
+
+def settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ, by flat name."""
+    ours, theirs = dict(flat(a)), dict(flat(b))
+    names = dict.fromkeys((*ours, *theirs))
+    both = {name: (ours.get(name, MISSING), theirs.get(name, MISSING)) for name in names}
+    return {name: values for name, values in both.items() if values[0] != values[1]}
+
+
+def only(left: Evidence, right: Evidence, pairs: Sequence[tuple[Grid, Grid]]) -> dict[str, dict[str, Any]]:
+    """Tables, metrics and numbers of steps that only one run has."""
+    found = {}
+    for name, ours, theirs in (("a", left, right), ("b", right, left)):
+        metrics = [m for m in ours.metrics.column_names if m not in theirs.metrics.column_names and m not in CLOCKS]
+        steps = np.setdiff1d(ours.steps, theirs.steps)
+        found[name] = {
+            "tables": sorted(set(ours.run.tables) - set(theirs.run.tables)),
+            "metrics": metrics,
+            "steps": len(steps),
+            "first_step": int(steps[0]) if len(steps) else None,
+        }
+    return found
+
+
+def _pairs(left: Evidence, right: Evidence) -> Iterator[tuple[Grid, Grid]]:
+    """Each column that both have, cut to common steps and places."""
+    for name in left.metrics.column_names[1:]:
+        if name not in CLOCKS and (pair := _common(left.metric(name), right.metric(name))):
+            yield pair
+    for table in left.run.tables:
+        if table in right.run.tables:
+            for column in left.run.table(table).columns:
+                if pair := _common(left.grid(table, column), right.grid(table, column)):
+                    yield pair
+
+
+def _common(a: Grid | None, b: Grid | None) -> tuple[Grid, Grid] | None:
+    if a is None or b is None:
+        return None
+    steps, at_a, at_b = np.intersect1d(a.steps, b.steps, return_indices=True)
+    spot = {row: index for index, row in enumerate(b.rows)}
+    rows = [row for row in a.rows if row in spot]
+    ours, theirs = [a.rows.index(row) for row in rows], [spot[row] for row in rows]
+
+    def cut(grid: Grid, at: np.ndarray, places: list[int]) -> Grid:
+        chosen = np.ix_(at, np.array(places))
+        return Grid(grid.table, grid.column, grid.phase, steps, tuple(rows), grid.values[chosen], grid.absent[chosen])
+
+    return (cut(a, at_a, ours), cut(b, at_b, theirs)) if rows else None
+
+
+def _gap(a: Grid, b: Grid, rtol: float, atol: float) -> np.ndarray:
+    """|a - b| / max(|a|, |b|) where they differ by more than the tolerance, else 0; inf where one is not finite or
+    absent and the other is not. (S, R)"""
+    x, y = a.values, b.values
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = np.maximum(np.abs(x), np.abs(y))
+        difference = np.abs(x - y)
+        relative = np.divide(difference, size, out=np.zeros_like(size), where=size > 0)
+        same = (x == y) | (np.isnan(x) & np.isnan(y)) | (difference <= atol + rtol * size)
+    relative[~(np.isfinite(x) & np.isfinite(y))] = np.inf  # a different finding, not a larger number
+    relative[same & (a.absent == b.absent)] = 0.0
+    relative[a.absent & b.absent] = 0.0
+    relative[a.absent != b.absent] = np.inf
+    return relative
+
+
+def _first(a: Grid, b: Grid, gap: np.ndarray, above: float) -> Difference | None:
+    """The first step at which the gap is above, and the place that is computed first there."""
+    over = gap > above
+    rows = np.flatnonzero(over.any(axis=1))
+    if not len(rows):
+        return None
+    at = int(rows[0])
+    places = np.flatnonzero(over[at])
+    place = int(places[-1] if a.phase == "backward" else places[0])
+    values = [None if grid.absent[at, place] else float(grid.values[at, place]) for grid in (a, b)]
+    return Difference(int(a.steps[at]), a.phase, a.name, a.rows[place], values[0], values[1], float(gap[at, place]))
+
+
+def _earliest(differences: Sequence[Difference | None]) -> Difference | None:
+    """By step and phase; within the phase a table before a metric, since it names a place, and a main column first."""
+    found = [one for one in differences if one is not None]
+    return min(found, key=lambda one: (one.step, rank(one.phase), "." not in one.probe), default=None)

@@ -1,0 +1,120 @@
+"""The diagnosis of one run: every detector, the order of what they found, and what could not be checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ..errors import InputError
+from ..store import Run
+from . import attention, finite, gradients, jumps, losses  # noqa: F401  (registers the detectors)
+from .cause import Cause, explain, ordered, sentence, undecided
+from .events import DETECTORS, Event
+from .evidence import Evidence
+from .order import listed
+from .thresholds import LEAST_PAST, LEAST_ROWS, PLATEAU_ROWS
+
+Verdict = Literal["healthy", "warning", "failure"]
+FOR_ROWS = {
+    **dict.fromkeys(("lr_jump", "update_jump", "weight_jump", "exploding_gradient"), LEAST_PAST + 1),
+    "loss_spike": LEAST_ROWS,
+    "plateau": PLATEAU_ROWS,
+}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What happened in a run and in which order. ``checked``: kind -> the sources that were read; ``unchecked``:
+    kind -> why not, and what records it."""
+
+    run: str
+    state: str
+    step: int
+    reason: str
+    events: tuple[Event, ...]
+    cause: Cause
+    checked: Mapping[str, list[str]]
+    unchecked: Mapping[str, str]
+
+    @property
+    def verdict(self) -> Verdict:
+        severities = {event.severity for event in self.events}
+        return "failure" if "failure" in severities else "warning" if "warning" in severities else "healthy"
+
+    @property
+    def layers(self) -> list[str]:
+        """The places that the events of the chain name, in its order."""
+        return list(dict.fromkeys(event.where for event in self.cause.chain if event.place is not None))
+
+    @property
+    def paragraph(self) -> str:
+        """The finding in plain words."""
+        ended = f"{self.state} at step {self.step}" + (f" ({self.reason})" if self.reason else "")
+        first = self.cause.first
+        if first is None:
+            notes = "".join(
+                f" Note: {event.evidence}." for event in {e.kind: e for e in reversed(self.events)}.values()
+            )
+            text = f"{self.run} is healthy: {ended}, and none of {len(self.checked)} kinds of trouble was found.{notes}"
+            return text if self.checked else f"{self.run}: {ended}, and nothing was recorded that could be checked."
+        what = "something broke" if self.verdict == "failure" else "there are warnings"
+        words = [f"{self.run}: {ended}; {what}. First came {first.title}: {first.evidence}."]
+        if len(self.cause.chain) > 1:
+            words.append(f"In order: {sentence(self.cause)}.")
+        if self.layers:
+            words.append(f"Places concerned: {listed(self.layers, 4)}.")
+        words += [f"{text[0].upper()}{text[1:]}." for text in undecided(self.cause)]
+        return " ".join(words)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "run": self.run,
+            "state": self.state,
+            "step": self.step,
+            "reason": self.reason,
+            "verdict": self.verdict,
+            "paragraph": self.paragraph,
+            "chain": [event.kind for event in self.cause.chain],
+            "undecided": undecided(self.cause),
+            "layers": self.layers,
+            "events": [event.as_dict() for event in self.events],
+            "checked": dict(self.checked),
+            "unchecked": dict(self.unchecked),
+        }
+
+
+def diagnose(run: Run) -> Diagnosis:
+    """Diagnoses a run directory of ``stabilitylab probe`` or ``watch``: finished, broken or still going.
+
+    Definitions and thresholds: :mod:`stabilitylab.diagnose.thresholds`. Raises InputError where nothing is recorded.
+    """
+    evidence = Evidence(run)
+    rows = len(evidence.steps)
+    if not rows:
+        raise InputError(f"{run.path} has recorded nothing yet: diagnose it after its first steps.")
+    checked: dict[str, list[str]] = {}
+    unchecked: dict[str, str] = {}
+    events: list[Event] = []
+    for kind, detector in DETECTORS.items():
+        sources = detector.sources(evidence)
+        if not sources:
+            needs = " or ".join(f"{name} ({how})" for name, how in detector.reads.items())
+            unchecked[kind] = f"not recorded: {needs}"
+        elif rows < FOR_ROWS.get(kind, 0):
+            unchecked[kind] = f"{rows} rows are too few, it takes {FOR_ROWS[kind]}"
+        else:
+            checked[kind] = sources
+            events += detector.find(evidence)
+    found = ordered(_weighed(events, learns="plateau" in checked))
+    status = evidence.status
+    return Diagnosis(
+        str(run.path), status.state, status.step, status.reason, tuple(found), explain(found), checked, unchecked
+    )
+
+
+def _weighed(events: Sequence[Event], learns: bool) -> list[Event]:
+    """A gradient that vanishes in a run that ``learns`` (it was judged, and nothing failed) is a note."""
+    if not learns or any(event.severity == "failure" for event in events):
+        return list(events)
+    return [replace(event, severity="note") if event.kind == "vanishing_gradient" else event for event in events]

@@ -1,0 +1,110 @@
+"""An event: something that happened in a run, when and where, with its evidence; and the registry of detectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..schema import Row
+from .evidence import LOSSES, Evidence
+from .order import describe, rank
+
+Severity = Literal["note", "warning", "failure"]
+Role = Literal["setting", "mechanism", "outcome"]
+SETTINGS = ("lr_jump", "weight_jump")  # came from outside of the network's dynamics
+OUTCOMES = ("plateau", "divergence")  # what a run ends in: never the cause where anything else was seen
+
+
+@dataclass(frozen=True)
+class Event:
+    """``kind`` happened at ``step`` (first seen there; ``after``: the last row in which it was not) and lasted
+    ``until`` (None: to the end, or not said). ``strength``: how many times over its threshold. ``severity``: a note
+    leaves a run healthy, a failure means that it did not learn or broke."""
+
+    kind: str
+    title: str
+    step: int
+    phase: str
+    evidence: str
+    severity: Severity = "warning"
+    after: int | None = None
+    until: int | None = None
+    place: Row | None = None
+    places: int = 1
+    probe: str = ""
+    strength: float = 1.0
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def role(self) -> Role:
+        return "setting" if self.kind in SETTINGS else "outcome" if self.kind in OUTCOMES else "mechanism"
+
+    @property
+    def moment(self) -> tuple[int, int]:
+        """Step and rank of the phase: the order of execution."""
+        return self.step, rank(self.phase)
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the step before was recorded too, so that the event began at this very step."""
+        return self.after is not None and self.after == self.step - 1
+
+    @property
+    def where(self) -> str:
+        more = f" and {self.places - 1} more" if self.places > 1 else ""
+        return describe(self.place) + more
+
+    def as_dict(self) -> dict[str, Any]:
+        place = self.place
+        return {
+            "kind": self.kind,
+            "step": self.step,
+            "until": self.until,
+            "not_seen_at": self.after,
+            "phase": self.phase,
+            "stack": place.stack if place else "",
+            "layer": place.layer if place else 0,
+            "sublayer": place.sublayer if place else "",
+            "site": place.site if place else "",
+            "places": self.places,
+            "probe": self.probe,
+            "severity": self.severity,
+            "strength": self.strength,
+            "evidence": self.evidence,
+            "numbers": dict(self.numbers),
+        }
+
+
+@dataclass(frozen=True)
+class Detector:
+    """Looks for one kind of event. ``reads``: each source that it can do with -> how to record it."""
+
+    kind: str
+    title: str
+    reads: Mapping[str, str]
+    find: Callable[[Evidence], Iterable[Event]]
+
+    def sources(self, evidence: Evidence) -> list[str]:
+        """Which of its sources this run has recorded."""
+        return [
+            name
+            for name in self.reads
+            if evidence.grid(name) is not None or evidence.metric(*ALSO_CALLED.get(name, (name,))) is not None
+        ]
+
+
+ALSO_CALLED = {"lr": ("lr", "learning_rate"), "loss": LOSSES}
+
+
+DETECTORS: dict[str, Detector] = {}
+
+
+def detector(kind: str, title: str, **reads: str) -> Callable[[Callable], Callable]:
+    """Registers a function from :class:`Evidence` to events; ``reads``: table or metric -> how to record it."""
+
+    def decorate(find: Callable[[Evidence], Iterable[Event]]) -> Callable:
+        DETECTORS[kind] = Detector(kind, title, reads, find)
+        return find
+
+    return decorate

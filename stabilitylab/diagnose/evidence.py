@@ -1,0 +1,132 @@
+"""What a run directory holds, as arrays: metrics and tables, each as steps times places."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from ..errors import InputError
+from ..schema import Row
+from ..store import Run
+from ..store.layout import METRICS, read_json
+from .order import phase_of_metric, phase_of_table
+
+LOSSES = ("nll", "loss")  # the first that is there is what spikes are judged on
+INCIDENT = "incident.json"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One column: ``values`` and ``absent`` (steps, places), the places, and the phase in which it is computed."""
+
+    table: str
+    column: str
+    phase: str
+    steps: np.ndarray
+    rows: tuple[Row, ...]
+    values: np.ndarray
+    absent: np.ndarray
+
+    def select(self, chosen: np.ndarray) -> Grid:
+        """Only the places where ``chosen`` is True."""
+        rows = tuple(row for row, keep in zip(self.rows, chosen, strict=True) if keep)
+        return Grid(
+            self.table, self.column, self.phase, self.steps, rows, self.values[:, chosen], self.absent[:, chosen]
+        )
+
+    def stacks(self) -> list[Grid]:
+        """The rows inside layers, stack by stack."""
+        names = dict.fromkeys(row.stack for row in self.rows if row.layer > 0)
+        return [self.select(np.array([row.stack == name and row.layer > 0 for row in self.rows])) for name in names]
+
+    def before(self, position: int) -> int | None:
+        """The step recorded before the one at ``position``."""
+        return int(self.steps[position - 1]) if position else None
+
+    @property
+    def is_metric(self) -> bool:
+        return self.table == METRICS
+
+    @property
+    def name(self) -> str:
+        return self.column if self.is_metric else f"{self.table}.{self.column}"
+
+
+class Evidence:
+    """A run, read once per table and column; what is not there is None."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.metric, self.grid = cache(self._metric), cache(self._grid)
+        self.metrics = run.arrow(METRICS)
+        self.status = run.status
+        self.incident = read_incident(run.path)
+
+    @property
+    def steps(self) -> np.ndarray:
+        return self.metrics["step"].to_numpy()
+
+    @property
+    def unigram(self) -> Mapping[str, Any] | None:
+        """The unigram baseline's ``cross_entropy`` and ``accuracy``, where the data's is known."""
+        return self.run.manifest.get("unigram") or None
+
+    @property
+    def flushed(self) -> bool:
+        """Whether numbers below 1.2e-38 were flushed to 0 while it ran."""
+        return bool(self.run.manifest.get("flush_denormal", False))
+
+    def loss(self) -> Grid | None:
+        return next((grid for name in LOSSES if (grid := self.metric(name)) is not None), None)
+
+    def _metric(self, *names: str) -> Grid | None:
+        """The first of ``names`` that was recorded, at the steps at which it was given; a NaN there was measured."""
+        for name in names:
+            if name not in self.metrics.column_names:
+                continue
+            data = self.metrics.select(["step", name])
+            data = data.filter(pc.is_valid(data[name]))  # pyright: ignore[reportAttributeAccessIssue]
+            if data.num_rows:
+                values = data[name].to_numpy().astype(float)[:, None]
+                steps, phase = data["step"].to_numpy(), phase_of_metric(name)
+                return Grid(METRICS, name, phase, steps, (Row(""),), values, np.zeros(values.shape, bool))
+        return None
+
+    def _grid(self, table: str, column: str = "", by_layer: bool = False) -> Grid | None:
+        """A column of a table (its first one without a name); ``by_layer`` combines rows where the table allows it."""
+        if table not in self.run.tables:
+            return None
+        definition = self.run.table(table)
+        column = column or definition.columns[0]
+        if column not in definition.columns:
+            return None
+        combined = by_layer and bool(definition.total) and any(row.layer > 0 for row in definition.rows)
+        frame = self.run.frame(table, columns=[column], by="layer" if combined else None)
+        if frame.empty:
+            return None
+        steps = np.unique(frame["step"].to_numpy())
+        count = len(frame) // len(steps)
+        labels = frame.iloc[:count]
+        rows = definition.rows
+        if combined:
+            rows = tuple(Row("", str(s), int(n)) for s, n in zip(labels["stack"], labels["layer"], strict=True))
+        values, absent = (frame[key].to_numpy().reshape(len(steps), count) for key in (column, "absent"))
+        return Grid(table, column, phase_of_table(table), steps, rows, values, absent.astype(bool))
+
+
+def read_incident(run: Path) -> dict[str, Any] | None:
+    """What the run wrote down when the first number that is not finite appeared; None where it never did."""
+    path = run / INCIDENT
+    if not path.is_file():
+        return None
+    document = read_json(path)
+    if not isinstance(document.get("step"), int):
+        raise InputError(f"{path} is damaged (no step): move it away, or restore it from a copy.")
+    return json.loads(json.dumps(document))

@@ -1,0 +1,192 @@
+"""The first number that is not finite, in order of execution, and how closely the recorded rows enclose it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..schema import Row
+from .events import Event, detector
+from .evidence import Evidence, Grid
+from .order import PHASES, describe, first_place, rank
+
+RATIOS = ("cosine_similarity",)  # 0 / 0 where a vector is zero, which is no number that went wrong on its way
+MAIN = {"update_ratio": "rms"}  # its value is a ratio over weights that may be 0
+TITLE = "non-finite numbers"
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Where a source first has a number that is not finite."""
+
+    grid: Grid
+    at: int  # position of the row
+    bad: np.ndarray  # places
+
+    @property
+    def step(self) -> int:
+        return int(self.grid.steps[self.at])
+
+    @property
+    def moment(self) -> tuple[int, int]:
+        return self.step, rank(self.grid.phase)
+
+    @property
+    def place(self) -> int:
+        return first_place(self.bad, self.grid.phase)
+
+
+def sources(evidence: Evidence) -> list[Grid]:
+    """Every metric, and the main column of every table."""
+    metrics = [evidence.metric(name) for name in evidence.metrics.column_names if name != "step"]
+    tables = [evidence.grid(name, MAIN.get(name, "")) for name in evidence.run.tables]
+    return [grid for grid in (*metrics, *tables) if grid is not None]
+
+
+def first_lost(grid: Grid) -> Loss | None:
+    bad = ~np.isfinite(grid.values) & ~grid.absent
+    rows = np.flatnonzero(bad.any(axis=1))
+    return Loss(grid, int(rows[0]), bad[rows[0]]) if len(rows) else None
+
+
+@detector("non_finite", TITLE, loss="w.step(loss=loss)", ln_input="probe ln_input", grad_norm="probe grad_norm")
+def non_finite(evidence: Evidence) -> Iterator[Event]:
+    if evidence.incident is not None:
+        yield from_incident(evidence.incident)
+        return
+    grids = sources(evidence)
+    lost = sorted(
+        (loss for grid in grids if (loss := first_lost(grid)) is not None),
+        key=lambda loss: (*loss.moment, loss.grid.is_metric),
+    )
+    sound = [loss for loss in lost if loss.grid.table not in RATIOS]
+    lost = [loss for loss in lost if sound and loss.step >= sound[0].step]
+    if not lost:
+        return
+    first, place = lost[0], lost[0]
+    whole = first.grid.is_metric
+    after = _last_sound(grids, first)
+    text = [_sentence(first)]
+    if whole:
+        below = next((one for one in lost[1:] if not one.grid.is_metric and one.step == first.step), None)
+        later = next((one for one in lost[1:] if not one.grid.is_metric), None)
+        tells = later is not None and not later.bad.all()  # one update carries it into every gradient, so every weight
+        place = below or (later if later is not None and tells else first)
+        if later is not None and below is None:
+            text.append(
+                f"the next recorded row with tables says where: {_sentence(later)}"
+                if tells
+                else f"by the next recorded row with tables, {later.step}, every place of {later.grid.table} is broken"
+            )
+        elif below is not None and rank(below.grid.phase) > rank(first.grid.phase):
+            text.append(f"after it, in the same step: {_sentence(below)}")
+    text += _enclosed(grids, first)
+    value = first.grid.values[first.at, first.place]
+    row = place.grid.rows[place.place] if not place.grid.is_metric else None
+    yield Event(
+        "non_finite",
+        TITLE,
+        first.step,
+        first.grid.phase,
+        "; ".join(text),
+        "failure",
+        after=after,
+        place=row,
+        places=1,
+        probe=first.grid.name,
+        numbers={"value": "nan" if np.isnan(value) else "inf", "places": int(first.bad.sum())},
+    )
+
+
+def from_incident(incident: dict[str, Any]) -> Event:
+    """What the run itself wrote down at the very moment."""
+    phase = str(incident.get("phase", "forward"))
+    site = str(incident.get("name") or "")
+    row = Row(
+        site, str(incident.get("stack") or ""), int(incident.get("layer") or 0), str(incident.get("sublayer") or "")
+    )
+    part = f", micro-batch {incident['micro_batch']}" if incident.get("micro_batch") else ""
+    text = incident.get("paragraph") or (
+        f"{incident.get('kind', 'number')} {site or describe(row)} is {incident.get('value', 'not finite')} at step "
+        f"{incident['step']}{part}, {phase}"
+    )
+    step = incident["step"]
+    return Event(
+        "non_finite",
+        TITLE,
+        step,
+        phase if phase in PHASES else "forward",
+        text,
+        "failure",
+        after=step - 1 if step else None,
+        place=row if site or row.layer else None,
+        probe="incident.json",
+        numbers={"value": incident.get("value"), "kind": incident.get("kind")},
+    )
+
+
+def _sentence(loss: Loss) -> str:
+    value = "nan" if np.isnan(loss.grid.values[loss.at, loss.place]) else "inf"
+    if loss.grid.is_metric:
+        return f"{loss.grid.column} is {value} at step {loss.step}"
+    way = "highest" if loss.grid.phase == "backward" else "lowest"
+    count = int(loss.bad.sum())
+    of = f", the {way} of {count} places" if count > 1 else ""
+    return f"{loss.grid.name} of {describe(loss.grid.rows[loss.place])} is {value} at step {loss.step}{of}"
+
+
+def _enclosed(grids: list[Grid], first: Loss) -> list[str]:
+    """What is known to have been finite just before, and what was not recorded at that step."""
+    text = []
+    step, phase = first.moment
+    tables = [grid for grid in grids if not grid.is_metric]
+    if not first.grid.is_metric:
+        order = np.arange(len(first.bad))
+        before = order[order > first.place] if first.grid.phase == "backward" else order[order < first.place]
+        if len(before):
+            nearest = before[0] if first.grid.phase == "backward" else before[-1]
+            text.append(f"{describe(first.grid.rows[nearest])} before it is finite")
+    sound = [g for g in tables if step in g.steps and rank(g.phase) <= phase and g is not first.grid]
+    if first.grid.is_metric and sound and all(_sound_at(grid, step) for grid in sound):
+        text.append(f"every number of {', '.join(sorted(g.table for g in sound))} is finite in that step before it")
+    return text + _open_questions(tables, step, phase)
+
+
+def _open_questions(tables: list[Grid], step: int, phase: int) -> list[str]:
+    """What could have come first, had it been recorded: this step's earlier passes, and the update before them."""
+    # a gradient that broke first had a finite loss, so the forward pass is not in question
+    least = rank("backward") if phase >= rank("backward") else 0
+    passes = [g for g in tables if step not in g.steps and least <= rank(g.phase) <= phase and g.phase != "reference"]
+    updates = [g for g in tables if g.phase == "optimizer" and step and step - 1 not in g.steps]
+    text = []
+    if passes:
+        names = ", ".join(sorted({g.table for g in passes}))
+        text.append(f"{names} recorded {_neighbours(passes[0].steps, step)}")
+    if updates and phase <= rank("loss"):
+        text.append(f"{updates[0].table} recorded {_neighbours(updates[0].steps, step - 1)}")
+    if not text:
+        return []
+    if updates and phase <= rank("loss"):
+        open_question = f"does not decide between the update of step {step - 1} and the passes of step {step}"
+    else:
+        open_question = f"does not decide which place of step {step} came first"
+    return [*text, f"the evidence {open_question}: record every=1"]
+
+
+def _neighbours(steps: np.ndarray, step: int) -> str:
+    near = [str(s) for s in (*steps[steps < step][-1:], *steps[steps > step][:1])]
+    return f"{' and '.join(f'step {s}' for s in near) or 'nothing'} but not step {step}"
+
+
+def _sound_at(grid: Grid, step: int) -> bool:
+    at = int(np.flatnonzero(grid.steps == step)[0])
+    return bool((np.isfinite(grid.values[at]) | grid.absent[at]).all())
+
+
+def _last_sound(grids: list[Grid], first: Loss) -> int | None:
+    """The last step before it at which a source of an earlier or the same phase was recorded (and so was finite)."""
+    steps = [g.steps[g.steps < first.step] for g in grids if rank(g.phase) >= rank("forward")]
+    return max((int(each[-1]) for each in steps if len(each)), default=None)

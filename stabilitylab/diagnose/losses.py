@@ -1,0 +1,210 @@
+"""What the loss does: spikes, divergence, plateaus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..verdict import RECOVERY, RISE, Evaluation, divergence, judge
+from .events import Event, detector
+from .evidence import Evidence, Grid
+from .thresholds import (
+    DIVERGED_SHARE,
+    LEAST_ROWS,
+    LEVEL_ROWS,
+    NOISE_ROWS,
+    PLATEAU_GAIN,
+    PLATEAU_RELAPSE,
+    PLATEAU_ROWS,
+    SPIKE_OF_LEVEL,
+    SPIKE_OF_START,
+    SPIKE_SD,
+)
+
+RECORD = "w.step(loss=loss)"
+SD_OF_MAD = 1.4826  # of a normal distribution
+MOST_SPIKES = 20  # one event each; more are a noisy loss
+
+
+def level(values: np.ndarray, rows: int = LEVEL_ROWS) -> np.ndarray:
+    """The median of each row and the ``rows`` - 1 before it."""
+    return np.array([np.nanmedian(values[max(0, at + 1 - rows) : at + 1]) for at in range(len(values))])
+
+
+def noise(values: np.ndarray) -> float:
+    """Standard deviation of one row, from the median absolute deviation of first differences: a trend cancels."""
+    steps = np.diff(values)
+    return SD_OF_MAD * float(np.median(np.abs(steps - np.median(steps)))) / 2**0.5
+
+
+@detector("loss_spike", "loss spike", loss=RECORD)
+def loss_spike(evidence: Evidence) -> Iterator[Event]:
+    grid = evidence.loss()
+    if grid is None:
+        return
+    values, steps = _finite(grid)
+    start, at, count = abs(float(np.median(values[:LEVEL_ROWS]))) if len(values) else 0.0, LEAST_ROWS, 0
+    while at < len(values) and count < MOST_SPIKES:
+        past = values[max(0, at - NOISE_ROWS) : at]
+        usual, sd = float(np.median(past[-LEVEL_ROWS:])), noise(past)
+        bound = max(SPIKE_SD * sd, SPIKE_OF_LEVEL * abs(usual), SPIKE_OF_START * start)
+        if not values[at] > usual + bound:
+            at += 1
+            continue
+        over = np.flatnonzero(values[at:] <= usual + bound / 2)
+        end = at + int(over[0]) if len(over) else None
+        peak = float(values[at:end].max())
+        score = f"{(values[at] - usual) / sd:.3g} robust sd" if sd else "no noise before"
+        yield Event(
+            "loss_spike",
+            "loss spike",
+            int(steps[at]),
+            "loss",
+            f"{grid.column} {values[at]:.3g} at step {steps[at]} over a level of {usual:.3g} ({score}), "
+            + ("not undone" if end is None else f"undone by step {steps[end]}, highest {peak:.3g}"),
+            after=int(steps[at - 1]),
+            until=None if end is None else int(steps[end]),
+            probe=grid.column,
+            strength=float(values[at] - usual) / bound,
+            numbers={"value": float(values[at]), "level": usual, "sd": sd, "peak": peak},
+        )
+        count += 1
+        if end is None:
+            return
+        at = end + 1
+
+
+@detector("divergence", "divergence", loss=RECORD, held_out_nll="stabilitylab probe")
+def loss_divergence(evidence: Evidence) -> Iterator[Event]:
+    """The verdict's rule for an nll, held-out first; for a loss of unknown unit: the end above the start."""
+    held_out, grid = evidence.metric("held_out_nll"), evidence.loss()
+    for nll in (held_out, grid if grid is not None and grid.column == "nll" else None):
+        if nll is not None:
+            evaluations = [Evaluation(int(s), float(v), 0.0) for s, v in zip(*reversed(_finite(nll)), strict=True)]
+            if not evaluations:
+                continue
+            last = evaluations[-1].step
+            found = divergence(evaluations, _total(evidence, last), last)
+            if found is not None:
+                yield _diverged(nll, found[0], found[1], _peak(nll) / RISE)
+                return
+    if grid is None or grid.column == "nll":
+        return
+    values, steps = _finite(grid)
+    if len(values) < LEAST_ROWS:
+        return
+    smooth, rows = level(values, 5), max(3, int(RECOVERY * len(values)))
+    first = float(np.median(values[:5]))
+    high = smooth > first + DIVERGED_SHARE * abs(first)
+    if high[-rows:].all():
+        at = _last_stretch(high)
+        text = f"{grid.column} ends at {smooth[-1]:.3g}, above the {first:.3g} of its start, since step {steps[at]}"
+        yield _diverged(grid, int(steps[at]), text, (smooth[-1] - first) / abs(DIVERGED_SHARE * first or 1.0))
+
+
+def _diverged(grid: Grid, step: int, text: str, strength: float) -> Event:
+    earlier = grid.steps[grid.steps < step]
+    after = int(earlier[-1]) if len(earlier) else None
+    phase, column = grid.phase, grid.column
+    return Event(
+        "divergence", "divergence", step, phase, text, "failure", after=after, probe=column, strength=float(strength)
+    )
+
+
+@detector("plateau", "plateau", loss=RECORD, held_out_nll="stabilitylab probe")
+def plateau(evidence: Evidence) -> Iterator[Event]:
+    """Stuck at the unigram baseline where that is known; else a loss that never fell, or gave back what it gained."""
+    if len(evidence.steps) < PLATEAU_ROWS or next(loss_divergence(evidence), None) is not None:
+        return
+    held_out, accuracy = evidence.metric("held_out_nll"), evidence.metric("held_out_accuracy")
+    if held_out is not None and accuracy is not None and evidence.unigram is not None:
+        yield from _at_unigram(evidence, held_out, accuracy)
+    elif (grid := evidence.loss()) is not None:
+        yield from _without_baseline(grid)
+
+
+def _at_unigram(evidence: Evidence, held_out: Grid, accuracy: Grid) -> Iterator[Event]:
+    unigram = evidence.unigram or {}
+    numbers = zip(held_out.steps, held_out.values[:, 0], accuracy.values[:, 0], strict=True)
+    evaluations = [Evaluation(int(step), float(nll), float(share)) for step, nll, share in numbers]
+    verdict = judge(
+        [e for e in evaluations if np.isfinite(e.nll)] or evaluations,
+        steps=_total(evidence, evaluations[-1].step),
+        unigram_nll=float(unigram["cross_entropy"]),
+        unigram_accuracy=float(unigram["accuracy"]),
+    )
+    if verdict.state != "stuck":
+        return
+    gap = float(held_out.values[-1, 0]) - float(unigram["cross_entropy"])
+    never = verdict.step == evaluations[0].step
+    since = "it never left it" if never else f"back on it since step {verdict.step}"
+    earlier = [e.step for e in evaluations if e.step < verdict.step]
+    yield Event(
+        "plateau",
+        "plateau",
+        verdict.step,
+        "reference",
+        f"held-out nll ends {gap:+.3f} nats from the unigram baseline, accuracy {verdict.accuracy_gap:+.3f}: {since}",
+        "failure",
+        after=earlier[-1] if earlier else None,
+        probe="held_out_nll",
+        numbers={"nll_minus_unigram": gap},
+    )
+
+
+def _without_baseline(grid: Grid) -> Iterator[Event]:
+    values, steps = _finite(grid)
+    if len(values) < PLATEAU_ROWS:
+        return
+    smooth = level(values)[LEVEL_ROWS // 2 :]
+    steps = steps[LEVEL_ROWS // 2 :]
+    first, lowest, last = float(smooth[0]), float(smooth.min()), float(smooth[-1])
+    gain, back = first - lowest, last - lowest
+    if gain < PLATEAU_GAIN * abs(first):
+        at, text = 0, f"{grid.column} never fell by more than {PLATEAU_GAIN:.0%} of its first level of {first:.3g}"
+    elif back > PLATEAU_RELAPSE * gain and back > SPIKE_OF_LEVEL * abs(lowest) and back > 3 * noise(values):
+        at = _last_stretch(smooth > lowest + PLATEAU_RELAPSE * gain)
+        text = (
+            f"{grid.column} stays near {last:.3g} since step {steps[at]}, {back / gain:.0%} of the way back from its "
+            f"lowest level, {lowest:.3g} at step {steps[int(smooth.argmin())]}"
+        )
+    else:
+        return
+    earlier = grid.steps[grid.steps < steps[at]]
+    yield Event(
+        "plateau",
+        "plateau",
+        int(steps[at]) if at else int(grid.steps[0]),
+        "loss",
+        text,
+        "failure",
+        after=int(earlier[-1]) if at and len(earlier) else None,
+        probe=grid.column,
+        numbers={"first": first, "lowest": lowest, "last": last},
+    )
+
+
+def _finite(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
+    """(values, steps) up to the first number that is not finite, which is an event of its own."""
+    values = grid.values[:, 0]
+    broken = np.flatnonzero(~np.isfinite(values))
+    end = int(broken[0]) if len(broken) else len(values)
+    return values[:end], grid.steps[:end]
+
+
+def _last_stretch(holds: np.ndarray) -> int:
+    """Where the unbroken stretch begins that reaches to the end."""
+    no = np.flatnonzero(~holds)
+    return int(no[-1]) + 1 if len(no) else 0
+
+
+def _peak(grid: Grid) -> float:
+    values, _ = _finite(grid)
+    return float((values - np.minimum.accumulate(values)).max())
+
+
+def _total(evidence: Evidence, last: int) -> int:
+    """The updates that the run was meant to have, or has had."""
+    train = evidence.run.config.get("train")
+    return int(train["steps"]) if isinstance(train, dict) and isinstance(train.get("steps"), int) else last

@@ -1,0 +1,82 @@
+"""``export``: which tables go where; each format writes its own files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import InputError, UsageError
+from ..store import Run
+from ..store.combine import By
+from ..store.files import make_directory, writing
+from ..store.layout import METRICS
+from . import files, latex, tensorboard
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The folder and the files in it; ``as_they_are``: tables whose rows do not combine, so that ``by`` left them."""
+
+    out: Path
+    files: tuple[Path, ...]
+    as_they_are: tuple[str, ...]
+
+
+Write = Callable[[Run, Mapping[str, pa.Table], Path], list[Path]]
+FORMATS: dict[str, Write] = {
+    "csv": files.csv,
+    "parquet": files.parquet,
+    "tensorboard": tensorboard.scalars,
+    "latex": latex.layers,
+}
+
+
+def export(
+    run: Run, to: str, out: Path | None = None, tables: Sequence[str] | None = None, by: By | None = None
+) -> Exported:
+    """Writes a run in the format ``to`` into the new folder ``out`` (``<run>-<format>`` if not given).
+
+    ``tables``: only these, ``metrics`` among them (default: all); ``by``: rows of a layer, or sub-layer, combined by
+    the table's own rule. Raises UsageError for an unknown format, table or an ``out`` that holds something, InputError
+    for a run that recorded nothing, ResourceError where a package is missing.
+    """
+    if to not in FORMATS:
+        raise UsageError(f"unknown format {to!r}; choose one of {', '.join(FORMATS)}.")
+    known = (METRICS, *run.tables)
+    chosen = known if tables is None else tuple(tables)
+    if unknown := [name for name in chosen if name not in known]:
+        raise UsageError(f"{run.path} has no table {unknown[0]!r}; it has {', '.join(known)}.")
+    if to == "tensorboard":
+        tensorboard.writer_class()  # a missing package shows before anything is written
+    out = out or Path(f"{run.name}-{to}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} holds something already: choose another --out, or remove it.")
+    combine = {name for name in chosen if by and name != METRICS and run.table(name).total}
+    data = {name: _combined(run, name, by) if by and name in combine else run.arrow(name) for name in chosen}
+    data = {name: table for name, table in data.items() if table.num_rows}
+    if not data:
+        raise InputError(f"{run.path} has recorded nothing of {', '.join(chosen)}: export it after its first steps.")
+    with writing(out):
+        make_directory(out)
+        written = FORMATS[to](run, data, out)
+    left = tuple(name for name in data if by and name != METRICS and name not in combine)
+    return Exported(out, tuple(written), left)
+
+
+def _combined(run: Run, name: str, by: By) -> pa.Table:
+    """As :meth:`Run.arrow`: null where absent, NaN where measured."""
+    frame = run.frame(name, by=by)
+    content = {}
+    for column in frame.columns:
+        values = frame[column].to_numpy()
+        if column in run.table(name).columns:
+            content[column] = pa.array(values.astype(np.float64), mask=frame["absent"].to_numpy(), from_pandas=False)
+        elif column in ("stack", "sublayer"):
+            content[column] = pa.array(values.astype(str).tolist(), pa.string())
+        else:
+            content[column] = pa.array(values)
+    return pa.table(content)

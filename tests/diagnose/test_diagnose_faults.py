@@ -1,0 +1,164 @@
+"""Faults injected into watched training: the right step, place and cause are named; healthy runs are called healthy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from diagnose_cases import Copier, found, kinds, only, train
+
+AT = 24  # the faulty step
+LAYER = 3  # counted from 1
+
+
+def nan_in_a_weight(t: int, model: Copier, optimizer: torch.optim.Optimizer) -> None:
+    if t == AT:
+        with torch.no_grad():
+            model.layers[LAYER - 1].linear1.weight[0, 0] = float("nan")
+
+
+def overflow_of_an_activation(t: int, model: Copier, optimizer: torch.optim.Optimizer) -> None:
+    layer = model.layers[LAYER - 1].linear2
+    if t == AT:
+        layer.handle = layer.register_forward_hook(lambda module, x, y: y * 1e30 * 1e30)
+    if t == AT + 1:
+        layer.handle.remove()
+
+
+def nan_in_a_gradient(t: int, model: Copier, optimizer: torch.optim.Optimizer) -> None:
+    weight = model.layers[LAYER - 1].linear2.weight
+    if t == AT:
+        model.handle = weight.register_hook(lambda gradient: gradient * float("nan"))
+    if t == AT + 1:
+        model.handle.remove()
+
+
+def weights_times_1000(t: int, model: Copier, optimizer: torch.optim.Optimizer) -> None:
+    if t == AT:
+        with torch.no_grad():
+            for parameter in model.layers[LAYER - 1].linear2.parameters():
+                parameter.mul_(1000)
+
+
+def weights_zeroed(t: int, model: Copier, optimizer: torch.optim.Optimizer) -> None:
+    if t == AT:
+        with torch.no_grad():
+            for parameter in model.layers[LAYER - 1].parameters():
+                parameter.zero_()
+
+
+def layer_frozen(t: int, model: Copier, optimizer: torch.optim.Optimizer) -> None:
+    if t == AT:
+        model.layers[LAYER - 1].requires_grad_(False)
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_nan_in_one_weight_is_found_where_it_enters_the_forward_pass(tmp_path: Path, every: int) -> None:
+    diagnosis = found(train(tmp_path / "run", fault=nan_in_a_weight, every=every))
+    event = only(diagnosis, "non_finite")
+    assert (event.step, event.phase) == (AT, "forward")
+    assert event.place is not None
+    assert (event.place.layer, event.place.sublayer) == (LAYER, "norm2")  # the norm behind linear1
+    assert f"layer {LAYER} of layers (norm1) before it is finite" in event.evidence
+    assert ("does not decide" in event.evidence) == (every == 4)  # the update of step 23 was not recorded
+    assert diagnosis.verdict == "failure"
+    assert diagnosis.cause.first is event
+
+
+def test_an_overflow_of_one_activation_is_inf_at_its_layer(tmp_path: Path) -> None:
+    event = only(found(train(tmp_path / "run", fault=overflow_of_an_activation)), "non_finite")
+    assert (event.step, event.phase, event.numbers["value"]) == (AT, "forward", "inf")
+    assert event.place is not None
+    assert (event.place.layer, event.place.sublayer) == (LAYER, "norm2")
+
+
+def test_a_nan_gradient_is_found_in_the_backward_pass_and_not_in_the_forward_pass_after_it(tmp_path: Path) -> None:
+    event = only(found(train(tmp_path / "run", fault=nan_in_a_gradient)), "non_finite")
+    assert (event.step, event.phase) == (AT, "backward")
+    assert event.place is not None
+    assert (event.place.layer, event.place.sublayer) == (LAYER, "linear2")
+
+
+def test_between_probed_rows_the_loss_tells_the_step_and_nothing_the_place(tmp_path: Path) -> None:
+    diagnosis = found(train(tmp_path / "run", fault=nan_in_a_weight, every=16))  # rows 16 and 32
+    event = only(diagnosis, "non_finite")
+    assert (event.step, event.phase, event.after) == (AT, "loss", AT - 1)
+    assert event.place is None  # one update later every weight is NaN
+    assert "by the next recorded row with tables, 32, every place of ln_input is broken" in event.evidence
+    assert "ln_input recorded step 16 and step 32 but not step 24" in event.evidence
+    assert "does not decide between the update of step 23 and the passes of step 24" in event.evidence
+
+
+def test_a_nan_gradient_between_probed_rows_is_placed_by_the_next_one(tmp_path: Path) -> None:
+    event = only(found(train(tmp_path / "run", fault=nan_in_a_gradient, every=5)), "non_finite")  # row 25 is the next
+    assert (event.step, event.phase, event.probe) == (AT, "backward", "grad_norm_total")
+    assert event.place is not None
+    assert (event.place.layer, event.place.sublayer) == (LAYER, "norm2")  # the norm behind linear2
+    assert "does not decide which place of step 24 came first" in event.evidence
+
+
+def test_a_learning_rate_jump_comes_first_and_its_consequences_follow(tmp_path: Path) -> None:
+    diagnosis = found(train(tmp_path / "run", rate=lambda t: 3e-3 * (300 if t >= AT else 1)))
+    first = diagnosis.cause.first
+    assert first is not None
+    assert (first.kind, first.step) == ("lr_jump", AT)
+    assert first.numbers["times_maximum_before"] == pytest.approx(300)
+    chain = [event.kind for event in diagnosis.cause.chain]
+    assert chain[:2] == ["lr_jump", "update_jump"]
+    assert only(diagnosis, "update_jump").step == AT
+    assert {"loss_spike", "divergence", "plateau"} & kinds(diagnosis)
+    assert diagnosis.cause.rivals == ()
+    assert diagnosis.paragraph.index("learning-rate jump") < diagnosis.paragraph.index("update jump")
+
+
+@pytest.mark.parametrize(("fault", "how"), [(weights_times_1000, "1e+03 times"), (weights_zeroed, "exactly 0")])
+def test_a_broken_layer_is_told_from_an_update(tmp_path: Path, fault, how: str) -> None:
+    diagnosis = found(train(tmp_path / "run", fault=fault))
+    event = only(diagnosis, "weight_jump")
+    assert event.step == AT
+    assert event.place is not None
+    assert event.place.layer == LAYER
+    assert how in event.evidence
+    assert diagnosis.cause.first is event
+    assert "non_finite" not in kinds(diagnosis)  # the cosine of a zero vector, 0 / 0, is no broken number
+
+
+def test_weights_times_1000_show_in_the_norm_behind_them(tmp_path: Path) -> None:
+    event = only(found(train(tmp_path / "run", fault=weights_times_1000)), "ln_growth")
+    assert event.step == AT
+    assert event.place is not None
+    assert (event.place.layer, event.place.sublayer) == (LAYER, "norm2")
+
+
+def test_a_layer_frozen_on_the_way_is_a_warning_and_one_frozen_from_the_start_a_note(tmp_path: Path) -> None:
+    diagnosis = found(train(tmp_path / "late", fault=layer_frozen))
+    event = only(diagnosis, "dead_layer")
+    assert (event.step, event.severity) == (AT, "warning")
+    assert event.evidence.startswith(f"layer {LAYER} of layers has no gradient")
+    early = found(train(tmp_path / "early", fault=lambda t, model, o: model.layers[1].requires_grad_(False)))
+    assert (only(early, "dead_layer").severity, early.verdict) == ("note", "healthy")
+
+
+def test_parameters_that_the_optimizer_does_not_have_are_found(tmp_path: Path) -> None:
+    def forgotten(t: int, model: Copier, optimizer: torch.optim.Optimizer) -> None:
+        if t == 0:
+            mine = {id(p) for p in model.layers[LAYER - 1].parameters()}
+            group = optimizer.param_groups[0]
+            group["params"] = [p for p in group["params"] if id(p) not in mine]
+
+    event = only(found(train(tmp_path / "run", fault=forgotten)), "dead_layer")
+    assert event.evidence.startswith(f"layer {LAYER} of layers has a gradient but no update")
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("every", [1, "log"])
+@pytest.mark.parametrize(("pre", "sgd"), [(False, False), (True, False), (True, True)])
+def test_a_healthy_watched_run_is_called_healthy(tmp_path: Path, seed: int, every, pre: bool, sgd: bool) -> None:
+    rate = (lambda t: 0.05) if sgd else (lambda t: 3e-3 * min(1, (t + 1) / 20))
+    diagnosis = found(train(tmp_path / "run", seed=seed, every=every, pre=pre, sgd=sgd, rate=rate))
+    assert diagnosis.events == ()
+    assert diagnosis.verdict == "healthy"
+    assert diagnosis.paragraph.startswith(f"{tmp_path / 'run'} is healthy")
+    assert diagnosis.checked.keys() >= {"non_finite", "loss_spike", "vanishing_gradient", "update_jump", "lr_jump"}
+    assert diagnosis.unchecked.keys() == {"attention_collapse"}
