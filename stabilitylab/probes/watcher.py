@@ -138,6 +138,10 @@ class Watcher:
         return {board.table.name: board.table for board in self._boards}
 
     @property
+    def parameters(self) -> Parameters:
+        return self._parameters
+
+    @property
     def incident(self) -> Incident | None:
         """Where the run first broke, if a recorded number was NaN or inf; known once the row reached the sink."""
         return self._forensics.incident
