@@ -207,7 +207,11 @@ class ParameterProbe(Probe):
         """Called at ``Watcher.step`` for ``on="update"``: keep what the measurement after the update needs."""
 
     def collect(self, parameters: Parameters) -> tuple[Mapping[str, torch.Tensor], np.ndarray]:
-        """The additive numbers of each column, (rows, width) float64, and which cells exist, (rows, columns) bool."""
+        """The additive numbers of each column, (rows, width) float64, and which cells exist, (rows, columns) bool.
+
+        On several ranks they add up: ``parameters.squares`` and ``entries`` are weighted by ``parameters.weights``, so
+        that what several ranks hold counts once; other sums must be.
+        """
         raise NotImplementedError
 
     def metrics(self) -> Mapping[str, Total]:
