@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .base import Mean, Numbers, Probe, probe, wide
+from .base import Mean, Numbers, Probe, probe, variance
 from .sites import Site, branches
 
 
@@ -36,4 +36,4 @@ class BranchVariance(Probe):
         else:
             y = torch.add(*tapped[-2:])
             tapped.clear()
-        return y.to(wide(y)).var(dim=-1, correction=0)  # (B, T)
+        return variance(y)  # (B, T)
