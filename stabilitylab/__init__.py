@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import watch
+    from .api import sites, watch
     from .models import build_model
     from .probes import Probe, probe
     from .store import Run, load_runs
@@ -21,10 +21,11 @@ _HOME = {
     "build_model": "models",
     "load_runs": "store",
     "probe": "probes",
+    "sites": "api",
     "watch": "api",
 }
 
-__all__ = ["Probe", "Run", "build_model", "load_runs", "probe", "watch"]
+__all__ = ["Probe", "Run", "build_model", "load_runs", "probe", "sites", "watch"]
 
 try:
     __version__ = version("stabilitylab")

@@ -14,18 +14,19 @@ import torch
 from torch import nn
 
 from . import __version__
-from .probes import Watcher
+from .probes import Sites, Watcher, find_sites
 from .probes.accumulate import Mask
+from .probes.distributed import Parallel, on_first_rank
 from .probes.reference import Schedule
 from .probes.schedule import Cadence
-from .probes.selection import Names
-from .store import RunWriter
+from .probes.selection import Names, split
+from .store import AbsentRun, RunWriter
 
 
 class RunWatcher(Watcher):
     """A :class:`~stabilitylab.probes.Watcher` that owns its run directory ``run.path`` and says how the run ended."""
 
-    def __init__(self, model: nn.Module, run: RunWriter, **options: Any) -> None:
+    def __init__(self, model: nn.Module, run: RunWriter | AbsentRun, **options: Any) -> None:
         self.run = run
         super().__init__(model, run, **options)
         run.record(probes_dropped=dict(self.dropped))
@@ -37,10 +38,21 @@ class RunWatcher(Watcher):
             self.finish()
             self.run.set_status("finished", self.t)
         else:
-            self.flush()
+            self.salvage()
             interrupted = issubclass(kind, KeyboardInterrupt)
             self.run.set_status("interrupted" if interrupted else "failed", self.t, f"{kind.__name__}: {error}")
         self.close()
+
+
+def sites(model: nn.Module, *, output_site: str | None = None, sites: Mapping[str, str] | None = None) -> Sites:
+    """The places of ``model`` where probes look, found by structure; ``print`` shows them as a table.
+
+    ``output_site`` and ``sites`` are those of :func:`watch`: what is printed is what will be watched. Raises UsageError
+    for a name that matches no module.
+
+    >>> print(sites(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 3)))  # doctest: +SKIP
+    """
+    return find_sites(model, output_site, split(sites)[0])
 
 
 def watch(
@@ -58,6 +70,7 @@ def watch(
     output_site: str | None = None,
     sites: str | Mapping[str, str] | None = None,
     config: Mapping[str, Any] | None = None,
+    parallel: Parallel = "auto",
 ) -> RunWatcher:
     """Watch ``model`` and record it in the new run directory ``out``; a context manager around the training loop.
 
@@ -65,6 +78,7 @@ def watch(
     ``optimizer.step``. ``every``: rows of the training pass, ``update_every``: of the reference pass (``every`` if not
     given), a number or "log". ``config``: whatever you want to find again in the run. The other arguments are those of
     :class:`stabilitylab.probes.Watcher`. Raises UsageError where ``out`` exists or a named probe finds no site.
+    Under torchrun call it on every rank, with the DDP or FSDP2 model; rank 0 makes and writes ``out``.
 
     >>> with watch(model, out="runs/mine", every=10, reference=lambda: model(fixed)) as w:  # doctest: +SKIP
     ...     for batch in loader:
@@ -82,7 +96,11 @@ def watch(
         "argv": sys.argv,
         "flush_denormal": bool(torch.tensor(1e-39) * 1 == 0),  # the process's own mode, which watching leaves alone
     }
-    run = RunWriter.create(out, manifest)
+
+    def create() -> RunWriter:
+        return RunWriter.create(out, manifest)
+
+    run = create() if parallel == "off" else on_first_rank(create) or AbsentRun(out)
     try:
         return RunWatcher(
             model,
@@ -97,8 +115,10 @@ def watch(
             reference=reference,
             output_site=output_site,
             sites=sites,
+            parallel=parallel,
         )
     except BaseException:
         run.close()
-        shutil.rmtree(run.path)  # nothing was recorded, and the next try wants the name
+        if isinstance(run, RunWriter):
+            shutil.rmtree(run.path)  # nothing was recorded, and the next try wants the name
         raise

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import UsageError
 from ..schema import Cells, Row
-from .base import Probe
+from .base import Probe, Rule
 from .sites import Site
 
 Mask = torch.Tensor | Mapping[str, torch.Tensor]
@@ -28,15 +28,17 @@ class Masks:
         """A new pass begins: the next look-up asks again."""
         self._asked = False
         self._masks: Mask | None = None
-        self._found: dict[tuple[str, torch.Size], torch.Tensor] = {}
+        self._found: dict[tuple[str | None, torch.Size], torch.Tensor] = {}
 
-    def __call__(self, stack: str, tokens: torch.Size, device: torch.device) -> torch.Tensor:
-        """True per real token, of shape ``tokens``."""
+    def __call__(self, stack: str | None, tokens: torch.Size, device: torch.device) -> torch.Tensor:
+        """True per real token, of shape ``tokens``; everywhere for the stack None, that of routed tokens."""
         if (found := self._found.get((stack, tokens))) is None:
             found = self._found[stack, tokens] = self._look_up(stack, tokens, device)
         return found
 
-    def _look_up(self, stack: str, tokens: torch.Size, device: torch.device) -> torch.Tensor:
+    def _look_up(self, stack: str | None, tokens: torch.Size, device: torch.device) -> torch.Tensor:
+        if stack is None:
+            return torch.ones(tokens, dtype=torch.bool, device=device)
         if not self._asked:
             self._masks = self._given() if callable(self._given) else self._given
             self._asked = True
@@ -46,12 +48,27 @@ class Masks:
         mask = self._masks.get(stack) if isinstance(self._masks, Mapping) else self._masks
         if mask is None:
             return torch.ones(tokens, dtype=torch.bool, device=device)
-        if mask.shape != tokens:
+        if (fitting := _laid_out(mask, tokens)) is None:
             raise UsageError(
                 f"mask has shape {tuple(mask.shape)} where stack {stack!r} has tokens {tuple(tokens)}: give one "
-                "value per token, in the layout of the hidden states, or a function that returns each pass's own mask."
+                "value per token, in the layout of the hidden states, or a function that returns each pass's own mask, "
+                "or leave out the probes that look there (probes='-NAME')."
             )
-        return mask.to(device=device, dtype=torch.bool)
+        return fitting.to(device=device, dtype=torch.bool)
+
+
+def _laid_out(mask: torch.Tensor, tokens: torch.Size) -> torch.Tensor | None:
+    """``mask`` (B, T) for tokens (B, T), flattened ones (B T), or those of each head, (B, T, H) or (B, H, T)."""
+    if mask.shape == tokens:
+        return mask
+    if tokens == (mask.numel(),):
+        return mask.reshape(tokens)
+    if mask.dim() != 2 or len(tokens) != 3:
+        return None
+    ends, inner = mask.shape == (tokens[0], tokens[2]), mask.shape == tokens[:2]
+    if ends == inner:  # (B, T, T) may be either
+        return None
+    return (mask[:, None, :] if ends else mask[:, :, None]).expand(tokens)
 
 
 class Board:
@@ -87,9 +104,9 @@ class Board:
             if raw not in (known := {self.reads(column) for column in self.rules}):
                 measured = f"probe {self.table.name!r} measures {raw!r}"
                 raise UsageError(f"{measured}, but its columns read {', '.join(map(repr, sorted(known)))}.")
-            groups: dict[tuple[str, torch.Size], tuple[list[int], list[torch.Tensor]]] = {}
+            groups: dict[tuple[str | None, torch.Size], tuple[list[int], list[torch.Tensor]]] = {}
             for row, value in entries:
-                stack = self.table.rows[row].stack if value.dim() else ""
+                stack = self.sites[row].mask if value.dim() else None
                 rows, values = groups.setdefault((stack, value.shape), ([], []))
                 rows.append(row)
                 values.append(value)
@@ -119,6 +136,13 @@ class Board:
         self.clear()
         return finished, seen
 
+    def hand_over(self) -> tuple[list[tuple[Rule, torch.Tensor]], np.ndarray]:
+        """Instead of :meth:`take`, what several ranks must add up first: the columns before their rules finish them."""
+        columns = [(rule, self.parts[column].clone()) for column, rule in self.rules.items()]
+        seen = self._seen.copy()
+        self.clear()
+        return columns, seen
+
     def clear(self) -> None:
         self._waiting.clear()
         self._seen[:] = False
@@ -131,10 +155,11 @@ class Board:
         return index
 
 
-def allocate(boards: Iterable[Board], device: torch.device) -> None:
-    """One float64 buffer for all sums and one for all maxima, so that ranks can combine a row in two collectives."""
+def allocate(boards: Iterable[Board], device: torch.device) -> torch.Tensor:
+    """One float64 buffer for all sums, which is returned, and one for all maxima."""
     boards = list(boards)
-    for additive in (True, False):
+    buffer = torch.empty(0)
+    for additive in (False, True):
         columns = [(b, c, rule.width) for b in boards for c, rule in b.rules.items() if rule.additive is additive]
         sizes = [len(board.table.rows) * width for board, _, width in columns]
         buffer = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
@@ -142,6 +167,33 @@ def allocate(boards: Iterable[Board], device: torch.device) -> None:
             board.parts[column] = piece.view(-1, width)
     for board in boards:
         board.clear()
+    return buffer
+
+
+class CleanPasses:
+    """How many micro-batches of a row left each number finite: two operator calls for each but the last."""
+
+    def __init__(self, sums: torch.Tensor) -> None:
+        self._sums, self._clean = sums, torch.zeros(sums.shape, dtype=torch.int16, device=sums.device)
+        self.passes = 0
+
+    def count(self) -> None:
+        self._clean.add_(self._sums.isfinite())
+        self.passes += 1
+
+    def take(self, boards: Sequence[Board]) -> dict[str, torch.Tensor]:
+        """(rows,) by table, and then begins anew; empty where there was one micro-batch."""
+        if not self.passes:
+            return {}
+        taken = {}
+        for board in boards:
+            parts = next((p for c, p in board.parts.items() if board.rules[c].additive), None)
+            if parts is not None:
+                piece = self._clean[parts.storage_offset() :][: parts.numel()]
+                taken[board.table.name] = piece.view(parts.shape).amin(dim=1).double()
+        self._clean.zero_()
+        self.passes = 0
+        return taken
 
 
 def cells(values: np.ndarray, seen: np.ndarray) -> Cells:

@@ -9,6 +9,8 @@ import torch
 from .base import Mean, Numbers, Probe, Quantile, probe, wide
 from .sites import TAPS, Site, activations, norms
 
+EPS = 0.01  # of a token's rms, under which an activation counts as off
+
 
 @probe(
     "ln_input",
@@ -35,12 +37,18 @@ class LNInput(Probe):
     at=activations,
     unit="share of entries",
     total="mean",
-    columns={"nonzero_fraction": Mean()},
+    columns={"nonzero_fraction": Mean(), "active_fraction": Mean()},
     default=True,
 )
 class ActivationSparsity(Probe):
-    """nonzero_fraction: share of entries > 0 after the feed-forward activation, exact for ReLU; smaller is sparser.
-    BranchNorm, Fig. 9; Li et al. 2022."""
+    """Share of entries of what a feed-forward block's second linear sees; smaller is sparser. nonzero_fraction: those
+    > 0, exact for ReLU (BranchNorm, Fig. 9; Li et al. 2022). active_fraction: those with |a| > 0.01 rms(a), rms over
+    the token's entries, for smooth activations and products (GELU, SiLU, SwiGLU), never exactly 0 (Inferred)."""
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
-        return (y > 0).sum(dim=-1, dtype=torch.float64) / y.shape[-1]  # (B, T)
+        bound = EPS * torch.linalg.vector_norm(y, dim=-1, keepdim=True, dtype=wide(y)) / y.shape[-1] ** 0.5
+
+        def share(chosen: torch.Tensor) -> torch.Tensor:
+            return chosen.sum(dim=-1, dtype=torch.float64) / y.shape[-1]  # (B, T)
+
+        return {"nonzero_fraction": share(y > 0), "active_fraction": share(y.abs() > bound)}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .parameters import Parameters
 
 When = Literal["forward", "backward", "step", "update", "reference"]
-Numbers = torch.Tensor | Mapping[str, torch.Tensor]
+Numbers = torch.Tensor | Mapping[str, torch.Tensor] | None
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,19 @@ class Mean(Rule):
 
     def finish(self, parts: torch.Tensor) -> torch.Tensor:
         return parts[:, 0] / parts[:, 1]
+
+
+@dataclass(frozen=True)
+class Sum(Rule):
+    """Sum over real tokens of all calls."""
+
+    def add(self, into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, weight: torch.Tensor | None) -> None:
+        if weight is not None:
+            values = torch.where(weight, values, 0).sum(tuple(range(1, values.dim())), dtype=torch.float64)
+        into.index_add_(0, rows, values.double()[:, None])
+
+    def finish(self, parts: torch.Tensor) -> torch.Tensor:
+        return parts[:, 0]
 
 
 @dataclass(frozen=True)
@@ -130,6 +143,17 @@ class Quantile(Rule):
         return torch.where((parts[:, -1] == 0) & (reached[:, -1] > 0), middles, torch.nan)
 
 
+@dataclass(frozen=True)
+class Total:
+    """A number about the whole model as its additive ``parts``, (1, width): ranks add them up before it is finished."""
+
+    rule: Rule
+    parts: torch.Tensor
+
+    def finish(self) -> torch.Tensor:  # 0-dim
+        return self.rule.finish(self.parts)[0]
+
+
 class Probe:
     """A few numbers taken at places of a model: subclass it, decorate with :func:`probe`, write ``measure``.
 
@@ -145,10 +169,13 @@ class Probe:
     total: ClassVar[str]
     columns: ClassVar[Mapping[str, Rule]]
     default: ClassVar[bool]
+    undefined: ClassVar[frozenset[str]] = frozenset()  # columns where NaN or inf may just say 0 / 0 or 1 / 0
+    undefined: ClassVar[frozenset[str]] = frozenset()  # columns where NaN or inf may just mean a division by 0
     taps: ClassVar[tuple[str, ...]] = ()  # taps of a site that are measured as well, each a raw number of its own
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
-        """Per-token numbers, shape of ``weight`` (bool, True on real tokens), or a 0-dim one; a dict for several."""
+        """Per-token numbers, shape of ``weight`` (bool, True on real tokens), or a 0-dim one; a dict for several; None
+        where this call has nothing to measure."""
         raise NotImplementedError
 
     def around(self, sites: Sequence[Site]) -> AbstractContextManager[Any]:
@@ -183,8 +210,12 @@ class ParameterProbe(Probe):
         """The additive numbers of each column, (rows, width) float64, and which cells exist, (rows, columns) bool."""
         raise NotImplementedError
 
-    def metrics(self) -> Mapping[str, torch.Tensor]:
-        """0-dim numbers about the whole model that the last ``collect`` came by."""
+    def metrics(self) -> Mapping[str, Total]:
+        """Numbers about the whole model that the last ``collect`` came by."""
+        return {}
+
+    def pieces(self) -> Mapping[str, torch.Tensor]:
+        """Of the last ``collect``, sums of squares of each piece of a parameter: "theta", "gradient" or "update"."""
         return {}
 
 

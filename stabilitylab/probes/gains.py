@@ -35,14 +35,25 @@ class LNGain(ParameterProbe):
         return list(parameters.gains)
 
     def collect(self, parameters: Parameters) -> tuple[Mapping[str, torch.Tensor], np.ndarray]:
-        tensors = [parameters.tensors[index] for index in parameters.gains.values()]
+        held = parameters.tensors
+        tensors = [held[index] for index in parameters.gains.values()]
         if self._squares is None:
-            self._squares = Squares([(i, None) for i in range(len(tensors))], tensors, parameters.device)
-            sizes = [tensor.numel() for tensor in tensors]
-            self._sizes = torch.tensor(sizes, dtype=torch.float64, device=parameters.device)
-        largest = torch.stack(torch._foreach_norm(tensors, float("inf")))  # pyright: ignore
-        sums = {
-            "rms": torch.stack((self._squares(tensors), self._sizes), dim=1),
-            "max_abs": largest.double()[:, None],
-        }
+            self._prepare(parameters, tensors)
+        assert self._squares is not None
+        some = [tensor for tensor in tensors if tensor.numel()]  # of a sharded gain a rank may hold nothing
+        largest = torch.full((len(tensors),), -torch.inf, dtype=torch.float64, device=parameters.device)
+        if some:
+            norms = torch._foreach_norm(some, float("inf"))  # pyright: ignore
+            largest.index_copy_(0, self._held, torch.stack(norms).double())
+        sums = {"rms": torch.stack((self._squares(tensors), self._sizes), dim=1), "max_abs": largest[:, None]}
         return sums, np.ones((len(tensors), len(sums)), dtype=bool)
+
+    def _prepare(self, parameters: Parameters, tensors: Sequence[torch.Tensor]) -> None:
+        def on_device(numbers: Sequence[float], dtype: torch.dtype = torch.float64) -> torch.Tensor:
+            return torch.tensor(numbers, dtype=dtype, device=parameters.device)
+
+        shares = [parameters.share(index) for index in parameters.gains.values()]
+        cuts = [(place, None) for place in range(len(tensors))]
+        self._squares = Squares(cuts, tensors, parameters.device, on_device(shares))
+        self._sizes = on_device([share * tensor.numel() for share, tensor in zip(shares, tensors, strict=True)])
+        self._held = on_device([place for place, tensor in enumerate(tensors) if tensor.numel()], torch.int64)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .base import Norm, Numbers, ParameterProbe, Probe, probe
+from .base import Norm, Numbers, ParameterProbe, Probe, Total, probe
 from .parameters import GROUPS, Parameters
 from .sites import Site, stream
 
@@ -30,10 +30,10 @@ class GradNorm(ParameterProbe):
 
     def collect(self, parameters: Parameters) -> tuple[Mapping[str, torch.Tensor], np.ndarray]:
         gradients = parameters.gradients()
-        squares = parameters.squares(gradients)
-        self._metrics = {}
+        self._squares = squares = parameters.squares(gradients)
+        self._metrics: dict[str, Total] = {}
         if any(gradient is not None for gradient in gradients):
-            self._metrics["grad_norm_total"] = squares.sum().sqrt()
+            self._metrics["grad_norm_total"] = Total(Norm(), squares.sum().view(1, 1))
             self._metrics |= {f"grad_norm_{kind}": norm for kind, norm in parameters.by_kind(squares).items()}
         if (share := parameters.share_under_eps()) is not None:
             self._metrics["grad_under_eps"] = share
@@ -41,8 +41,11 @@ class GradNorm(ParameterProbe):
         sums = {group or "value": parameters.by_row(squares, group) for group in groups}
         return sums, parameters.seen(gradients, groups)
 
-    def metrics(self) -> Mapping[str, torch.Tensor]:
+    def metrics(self) -> Mapping[str, Total]:
         return self._metrics
+
+    def pieces(self) -> Mapping[str, torch.Tensor]:
+        return {"gradient": self._squares}
 
 
 @probe(

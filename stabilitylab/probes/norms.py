@@ -26,10 +26,19 @@ class _Plan:
 
 
 class Squares:
-    """Sum of squares of each cut of some tensors, float64; those of an absent tensor (None) are 0."""
+    """Sum of squares of each cut of some tensors, float64; those of an absent tensor (None) are 0.
 
-    def __init__(self, cuts: Sequence[Cut], like: Sequence[torch.Tensor], device: torch.device) -> None:
-        self._cuts, self._like, self._device = tuple(cuts), tuple(like), device
+    ``shares``, one for each cut, weights them where several ranks hold the same entries.
+    """
+
+    def __init__(
+        self,
+        cuts: Sequence[Cut],
+        like: Sequence[torch.Tensor],
+        device: torch.device,
+        shares: torch.Tensor | None = None,
+    ) -> None:
+        self._cuts, self._like, self._device, self._shares = tuple(cuts), tuple(like), device, shares
         self._plans: dict[tuple[bool, ...], _Plan] = {}
 
     def __call__(self, values: Values) -> torch.Tensor:
@@ -40,13 +49,17 @@ class Squares:
         if others := [_dense(_cut(values, index, part)) for index, part in plan.others]:
             norms.append(torch.stack(torch._foreach_norm(others, 2, dtype=torch.float64)))  # pyright: ignore
         result = torch.zeros(len(self._cuts), dtype=torch.float64, device=self._device)
-        return result.index_copy_(0, plan.places, torch.cat(norms)).square_() if norms else result
+        if norms:
+            result.index_copy_(0, plan.places, torch.cat(norms)).square_()
+        return result if self._shares is None else result.mul_(self._shares)
 
     def _plan(self, present: tuple[bool, ...]) -> _Plan:
         shapes: dict[object, list[int]] = {}
         for place, (index, part) in enumerate(self._cuts):
             if present[index]:
                 tensor = _cut(self._like, index, part)
+                if not tensor.numel():  # a rank may hold nothing of a sharded parameter
+                    continue
                 key = (tensor.shape, tensor.dtype) if tensor.numel() <= SMALL else None
                 shapes.setdefault(key, []).append(place)
         others = shapes.pop(None, [])

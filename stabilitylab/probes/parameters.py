@@ -12,8 +12,10 @@ from torch import nn
 
 from ..errors import UsageError
 from ..schema import Row
+from .base import Norm, Sum, Total
+from .distributed import Ranks, local
 from .norms import Squares, Values, flattened
-from .sites import Places, canonical, is_norm, unwrapped
+from .structure import Places, canonical, is_norm, unwrapped
 
 GROUPS = ("vo_ffn", "qk", "bias", "ln")
 GROUP_OF: dict[str, str] = {"q": "qk", "k": "qk", "v": "vo_ffn", "out": "vo_ffn", "fc1": "vo_ffn", "fc2": "vo_ffn"}
@@ -33,12 +35,21 @@ class Piece:
 class Parameters:
     """The model's parameters, once each, cut into pieces that belong to one row and one group."""
 
-    def __init__(self, model: nn.Module, place: Places, optimizer: torch.optim.Optimizer | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        place: Places,
+        optimizer: torch.optim.Optimizer | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
         inner = unwrapped(model)
         names = {name: index for index, (name, _) in enumerate(inner.named_parameters())}
-        self.tensors = [tensor for _, tensor in inner.named_parameters()]
-        self.device = self.tensors[0].device if self.tensors else torch.device("cpu")
+        self.names = [canonical(name) for name in names]
+        self._own: list[torch.Tensor] = [tensor for _, tensor in inner.named_parameters()]
+        self.device = self._own[0].device if self._own else torch.device("cpu")
         self.optimizer = optimizer
+        self._ranks = ranks
+        self._sharded = ranks is not None and ranks.sharded
         roles = getattr(inner, "parameter_roles", None)
         self.pieces = _merged(_by_role(roles, names) if callable(roles) else _by_structure(inner, place))
         if left_out := set(names.values()) - {piece.index for piece in self.pieces}:
@@ -54,27 +65,57 @@ class Parameters:
         self._rows = {g: self._index(np.where(m, self._row, len(self.rows))) for g, m in self._member.items()}
         self._rows[""] = self._index(self._row)
         self._kind = self._index([self.kinds.index(_kind(piece)) for piece in self.pieces])
-        cuts = [(piece.index, piece.part) for piece in self.pieces]
-        self.squares = Squares(cuts, self.tensors, self.device)  # of one tensor or None for each parameter
-        sizes = [tensor[part].numel() if part else tensor.numel() for i, part in cuts for tensor in (self.tensors[i],)]
-        self.entries = self.by_row(torch.tensor(sizes, dtype=torch.float64, device=self.device))  # (rows, 1)
+        cuts = [(piece.index, self._held(piece)) for piece in self.pieces]
+        shares = None if ranks is None else [ranks.layout(self._own[index]).share for index, _ in cuts]
+        weights = None if shares is None else torch.tensor(shares, dtype=torch.float64, device=self.device)
+        tensors = self.tensors
+        self.squares = Squares(cuts, tensors, self.device, weights)  # of one tensor or None for each parameter
+        sizes = [tensor[part].numel() if part else tensor.numel() for i, part in cuts for tensor in (tensors[i],)]
+        entries = torch.tensor(sizes, dtype=torch.float64, device=self.device)
+        self.entries = self.by_row(entries if weights is None else entries * weights)  # (rows, 1)
+
+    def is_behind(self, row: Row) -> bool:
+        """Whether a row outside the layers is registered after all layers, as a head is; an embedding is not."""
+        inside = [piece.index for piece in self.pieces if piece.row.layer]
+        return bool(inside) and min(piece.index for piece in self.pieces if piece.row == row) > max(inside)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The parameters; of sharded ones what this rank holds, which is looked up anew since it may be replaced."""
+        if not self._sharded:
+            return self._own
+        with torch.no_grad():
+            return [local(tensor) for tensor in self._own]
+
+    @property
+    def originals(self) -> list[torch.Tensor]:
+        """The parameters as the optimizer knows them."""
+        return self._own
+
+    def share(self, index: int) -> float:
+        """What this rank adds of a parameter's sums: ranks that hold the same entries count them once."""
+        return 1.0 if self._ranks is None else self._ranks.layout(self._own[index]).share
 
     def gradients(self) -> list[torch.Tensor | None]:
-        return [tensor.grad for tensor in self.tensors]
+        gradients = [tensor.grad for tensor in self._own]
+        return [None if g is None else local(g) for g in gradients] if self._sharded else gradients
 
-    def total_norm(self) -> torch.Tensor | None:
+    def total_norm(self) -> Total | None:
         """L2 norm of all gradients together; None where there is none."""
         gradients = self.gradients()
-        return self.squares(gradients).sum().sqrt() if any(g is not None for g in gradients) else None
+        if all(gradient is None for gradient in gradients):
+            return None
+        return Total(Norm(), self.squares(gradients).sum().view(1, 1))
 
     def by_row(self, squares: torch.Tensor, group: str = "") -> torch.Tensor:
         """The squares of all pieces, or of one group's, summed by row: (rows, 1)."""
         return squares.new_zeros(len(self.rows) + 1).index_add_(0, self._rows[group], squares)[:-1, None]
 
-    def by_kind(self, squares: torch.Tensor) -> dict[str, torch.Tensor]:
+    def by_kind(self, squares: torch.Tensor) -> dict[str, Total]:
         """Norms over all that is not branch weights, and over each stack's branch weights; empty without roles."""
         sums = squares.new_zeros(len(self.kinds)).index_add_(0, self._kind, squares)
-        return dict(zip(self.kinds, sums.sqrt().unbind(), strict=True)) if len(self.kinds) > 1 else {}
+        totals = [Total(Norm(), part) for part in sums.view(-1, 1, 1).unbind()]
+        return dict(zip(self.kinds, totals, strict=True)) if len(self.kinds) > 1 else {}
 
     def seen(self, values: Values, groups: Sequence[str]) -> np.ndarray:
         """(rows, groups): which rows have a present value in each group ("" takes all)."""
@@ -84,7 +125,7 @@ class Parameters:
             grid[self._row[present & self._member.get(group, True)], column] = True
         return grid
 
-    def share_under_eps(self) -> torch.Tensor | None:
+    def share_under_eps(self) -> Total | None:
         """Share of gradient entries, zeros included, below the eps of their optimizer group; None without an eps."""
         groups = self.optimizer.param_groups if self.optimizer else []
         below: list[torch.Tensor] = []
@@ -92,10 +133,24 @@ class Parameters:
         for group in groups:
             if "eps" not in group:
                 return None
-            for flat in flattened([tensor.grad for tensor in group["params"] if tensor.grad is not None]):
+            gradients = [tensor.grad for tensor in group["params"] if tensor.grad is not None]
+            for flat in flattened([local(g) for g in gradients] if self._sharded else gradients):
                 below.append(flat.abs().lt_(group["eps"]).sum(dtype=torch.float32))  # in floats: exact, and faster
-                entries += flat.numel()
-        return torch.stack(below).double().sum() / entries if entries else None
+                entries += 0 if self._sharded else flat.numel()
+            if self._sharded:  # those of all ranks, which the host knows
+                entries += sum(gradient.numel() for gradient in gradients)
+        if not entries:
+            return None
+        share = torch.stack(below).double().sum() / entries
+        return Total(Sum(), (share if self._ranks is None else share * self._ranks.gradient_share).view(1, 1))
+
+    def _held(self, piece: Piece) -> slice | None:
+        """The rows of this rank's shard that belong to ``piece``; none, or a part of them, where it is cut."""
+        if not self._sharded or piece.part is None or self._ranks is None:
+            return piece.part
+        layout = self._ranks.layout(self._own[piece.index])
+        ends = piece.part.indices(self._own[piece.index].shape[0])[:2]
+        return slice(*(min(max(row - layout.start, 0), layout.stop - layout.start) for row in ends))
 
     def _has(self, values: Values) -> np.ndarray:
         return np.array([values[piece.index] is not None for piece in self.pieces], dtype=bool)

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from .accumulate import Board, Masks
+from .accumulate import Board, CleanPasses, Masks
 from .base import wide
 from .representations import Output
-from .sites import tensor_of
+from .sites import hidden_state, tensor_of
+from .watchable import with_hooks
 
 HELD = 1 << 24  # per-token numbers that may wait on the device before they are added up
 
@@ -31,6 +32,7 @@ class Pass:
         self._inside = False
         self._number = 0  # of the pass
         self._calls: dict[int, int] = {}  # site -> the pass of its last call
+        self.order: dict[tuple[str, int], int] = {}  # (table, row) -> when it is called in the forward pass
         self._held = 0
 
     @property
@@ -55,8 +57,8 @@ class Pass:
             handle.remove()
         self._handles.clear()
 
-    def end(self) -> None:
-        """Adds up what the pass left waiting."""
+    def end(self, more: bool = False) -> None:
+        """Adds up what the pass left waiting; ``more``: another micro-batch of the same row follows."""
         for board in self.boards:
             board.reduce(self.masks)
         self.masks.renew()
@@ -66,13 +68,16 @@ class Pass:
     def records(self, key: int) -> bool:
         """Whether this call of a site counts."""
         if not self._inside and self._calls.get(key) == self._number:
-            self.end()
+            self.end(more=True)
         self._calls[key] = self._number
         return True
 
     def keep(self, board: Board, row: int, fed: tuple[str, ...], x: Any, y: torch.Tensor, weight: torch.Tensor) -> None:
         """Measures at a site and keeps the numbers, still per token, until the pass ends."""
-        numbers: Any = board.probe.measure(board.sites[row], x, y, weight)
+        site = board.sites[row]
+        numbers: Any = board.probe.measure(site, site.arranged(x), site.arranged(y), weight)
+        if numbers is None:
+            return
         for raw in numbers if isinstance(numbers, dict) else fed:
             number = numbers[raw] if isinstance(numbers, dict) else numbers
             board.hold(raw, row, number)
@@ -83,23 +88,26 @@ class Pass:
             self._held = 0
 
     def _hook(self, board: Board, row: int, fed: tuple[str, ...], key: int) -> Callable[..., None]:
-        stack, takes_input = board.sites[row].stack, board.sites[row].take == "input"
+        site, place = board.sites[row], (board.table.name, row)
+        takes_input = site.take == "input"
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if not self.records(key):
                 return
             began = time.perf_counter()
-            if (x := tensor_of(args)) is None:
-                x = tensor_of(kwargs)
+            self.order.setdefault(place, len(self.order))
+            x = hidden_state(args, kwargs)
             y = x if takes_input else tensor_of(output)
             if y is not None:
-                self.keep(board, row, fed, x, y, self.masks(stack, y.shape[:-1], y.device))
+                tokens = site.arranged(y).shape[:-1]
+                real = self.masks(site.mask, tokens, y.device)
+                self.keep(board, row, fed, x, y, real)
             self.seconds += time.perf_counter() - began
 
         return hook
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        self.end()
+        self.end(more=True)
         self._inside = True
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -114,11 +122,25 @@ class TrainingPass(Pass):
     """
 
     def __init__(
-        self, model: nn.Module, boards: Sequence[Board], masks: Masks, scaler: torch.amp.GradScaler | None = None
+        self,
+        model: nn.Module,
+        boards: Sequence[Board],
+        masks: Masks,
+        scaler: torch.amp.GradScaler | None = None,
+        share: float = 1.0,
+        clean: CleanPasses | None = None,
     ) -> None:
         super().__init__(model, boards, masks)
+        self._clean, self._recorded = clean, False
+        self._share = share  # of this rank's loss in the loss of all ranks
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.start_row()
+
+    def end(self, more: bool = False) -> None:
+        super().end(more)
+        if more and self._recorded and self._clean is not None:
+            self._clean.count()
+        self._recorded = False
 
     def start_row(self) -> None:
         self._calls.clear()
@@ -130,6 +152,7 @@ class TrainingPass(Pass):
         return key not in self._calls if _in_backward() else super().records(key)
 
     def keep(self, board: Board, row: int, fed: tuple[str, ...], x: Any, y: torch.Tensor, weight: torch.Tensor) -> None:
+        self._recorded = True
         if board.probe.on == "forward":
             torch._C._set_grad_enabled(False)  # it is on; torch.no_grad() costs six times as much
             try:
@@ -143,6 +166,8 @@ class TrainingPass(Pass):
                 with torch.no_grad():  # gradients are on under create_graph
                     if self._scaler is not None:
                         gradient = gradient.to(wide(gradient)) / self._loss_scale(self._scaler, gradient.device)
+                    if self._share != 1:
+                        gradient = gradient.to(wide(gradient)) * self._share
                     super(TrainingPass, self).keep(board, row, fed, None, gradient, weight)
                 self.seconds += time.perf_counter() - began
 
@@ -181,7 +206,7 @@ class ReferencePass(Pass):
         self._outputs = []
         self.attach()
         try:
-            with evaluation(self.model), ExitStack() as around:
+            with evaluation(self.model), with_hooks(self.model), ExitStack() as around:
                 for board in self.boards:
                     around.enter_context(board.probe.around(board.sites))
                 returned = self._reference()

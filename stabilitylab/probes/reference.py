@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from .accumulate import Board, Masks
+from .distributed import Ranks
 from .parameters import Parameters
 from .passes import Output, ReferencePass, parameters_set
 from .records import Record
@@ -45,8 +46,10 @@ class ReferenceRows:
         every: Cadence,
         schedule: Schedule | None,
         parameters: Parameters,
+        ranks: Ranks | None = None,
     ) -> None:
         self.seconds = 0.0
+        self._ranks = ranks
         self._boards = boards
         self._every: Cadence = every
         self._schedule, self._parameters = schedule, parameters
@@ -55,6 +58,10 @@ class ReferenceRows:
         self._pass = ReferencePass(model, others, masks, reference, self._update)
         self._start: Start | None = None
         self._previous: tuple[int, list[Output]] | None = None
+
+    @property
+    def order(self) -> dict[tuple[str, int], int]:
+        return self._pass.order
 
     def due(self, row: int) -> bool:
         return is_due(row, self._every, REFERENCE_FINENESS)
@@ -65,14 +72,14 @@ class ReferenceRows:
         if not due and not (self._update and self.due(record.step + 1)):
             return
         began = time.perf_counter()
-        outputs, metrics = self._pass.run(record=due)
+        outputs, metrics = self._run(record=due)
         if due:
             for name, value in metrics.items():
                 record.metric(name, value)
             if self._update is not None:
                 self._compare(self._update, record.step, outputs)
             for board in self._boards:
-                record.table(board.table.name, *board.take())
+                record.table(board)
         self._previous = (record.step, outputs)
         self.seconds += time.perf_counter() - began
 
@@ -91,6 +98,13 @@ class ReferenceRows:
         if previous is not None:
             self._previous = (previous[0], _unpacked(previous[1], device))
 
+    def _run(self, record: bool) -> tuple[list[Output], dict[str, Any]]:
+        try:
+            return self._pass.run(record)
+        finally:
+            if self._ranks is not None:
+                self._ranks.reshard()
+
     def _compare(self, board: Board, row: int, now: list[Output]) -> None:
         alpha = None if self._schedule is None else self._schedule.get()
         if self._start is None:
@@ -100,7 +114,7 @@ class ReferenceRows:
         numbers = {"cumulative": moved, "parameters": moved, "schedule": [torch.zeros_like(each) for each in moved]}
         if alpha != self._start.alpha:
             with parameters_set(self._parameters.tensors, self._start.theta):
-                ramped, _ = self._pass.run(record=False)  # theta_0 under this row's alpha
+                ramped, _ = self._run(record=False)  # theta_0 under this row's alpha
             numbers["parameters"] = distances(now, ramped)
             numbers["schedule"] = distances(ramped, self._start.outputs)
         if self._previous is not None and self._previous[0] == row - 1:

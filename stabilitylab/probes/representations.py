@@ -24,9 +24,14 @@ from .sites import Site, layers, outputs
 )
 class CosineSimilarity(Probe):
     """Cosine over d between a layer's input and output, per token, then the mean over real tokens; row l compares
-    layers l-1 and l (l = 1: with the embedding). raw: as it is; centred: without the mean token. BranchNorm, Fig. 8."""
+    layers l-1 and l (l = 1: with the embedding). raw: as it is; centred: without the mean token. BranchNorm, Fig. 8.
+    Maps of convolutions: over channels, per pixel; a layer that changes the shape has no such number."""
+
+    undefined = frozenset({"raw", "centred"})  # of a token that is all 0
 
     def measure(self, site: Site, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
+        if x.shape != y.shape:
+            return None
         real, count = weight.unsqueeze(-1), weight.sum()
         tokens = tuple(range(weight.dim()))
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+
+from torch import nn
 
 from ..errors import UsageError
 from .accumulate import Board
 from .base import PROBES, ParameterProbe, Probe
 from .parameters import Parameters
-from .sites import Site, Sites
+from .sites import KINDS, Site, Sites
 
 Names = str | Sequence[str]
+COMPILED = (
+    "has its places inside torch.compile'd modules, where hooks cannot record: watch the model as it is before "
+    "compilation, or leave the probe out"
+)
 
 
 def chosen(names: Names) -> dict[str, bool]:
@@ -31,13 +38,32 @@ def chosen(names: Names) -> dict[str, bool]:
     return picked
 
 
+def split(sites: str | Mapping[str, str] | None) -> tuple[dict[str, str], str | dict[str, str] | None]:
+    """What a caller says of ``sites``: own places by kind, and what narrows them, for all probes or by probe."""
+    if sites is None or isinstance(sites, str):
+        return {}, sites
+    own = {key: pattern for key, pattern in sites.items() if key in KINDS}
+    known = [*KINDS, *PROBES]
+    if unknown := [key for key in sites if key not in known]:
+        close = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise UsageError(f"sites: {unknown[0]!r} is neither a kind ({', '.join(KINDS)}) nor a probe.{hint}")
+    return own, {key: pattern for key, pattern in sites.items() if key not in KINDS}
+
+
 def boards_for(
-    names: Names, sites: Sites, parameters: Parameters, only: str | Mapping[str, str] | None, *, lacks: Iterable[str]
+    names: Names,
+    sites: Sites,
+    parameters: Parameters,
+    only: str | Mapping[str, str] | None,
+    *,
+    lacks: Iterable[str],
+    compiled: Container[nn.Module] = (),
 ) -> tuple[list[Board], list[tuple[str, str]]]:
     """A board for each probe that finds its sites, and (probe, reason) for default ones that do not.
 
     ``only``: a regular expression that site names must match, for all probes or by probe. ``lacks``: of "optimizer",
-    "reference", those that the watcher was not given.
+    "reference", those that the watcher was not given. Probes of the training pass leave out ``compiled`` modules.
     """
     boards: list[Board] = []
     dropped: list[tuple[str, str]] = []
@@ -46,6 +72,9 @@ def boards_for(
         pattern = only.get(name) if isinstance(only, Mapping) else only
         found = [site for site in type(probe).at(sites) if pattern is None or re.search(pattern, site.name)]
         reason = _missing(probe, found, parameters, sites, pattern, lacks)
+        if probe.on in ("forward", "backward") and found:
+            found = [site for site in found if site.module not in compiled]  # of a wrapper hooks run outside
+            reason = reason or ("" if found else COMPILED)
         if not reason:
             boards.append(_board(probe, found, parameters))
         elif named:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,17 +14,22 @@ from torch import nn
 
 from ..errors import UsageError
 from ..schema import Row
+from .structure import Places, Stack, attending, canonical, find_stacks, is_leaf, is_norm, onto_vocabulary, unwrapped
 
-WRAPPERS = {"_orig_mod", "module", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
-GENERIC = {"layers", "layer", "h", "block", "blocks"}
 TAPS = ("branch", "scaled_branch", "shortcut")
 NOT_PER_TOKEN = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponseNorm)  # they normalise over channels
 ACTIVATIONS = ("elu", "silu", "swish", "mish", "activation")  # endings of class names, in lower case
+KINDS = ("layers", "norms", "activations", "outputs")  # that a caller may choose himself
+CONVOLUTIONS = nn.modules.conv._ConvNd
 
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One place: a module, whether its input or its output counts, and where it stands (layers count from 1)."""
+    """One place: a module, whether its input or its output counts, and where it stands (layers count from 1).
+
+    ``routed``: inside an expert, which sees some tokens in an order of its own, so that no mask fits it.
+    ``channels_first``: tensors of so many dimensions or more have their channels in dimension 1; 0 for none.
+    """
 
     name: str
     module: nn.Module
@@ -32,47 +38,22 @@ class Site:
     sublayer: str = ""
     take: Literal["input", "output"] = "output"
     taps: Mapping[str, nn.Module] = field(default_factory=dict)
+    routed: bool = False
+    channels_first: int = 0
 
     @property
     def row(self) -> Row:
         return Row(self.name, self.stack, self.layer, self.sublayer)
 
+    @property
+    def mask(self) -> str | None:
+        """Whose mask weights the tokens here; None: all count."""
+        return None if self.routed else self.stack
 
-@dataclass(frozen=True, eq=False)
-class Stack:
-    """A list of like layers; ``path`` names the list itself, ``home`` its parent ("" for the model)."""
-
-    name: str
-    path: str
-    home: str
-    layers: Mapping[str, nn.Module]
-
-
-class Places:
-    """Tells a module's stack, layer and sub-layer from its path."""
-
-    def __init__(self, stacks: tuple[Stack, ...]) -> None:
-        self.stacks = stacks
-        self._layers = {path: (s.name, number) for s in stacks for number, path in enumerate(s.layers, start=1)}
-
-    def __call__(self, path: str) -> tuple[str, int, str]:
-        row = self.row(path)
-        return row.stack, row.layer, row.sublayer
-
-    def row(self, path: str) -> Row:
-        """The row of the sub-layer that ``path`` lies in: the layer's child on the way there, or ``path`` itself."""
-        parts = path.split(".")
-        for length in range(1, len(parts)):
-            home = ".".join(parts[:length])
-            if home in self._layers:
-                inner = parts[length:]
-                end = next((i for i, part in enumerate(inner) if i and not part.isdigit()), len(inner))
-                sublayer = ".".join(inner[:end])
-                return Row(f"{home}.{sublayer}", *self._layers[home], sublayer)
-        owners = [stack.name for stack in self.stacks if stack.home and path.startswith(f"{stack.home}.")]
-        if not owners and len(self.stacks) == 1:
-            owners = [self.stacks[0].name]
-        return Row(path, (owners or [""])[0], 0, parts[-1])
+    def arranged(self, value: Any) -> Any:
+        """``value`` with its features in the last dimension, (..., width)."""
+        maps = self.channels_first and isinstance(value, torch.Tensor) and value.dim() >= self.channels_first
+        return value.movedim(1, -1) if maps else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +74,11 @@ class Sites:
     @property
     def stacks(self) -> tuple[Stack, ...]:
         return self.place.stacks
+
+    def __str__(self) -> str:
+        from .listing import listing  # which knows the probes, which know the sites
+
+        return listing(self)
 
     def nearest(self, kind: str) -> list[str]:
         """Modules that come closest to being a site of this kind."""
@@ -143,15 +129,12 @@ def stream(sites: Sites) -> tuple[Site, ...]:
     return tuple(sorted((*sites.inputs, *sites.branches, *plain), key=lambda site: (order[site.stack], site.layer)))
 
 
-def canonical(path: str) -> str:
-    """``path`` without the components that compilation, checkpointing and data-parallel wrappers add."""
-    return ".".join(part for part in path.split(".") if part and part not in WRAPPERS)
-
-
 def tensor_of(value: Any) -> torch.Tensor | None:
     """The hidden state in a module's input or output: the first floating-point tensor, depth first."""
     if isinstance(value, torch.Tensor):
         return value if value.is_floating_point() else None
+    if value is None:
+        return None
     if not isinstance(value, (tuple, list)):
         inner = value if isinstance(value, Mapping) else vars(value) if hasattr(value, "__dataclass_fields__") else {}
         value = inner.values()
@@ -161,66 +144,61 @@ def tensor_of(value: Any) -> torch.Tensor | None:
     return None
 
 
-def is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower() and not any(module.children())
+def hidden_state(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """What enters a module: ``hidden_states`` where an argument has that name, else the first floating-point tensor."""
+    for given in (kwargs.get("hidden_states"), args, kwargs):
+        if (found := tensor_of(given)) is not None:
+            return found
+    return None
 
 
-def find_sites(model: nn.Module, output_site: str | None = None) -> Sites:
-    """Every site of ``model``; ``output_site`` names the module whose output is F, instead of each stack's."""
-    place = Places(tuple(_stacks(model)))
+def find_sites(model: nn.Module, output_site: str | None = None, own: Mapping[str, str] | None = None) -> Sites:
+    """Every site of ``model``; ``output_site`` names the module whose output is F, instead of each stack's.
+
+    ``own`` replaces what is found: a kind ("layers", "norms", "activations", "outputs") and a regular expression that
+    the full names of its modules match. Of a Linear chosen as activation the input counts, as in ``fc2(act(fc1(x)))``.
+    """
     modules = {canonical(path): module for path, module in model.named_modules()}
+    given = {kind: _matching(kind, pattern, modules) for kind, pattern in (own or {}).items()}
+    place = Places(_own_stacks(given["layers"]) if "layers" in given else find_stacks(model))
     uses = Counter(id(m) for stack in place.stacks for layer in stack.layers.values() for m in layer.modules())
+    norms = given.get("norms") or {path: m for path, m in modules.items() if _is_per_token_norm(path, m, uses)}
+    if "activations" in given:
+        activations = tuple(_activation(path, module, place) for path, module in given["activations"].items())
+    else:
+        activations = tuple(site for stack in place.stacks for site in _activations(stack, place, uses))
+    if "outputs" in given:
+        outputs = [Site(path, m, place(path)[0] or path, sublayer="output") for path, m in given["outputs"].items()]
+    else:
+        outputs = _outputs(modules, place, output_site)
     return Sites(
         place=place,
-        layers=tuple(
-            Site(path, layer, *place(f"{path}.*")[:2]) for s in place.stacks for path, layer in s.layers.items()
-        ),
+        layers=tuple(_layers(place.stacks)),
         inputs=tuple(_inputs(place.stacks)),
         branches=tuple(_branches(place)),
-        norms=tuple(_norms(modules, place, uses)),
-        activations=tuple(site for stack in place.stacks for site in _activations(stack, place, uses)),
-        outputs=tuple(_outputs(modules, place, output_site)),
-        attentions=tuple(_attentions(modules, place)),
+        norms=tuple(_norm(path, module, modules, place) for path, module in norms.items()),
+        activations=activations,
+        outputs=tuple(outputs),
+        attentions=tuple(Site(path, modules[path], *place(path)) for path in attending(modules)),
         logits=tuple(_logits(modules, place)),
         modules=modules,
     )
 
 
-def _stacks(model: nn.Module) -> Iterator[Stack]:
-    taken: set[str] = set()
-
-    def walk(path: str, module: nn.Module) -> Iterator[Stack]:
-        chosen = _like_children(path, module)
-        if not chosen:
-            for key, child in module.named_children():
-                yield from walk(f"{path}.{key}", child)
-            return
-        full = canonical(path)
-        home, _, last = full.rpartition(".")
-        name = (home if last in GENERIC else full) or last or "layers"
-        name = full if name in taken else name
-        taken.add(name)
-        yield Stack(name, full, home, {canonical(f"{path}.{key}"): child for key, child in chosen})
-
-    yield from walk("", model)
+def _matching(kind: str, pattern: str, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    found = {path: module for path, module in modules.items() if path and re.fullmatch(pattern, path)}
+    if not found:
+        near = ", ".join(difflib.get_close_matches(pattern, modules, n=3, cutoff=0.3)) or "none"
+        raise UsageError(f"sites: no module's full name matches {pattern!r} for {kind}; near it are {near}.")
+    return found
 
 
-def _like_children(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The children of a list that are its layers: the most frequent class that is not a leaf, at least two of it."""
-    if not isinstance(module, (nn.ModuleList, nn.Sequential)):
-        return []
-    children = [(key, child) for key, child in module.named_children() if any(child.children())]
-    if not children:
-        return []
-    kind, count = Counter(type(child) for _, child in children).most_common(1)[0]
-    single = isinstance(module, nn.ModuleList) and path.rpartition(".")[2] in GENERIC
-    return [(key, child) for key, child in children if type(child) is kind] if count > 1 or single else []
-
-
-def unwrapped(module: nn.Module) -> nn.Module:
-    while (inner := next((m for key, m in module.named_children() if key in WRAPPERS), None)) is not None:
-        module = inner
-    return module
+def _own_stacks(layers: Mapping[str, nn.Module]) -> tuple[Stack, ...]:
+    """The caller's layers: one stack for each module that holds some."""
+    stacks: dict[str, dict[str, nn.Module]] = {}
+    for path, layer in layers.items():
+        stacks.setdefault(path.rpartition(".")[0], {})[path] = layer
+    return tuple(Stack(home or "layers", home, home.rpartition(".")[0], own) for home, own in stacks.items())
 
 
 def _taps(module: nn.Module) -> dict[str, nn.Module]:
@@ -233,12 +211,22 @@ def _taps(module: nn.Module) -> dict[str, nn.Module]:
 def _layers(stacks: tuple[Stack, ...]) -> Iterator[Site]:
     for stack in stacks:
         for number, (path, layer) in enumerate(stack.layers.items(), start=1):
-            yield Site(path, layer, stack.name, number)
+            yield Site(path, layer, stack.name, number, channels_first=_channels_first(layer))
+
+
+def _channels_first(layer: nn.Module) -> int:
+    """Layers of convolutions pass maps on, (B, C, H, W); without a Linear also (B, C, T): dimensions from which."""
+    kinds = [type(module) for module in layer.modules()]
+    if not any(issubclass(kind, CONVOLUTIONS) for kind in kinds):
+        return 0
+    return 4 if any(issubclass(kind, nn.Linear) for kind in kinds) else 3
 
 
 def _inputs(stacks: tuple[Stack, ...]) -> Iterator[Site]:
     for stack in stacks:
-        yield Site(f"{stack.name}.input", next(iter(stack.layers.values())), stack.name, 0, "input", "input")
+        first = next(iter(stack.layers.values()))
+        maps = _channels_first(first)
+        yield Site(f"{stack.name}.input", first, stack.name, 0, "input", "input", channels_first=maps)
 
 
 def _branches(place: Places) -> Iterator[Site]:
@@ -249,32 +237,50 @@ def _branches(place: Places) -> Iterator[Site]:
                     yield Site(f"{path}.{name}", child, *place(f"{path}.{name}"), taps=taps)
 
 
-def _norms(modules: Mapping[str, nn.Module], place: Places, uses: Counter[int]) -> Iterator[Site]:
-    for path, module in modules.items():
-        per_token = is_norm(module) and not isinstance(module, NOT_PER_TOKEN) and "parametrizations" not in path
-        if per_token and uses[id(module)] <= 1:  # one that several layers share has no layer of its own
-            taps = _taps(modules[path.rpartition(".")[0]]) if path else {}
-            yield Site(path, module, *place(path), take="input", taps=taps)
+def _is_per_token_norm(path: str, module: nn.Module, uses: Counter[int]) -> bool:
+    per_token = is_norm(module) and not isinstance(module, NOT_PER_TOKEN) and "parametrizations" not in path
+    return per_token and uses[id(module)] <= 1  # one that several layers share has no layer of its own
+
+
+def _norm(path: str, module: nn.Module, modules: Mapping[str, nn.Module], place: Places) -> Site:
+    taps = _taps(modules[path.rpartition(".")[0]]) if path else {}
+    return Site(path, module, *place(path), take="input", taps=taps)
 
 
 def _activations(stack: Stack, place: Places, uses: Counter[int]) -> Iterator[Site]:
-    """Activation modules of a layer outside attention; without one, the input of the second linear."""
+    """What the second linear of a feed-forward block sees: the product in a gated block (SwiGLU), else what an
+    activation module outside attention yields, or the input of the second linear where there is none."""
     for path, layer in stack.layers.items():
         inside = [(canonical(f"{path}.{key}"), m) for key, m in layer.named_modules() if "att" not in key.lower()]
+        second, gated = _second_linear([(name, m) for name, m in inside if isinstance(m, nn.Linear)])
         own = [(name, m) for name, m in inside if _is_activation(m) and uses[id(m)] == 1]
-        if own:
-            yield from (Site(name, module, *place(name)) for name, module in own)
-            continue
-        linears = [(name, m) for name, m in inside if isinstance(m, nn.Linear)]
-        for later, (name, second) in enumerate(linears):
-            turned = (second.out_features, second.in_features)
-            if any((first.in_features, first.out_features) == turned for _, first in linears[:later]):
-                yield Site(name, second, *place(name), take="input")
-                break
+        if own and not gated:
+            experts = [name for name, m in inside if "expert" in type(m).__name__.lower()]
+            maps = _channels_first(layer)
+            for name, module in own:
+                routed = any(name.startswith(f"{expert}.") for expert in experts)
+                yield Site(name, module, *place(name), routed=routed, channels_first=maps)
+        elif second:
+            yield _activation(*second, place)
+
+
+def _activation(path: str, module: nn.Module, place: Places) -> Site:
+    return Site(path, module, *place(path), take="input" if isinstance(module, nn.Linear) else "output")
+
+
+def _second_linear(linears: list[tuple[str, nn.Linear]]) -> tuple[tuple[str, nn.Linear] | None, bool]:
+    """The linear that leads back from the inner width, and whether what enters it is a product of two projections."""
+    for later, (name, second) in enumerate(linears):
+        ways = [one.out_features for _, one in linears[:later] if one.in_features == second.out_features]
+        whole = ways.count(second.in_features)
+        fused = 2 * second.in_features in ways and second.in_features > second.out_features
+        if whole or fused:  # a gate and a value apart, or both from one linear of twice the width
+            return (name, second), whole != 1
+    return None, False
 
 
 def _is_activation(module: nn.Module) -> bool:
-    return not any(module.children()) and type(module).__name__.lower().endswith(ACTIVATIONS)
+    return is_leaf(module) and type(module).__name__.lower().endswith(ACTIVATIONS)
 
 
 def _outputs(modules: Mapping[str, nn.Module], place: Places, output_site: str | None) -> Iterator[Site]:
@@ -298,30 +304,8 @@ def _outputs(modules: Mapping[str, nn.Module], place: Places, output_site: str |
         yield Site(path, module, stack.name, sublayer="output")
 
 
-def _attentions(modules: Mapping[str, nn.Module], place: Places) -> Iterator[Site]:
-    """Modules with parameters that call themselves attention and hold no other such module."""
-    found = {path: module for path, module in modules.items() if path and _attends(module)}
-    outer = {path[:end] for path in found for end, letter in enumerate(path) if letter == "."}
-    yield from (Site(path, module, *place(path)) for path, module in found.items() if path not in outer)
-
-
-def _attends(module: nn.Module) -> bool:
-    name = type(module).__name__.lower()
-    return ("attention" in name or "attn" in name) and next(module.parameters(), None) is not None
-
-
 def _logits(modules: Mapping[str, nn.Module], place: Places) -> Iterator[Site]:
-    """What the model says is its output embedding; else the last linear outside the layers as wide as a vocabulary."""
-    says = getattr(modules[""], "get_output_embeddings", None)
-    head = says() if callable(says) else None
-    rows = {module.num_embeddings for module in modules.values() if isinstance(module, nn.Embedding)}
-    wide = [
-        path
-        for path, module in modules.items()
-        if isinstance(module, nn.Linear) and module.out_features in rows and not place.row(path).layer
-    ]
-    chosen = [path for path, module in modules.items() if module is head] or wide[-1:]
-    for path in chosen:
+    for path in onto_vocabulary(modules, place):
         stack, layer, sublayer = place(path)
         last = place.stacks[-1].name if place.stacks else ""  # the tokens that it projects
         yield Site(path, modules[path], stack or last, layer, sublayer)

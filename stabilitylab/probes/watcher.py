@@ -13,15 +13,18 @@ from torch import nn
 
 from ..errors import UsageError
 from ..schema import Cells, Sink, Table
-from .accumulate import Board, Mask, Masks, allocate
+from .accumulate import Board, CleanPasses, Mask, Masks, allocate
 from .base import ParameterProbe, When
+from .distributed import NullSink, Parallel, ranks_of
+from .incidents import Forensics, Incident
 from .parameters import Parameters
 from .passes import TrainingPass
 from .records import Metrics, Record, RowMetrics
 from .reference import ReferenceRows, Schedule
 from .schedule import Cadence, checked, is_due
-from .selection import Names, boards_for
+from .selection import Names, boards_for, split
 from .sites import find_sites
+from .watchable import check_watchable, compiled_modules
 
 
 @dataclass
@@ -46,7 +49,15 @@ class Watcher:
       forward pass (so once per micro-batch); a stack without a mask counts all tokens.
     - ``reference``: runs the model on a fixed batch; numbers in a dict that it returns become metrics of the row.
     - ``schedule``: lets ``model_update`` separate what alpha did from what the parameters did.
-    - ``output_site``: the module whose output is F; ``sites``: regular expression that site names match, or by probe.
+    - ``output_site``: the module whose output is F. ``sites``: a regular expression that narrows the places of all
+      probes, or a dict of them by probe; by kind ("layers", "norms", "activations", "outputs") one that full names of
+      modules match, instead of what is found (:func:`stabilitylab.sites` shows it).
+    - ``parallel``: "auto" finds DDP and FSDP2, see :func:`~.distributed.ranks_of` for "ddp" and "off".
+
+    On several ranks every one makes its watcher and calls ``step``; rank 0 alone writes. Tables are those of one
+    process on the batches of all ranks, E being the mean of their losses. Numbers given to ``step`` or returned by
+    ``reference`` are averaged over ranks, those given to ``note`` stay rank 0's. A row's metrics can be read after the
+    optimizer's step. ``flush``, ``finish`` and ``state_dict`` (this rank's shards) are for all ranks at once.
     """
 
     def __init__(
@@ -65,25 +76,46 @@ class Watcher:
         output_site: str | None = None,
         sites: str | Mapping[str, str] | None = None,
         total_every_step: bool = True,
+        parallel: Parallel = "auto",
     ) -> None:
         self.every: Cadence = checked(every, "every")
         self.update_every: Cadence = checked(update_every, "update_every")
         self.t = 0
         self.last: tuple[int, dict[str, float | None], dict[str, Cells]] | None = None  # the row that the sink got last
-        self.sites = find_sites(model, output_site)
-        self.sink = sink
+        check_watchable(model)
+        own, narrowed = split(sites)
+        self._ranks = ranks = ranks_of(model, parallel)
+        self.sites = find_sites(model, output_site, own)
+        self.sink = sink if ranks is None or ranks.rank == 0 else NullSink()
         self._optimizer, self._scaler = optimizer, scaler
         self._total_every_step = total_every_step
-        self._parameters = Parameters(model, self.sites.place, optimizer)
+        self._parameters = Parameters(model, self.sites.place, optimizer, ranks)
         lacks = [name for name, given in (("optimizer", optimizer), ("reference", reference)) if given is None]
-        self._boards, self.dropped = boards_for(probes, self.sites, self._parameters, sites, lacks=lacks)
-        allocate(self._boards, self._parameters.device)
+        self._boards, self.dropped = boards_for(
+            probes, self.sites, self._parameters, narrowed, lacks=lacks, compiled=compiled_modules(model)
+        )
+        sums = allocate(self._boards, self._parameters.device)
+        if ranks is not None:
+            ranks.check_alike([board.table for board in self._boards])
 
         stacks = [stack.name for stack in self.sites.stacks]
-        self._training = TrainingPass(model, self._on("forward", "backward"), Masks(mask, stacks), scaler)
-        self._reference = reference and ReferenceRows(
-            model, self._on("reference"), Masks(mask, stacks), reference, self.update_every, schedule, self._parameters
+        share = 1.0 if ranks is None else 1 / ranks.size
+        self._clean = CleanPasses(sums) if ranks is None else None
+        self._training = TrainingPass(
+            model, self._on("forward", "backward"), Masks(mask, stacks), scaler, share, self._clean
         )
+        self._reference = reference and ReferenceRows(
+            model,
+            self._on("reference"),
+            Masks(mask, stacks),
+            reference,
+            self.update_every,
+            schedule,
+            self._parameters,
+            ranks,
+        )
+        scaled = scaler is not None and scaler.is_enabled()
+        self._forensics = Forensics(self._boards, self._parameters, self._order, self.sink, scaled)
         self._record: Record | None = None  # the row that waits for the optimizer's step, or for its copy to arrive
         self._owed = False  # whether its numbers about the update are still to come
         self._step_seconds = 0.0
@@ -106,6 +138,11 @@ class Watcher:
         return {board.table.name: board.table for board in self._boards}
 
     @property
+    def incident(self) -> Incident | None:
+        """Where the run first broke, if a recorded number was NaN or inf; known once the row reached the sink."""
+        return self._forensics.incident
+
+    @property
     def cost(self) -> Cost:
         return Cost(self._training.seconds, self._step_seconds, self._reference.seconds if self._reference else 0.0)
 
@@ -120,7 +157,7 @@ class Watcher:
         began, reference = time.perf_counter(), self.cost.reference
         self._send()
         self._owed = False
-        record = Record(self.t, self._parameters.device)
+        record = Record(self.t, self._parameters.device, self._ranks)
         for name, value in (() if loss is None else (("loss", loss),)) + tuple(metrics.items()):
             record.metric(name, value)
         with torch.no_grad():
@@ -140,12 +177,18 @@ class Watcher:
         if self._record is None:
             raise UsageError("there is no pending row to add to: call note() after step(), before the next.")
         for name, value in metrics.items():
-            self._record.metric(name, value)
+            self._record.metric(name, value, own=True)
 
     def flush(self) -> None:
         """Sends the pending row now: for interruptions, between the optimizer's step and the next forward."""
         self._settle()
         self._send()
+
+    def salvage(self) -> None:
+        """After an error: the pending row, unless other ranks, which may be elsewhere now, are needed for it."""
+        if self._record is not None and self._record.waits and self._ranks is not None:
+            self._record, self._owed = None, False
+        self.flush()
 
     def finish(self) -> Metrics:
         """Sends the pending row, then row N, "after training": the reference pass alone. Returns row N's metrics."""
@@ -153,7 +196,7 @@ class Watcher:
         self._send()
         self._state = "finished"
         if self._reference is not None:
-            self._record = Record(self.t, self._parameters.device)
+            self._record = Record(self.t, self._parameters.device, self._ranks)
             with torch.no_grad():
                 self._reference.fill(self._record, last=True)
             self._send()
@@ -163,6 +206,7 @@ class Watcher:
         """Removes every hook and closes the sink; closing twice is fine."""
         if self._state != "closed":
             self._state = "closed"
+            self._forensics.finish()
             self._training.detach()
             if self._hook is not None:
                 self._hook.remove()
@@ -196,11 +240,16 @@ class Watcher:
     ) -> None:
         try:
             if kind is not None:
-                self.flush()
+                self.salvage()
             elif self._state == "open":
                 self.finish()
         finally:
             self.close()
+
+    def _order(self) -> dict[tuple[str, int], int]:
+        """When each place is called in a forward pass; the held-out pass comes after."""
+        held_out = self._reference.order if self._reference is not None else {}
+        return {**self._training.order, **{key: len(self._training.order) + n for key, n in held_out.items()}}
 
     def _on(self, *when: When) -> list[Board]:
         return [board for board in self._boards if board.probe.on in when]
@@ -218,7 +267,9 @@ class Watcher:
             self._training.end()
             self._collect(record, "step")
             for board in self._on("forward", "backward"):
-                record.table(board.table.name, *board.take())
+                record.table(board)
+            for name, passes in (self._clean.take(self._on("forward", "backward")) if self._clean else {}).items():
+                record.set_aside(f"clean {name}", passes)
             for board in self._on("update"):
                 assert isinstance(board.probe, ParameterProbe)
                 board.probe.before(self._parameters)
@@ -231,9 +282,11 @@ class Watcher:
         for board in self._on(when):
             assert isinstance(board.probe, ParameterProbe)
             board.collect(*board.probe.collect(self._parameters))
-            record.table(board.table.name, *board.take())
+            record.table(board)
             for name, value in board.probe.metrics().items():
                 record.metric(name, value)
+            for name, squares in board.probe.pieces().items() if self._ranks is None else ():
+                record.set_aside(f"pieces {name}", squares)
 
     def _updated(self) -> None:
         began = time.perf_counter()
@@ -259,10 +312,12 @@ class Watcher:
         """The pending row to the sink. An update that never came left the parameters as they were: numbers of 0."""
         self._after_update()
         if self._record is not None:
+            self._record.ship()
             metrics, tables = self._record.read()
-            self.last = (self._record.step, metrics, tables)
+            self.last, record = (self._record.step, metrics, tables), self._record
             self._record = None
             self.sink.append(*self.last)
+            self._forensics.examine(*self.last, record.broken, record.aside)
 
     def _check_open(self) -> None:
         if self._state != "open":

@@ -1,7 +1,8 @@
 """Run directories: written while training runs, readable at any moment and after any crash."""
 
+from .absent import AbsentRun
 from .layout import SCHEMA_VERSION
 from .reader import Run, Status, load_runs
 from .writer import RunWriter
 
-__all__ = ["SCHEMA_VERSION", "Run", "RunWriter", "Status", "load_runs"]
+__all__ = ["SCHEMA_VERSION", "AbsentRun", "Run", "RunWriter", "Status", "load_runs"]

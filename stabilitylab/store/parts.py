@@ -43,14 +43,19 @@ def table_of(records: pa.Table, table: Table) -> pa.Table:
     values = recorded[1].combine_chunks().flatten().to_numpy()
     if len(values) != steps * rows * width:
         raise InputError(f"a journal does not fit run.json's table {table.name!r}: restore run.json from a copy.")
-    values = values.reshape(steps * rows, width)
     absent = recorded[2].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    columns = {"step": integers(np.repeat(recorded[0].to_numpy(), rows), pa.int64())}
+    return tidy(table, recorded[0].to_numpy(), values.reshape(steps * rows, width), absent)
+
+
+def tidy(table: Table, steps: np.ndarray | Sequence[int], values: np.ndarray, absent: np.ndarray) -> pa.Table:
+    """``values`` (steps * rows, columns) with the places that they belong to."""
+    count, rows = len(steps), len(table.rows)
+    columns = {"step": integers(np.repeat(steps, rows), pa.int64())}
     for label in LABELS:
         codes, categories = encode([getattr(row, label) for row in table.rows])
-        indices = integers(np.tile(codes, steps), pa.int32())
+        indices = integers(np.tile(codes, count), pa.int32())
         columns[label] = pa.DictionaryArray.from_arrays(indices, strings(categories))
-    columns["layer"] = integers(np.tile([row.layer for row in table.rows], steps), pa.int32())
+    columns["layer"] = integers(np.tile([row.layer for row in table.rows], count), pa.int32())
     columns |= {name: floats(values[:, index], ~absent) for index, name in enumerate(table.columns)}
     columns["absent"] = flags(absent)
     schema = part_schema(table)
@@ -82,10 +87,10 @@ def compact(run: Path, number: int, journal: Path, tables: Mapping[str, Table]) 
     for table in tables.values():
         data = table_of(records, table)
         if data.num_rows:
-            _write(part_path(run, table.name, number), data)
+            write_parquet(part_path(run, table.name, number), data)
     metrics = metrics_of(records)
     _widen_first(run, metrics.schema)
-    _write(part_path(run, METRICS, number), metrics)
+    write_parquet(part_path(run, METRICS, number), metrics)
 
 
 def _widen_first(run: Path, schema: pa.Schema) -> None:
@@ -103,7 +108,7 @@ def _widen_first(run: Path, schema: pa.Schema) -> None:
     for field in new:
         data = data.append_column(field, pa.nulls(data.num_rows, field.type))
     if new:
-        _write(first, data)
+        write_parquet(first, data)
 
 
 def read_part(path: Path, schema: pa.Schema | None) -> pa.Table:
@@ -122,7 +127,8 @@ def read_part(path: Path, schema: pa.Schema | None) -> pa.Table:
         ) from error
 
 
-def _write(path: Path, data: pa.Table) -> None:
+def write_parquet(path: Path, data: pa.Table) -> None:
+    """Whole or not at all."""
     sink = pa.BufferOutputStream()
     values = [field.name for field in data.schema if field.type == pa.float64()]
     labels = [name for name in data.column_names if name not in (*values, "absent")]

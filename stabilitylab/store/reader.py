@@ -16,6 +16,7 @@ from ..errors import InputError, StabilityLabError, UsageError
 from ..schema import Table
 from .combine import By, combine
 from .files import is_locked, reading
+from .incident import read_incident
 from .journal import read_records
 from .layout import METRICS, flat, journals, part_path, parts, read_json, read_run_json
 from .parts import encode, metrics_of, part_schema, read_part, table_of
@@ -84,6 +85,11 @@ class Run:
         if name not in self._tables:
             raise InputError(f"{self.path} has no table {name!r}; it has {', '.join([METRICS, *self._tables])}.")
         return self._tables[name]
+
+    @property
+    def incident(self) -> dict[str, Any] | None:
+        """Where the first number that was not finite stood (:class:`stabilitylab.probes.Incident`); None for none."""
+        return read_incident(self.path)
 
     @property
     def metrics(self) -> pd.DataFrame:

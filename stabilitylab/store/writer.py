@@ -15,6 +15,7 @@ import pyarrow as pa
 from ..errors import InputError, UsageError
 from ..schema import Cells, Table
 from .files import Lock, make_directory, reading, replace_file, sync_directory, writing
+from .incident import Kept, write_incident
 from .journal import Journal
 from .layout import (
     METRICS,
@@ -178,6 +179,11 @@ class RunWriter:
         _refuse_own_keys(facts)
         self._document.update(facts)
         write_run_json(self.path, self._document)
+
+    def incident(self, facts: Mapping[str, Any], rows: Sequence[Kept]) -> None:
+        """Where the run first broke, and the rows around it; called again with more rows it writes them anew."""
+        with writing(self.path):
+            write_incident(self.path, facts, rows, {table.name: table for table in self._tables})
 
     def close(self) -> None:
         """Compact the journal and let go of the directory."""

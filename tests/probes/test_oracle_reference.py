@@ -90,7 +90,7 @@ def test_cosine_similarity_of_each_layer_with_the_one_below(case: str, dtype: to
 @RUNS
 def test_share_of_activations_above_zero(case: str, dtype: torch.dtype) -> None:
     run = run_of(case, dtype)
-    assert run.tables["activation_sparsity"].columns == ("nonzero_fraction",)
+    assert run.tables["activation_sparsity"].columns == ("nonzero_fraction", "active_fraction")
     for t in ALL_ROWS:
         doubt = 0.0 if dtype == torch.float64 else max(nonzero(run, t, doubt=1e-5).values())
         recorded = run.column(t, "activation_sparsity", "nonzero_fraction")

@@ -13,7 +13,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from stabilitylab.errors import UsageError
 from stabilitylab.probes import Site, find_sites
-from stabilitylab.probes.sites import canonical, stream, tensor_of
+from stabilitylab.probes.sites import stream, tensor_of
+from stabilitylab.probes.structure import canonical
 
 
 def names(sites: tuple[Site, ...]) -> list[str]:
@@ -96,9 +97,9 @@ def test_rms_norms_and_gated_feed_forward_blocks(activation: type[nn.Module] | N
         ("model", 2, "post_attention_layernorm"),
         ("model", 0, "norm"),
     ]
-    last = "act_fn" if activation else "down"
-    assert [(site.name, site.sublayer) for site in sites.activations] == [
-        (f"model.layers.{i}.mlp.{last}", "mlp") for i in range(2)
+    # with an activation module or without: what the last linear sees is the product of gate and value
+    assert [(site.name, site.take, site.sublayer) for site in sites.activations] == [
+        (f"model.layers.{i}.mlp.down", "input", "mlp") for i in range(2)
     ]
     assert names(sites.outputs) == ["model"]
 

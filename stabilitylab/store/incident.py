@@ -1,0 +1,50 @@
+"""Where a run first broke: ``incident.json``, and the rows around it below ``incident/``, a Parquet file a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ..schema import Cells, Table
+from .arrays import floats, integers
+from .files import make_directory, replace_file
+from .layout import METRICS, plain, read_json
+from .parts import tidy, write_parquet
+
+FILE, FOLDER = "incident.json", "incident"
+Kept = tuple[int, Mapping[str, float | None], Mapping[str, Cells]]  # step, metrics, tables
+
+
+def write_incident(run: Path, facts: Mapping[str, Any], rows: Sequence[Kept], tables: Mapping[str, Table]) -> None:
+    """Rows first, so that where ``incident.json`` stands its rows do too."""
+    make_directory(run / FOLDER)
+    write_parquet(run / FOLDER / f"{METRICS}.parquet", _metrics(rows))
+    for name in dict.fromkeys(name for _, _, recorded in rows for name in recorded):
+        recorded = [(step, cells[name]) for step, _, cells in rows if name in cells]
+        write_parquet(run / FOLDER / f"{name}.parquet", _table(tables[name], recorded))
+    replace_file(run / FILE, (json.dumps(plain(facts), indent=2) + "\n").encode())
+
+
+def read_incident(run: Path) -> dict[str, Any] | None:
+    """What :class:`stabilitylab.probes.Incident` says, as a dict; None for a run in which every number was finite."""
+    return read_json(run / FILE) if (run / FILE).exists() else None
+
+
+def _metrics(rows: Sequence[Kept]) -> pa.Table:
+    names = dict.fromkeys(name for _, metrics, _ in rows for name in metrics)
+    columns = {"step": integers([step for step, _, _ in rows], pa.int64())}
+    for name in names:
+        values = [metrics.get(name) for _, metrics, _ in rows]
+        given = np.array([value is not None for value in values])
+        columns[name] = floats(np.array([np.nan if value is None else value for value in values]), given)
+    return pa.table(columns)
+
+
+def _table(table: Table, recorded: Sequence[tuple[int, Cells]]) -> pa.Table:
+    values = np.concatenate([cells.values for _, cells in recorded])
+    return tidy(table, [step for step, _ in recorded], values, np.concatenate([cells.absent for _, cells in recorded]))

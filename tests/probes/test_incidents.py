@@ -1,0 +1,274 @@
+"""Faults that are put into a training run, and whether the first place where it broke is named."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from probe_toys import ListSink, Toy, batch, loss_of, masks
+from torch import Tensor, nn
+
+from stabilitylab import Run, watch
+from stabilitylab.probes import Watcher
+
+STEPS, BROKEN = 6, 3
+Fault = Callable[[nn.Module, int, int], None]  # model, step, micro-batch
+
+
+class Sink(ListSink):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dumps: list[tuple[dict[str, Any], list[int]]] = []
+
+    def incident(self, facts: dict[str, Any], rows: list[Any]) -> None:
+        self.dumps.append((facts, [step for step, _, _ in rows]))
+
+
+def train(
+    fault: Fault | None = None,
+    *,
+    parts: int = 1,
+    steps: int = STEPS,
+    given: bool = True,
+    rate: Callable[[int], float] = lambda t: 1e-3,
+    scale: Callable[[int], float] = lambda t: 1.0,
+    scaler: torch.amp.GradScaler | None = None,
+    **options: Any,
+) -> tuple[Watcher, Sink]:
+    torch.manual_seed(0)
+    model, sink = Toy(layers=2), Sink()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    now = batch()
+    held_out = batch(99)
+    options = {"every": 1, "update_every": 1} | options
+    with Watcher(model, sink, optimizer=optimizer if given else None, scaler=scaler, mask=lambda: masks(now),
+                 **options) as watcher:  # fmt: skip
+        for t in range(steps):
+            for part in range(parts):
+                now = batch(10 * t + part)
+                if fault is not None:
+                    fault(model, t, part)
+                loss = loss_of(model, now) * scale(t) / parts
+                (loss if scaler is None else scaler.scale(loss)).backward()
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            watcher.step(loss=loss)
+            optimizer.param_groups[0]["lr"] = rate(t)
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+            optimizer.zero_grad()
+        del held_out
+    return watcher, sink
+
+
+def places(watcher: Watcher) -> tuple[Any, ...]:
+    found = watcher.incident
+    assert found is not None
+    return found.step, found.phase, found.kind, found.name, found.layer, found.value
+
+
+def nan_weight(model: nn.Module, step: int, part: int) -> None:
+    if step == BROKEN:
+        with torch.no_grad():
+            model.get_parameter("decoder.layers.1.linear1.weight")[2, 3] = math.nan
+
+
+def once(module: str, change: Callable[[Tensor], Tensor], at: int = 0) -> Fault:
+    """``change`` to a module's output in the broken step, in one micro-batch."""
+
+    def fault(model: nn.Module, step: int, part: int) -> None:
+        if (step, part) == (BROKEN, at):
+            handle = model.get_submodule(module).register_forward_hook(lambda m, a, y: (handle.remove(), change(y))[1])
+
+    return fault
+
+
+def overflowing(gradient: Tensor) -> Tensor:
+    return gradient * 3e38 * 3e38
+
+
+def in_backward(y: Tensor) -> Tensor:
+    y = y * 1.0
+    y.register_hook(overflowing)
+    return y
+
+
+def test_a_healthy_run_has_none(caplog: pytest.LogCaptureFixture) -> None:
+    watcher, sink = train()
+    assert watcher.incident is None
+    assert not sink.dumps
+    assert not caplog.records
+
+
+def test_a_nan_in_one_weight(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "stabilitylab"):
+        watcher, sink = train(nan_weight)
+    assert places(watcher) == (BROKEN, "forward", "parameter", "decoder.layers.1.linear1.weight", 2, "nan")
+    ((_, _, said),) = caplog.record_tuples
+    assert said.startswith(
+        "Step 3: before the forward pass parameter decoder.layers.1.linear1.weight (stack decoder, l"
+    )
+    assert "Step 2 had loss " in said
+    assert sink.dumps[-1] == (vars(watcher.incident), [0, 1, 2, 3, 4, 5])
+
+
+def test_without_the_optimizer_the_first_place_after_it() -> None:
+    watcher, _ = train(nan_weight, given=False)
+    assert places(watcher) == (BROKEN, "forward", "activation", "decoder.layers.1.norm3", 2, "nan")
+    assert watcher.incident is not None
+    assert watcher.incident.before.startswith("decoder.layers.1.norm2 (ln_input ")
+    assert "is recorded with optimizer= alone" in watcher.incident.paragraph
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_an_overflow_in_one_activation_of_one_micro_batch(part: int) -> None:
+    watcher, _ = train(once("encoder.layers.1.self_attn", lambda y: y * 1e38 * 1e38, at=part), parts=3)
+    assert places(watcher)[:4] == (BROKEN, "forward", "activation", "encoder.layers.1.norm1")
+    assert watcher.incident is not None
+    assert watcher.incident.micro_batch == part
+    assert "All parameters were finite" in watcher.incident.paragraph
+    assert f"Step 3, micro-batch {part}: " in watcher.incident.paragraph
+
+
+def test_one_micro_batch_is_number_0() -> None:
+    watcher, _ = train(once("encoder.layers.1.self_attn", lambda y: y * math.inf))
+    assert watcher.incident is not None
+    assert watcher.incident.micro_batch == 0
+
+
+def test_an_overflow_on_the_way_back() -> None:
+    watcher, _ = train(once("decoder.layers.0", in_backward))
+    assert places(watcher) == (BROKEN, "backward", "gradient", "decoder.layers.0", 1, "inf")
+
+
+def test_a_gradient_of_one_parameter_alone() -> None:
+    def fault(model: nn.Module, step: int, part: int) -> None:
+        if step == BROKEN:
+            weight = model.get_parameter("encoder.layers.0.self_attn.q.weight")
+            handle = weight.register_hook(lambda gradient: (handle.remove(), gradient * math.nan)[1])
+
+    watcher, _ = train(fault)
+    name = "encoder.layers.0.self_attn.q.weight"
+    assert places(watcher) == (BROKEN, "backward", "gradient", name, 1, "nan")
+
+
+def test_the_loss_comes_before_its_gradients() -> None:
+    watcher, _ = train(scale=lambda t: math.nan if t == BROKEN else 1.0)
+    assert places(watcher)[:3] == (BROKEN, "loss", "loss")
+    assert watcher.incident is not None
+    assert "though every place of the forward pass is finite" in watcher.incident.paragraph
+
+
+def test_an_update_that_is_not_finite() -> None:
+    watcher, _ = train(rate=lambda t: math.inf if t == BROKEN else 1e-3)
+    step, phase, kind, *_ = places(watcher)
+    assert (step, phase, kind) == (BROKEN, "optimizer", "update")
+
+
+def test_a_row_that_is_not_probed_tells_the_step_alone() -> None:
+    watcher, _ = train(nan_weight, every=100, update_every=100)
+    assert places(watcher) == (BROKEN, "loss", "loss", "", 0, "nan")
+    assert watcher.incident is not None
+    assert "record with every=1" in watcher.incident.paragraph
+
+
+def test_gradients_that_a_scaler_throws_away_are_no_incident() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=1000)
+    watcher, sink = train(scaler=scaler, steps=3, scale=lambda t: 1e4)
+    assert not math.isfinite(sink.row(0)[0]["grad_norm_total"] or 0)
+    assert watcher.incident is None
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    watcher, _ = train(nan_weight, scaler=scaler)
+    assert places(watcher)[3] == "decoder.layers.1.linear1.weight"
+
+
+def test_a_held_out_pass_alone() -> None:
+    torch.manual_seed(0)
+    model, sink, inputs = Toy(), Sink(), batch()
+
+    def reference() -> None:
+        handle = model.encoder.layers[1].linear2.register_forward_pre_hook(lambda m, a: (a[0] * math.nan,))
+        model(**inputs)
+        handle.remove()
+
+    with Watcher(model, sink, every=1, update_every=1, reference=reference) as watcher:
+        loss_of(model, inputs).backward()
+        watcher.step(loss=1.0)
+    assert watcher.incident is not None
+    assert (watcher.incident.phase, watcher.incident.table) == ("reference", "model_update")
+    assert watcher.incident.before.startswith("encoder.layers.1.linear2 (activation_sparsity ")  # no NaN is above 0
+    assert "training is finite, and in the held-out pass" in watcher.incident.paragraph
+
+
+def test_a_division_by_zero_is_no_incident() -> None:
+    """A bias that starts at 0 has no ratio, and a token of zeros no direction."""
+
+    class Zeros(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(2)])
+            for layer in self.layers:
+                nn.init.zeros_(layer[0].weight)
+                nn.init.zeros_(layer[0].bias)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model, sink = Zeros(), Sink()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(2, 3, 4)
+    with Watcher(model, sink, every=1, update_every=1, optimizer=optimizer, reference=lambda: model(x)) as watcher:
+        model(x).sum().backward()
+        watcher.step(loss=1.0)
+        optimizer.step()
+    similarity = sink.row(0)[1]["cosine_similarity"]
+    assert math.isnan(similarity.values[1, 0])
+    assert watcher.incident is None
+
+
+def test_the_rows_around_it_stand_in_the_run_directory(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = Toy(), batch()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    out = tmp_path / "run"
+    with watch(model, out=out, every=1, optimizer=optimizer) as watcher:
+        for t in range(40):
+            if t == 30:
+                nan_weight(model, BROKEN, 0)
+            loss = loss_of(model, inputs)
+            loss.backward()
+            watcher.step(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    run = Run.open(out)
+    assert run.incident == json.loads((out / "incident.json").read_text())
+    assert run.incident is not None
+    assert (run.incident["step"], run.incident["name"]) == (30, "decoder.layers.1.linear1.weight")
+    kept = pd.read_parquet(out / "incident" / "ln_input.parquet")
+    assert sorted(set(kept["step"])) == list(range(10, 34))
+    stored = run.frame("ln_input").query("10 <= step < 34").reset_index(drop=True)
+    columns = ["step", "site", "layer", "value"]
+    pd.testing.assert_frame_equal(kept[columns], stored[columns], check_categorical=False, check_dtype=False)
+    metrics = pd.read_parquet(out / "incident" / "metrics.parquet")
+    assert metrics["loss"].isna().tolist() == [step >= 30 for step in range(10, 34)]
+    assert Run.open(out).status.state == "finished"
+
+
+def test_a_run_without_one_says_none(tmp_path: Path) -> None:
+    model = Toy()
+    with watch(model, out=tmp_path / "run") as watcher:
+        loss_of(model, batch()).backward()
+        watcher.step(loss=1.0)
+    assert Run.open(tmp_path / "run").incident is None
