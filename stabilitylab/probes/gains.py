@@ -49,11 +49,9 @@ class LNGain(ParameterProbe):
         return sums, np.ones((len(tensors), len(sums)), dtype=bool)
 
     def _prepare(self, parameters: Parameters, tensors: Sequence[torch.Tensor]) -> None:
-        def on_device(numbers: Sequence[float], dtype: torch.dtype = torch.float64) -> torch.Tensor:
-            return torch.tensor(numbers, dtype=dtype, device=parameters.device)
-
-        shares = [parameters.share(index) for index in parameters.gains.values()]
-        cuts = [(place, None) for place in range(len(tensors))]
-        self._squares = Squares(cuts, tensors, parameters.device, on_device(shares))
-        self._sizes = on_device([share * tensor.numel() for share, tensor in zip(shares, tensors, strict=True)])
-        self._held = on_device([place for place, tensor in enumerate(tensors) if tensor.numel()], torch.int64)
+        sizes = [tensor.numel() for tensor in tensors]
+        held = [place for place, size in enumerate(sizes) if size]
+        # ranks that hold the same entries count them as often above the ratio's line as below it
+        self._squares = Squares([(place, None) for place in range(len(tensors))], tensors, parameters.device)
+        self._sizes = torch.tensor(sizes, dtype=torch.float64, device=parameters.device)
+        self._held = torch.tensor(held, dtype=torch.int64, device=parameters.device)

@@ -92,10 +92,6 @@ class Parameters:
         """The parameters as the optimizer knows them."""
         return self._own
 
-    def share(self, index: int) -> float:
-        """What this rank adds of a parameter's sums: ranks that hold the same entries count them once."""
-        return 1.0 if self._ranks is None else self._ranks.layout(self._own[index]).share
-
     def gradients(self) -> list[torch.Tensor | None]:
         gradients = [tensor.grad for tensor in self._own]
         return [None if g is None else local(g) for g in gradients] if self._sharded else gradients
