@@ -20,7 +20,7 @@ def listing(sites: Sites) -> str:
 
 
 def _lines(sites: Sites) -> Iterator[tuple[str, ...]]:
-    for kind in (*KINDS, "branches"):
+    for kind in (*KINDS, "attentions", "logits", "branches"):
         groups: dict[tuple[str, str, str], list[Site]] = {}
         for site in _of(sites, kind):
             groups.setdefault((site.stack, _any_layer(site, sites), type(site.module).__name__), []).append(site)
@@ -46,6 +46,8 @@ def _of(sites: Sites, kind: str) -> Sequence[Site]:
 
 
 def _measuring(kind: str) -> list[str]:
-    """Probes that look at this kind of place; those of the residual stream look at layers and their branches."""
-    own = {kind, "stream"} if kind in ("layers", "branches") else {kind}
+    """Probes that look at this kind of place, and those that look at several kinds: at the residual stream, or at all
+    that is hidden."""
+    several = {"stream": ("layers", "branches"), "hidden": ("layers", "activations")}
+    own = {kind} | {name for name, kinds in several.items() if kind in kinds}
     return [name for name, probe in PROBES.items() if getattr(probe.at, "__name__", "") in own]
