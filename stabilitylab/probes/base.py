@@ -184,7 +184,7 @@ class Probe:
 
     @classmethod
     def table(cls, rows: Sequence[Row], columns: Sequence[str]) -> Table:
-        definition = " ".join((inspect.getdoc(cls) or "").split())
+        definition = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())  # the first paragraph
         return Table(cls.name, tuple(columns), tuple(rows), cls.unit, definition, cls.total)
 
 
@@ -226,6 +226,12 @@ class ParameterProbe(Probe):
 def wide(tensor: torch.Tensor) -> torch.dtype:
     """The type in which magnitudes of ``tensor`` are taken: float32, or its own where that is wider."""
     return torch.float64 if tensor.dtype is torch.float64 else torch.float32
+
+
+def variance(y: torch.Tensor) -> torch.Tensor:
+    """Over the last dimension, divided by its size; ``Tensor.var`` takes six times as long on a CPU."""
+    y = y.to(wide(y))
+    return (y - y.mean(dim=-1, keepdim=True)).square().mean(dim=-1)
 
 
 PROBES: Registry[type[Probe]] = Registry("probe")

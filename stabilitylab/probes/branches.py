@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .base import Mean, Numbers, Probe, probe, wide
+from .base import Mean, Numbers, Probe, probe, variance
 from .sites import Site, branches, layers
 
 
@@ -36,7 +36,7 @@ class BranchVariance(Probe):
         else:
             y = torch.add(*tapped[-2:])
             tapped.clear()
-        return y.to(wide(y)).var(dim=-1, correction=0)  # (B, T)
+        return variance(y)  # (B, T)
 
 
 @probe(
@@ -62,6 +62,5 @@ class LayerBranch(Probe):
     def measure(self, site: Site, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         if x.shape != y.shape:
             return None
-        x, y = x.to(wide(x)), y.to(wide(y))
-        branch, shortcut = ((z).var(dim=-1, correction=0) for z in (y - x, x))
+        branch, shortcut = variance(y - x), variance(x)
         return {"ratio": branch / shortcut, "branch": branch, "shortcut": shortcut}

@@ -89,6 +89,11 @@ class Parameters:
         with torch.no_grad():
             return [local(tensor) for tensor in self._own]
 
+    @property
+    def originals(self) -> list[torch.Tensor]:
+        """The parameters as the optimizer knows them."""
+        return self._own
+
     def gradients(self) -> list[torch.Tensor | None]:
         gradients = [tensor.grad for tensor in self._own]
         return [None if g is None else local(g) for g in gradients] if self._sharded else gradients

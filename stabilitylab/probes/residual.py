@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .base import Mean, Numbers, Probe, probe, wide
+from .base import Mean, Numbers, Probe, probe, variance, wide
 from .sites import Site, outputs, stream
 
 
@@ -30,7 +30,7 @@ class ResidualNorm(Probe):
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         norm = torch.linalg.vector_norm(y, dim=-1, dtype=wide(y))  # (B, T)
-        return {"value": norm, "variance": y.to(wide(y)).var(dim=-1, correction=0)}
+        return {"value": norm, "variance": variance(y)}
 
 
 @probe("output_norm", on="reference", at=outputs, unit="L2 norm per token", columns={"value": Mean()})
