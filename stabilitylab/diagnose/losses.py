@@ -29,7 +29,7 @@ MOST_SPIKES = 20  # one event each; more are a noisy loss
 
 def level(values: np.ndarray, rows: int = LEVEL_ROWS) -> np.ndarray:
     """The median of each row and the ``rows`` - 1 before it."""
-    return np.array([np.nanmedian(values[max(0, at + 1 - rows) : at + 1]) for at in range(len(values))])
+    return np.array([np.median(values[max(0, at + 1 - rows) : at + 1]) for at in range(len(values))])
 
 
 def noise(values: np.ndarray) -> float:
