@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from diagnose_cases import falling, made
 
+from stabilitylab.store import RunWriter
+
 TINY = ["--set", "data.sentences=8", "--set", "data.held_out=8", "--quiet"]
 
 
@@ -43,9 +45,13 @@ def test_a_collapsed_post_ln_names_what_came_first_and_fails_where_asked(run) ->
 def test_a_missing_an_empty_and_a_foreign_folder_are_one_sentence(run, tmp_path: Path) -> None:
     code, out, err = run("diagnose", "nowhere")
     assert (code, out, err.count("\n")) == (4, "", 1)
-    made(tmp_path / "empty", {}, steps=[0])
     (tmp_path / "folder").mkdir()
     assert run("diagnose", "folder")[0] == 4
+    with RunWriter.create(tmp_path / "empty", {"config": {}}) as empty:
+        empty.open([])
+    code, out, err = run("diagnose", "empty")
+    assert (code, out) == (4, "")
+    assert "recorded nothing yet: diagnose it after its first steps" in err
 
 
 def test_a_watched_run_with_a_loss_alone_says_what_it_cannot_see(run, tmp_path: Path) -> None:
