@@ -24,6 +24,15 @@ def test_a_run_that_learns_is_healthy(run, arch: str, depth: str, seed: str) -> 
     assert "not checked: attention entropy collapse; not recorded: attention (probe attention)" in out
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["branchnorm", "deepnorm"])
+def test_the_default_run_of_200_layers_is_healthy(run, arch: str) -> None:
+    path = run("probe", "--arch", arch, "--quiet")[1].strip()
+    facts = json.loads(run("diagnose", path, "--json")[1])
+    assert facts["verdict"] == "healthy"
+    assert {event["kind"] for event in facts["events"]} <= {"vanishing_gradient"}  # a note, of the encoder's bottom
+
+
 def test_a_collapsed_post_ln_names_what_came_first_and_fails_where_asked(run) -> None:
     hot = ["--set", "train.lr=0.03", "--set", "train.warmup=0", "--steps", "60"]
     path = run("probe", "--arch", "postln", "--depth", "12", *hot, *TINY)[1].strip()
