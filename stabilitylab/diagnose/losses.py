@@ -29,7 +29,10 @@ MOST_SPIKES = 20  # one event each; more are a noisy loss
 
 def level(values: np.ndarray, rows: int = LEVEL_ROWS) -> np.ndarray:
     """The median of each row and the ``rows`` - 1 before it."""
-    return np.array([np.nanmedian(values[max(0, at + 1 - rows) : at + 1]) for at in range(len(values))])
+    first = [np.median(values[: at + 1]) for at in range(min(rows - 1, len(values)))]
+    if len(values) < rows:
+        return np.array(first)
+    return np.append(first, np.median(np.lib.stride_tricks.sliding_window_view(values, rows), axis=1))
 
 
 def noise(values: np.ndarray) -> float:
@@ -44,13 +47,19 @@ def loss_spike(evidence: Evidence) -> Iterator[Event]:
     if grid is None:
         return
     values, steps = _finite(grid)
-    start, at, count = abs(float(np.median(values[:LEVEL_ROWS]))) if len(values) else 0.0, LEAST_ROWS, 0
-    while at < len(values) and count < MOST_SPIKES:
-        past = values[max(0, at - NOISE_ROWS) : at]
-        usual, sd = float(np.median(past[-LEVEL_ROWS:])), noise(past)
-        bound = max(SPIKE_SD * sd, SPIKE_OF_LEVEL * abs(usual), SPIKE_OF_START * start)
+    if len(values) <= LEAST_ROWS:
+        return
+    levels = level(values)
+    floor = np.maximum(SPIKE_OF_LEVEL * np.abs(levels), SPIKE_OF_START * abs(levels[LEVEL_ROWS - 1]))
+    # only rows over the floor can be spikes: of those the noise is worth its cost
+    high = np.flatnonzero(values[LEAST_ROWS:] > (levels + floor)[LEAST_ROWS - 1 : -1]) + LEAST_ROWS
+    over_by, count = 0, 0
+    for at in high.tolist():
+        if at < over_by:  # still the spike before
+            continue
+        usual, sd = float(levels[at - 1]), noise(values[max(0, at - NOISE_ROWS) : at])
+        bound = max(SPIKE_SD * sd, float(floor[at - 1]))
         if not values[at] > usual + bound:
-            at += 1
             continue
         over = np.flatnonzero(values[at:] <= usual + bound / 2)
         end = at + int(over[0]) if len(over) else None
@@ -70,9 +79,9 @@ def loss_spike(evidence: Evidence) -> Iterator[Event]:
             numbers={"value": float(values[at]), "level": usual, "sd": sd, "peak": peak},
         )
         count += 1
-        if end is None:
+        if end is None or count == MOST_SPIKES:
             return
-        at = end + 1
+        over_by = end + 1
 
 
 @detector("divergence", "divergence", loss=RECORD, held_out_nll="stabilitylab probe")
