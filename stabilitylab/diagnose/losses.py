@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..verdict import RECOVERY, RISE, Evaluation, divergence, judge
+from ..verdict import RECOVERY, RISE, STUCK_NATS, WINDOW, Evaluation, divergence, judge
 from .events import Event, detector
 from .evidence import Evidence, Grid
 from .thresholds import (
@@ -15,6 +15,7 @@ from .thresholds import (
     LEVEL_ROWS,
     NOISE_ROWS,
     PLATEAU_GAIN,
+    PLATEAU_NEAR,
     PLATEAU_RELAPSE,
     PLATEAU_ROWS,
     SPIKE_OF_LEVEL,
@@ -143,7 +144,9 @@ def _at_unigram(evidence: Evidence, held_out: Grid, accuracy: Grid) -> Iterator[
         unigram_nll=float(unigram["cross_entropy"]),
         unigram_accuracy=float(unigram["accuracy"]),
     )
-    if verdict.state != "stuck":
+    before = [e.nll for e in evaluations if e.step <= (1 - WINDOW) * evaluations[-1].step]
+    falling = bool(before) and before[-1] - evaluations[-1].nll > STUCK_NATS
+    if verdict.state != "stuck" or (falling and verdict.nll_gap > PLATEAU_NEAR):
         return
     gap = float(held_out.values[-1, 0]) - float(unigram["cross_entropy"])
     never = verdict.step == evaluations[0].step

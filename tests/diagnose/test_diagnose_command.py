@@ -25,6 +25,7 @@ def test_a_run_that_learns_is_healthy(run, arch: str, depth: str, seed: str) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("arch", ["branchnorm", "deepnorm"])
 def test_the_default_run_of_200_layers_is_healthy(run, arch: str) -> None:
     path = run("probe", "--arch", arch, "--quiet")[1].strip()

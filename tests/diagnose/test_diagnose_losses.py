@@ -86,6 +86,13 @@ def test_the_unigram_baseline_decides_where_it_is_known(tmp_path: Path, nll: flo
         assert "it never left it" in only(diagnosis, "plateau").evidence
 
 
+def test_a_run_that_still_falls_towards_the_baseline_is_not_stuck(tmp_path: Path) -> None:
+    held_out = np.linspace(9, 5.8, 40).tolist()
+    metrics = {"loss": held_out, "held_out_nll": held_out, "held_out_accuracy": [0.1] * 40}
+    diagnosis = found(made(tmp_path / "run", metrics, unigram={"cross_entropy": 5.0, "accuracy": 0.1}))
+    assert kinds(diagnosis) == set()
+
+
 def test_too_few_rows_are_said_not_judged(tmp_path: Path) -> None:
     diagnosis = found(made(tmp_path / "run", {"loss": [3.0] * 15}))
     assert diagnosis.unchecked["plateau"] == "15 rows are too few, it takes 20"
