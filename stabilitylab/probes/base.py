@@ -169,7 +169,6 @@ class Probe:
     total: ClassVar[str]
     columns: ClassVar[Mapping[str, Rule]]
     default: ClassVar[bool]
-    undefined: ClassVar[frozenset[str]] = frozenset()  # columns where NaN or inf may just say 0 / 0 or 1 / 0
     undefined: ClassVar[frozenset[str]] = frozenset()  # columns where NaN or inf may just mean a division by 0
     taps: ClassVar[tuple[str, ...]] = ()  # taps of a site that are measured as well, each a raw number of its own
 
