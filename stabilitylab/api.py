@@ -92,8 +92,8 @@ def watch(
     ``optimizer.step``. ``every``: rows of the training pass, ``update_every``: of the reference pass (``every`` if not
     given), a number or "log". ``config``: whatever you want to find again in the run. The other arguments are those of
     :class:`stabilitylab.probes.Watcher`. ``tracker``: "tensorboard", "wandb", "mlflow", ... or a tracker of Accelerate
-    gets aggregates of each row too (:mod:`stabilitylab.integrations.trackers`). ``resume``: what ``.checkpoint()`` gave;
-    the run in ``out`` goes on from there. Raises UsageError where ``out`` exists or a named probe finds no site.
+    gets aggregates of each row too (:mod:`stabilitylab.integrations.trackers`). ``resume``: what ``.checkpoint()``
+    gave; the run in ``out`` goes on from there. Raises UsageError where ``out`` exists or a named probe finds no site.
     Under torchrun call it on every rank, with the DDP or FSDP2 model; rank 0 makes and writes ``out``.
 
     >>> with watch(model, out="runs/mine", every=10, reference=lambda: model(fixed)) as w:  # doctest: +SKIP

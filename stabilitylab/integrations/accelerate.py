@@ -62,6 +62,6 @@ class AcceleratedSession(Session):
         super().__init__(model, self._seam.inner, scaler=optimizer.scaler, **options)
         self._seam.open()
 
-    def _ends(self) -> bool:
+    def _end(self, error: BaseException | None) -> None:
         self._seam.close()
-        return super()._ends()
+        super()._end(error)

@@ -31,8 +31,8 @@ class StabilityCallback(Callback):
     ``lr``; gradients of the whole batch, unscaled and *before* ``gradient_clip_val`` clips them: Lightning calls
     ``on_before_optimizer_step`` between the two. Validation leaves no trace.
 
-    ``mask="auto"`` reads ``attention_mask`` (``decoder_attention_mask``, or labels other than -100) from a batch that is
-    a mapping. ``reference``: a held-out batch (a dict of tensors), on which ``module(**batch)`` is run, or a function.
+    ``mask="auto"`` reads ``attention_mask`` (``decoder_attention_mask``, or labels other than -100) from a batch that
+    is a mapping. ``reference``: a held-out batch (a dict), on which ``module(**batch)`` is run, or a function.
     ``options``: those of :func:`stabilitylab.watch`. The callback's state is in Lightning's checkpoints, so
     ``fit(ckpt_path=...)`` goes on in the same run. Status: "finished", or "failed" and "interrupted" with the error.
 
@@ -57,7 +57,7 @@ class StabilityCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if len(trainer.optimizers) != 1:
             raise UsageError(
-                f"{len(trainer.optimizers)} optimizers step here: watch such a loop by stabilitylab.watch."
+                f"{len(trainer.optimizers)} optimizers are here, not one: use stabilitylab.watch in training_step."
             )
         if isinstance(trainer.strategy, DeepSpeedStrategy):
             raise UsageError("DeepSpeed keeps gradients of its own, which cannot be watched: use DDP or FSDP2.")

@@ -1,9 +1,10 @@
-"""Where Accelerate, and with it the Trainer of Hugging Face, tells what a watcher needs: between backward and clipping."""
+"""The moment between backward and clipping in Accelerate, on which the Trainer of Hugging Face stands too."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import MethodType
 from typing import Any, Protocol
 
 import torch
@@ -28,9 +29,9 @@ class Seam:
     """Tells ``listener`` each loss of an optimizer's Accelerator, and once per update that gradients are ready to read:
     those of the whole batch, averaged over ranks and unscaled, not clipped yet.
 
-    A trainer gives its callbacks neither the accelerator nor a moment before clipping. So three methods of Accelerate's
-    classes are wrapped while any seam is open: ``Accelerator.backward``; ``Accelerator.unscale_gradients``, with which
-    ``clip_grad_norm_`` and ``clip_grad_value_`` begin; and ``AcceleratedOptimizer.step``, for loops that do not clip.
+    A trainer gives its callbacks neither the accelerator nor a moment before clipping. So two methods of the class are
+    wrapped while any seam is open, ``Accelerator.backward`` and ``Accelerator.unscale_gradients``, with which
+    ``clip_grad_norm_`` and ``clip_grad_value_`` begin; and the ``step`` of this optimizer, for loops that do not clip.
     """
 
     def __init__(self, optimizer: Any, listener: Listener) -> None:
@@ -57,17 +58,41 @@ class Seam:
 
     def open(self) -> None:
         if not _OPEN:
-            for (owner, name), around in _AROUND.items():
-                _BEFORE[owner, name] = vars(owner)[name]
-                setattr(owner, name, functools.wraps(vars(owner)[name])(around(vars(owner)[name])))
+            for name, around in _AROUND.items():
+                _BEFORE[name] = original = vars(Accelerator)[name]
+                setattr(Accelerator, name, functools.wraps(original)(around(original)))
         _OPEN.append(self)
+        # a learning-rate schedule may have wrapped the instance's own: it wants a method, and its mark on it
+        self._step = vars(self.optimizer).get("step")
+        self._wrapped = MethodType(
+            functools.wraps(self.optimizer.step)(self._around(self.optimizer.step)), self.optimizer
+        )
+        self.optimizer.step = self._wrapped
 
     def close(self) -> None:
-        if self in _OPEN:
-            _OPEN.remove(self)
-            if not _OPEN:
-                for (owner, name), method in _BEFORE.items():
-                    setattr(owner, name, method)
+        if self not in _OPEN:
+            return
+        _OPEN.remove(self)
+        if not _OPEN:
+            for name, method in _BEFORE.items():
+                setattr(Accelerator, name, method)
+        if vars(self.optimizer).get("step") is not self._wrapped:
+            return  # somebody wrapped it since: what is underneath just calls the original from now on
+        if self._step is None:
+            del self.optimizer.step
+        else:
+            self.optimizer.step = self._step
+
+    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(optimizer: AcceleratedOptimizer, *args: Any, **kwargs: Any) -> Any:
+            if self in _OPEN and optimizer.gradient_state.sync_gradients:
+                if not self.read and optimizer.scaler is not None:
+                    optimizer.scaler.unscale_(self.inner)  # nothing was clipped; the scaler's step would do it now
+                self.ready()
+                self.read = False  # the next backward is another update's
+            return original(*args, **kwargs)
+
+        return step
 
 
 def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
@@ -77,12 +102,12 @@ def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
 
 
 _OPEN: list[Seam] = []
-_BEFORE: dict[tuple[type, str], Any] = {}
+_BEFORE: dict[str, Any] = {}
 
 
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
     def backward(self: Accelerator, loss: torch.Tensor, **kwargs: Any) -> Any:
-        for seam in list(_OPEN):
+        for seam in _OPEN:
             if seam.belongs(self):
                 seam.listener.loss(loss.detach() / self.gradient_accumulation_steps)  # as the original divides
         return original(self, loss, **kwargs)
@@ -94,7 +119,7 @@ def _unscale_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
     def unscale_gradients(self: Accelerator, optimizer: Any = None) -> None:
         original(self, optimizer)
         meant = None if optimizer is None else optimizer if isinstance(optimizer, (tuple, list)) else [optimizer]
-        for seam in list(_OPEN):
+        for seam in _OPEN:
             ours = meant is None or any(unwrapped(one) is seam.inner for one in meant)
             if ours and self.sync_gradients and seam.belongs(self):
                 seam.ready()
@@ -102,23 +127,4 @@ def _unscale_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
     return unscale_gradients
 
 
-def _step(original: Callable[..., Any]) -> Callable[..., Any]:
-    def step(self: AcceleratedOptimizer, closure: Any = None) -> Any:
-        seams = [seam for seam in _OPEN if seam.optimizer is self and self.gradient_state.sync_gradients]
-        for seam in seams:
-            if not seam.read and self.scaler is not None:
-                self.scaler.unscale_(seam.inner)  # nothing was clipped, so nothing has; step() would do it now
-            seam.ready()
-        result = original(self, closure)
-        for seam in seams:
-            seam.read = False
-        return result
-
-    return step
-
-
-_AROUND: dict[tuple[type, str], Callable[[Callable[..., Any]], Callable[..., Any]]] = {
-    (Accelerator, "backward"): _backward,
-    (Accelerator, "unscale_gradients"): _unscale_gradients,
-    (AcceleratedOptimizer, "step"): _step,
-}
+_AROUND = {"backward": _backward, "unscale_gradients": _unscale_gradients}

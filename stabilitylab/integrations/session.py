@@ -80,13 +80,11 @@ class Session:
 
     def finish(self) -> None:
         """Training is over, and the model is what it made of it."""
-        if self._ends():
-            self.watcher.__exit__(None, None, None)
+        self._end(None)
 
     def fail(self, error: BaseException) -> None:
         """Training ended with ``error``: rows are kept, the status says why."""
-        if self._ends():
-            self.watcher.__exit__(type(error), error, None)
+        self._end(error)
 
     def abandon(self) -> None:
         """The trainer is gone, or the process is about to go, and nobody said that training was over."""
@@ -95,11 +93,13 @@ class Session:
             error = RuntimeError("training ended without a word, by an error perhaps")
         self.fail(error)
 
-    def _ends(self) -> bool:
-        was, self.open = self.open, False
-        if was:
-            self._unfollow()
-        return was
+    def _end(self, error: BaseException | None) -> None:
+        if self.open:
+            self.open = False
+            try:
+                self.watcher.__exit__(type(error) if error else None, error, None)
+            finally:
+                self._unfollow()  # only now: the last reference pass has a mask too
 
 
 def refuse(options: Mapping[str, Any]) -> None:

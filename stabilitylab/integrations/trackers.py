@@ -70,15 +70,14 @@ class TrackerSink:
         """
         if not isinstance(tracker, str):
             return cls(tracker, config)
-        known = {kind.value: kind for kind in LOGGER_TYPE_TO_CLASS}
-        if tracker not in known:
-            raise UsageError(f"unknown tracker {tracker!r}; choose one of {', '.join(known)}.")
-        if known[tracker] not in get_available_trackers():
+        if tracker not in LOGGER_TYPE_TO_CLASS:
+            raise UsageError(f"unknown tracker {tracker!r}; choose one of {', '.join(LOGGER_TYPE_TO_CLASS)}.")
+        if LoggerType(tracker) not in get_available_trackers():
             raise ResourceError(f"the tracker {tracker!r} is not installed: pip install {tracker.replace('_', '-')}.")
-        maker: Any = LOGGER_TYPE_TO_CLASS[known[tracker]]
+        maker: Any = LOGGER_TYPE_TO_CLASS[tracker]
         if maker.requires_logging_directory:
             return cls(maker(tracker, logging_dir=str(out / "trackers")), config)
-        if known[tracker] is LoggerType.WANDB:
+        if tracker == "wandb":
             return cls(maker("stabilitylab", name=out.name), config)
         return cls(maker(out.name), config)
 
