@@ -22,6 +22,8 @@ CLIP = 1e-3
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
     pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no"),
+    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
     pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:lightning"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
