@@ -22,7 +22,6 @@ CLIP = 1e-3
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
     pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no"),
-    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
     pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:lightning"),
@@ -53,7 +52,7 @@ class Module(lightning.LightningModule):
 def fit(
     subject: nn.Module, folder: Path, callback: StabilityCallback | None, breaks_at: int = -1, **changes: Any
 ) -> Module:
-    path = changes.pop("path", None)
+    path, lines = changes.pop("path", None), changes.pop("lines", 16)
     module = Module(subject, breaks_at)
     settings = {
         "accelerator": "cpu", "devices": 1, "max_steps": 4, "accumulate_grad_batches": 2, "gradient_clip_val": CLIP,
@@ -61,7 +60,7 @@ def fit(
         "default_root_dir": folder, "callbacks": [callback] if callback else [], "num_sanity_val_steps": 0,
     } | changes  # fmt: skip
     torch.manual_seed(5)
-    loader = DataLoader(sentences(16), batch_size=2)
+    loader = DataLoader(sentences(lines), batch_size=2)
     validation = DataLoader(sentences(4), batch_size=2) if "val_check_interval" in changes else None
     lightning.Trainer(**settings).fit(module, loader, validation, ckpt_path=path)
     return module
@@ -132,10 +131,10 @@ def test_validation_is_not_recorded(tmp_path: Path) -> None:
 def test_a_fit_from_a_checkpoint_goes_on_in_the_same_run(tmp_path: Path) -> None:
     def saving(name: str) -> dict[str, Any]:
         save = lightning.callbacks.ModelCheckpoint(
-            tmp_path / name, filename="{step}", every_n_train_steps=2, save_top_k=-1
+            tmp_path / name, filename="{step}", every_n_epochs=1, save_on_train_epoch_end=True, save_top_k=-1
         )
         watch = StabilityCallback(tmp_path / f"{name}-run", every=1, reference=batch([20]))
-        return {"callbacks": [watch, save], "enable_checkpointing": True}
+        return {"callbacks": [watch, save], "enable_checkpointing": True, "lines": 8}
 
     fit(model(), tmp_path, None, **saving("whole"))
     fit(model(), tmp_path, None, **saving("halves"), max_steps=3)
