@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import sites, watch
+    from .check import preflight
     from .models import build_model
     from .probes import Probe, probe
     from .store import Run, load_runs
@@ -20,12 +21,13 @@ _HOME = {
     "Run": "store",
     "build_model": "models",
     "load_runs": "store",
+    "preflight": "check",
     "probe": "probes",
     "sites": "api",
     "watch": "api",
 }
 
-__all__ = ["Probe", "Run", "build_model", "load_runs", "probe", "sites", "watch"]
+__all__ = ["Probe", "Run", "build_model", "load_runs", "preflight", "probe", "sites", "watch"]
 
 try:
     __version__ = version("stabilitylab")

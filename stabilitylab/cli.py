@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from . import __version__
+from .commands.check import check
 from .commands.claims import claims
 from .commands.compare import compare
 from .commands.diagnose import diagnose
@@ -83,6 +84,7 @@ def _version(asked: bool | None) -> None:
 
 
 app.command(epilog=EXIT_CODES)(probe)
+app.command()(check)
 app.command()(sweep)
 app.command()(onestep)
 app.command()(report)

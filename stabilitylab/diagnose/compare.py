@@ -162,8 +162,9 @@ def _common(a: Grid | None, b: Grid | None) -> tuple[Grid, Grid] | None:
         return None
     steps, at_a, at_b = np.intersect1d(a.steps, b.steps, return_indices=True)
     spot = {row: index for index, row in enumerate(b.rows)}
-    rows = [row for row in a.rows if row in spot]
-    ours, theirs = [a.rows.index(row) for row in rows], [spot[row] for row in rows]
+    ours = [place for place, row in enumerate(a.rows) if row in spot]
+    rows = [a.rows[place] for place in ours]
+    theirs = [spot[row] for row in rows]
 
     def cut(grid: Grid, at: np.ndarray, places: list[int]) -> Grid:
         chosen = np.ix_(at, np.array(places))

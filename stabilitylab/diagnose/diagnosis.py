@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from ..errors import InputError
 from ..store import Run
 from . import attention, finite, gradients, jumps, losses  # noqa: F401  (registers the detectors)
@@ -105,7 +107,8 @@ def diagnose(run: Run) -> Diagnosis:
             unchecked[kind] = f"{rows} rows are too few, it takes {FOR_ROWS[kind]}"
         else:
             checked[kind] = sources
-            events += detector.find(evidence)
+            with np.errstate(all="ignore"):  # a run holds any number, 1e-310 and inf among them
+                events += detector.find(evidence)
     found = ordered(_weighed(events, learns="plateau" in checked))
     status = evidence.status
     return Diagnosis(

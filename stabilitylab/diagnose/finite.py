@@ -54,9 +54,9 @@ def first_lost(grid: Grid) -> Loss | None:
 
 @detector("non_finite", TITLE, loss="w.step(loss=loss)", ln_input="probe ln_input", grad_norm="probe grad_norm")
 def non_finite(evidence: Evidence) -> Iterator[Event]:
-    if evidence.incident is not None:
+    if evidence.incident is not None and evidence.incident.get("name"):
         yield from_incident(evidence.incident)
-        return
+        return  # without a place the rows around it tell more
     grids = sources(evidence)
     lost = sorted(
         (loss for grid in grids if (loss := first_lost(grid)) is not None),

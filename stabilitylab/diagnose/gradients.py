@@ -78,8 +78,11 @@ def _weighed(event: Event, updates: Grid | None) -> Event:
     later = (updates.steps >= event.step) & np.isfinite(updates.values[:, stack]).all(axis=1)
     if not own.any() or not later.any():
         return event
-    usual = np.median(updates.values[later][:, stack], axis=1, keepdims=True)
-    least = float(np.nanmin(times(np.median(updates.values[later][:, own], axis=1, keepdims=True), usual)))
+    usual = np.median(updates.values[later][:, stack], axis=1)
+    share = times(np.median(updates.values[later][:, own], axis=1), usual)
+    least = float(share[np.isfinite(share)].min(initial=np.inf))
+    if least == np.inf:  # nothing was updated at all
+        return event
     text = f"{event.evidence}; its update is never below {least:.2g} of the stack's median"
     return replace(event, evidence=text, numbers={**event.numbers, "least_update_over_median": least})
 
@@ -150,9 +153,9 @@ def _decayed(grid: Grid, values: np.ndarray, layers: np.ndarray) -> Event | None
     """Geometric decay towards the input that holds at the start of the run: a note."""
     first = values[0]
     slope, fit = decay(first, layers)
-    low, high = np.nanmean(first[layers == layers.min()]), np.nanmean(first[layers == layers.max()])
-    ratio = float(low / high) if high > 0 else float("nan")
-    if not (ratio < DECAYED and -slope < DECAY_PER_LAYER and fit > DECAY_FIT):
+    low, high = (float(first[layers == end].max()) for end in (layers.min(), layers.max()))
+    ratio = low / high if high > 0 else float("nan")
+    if not (0 < ratio < DECAYED and -slope < DECAY_PER_LAYER and fit > DECAY_FIT):
         return None
     place = int(np.flatnonzero(layers == layers.min())[0])
     return Event(

@@ -38,8 +38,8 @@ def past_largest(values: np.ndarray, window: int | None = PAST, least: int = LEA
 
 
 def times(values: np.ndarray, base: np.ndarray) -> np.ndarray:
-    """values / base where the base is positive, NaN elsewhere."""
-    return np.divide(values, base, out=np.full(values.shape, np.nan), where=base > 0)
+    """values / base where the base is positive and finite, NaN elsewhere."""
+    return np.divide(values, base, out=np.full(values.shape, np.nan), where=(base > 0) & np.isfinite(base))
 
 
 def first_above(ratio: np.ndarray, threshold: float, steps: np.ndarray) -> tuple[int, int, int] | None:
@@ -56,7 +56,7 @@ def usual_before(grid: Grid, row: int, place: int) -> tuple[float, str]:
     """The median of a place's rows before ``row``, and which those are."""
     first = max(0, row - PAST)
     values = grid.values[first:row, place]
-    return float(np.nanmedian(values)), f"rows {grid.steps[first]}-{grid.steps[row - 1]}"
+    return float(np.median(values[np.isfinite(values)])), f"rows {grid.steps[first]}-{grid.steps[row - 1]}"
 
 
 @detector("lr_jump", "learning-rate jump", lr="w.step(loss=loss, lr=rate)")
@@ -134,18 +134,15 @@ def weight_jump(evidence: Evidence) -> Iterator[Event]:
     ratio, rms = evidence.grid("update_ratio", "value"), evidence.grid("update_ratio", "rms")
     if ratio is None or rms is None:
         return
-    update = np.where(np.isfinite(rms.values) & (rms.values > 0), rms.values, np.nan)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        size = update / ratio.values  # 0 where the ratio is inf: weights that are exactly 0
-    change = np.full(size.shape, np.nan)
-    alive = np.cumsum(size > 0, axis=0)
-    change[1:] = times(size[1:], size[:-1])
-    change[np.vstack([np.zeros_like(alive[:1]), alive[:-1]]) < LEAST_PAST] = np.nan  # zero-initialised weights grow
-    factor = np.where(change > 1, change, times(np.ones_like(change), change))
-    factor[change == 0] = np.inf
-    far = np.isnan(factor) == 0
-    far &= np.nan_to_num(factor, nan=0.0, posinf=np.inf) > WEIGHT_JUMP
-    if not far.any():
+    known = np.isfinite(rms.values) & (rms.values > 0) & (ratio.values > 0)
+    # 0 where the ratio is inf: weights that are exactly 0
+    size = np.divide(rms.values, ratio.values, out=np.full(rms.values.shape, np.nan), where=known)
+    factor = np.full(size.shape, np.nan)
+    change = times(size[1:], size[:-1])
+    factor[1:] = np.maximum(change, 1 / change)
+    before = np.cumsum(size > 0, axis=0) - (size > 0)
+    factor[before < LEAST_PAST] = np.nan  # weights that start from 0 grow by any factor
+    if not (far := factor > WEIGHT_JUMP).any():
         return
     row = int(np.flatnonzero(far.any(1))[0])
     places = np.flatnonzero(far[row])

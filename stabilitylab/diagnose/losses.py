@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..verdict import RECOVERY, RISE, Evaluation, divergence, judge
+from ..verdict import RECOVERY, RISE, STUCK_NATS, WINDOW, Evaluation, divergence, judge
 from .events import Event, detector
 from .evidence import Evidence, Grid
 from .thresholds import (
@@ -15,6 +15,7 @@ from .thresholds import (
     LEVEL_ROWS,
     NOISE_ROWS,
     PLATEAU_GAIN,
+    PLATEAU_NEAR,
     PLATEAU_RELAPSE,
     PLATEAU_ROWS,
     SPIKE_OF_LEVEL,
@@ -29,7 +30,10 @@ MOST_SPIKES = 20  # one event each; more are a noisy loss
 
 def level(values: np.ndarray, rows: int = LEVEL_ROWS) -> np.ndarray:
     """The median of each row and the ``rows`` - 1 before it."""
-    return np.array([np.nanmedian(values[max(0, at + 1 - rows) : at + 1]) for at in range(len(values))])
+    first = [np.median(values[: at + 1]) for at in range(min(rows - 1, len(values)))]
+    if len(values) < rows:
+        return np.array(first)
+    return np.append(first, np.median(np.lib.stride_tricks.sliding_window_view(values, rows), axis=1))
 
 
 def noise(values: np.ndarray) -> float:
@@ -44,13 +48,19 @@ def loss_spike(evidence: Evidence) -> Iterator[Event]:
     if grid is None:
         return
     values, steps = _finite(grid)
-    start, at, count = abs(float(np.median(values[:LEVEL_ROWS]))) if len(values) else 0.0, LEAST_ROWS, 0
-    while at < len(values) and count < MOST_SPIKES:
-        past = values[max(0, at - NOISE_ROWS) : at]
-        usual, sd = float(np.median(past[-LEVEL_ROWS:])), noise(past)
-        bound = max(SPIKE_SD * sd, SPIKE_OF_LEVEL * abs(usual), SPIKE_OF_START * start)
+    if len(values) <= LEAST_ROWS:
+        return
+    levels = level(values)
+    floor = np.maximum(SPIKE_OF_LEVEL * np.abs(levels), SPIKE_OF_START * abs(levels[LEVEL_ROWS - 1]))
+    # only rows over the floor can be spikes: of those the noise is worth its cost
+    high = np.flatnonzero(values[LEAST_ROWS:] > (levels + floor)[LEAST_ROWS - 1 : -1]) + LEAST_ROWS
+    over_by, count = 0, 0
+    for at in high.tolist():
+        if at < over_by:  # still the spike before
+            continue
+        usual, sd = float(levels[at - 1]), noise(values[max(0, at - NOISE_ROWS) : at])
+        bound = max(SPIKE_SD * sd, float(floor[at - 1]))
         if not values[at] > usual + bound:
-            at += 1
             continue
         over = np.flatnonzero(values[at:] <= usual + bound / 2)
         end = at + int(over[0]) if len(over) else None
@@ -70,9 +80,9 @@ def loss_spike(evidence: Evidence) -> Iterator[Event]:
             numbers={"value": float(values[at]), "level": usual, "sd": sd, "peak": peak},
         )
         count += 1
-        if end is None:
+        if end is None or count == MOST_SPIKES:
             return
-        at = end + 1
+        over_by = end + 1
 
 
 @detector("divergence", "divergence", loss=RECORD, held_out_nll="stabilitylab probe")
@@ -134,7 +144,9 @@ def _at_unigram(evidence: Evidence, held_out: Grid, accuracy: Grid) -> Iterator[
         unigram_nll=float(unigram["cross_entropy"]),
         unigram_accuracy=float(unigram["accuracy"]),
     )
-    if verdict.state != "stuck":
+    before = [e.nll for e in evaluations if e.step <= (1 - WINDOW) * evaluations[-1].step]
+    falling = bool(before) and before[-1] - evaluations[-1].nll > STUCK_NATS
+    if verdict.state != "stuck" or (falling and verdict.nll_gap > PLATEAU_NEAR):
         return
     gap = float(held_out.values[-1, 0]) - float(unigram["cross_entropy"])
     never = verdict.step == evaluations[0].step

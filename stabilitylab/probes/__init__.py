@@ -14,7 +14,7 @@ from . import (
     residual,
     updates,
 )
-from .base import PROBES, Max, Mean, Norm, ParameterProbe, Probe, Quantile, Ratio, Rule, probe
+from .base import PROBES, Max, Mean, Norm, ParameterProbe, Probe, Quantile, Ratio, Rule, Sum, Total, probe
 from .schedule import is_due
 from .sites import Site, Sites, find_sites
 from .watcher import Watcher
@@ -31,6 +31,8 @@ __all__ = [
     "Rule",
     "Site",
     "Sites",
+    "Sum",
+    "Total",
     "Watcher",
     "activations",
     "adam",

@@ -129,6 +129,10 @@ class Board:
             own.add_(values) if self.rules[column].additive else torch.maximum(own, values, out=own)
         self._seen |= seen
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._seen.any()
+
     def take(self) -> tuple[torch.Tensor, np.ndarray]:
         """The columns one after the other, on the device, and which cells anything was recorded for; then empty."""
         finished = torch.cat([rule.finish(self.parts[column]) for column, rule in self.rules.items()])

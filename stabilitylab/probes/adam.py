@@ -11,6 +11,7 @@ import torch
 from torch import optim
 
 from .base import Mean, ParameterProbe, Ratio, probe, wide
+from .distributed import local
 from .parameters import Parameters
 
 FLOOR = 10.0  # in units of eps
@@ -59,22 +60,23 @@ class AdamState(ParameterProbe):
         # a version that stands still is an update that a scaler skipped: the gradients may be the next row's by now
         places = [
             place
-            for place, p in enumerate(parameters.tensors)
+            for place, p in enumerate(parameters.originals)
             if p in state and p.grad is not None and state[p]["step"]._version != self._versions.get(p)
         ]
-        tensors = [parameters.tensors[place] for place in places]
-        numbers = formulas([t.grad for t in tensors], [state[t] for t in tensors], [groups[t] for t in tensors])
+        tensors = [parameters.originals[place] for place in places]
+        held = [{name: local(value) for name, value in state[t].items()} for t in tensors]
+        numbers = formulas([local(t.grad) for t in tensors if t.grad is not None], held, [groups[t] for t in tensors])
 
         def by_row(values: Sequence[torch.Tensor]) -> torch.Tensor:
-            all_of_them: list[torch.Tensor | None] = [None] * len(parameters.tensors)
+            all_of_them: list[torch.Tensor | None] = [None] * len(parameters.originals)
             for place, value in zip(places, values, strict=True):
                 all_of_them[place] = value
             return parameters.by_row(parameters.squares(all_of_them))
 
-        present = np.zeros(len(parameters.tensors), dtype=bool)
+        present = np.zeros(len(parameters.originals), dtype=bool)
         present[places] = True
         if (key := present.tobytes()) not in self._entries:
-            self._entries[key] = by_row([torch.ones_like(t) for t in tensors])
+            self._entries[key] = by_row([torch.ones_like(state["exp_avg_sq"]) for state in held])
         entries = self._entries[key]
         clear = by_row(numbers["clear"])
         sums = {
@@ -82,9 +84,8 @@ class AdamState(ParameterProbe):
             "update_rms": torch.cat((by_row(numbers["update"]), entries), dim=1),
             "eps_floor": torch.cat((entries - clear, entries), dim=1),
         }
-        seen = parameters.seen(
-            [t if there else None for t, there in zip(parameters.tensors, present, strict=True)], [""]
-        )
+        updated = [p if there else None for p, there in zip(parameters.originals, present, strict=True)]
+        seen = parameters.seen(updated, [""])
         return sums, np.repeat(seen, len(sums), axis=1)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -43,8 +42,7 @@ class Attention(Probe):
     be seen if its mask (where only the sum is known: its logit) is above -9000; a query that may see none has entropy
     and ceiling 0. Several softmaxes of one call count as further heads, several calls add up.
 
-    Cost: the logits and weights of one module at a time, twice; the reference pass runs its operators through Python,
-    and a compiled model uncompiled.
+    Cost: the logits and weights of one module at a time, twice; the reference pass runs its operators through Python.
     """
 
     def __init__(self) -> None:
@@ -75,7 +73,7 @@ class Attention(Probe):
             for site in sites:
                 handles.append(site.module.register_forward_pre_hook(enter))
                 handles.append(site.module.register_forward_hook(leave))  # behind the pass's own, which measures
-            with uncompiled(), Softmaxes(self._catch):
+            with Softmaxes(self._catch):
                 yield
         finally:
             for handle in handles:
@@ -85,11 +83,6 @@ class Attention(Probe):
     def _catch(self, attended: Callable[[], Caught]) -> None:
         if self._running:  # a softmax outside attention is a router's, or a loss's
             self._running[-1][1].append(attended())
-
-
-def uncompiled() -> AbstractContextManager[Any]:
-    """Compiled code shows no softmax; where nothing can be compiled, the compiler is not even imported."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 class Softmaxes(TorchFunctionMode):

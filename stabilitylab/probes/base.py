@@ -169,7 +169,6 @@ class Probe:
     total: ClassVar[str]
     columns: ClassVar[Mapping[str, Rule]]
     default: ClassVar[bool]
-    undefined: ClassVar[frozenset[str]] = frozenset()  # columns where NaN or inf may just say 0 / 0 or 1 / 0
     undefined: ClassVar[frozenset[str]] = frozenset()  # columns where NaN or inf may just mean a division by 0
     taps: ClassVar[tuple[str, ...]] = ()  # taps of a site that are measured as well, each a raw number of its own
 
@@ -184,7 +183,7 @@ class Probe:
 
     @classmethod
     def table(cls, rows: Sequence[Row], columns: Sequence[str]) -> Table:
-        definition = " ".join((inspect.getdoc(cls) or "").split())
+        definition = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())  # the first paragraph
         return Table(cls.name, tuple(columns), tuple(rows), cls.unit, definition, cls.total)
 
 
@@ -207,7 +206,11 @@ class ParameterProbe(Probe):
         """Called at ``Watcher.step`` for ``on="update"``: keep what the measurement after the update needs."""
 
     def collect(self, parameters: Parameters) -> tuple[Mapping[str, torch.Tensor], np.ndarray]:
-        """The additive numbers of each column, (rows, width) float64, and which cells exist, (rows, columns) bool."""
+        """The additive numbers of each column, (rows, width) float64, and which cells exist, (rows, columns) bool.
+
+        On several ranks they add up: ``parameters.squares`` and ``entries`` are weighted by ``parameters.weights``, so
+        that what several ranks hold counts once; other sums must be.
+        """
         raise NotImplementedError
 
     def metrics(self) -> Mapping[str, Total]:
@@ -222,6 +225,12 @@ class ParameterProbe(Probe):
 def wide(tensor: torch.Tensor) -> torch.dtype:
     """The type in which magnitudes of ``tensor`` are taken: float32, or its own where that is wider."""
     return torch.float64 if tensor.dtype is torch.float64 else torch.float32
+
+
+def variance(y: torch.Tensor) -> torch.Tensor:
+    """Over the last dimension, divided by its size; ``Tensor.var`` takes six times as long on a CPU."""
+    y = y.to(wide(y))
+    return (y - y.mean(dim=-1, keepdim=True)).square().mean(dim=-1)
 
 
 PROBES: Registry[type[Probe]] = Registry("probe")

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from .base import Mean, Numbers, Probe, probe, wide
-from .sites import Site, branches
+from .base import Mean, Numbers, Probe, probe, variance
+from .sites import Site, branches, layers
 
 
 @probe(
@@ -36,4 +36,31 @@ class BranchVariance(Probe):
         else:
             y = torch.add(*tapped[-2:])
             tapped.clear()
-        return y.to(wide(y)).var(dim=-1, correction=0)  # (B, T)
+        return variance(y)  # (B, T)
+
+
+@probe(
+    "layer_branch",
+    on="reference",
+    at=layers,
+    unit="variance over d; ratio",
+    total="mean",
+    columns={"ratio": Mean(), "branch": Mean(), "shortcut": Mean()},
+)
+class LayerBranch(Probe):
+    """What a layer adds to what enters it, in any model: branch = Var_d(y - x), shortcut = Var_d(x), ratio = branch
+    over shortcut, per token, then the mean over real tokens. With norms behind the additions (Post-LN) y - x holds
+    their work, too. Balduzzi et al. 2017 (1702.08591), De and Smith 2020 (2002.10444): branches that shrink with
+    depth keep gradients alive.
+
+    Look for a ratio that falls to 0 with depth (layers that are near the identity) or is far above 1.
+
+    Cost: two variances of each layer in the reference pass."""
+
+    undefined = frozenset({"ratio"})  # where all entries of a token are alike
+
+    def measure(self, site: Site, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
+        if x.shape != y.shape:
+            return None
+        branch, shortcut = variance(y - x), variance(x)
+        return {"ratio": branch / shortcut, "branch": branch, "shortcut": shortcut}

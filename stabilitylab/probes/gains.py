@@ -35,14 +35,23 @@ class LNGain(ParameterProbe):
         return list(parameters.gains)
 
     def collect(self, parameters: Parameters) -> tuple[Mapping[str, torch.Tensor], np.ndarray]:
-        tensors = [parameters.tensors[index] for index in parameters.gains.values()]
+        held = parameters.tensors
+        tensors = [held[index] for index in parameters.gains.values()]
         if self._squares is None:
-            self._squares = Squares([(i, None) for i in range(len(tensors))], tensors, parameters.device)
-            sizes = [tensor.numel() for tensor in tensors]
-            self._sizes = torch.tensor(sizes, dtype=torch.float64, device=parameters.device)
-        largest = torch.stack(torch._foreach_norm(tensors, float("inf")))  # pyright: ignore
-        sums = {
-            "rms": torch.stack((self._squares(tensors), self._sizes), dim=1),
-            "max_abs": largest.double()[:, None],
-        }
+            self._prepare(parameters, tensors)
+        assert self._squares is not None
+        some = [tensor for tensor in tensors if tensor.numel()]  # of a sharded gain a rank may hold nothing
+        largest = torch.full((len(tensors),), -torch.inf, dtype=torch.float64, device=parameters.device)
+        if some:
+            norms = torch._foreach_norm(some, float("inf"))  # pyright: ignore
+            largest.index_copy_(0, self._held, torch.stack(norms).double())
+        sums = {"rms": torch.stack((self._squares(tensors), self._sizes), dim=1), "max_abs": largest[:, None]}
         return sums, np.ones((len(tensors), len(sums)), dtype=bool)
+
+    def _prepare(self, parameters: Parameters, tensors: Sequence[torch.Tensor]) -> None:
+        sizes = [tensor.numel() for tensor in tensors]
+        held = [place for place, size in enumerate(sizes) if size]
+        # ranks that hold the same entries count them as often above the ratio's line as below it
+        self._squares = Squares([(place, None) for place in range(len(tensors))], tensors, parameters.device)
+        self._sizes = torch.tensor(sizes, dtype=torch.float64, device=parameters.device)
+        self._held = torch.tensor(held, dtype=torch.int64, device=parameters.device)

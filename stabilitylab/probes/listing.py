@@ -46,6 +46,8 @@ def _of(sites: Sites, kind: str) -> Sequence[Site]:
 
 
 def _measuring(kind: str) -> list[str]:
-    """Probes that look at this kind of place; those of the residual stream look at layers and their branches."""
-    own = {kind, "stream"} if kind in ("layers", "branches") else {kind}
+    """Probes that look at this kind of place, and those that look at several kinds: at the residual stream, or at all
+    that is hidden."""
+    several = {"stream": ("layers", "branches"), "hidden": ("layers", "activations")}
+    own = {kind} | {name for name, kinds in several.items() if kind in kinds}
     return [name for name, probe in PROBES.items() if getattr(probe.at, "__name__", "") in own]

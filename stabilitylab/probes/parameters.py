@@ -67,7 +67,9 @@ class Parameters:
         self._kind = self._index([self.kinds.index(_kind(piece)) for piece in self.pieces])
         cuts = [(piece.index, self._held(piece)) for piece in self.pieces]
         shares = None if ranks is None else [ranks.layout(self._own[index]).share for index, _ in cuts]
+        # (pieces,): of what several ranks hold each adds its share; None in one process
         weights = None if shares is None else torch.tensor(shares, dtype=torch.float64, device=self.device)
+        self.weights = weights
         tensors = self.tensors
         self.squares = Squares(cuts, tensors, self.device, weights)  # of one tensor or None for each parameter
         sizes = [tensor[part].numel() if part else tensor.numel() for i, part in cuts for tensor in (tensors[i],)]
@@ -86,6 +88,11 @@ class Parameters:
             return self._own
         with torch.no_grad():
             return [local(tensor) for tensor in self._own]
+
+    @property
+    def originals(self) -> list[torch.Tensor]:
+        """The parameters as the optimizer knows them."""
+        return self._own
 
     def gradients(self) -> list[torch.Tensor | None]:
         gradients = [tensor.grad for tensor in self._own]

@@ -34,6 +34,8 @@ class Rank(Probe):
     pass; the eigenvalue solver of a GPU makes the host wait once a layer.
     """
 
+    undefined = frozenset(("token_cosine", "residual_rank_one", "effective_rank", "stable_rank"))  # of tokens all 0
+
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         turned = weight.dim() == 2 and sequence_first(site.module)
         real = weight.T if turned else weight.flatten(1) if weight.dim() > 1 else weight[None]  # (B, T)

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from .base import Mean, Numbers, Probe, probe, wide
-from .sites import Site, stream
+from .base import Mean, Numbers, Probe, probe, variance, wide
+from .sites import Site, outputs, stream
 
 
 @probe(
@@ -30,4 +30,15 @@ class ResidualNorm(Probe):
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         norm = torch.linalg.vector_norm(y, dim=-1, dtype=wide(y))  # (B, T)
-        return {"value": norm, "variance": y.to(wide(y)).var(dim=-1, correction=0)}
+        return {"value": norm, "variance": variance(y)}
+
+
+@probe("output_norm", on="reference", at=outputs, unit="L2 norm per token", columns={"value": Mean()})
+class OutputNorm(Probe):
+    """||F||_2 per token of each stack's output, its final norm included, mean over real tokens: what the model update
+    ||dF|| is relative to. sqrt(d) behind a LayerNorm whose gain is 1.
+
+    Cost: one norm per stack in the reference pass."""
+
+    def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
+        return torch.linalg.vector_norm(y, dim=-1, dtype=wide(y))  # (B, T)

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..errors import UsageError
 from ..schema import Row
-from .structure import Places, Stack, canonical, find_stacks, is_leaf, is_norm, unwrapped
+from .structure import Places, Stack, attending, canonical, find_stacks, is_leaf, is_norm, onto_vocabulary, unwrapped
 
 TAPS = ("branch", "scaled_branch", "shortcut")
 NOT_PER_TOKEN = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponseNorm)  # they normalise over channels
@@ -179,7 +179,7 @@ def find_sites(model: nn.Module, output_site: str | None = None, own: Mapping[st
         norms=tuple(_norm(path, module, modules, place) for path, module in norms.items()),
         activations=activations,
         outputs=tuple(outputs),
-        attentions=tuple(_attentions(modules, place)),
+        attentions=tuple(Site(path, modules[path], *place(path)) for path in attending(modules)),
         logits=tuple(_logits(modules, place)),
         modules=modules,
     )
@@ -304,30 +304,8 @@ def _outputs(modules: Mapping[str, nn.Module], place: Places, output_site: str |
         yield Site(path, module, stack.name, sublayer="output")
 
 
-def _attentions(modules: Mapping[str, nn.Module], place: Places) -> Iterator[Site]:
-    """Modules with parameters that call themselves attention and hold no other such module."""
-    found = {path: module for path, module in modules.items() if path and _attends(module)}
-    outer = {path[:end] for path in found for end, letter in enumerate(path) if letter == "."}
-    yield from (Site(path, module, *place(path)) for path, module in found.items() if path not in outer)
-
-
-def _attends(module: nn.Module) -> bool:
-    name = type(module).__name__.lower()
-    return ("attention" in name or "attn" in name) and next(module.parameters(), None) is not None
-
-
 def _logits(modules: Mapping[str, nn.Module], place: Places) -> Iterator[Site]:
-    """What the model says is its output embedding; else the last linear outside the layers as wide as a vocabulary."""
-    says = getattr(modules[""], "get_output_embeddings", None)
-    head = says() if callable(says) else None
-    rows = {module.num_embeddings for module in modules.values() if isinstance(module, nn.Embedding)}
-    wide = [
-        path
-        for path, module in modules.items()
-        if isinstance(module, nn.Linear) and module.out_features in rows and not place.row(path).layer
-    ]
-    chosen = [path for path, module in modules.items() if module is head] or wide[-1:]
-    for path in chosen:
+    for path in onto_vocabulary(modules, place):
         stack, layer, sublayer = place(path)
         last = place.stacks[-1].name if place.stacks else ""  # the tokens that it projects
         yield Site(path, modules[path], stack or last, layer, sublayer)

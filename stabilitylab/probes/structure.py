@@ -100,3 +100,27 @@ def _like_children(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
     kind, count = Counter(type(child) for _, child in children).most_common(1)[0]
     single = isinstance(module, nn.ModuleList) and path.rpartition(".")[2] in GENERIC
     return [(key, child) for key, child in children if type(child) is kind] if count > 1 or single else []
+
+
+def attending(modules: Mapping[str, nn.Module]) -> list[str]:
+    """Modules with parameters that call themselves attention and hold no other such module."""
+
+    def attends(module: nn.Module) -> bool:
+        name = type(module).__name__.lower()
+        return ("attention" in name or "attn" in name) and next(module.parameters(), None) is not None
+
+    found = [path for path, module in modules.items() if path and attends(module)]
+    outer = {path[:end] for path in found for end, letter in enumerate(path) if letter == "."}
+    return [path for path in found if path not in outer]
+
+
+def onto_vocabulary(modules: Mapping[str, nn.Module], place: Places) -> list[str]:
+    """What the model says is its output embedding; else the last linear outside the layers as wide as a vocabulary."""
+    says = getattr(modules[""], "get_output_embeddings", None)
+    head = says() if callable(says) else None
+    rows = {module.num_embeddings for module in modules.values() if isinstance(module, nn.Embedding)}
+    linears = [
+        path for path, module in modules.items() if isinstance(module, nn.Linear) and module.out_features in rows
+    ]
+    wide = [path for path in linears if not place.row(path).layer]
+    return [path for path, module in modules.items() if module is head] or wide[-1:]

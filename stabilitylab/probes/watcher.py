@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from .schedule import Cadence, checked, is_due
 from .selection import Names, boards_for, split
 from .sites import find_sites
 from .watchable import check_watchable, compiled_modules
+
+log = logging.getLogger("stabilitylab")
 
 
 @dataclass
@@ -119,6 +122,7 @@ class Watcher:
         self._record: Record | None = None  # the row that waits for the optimizer's step, or for its copy to arrive
         self._owed = False  # whether its numbers about the update are still to come
         self._step_seconds = 0.0
+        self._warned = False
         self._state = "open"
         self._hook = optimizer.register_step_post_hook(lambda *_: self._updated()) if optimizer else None
         sink.open([board.table for board in self._boards])
@@ -136,6 +140,10 @@ class Watcher:
     def tables(self) -> dict[str, Table]:
         """What is recorded: the definitions of the tables, by name."""
         return {board.table.name: board.table for board in self._boards}
+
+    @property
+    def parameters(self) -> Parameters:
+        return self._parameters
 
     @property
     def incident(self) -> Incident | None:
@@ -265,6 +273,7 @@ class Watcher:
     def _probe(self, record: Record) -> None:
         if self.due(self.t):
             self._training.end()
+            self._warn_if_unseen()
             self._collect(record, "step")
             for board in self._on("forward", "backward"):
                 record.table(board)
@@ -277,6 +286,16 @@ class Watcher:
         total = "grad_norm_total"
         if self._total_every_step and total not in record:
             record.metric(total, self._parameters.total_norm())
+
+    def _warn_if_unseen(self) -> None:
+        boards = self._on("forward", "backward")
+        if boards and not self._warned and all(board.is_empty for board in boards):
+            self._warned = True
+            log.warning(
+                "row %d has no number of the forward pass: watch sees forwards in training mode with gradients on, "
+                "so call model.train() before them, and step() after each backward.",
+                self.t,
+            )
 
     def _collect(self, record: Record, when: When) -> None:
         for board in self._on(when):

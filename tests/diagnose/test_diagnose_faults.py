@@ -55,7 +55,13 @@ def layer_frozen(t: int, model: Copier, optimizer: torch.optim.Optimizer) -> Non
 
 @pytest.mark.parametrize("every", [1, 4])
 def test_a_nan_in_one_weight_is_found_where_it_enters_the_forward_pass(tmp_path: Path, every: int) -> None:
-    diagnosis = found(train(tmp_path / "run", fault=nan_in_a_weight, every=every))
+    run = train(tmp_path / "run", fault=nan_in_a_weight, every=every)
+    told = only(found(run), "non_finite")
+    assert told.place is not None
+    assert (told.step, told.phase, told.place.layer, told.place.sublayer) == (AT, "forward", LAYER, "linear1")
+    assert "parameter layers.2.linear1.weight (stack layers, layer 3) holds a value that is NaN" in told.evidence
+    (tmp_path / "run" / "incident.json").unlink()  # from here on, what the tables alone say
+    diagnosis = found(run)
     event = only(diagnosis, "non_finite")
     assert (event.step, event.phase) == (AT, "forward")
     assert event.place is not None

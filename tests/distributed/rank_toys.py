@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from stabilitylab.models import build_model
@@ -69,6 +70,11 @@ class Alpha:
         return self.schedule.get()
 
 
+def by_columns(parameter: nn.Parameter) -> Shard | None:
+    """Along the second dimension where it is even, which torch asks for; else along the first."""
+    return Shard(1) if parameter.dim() > 1 and parameter.shape[1] % 2 == 0 else None
+
+
 def wrapped(model: Uneven, kind: str) -> nn.Module:
     if kind == "one":
         return model
@@ -79,6 +85,8 @@ def wrapped(model: Uneven, kind: str) -> nn.Module:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     shape = {"hsdp": (2, 1), "hsdp-flat": (1, 2)}.get(kind, (2,))
     names = ("replicate", "shard") if len(shape) == 2 else ("shard",)
+    if kind in ("columns", "hsdp"):
+        options["shard_placement_fn"] = by_columns
     options["mesh"] = init_device_mesh("cpu", shape, mesh_dim_names=names)
     for stack in model.inner.stacks.values():
         for layer in stack.layers:

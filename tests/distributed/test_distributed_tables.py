@@ -56,6 +56,7 @@ def test_step_0_in_float32(ranks: Any, kind: str) -> None:
     [
         ("ddp_updates", {}),
         ("fsdp_updates", {}),
+        ("columns_updates", {"steps": 3}),
         ("hsdp_updates", {"steps": 3}),
         ("hsdp-flat_updates", {"steps": 3}),
         ("ddp_accumulated", {"steps": 2, "accumulate": 2}),

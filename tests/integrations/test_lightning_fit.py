@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from subjects import LR, batch, model, norm, sentences, token_loss
@@ -32,7 +33,7 @@ pytestmark = [
 class Module(lightning.LightningModule):
     def __init__(self, subject: nn.Module, breaks_at: int = -1) -> None:
         super().__init__()
-        self.model, self.breaks_at = subject, breaks_at
+        self.model, self.breaks_at, self.norms = subject, breaks_at, []
 
     def forward(self, **content: Any) -> Any:
         return self.model(**content)
@@ -44,6 +45,9 @@ class Module(lightning.LightningModule):
 
     def validation_step(self, content: Any, index: int) -> None:
         self.model(**content)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.norms.append(norm([p.grad for p in self.parameters() if p.grad is not None]))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=LR, momentum=0.5)
@@ -136,14 +140,19 @@ def test_a_fit_from_a_checkpoint_goes_on_in_the_same_run(tmp_path: Path) -> None
         watch = StabilityCallback(tmp_path / f"{name}-run", every=1, reference=batch([20]))
         return {"callbacks": [watch, save], "enable_checkpointing": True, "lines": 8}
 
-    fit(model(), tmp_path, None, **saving("whole"))
     fit(model(), tmp_path, None, **saving("halves"), max_steps=3)
-    fit(model(seed=9), tmp_path, None, **saving("halves"), path=tmp_path / "halves" / "step=2.ckpt")
-    whole, run = sl.Run.open(tmp_path / "whole-run"), sl.Run.open(tmp_path / "halves-run")
+    then = fit(model(seed=9), tmp_path, None, **saving("halves"), path=tmp_path / "halves" / "step=2.ckpt")
+    run = sl.Run.open(tmp_path / "halves-run")
     assert (run.status.state, run.status.step) == ("finished", 4)
     assert len(run.manifest["attempts"]) == 2
-    for table in ("metrics", *whole.tables):
-        assert run.frame(table).equals(whole.frame(table)), table
+    assert list(run.metrics["step"]) == [0, 1, 2, 3, 4]
+    np.testing.assert_allclose(run.metrics["grad_norm_total"][2:4], then.norms, rtol=1e-12)
+    held_out: Any = {key: value for key, value in batch([20]).items() if key != "labels"}
+    with torch.no_grad():  # the start that the update is measured from is that of the first fit
+        start, end = (m.transformer.eval()(**held_out).last_hidden_state for m in (model(), then.model))
+    moved = (end - start).norm(dim=-1)[held_out["attention_mask"].bool()].mean().item()
+    recorded = run.frame("model_update").query("step == 4 and stack == 'model.transformer'")["cumulative"].item()
+    assert recorded == pytest.approx(moved, rel=1e-12)
 
 
 def test_an_error_keeps_the_rows_and_says_why(tmp_path: Path) -> None:

@@ -273,3 +273,15 @@ def test_a_run_without_one_says_none(tmp_path: Path) -> None:
         loss_of(model, batch()).backward()
         watcher.step(loss=1.0)
     assert Run.open(tmp_path / "run").incident is None
+
+
+def test_a_loop_that_never_calls_train_is_told_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    model, inputs = Toy().eval(), batch()
+    with Watcher(model, Sink(), every=1) as watcher:
+        for _ in range(3):
+            loss_of(model, inputs).backward()
+            watcher.step(loss=1.0)
+    assert [record.message for record in caplog.records] == [
+        "row 0 has no number of the forward pass: watch sees forwards in training mode with gradients on, so call "
+        "model.train() before them, and step() after each backward."
+    ]

@@ -16,11 +16,11 @@ from stabilitylab.schema import Row
 PROBES = {
     *("grad_norm", "activation_grad_norm", "ln_input", "cosine_similarity"),
     *("activation_sparsity", "model_update", "update_ratio", "branch_variance", "attention", "adam", "outliers"),
-    *("ln_gain", "residual_norm", "logits", "rank"),
+    *("ln_gain", "residual_norm", "logits", "rank", "layer_branch", "output_norm"),
 }
 REFERENCE = {
     *("cosine_similarity", "activation_sparsity", "model_update", "branch_variance"),
-    *("attention", "outliers", "logits", "rank"),
+    *("attention", "outliers", "logits", "rank", "layer_branch", "output_norm"),
 }
 OF_PARAMETERS = {"grad_norm", "update_ratio", "adam"}
 ALL = pytest.mark.parametrize("case", CASES)
@@ -64,6 +64,8 @@ def places(case: str, table: str) -> list[Place]:
             "residual_norm": [(stack, 0, "input"), *each],
             "logits": [],
             "rank": [(stack, number, "") for number in range(1, layers + 1)],
+            "layer_branch": [(stack, number, "") for number in range(1, layers + 1)],
+            "output_norm": [(stack, 0, "output")],
         }[table]
     if table == "logits":
         expected.append((list(stacks(case))[-1], 0, "output"))

@@ -419,3 +419,11 @@ def test_a_compiled_model_is_run_uncompiled() -> None:
     compiled = torch.compile(Toy(1), backend="eager")
     sink = recorded(compiled, lambda: compiled(**inputs), masks(inputs))
     assert sink.column(0, "attention", "entropy") == expected
+
+
+def test_the_listing_of_places_shows_who_attends_and_where_the_logits_are() -> None:
+    rows = [line.replace(",", "").split() for line in str(find_sites(Toy())).splitlines()]
+    cross = ["attentions", "decoder", "1-2", "2", "decoder.layers.*.cross_attn", "Attention", "attention"]
+    assert cross in rows
+    assert ["logits", "decoder", "-", "1", "head", "Linear", "logits"] in rows
+    assert any(row[:2] == ["layers", "encoder"] and {"rank", "outliers"} <= {*row} for row in rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from oracles import (
     watched_run,
 )
 from probe_toys import ListSink, Toy
+from probe_toys import batch as make_inputs
 from test_oracle_ln_input import arch_of, shortcut_scale
 from torch import Tensor, nn
 
@@ -164,3 +166,31 @@ def test_a_watched_model_trains_bit_for_bit_as_an_unwatched_one(arch: str) -> No
         return list(model.parameters())
 
     assert all(torch.equal(a, b) for a, b in zip(trained(True), trained(False), strict=True))
+
+
+def test_what_a_layer_adds_to_what_enters_it_and_how_large_the_output_is() -> None:
+    torch.manual_seed(0)
+    model, sink = Toy(layers=2).double(), ListSink()
+    inputs = make_inputs()
+    real = {"encoder": inputs["source_mask"], "decoder": inputs["target_mask"]}
+    with Watcher(
+        model, sink, probes="layer_branch,output_norm", every=1, mask=real, reference=lambda: model(**inputs)
+    ) as watcher:
+        watcher.finish()
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    model.eval()
+    for name in (*(f"{s}.layers.{n}" for s in real for n in range(2)), *real):
+        hook = partial(lambda name, m, args, out: seen.__setitem__(name, (args[0], out)), name)
+        model.get_submodule(name).register_forward_hook(hook)
+    with torch.no_grad():
+        model(**inputs)
+    branch, size = sink.tables["layer_branch"], sink.tables["output_norm"]
+    cells = sink.row(0)[1]
+    for row, values in zip(branch.rows, cells["layer_branch"].values, strict=True):
+        x, y = (z[real[row.stack]] for z in seen[row.site])
+        pairs = [(variance([(b - a)[None]]), variance([a[None]])) for a, b in zip(x, y, strict=True)]
+        exact = [math.fsum(column) / len(pairs) for column in ([b / s for b, s in pairs], *zip(*pairs, strict=True))]
+        assert values.tolist() == pytest.approx(exact, rel=1e-10)
+    for row, values in zip(size.rows, cells["output_norm"].values, strict=True):
+        exact = [math.sqrt(math.fsum(v * v for v in token)) for token in seen[row.site][1][real[row.stack]].tolist()]
+        assert values[0] == pytest.approx(math.fsum(exact) / len(exact), rel=1e-12)

@@ -71,3 +71,13 @@ def test_a_nan_stays_one() -> None:
         first, second = recorded(model).column(0, "ln_gain", column).values()
         assert first == pytest.approx(1.0)
         assert math.isnan(second)
+
+
+def test_a_rank_that_holds_nothing_of_a_gain_leaves_the_maximum_to_the_others() -> None:
+    class ShardedNorm(nn.Module):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((size,), 2.0))
+
+    sink = recorded(nn.Sequential(ShardedNorm(3), ShardedNorm(0)))
+    assert list(sink.column(0, "ln_gain", "max_abs").values()) == [2.0, -math.inf]

@@ -1,0 +1,201 @@
+"""The check itself: what is run, and which numbers of each layer are kept."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UsageError
+from ..probes import Watcher
+from ..probes.accumulate import Mask
+from ..probes.incidents import Incident
+from ..probes.parameters import Parameters
+from ..schema import Cells, Table
+from .bounds import judge
+from .result import Layer, Preflight
+
+PROBES = "all,-rank,-adam,-ln_gain"  # the reference pass of rank is the dearest; the others say nothing before training
+SMALLEST_FP16 = 2.0**-24
+Update = Callable[[Any], torch.optim.Optimizer]
+
+
+def preflight(
+    model: nn.Module,
+    batch: Any,
+    loss_fn: Callable[[nn.Module, Any], torch.Tensor],
+    optimizer: torch.optim.Optimizer | Update | None = None,
+    *,
+    mask: Mask | None = None,
+    sites: str | Mapping[str, str] | None = None,
+    output_site: str | None = None,
+) -> Preflight:
+    """One training step of a copy of ``model``, layer by layer: will it train, which layer breaks first, and why.
+
+    ``loss_fn(model, batch)`` is the scalar that is minimised. ``optimizer``: the model's own at the learning rate of
+    its first large updates (the peak, not the start of a warm-up), or a function from parameters to one; without it
+    nothing is said about updates. ``mask``, ``sites``, ``output_site`` are those of :func:`stabilitylab.watch`. The
+    model, its gradients, the optimizer and the random state stay as they are. It takes the memory of a second model
+    and optimizer, and the time of about five forward passes and a backward one. Raises UsageError for a loss that is
+    no scalar with a gradient, or a model that cannot be copied.
+
+    >>> result = preflight(model, batch, lambda model, batch: model(**batch).loss, optimizer)  # doctest: +SKIP
+    >>> print(result), result.ok  # doctest: +SKIP
+    """
+    twin, own = _copied(getattr(model, "_orig_mod", model), optimizer)
+    devices = {p.device.index for p in twin.parameters() if p.device.type == "cuda"}
+    sink = _Rows()
+    with torch.random.fork_rng(devices=sorted(devices)):
+        twin.train()
+        with Watcher(
+            twin, sink, probes=PROBES, every=1, update_every=1, optimizer=own, mask=mask, sites=sites,
+            output_site=output_site, reference=lambda: {"held_out_loss": loss_fn(twin, batch).detach()},
+        ) as watcher:  # fmt: skip
+            twin.zero_grad()
+            loss = loss_fn(twin, batch)
+            _check(loss)
+            loss.backward()
+            shares = dict(_shares(twin, watcher.parameters, own))
+            watcher.step(loss=loss.detach())
+            if own is not None:
+                own.step()
+            watcher.finish()
+    layers = _layers(watcher, sink, shares)
+    return _result(layers, sink, watcher.incident, _precision(twin), updated=own is not None)
+
+
+class _Rows:
+    """A sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, Table] = {}
+        self.rows: dict[int, tuple[Mapping[str, float | None], Mapping[str, Cells]]] = {}
+
+    def open(self, tables: Sequence[Table]) -> None:
+        self.tables = {table.name: table for table in tables}
+
+    def append(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
+        self.rows[step] = (metrics, tables)
+
+    def close(self) -> None: ...
+
+    def column(self, table: str, column: str, step: int = 0) -> Iterator[tuple[Any, float]]:
+        """(row, number) of all recorded cells."""
+        spec, cells = self.tables.get(table), self.rows.get(step, ({}, {}))[1].get(table)
+        if spec is not None and cells is not None:
+            for row, value, absent in zip(
+                spec.rows, cells.values[:, spec.columns.index(column)], cells.absent, strict=True
+            ):
+                if not absent:
+                    yield row, float(value)
+
+
+def _copied(model: nn.Module, optimizer: Any) -> tuple[nn.Module, torch.optim.Optimizer | None]:
+    try:
+        if isinstance(optimizer, torch.optim.Optimizer) or optimizer is None:
+            return copy.deepcopy((model, optimizer))  # together, so that the copy moves the copied parameters
+        twin = copy.deepcopy(model)
+        return twin, optimizer(twin.parameters())
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"the model cannot be copied ({str(error).splitlines()[0]}): give the module as it is before "
+            "DistributedDataParallel, fully_shard or a backward pass."
+        ) from error
+
+
+def _check(loss: Any) -> None:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise UsageError(f"loss_fn(model, batch) gave {kind}: it must return one number with a gradient.")
+
+
+def _shares(
+    model: nn.Module, parameters: Parameters, optimizer: torch.optim.Optimizer | None
+) -> Iterator[tuple[tuple[str, int, str], dict[str, float]]]:
+    """Of each layer's gradient entries: how many there are, are 0, and are otherwise below Adam's eps and fp16."""
+    eps = {p: group.get("eps") for group in (optimizer.param_groups if optimizer else ()) for p in group["params"]}
+    counts: dict[tuple[str, int, str], dict[str, float]] = {}
+    tensors = list(model.parameters())
+    for piece in parameters.pieces:
+        parameter = tensors[piece.index]
+        if not parameter.requires_grad:
+            continue
+        own = counts.setdefault(_key(piece.row), dict.fromkeys(("entries", "zero", "eps", "fp16", "given"), 0.0))
+        own["entries"] += parameter.numel() if piece.part is None else parameter[piece.part].numel()
+        if parameter.grad is None:
+            continue
+        gradient = parameter.grad if piece.part is None else parameter.grad[piece.part]
+        gradient = gradient.to_dense() if gradient.is_sparse else gradient
+        size, zero = gradient.abs(), float((gradient == 0).sum())
+        own["given"] += gradient.numel()
+        own["zero"] += zero
+        own["fp16"] += float((size < SMALLEST_FP16).sum()) - zero
+        if (limit := eps.get(parameter)) is not None:
+            own["eps"] += float((size < limit).sum()) - zero
+    has_eps = any(limit is not None for limit in eps.values())
+    for key, own in counts.items():
+        nonzero = own["given"] - own["zero"]
+        yield (
+            key,
+            {
+                "given": own["given"],
+                "zero": own["zero"] / own["given"] if own["given"] else math.nan,
+                "eps": own["eps"] / nonzero if nonzero and has_eps else math.nan,
+                "fp16": own["fp16"] / nonzero if nonzero else math.nan,
+            },
+        )
+
+
+def _key(row: Any) -> tuple[str, int, str]:
+    """A layer; outside the layers, a row of its own."""
+    return (row.stack, row.layer, "") if row.layer else (row.stack, 0, row.site)
+
+
+def _layers(watcher: Watcher, sink: _Rows, shares: Mapping[tuple[str, int, str], dict[str, float]]) -> list[Layer]:
+    found: dict[tuple[str, int, str], dict[str, float]] = {}
+    for stack in watcher.sites.stacks:
+        found |= {(stack.name, number, ""): {} for number in range(1, len(stack.layers) + 1)}
+    squares = {"gradient": ("grad_norm", "value")}
+    largest = {
+        "ln_input": ("ln_input", "value"),
+        "update": ("update_ratio", "value"),
+        "max_abs": ("outliers", "max_abs"),
+        "max_logit": ("attention", "max_logit"),
+        "branch": ("layer_branch", "ratio"),
+        "residual": ("residual_norm", "variance"),
+    }
+    for name, (table, column) in squares.items():
+        for row, value in sink.column(table, column):
+            own = found.setdefault(_key(row), {})
+            own[name] = math.hypot(own.get(name, 0.0), value)
+    for name, (table, column) in largest.items():
+        for row, value in sink.column(table, column):
+            if (own := found.get(_key(row))) is not None and math.isfinite(value):
+                own[name] = max(own.get(name, -math.inf), value)
+    for row, value in sink.column("activation_grad_norm", "value"):  # the last of a layer's is that of its output
+        if (own := found.get(_key(row))) is not None:
+            own["activation_gradient"] = value
+    return [
+        Layer(stack, number, site, {**numbers, **shares.get((stack, number, site), {})})
+        for (stack, number, site), numbers in found.items()
+    ]
+
+
+def _precision(model: nn.Module) -> str:
+    kinds = {parameter.dtype for parameter in model.parameters()}
+    return ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+
+
+def _result(layers: list[Layer], sink: _Rows, incident: Incident | None, precision: str, updated: bool) -> Preflight:
+    metrics = {step: numbers for step, (numbers, _) in sink.rows.items()}
+    moved = {row.stack: value for row, value in sink.column("model_update", "one_update", step=1)}
+    sizes = {row.stack: value for row, value in sink.column("output_norm", "value")}
+    moved = {stack: value / sizes[stack] for stack, value in moved.items() if sizes.get(stack)}
+    before, after = (metrics.get(step, {}).get("held_out_loss") for step in (0, 1))
+    numbers = {"loss": metrics[0].get("loss"), "loss_before": before, "loss_after": after, "moved": moved}
+    numbers["updated"] = updated
+    return Preflight(layers, numbers, judge(layers, numbers, incident, precision), precision)

@@ -1,0 +1,156 @@
+"""What a check found: a number a layer and quantity, what is beyond a bound, and the layer to look at first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = {
+    "gradient": "||dE/dtheta||",
+    "activation_gradient": "||dE/dx||",
+    "ln_input": "norm input",
+    "branch": "branch/stream",
+    "update": "|dtheta|/|theta|",
+    "eps": "under eps",
+    "zero": "gradient 0",
+    "max_abs": "max |x|",
+    "max_logit": "max logit",
+    "fp16": "under fp16",
+}
+ENDS = 4  # layers at each end of a stack that a short table shows
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer (``number`` from 1), or a module outside the layers (0, with its ``site``); NaN for what is not known."""
+
+    stack: str
+    number: int
+    site: str
+    numbers: Mapping[str, float]
+
+    def __getitem__(self, name: str) -> float:
+        return self.numbers.get(name, math.nan)
+
+    @property
+    def name(self) -> str:
+        return f"{self.stack} {self.number}".strip() if self.number else self.site or "the model"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A number beyond a bound: where, how much, in words, and why it matters."""
+
+    bound: str
+    severity: Literal["fail", "warn"]
+    stack: str
+    layer: int
+    site: str
+    value: float
+    limit: float
+    text: str
+    reason: str
+
+    @property
+    def place(self) -> str:
+        return Layer(self.stack, self.layer, self.site, {}).name
+
+    def __str__(self) -> str:
+        return f"{self.severity.upper()}  {self.bound}: {self.place}: {self.text.rstrip('.')} ({self.reason})."
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """The result of :func:`~stabilitylab.preflight`; ``print`` shows it.
+
+    ``layers``: the table. ``numbers``: ``loss``, ``loss_before`` and ``loss_after`` one update (in eval mode, on the
+    same batch), ``moved`` (||dF|| over ||F|| by stack). ``findings``: failures first. ``precision``: of the parameters.
+    """
+
+    layers: Sequence[Layer]
+    numbers: Mapping[str, Any]
+    findings: Sequence[Finding]
+    precision: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether no bound of the kind "fail" is broken."""
+        return all(finding.severity != "fail" for finding in self.findings)
+
+    @property
+    def suspect(self) -> Finding | None:
+        """What to look at first: the first failure, else the first warning."""
+        return next(iter(self.findings), None)
+
+    def frame(self) -> pd.DataFrame:
+        """One row a layer."""
+        import pandas as pd
+
+        rows = [{"stack": o.stack, "layer": o.number, "site": o.site, **self._shown(o)} for o in self.layers]
+        return pd.DataFrame(rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "suspect": None if self.suspect is None else {**vars(self.suspect), "place": self.suspect.place},
+            "findings": [{**vars(finding), "place": finding.place} for finding in self.findings],
+            "numbers": dict(self.numbers),
+            "precision": self.precision,
+            "layers": self.frame().to_dict("records"),
+        }
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, every: bool = False) -> str:
+        """The table (all layers, or of a long stack its ends and those with a finding) and the findings."""
+        known = [name for name in COLUMNS if any(math.isfinite(one[name]) for one in self.layers)]
+        lines = [["layer", *(COLUMNS[name] for name in known)]]
+        gap = False
+        for one in self.layers:
+            if every or self._is_shown(one):
+                lines.append([one.name, *(_number(one[name], name) for name in known)])
+                gap = False
+            elif not gap:
+                lines.append(["...", *("" for _ in known)])
+                gap = True
+        widths = [max(len(line[column]) for line in lines) for column in range(len(known) + 1)]
+        table = [
+            "  ".join([line[0].ljust(widths[0]), *(t.rjust(w) for t, w in zip(line[1:], widths[1:], strict=True))])
+            for line in lines
+        ]
+        return "\n".join([*(line.rstrip() for line in table), "", *self._summary()])
+
+    def _summary(self) -> list[str]:
+        before, after = self.numbers["loss_before"], self.numbers["loss_after"]
+        moved = ", ".join(f"{stack or 'model'} {share:.2%}" for stack, share in self.numbers["moved"].items())
+        lines = []
+        if moved and self.numbers["updated"]:
+            lines.append(f"one update: loss {before:.4g} -> {after:.4g}; output moved by {moved} of its size")
+        lines += [str(finding) for finding in self.findings]
+        if self.suspect is None:
+            return [*lines, "ok: every number is within its bound"]
+        verdict = "ok, with warnings" if self.ok else "not ready to train"
+        return [*lines, f"{verdict}; look first at {self.suspect.place}: {self.suspect.bound}"]
+
+    def _is_shown(self, one: Layer) -> bool:
+        count = sum(other.number > 0 and other.stack == one.stack for other in self.layers)
+        flagged = any((f.stack, f.layer, f.site) == (one.stack, one.number, one.site) for f in self.findings)
+        return not one.number or one.number <= ENDS or one.number > count - ENDS or flagged
+
+    @staticmethod
+    def _shown(one: Layer) -> dict[str, float]:
+        return {name: one[name] for name in COLUMNS}
+
+
+def _number(value: float, name: str) -> str:
+    if math.isnan(value):
+        return "-"
+    if name in ("eps", "zero", "fp16"):
+        return f"{value:.0%}" if value in (0, 1) or value >= 0.001 else "<0.1%"
+    return "0" if value == 0 else f"{value:.3g}"

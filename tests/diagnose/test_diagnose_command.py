@@ -1,0 +1,76 @@
+"""``stabilitylab diagnose`` as a user meets it, on runs of ``probe``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from diagnose_cases import falling, made
+
+from stabilitylab.store import RunWriter
+
+TINY = ["--set", "data.sentences=8", "--set", "data.held_out=8", "--quiet"]
+
+
+@pytest.mark.parametrize(
+    ("arch", "depth", "seed"), [("postln", "6", "0"), ("preln", "6", "1"), ("branchnorm", "8", "2")]
+)
+def test_a_run_that_learns_is_healthy(run, arch: str, depth: str, seed: str) -> None:
+    path = run("probe", "--arch", arch, "--depth", depth, "--seed", seed, "--steps", "120", *TINY)[1].strip()
+    code, out, err = run("diagnose", path, "--fail")
+    assert (code, err) == (0, "")
+    assert f"{path} is healthy: finished at step 120" in out
+    assert "not checked: attention entropy collapse; not recorded: attention (probe attention)" in out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("arch", ["branchnorm", "deepnorm"])
+def test_the_default_run_of_200_layers_is_healthy(run, arch: str) -> None:
+    path = run("probe", "--arch", arch, "--quiet")[1].strip()
+    facts = json.loads(run("diagnose", path, "--json")[1])
+    assert facts["verdict"] == "healthy"
+    assert {event["kind"] for event in facts["events"]} <= {"vanishing_gradient"}  # a note, of the encoder's bottom
+
+
+def test_a_collapsed_post_ln_names_what_came_first_and_fails_where_asked(run) -> None:
+    hot = ["--set", "train.lr=0.03", "--set", "train.warmup=0", "--steps", "60"]
+    path = run("probe", "--arch", "postln", "--depth", "12", *hot, *TINY)[1].strip()
+    code, out, _ = run("diagnose", path)
+    assert code == 0
+    assert "something broke. First came vanishing gradient" in out
+    assert "plateau from the start" in out
+    assert run("diagnose", path, "--fail")[0] == 1
+    code, out, err = run("diagnose", path, "--json")
+    facts = json.loads(out)
+    assert (code, err, facts["verdict"]) == (0, "", "failure")
+    assert facts["chain"][0] == "vanishing_gradient"
+    assert facts["chain"][-1] == "plateau"
+    event = facts["events"][0]
+    assert {"kind", "step", "until", "stack", "layer", "sublayer", "evidence", "strength"} <= event.keys()
+    assert (event["stack"], event["layer"]) == ("decoder", 1)
+
+
+def test_a_missing_an_empty_and_a_foreign_folder_are_one_sentence(run, tmp_path: Path) -> None:
+    code, out, err = run("diagnose", "nowhere")
+    assert (code, out, err.count("\n")) == (4, "", 1)
+    (tmp_path / "folder").mkdir()
+    assert run("diagnose", "folder")[0] == 4
+    with RunWriter.create(tmp_path / "empty", {"config": {}}) as empty:
+        empty.open([])
+    code, out, err = run("diagnose", "empty")
+    assert (code, out) == (4, "")
+    assert "recorded nothing yet: diagnose it after its first steps" in err
+
+
+def test_a_watched_run_with_a_loss_alone_says_what_it_cannot_see(run, tmp_path: Path) -> None:
+    loss = falling(80)
+    loss[50] = 4.0
+    made(tmp_path / "mine", {"loss": loss})
+    code, out, _ = run("diagnose", "mine")
+    assert code == 0
+    assert "First came loss spike: loss 4 at step 50" in out
+    assert "not checked: growth of norm inputs; not recorded: ln_input (probe ln_input)" in out
+    assert "checked: non-finite numbers, loss spike, divergence, plateau" in out
+    assert run("diagnose", "mine", "--fail")[0] == 1

@@ -1,0 +1,27 @@
+"""docs/diagnose.md gives every threshold with the value that decides."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from stabilitylab.diagnose import thresholds
+from stabilitylab.diagnose.compare import LEVELS
+from stabilitylab.diagnose.diagnosis import DETECTORS
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "diagnose.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_thresholds_is_that_of_the_code() -> None:
+    written = {name: float(value) for name, value in re.findall(r"^\| `([A-Z_]+)` \| (\S+) \|", PAGE, re.MULTILINE)}
+    assert written == {name: float(value) for name, value in vars(thresholds).items() if name.isupper()}
+
+
+def test_every_kind_of_event_has_its_line() -> None:
+    lines = set(re.findall(r"^\| ([a-z -]+) \|", PAGE, re.MULTILINE))
+    assert {detector.title for detector in DETECTORS.values()} <= lines
+
+
+def test_the_levels_of_compare_are_those_of_the_page() -> None:
+    *first, last = (f"{100 * level:g}" for level in LEVELS)
+    assert f"{', '.join(first)} and {last} %" in PAGE.replace("\n", " ")

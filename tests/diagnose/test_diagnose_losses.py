@@ -1,0 +1,100 @@
+"""Spikes, divergence and plateaus of made-up losses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from diagnose_cases import falling, found, kinds, made, only
+
+from stabilitylab.diagnose.losses import level, noise
+from stabilitylab.diagnose.thresholds import SPIKE_SD
+
+
+def test_the_noise_of_a_falling_loss_is_that_of_the_noise() -> None:
+    """Against the known standard deviation: the trend must not count."""
+    drawn = np.random.default_rng(0).standard_normal(4000) * 0.3
+    assert noise(drawn - 0.01 * np.arange(4000)) == pytest.approx(0.3, rel=0.05)
+    assert level(np.array([5.0, 1.0, 9.0, 2.0]), 3).tolist() == [5.0, 3.0, 5.0, 2.0]
+
+
+def test_a_spike_is_found_with_its_end_and_height(tmp_path: Path) -> None:
+    loss = falling(120)
+    loss[60:63] = [3.0, 4.0, 2.5]
+    event = only(found(made(tmp_path / "run", {"loss": loss})), "loss_spike")
+    assert (event.step, event.until, event.after) == (60, 63, 59)
+    assert event.numbers["peak"] == 4.0
+    assert event.numbers["value"] > event.numbers["level"] + SPIKE_SD * event.numbers["sd"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("noisy", [0.001, 0.05, 0.3])
+def test_noise_is_no_spike(tmp_path: Path, seed: int, noisy: float) -> None:
+    diagnosis = found(made(tmp_path / "run", {"loss": falling(400, noisy, seed)}))
+    assert kinds(diagnosis) == set()
+
+
+def test_a_memorised_loss_that_flickers_is_no_spike(tmp_path: Path) -> None:
+    loss = [*np.linspace(3, 0.001, 100), *np.where(np.arange(100) % 17 == 0, 0.02, 0.001)]
+    assert kinds(found(made(tmp_path / "run", {"loss": loss}))) == set()
+
+
+def test_a_loss_that_ends_above_its_start_has_diverged_and_no_plateau(tmp_path: Path) -> None:
+    loss = [*falling(60), *np.linspace(1.2, 9, 60)]
+    diagnosis = found(made(tmp_path / "run", {"loss": loss}))
+    event = only(diagnosis, "divergence")
+    assert event.severity == "failure"
+    assert 60 < event.step < 100
+    assert "plateau" not in kinds(diagnosis)
+
+
+def test_an_nll_diverges_two_nats_above_its_minimum(tmp_path: Path) -> None:
+    rise = [*np.linspace(8, 4, 50), *np.linspace(4, 6.5, 50)]
+    assert only(found(made(tmp_path / "up", {"nll": rise})), "divergence").step in range(89, 92)
+    undone = [*np.linspace(8, 4, 50), 6.5, 6.5, *np.linspace(4, 3.9, 50)]
+    assert "divergence" not in kinds(found(made(tmp_path / "back", {"nll": undone})))
+
+
+def test_a_loss_that_never_falls_is_on_a_plateau_from_the_start(tmp_path: Path) -> None:
+    flat = (3 + 0.02 * np.random.default_rng(0).standard_normal(100)).tolist()
+    diagnosis = found(made(tmp_path / "run", {"loss": flat}))
+    event = only(diagnosis, "plateau")
+    assert (event.step, event.after, event.severity, diagnosis.verdict) == (0, None, "failure", "failure")
+
+
+def test_a_relapse_is_a_plateau_since_it_began(tmp_path: Path) -> None:
+    relapse = [*falling(60), *(2.6 + 0.02 * np.random.default_rng(1).standard_normal(60))]
+    diagnosis = found(made(tmp_path / "run", {"loss": relapse}))
+    assert only(diagnosis, "plateau").step in range(60, 67)
+    assert [event.kind for event in diagnosis.cause.chain] == ["loss_spike", "plateau"]
+
+
+def test_a_converged_loss_is_no_plateau(tmp_path: Path) -> None:
+    loss = [*falling(100), *(1 + 0.02 * np.random.default_rng(2).standard_normal(300))]
+    assert kinds(found(made(tmp_path / "run", {"loss": loss}))) == set()
+
+
+@pytest.mark.parametrize(("nll", "stuck"), [(5.0, True), (4.5, False)])
+def test_the_unigram_baseline_decides_where_it_is_known(tmp_path: Path, nll: float, stuck: bool) -> None:
+    held_out = [*np.linspace(7, nll, 20), *[nll] * 20]
+    metrics = {"loss": held_out, "held_out_nll": held_out, "held_out_accuracy": [0.1 if stuck else 0.3] * 40}
+    path = made(tmp_path / "run", metrics, unigram={"cross_entropy": 5.0, "accuracy": 0.1})
+    diagnosis = found(path)
+    assert ("plateau" in kinds(diagnosis)) == stuck
+    if stuck:
+        assert "it never left it" in only(diagnosis, "plateau").evidence
+
+
+def test_a_run_that_still_falls_towards_the_baseline_is_not_stuck(tmp_path: Path) -> None:
+    held_out = np.linspace(9, 5.8, 40).tolist()
+    metrics = {"loss": held_out, "held_out_nll": held_out, "held_out_accuracy": [0.1] * 40}
+    diagnosis = found(made(tmp_path / "run", metrics, unigram={"cross_entropy": 5.0, "accuracy": 0.1}))
+    assert kinds(diagnosis) == set()
+
+
+def test_too_few_rows_are_said_not_judged(tmp_path: Path) -> None:
+    diagnosis = found(made(tmp_path / "run", {"loss": [3.0] * 15}))
+    assert diagnosis.unchecked["plateau"] == "15 rows are too few, it takes 20"
+    assert "plateau" not in diagnosis.checked
+    assert diagnosis.verdict == "healthy"
