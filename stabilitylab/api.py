@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,16 +20,28 @@ from .probes.distributed import Parallel, on_first_rank
 from .probes.reference import Schedule
 from .probes.schedule import Cadence
 from .probes.selection import Names, split
+from .schema import Sink
 from .store import AbsentRun, RunWriter
+
+if TYPE_CHECKING:
+    from accelerate.tracking import GeneralTracker
 
 
 class RunWatcher(Watcher):
     """A :class:`~stabilitylab.probes.Watcher` that owns its run directory ``run.path`` and says how the run ended."""
 
-    def __init__(self, model: nn.Module, run: RunWriter | AbsentRun, **options: Any) -> None:
+    def __init__(
+        self, model: nn.Module, run: RunWriter | AbsentRun, *, sink: Sink | None = None, **options: Any
+    ) -> None:
         self.run = run
-        super().__init__(model, run, **options)
+        super().__init__(model, sink or run, **options)
         run.record(probes_dropped=dict(self.dropped))
+
+    def checkpoint(self) -> dict[str, Any]:
+        """What ``watch(..., resume=...)`` needs to go on here: save it with the model, between the optimizer's step and
+        the next forward; of several ranks, each its own (under DDP, rank 0's does for all)."""
+        self.flush()
+        return {"part": self.run.seal(), "watcher": self.state_dict()}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -71,13 +83,17 @@ def watch(
     sites: str | Mapping[str, str] | None = None,
     config: Mapping[str, Any] | None = None,
     parallel: Parallel = "auto",
+    tracker: str | GeneralTracker | None = None,
+    resume: Mapping[str, Any] | None = None,
 ) -> RunWatcher:
     """Watch ``model`` and record it in the new run directory ``out``; a context manager around the training loop.
 
     Call ``.step(loss=loss)`` once per update: after backward (and ``scaler.unscale_``), before clipping and
     ``optimizer.step``. ``every``: rows of the training pass, ``update_every``: of the reference pass (``every`` if not
     given), a number or "log". ``config``: whatever you want to find again in the run. The other arguments are those of
-    :class:`stabilitylab.probes.Watcher`. Raises UsageError where ``out`` exists or a named probe finds no site.
+    :class:`stabilitylab.probes.Watcher`. ``tracker``: "tensorboard", "wandb", "mlflow", ... or a tracker of Accelerate
+    gets aggregates of each row too (:mod:`stabilitylab.integrations.trackers`). ``resume``: what ``.checkpoint()``
+    gave; the run in ``out`` goes on from there. Raises UsageError where ``out`` exists or a named probe finds no site.
     Under torchrun call it on every rank, with the DDP or FSDP2 model; rank 0 makes and writes ``out``.
 
     >>> with watch(model, out="runs/mine", every=10, reference=lambda: model(fixed)) as w:  # doctest: +SKIP
@@ -98,13 +114,23 @@ def watch(
     }
 
     def create() -> RunWriter:
+        if resume is not None:
+            return RunWriter.resume(out, resume["part"], manifest=manifest)
         return RunWriter.create(out, manifest)
+
+    def teed() -> Sink | None:
+        if tracker is None or isinstance(run, AbsentRun):
+            return None
+        from .integrations.trackers import Tee, TrackerSink  # Accelerate, an extra
+
+        return Tee(run, TrackerSink.of(tracker, run.path, manifest["config"]))
 
     run = create() if parallel == "off" else on_first_rank(create) or AbsentRun(out)
     try:
-        return RunWatcher(
+        watcher = RunWatcher(
             model,
             run,
+            sink=teed() if parallel == "off" else on_first_rank(teed),
             probes=probes,
             every=every,
             update_every=every if update_every is None else update_every,
@@ -117,8 +143,11 @@ def watch(
             sites=sites,
             parallel=parallel,
         )
+        if resume is not None:
+            watcher.load_state_dict(resume["watcher"])
+        return watcher
     except BaseException:
         run.close()
-        if isinstance(run, RunWriter):
+        if isinstance(run, RunWriter) and resume is None:
             shutil.rmtree(run.path)  # nothing was recorded, and the next try wants the name
         raise

@@ -14,7 +14,9 @@ LEVEL = {
     **dict.fromkeys(("errors", "registry", "schema", "config", "labels", "verdict"), 1),
     **dict.fromkeys(("models", "probes", "store"), 2),
     **dict.fromkeys(("data", "experiments"), 3),
-    **dict.fromkeys(("train", "onestep", "decode", "sweep", "api", "reports", "check", "diagnose", "export"), 4),
+    **dict.fromkeys(
+        ("train", "onestep", "decode", "sweep", "api", "reports", "check", "diagnose", "export", "integrations"), 4
+    ),
     **dict.fromkeys(("terminal", "commands", "cli", "__main__"), 5),
 }
 

@@ -1,0 +1,9 @@
+"""Other people's trainers and dashboards. Each module imports its framework, so import the one that you use:
+
+- :mod:`stabilitylab.integrations.transformers`: ``StabilityCallback`` for the Trainer of Hugging Face
+- :mod:`stabilitylab.integrations.lightning`: ``StabilityCallback`` for Lightning
+- :mod:`stabilitylab.integrations.accelerate`: ``watch`` for a loop with an Accelerator
+- :mod:`stabilitylab.integrations.trackers`: what ``watch(..., tracker=...)`` sends to TensorBoard, W&B, MLflow, ...
+
+A plain PyTorch loop needs none of them: that is ``stabilitylab.watch``.
+"""

@@ -1,0 +1,104 @@
+"""``StabilityCallback`` for Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import ResourceError, UsageError
+from .session import Batch, Masking, Session, refuse
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
+except ImportError as error:
+    raise ResourceError("Lightning is not installed: pip install lightning.") from error
+
+
+class StabilityCallback(Callback):
+    """Records what Lightning fits in the new run directory ``out``.
+
+    >>> trainer = Trainer(  # doctest: +SKIP
+    ...     max_steps=1000, gradient_clip_val=1.0,
+    ...     callbacks=[StabilityCallback(out="runs/mine", every=10)],
+    ... )
+    >>> trainer.fit(module, loader)
+
+    Row t is update t: ``loss`` as it was backpropagated, summed over ``accumulate_grad_batches`` (so, their mean);
+    ``lr``; gradients of the whole batch, unscaled and *before* ``gradient_clip_val`` clips them: Lightning calls
+    ``on_before_optimizer_step`` between the two. Validation leaves no trace.
+
+    ``mask="auto"`` reads ``attention_mask`` (``decoder_attention_mask``, or labels other than -100) from a batch that
+    is a mapping. ``reference``: a held-out batch (a dict), on which ``module(**batch)`` is run, or a function.
+    ``options``: those of :func:`stabilitylab.watch`. The callback's state is in Lightning's checkpoints, so
+    ``fit(ckpt_path=...)`` goes on in the same run. Status: "finished", or "failed" and "interrupted" with the error.
+
+    Raises UsageError, from ``fit``, where ``out`` exists, a named probe finds no site, for several optimizers and
+    DeepSpeed.
+    """
+
+    def __init__(
+        self,
+        out: str | Path,
+        *,
+        mask: Masking = "auto",
+        reference: Callable[[], Any] | Batch | None = None,
+        **options: Any,
+    ) -> None:
+        refuse(options)
+        self.out = Path(out)
+        self._options = {"mask": mask, "reference": reference, **options}
+        self._session: Session | None = None
+        self._stored: dict[str, Any] | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if len(trainer.optimizers) != 1:
+            raise UsageError(
+                f"{len(trainer.optimizers)} optimizers are here, not one: use stabilitylab.watch in training_step."
+            )
+        if isinstance(trainer.strategy, DeepSpeedStrategy):
+            raise UsageError("DeepSpeed keeps gradients of its own, which cannot be watched: use DDP or FSDP2.")
+        stored = self._stored if self.out.exists() else None
+        self._session = Session(
+            pl_module,
+            trainer.optimizers[0],
+            out=self.out,
+            step=trainer.global_step,
+            resume=stored,
+            scaler=getattr(trainer.precision_plugin, "scaler", None),
+            parallel="ddp" if isinstance(trainer.strategy, DDPStrategy) else "auto",
+            **self._options,
+        )
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._session is not None and self._session.masks is not None:
+            self._session.masks.read(batch)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
+        if self._session is not None:
+            self._session.loss(loss)
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        if self._session is not None:
+            self._session.row()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._session is not None:
+            self._session.finish()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self._session is not None:
+            self._session.fail(exception)
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._session is None or not self._session.open:
+            return {}
+        return self._session.watcher.checkpoint()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._stored = state_dict or None

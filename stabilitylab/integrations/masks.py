@@ -1,0 +1,51 @@
+"""Which tokens are real, as a batch says it itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+IGNORED = -100  # what Hugging Face's losses leave out
+
+
+class BatchMasks:
+    """The masks of the batch that was read last, by stack; :func:`stabilitylab.watch` takes it as ``mask``.
+
+    One stack, or the one beside the decoder's: ``attention_mask``. The decoder's: ``decoder_attention_mask``, or else
+    where ``labels`` (B, T) are not -100. A mask that is not (B, T) counts as none, and so do all where the stacks are
+    other ones (an image's beside a text's, say): then every token counts.
+    """
+
+    def __init__(self, stacks: Sequence[str]) -> None:
+        self._stacks = tuple(stacks)
+        decoders = [name for name in stacks if "decoder" in name]
+        pair = len(stacks) == 2 and len(decoders) == 1
+        self._decoder = decoders[0] if pair else None
+        self._knows = pair or len(stacks) == 1
+        self._masks: dict[str, torch.Tensor] = {}
+
+    def read(self, batch: object) -> None:
+        """Takes the masks of ``batch``; one that is not a mapping has none."""
+        entries = batch if isinstance(batch, Mapping) and self._knows else {}
+        self._masks = {}
+        for stack in self._stacks:
+            mask = self._of_decoder(entries) if stack == self._decoder else entries.get("attention_mask")
+            if isinstance(mask, torch.Tensor) and mask.dim() == 2:
+                self._masks[stack] = mask.bool()
+
+    def __call__(self) -> dict[str, torch.Tensor]:
+        return self._masks
+
+    def follow(self, model: nn.Module) -> Callable[[], None]:
+        """Reads what ``model`` is called with from now on; returns what ends that."""
+        return model.register_forward_pre_hook(lambda module, args, kwargs: self.read(kwargs), with_kwargs=True).remove
+
+    @staticmethod
+    def _of_decoder(batch: Mapping[str, Any]) -> Any:
+        mask, labels = batch.get("decoder_attention_mask"), batch.get("labels")
+        if mask is None and isinstance(labels, torch.Tensor):
+            return labels != IGNORED
+        return mask

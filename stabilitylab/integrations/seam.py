@@ -1,0 +1,130 @@
+"""The moment between backward and clipping in Accelerate, on which the Trainer of Hugging Face stands too."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, Protocol
+
+import torch
+
+from ..errors import ResourceError, UsageError
+
+try:
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.utils import DistributedType
+except ImportError as error:
+    raise ResourceError("Accelerate is not installed: pip install accelerate.") from error
+
+
+class Listener(Protocol):
+    def loss(self, loss: torch.Tensor) -> None: ...
+
+    def row(self) -> None: ...
+
+
+class Seam:
+    """Tells ``listener`` each loss of an optimizer's Accelerator, and once per update that gradients are ready to read:
+    those of the whole batch, averaged over ranks and unscaled, not clipped yet.
+
+    A trainer gives its callbacks neither the accelerator nor a moment before clipping. So two methods of the class are
+    wrapped while any seam is open, ``Accelerator.backward`` and ``Accelerator.unscale_gradients``, with which
+    ``clip_grad_norm_`` and ``clip_grad_value_`` begin; and the ``step`` of this optimizer, for loops that do not clip.
+    """
+
+    def __init__(self, optimizer: Any, listener: Listener) -> None:
+        if not isinstance(optimizer, AcceleratedOptimizer):
+            kind = type(optimizer).__name__
+            raise UsageError(f"the optimizer is a plain {kind}: give the one that accelerator.prepare() returned.")
+        kind = optimizer.accelerator_state.distributed_type
+        if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+            raise UsageError(f"{kind.value} keeps gradients of its own, which cannot be watched: use DDP or FSDP2.")
+        self.optimizer, self.listener = optimizer, listener
+        self.read = False  # whether this update's gradients were
+
+    @property
+    def inner(self) -> torch.optim.Optimizer:
+        return unwrapped(self.optimizer)
+
+    def belongs(self, accelerator: Accelerator) -> bool:
+        return any(optimizer is self.optimizer for optimizer in accelerator._optimizers)
+
+    def ready(self) -> None:
+        if not self.read:
+            self.read = True
+            self.listener.row()
+
+    def open(self) -> None:
+        if not _OPEN:
+            for name, around in _AROUND.items():
+                _BEFORE[name] = original = vars(Accelerator)[name]
+                setattr(Accelerator, name, functools.wraps(original)(around(original)))
+        _OPEN.append(self)
+        # a learning-rate schedule may have wrapped the instance's own: it wants a method, and its mark on it
+        self._step = vars(self.optimizer).get("step")
+        self._wrapped = MethodType(
+            functools.wraps(self.optimizer.step)(self._around(self.optimizer.step)), self.optimizer
+        )
+        self.optimizer.step = self._wrapped
+
+    def close(self) -> None:
+        if self not in _OPEN:
+            return
+        _OPEN.remove(self)
+        if not _OPEN:
+            for name, method in _BEFORE.items():
+                setattr(Accelerator, name, method)
+        if vars(self.optimizer).get("step") is not self._wrapped:
+            return  # somebody wrapped it since: what is underneath just calls the original from now on
+        if self._step is None:
+            del self.optimizer.step
+        else:
+            self.optimizer.step = self._step
+
+    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(optimizer: AcceleratedOptimizer, *args: Any, **kwargs: Any) -> Any:
+            if self in _OPEN and optimizer.gradient_state.sync_gradients:
+                if not self.read and optimizer.scaler is not None:
+                    optimizer.scaler.unscale_(self.inner)  # nothing was clipped; the scaler's step would do it now
+                self.ready()
+                self.read = False  # the next backward is another update's
+            return original(*args, **kwargs)
+
+        return step
+
+
+def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
+    while isinstance(optimizer, AcceleratedOptimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+_OPEN: list[Seam] = []
+_BEFORE: dict[str, Any] = {}
+
+
+def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def backward(self: Accelerator, loss: torch.Tensor, **kwargs: Any) -> Any:
+        for seam in _OPEN:
+            if seam.belongs(self):
+                seam.listener.loss(loss.detach() / self.gradient_accumulation_steps)  # as the original divides
+        return original(self, loss, **kwargs)
+
+    return backward
+
+
+def _unscale_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
+    def unscale_gradients(self: Accelerator, optimizer: Any = None) -> None:
+        original(self, optimizer)
+        meant = None if optimizer is None else optimizer if isinstance(optimizer, (tuple, list)) else [optimizer]
+        for seam in _OPEN:
+            ours = meant is None or any(unwrapped(one) is seam.inner for one in meant)
+            if ours and self.sync_gradients and seam.belongs(self):
+                seam.ready()
+
+    return unscale_gradients
+
+
+_AROUND = {"backward": _backward, "unscale_gradients": _unscale_gradients}

@@ -1,0 +1,118 @@
+"""One training run under watch: what the callbacks of all trainers have in common."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from ..api import RunWatcher, watch
+from ..errors import UsageError
+from ..probes import find_sites
+from ..probes.accumulate import Mask
+from ..probes.selection import split
+from .masks import BatchMasks
+
+Batch = Mapping[str, Any]
+Masking = Literal["auto"] | Mask | Callable[[], Mask | None] | None
+OWN = ("optimizer", "scaler", "parallel", "resume")  # what the trainer knows better
+
+
+class Session:
+    """A watcher from the first update to the last; ends once, whoever ends it first.
+
+    ``mask="auto"``: from the batches (:class:`.BatchMasks`). ``reference``: as for :func:`stabilitylab.watch`, or a
+    batch, on which ``model(**batch)`` is run. ``step``: the updates that ``model`` has behind it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        out: str | Path,
+        mask: Masking = "auto",
+        reference: Callable[[], Any] | Batch | None = None,
+        step: int = 0,
+        resume: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.masks = None
+        if isinstance(mask, str):
+            if mask != "auto":
+                raise UsageError(f"mask = {mask!r} is unknown: use 'auto', None, a tensor or a function.")
+            sites = find_sites(model, options.get("output_site"), split(options.get("sites"))[0])
+            mask = self.masks = BatchMasks([stack.name for stack in sites.stacks])
+        self._optimizer = optimizer
+        self._loss: torch.Tensor | None = None
+        self._unfollow = self.masks.follow(model) if self.masks else lambda: None
+        self._error = getattr(sys, "last_value", None)
+        self.open = True
+        try:
+            self.watcher: RunWatcher = watch(
+                model,
+                out=out,
+                optimizer=optimizer,
+                mask=mask,
+                reference=on_batch(model, reference) if isinstance(reference, Mapping) else reference,
+                resume=resume,
+                **options,
+            )
+        except BaseException:
+            self._unfollow()
+            raise
+        if resume is None and step:
+            self.watcher.load_state_dict({"t": step, "pending": None, "reference": None})
+
+    def loss(self, loss: torch.Tensor) -> None:
+        """Adds what one micro-batch contributes to the loss of the row."""
+        loss = loss.detach()
+        self._loss = loss if self._loss is None else self._loss + loss
+
+    def row(self) -> None:
+        """Ends a row: gradients are those of the whole batch, unscaled and not clipped yet."""
+        loss, self._loss = self._loss, None
+        self.watcher.step(loss=loss, lr=self._optimizer.param_groups[0]["lr"])
+
+    def finish(self) -> None:
+        """Training is over, and the model is what it made of it."""
+        self._end(None)
+
+    def fail(self, error: BaseException) -> None:
+        """Training ended with ``error``: rows are kept, the status says why."""
+        self._end(error)
+
+    def abandon(self) -> None:
+        """The trainer is gone, or the process is about to go, and nobody said that training was over."""
+        error = getattr(sys, "last_value", None)  # what ended the program, or a notebook's cell
+        if error is None or error is self._error:
+            error = RuntimeError("training ended without a word, by an error perhaps")
+        self.fail(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self.open:
+            self.open = False
+            try:
+                self.watcher.__exit__(type(error) if error else None, error, None)
+            finally:
+                self._unfollow()  # only now: the last reference pass has a mask too
+
+
+def refuse(options: Mapping[str, Any]) -> None:
+    """Raises UsageError for options of :func:`stabilitylab.watch` that only the trainer can know."""
+    if own := [name for name in OWN if name in options]:
+        raise UsageError(f"{own[0]!r} is the trainer's to say here: leave it out.")
+
+
+def on_batch(model: nn.Module, batch: Batch) -> Callable[[], Any]:
+    """A reference pass: ``model(**batch)``, the batch moved to where the model is."""
+
+    def run() -> None:
+        device = next(model.parameters()).device
+        model(**{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()})
+
+    return run

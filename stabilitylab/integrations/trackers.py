@@ -1,0 +1,146 @@
+"""Dashboards: each row's aggregates to TensorBoard, W&B, MLflow, ..., through ``accelerate.tracking``.
+
+>>> with sl.watch(model, out="runs/mine", tracker="tensorboard") as w:  # doctest: +SKIP
+...     ...  # then: tensorboard --logdir runs/mine/trackers
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ResourceError, UsageError
+from ..schema import Cells, Sink, Table
+
+try:
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
+    from accelerate.utils import LoggerType
+except ImportError as error:
+    raise ResourceError("trackers need Accelerate: pip install 'stabilitylab[trackers]'.") from error
+
+log = logging.getLogger(__name__)
+
+
+def aggregates(
+    metrics: Mapping[str, float | None], tables: Mapping[str, Cells], definitions: Mapping[str, Table]
+) -> dict[str, float]:
+    """What a tracker gets of one row: a few numbers however deep the model, never one a layer.
+
+    ``metrics/<name>`` as recorded; ``<table>.<column>/<stack>/min``, ``median`` and ``max`` over the places of the
+    stack whose number is finite (the tags of ``stabilitylab export --to tensorboard``).
+    """
+    values = {f"metrics/{name}": float(value) for name, value in metrics.items() if value is not None}
+    for name, cells in tables.items():
+        table = definitions[name]
+        stacks = np.array([row.stack for row in table.rows])
+        for place, column in enumerate(table.columns):
+            for stack in dict.fromkeys(stacks.tolist()):
+                usual = cells.values[(stacks == stack) & ~cells.absent, place]
+                usual = usual[np.isfinite(usual)]
+                if usual.size:
+                    head = f"{name}.{column}" + (f"/{stack}" if stack else "")
+                    values[f"{head}/min"] = float(usual.min())
+                    values[f"{head}/median"] = float(np.median(usual))
+                    values[f"{head}/max"] = float(usual.max())
+    return values
+
+
+class TrackerSink:
+    """A sink that sends aggregates to a tracker of Accelerate, which it starts (if nobody has) and finishes.
+
+    A tracker that raises is told nothing more: one warning is logged, and training and the run directory go on.
+    """
+
+    def __init__(self, tracker: GeneralTracker, config: Mapping[str, Any] | None = None) -> None:
+        self.tracker = tracker
+        self._config = dict(config or {})
+        self._definitions: dict[str, Table] = {}
+        self._working = True
+
+    @classmethod
+    def of(cls, tracker: str | GeneralTracker, out: Path, config: Mapping[str, Any]) -> TrackerSink:
+        """By name, one that writes to ``out/trackers`` if it writes to a folder, and is named like ``out`` (for W&B:
+        the run, in the project "stabilitylab"); a tracker of the caller's as it is.
+
+        Raises UsageError for an unknown name, ResourceError where its package is missing.
+        """
+        if not isinstance(tracker, str):
+            return cls(tracker, config)
+        if tracker not in LOGGER_TYPE_TO_CLASS:
+            raise UsageError(f"unknown tracker {tracker!r}; choose one of {', '.join(LOGGER_TYPE_TO_CLASS)}.")
+        if LoggerType(tracker) not in get_available_trackers():
+            raise ResourceError(f"the tracker {tracker!r} is not installed: pip install {tracker.replace('_', '-')}.")
+        maker: Any = LOGGER_TYPE_TO_CLASS[tracker]
+        if maker.requires_logging_directory:
+            return cls(maker(tracker, logging_dir=str(out / "trackers")), config)
+        if tracker == "wandb":
+            return cls(maker("stabilitylab", name=out.name), config)
+        return cls(maker(out.name), config)
+
+    def open(self, tables: Sequence[Table]) -> None:
+        self._definitions = {table.name: table for table in tables}
+        self._safely("starting", self._start)
+
+    def append(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
+        if self._working:
+            values = aggregates(metrics, tables, self._definitions)
+            self._safely(f"step {step}", lambda: self.tracker.log(values, step=step))
+
+    def close(self) -> None:
+        warn, self._working = self._working, False
+        try:
+            self.tracker.finish()  # also one that failed may have something to close
+        except Exception as error:
+            if warn:
+                self._warn("finishing", error)
+
+    def _start(self) -> None:
+        if not hasattr(self.tracker, "tracker"):  # trackers of Accelerate start late, those of old versions at once
+            self.tracker.start()
+        if self._config:
+            simple = (bool, int, float, str)
+            self.tracker.store_init_configuration(
+                {key: value if isinstance(value, simple) else str(value) for key, value in self._config.items()}
+            )
+
+    def _safely(self, when: str, action: Callable[[], object]) -> None:
+        if self._working:
+            try:
+                action()
+            except Exception as error:
+                self._working = False
+                self._warn(when, error)
+
+    def _warn(self, when: str, error: Exception) -> None:
+        name = getattr(self.tracker, "name", type(self.tracker).__name__)
+        log.warning(
+            "the tracker %s failed (%s: %s: %s) and gets nothing more; training and the run directory go on",
+            name,
+            when,
+            type(error).__name__,
+            error,
+        )
+
+
+class Tee:
+    """A sink that hands everything to a run and then to a second sink; incidents are the run's alone."""
+
+    def __init__(self, run: Any, second: Sink) -> None:
+        self._both = (run, second)
+        self.incident = run.incident
+
+    def open(self, tables: Sequence[Table]) -> None:
+        for sink in self._both:
+            sink.open(tables)
+
+    def append(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
+        for sink in self._both:
+            sink.append(step, metrics, tables)
+
+    def close(self) -> None:
+        for sink in reversed(self._both):
+            sink.close()

@@ -1,0 +1,123 @@
+"""``StabilityCallback`` for the Trainer of Hugging Face."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from ..errors import ResourceError, UsageError
+from ..probes.distributed import is_first_rank
+from .accelerate import AcceleratedSession
+from .session import Batch, Masking, refuse
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+except ImportError as error:
+    raise ResourceError("the Trainer is not installed: pip install transformers accelerate.") from error
+
+
+class StabilityCallback(TrainerCallback):
+    """Records what the Trainer trains in the new run directory ``out``.
+
+    >>> trainer = Trainer(  # doctest: +SKIP
+    ...     model=model, args=args, train_dataset=data,
+    ...     callbacks=[StabilityCallback(out="runs/mine", every=10, reference=held_out)],
+    ... )
+    >>> trainer.train()
+
+    Row t is update t: ``loss`` as it was backpropagated, mean of its micro-batches; ``lr``; gradients of the whole
+    batch, unscaled, and *before* ``max_grad_norm`` clips them (which the Trainer does before it tells its callbacks).
+    Evaluation and generation within training leave no trace.
+
+    ``mask="auto"`` reads ``attention_mask`` (``decoder_attention_mask``, or labels other than -100) from what the model
+    is called with. ``reference``: a held-out batch (a dict of tensors) or a function. ``options``: those of
+    :func:`stabilitylab.watch`, such as ``probes``, ``every``, ``sites`` and ``tracker``.
+
+    Each checkpoint of the Trainer gets a file of the watcher's, so that ``train(resume_from_checkpoint=...)`` goes on
+    in the same run, rows after the checkpoint moved aside; where ``out`` does not exist yet a resumed training starts a
+    run at its own step. The run is "finished" when training is. The Trainer does not tell callbacks of an error: the
+    status is "failed" (with the error, if it ended the program) at the latest when the process ends, and at once where
+    ``with StabilityCallback(...) as callback:`` stands around ``train()``. Raises UsageError, from ``train()``, where
+    ``out`` exists, a named probe finds no site, or under DeepSpeed and ``DataParallel``.
+    """
+
+    def __init__(
+        self,
+        out: str | Path,
+        *,
+        mask: Masking = "auto",
+        reference: Callable[[], Any] | Batch | None = None,
+        **options: Any,
+    ) -> None:
+        refuse(options)
+        self.out = Path(out)
+        self._options = {"mask": mask, "reference": reference, **options}
+        self._session: AcceleratedSession | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if args.n_gpu > 1:
+            raise UsageError("DataParallel cannot be watched: start the script with torchrun, or show it one GPU.")
+        step, stored = state.global_step, None
+        if step and self.out.exists():
+            stored = _load(_file(args, step))
+        self._session = AcceleratedSession(
+            kwargs["model"],
+            kwargs["optimizer"],
+            out=self.out,
+            step=step,
+            resume=stored,
+            parallel="ddp" if args.world_size > 1 and not args.fsdp else "auto",
+            **self._options,
+        )
+        weakref.finalize(self, self._session.abandon)  # also when the process ends
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        file = _file(args, state.global_step)
+        if self._session is not None and self._session.open:
+            checkpoint = self._session.watcher.checkpoint()  # on all ranks, since all have a share in it
+            if file.parent.is_dir():  # else this checkpoint was rotated away, or belongs to a trial
+                torch.save(checkpoint, file)
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if "train_runtime" in (kwargs.get("logs") or {}):  # the last word before load_best_model_at_end
+            self._finish()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._session is not None:
+            self._session.finish()
+
+    def __enter__(self) -> StabilityCallback:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None and error is not None:
+            self._session.fail(error)
+
+
+def _file(args: TrainingArguments, step: int) -> Path:
+    rank = "" if is_first_rank() else f"-{args.process_index}"
+    return Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{step}" / f"stabilitylab{rank}.pt"
+
+
+def _load(file: Path) -> dict[str, Any]:
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"training resumes, but {file} is missing, with which the run would go on: give another out=."
+        ) from error

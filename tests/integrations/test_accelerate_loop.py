@@ -1,0 +1,160 @@
+"""``watch`` for a loop with an Accelerator: read between backward and clipping, once an update."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from subjects import LR, batch, model, norm, token_loss
+from torch import nn
+
+import stabilitylab as sl
+from stabilitylab.errors import UsageError
+from stabilitylab.integrations import seam
+from stabilitylab.integrations.accelerate import watch
+
+CLIP = 1e-3
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate():
+    """Accelerate keeps its state in the process; here each test has its own."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def scaled(accelerator: Accelerator) -> Accelerator:
+    """As under fp16 on a GPU, with a scaler for the CPU."""
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+    accelerator.native_amp = True
+    accelerator.state._mixed_precision = "fp16"
+    return accelerator
+
+
+def loop(
+    subject: nn.Module, out: Path | None, *, clip: str = "norm", fp16: bool = False, fail_at: int = -1, **options: Any
+) -> nn.Module:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    if fp16:
+        accelerator = scaled(accelerator)
+    prepared, optimizer = accelerator.prepare(subject, torch.optim.SGD(subject.parameters(), lr=LR))
+
+    def train() -> None:
+        for number in range(6):
+            with accelerator.accumulate(prepared):
+                content: Any = batch(range(2 * number, 2 * number + 2))
+                accelerator.backward(prepared(**content).loss)
+                if number == fail_at:
+                    raise RuntimeError("the loop broke")
+                if accelerator.sync_gradients and clip == "norm":
+                    accelerator.clip_grad_norm_(prepared.parameters(), CLIP)
+                if accelerator.sync_gradients and clip == "value":
+                    accelerator.clip_grad_value_(prepared.parameters(), CLIP)
+                optimizer.step()
+                optimizer.zero_grad()
+
+    if out is None:
+        train()
+    else:
+        with watch(prepared, optimizer, out=out, every=1, **options):
+            train()
+    return subject
+
+
+def first_update() -> tuple[float, float]:
+    """(loss, gradient norm) of the first four sentences in two batches, each batch's loss the mean over its tokens."""
+    subject, losses = model().train(), []
+    for numbers in (range(2), range(2, 4)):
+        total, _ = token_loss(subject, numbers)
+        losses.append(total / int((batch(numbers)["labels"][:, 1:] != -100).sum()))
+    loss = torch.stack(losses).mean()
+    return loss.item(), norm(torch.autograd.grad(loss, list(subject.parameters())))
+
+
+@pytest.mark.parametrize("fp16", [False, True])
+@pytest.mark.parametrize("clip", ["norm", "value", "no"])
+def test_gradients_are_raw_unscaled_and_of_the_whole_update(tmp_path: Path, clip: str, fp16: bool) -> None:
+    loop(model(), tmp_path / "run", clip=clip, fp16=fp16)
+    run, (loss, total) = sl.Run.open(tmp_path / "run"), first_update()
+    assert run.status.state == "finished"
+    assert list(run.metrics["step"]) == [0, 1, 2]
+    assert run.metrics["loss"][0] == pytest.approx(loss, rel=1e-6)
+    assert run.metrics["grad_norm_total"][0] == pytest.approx(total, rel=1e-6)
+    assert total > 100 * CLIP
+
+
+@pytest.mark.parametrize("fp16", [False, True])
+def test_training_does_not_notice(tmp_path: Path, fp16: bool) -> None:
+    plain = loop(model(dropout=0.1), None, fp16=fp16)
+    watched = loop(model(dropout=0.1), tmp_path / "run", fp16=fp16, probes="all", reference=batch([20]))
+    for one, other in zip(plain.parameters(), watched.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert not seam._OPEN
+
+
+def test_an_update_that_the_scaler_skips_has_its_row(tmp_path: Path) -> None:
+    subject = model()
+    with torch.no_grad():
+        subject.transformer.ln_f.weight[0] = torch.inf
+    loop(subject, tmp_path / "run", clip="no", fp16=True)
+    metrics = sl.Run.open(tmp_path / "run").metrics
+    assert list(metrics["step"]) == [0, 1, 2]
+    assert not np.isfinite(metrics["grad_norm_total"]).any()
+
+
+def test_an_error_in_the_loop_keeps_the_rows_and_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="the loop broke"):
+        loop(model(), tmp_path / "run", fail_at=4)
+    run = sl.Run.open(tmp_path / "run")
+    assert (run.status.state, run.status.reason) == ("failed", "RuntimeError: the loop broke")
+    assert list(run.metrics["step"]) == [0, 1]
+
+
+def test_another_accelerator_is_not_listened_to(tmp_path: Path) -> None:
+    accelerator, subject, other = Accelerator(cpu=True), model(), model(seed=8)
+    prepared, optimizer = accelerator.prepare(subject, torch.optim.SGD(subject.parameters(), lr=LR))
+    stranger = Accelerator(cpu=True)
+    theirs, their_optimizer = stranger.prepare(other, torch.optim.SGD(other.parameters(), lr=LR))
+    content: Any = batch(range(2))
+    with watch(prepared, optimizer, out=tmp_path / "run", every=1):
+        for one, its, steps in ((stranger, theirs, their_optimizer), (accelerator, prepared, optimizer)):
+            one.backward(its(**content).loss)
+            one.clip_grad_norm_(its.parameters(), CLIP)
+            steps.step()
+            steps.zero_grad()
+    metrics = sl.Run.open(tmp_path / "run").metrics
+    assert list(metrics["step"]) == [0]
+    with torch.no_grad():
+        assert metrics["loss"][0] == pytest.approx(model()(**content).loss.item(), rel=1e-6)
+
+
+def test_a_schedule_that_was_made_meanwhile_survives_the_end(tmp_path: Path) -> None:
+    accelerator, subject = Accelerator(cpu=True), model()
+    prepared, optimizer = accelerator.prepare(subject, torch.optim.SGD(subject.parameters(), lr=LR))
+    content: Any = batch(range(2))
+    with watch(prepared, optimizer, out=tmp_path / "run", every=1):
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    before = [p.clone() for p in subject.parameters()]
+    accelerator.backward(prepared(**content).loss)
+    optimizer.step()
+    schedule.step()
+    assert any(not torch.equal(a, b) for a, b in zip(before, subject.parameters(), strict=True))
+    assert len(sl.Run.open(tmp_path / "run").metrics) == 0
+
+
+def test_an_optimizer_that_was_not_prepared_is_refused(tmp_path: Path) -> None:
+    subject = model()
+    with (
+        pytest.raises(UsageError, match=r"accelerator\.prepare"),
+        watch(subject, torch.optim.SGD(subject.parameters()), out=tmp_path / "run"),
+    ):
+        pass
+    assert not (tmp_path / "run").exists()

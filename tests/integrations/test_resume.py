@@ -1,0 +1,50 @@
+"""``watch(..., resume=...)`` and ``checkpoint()`` in anybody's loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from subjects import LR, batch, model
+
+import stabilitylab as sl
+
+
+def loop(subject: Any, optimizer: Any, w: Any, steps: range) -> None:
+    for step in steps:
+        content: Any = batch([step])
+        loss = subject(**content).loss
+        loss.backward()
+        w.step(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def watched(out: Path, weights: Any = None, resume: Any = None) -> tuple[Any, Any, Any]:
+    subject = model()
+    if weights:
+        subject.load_state_dict(weights)
+    optimizer, held_out = torch.optim.SGD(subject.parameters(), lr=LR), batch([30])
+    w = sl.watch(
+        subject, out=out, every=1, optimizer=optimizer, resume=resume, reference=lambda: subject(**held_out)
+    )  # fmt: skip
+    return subject, optimizer, w
+
+
+def test_a_loop_that_goes_on_writes_the_rows_of_one_that_was_not_interrupted(tmp_path: Path) -> None:
+    subject, optimizer, w = watched(tmp_path / "whole")
+    with w:
+        loop(subject, optimizer, w, range(5))
+    subject, optimizer, w = watched(tmp_path / "run")
+    with w:
+        loop(subject, optimizer, w, range(3))
+        torch.save((subject.state_dict(), w.checkpoint()), tmp_path / "checkpoint.pt")
+        loop(subject, optimizer, w, range(3, 4))  # of which the resumed run knows nothing
+    weights, state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    subject, optimizer, w = watched(tmp_path / "run", weights, state)
+    with w:
+        loop(subject, optimizer, w, range(3, 5))
+    whole, run = sl.Run.open(tmp_path / "whole"), sl.Run.open(tmp_path / "run")
+    for table in ("metrics", *whole.tables):
+        assert run.frame(table).equals(whole.frame(table)), table

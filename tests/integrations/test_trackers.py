@@ -1,0 +1,155 @@
+"""Trackers get aggregates, real ones too, and cannot stop anything."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate.tracking import GeneralTracker
+from subjects import LR, batch, model
+
+import stabilitylab as sl
+from stabilitylab.errors import ResourceError, UsageError
+from stabilitylab.integrations.trackers import aggregates
+from stabilitylab.schema import Cells, Row, Table
+
+
+class Notebook(GeneralTracker):
+    """A tracker that keeps what it is told, or raises at one of the calls."""
+
+    name = "notebook"
+    requires_logging_directory = False
+
+    def __init__(self, raises: str = "") -> None:
+        super().__init__()
+        self.raises, self.calls, self.rows, self.config = raises, [], {}, {}
+
+    @property
+    def tracker(self) -> Any:
+        if "start" not in self.calls:
+            raise AttributeError("not started")
+        return self
+
+    def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if name == self.raises:
+            raise ConnectionError("no route to host")
+
+    def start(self) -> None:
+        self._called("start")
+
+    def store_init_configuration(self, values: dict) -> None:
+        self._called("config")
+        self.config = values
+
+    def log(self, values: dict, step: int | None = None, **kwargs: Any) -> None:
+        self._called("log")
+        self.rows[step] = values
+
+    def finish(self) -> None:
+        self._called("finish")
+
+
+def loop(out: Path, tracker: Any, steps: int = 3, **options: Any) -> torch.nn.Module:
+    subject = model()
+    optimizer = torch.optim.SGD(subject.parameters(), lr=LR)
+    with sl.watch(subject, out=out, every=1, tracker=tracker, **options) as w:
+        for step in range(steps):
+            content: Any = batch([step])
+            loss = subject(**content).loss
+            loss.backward()
+            w.step(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    return subject
+
+
+def test_aggregates_are_over_finite_places_of_each_stack() -> None:
+    rows = tuple(Row(f"{stack}.{n}", stack, n) for stack in ("enc", "dec") for n in (1, 2, 3, 4))
+    table = Table("t", ("a", "b"), rows)
+    values = np.array([[1, 8], [2, 7], [np.nan, 6], [9, 5], [np.inf, 1], [np.nan, 2], [-np.inf, 3], [np.nan, 4]])
+    absent = np.array([False, False, False, True, False, False, False, False])
+    found = aggregates({"loss": 2.5, "lr": None}, {"t": Cells(values.astype(float), absent)}, {"t": table})
+    assert found == {
+        "metrics/loss": 2.5,
+        "t.a/enc/min": 1, "t.a/enc/median": 1.5, "t.a/enc/max": 2,  # NaN and "no gradient" left out
+        "t.b/enc/min": 6, "t.b/enc/median": 7, "t.b/enc/max": 8,
+        "t.b/dec/min": 1, "t.b/dec/median": 2.5, "t.b/dec/max": 4,
+    }  # fmt: skip
+
+
+def test_a_tracker_gets_every_row_and_never_one_number_a_layer(tmp_path: Path) -> None:
+    tracker = Notebook()
+    loop(tmp_path / "run", tracker, config={"lr": LR, "betas": (0.9, 0.95)})
+    run = sl.Run.open(tmp_path / "run")
+    assert tracker.calls == ["start", "config", "log", "log", "log", "finish"]
+    assert tracker.config == {"lr": LR, "betas": "(0.9, 0.95)"}
+    assert list(tracker.rows) == [0, 1, 2]
+    for step, values in tracker.rows.items():
+        frame = run.frame("ln_input")
+        numbers = frame[(frame["step"] == step) & (frame["stack"] == "transformer")]["value"]
+        for name in ("min", "median", "max"):
+            assert values[f"ln_input.value/transformer/{name}"] == getattr(numbers, name)()
+        assert values["metrics/loss"] == run.metrics["loss"][step]
+        assert not [key for key in values if not key.startswith("metrics/") and key.count("/") > 2]
+        assert len(values) < 100
+
+
+@pytest.mark.parametrize("raises", ["start", "log", "finish"])
+def test_a_tracker_that_raises_is_warned_of_once_and_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, raises: str
+) -> None:
+    tracker = Notebook(raises)
+    with caplog.at_level(logging.WARNING):
+        watched = loop(tmp_path / "run", tracker)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "notebook failed" in caplog.text
+    assert "no route to host" in caplog.text
+    assert tracker.calls.count(raises) == 1
+    assert tracker.calls[-1] == "finish"
+    run = sl.Run.open(tmp_path / "run")
+    assert (run.status.state, len(run.metrics)) == ("finished", 3)
+    plain = loop(tmp_path / "plain", None)
+    assert all(torch.equal(a, b) for a, b in zip(watched.parameters(), plain.parameters(), strict=True))
+
+
+def test_a_tracker_that_somebody_started_is_not_started_again(tmp_path: Path) -> None:
+    tracker = Notebook()
+    tracker.start()
+    loop(tmp_path / "run", tracker)
+    assert tracker.calls.count("start") == 1
+
+
+def test_a_failed_loop_closes_its_tracker(tmp_path: Path) -> None:
+    tracker = Notebook()
+    with pytest.raises(ZeroDivisionError), sl.watch(model(), out=tmp_path / "run", tracker=tracker):
+        _ = 1 / 0
+    assert tracker.calls[-1] == "finish"
+    assert sl.Run.open(tmp_path / "run").status.state == "failed"
+
+
+def test_tensorboard_reads_what_the_run_holds(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    loop(tmp_path / "run", "tensorboard")
+    events = EventAccumulator(str(tmp_path / "run" / "trackers" / "tensorboard"))
+    events.Reload()
+    run = sl.Run.open(tmp_path / "run")
+    points = [(event.step, event.value) for event in events.Scalars("metrics/loss")]
+    assert points == [(step, float(np.float32(loss))) for step, loss in enumerate(run.metrics["loss"])]
+    largest = run.frame("grad_norm").query("stack == 'transformer'").groupby("step")["value"].max()
+    points = [event.value for event in events.Scalars("grad_norm.value/transformer/max")]
+    np.testing.assert_allclose(points, largest, rtol=1e-6)
+
+
+def test_unknown_and_missing_trackers_are_refused_and_leave_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="unknown tracker 'tensorbored'; choose one of"):
+        loop(tmp_path / "run", "tensorbored")
+    with pytest.raises(ResourceError, match="pip install aim"):
+        loop(tmp_path / "run", "aim")
+    assert not (tmp_path / "run").exists()

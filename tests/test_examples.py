@@ -1,0 +1,48 @@
+"""Each example runs as a program of its own, and leaves the run that its page promises."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stabilitylab as sl
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+LEFT = {  # updates, stacks, some tables
+    "plain_loop": (60, {"transformer"}, {"grad_norm", "ln_input", "model_update", "cosine_similarity"}),
+    "huggingface_trainer": (60, {"bert.encoder"}, {"grad_norm", "ln_input", "model_update", "update_ratio"}),
+    "lightning_module": (40, {"model.encoder", "model.decoder"}, {"grad_norm", "ln_input", "update_ratio"}),
+    "accelerate_loop": (60, {"model"}, {"grad_norm", "ln_input", "update_ratio"}),
+}
+NEEDS = {"lightning_module": "lightning", "accelerate_loop": "accelerate", "huggingface_trainer": "accelerate"}
+
+
+def test_every_example_is_tried() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(LEFT)
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_an_example_leaves_a_finished_run_of_a_model_that_learned(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip(NEEDS.get(name, "transformers"))
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py"), "run"],
+        capture_output=True, text=True, check=False, cwd=tmp_path, env=environment,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "next: stabilitylab diagnose run" in ended.stdout
+    updates, stacks, tables = LEFT[name]
+    run = sl.Run.open(tmp_path / "run")
+    metrics = run.metrics.set_index("step")
+    assert (run.status.state, run.status.step) == ("finished", updates)
+    assert metrics["loss"][updates - 10 : updates - 1].mean() < 0.95 * metrics["loss"][:10].mean()
+    assert tables <= set(run.tables)
+    norms = run.frame("grad_norm", by="layer").query("layer > 0 and step == 0")
+    assert set(norms["stack"]) == stacks
+    assert (norms["value"] > 0).all()
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
