@@ -1,11 +1,12 @@
 # make demo   from nothing to a report: environment, three 200-layer models on the synthetic task, one page about them
+# make docs   docs/_build/index.html: quickstart, probes, figures, how-tos, API
 # make test   lint, types, tests (the same environment)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo docs test test-slow lint bench clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -29,6 +30,10 @@ demo: $(VENV)/.base
 	@echo "       $(BIN)/stabilitylab sweep branchnorm:8 --jobs $(JOBS)             the runs that a paper's figure needs"
 	@echo "       README.md, 'Read a run'                                 the tables in pandas"
 
+docs: $(VENV)/.dev
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build
+	@echo "Look:  docs/_build/index.html"
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -41,4 +46,4 @@ test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto -m slow
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis dist build
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis dist build docs/_build

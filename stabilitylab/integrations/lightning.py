@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import ResourceError, UsageError
+from ..probes.distributed import from_first_rank
 from .session import Batch, Masking, Session, refuse
 
 try:
@@ -61,7 +62,7 @@ class StabilityCallback(Callback):
             )
         if isinstance(trainer.strategy, DeepSpeedStrategy):
             raise UsageError("DeepSpeed keeps gradients of its own, which cannot be watched: use DDP or FSDP2.")
-        stored = self._stored if self.out.exists() else None
+        stored = self._stored if from_first_rank(self.out.exists()) else None
         self._session = Session(
             pl_module,
             trainer.optimizers[0],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -51,6 +52,7 @@ class Session:
         self._loss: torch.Tensor | None = None
         self._unfollow = self.masks.follow(model) if self.masks else lambda: None
         self._error = getattr(sys, "last_value", None)
+        self._process = os.getpid()
         self.open = True
         try:
             self.watcher: RunWatcher = watch(
@@ -88,6 +90,8 @@ class Session:
 
     def abandon(self) -> None:
         """The trainer is gone, or the process is about to go, and nobody said that training was over."""
+        if os.getpid() != self._process:
+            return  # a fork that ends: the run is its parent's
         error = getattr(sys, "last_value", None)  # what ended the program, or a notebook's cell
         if error is None or error is self._error:
             error = RuntimeError("training ended without a word, by an error perhaps")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import ResourceError, UsageError
-from ..probes.distributed import is_first_rank
+from ..probes.distributed import from_first_rank, is_first_rank
 from .accelerate import AcceleratedSession
 from .session import Batch, Masking, refuse
 
@@ -65,8 +65,10 @@ class StabilityCallback(TrainerCallback):
     ) -> None:
         if args.n_gpu > 1:
             raise UsageError("DataParallel cannot be watched: start the script with torchrun, or show it one GPU.")
+        if self._session is not None:
+            self._session.abandon()  # that of a loop which the Trainer began anew
         step, stored = state.global_step, None
-        if step and self.out.exists():
+        if step and from_first_rank(self.out.exists()):
             stored = _load(_file(args, step))
         self._session = AcceleratedSession(
             kwargs["model"],

@@ -1,0 +1,153 @@
+"""Directives that write what the registries know: ``probe-table``, ``probe NAME``, ``figures``.
+
+Docstrings are set as text, not parsed: ``||x||_2`` and ``|a|`` mean themselves. The build warns of a probe that no page
+describes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+from stabilitylab import experiments
+from stabilitylab.probes import PROBES, Probe
+from stabilitylab.reports import figures  # noqa: F401  (registers them)
+from stabilitylab.reports.base import FIGURES
+
+log = logging.getLogger(__name__)
+WHEN = {
+    "forward": "every forward of the training pass",
+    "backward": "every backward of the training pass",
+    "step": "the parameters and their gradients, before the optimizer's step",
+    "update": "the parameters, around the optimizer's step",
+    "reference": "the reference pass: a fixed held-out batch, eval mode, no gradients",
+}
+OWN = "stabilitylab.probes."
+
+
+def built_in() -> dict[str, type[Probe]]:
+    """The probes of this package; a page's own example may have registered another one."""
+    return {name: probe for name, probe in sorted(PROBES.items()) if probe.__module__.startswith(OWN)}
+
+
+def paragraphs(entry: type) -> list[str]:
+    return [" ".join(text.split()) for text in (inspect.getdoc(entry) or "").split("\n\n")]
+
+
+def prose(text: str) -> nodes.paragraph:
+    """Text with ``literals``, and 2305.02790 as a link to arXiv."""
+    paragraph = nodes.paragraph()
+    for part in re.split(r"(``.+?``|\b\d{4}\.\d{5}\b)", text):
+        if part.startswith("``"):
+            paragraph += nodes.literal(text=part.strip("`"))
+        elif re.fullmatch(r"\d{4}\.\d{5}", part):
+            paragraph += nodes.reference(text=part, refuri=f"https://arxiv.org/abs/{part}")
+        else:
+            paragraph += nodes.Text(part)
+    return paragraph
+
+
+def table(rows: Sequence[Sequence[nodes.Node]], widths: Sequence[int], head: Sequence[str] = ()) -> nodes.table:
+    group = nodes.tgroup(cols=len(widths))
+    group += [nodes.colspec(colwidth=width) for width in widths]
+    if head:
+        group += nodes.thead("", _row([nodes.paragraph(text=text) for text in head]))
+    group += nodes.tbody("", *(_row(row) for row in rows))
+    return nodes.table("", group)
+
+
+def _row(cells: Sequence[nodes.Node]) -> nodes.row:
+    return nodes.row("", *(nodes.entry("", cell) for cell in cells))
+
+
+class ProbeTable(SphinxDirective):
+    """All probes: name, columns, unit, when, whether by default."""
+
+    def run(self) -> list[nodes.Node]:
+        rows = [
+            [
+                nodes.paragraph("", "", nodes.literal(text=name)),
+                prose(", ".join(probe.columns)),
+                prose(probe.unit),
+                prose(probe.on),
+                prose("yes" if probe.default else ""),
+            ]
+            for name, probe in built_in().items()
+        ]
+        return [table(rows, (22, 40, 22, 10, 6), ("table", "columns", "unit", "when", "default"))]
+
+
+class OneProbe(SphinxDirective):
+    """What a probe's class says of itself; what to look for follows by hand where the docstring does not say it."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        name = self.arguments[0]
+        probe = built_in()[name]
+        described: set[str] = self.env.__dict__.setdefault("described_probes", set())
+        described.add(name)
+        combined = {"norm": "root of the sum of squares", "mean": "mean", "": "not combined"}[probe.total]
+        facts = {
+            "columns": ", ".join(probe.columns),
+            "unit": probe.unit or "none",
+            "taken in": WHEN[probe.on],
+            "rows of a layer": combined,
+            "by default": "yes" if probe.default else f'no: probes="default,{name}"',
+        }
+        rows = [[prose(key), prose(value)] for key, value in facts.items()]
+        return [*(prose(text) for text in paragraphs(probe)), table(rows, (20, 80))]
+
+
+class Figures(SphinxDirective):
+    """Each figure: title, source, what is drawn, what it needs."""
+
+    def run(self) -> list[nodes.Node]:
+        return [self._section(name) for name in sorted(FIGURES)]
+
+    def _section(self, name: str) -> nodes.section:
+        figure: Any = FIGURES[name]
+        section = nodes.section(ids=[nodes.make_id(f"figure-{name}")])
+        section += nodes.title(text=f"{name}: {figure.title}")
+        section += prose(f"Source: {figure.source}.")
+        section += [prose(text) for text in paragraphs(figure)]
+        section += prose(" ".join(self._needs(name)))
+        return section
+
+    @staticmethod
+    def _needs(name: str) -> Iterator[str]:
+        if name not in experiments.FIGURES:
+            yield "Needs: runs of other figures or of your own; ``stabilitylab report`` says which it can use."
+            return
+        yield f"Needs {len(experiments.experiments(name))} runs at scale tiny: ``{experiments.command(name)}``."
+        minutes = experiments.minutes(name)
+        if minutes is not None:
+            yield f"About {minutes:g} core-minutes on a CPU (docs: Sweeps)."
+
+
+def complain(app: Sphinx, env: Any) -> None:
+    for name in sorted(built_in().keys() - env.__dict__.get("described_probes", set())):
+        log.warning("no page describes the probe %r: add {probe} %s to a page of docs/probes", name, name)
+
+
+def as_text(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """``|a|`` and ``*tokens`` in prose mean themselves here, too."""
+    for number, line in enumerate(lines):
+        parts = re.split(r"(``.*?``)", line)
+        lines[number] = "".join(part if part.startswith("``") else re.sub(r"([|*])", r"\\\1", part) for part in parts)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.add_directive("probe-table", ProbeTable)
+    app.add_directive("probe", OneProbe)
+    app.add_directive("figures", Figures)
+    app.connect("env-check-consistency", complain)
+    app.connect("autodoc-process-docstring", as_text)
+    return {"version": "1", "parallel_read_safe": False, "env_version": 1}

@@ -1,0 +1,92 @@
+"""The documentation builds without a warning, leaves no probe out, and its quickstart prints what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stabilitylab.probes import PROBES
+from stabilitylab.reports import figures  # noqa: F401  (registers them)
+from stabilitylab.reports.base import FIGURES
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+
+
+def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "COLUMNS": "110"}
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, check=False, cwd=cwd, env=environment
+    )
+
+
+def built(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    return run("-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", str(source), str(out), cwd=source)
+
+
+@pytest.mark.slow
+def test_the_pages_build_without_a_warning_and_hold_what_the_registries_know(tmp_path: Path) -> None:
+    pytest.importorskip("furo")
+    pytest.importorskip("myst_parser")
+    pytest.importorskip("transformers")
+    pytest.importorskip("lightning")
+    made = built(DOCS, tmp_path)
+    assert (made.returncode, made.stderr) == (0, "")
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in (tmp_path / "probes").glob("*.html")}
+    for name, probe in PROBES.items():
+        if probe.__module__.startswith("stabilitylab."):
+            assert f">{name}<" in pages["index"], name
+            assert any(f'id="{name.replace("_", "-")}"' in page for page in pages.values()), name
+    drawn = (tmp_path / "figures.html").read_text(encoding="utf-8")
+    assert all(f"{name}: " in drawn for name in FIGURES)
+    reference = (tmp_path / "reference" / "index.html").read_text(encoding="utf-8")
+    assert all(f'id="stabilitylab.{name}"' in reference for name in ("watch", "sites", "Run", "preflight", "probe"))
+
+
+@pytest.mark.slow
+def test_a_probe_without_a_page_fails_the_build(tmp_path: Path) -> None:
+    pytest.importorskip("furo")
+    pytest.importorskip("myst_parser")
+    shutil.copytree(DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns("_build", "reference"))
+    page = tmp_path / "docs" / "probes" / "training.md"
+    page.write_text(page.read_text(encoding="utf-8").replace("```{probe} ln_input", "```text"), encoding="utf-8")
+    made = built(tmp_path / "docs", tmp_path / "out")
+    assert made.returncode != 0
+    assert "no page describes the probe 'ln_input'" in made.stderr
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+def shape(text: str) -> list[str]:
+    """The words, with # for each number, whose digits are the machine's."""
+    return re.sub(r"[-+]?\d[\d.]*(e[-+]\d+)?", "#", text).split()
+
+
+def test_the_quickstart_prints_what_it_says(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    page = (DOCS / "quickstart.md").read_text(encoding="utf-8")
+    program, shown = blocks(page, "python")[0], blocks(page, "text")[0]
+    ended = run("-c", program, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert shape(ended.stdout) == shape(shown)
+    last = ended.stdout.split()[-3:]
+    assert float(last[0]) < 1e-6 * float(last[2])  # layer 1 against layer 12
+    said = next(block for block in blocks(page, "console") if "diagnose" in block)
+    diagnosed = run("-m", "stabilitylab", "diagnose", "runs/bert", cwd=tmp_path).stdout
+    for sentence in ("runs/bert: finished at step 60; there are warnings.", "vanishing gradient     layer 1 of"):
+        assert sentence in said
+        assert sentence in diagnosed
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)
+def test_python_on_the_pages_compiles(page: Path) -> None:
+    for block in blocks(page.read_text(encoding="utf-8"), "python"):
+        compile(block, page.name, "exec")
