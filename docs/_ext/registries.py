@@ -112,10 +112,10 @@ class Bounds(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         rows = [
-            [prose(b.name), prose(f"{b.statistic} {b.limit:g}"), prose(b.severity), prose(b.reason)]
+            [prose(b.name), prose(b.statistic), prose(f"{b.limit:g}"), prose(b.severity), prose(b.reason)]
             for b in BOUNDS.values()
         ]
-        return [table(rows, (16, 40, 8, 36), ("bound", "beyond", "then", "because"))]
+        return [table(rows, (16, 34, 9, 8, 33), ("bound", "statistic", "limit", "beyond it", "because"))]
 
 
 class Figures(SphinxDirective):
