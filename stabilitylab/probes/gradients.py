@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from .base import Norm, Numbers, ParameterProbe, Probe, Total, probe
+from .norms import WideNorm
 from .parameters import GROUPS, Parameters
 from .sites import Site, stream
 
@@ -60,5 +61,8 @@ class ActivationGradNorm(Probe):
     """||dE/dx_l||_F over the whole (batch, tokens, width) tensor that enters the stack (layer 0) and leaves each
     sub-layer, or layer; micro-batches add their squares. Admin, Fig. 3 (there relative to the largest)."""
 
+    def __init__(self) -> None:
+        self._norm = WideNorm()
+
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
-        return torch.linalg.vector_norm(y, dtype=torch.float64)
+        return self._norm(y)
