@@ -27,7 +27,7 @@ class GradNorm(ParameterProbe):
     and norm gains and biases; before clipping, after unscaling, E as the caller normalised it. DeepNet, Figs. 3, 4d."""
 
     def fitting(self, parameters: Parameters) -> Sequence[str]:
-        return ("value", *parameters.groups)
+        return ("value", *filter(self.keeps, parameters.groups))
 
     def collect(self, parameters: Parameters) -> tuple[Mapping[str, torch.Tensor], np.ndarray]:
         gradients = parameters.gradients()
@@ -36,9 +36,10 @@ class GradNorm(ParameterProbe):
         if any(gradient is not None for gradient in gradients):
             self._metrics["grad_norm_total"] = Total(Norm(), squares.sum().view(1, 1))
             self._metrics |= {f"grad_norm_{kind}": norm for kind, norm in parameters.by_kind(squares).items()}
-        if (share := parameters.share_under_eps()) is not None:
+        # which takes longer than the norms, so the standard set goes without
+        if self.kept is None and (share := parameters.share_under_eps()) is not None:
             self._metrics["grad_under_eps"] = share
-        groups = ("", *parameters.groups)  # "": all of a row
+        groups = ("", *filter(self.keeps, parameters.groups))  # "": all of a row
         sums = {group or "value": parameters.by_row(squares, group) for group in groups}
         return sums, parameters.seen(gradients, groups)
 
