@@ -15,8 +15,9 @@ from . import (
     updates,
 )
 from .base import PROBES, Max, Mean, Norm, ParameterProbe, Probe, Quantile, Ratio, Rule, Sum, Total, probe
+from .finding import find_sites
 from .schedule import is_due
-from .sites import Site, Sites, find_sites
+from .sites import Site, Sites
 from .watcher import Watcher
 
 __all__ = [

@@ -17,6 +17,7 @@ from ..schema import Cells, Sink, Table
 from .accumulate import Board, CleanPasses, Mask, Masks, allocate
 from .base import ParameterProbe, When
 from .distributed import NullSink, Parallel, ranks_of
+from .finding import find_sites
 from .incidents import Forensics, Incident
 from .parameters import Parameters
 from .passes import TrainingPass
@@ -24,7 +25,6 @@ from .records import Metrics, Record, RowMetrics
 from .reference import ReferenceRows, Schedule
 from .schedule import Cadence, checked, is_due
 from .selection import Names, boards_for, split
-from .sites import find_sites
 from .watchable import check_watchable, compiled_modules
 
 log = logging.getLogger("stabilitylab")
