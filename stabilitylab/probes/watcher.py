@@ -125,7 +125,7 @@ class Watcher:
         self._warned = False
         self._state = "open"
         self._hook = optimizer.register_step_post_hook(lambda *_: self._updated()) if optimizer else None
-        sink.open([board.table for board in self._boards])
+        self.sink.open([board.table for board in self._boards])
         self._arm()
 
     def due(self, row: int) -> bool:
