@@ -1,4 +1,4 @@
-"""Directives that write what the registries know: ``probe-table``, ``probe NAME``, ``figures``.
+"""Directives that write what the registries know: ``probe-table``, ``probe NAME``, ``figures``, ``bounds``.
 
 Docstrings are set as text, not parsed: ``||x||_2`` and ``|a|`` mean themselves. The build warns of a probe that no page
 describes.
@@ -17,6 +17,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 from stabilitylab import experiments
+from stabilitylab.check import BOUNDS
 from stabilitylab.probes import PROBES, Probe
 from stabilitylab.reports import figures  # noqa: F401  (registers them)
 from stabilitylab.reports.base import FIGURES
@@ -106,6 +107,17 @@ class OneProbe(SphinxDirective):
         return [*(prose(text) for text in paragraphs(probe)), table(rows, (20, 80))]
 
 
+class Bounds(SphinxDirective):
+    """What ``check`` holds a model against, and why."""
+
+    def run(self) -> list[nodes.Node]:
+        rows = [
+            [prose(b.name), prose(b.statistic), prose(f"{b.limit:g}"), prose(b.severity), prose(b.reason)]
+            for b in BOUNDS.values()
+        ]
+        return [table(rows, (16, 34, 9, 8, 33), ("bound", "statistic", "limit", "beyond it", "because"))]
+
+
 class Figures(SphinxDirective):
     """Each figure: title, source, what is drawn, what it needs."""
 
@@ -141,5 +153,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("probe-table", ProbeTable)
     app.add_directive("probe", OneProbe)
     app.add_directive("figures", Figures)
+    app.add_directive("bounds", Bounds)
     app.connect("env-check-consistency", complain)
     return {"version": "1", "parallel_read_safe": False, "env_version": 1}

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def list_(
-    what: Annotated[Literal["archs", "probes", "presets"] | None, typer.Argument(help="Only these.")] = None,
+    what: Annotated[Literal["archs", "probes", "figures", "presets"] | None, typer.Argument(help="Only these.")] = None,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Architectures, probes and presets, with their definitions."""
+    """Architectures, probes, figures and presets, with their definitions."""
     listing = {kind: entries for kind, entries in catalogue().items() if what in (None, kind)}
     if as_json:
         print(json.dumps(listing, indent=2))
@@ -56,10 +56,12 @@ def runs(
 
 
 def catalogue() -> dict[str, dict[str, str]]:
-    """Archs, probes and presets with one line each, read from the registries."""
+    """Archs, probes, figures and presets with one line each, read from the registries."""
     from ..config import PRESETS, ModelConfig
     from ..models import ARCHS
     from ..probes import PROBES
+    from ..reports import figures as _  # noqa: F401  (registers them)
+    from ..reports.base import FIGURES
 
     def first_line(entry: type) -> str:
         return (inspect.getdoc(entry) or "").split("\n\n")[0].replace("\n", " ")
@@ -72,6 +74,7 @@ def catalogue() -> dict[str, dict[str, str]]:
     return {
         "archs": {name: first_line(ARCHS[name]) for name in sorted(ARCHS)},
         "probes": {name: first_line(PROBES[name]) for name in sorted(PROBES)},
+        "figures": {id: f"{FIGURES[id].title} ({FIGURES[id].source})" for id in sorted(FIGURES)},
         "presets": presets,
     }
 

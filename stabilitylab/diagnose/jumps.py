@@ -9,12 +9,14 @@ import numpy as np
 from .events import Event, detector
 from .evidence import Evidence, Grid
 from .order import describe
+from .series import level
 from .thresholds import (
     LEAST_PAST,
     LN_GROWTH,
     LN_JUMP,
     LR_JUMP,
     PAST,
+    PERSIST,
     UPDATE_JUMP,
     UPDATE_SHARE,
     WEIGHT_JUMP,
@@ -166,6 +168,18 @@ def weight_jump(evidence: Evidence) -> Iterator[Event]:
     )
 
 
+def went_on_learning(evidence: Evidence, step: int) -> bool:
+    """Whether the level of the loss, a median of rows, came below every row up to ``step``."""
+    grid = evidence.loss()
+    if grid is None:
+        return False
+    values = grid.values[:, 0]
+    finite = np.isfinite(values)
+    values, steps = values[finite], grid.steps[finite]
+    before, after = values[steps <= step], level(values)[steps > step]
+    return len(before) > 0 and len(after) > PERSIST and float(after.min()) < float(before.min())
+
+
 @detector("ln_growth", "growth of norm inputs", ln_input="probe ln_input")
 def ln_growth(evidence: Evidence) -> Iterator[Event]:
     """What enters a norm, against its own past (sudden) and against the run's own start (slow)."""
@@ -188,6 +202,7 @@ def ln_growth(evidence: Evidence) -> Iterator[Event]:
     (row, _, places), ratio, threshold, text = min(candidates, key=lambda candidate: candidate[0][0])
     # Norms higher up see the same growth: it enters where it is first above on the way up.
     place = int(np.flatnonzero(np.nan_to_num(ratio[row]) > threshold)[0])
+    harmless = ratio is slow and went_on_learning(evidence, int(grid.steps[row]))
     size, factor = float(values[row, place]), float(ratio[row, place])
     yield Event(
         "ln_growth",
@@ -195,6 +210,7 @@ def ln_growth(evidence: Evidence) -> Iterator[Event]:
         int(grid.steps[row]),
         grid.phase,
         f"norm input {size:.3g} at step {grid.steps[row]} ({describe(grid.rows[place])}), {factor:.3g} {text}",
+        severity="note" if harmless else "warning",
         after=grid.before(row),
         place=grid.rows[place],
         places=places,

@@ -171,6 +171,10 @@ class Probe:
     default: ClassVar[bool]
     undefined: ClassVar[frozenset[str]] = frozenset()  # columns where NaN or inf may just mean a division by 0
     taps: ClassVar[tuple[str, ...]] = ()  # taps of a site that are measured as well, each a raw number of its own
+    kept: tuple[str, ...] | None = None  # the only columns that this watcher records; None: all that fit
+
+    def keeps(self, column: str) -> bool:
+        return self.kept is None or column in self.kept
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         """Per-token numbers, shape of ``weight`` (bool, True on real tokens), or a 0-dim one; a dict for several; None

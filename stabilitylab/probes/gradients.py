@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from .base import Norm, Numbers, ParameterProbe, Probe, Total, probe
+from .norms import WideNorm
 from .parameters import GROUPS, Parameters
 from .sites import Site, stream
 
@@ -26,7 +27,7 @@ class GradNorm(ParameterProbe):
     and norm gains and biases; before clipping, after unscaling, E as the caller normalised it. DeepNet, Figs. 3, 4d."""
 
     def fitting(self, parameters: Parameters) -> Sequence[str]:
-        return ("value", *parameters.groups)
+        return ("value", *filter(self.keeps, parameters.groups))
 
     def collect(self, parameters: Parameters) -> tuple[Mapping[str, torch.Tensor], np.ndarray]:
         gradients = parameters.gradients()
@@ -35,9 +36,10 @@ class GradNorm(ParameterProbe):
         if any(gradient is not None for gradient in gradients):
             self._metrics["grad_norm_total"] = Total(Norm(), squares.sum().view(1, 1))
             self._metrics |= {f"grad_norm_{kind}": norm for kind, norm in parameters.by_kind(squares).items()}
-        if (share := parameters.share_under_eps()) is not None:
+        # which takes longer than the norms, so the standard set goes without
+        if self.kept is None and (share := parameters.share_under_eps()) is not None:
             self._metrics["grad_under_eps"] = share
-        groups = ("", *parameters.groups)  # "": all of a row
+        groups = ("", *filter(self.keeps, parameters.groups))  # "": all of a row
         sums = {group or "value": parameters.by_row(squares, group) for group in groups}
         return sums, parameters.seen(gradients, groups)
 
@@ -60,5 +62,8 @@ class ActivationGradNorm(Probe):
     """||dE/dx_l||_F over the whole (batch, tokens, width) tensor that enters the stack (layer 0) and leaves each
     sub-layer, or layer; micro-batches add their squares. Admin, Fig. 3 (there relative to the largest)."""
 
+    def __init__(self) -> None:
+        self._norm = WideNorm()
+
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
-        return torch.linalg.vector_norm(y, dtype=torch.float64)
+        return self._norm(y)

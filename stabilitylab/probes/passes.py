@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,6 +17,14 @@ from .sites import hidden_state, tensor_of
 from .watchable import with_hooks
 
 HELD = 1 << 24  # per-token numbers that may wait on the device before they are added up
+
+
+class Wanted(NamedTuple):
+    """What a probe takes at a module: its board and row, and the raw numbers that this feeds."""
+
+    board: Board
+    row: int
+    fed: tuple[str, ...]
 
 
 class Pass:
@@ -44,13 +52,18 @@ class Pass:
             return
         self._handles.append(self.model.register_forward_pre_hook(self._enter))
         self._handles.append(self.model.register_forward_hook(self._leave))
+        wanted: dict[nn.Module, list[Wanted]] = {}
         for board in self.boards:
+            read = {board.reads(column) for column in board.rules}
             for row, site in enumerate(board.sites):
-                raws = {board.main: site.module} | {tap: site.taps[tap] for tap in board.probe.taps if tap in site.taps}
+                taps = {tap: site.taps[tap] for tap in board.probe.taps if tap in site.taps and tap in read}
+                raws = {board.main: site.module} | taps
                 for module in dict.fromkeys(raws.values()):
                     fed = tuple(raw for raw, feeder in raws.items() if feeder is module)
-                    hook = self._hook(board, row, fed, key=len(self._handles))
-                    self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
+                    wanted.setdefault(module, []).append(Wanted(board, row, fed))
+        for module, all_of_it in wanted.items():  # one hook a module: what calls a hook costs as much as a norm
+            hook = self._hook(tuple(all_of_it), key=len(self._handles))
+            self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -75,7 +88,9 @@ class Pass:
     def keep(self, board: Board, row: int, fed: tuple[str, ...], x: Any, y: torch.Tensor, weight: torch.Tensor) -> None:
         """Measures at a site and keeps the numbers, still per token, until the pass ends."""
         site = board.sites[row]
-        numbers: Any = board.probe.measure(site, site.arranged(x), site.arranged(y), weight)
+        if site.channels_first:
+            x, y = site.arranged(x), site.arranged(y)
+        numbers: Any = board.probe.measure(site, x, y, weight)
         if numbers is None:
             return
         for raw in numbers if isinstance(numbers, dict) else fed:
@@ -87,21 +102,20 @@ class Pass:
                 each.reduce(self.masks)
             self._held = 0
 
-    def _hook(self, board: Board, row: int, fed: tuple[str, ...], key: int) -> Callable[..., None]:
-        site, place = board.sites[row], (board.table.name, row)
-        takes_input = site.take == "input"
-
+    def _hook(self, wanted: tuple[Wanted, ...], key: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if not self.records(key):
                 return
             began = time.perf_counter()
-            self.order.setdefault(place, len(self.order))
             x = hidden_state(args, kwargs)
-            y = x if takes_input else tensor_of(output)
-            if y is not None:
-                tokens = site.arranged(y).shape[:-1]
-                real = self.masks(site.mask, tokens, y.device)
-                self.keep(board, row, fed, x, y, real)
+            for each in wanted:
+                board, row, fed = each
+                site = board.sites[row]
+                self.order.setdefault((board.table.name, row), len(self.order))
+                y = x if site.take == "input" else tensor_of(output)
+                if y is not None:
+                    tokens = (site.arranged(y) if site.channels_first else y).shape[:-1]
+                    self.keep(board, row, fed, x, y, self.masks(site.mask, tokens, y.device))
             self.seconds += time.perf_counter() - began
 
         return hook
@@ -163,15 +177,23 @@ class TrainingPass(Pass):
 
             def on_gradient(gradient: torch.Tensor) -> None:
                 began = time.perf_counter()
-                with torch.no_grad():  # gradients are on under create_graph
-                    if self._scaler is not None:
-                        gradient = gradient.to(wide(gradient)) / self._loss_scale(self._scaler, gradient.device)
-                    if self._share != 1:
-                        gradient = gradient.to(wide(gradient)) * self._share
-                    super(TrainingPass, self).keep(board, row, fed, None, gradient, weight)
+                if torch.is_grad_enabled():  # under create_graph
+                    with torch.no_grad():
+                        self._keep_gradient(board, row, fed, gradient, weight)
+                else:
+                    self._keep_gradient(board, row, fed, gradient, weight)
                 self.seconds += time.perf_counter() - began
 
             y.register_hook(on_gradient)  # not register_full_backward_hook, which changes the gradients themselves
+
+    def _keep_gradient(
+        self, board: Board, row: int, fed: tuple[str, ...], gradient: torch.Tensor, weight: torch.Tensor
+    ) -> None:
+        if self._scaler is not None:
+            gradient = gradient.to(wide(gradient)) / self._loss_scale(self._scaler, gradient.device)
+        if self._share != 1:
+            gradient = gradient.to(wide(gradient)) * self._share
+        super().keep(board, row, fed, None, gradient, weight)
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         if torch.is_grad_enabled() and module.training and not _in_backward():

@@ -30,7 +30,7 @@ class ResidualNorm(Probe):
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         norm = torch.linalg.vector_norm(y, dim=-1, dtype=wide(y))  # (B, T)
-        return {"value": norm, "variance": variance(y)}
+        return {"value": norm, "variance": variance(y)} if self.keeps("variance") else norm
 
 
 @probe("output_norm", on="reference", at=outputs, unit="L2 norm per token", columns={"value": Mean()})

@@ -12,9 +12,11 @@ from ..errors import UsageError
 from .accumulate import Board
 from .base import PROBES, ParameterProbe, Probe
 from .parameters import Parameters
-from .sites import KINDS, Site, Sites
+from .sites import KINDS, Site, Sites, stream
 
 Names = str | Sequence[str]
+# The cheapest set that tells where a model breaks, for every row: norms alone, and of layers, not of their sub-layers.
+STANDARD: tuple[str, ...] = ("grad_norm", "activation_grad_norm", "ln_input", "residual_norm")
 COMPILED = (
     "has its places inside torch.compile'd modules, where hooks cannot record: watch the model as it is before "
     "compilation, or leave the probe out"
@@ -22,7 +24,8 @@ COMPILED = (
 
 
 def chosen(names: Names) -> dict[str, bool]:
-    """Probe names in order, each with whether the caller named it; "default", "all", "none" and "-name" are groups."""
+    """Probe names in order, each with whether the caller named it; "default", "all", "standard", "none" and "-name" are
+    groups."""
     listed = names.split(",") if isinstance(names, str) else list(names)
     listed = [name.strip() for name in listed if name.strip()]
     if all(name.startswith("-") for name in listed):
@@ -31,11 +34,21 @@ def chosen(names: Names) -> dict[str, bool]:
     for name in listed:
         if name in ("default", "all"):
             picked |= {known: picked.get(known, False) for known, p in PROBES.items() if p.default or name == "all"}
+        elif name == "standard":
+            picked |= {known: picked.get(known, False) for known in STANDARD}
         elif name.startswith("-"):
             picked.pop(PROBES.resolve(name[1:]), None)
         elif name != "none":
             picked[PROBES.resolve(name)] = True
     return picked
+
+
+def only_standard(names: Names) -> set[str]:
+    """The probes that nothing but the group "standard" asks for: they keep its columns and places."""
+    listed = names.split(",") if isinstance(names, str) else list(names)
+    listed = [name.strip() for name in listed if name.strip()]
+    rest = [name for name in listed if name != "standard" and not name.startswith("-")]
+    return set(STANDARD) - set(chosen([*rest, "none"])) if "standard" in listed else set()
 
 
 def split(sites: str | Mapping[str, str] | None) -> tuple[dict[str, str], str | dict[str, str] | None]:
@@ -67,10 +80,15 @@ def boards_for(
     """
     boards: list[Board] = []
     dropped: list[tuple[str, str]] = []
+    trimmed = only_standard(names)
     for name, named in chosen(names).items():
         probe = PROBES[name]()
+        if name in trimmed:
+            probe.kept = ("value",)
         pattern = only.get(name) if isinstance(only, Mapping) else only
         found = [site for site in type(probe).at(sites) if pattern is None or re.search(pattern, site.name)]
+        if name in trimmed and type(probe).at is stream:
+            found = _of_layers(found)
         reason = _missing(probe, found, parameters, sites, pattern, lacks)
         if probe.on in ("forward", "backward") and found:
             found = [site for site in found if site.module not in compiled]  # of a wrapper hooks run outside
@@ -109,10 +127,16 @@ def _missing(
     return f"finds no {noun} in this model{among}; nearest are {near}"
 
 
+def _of_layers(found: Sequence[Site]) -> list[Site]:
+    """What enters a stack and leaves each of its layers: of the places in a layer the last."""
+    return list({(site.stack, site.layer): site for site in found}.values())
+
+
 def _board(probe: Probe, found: Sequence[Site], parameters: Parameters) -> Board:
     if isinstance(probe, ParameterProbe):
         return Board(probe, probe.rows(parameters), probe.fitting(parameters))
     tapped = {tap for site in found for tap in site.taps}
     reads = {column: rule.of or column for column, rule in probe.columns.items()}
     columns = [column for column, raw in reads.items() if raw not in probe.taps or raw in tapped]
+    columns = [column for column in columns if probe.keeps(column)]
     return Board(probe, [site.row for site in found], columns, found)

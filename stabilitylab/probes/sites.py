@@ -146,6 +146,8 @@ def tensor_of(value: Any) -> torch.Tensor | None:
 
 def hidden_state(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
     """What enters a module: ``hidden_states`` where an argument has that name, else the first floating-point tensor."""
+    if args and not kwargs and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
+        return args[0]  # by far the most frequent
     for given in (kwargs.get("hidden_states"), args, kwargs):
         if (found := tensor_of(given)) is not None:
             return found

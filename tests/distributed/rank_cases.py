@@ -168,8 +168,9 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 @case
 def collectives(folder: Path) -> Any:
-    """All-reduces of four rows, of which two are probed, and the last reference row."""
-    return [counted(lambda kind=kind: train(kind, steps=4, every=2))[1] for kind in ("ddp", "fsdp")]
+    """All-reduces of four rows, of which two are probed, and the last reference row; without maxima and with them."""
+    cases = [(kind, probes) for kind in ("ddp", "fsdp") for probes in ("default", "all")]
+    return [counted(lambda k=kind, p=probes: train(k, steps=4, every=2, probes=p))[1] for kind, probes in cases]
 
 
 class Small(torch.nn.Module):
