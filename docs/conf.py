@@ -7,7 +7,8 @@ sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "stabilitylab"
 author = "the authors of stabilitylab"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "registries"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "registries", "reading"]
+html_math_renderer = "mathml"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
@@ -16,5 +17,4 @@ html_title = "stabilitylab"
 autodoc_typehints = "none"  # they stand in the signature
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}
-autodoc_mock_imports: list[str] = []
 nitpicky = False

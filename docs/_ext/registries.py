@@ -149,18 +149,10 @@ def complain(app: Sphinx, env: Any) -> None:
         log.warning("no page describes the probe %r: add {probe} %s to a page of docs/probes", name, name)
 
 
-def as_text(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """``|a|`` and ``*tokens`` in prose mean themselves here, too."""
-    for number, line in enumerate(lines):
-        parts = re.split(r"(``.*?``)", line)
-        lines[number] = "".join(part if part.startswith("``") else re.sub(r"([|*])", r"\\\1", part) for part in parts)
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("probe-table", ProbeTable)
     app.add_directive("probe", OneProbe)
     app.add_directive("figures", Figures)
     app.add_directive("bounds", Bounds)
     app.connect("env-check-consistency", complain)
-    app.connect("autodoc-process-docstring", as_text)
     return {"version": "1", "parallel_read_safe": False, "env_version": 1}
