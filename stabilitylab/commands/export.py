@@ -42,4 +42,4 @@ def export(
         return
     if done.as_they_are and not quiet:
         print(f"rows do not combine, kept as they are: {', '.join(done.as_they_are)}", file=sys.stderr)
-    print(done.out if quiet else f"{len(done.files)} files in {done.out}")
+    print(done.out if quiet else f"{len(done.files)} file{'s' * (len(done.files) != 1)} in {done.out}")

@@ -22,6 +22,7 @@ from .thresholds import (
 )
 
 SOURCES = ("activation_grad_norm", "grad_norm")
+WHY_STILL = "not in the optimizer, a rate of 0, or below the rounding of its dtype"
 
 
 def lasting(holds: np.ndarray) -> tuple[int, np.ndarray] | None:
@@ -232,12 +233,11 @@ def dead_layer(evidence: Evidence) -> Iterator[Event]:
     update = evidence.grid("update_ratio", "rms")
     if update is not None and grid is not None and update.rows == grid.rows:
         common, mine, theirs = np.intersect1d(update.steps, grid.steps, return_indices=True)
-        learns = grid.values[theirs] > 0
-        moved = np.logical_or.reduce(update.values[mine] > 0, axis=1)[:, None]
-        still = (update.values[mine] == 0) & learns & moved
+        learns = (grid.values[theirs] > 0) & np.isfinite(grid.values[theirs])  # a scaler skips what overflows
+        still = (update.values[mine] == 0) & learns
         if len(common):
             known = replace(update, steps=common, values=update.values[mine], absent=update.absent[mine])
-            yield from _still(known, still, "a gradient but no update (not in the optimizer, or its rate is 0)")
+            yield from _still(known, still, f"a gradient but no update ({WHY_STILL})")
 
 
 def _underflow(grid: Grid) -> np.ndarray:
@@ -259,8 +259,11 @@ def _still(grid: Grid, holds: np.ndarray, what: str, meant: bool = False) -> Ite
         row, kept = found
         places = np.flatnonzero(kept)
         from_start = row == 0
-        severity: Severity = "note" if meant and from_start else "warning"
-        since = "from the start" if from_start else f"from step {grid.steps[row]} on"
+        end = until(holds[:, places[0]], row, grid.steps)
+        passing = end is not None  # it came back: stochastic depth, or layers that thaw
+        severity: Severity = "note" if passing or (meant and from_start) else "warning"
+        since = "from the start" if from_start else f"from step {grid.steps[row]}"
+        since += f" until {end}" if passing else "" if from_start else " on"
         names = gathered(grid.rows, places.tolist())
         have = "has" if len(names) == 1 else "have"
         yield Event(
@@ -271,7 +274,7 @@ def _still(grid: Grid, holds: np.ndarray, what: str, meant: bool = False) -> Ite
             f"{listed(names)} {have} {what} {since}",
             severity=severity,
             after=grid.before(row),
-            until=until(holds[:, places[0]], row, grid.steps),
+            until=end,
             place=grid.rows[places[0]],
             places=len(places),
             probe=grid.name,

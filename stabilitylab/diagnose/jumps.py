@@ -132,7 +132,10 @@ def _update(grid: Grid, ratio: np.ndarray, phase: str, what: str) -> Iterator[Ev
 
 @detector("weight_jump", "weights changed other than by an update", update_ratio="optimizer=optimizer")
 def weight_jump(evidence: Evidence) -> Iterator[Event]:
-    """rms(theta) = rms / value of ``update_ratio``, between neighbouring rows: scaled, zeroed or loaded in between."""
+    """rms(theta) = rms / value of ``update_ratio``, between neighbouring rows: scaled, zeroed or loaded in between.
+
+    The updates in between explain a change up to their own size; new weights of the old size are not seen.
+    """
     ratio, rms = evidence.grid("update_ratio", "value"), evidence.grid("update_ratio", "rms")
     if ratio is None or rms is None:
         return
@@ -142,6 +145,9 @@ def weight_jump(evidence: Evidence) -> Iterator[Event]:
     factor = np.full(size.shape, np.nan)
     change = times(size[1:], size[:-1])
     factor[1:] = np.maximum(change, 1 / change)
+    gap = np.diff(ratio.steps)[:, None]  # updates from one row to the next, each about as large as those recorded
+    explained = gap * np.fmax(rms.values[:-1], np.where(gap > 1, rms.values[1:], 0))
+    factor[1:][np.abs(np.diff(size, axis=0)) <= 1.01 * explained] = np.nan
     before = np.cumsum(size > 0, axis=0) - (size > 0)
     factor[before < LEAST_PAST] = np.nan  # weights that start from 0 grow by any factor
     if not (far := factor > WEIGHT_JUMP).any():

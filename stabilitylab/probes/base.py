@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -42,6 +43,15 @@ class Rule:
         raise NotImplementedError
 
 
+EMPTY = 0x7FF8_0000_0E3B_0E3B  # the bits of a NaN that no arithmetic yields
+
+
+@cache
+def empty(device: torch.device) -> torch.Tensor:
+    """A number that stands for no number, told from other NaN by its bits."""
+    return torch.tensor(EMPTY, dtype=torch.int64, device=device).view(torch.float64)
+
+
 @dataclass(frozen=True)
 class Mean(Rule):
     """Mean over real tokens of all calls: sum and count. 0-dim numbers count once each."""
@@ -59,7 +69,8 @@ class Mean(Rule):
         into.index_add_(0, rows, torch.stack((total, count.expand_as(total)), dim=1))
 
     def finish(self, parts: torch.Tensor) -> torch.Tensor:
-        return parts[:, 0] / parts[:, 1]
+        # padding alone, say: a NaN of its own, which is read as nothing recorded
+        return torch.where(parts[:, 1] == 0, empty(parts.device), parts[:, 0] / parts[:, 1])
 
 
 @dataclass(frozen=True)

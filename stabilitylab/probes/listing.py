@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from .base import PROBES
@@ -15,7 +16,12 @@ def listing(sites: Sites) -> str:
     lines = [HEADER, *_lines(sites)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
     rows = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    none = [f"no {kind} found; nearest are {', '.join(sites.nearest(kind))}" for kind in KINDS if not _of(sites, kind)]
+    none = [
+        f"no {kind} found; nearest are {', '.join(sites.nearest(kind))}: if some are, name them with "
+        f"sites={{{kind!r}: 'a regular expression of their full names'}}"
+        for kind in KINDS
+        if not _of(sites, kind)
+    ]
     return "\n".join((*rows, *none))
 
 
@@ -38,7 +44,8 @@ def _any_layer(site: Site, sites: Sites) -> str:
     if stack is None or not site.layer:
         return site.name
     layer = list(stack.layers)[site.layer - 1]
-    return f"{layer.rpartition('.')[0]}.*{site.name.removeprefix(layer)}".lstrip(".")
+    home, _, last = layer.rpartition(".")
+    return f"{home}.{re.sub('[0-9]+', '*', last)}{site.name.removeprefix(layer)}".lstrip(".")
 
 
 def _of(sites: Sites, kind: str) -> Sequence[Site]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -248,7 +250,9 @@ class ReferencePass(Pass):
 
 @contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; each module's own training flag and the random states are restored."""
+    """Eval mode without gradients; each module's own training flag and the random states are restored, those of Python
+    and numpy too. Buffers that a forward itself changes in eval mode (a counter, say) are not."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002  (whatever the caller's data use)
     training = [module for module in model.modules() if module.training]
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
     with torch.random.fork_rng(devices=sorted(devices)), torch.no_grad():
@@ -259,6 +263,8 @@ def evaluation(model: nn.Module) -> Iterator[None]:
         finally:
             for module in training:
                 module.training = True
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 from ..errors import UsageError
 from ..schema import Cells
 from .accumulate import Board, cells
-from .base import Mean, Total
+from .base import EMPTY, Mean, Total
 from .distributed import Ranks, Share
 
 Metrics = Mapping[str, float | None]
@@ -112,6 +112,8 @@ class Record:
         return self._metrics, self._tables
 
     def _take(self, name: str, values: np.ndarray, seen: np.ndarray) -> None:
+        if (nothing := values.view(np.int64) == EMPTY).any():
+            seen = seen & ~nothing.reshape(seen.shape[1], seen.shape[0]).T
         self._tables[name] = cells(values, seen)
         if not np.isfinite(values).all():  # a cell that was not seen may be 0 / 0, which is no finding
             broken = seen & ~np.isfinite(self._tables[name].values)

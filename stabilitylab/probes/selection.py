@@ -91,8 +91,12 @@ def boards_for(
             found = _of_layers(found)
         reason = _missing(probe, found, parameters, sites, pattern, lacks)
         if probe.on in ("forward", "backward") and found:
-            found = [site for site in found if site.module not in compiled]  # of a wrapper hooks run outside
-            reason = reason or ("" if found else COMPILED)
+            seen = [site for site in found if site.module not in compiled]  # of a wrapper hooks run outside
+            reason = reason or ("" if seen else COMPILED)
+            if seen and len(seen) < len(found):
+                left = f"leaves out {len(found) - len(seen)} of {len(found)} places, inside torch.compile'd modules"
+                dropped.append((name, left))
+            found = seen
         if not reason:
             boards.append(_board(probe, found, parameters))
         elif named:

@@ -97,9 +97,9 @@ def _like_children(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
     children = [(key, child) for key, child in module.named_children() if not is_leaf(child)]
     if not children:
         return []
-    kind, count = Counter(type(child) for _, child in children).most_common(1)[0]
+    kind, count = Counter(type(unwrapped(child)) for _, child in children).most_common(1)[0]
     single = isinstance(module, nn.ModuleList) and path.rpartition(".")[2] in GENERIC
-    return [(key, child) for key, child in children if type(child) is kind] if count > 1 or single else []
+    return [(key, child) for key, child in children if type(unwrapped(child)) is kind] if count > 1 or single else []
 
 
 def attending(modules: Mapping[str, nn.Module]) -> list[str]:
