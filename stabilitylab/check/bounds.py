@@ -37,6 +37,8 @@ def _bounds(*bounds: Bound) -> dict[tuple[str, str], Bound]:
 BOUNDS = _bounds(
     Bound("not finite", "numbers that are NaN or inf", 0, "fail", "nothing trains after it"),
     Bound("no gradient", "trainable layers without any gradient that is not 0", 0, "fail", "they will not be trained"),
+    Bound("no update", "layers with a gradient that one update leaves as they were", 0, "fail",
+          "they are not in the optimizer, its rate is 0, or updates are below the rounding of the weights"),
     Bound("exploding gradient", "growth of ||dE/dx|| from a stack's top to a layer", 1e3, "fail",
           "the lowest layers then decide the norm that clipping sees, and the others stand still"),
     Bound("exploding gradient", "growth of ||dE/dx|| from a stack's top to a layer", 30, "warn",
@@ -102,6 +104,7 @@ def _not_finite(incident: Incident | None) -> Iterator[Finding]:
 
 def _no_gradient(layers: Sequence[Layer]) -> Iterator[Finding]:
     still = [one for one in layers if one.number and "zero" in one.numbers and not one["zero"] < 1]
+    still = [one for one in still if not one["zero_later"] < 1]
     for one in still[:1]:
         what = "no parameter of it has a gradient" if not one["given"] else "every entry of its gradient is exactly 0"
         others = f", and so in {len(still) - 1} others" if len(still) > 1 else ""
@@ -163,6 +166,11 @@ def _single(layers: Sequence[Layer], precision: str) -> Iterator[Finding]:
 
 
 def _update(layers: Sequence[Layer], numbers: Numbers) -> Iterator[Finding]:
+    learning = [one for one in layers if one.number and one["gradient"] > 0 and one["zero"] < 1]
+    if numbers["updated"] and (same := [one for one in learning if one["update"] == 0]):
+        others = f", and so in {len(same) - 1} others" if len(same) > 1 else ""
+        text = f"it has a gradient, and one update of the optimizer leaves every parameter of it as it was{others}"
+        yield _finding("no update", "fail", same[0], 0.0, text)
     moving = [one for one in layers if one.number and math.isfinite(one["update"])]
     if beyond := [one for one in moving if _worse("update", one["update"])]:
         others = f"; so in {len(beyond) - 1} others" if len(beyond) > 1 else ""

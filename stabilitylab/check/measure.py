@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import UsageError
+from ..errors import InputError, StabilityLabError, UsageError
 from ..probes import Watcher
 from ..probes.accumulate import Mask
 from ..probes.incidents import Incident
@@ -56,14 +56,19 @@ def preflight(
             output_site=output_site, reference=lambda: {"held_out_loss": loss_fn(twin, batch).detach()},
         ) as watcher:  # fmt: skip
             twin.zero_grad()
-            loss = loss_fn(twin, batch)
-            _check(loss)
+            loss = _loss(loss_fn, twin, batch)
             loss.backward()
             shares = dict(_shares(twin, watcher.parameters, own))
             watcher.step(loss=loss.detach())
             if own is not None:
-                own.step()
+                _step(own)
             watcher.finish()
+            if any(numbers["zero"] == 1 for numbers in shares.values()):  # right at the start, as below a head of zeros
+                watcher.close()
+                twin.zero_grad()
+                loss_fn(twin, batch).backward()
+                for key, later in _shares(twin, watcher.parameters, own):
+                    shares[key]["zero_later"] = later["zero"]
     layers = _layers(watcher, sink, shares)
     return _result(layers, sink, watcher.incident, _precision(twin), updated=own is not None)
 
@@ -105,6 +110,28 @@ def _copied(model: nn.Module, optimizer: Any) -> tuple[nn.Module, torch.optim.Op
             f"the model cannot be copied ({str(error).splitlines()[0]}): give the module as it is before "
             "DistributedDataParallel, fully_shard or a backward pass."
         ) from error
+
+
+def _step(optimizer: torch.optim.Optimizer) -> None:
+    try:
+        optimizer.step()
+    except TypeError as error:
+        raise UsageError(
+            f"{type(optimizer).__name__} needs a closure, which a check does not have: leave the optimizer out."
+        ) from error
+
+
+def _loss(loss_fn: Callable[[nn.Module, Any], torch.Tensor], model: nn.Module, batch: Any) -> torch.Tensor:
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError("no parameter of the model requires a gradient: there is nothing to train.")
+    try:
+        loss = loss_fn(model, batch)
+    except StabilityLabError:
+        raise
+    except Exception as error:
+        raise InputError(f"loss_fn(model, batch) failed: {type(error).__name__}: {error}") from error
+    _check(loss)
+    return loss
 
 
 def _check(loss: Any) -> None:

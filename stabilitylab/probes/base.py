@@ -122,7 +122,7 @@ class Max(Rule):
         into[:, 0].scatter_reduce_(0, rows, values.double(), "amax")
 
     def finish(self, parts: torch.Tensor) -> torch.Tensor:
-        return parts[:, 0]
+        return torch.where(parts[:, 0] == -torch.inf, empty(parts.device), parts[:, 0])  # of no token
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,8 @@ class Quantile(Rule):
         place = (reached < self.q * reached[:, -1:]).sum(1)
         middles = torch.exp2((place.double() - 0.5) / self.per_octave + self.low)
         middles = torch.where(place == 0, 0.0, torch.where(place >= self.width - 2, torch.inf, middles))
-        return torch.where((parts[:, -1] == 0) & (reached[:, -1] > 0), middles, torch.nan)
+        none = torch.where(parts[:, -1] == 0, empty(parts.device), torch.nan)
+        return torch.where((parts[:, -1] == 0) & (reached[:, -1] > 0), middles, none)
 
 
 @dataclass(frozen=True)

@@ -87,27 +87,31 @@ class Locator:
         return ""
 
     def _activations(self, evidence: Evidence, on: str, kind: str, phase: Phase) -> Iterator[Place]:
-        for name, broken in evidence.broken.items():
-            board = self._boards[name]
-            for number in np.flatnonzero(broken.any(axis=1)) if board.probe.on == on else ():
-                row, clean = board.table.rows[number], evidence.clean.get(name)
-                position = self._order.get((name, int(number)), self._position(row))
-                value = float(evidence.tables[name].values[number][broken[number]][0])
-                micro_batch = None if clean is None else int(clean[number])
-                yield Place(phase, kind, position, value, row.site, row, name, micro_batch)
+        for name in evidence.broken:
+            if self._boards[name].probe.on == on:
+                yield from self._table(evidence, name, kind, phase)
+
+    def _table(self, evidence: Evidence, name: str, kind: str, phase: Phase) -> Iterator[Place]:
+        broken, clean = evidence.broken.get(name), evidence.clean.get(name)
+        for number in () if broken is None else np.flatnonzero(broken.any(axis=1)):
+            row = self._boards[name].table.rows[number]
+            position = self._order.get((name, int(number)), self._position(row))
+            value = float(evidence.tables[name].values[number][evidence.broken[name][number]][0])
+            micro_batch = None if clean is None else int(clean[number])
+            yield Place(phase, kind, position, value, row.site, row, name, micro_batch)
 
     def _backward(self, evidence: Evidence) -> Iterator[Place]:
         yield from self._activations(evidence, "backward", "gradient", "backward")
         yield from self._pieces(evidence, "gradient", "gradient", "backward")
         if "gradient" not in evidence.pieces:  # on several ranks: to the sub-layer
-            yield from self._activations(evidence, "step", "gradient", "backward")
+            yield from self._table(evidence, "grad_norm", "gradient", "backward")
         if not evidence.fine("grad_norm_total"):  # a row that was not probed: nowhere, and so behind all others
             yield Place("backward", "gradient", -math.inf, evidence.metrics["grad_norm_total"] or math.nan)
 
     def _updates(self, evidence: Evidence) -> Iterator[Place]:
         yield from self._pieces(evidence, "update", "update", "optimizer")
         if "update" not in evidence.pieces:
-            yield from self._activations(evidence, "update", "update", "optimizer")
+            yield from self._table(evidence, "update_ratio", "update", "optimizer")
 
     def _pieces(self, evidence: Evidence, what: str, kind: str, phase: Phase) -> Iterator[Place]:
         squares = evidence.pieces.get(what, np.empty(0))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +14,8 @@ from ..errors import UsageError
 
 def check_watchable(model: nn.Module) -> None:
     """Raises UsageError for a model in which hooks would be missed, or whose parameters lie on several devices."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model = {model!r} must be a torch.nn.Module.")
     if isinstance(model, nn.DataParallel):
         raise UsageError("nn.DataParallel copies the model at each forward: use DistributedDataParallel or one device.")
     if isinstance(model, torch.jit.ScriptModule):
@@ -20,6 +23,25 @@ def check_watchable(model: nn.Module) -> None:
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     if len(devices) > 1:
         raise UsageError(f"parameters lie on several devices ({', '.join(devices)}): move the model to one device.")
+
+
+def check_arguments(optimizer: Any, scaler: Any, mask: Any, reference: Any) -> None:
+    """Raises UsageError for what is not of its kind, before anything is attached or written."""
+    if isinstance(optimizer, (list, tuple)):
+        raise UsageError(
+            "watch follows one optimizer: give the one whose updates matter most, and leave out the others' parameters "
+            "when you read update_ratio."
+        )
+    kinds: list[tuple[str, Any, Any, str]] = [
+        ("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer"),
+        ("scaler", scaler, torch.amp.GradScaler, "a torch.amp.GradScaler"),
+        ("mask", mask, (torch.Tensor, Mapping, Callable), "a tensor, a dict of them by stack, or a function"),
+        ("reference", reference, Callable, "a function that runs the model on a fixed batch"),
+    ]
+    for name, value, kind, meant in kinds:
+        inner = getattr(value, "optimizer", value) if name == "optimizer" else value  # Accelerate wraps it
+        if value is not None and not isinstance(inner, kind):
+            raise UsageError(f"{name} = {value!r} must be {meant}.")
 
 
 def compiled_modules(model: nn.Module) -> set[nn.Module]:

@@ -25,7 +25,7 @@ from .records import Metrics, Record, RowMetrics
 from .reference import ReferenceRows, Schedule
 from .schedule import Cadence, checked, is_due
 from .selection import Names, boards_for, split
-from .watchable import check_watchable, compiled_modules
+from .watchable import check_arguments, check_watchable, compiled_modules
 
 log = logging.getLogger("stabilitylab")
 
@@ -86,6 +86,7 @@ class Watcher:
         self.t = 0
         self.last: tuple[int, dict[str, float | None], dict[str, Cells]] | None = None  # the row that the sink got last
         check_watchable(model)
+        check_arguments(optimizer, scaler, mask, reference)
         own, narrowed = split(sites)
         self._ranks = ranks = ranks_of(model, parallel)
         self.sites = find_sites(model, output_site, own)
@@ -122,7 +123,7 @@ class Watcher:
         self._record: Record | None = None  # the row that waits for the optimizer's step, or for its copy to arrive
         self._owed = False  # whether its numbers about the update are still to come
         self._step_seconds = 0.0
-        self._warned = False
+        self._warned = self._early = False  # early: an optimizer's step before the first row
         self._state = "open"
         self._hook = optimizer.register_step_post_hook(lambda *_: self._updated()) if optimizer else None
         self.sink.open([board.table for board in self._boards])
@@ -273,7 +274,7 @@ class Watcher:
     def _probe(self, record: Record) -> None:
         if self.due(self.t):
             self._training.end()
-            self._warn_if_unseen()
+            self._warn_once()
             self._collect(record, "step")
             for board in self._on("forward", "backward"):
                 record.table(board)
@@ -287,15 +288,22 @@ class Watcher:
         if self._total_every_step and total not in record:
             record.metric(total, self._parameters.total_norm())
 
-    def _warn_if_unseen(self) -> None:
+    def _warn_once(self) -> None:
+        """Of a loop in which step() stands in the wrong place, or that never trains."""
         boards = self._on("forward", "backward")
-        if boards and not self._warned and all(board.is_empty for board in boards):
-            self._warned = True
-            log.warning(
-                "row %d has no number of the forward pass: watch sees forwards in training mode with gradients on, "
-                "so call model.train() before them, and step() after each backward.",
-                self.t,
+        found = ""
+        if not any(gradient is not None for gradient in self._parameters.gradients()):
+            found = "no parameter has a gradient: call step() after backward and before zero_grad"
+        elif boards and all(board.is_empty for board in boards):
+            found = (
+                "there is no number of the forward pass: watch sees forwards in training mode with gradients on, so "
+                "call model.train() before them, and step() after each backward"
             )
+        elif self._early:
+            found = "the optimizer's step came before this one: call step() after backward and before optimizer.step"
+        if found and not self._warned:
+            self._warned = True
+            log.warning("row %d: %s.", self.t, found)
 
     def _collect(self, record: Record, when: When) -> None:
         for board in self._on(when):
@@ -308,6 +316,7 @@ class Watcher:
                 record.set_aside(f"pieces {name}", squares)
 
     def _updated(self) -> None:
+        self._early |= self._record is None and self.t == 0
         began = time.perf_counter()
         self._after_update()
         self._step_seconds += time.perf_counter() - began

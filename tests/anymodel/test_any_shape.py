@@ -300,3 +300,27 @@ def test_what_cannot_be_watched_is_refused_in_one_sentence() -> None:
     split.end.to("meta")
     with pytest.raises(UsageError, match=r"parameters lie on several devices \(cpu, meta\)"):
         Watcher(split, ListSink())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # from inside torch._dynamo
+def test_one_compiled_layer_among_others_keeps_its_number_and_is_said_to_be_left_out() -> None:
+    torch._dynamo.reset()
+    model, x = nn.Sequential(), torch.randn(2, 5, 6)
+    layers = [nn.TransformerEncoderLayer(6, 2, 9, 0.0, batch_first=True) for _ in range(3)]
+    model.layers = nn.ModuleList([layers[0], torch.compile(layers[1], backend="eager"), layers[2]])
+
+    def run() -> Tensor:
+        y = x
+        for layer in model.layers:
+            y = layer(y)
+        return y.square().mean()
+
+    sink = ListSink()
+    with Watcher(model, sink, every=1) as watcher:
+        run().backward()
+        watcher.step(loss=1.0)
+    assert [(row.site, row.layer) for row in sink.tables["ln_input"].rows] == [
+        ("layers.0.norm1", 1), ("layers.0.norm2", 1), ("layers.2.norm1", 3), ("layers.2.norm2", 3)
+    ]  # fmt: skip
+    assert ("ln_input", "leaves out 2 of 6 places, inside torch.compile'd modules") in watcher.dropped
+    assert {row.layer for row in sink.tables["grad_norm"].rows} == {1, 2, 3}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stabilitylab import build_model, preflight
 from stabilitylab.check import BOUNDS
 from stabilitylab.config import resolve
-from stabilitylab.errors import UsageError
+from stabilitylab.errors import InputError, UsageError
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -268,3 +268,56 @@ def test_a_model_that_cannot_be_copied_is_refused() -> None:
     model.kept = loss_of(model, batch()) * 1.0
     with pytest.raises(UsageError, match="the model cannot be copied"):
         preflight(model, batch(), loss_of)
+
+
+class Headed(nn.Module):
+    """Two layers under a head of zeros, as vision transformers start with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(8, 3)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean(1))
+
+
+def classified(model: nn.Module, x: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(x), torch.tensor([0, 1, 2, 0]))
+
+
+def test_a_gradient_that_is_zero_at_the_first_step_alone_is_no_fault() -> None:
+    torch.manual_seed(0)
+    model, x = Headed(), torch.randn(4, 5, 8)
+    result = preflight(model, x, classified, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    assert all(one["zero"] == 1 for one in result.layers if one.number)
+    assert result.ok, str(result)
+    nothing = preflight(model, x, classified, torch.optim.AdamW(model.layers.parameters(), lr=1e-3))
+    assert [f.bound for f in nothing.findings if f.severity == "fail"] == ["no gradient"]
+
+
+@pytest.mark.parametrize(
+    ("rate", "part", "place"),
+    [(0.0, None, "encoder 1"), (1e-3, "decoder", "encoder 1"), (1e-3, "encoder", "decoder 1")],
+)
+def test_an_optimizer_that_moves_nothing_is_named(rate: float, part: str | None, place: str) -> None:
+    model, inputs = toy(torch.float32), batch()
+    held = model.get_submodule(part) if part else model
+    result = preflight(model, inputs, loss_of, torch.optim.AdamW(held.parameters(), lr=rate, weight_decay=0.0))
+    (found,) = [f for f in result.findings if f.bound == "no update"]
+    assert found.place == place
+    assert not result.ok
+
+
+def test_what_fails_in_the_callers_code_is_said_to_be_the_callers() -> None:
+    model, inputs = toy(torch.float32), batch()
+    with pytest.raises(InputError, match=r"loss_fn\(model, batch\) failed: KeyError"):
+        preflight(model, inputs, lambda model, inputs: inputs["nothing"])
+    with pytest.raises(UsageError, match="LBFGS needs a closure"):
+        preflight(model, inputs, loss_of, torch.optim.LBFGS(model.parameters()))
+    model.requires_grad_(False)
+    with pytest.raises(UsageError, match="no parameter of the model requires a gradient"):
+        preflight(model, inputs, loss_of)

@@ -17,6 +17,7 @@ from probe_toys import ListSink, Toy, batch, loss_of, masks
 from torch import Tensor, nn
 
 from stabilitylab import Run, watch
+from stabilitylab.errors import UsageError
 from stabilitylab.probes import Watcher
 
 STEPS, BROKEN = 6, 3
@@ -282,6 +283,60 @@ def test_a_loop_that_never_calls_train_is_told_so_once(caplog: pytest.LogCapture
             loss_of(model, inputs).backward()
             watcher.step(loss=1.0)
     assert [record.message for record in caplog.records] == [
-        "row 0 has no number of the forward pass: watch sees forwards in training mode with gradients on, so call "
-        "model.train() before them, and step() after each backward."
+        "row 0: there is no number of the forward pass: watch sees forwards in training mode with gradients on, so "
+        "call model.train() before them, and step() after each backward."
     ]
+
+
+@pytest.mark.parametrize(
+    ("order", "sentence"),
+    [
+        ("zero step update", "row 0: no parameter has a gradient: call step() after backward and before zero_grad."),
+        ("update step zero", "row 0: the optimizer's step came before this one: call step() after backward and before"),
+    ],
+)
+def test_a_step_in_the_wrong_place_is_told(order: str, sentence: str, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model, inputs = Toy(), batch()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with Watcher(model, Sink(), every=1, optimizer=optimizer) as watcher:
+        for _ in range(3):
+            loss_of(model, inputs).backward()
+            for what in order.split():
+                if what == "zero":
+                    optimizer.zero_grad()
+                elif what == "step":
+                    watcher.step(loss=1.0)
+                else:
+                    optimizer.step()
+    assert len(caplog.records) == 1
+    assert caplog.records[0].message.startswith(sentence)
+
+
+def test_padding_alone_is_nothing_recorded_and_no_incident() -> None:
+    torch.manual_seed(0)
+    model, sink, inputs = Toy(), Sink(), batch()
+    nothing = {name: torch.zeros_like(mask) for name, mask in masks(inputs).items()}
+    with Watcher(model, sink, every=1, mask=nothing, probes="ln_input,grad_norm") as watcher:
+        loss_of(model, inputs).backward()
+        watcher.step(loss=1.0)
+    assert sink.row(0)[1]["ln_input"].absent.all()
+    assert not sink.row(0)[1]["grad_norm"].absent.any()
+    assert watcher.incident is None
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"optimizer": 5}, "optimizer = 5 must be a torch.optim.Optimizer."),
+        ({"optimizer": []}, "watch follows one optimizer"),
+        ({"mask": "nope"}, "mask = 'nope' must be a tensor, a dict of them by stack, or a function."),
+        ({"reference": 5}, "reference = 5 must be a function that runs the model on a fixed batch."),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Watcher(Toy(), Sink(), **options)
+    assert str(caught.value).startswith(sentence)
+    with pytest.raises(UsageError, match=r"must be a torch\.nn\.Module"):
+        Watcher(5, Sink())  # pyright: ignore

@@ -80,4 +80,6 @@ def test_a_rank_that_holds_nothing_of_a_gain_leaves_the_maximum_to_the_others() 
             self.weight = nn.Parameter(torch.full((size,), 2.0))
 
     sink = recorded(nn.Sequential(ShardedNorm(3), ShardedNorm(0)))
-    assert list(sink.column(0, "ln_gain", "max_abs").values()) == [2.0, -math.inf]
+    held, nothing = sink.column(0, "ln_gain", "max_abs").values()
+    assert held == 2.0
+    assert math.isnan(nothing)  # not recorded, which leaves it to other ranks
