@@ -147,6 +147,35 @@ def full_copy(model: nn.Module, optimizer: Any, folder: Path, masks: Masks) -> A
     return after_backward
 
 
+def floor(measures: bool) -> Attach:
+    """The standard set's hooks on forward and backward that do nothing, or take one float32 norm and read none."""
+
+    def attach(model: nn.Module, optimizer: Any, folder: Path, masks: Masks) -> AfterBackward:
+        seen: list[torch.Tensor] = []
+        norms, layers = places(model)
+
+        def look(tensor: torch.Tensor) -> None:
+            if measures:
+                seen.append(torch.linalg.vector_norm(tensor.detach(), dim=-1))
+
+        def layer_output(module: nn.Module, args: Any, output: torch.Tensor) -> None:
+            look(output)
+            output.register_hook(look)
+
+        for module in norms:
+            module.register_forward_hook(lambda module, args, output: look(args[0]))
+        for module in layers:
+            module.register_forward_hook(layer_output)
+
+        def after_backward(loss: torch.Tensor) -> int:
+            seen.clear()
+            return len(norms) + 2 * len(layers)
+
+        return after_backward
+
+    return attach
+
+
 def wandb_watch(model: nn.Module, optimizer: Any, folder: Path, masks: Masks) -> AfterBackward:
     wandb = importlib.import_module("wandb")
     run = wandb.init(mode="offline", dir=str(folder.parent), settings=wandb.Settings(silent=True))
@@ -242,13 +271,27 @@ CONTENDERS: dict[str, tuple[Attach, str, str]] = {
     ),
 }
 
+# with --parts: where the standard set's time goes
+PARTS: dict[str, tuple[Attach, str, str]] = {
+    "empty hooks": (floor(measures=False), "", "nothing: the hooks of the standard set, each returns at once"),
+    "norms alone": (
+        floor(measures=True),
+        "",
+        "a float32 norm per token in each of these hooks, never read",
+    ),
+    "activations": (ours("standard,-grad_norm,-activation_grad_norm"), "", "of the standard set the forward pass"),
+    "their gradients": (ours("standard,-grad_norm,-ln_input,-residual_norm"), "", "of it the backward pass"),
+    "parameters": (ours("standard,-ln_input,-residual_norm,-activation_grad_norm"), "", "of it the parameters"),
+    "no probe": (ours("none"), "", "loss and total gradient norm"),
+}
+
 
 def measured(depth: int, rounds: int, names: list[str], folder: Path) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     subjects: dict[str, Contender] = {}
     slow: set[str] = set()
     base = 0.0
     for number, name in enumerate(names):
-        attach, packages, _ = CONTENDERS[name]
+        attach, packages, _ = (CONTENDERS | PARTS)[name]
         try:
             subjects[name] = Contender(depth, folder / str(number), attach)
             last = [subjects[name].step() for _ in range(3)][-1]
@@ -278,10 +321,11 @@ def ratios(seconds: dict[str, np.ndarray]) -> dict[str, tuple[float, float, floa
 
 
 def table(seconds: dict[str, np.ndarray], numbers: dict[str, int], arguments: argparse.Namespace) -> str:
+    flag = " --parts" if arguments.parts else ""
     lines = [
         "# What watching every step costs",
         "",
-        f"`python benchmarks/contenders.py --depth {arguments.depth} --rounds {arguments.rounds}`, "
+        f"`python benchmarks/contenders.py --depth {arguments.depth} --rounds {arguments.rounds}{flag}`, "
         f"{platform.machine()} with {os.cpu_count()} cores, one thread, torch {torch.__version__}, "
         f"Python {platform.python_version()}; load of the machine meanwhile {os.getloadavg()[1]:.1f}. "
         f"A bare step takes {1e3 * np.median(seconds['bare']):.0f} ms of CPU time.",
@@ -293,7 +337,9 @@ def table(seconds: dict[str, np.ndarray], numbers: dict[str, int], arguments: ar
         count = numbers[name]
         each = f"{1e6 * np.nanmedian(seconds[name] - seconds['bare']) / count:.1f}" if count else ""
         shown = f"{count:,}" if count else ""
-        lines.append(f"| {name} | {middle:.3f} [{low:.3f}, {high:.3f}] | {shown} | {each} | {CONTENDERS[name][2]} |")
+        lines.append(
+            f"| {name} | {middle:.3f} [{low:.3f}, {high:.3f}] | {shown} | {each} | {(CONTENDERS | PARTS)[name][2]} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -317,12 +363,15 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", action="append", default=[], choices=CONTENDERS, help="beside bare; may be repeated")
+    parser.add_argument("--parts", action="store_true", help="what parts of the standard set cost, instead of others")
     parser.add_argument("--out", type=Path, help="write OUT.md and OUT.png")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     names = ["bare", "control", *arguments.only] if arguments.only else [*CONTENDERS]
+    if arguments.parts:
+        names = ["bare", "control", "stabilitylab, standard", *PARTS]
     with tempfile.TemporaryDirectory() as folder:
         seconds, numbers = measured(arguments.depth, arguments.rounds, names, Path(folder))
     print(text := table(seconds, numbers, arguments))
