@@ -63,7 +63,7 @@ def probe(
     ] = None,
     fail_on_divergence: Annotated[bool, _training("--fail-on-divergence", help="Exit 3 if it diverged.")] = False,
     probes: Annotated[
-        str | None, _probes(help="Comma-separated: default, all, none, NAME, -NAME.", show_default="default")
+        str | None, _probes(help="Comma-separated: default, standard, all, none, NAME, -NAME.", show_default="default")
     ] = None,
     every: Annotated[
         str | None, _probes(help="Every N steps, or log: 0..11, then 10 % apart.", show_default="log")

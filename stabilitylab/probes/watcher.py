@@ -46,8 +46,10 @@ class Watcher:
     Row t describes theta_t; numbers about theta_t -> theta_{t+1} stand in row t too, so a row reaches the sink at the
     next ``step``, ``flush`` or ``finish``. Leaving the ``with`` block finishes (after an error: flushes) and closes.
 
-    - ``probes``: "default", "all", "none", names, "-name" to leave one out. ``every``, ``update_every``: rows of the
-      training pass and of the reference pass, a number or "log" (see :func:`~.schedule.is_due`).
+    - ``probes``: "default", "all", "none", names, "-name" to leave one out; "standard" is cheapest: norms of each
+      layer's output and its gradient, of each norm's input, of each sub-layer's parameters' gradients.
+    - ``every``, ``update_every``: rows of the training pass and of the reference pass, a number or "log" (see
+      :func:`~.schedule.is_due`).
     - ``mask``: True on real tokens: a tensor, a dict by stack name, or a function that returns one, asked once per
       forward pass (so once per micro-batch); a stack without a mask counts all tokens.
     - ``reference``: runs the model on a fixed batch; numbers in a dict that it returns become metrics of the row.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,7 +11,8 @@ import torch
 from probe_toys import ListSink, Toy, batch, loss_of, masks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stabilitylab.probes import Watcher
+from stabilitylab.probes import Probe, Watcher, probe
+from stabilitylab.probes.sites import norms
 
 
 class Calls(TorchDispatchMode):
@@ -22,7 +25,9 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def calls(layers: int, probes: str) -> tuple[int, int, int]:
+def calls(
+    layers: int, probes: str, tapped: Sequence[str] = ("ln_input", "activation_grad_norm")
+) -> tuple[int, int, int]:
     """Operator calls of forward and backward, of ``step`` and the update, and how many numbers a hook recorded."""
     model, sink, inputs = Toy(layers), ListSink(), batch()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -37,7 +42,6 @@ def calls(layers: int, probes: str) -> tuple[int, int, int]:
             optimizer.step()
         optimizer.zero_grad()
     watcher.close()
-    tapped = ("ln_input", "activation_grad_norm")
     return passes.count, rest.count, sum(len(t.rows) for t in sink.tables.values() if t.name in tapped)
 
 
@@ -51,7 +55,32 @@ def test_at_most_two_operators_a_recorded_activation_number_plus_a_constant(prob
         assert watched - plain <= 2 * numbers + constant
 
 
-@pytest.mark.parametrize("probes", ["ln_input", "activation_grad_norm", "grad_norm"])
+def test_each_further_activation_number_of_the_standard_set_costs_at_most_two_operators() -> None:
+    extra, numbers = {}, {}
+    for layers in (2, 4, 8, 12):
+        watched, rest, _ = calls(layers, "standard", tapped := ("ln_input", "activation_grad_norm", "residual_norm"))
+        plain, without, _ = calls(layers, "none")
+        parameters = calls(layers, "grad_norm")[1] - without
+        extra[layers] = watched - plain + (rest - without - parameters)
+        numbers[layers] = calls(layers, "standard", tapped)[2]
+    slopes = [(extra[b] - extra[a]) / (numbers[b] - numbers[a]) for a, b in pairwise(extra)]
+    assert max(slopes) <= 2
+    assert all(extra[layers] - 2 * numbers[layers] <= 100 for layers in extra)  # adding up, finishing, and the copy
+
+
+@pytest.mark.usefixtures("scratch")
+def test_the_count_notices_a_probe_with_three_operators() -> None:
+    @probe("wasteful", on="forward", at=norms)
+    class Wasteful(Probe):
+        def measure(self, site: Any, x: Any, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.vector_norm(y * 2 + 1, dim=-1)
+
+    few, many = (calls(layers, "wasteful", ("wasteful",)) for layers in (2, 8))
+    bare_few, bare_many = (calls(layers, "none") for layers in (2, 8))
+    assert (many[0] - bare_many[0] - few[0] + bare_few[0]) / (many[2] - few[2]) == 3
+
+
+@pytest.mark.parametrize("probes", ["ln_input", "activation_grad_norm", "grad_norm", "standard"])
 def test_a_rows_reductions_do_not_grow_with_depth(probes: str) -> None:
     def of_step(layers: int) -> int:
         return calls(layers, probes)[1] - calls(layers, "none")[1]
