@@ -166,12 +166,13 @@ def _single(layers: Sequence[Layer], precision: str) -> Iterator[Finding]:
 
 
 def _update(layers: Sequence[Layer], numbers: Numbers) -> Iterator[Finding]:
-    learning = [one for one in layers if one.number and one["gradient"] > 0 and one["zero"] < 1]
+    layers = [one for one in layers if one.number] or layers  # a model without stacks is judged module by module
+    learning = [one for one in layers if one["gradient"] > 0 and one["zero"] < 1]
     if numbers["updated"] and (same := [one for one in learning if one["update"] == 0]):
         others = f", and so in {len(same) - 1} others" if len(same) > 1 else ""
         text = f"it has a gradient, and one update of the optimizer leaves every parameter of it as it was{others}"
         yield _finding("no update", "fail", same[0], 0.0, text)
-    moving = [one for one in layers if one.number and math.isfinite(one["update"])]
+    moving = [one for one in layers if math.isfinite(one["update"])]
     if beyond := [one for one in moving if _worse("update", one["update"])]:
         others = f"; so in {len(beyond) - 1} others" if len(beyond) > 1 else ""
         text = f"one update is {beyond[0]['update']:.2g} times as large as the weights that it changes{others}"

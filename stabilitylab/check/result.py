@@ -130,8 +130,11 @@ class Preflight:
         before, after = self.numbers["loss_before"], self.numbers["loss_after"]
         moved = ", ".join(f"{stack or 'model'} {share:.2%}" for stack, share in self.numbers["moved"].items())
         lines = []
-        if moved and self.numbers["updated"]:
-            lines.append(f"one update: loss {before:.4g} -> {after:.4g}; output moved by {moved} of its size")
+        if self.numbers["updated"]:
+            moved = f"; output moved by {moved} of its size" if moved else ""
+            lines.append(f"one update: loss {before:.4g} -> {after:.4g}{moved}")
+        else:
+            lines.append("updates: not checked, since no optimizer was given")
         lines += [str(finding) for finding in self.findings]
         if self.suspect is None:
             return [*lines, "ok: every number is within its bound"]

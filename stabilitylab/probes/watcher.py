@@ -46,6 +46,7 @@ class Watcher:
     Row t describes theta_t; numbers about theta_t -> theta_{t+1} stand in row t too, so a row reaches the sink at the
     next ``step``, ``flush`` or ``finish``. Leaving the ``with`` block finishes (after an error: flushes) and closes.
 
+    - ``scaler``: the loop's GradScaler; a scaled loss without it is recorded with its scale.
     - ``probes``: "default", "all", "none", names, "-name" to leave one out; "standard" is cheapest: norms of each
       layer's output and its gradient, of each norm's input, of each sub-layer's parameters' gradients.
     - ``every``, ``update_every``: rows of the training pass and of the reference pass, a number or "log" (see

@@ -126,6 +126,21 @@ def test_an_optimizer_may_be_made_for_the_copy_and_go_missing() -> None:
     none = preflight(model, inputs, loss_of)
     assert all(math.isnan(one["update"]) for one in none.layers)
     assert "one update" not in str(none)
+    assert "updates: not checked, since no optimizer was given" in str(none)
+
+
+def test_a_model_without_stacks_is_judged_by_its_modules() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(5, 4)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().mean()
+
+    calm = preflight(model, x, loss, sgd(model, 1e-3))
+    assert calm.ok
+    assert "one update: loss " in str(calm)
+    wild = preflight(model, x, loss, torch.optim.AdamW(model.parameters(), lr=100.0))
+    assert next((f.bound, f.place) for f in wild.findings) == ("update", "0")
 
 
 HEALTHY = [("postln", 6), ("preln", 24), ("deepnorm", 80), ("branchnorm", 80), ("admin", 24)]
