@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
 
@@ -234,12 +234,15 @@ class Watcher:
             "t": self.t,
             "pending": self._record and self._record.state_dict(),
             "reference": self._reference and self._reference.state_dict(),
+            "incident": None if self.incident is None else asdict(self.incident),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.t = state["t"]
         self._record = Record.from_state(state["pending"]) if state["pending"] else None
         self._owed = False
+        if (incident := state.get("incident")) is not None:
+            self._forensics.incident = Incident(**incident)  # a run has one, the first
         if self._reference is not None and state["reference"] is not None:
             self._reference.load_state_dict(state["reference"])
         self._arm()

@@ -340,3 +340,22 @@ def test_arguments_of_another_kind_are_refused(options: dict[str, Any], sentence
     assert str(caught.value).startswith(sentence)
     with pytest.raises(UsageError, match=r"must be a torch\.nn\.Module"):
         Watcher(5, Sink())  # pyright: ignore
+
+
+def test_a_resumed_run_keeps_its_first_incident() -> None:
+    torch.manual_seed(0)
+    model, inputs = Toy(), batch()
+    nan_weight(model, BROKEN, 0)
+    with Watcher(model, Sink(), every=1) as watcher:
+        loss_of(model, inputs).backward()
+        watcher.step(loss=1.0)
+        watcher.flush()
+        state = watcher.state_dict()
+    first, sink = watcher.incident, Sink()
+    with Watcher(model, sink, every=1) as resumed:
+        resumed.load_state_dict(state)
+        loss_of(model, inputs).backward()
+        resumed.step(loss=1.0)
+    assert first is not None
+    assert resumed.incident == first
+    assert not sink.dumps
