@@ -130,6 +130,11 @@ def settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any,
     return {name: values for name, values in both.items() if values[0] != values[1]}
 
 
+def recorded(evidence: Evidence) -> set[str]:
+    """The tables that hold rows; one may have been promised and lost."""
+    return {name for name in evidence.run.tables if evidence.grid(name) is not None}
+
+
 def only(left: Evidence, right: Evidence, pairs: Sequence[tuple[Grid, Grid]]) -> dict[str, dict[str, Any]]:
     """Tables, metrics and numbers of steps that only one run has."""
     found = {}
@@ -137,7 +142,7 @@ def only(left: Evidence, right: Evidence, pairs: Sequence[tuple[Grid, Grid]]) ->
         metrics = [m for m in ours.metrics.column_names if m not in theirs.metrics.column_names and m not in CLOCKS]
         steps = np.setdiff1d(ours.steps, theirs.steps)
         found[name] = {
-            "tables": sorted(set(ours.run.tables) - set(theirs.run.tables)),
+            "tables": sorted(recorded(ours) - recorded(theirs)),
             "metrics": metrics,
             "steps": len(steps),
             "first_step": int(steps[0]) if len(steps) else None,

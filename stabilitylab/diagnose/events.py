@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..schema import Row
-from .evidence import LOSSES, Evidence
+from .evidence import LOSSES, Evidence, Grid
 from .order import describe, rank
 
 Severity = Literal["note", "warning", "failure"]
@@ -86,11 +86,15 @@ class Detector:
     find: Callable[[Evidence], Iterable[Event]]
 
     def sources(self, evidence: Evidence) -> list[str]:
-        """Which of its sources this run has recorded."""
+        """Which of its sources hold a number in this run."""
+
+        def holds(grid: Grid | None) -> bool:
+            return grid is not None and not grid.absent.all()
+
         return [
             name
             for name in self.reads
-            if evidence.grid(name) is not None or evidence.metric(*ALSO_CALLED.get(name, (name,))) is not None
+            if holds(evidence.grid(name)) or holds(evidence.metric(*ALSO_CALLED.get(name, (name,))))
         ]
 
 

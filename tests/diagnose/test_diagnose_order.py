@@ -126,3 +126,13 @@ def test_nothing_that_a_run_may_hold_makes_diagnose_fail(tmp_path: Path, seed: i
     diagnosis = found(made(tmp_path / "run", metrics, tables))
     assert diagnosis.paragraph
     assert diagnosis.as_dict()["events"]
+
+
+def test_a_table_without_a_single_number_checks_nothing(tmp_path: Path) -> None:
+    """As where step() came after zero_grad, so that no gradient was there in any row."""
+    numbers = [[np.nan]] * 3
+    for name, absent in (("none", True), ("some", False)):
+        values = numbers if absent else [[1.0]] * 3
+        table = Made(layer_rows(3), ("value",), lambda t, v=values: v, range(40), absent=lambda t, row, a=absent: a)
+        diagnosis = found(made(tmp_path / name, {"loss": falling(40)}, {"grad_norm": table}))
+        assert ("exploding_gradient" in diagnosis.unchecked) == absent
