@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import shutil
 import sys
@@ -16,7 +17,7 @@ from torch import nn
 from . import __version__
 from .probes import Sites, Watcher, find_sites
 from .probes.accumulate import Mask
-from .probes.distributed import Parallel, on_first_rank
+from .probes.distributed import Parallel, is_first_rank, on_first_rank
 from .probes.reference import Schedule
 from .probes.schedule import Cadence
 from .probes.selection import Names, split
@@ -25,6 +26,8 @@ from .store import AbsentRun, RunWriter
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
+
+log = logging.getLogger("stabilitylab")
 
 
 class RunWatcher(Watcher):
@@ -36,6 +39,8 @@ class RunWatcher(Watcher):
         self.run = run
         super().__init__(model, sink or run, **options)
         run.record(probes_dropped=dict(self.dropped))
+        if self.dropped and is_first_rank():
+            log.warning("%s: not recorded: %s.", run.path, "; ".join(f"{name} {why}" for name, why in self.dropped))
 
     def checkpoint(self) -> dict[str, Any]:
         """What ``watch(..., resume=...)`` needs to go on here: save it with the model, between the optimizer's step and

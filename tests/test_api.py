@@ -98,3 +98,16 @@ def test_public_names_load_lazily_and_unknown_ones_raise() -> None:
     assert all(getattr(sl, name) is not None for name in sl.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = sl.nothing
+
+
+def test_what_is_left_out_is_said_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = torch.nn.Linear(2, 2)
+    with sl.watch(model, out=tmp_path / "run"):
+        pass
+    (said,) = (record.message for record in caplog.records)
+    assert "not recorded: " in said
+    assert "update_ratio needs optimizer=, the optimizer" in said
+    caplog.clear()
+    with sl.watch(model, out=tmp_path / "other", probes="grad_norm"):
+        pass
+    assert not caplog.records

@@ -15,6 +15,7 @@ from ..probes import Watcher
 from ..probes.accumulate import Mask
 from ..probes.incidents import Incident
 from ..probes.parameters import Parameters
+from ..probes.passes import random_states_kept
 from ..schema import Cells, Table
 from .bounds import judge
 from .result import Layer, Preflight
@@ -39,17 +40,17 @@ def preflight(
     ``loss_fn(model, batch)`` is the scalar that is minimised. ``optimizer``: the model's own at the learning rate of
     its first large updates (the peak, not the start of a warm-up), or a function from parameters to one; without it
     nothing is said about updates. ``mask``, ``sites``, ``output_site`` are those of :func:`stabilitylab.watch`. The
-    model, its gradients, the optimizer and the random state stay as they are. It takes the memory of a second model
-    and optimizer, and the time of about five forward passes and a backward one. Raises UsageError for a loss that is
-    no scalar with a gradient, or a model that cannot be copied.
+    model, its gradients, the optimizer and the random states stay as they are. It takes the memory of a second model
+    and optimizer, and the time of three forward passes and one backward; where a gradient is all 0, of one more each.
+    Raises UsageError for a loss that is no scalar with a gradient, or a model that cannot be copied, InputError where
+    ``loss_fn`` fails.
 
     >>> result = preflight(model, batch, lambda model, batch: model(**batch).loss, optimizer)  # doctest: +SKIP
     >>> print(result), result.ok  # doctest: +SKIP
     """
     twin, own = _copied(getattr(model, "_orig_mod", model), optimizer)
-    devices = {p.device.index for p in twin.parameters() if p.device.type == "cuda"}
     sink = _Rows()
-    with torch.random.fork_rng(devices=sorted(devices)):
+    with random_states_kept(twin):
         twin.train()
         with Watcher(
             twin, sink, probes=PROBES, every=1, update_every=1, optimizer=own, mask=mask, sites=sites,
@@ -186,7 +187,6 @@ def _layers(watcher: Watcher, sink: _Rows, shares: Mapping[tuple[str, int, str],
     found: dict[tuple[str, int, str], dict[str, float]] = {}
     for stack in watcher.sites.stacks:
         found |= {(stack.name, number, ""): {} for number in range(1, len(stack.layers) + 1)}
-    squares = {"gradient": ("grad_norm", "value")}
     largest = {
         "ln_input": ("ln_input", "value"),
         "update": ("update_ratio", "value"),
@@ -195,10 +195,9 @@ def _layers(watcher: Watcher, sink: _Rows, shares: Mapping[tuple[str, int, str],
         "branch": ("layer_branch", "ratio"),
         "residual": ("residual_norm", "variance"),
     }
-    for name, (table, column) in squares.items():
-        for row, value in sink.column(table, column):
-            own = found.setdefault(_key(row), {})
-            own[name] = math.hypot(own.get(name, 0.0), value)
+    for row, value in sink.column("grad_norm", "value"):
+        own = found.setdefault(_key(row), {})
+        own["gradient"] = math.hypot(own.get("gradient", 0.0), value)
     for name, (table, column) in largest.items():
         for row, value in sink.column(table, column):
             if (own := found.get(_key(row))) is not None and math.isfinite(value):

@@ -61,7 +61,7 @@ class Diagnosis:
             text = f"{self.run} is healthy: {ended}, and none of {len(self.checked)} kinds of trouble was found.{notes}"
             return text if self.checked else f"{self.run}: {ended}, and nothing was recorded that could be checked."
         what = "something broke" if self.verdict == "failure" else "there are warnings"
-        words = [f"{self.run}: {ended}; {what}. First came {first.title}: {first.evidence}."]
+        words = [f"{self.run}: {ended}; {what}. First came {first.title}: {first.evidence.rstrip('.')}."]
         if len(self.cause.chain) > 1:
             words.append(f"In order: {sentence(self.cause)}.")
         if self.layers:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 
-from ..errors import InputError
 from ..schema import Row
 from ..store import Run
-from ..store.layout import METRICS, read_json
+from ..store.layout import METRICS
 from .order import phase_of_metric, phase_of_table
 
 LOSSES = ("nll", "loss")  # the first that is there is what spikes are judged on
-INCIDENT = "incident.json"
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ class Evidence:
         self.metric, self.grid = cache(self._metric), cache(self._grid)
         self.metrics = run.arrow(METRICS)
         self.status = run.status
-        self.incident = read_incident(run.path)
+        self.incident = run.incident
 
     @property
     def steps(self) -> np.ndarray:
@@ -119,14 +115,3 @@ class Evidence:
             rows = tuple(Row("", str(s), int(n)) for s, n in zip(labels["stack"], labels["layer"], strict=True))
         values, absent = (frame[key].to_numpy().reshape(len(steps), count) for key in (column, "absent"))
         return Grid(table, column, phase_of_table(table), steps, rows, values, absent.astype(bool))
-
-
-def read_incident(run: Path) -> dict[str, Any] | None:
-    """What the run wrote down when the first number that is not finite appeared; None where it never did."""
-    path = run / INCIDENT
-    if not path.is_file():
-        return None
-    document = read_json(path)
-    if not isinstance(document.get("step"), int):
-        raise InputError(f"{path} is damaged (no step): move it away, or restore it from a copy.")
-    return json.loads(json.dumps(document))

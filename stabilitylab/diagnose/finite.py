@@ -11,7 +11,7 @@ import numpy as np
 from ..schema import Row
 from .events import Event, detector
 from .evidence import Evidence, Grid
-from .order import PHASES, describe, first_place, rank
+from .order import describe, first_place, rank
 
 RATIOS = ("cosine_similarity",)  # 0 / 0 where a vector is zero, which is no number that went wrong on its way
 MAIN = {"update_ratio": "rms"}  # its value is a ratio over weights that may be 0
@@ -103,28 +103,18 @@ def non_finite(evidence: Evidence) -> Iterator[Event]:
 
 def from_incident(incident: dict[str, Any]) -> Event:
     """What the run itself wrote down at the very moment."""
-    phase = str(incident.get("phase", "forward"))
-    site = str(incident.get("name") or "")
-    row = Row(
-        site, str(incident.get("stack") or ""), int(incident.get("layer") or 0), str(incident.get("sublayer") or "")
-    )
-    part = f", micro-batch {incident['micro_batch']}" if incident.get("micro_batch") else ""
-    text = incident.get("paragraph") or (
-        f"{incident.get('kind', 'number')} {site or describe(row)} is {incident.get('value', 'not finite')} at step "
-        f"{incident['step']}{part}, {phase}"
-    )
     step = incident["step"]
     return Event(
         "non_finite",
         TITLE,
         step,
-        phase if phase in PHASES else "forward",
-        text,
+        incident["phase"],
+        incident["paragraph"],
         "failure",
         after=step - 1 if step else None,
-        place=row if site or row.layer else None,
+        place=Row(incident["name"], incident["stack"], incident["layer"], incident["sublayer"]),
         probe="incident.json",
-        numbers={"value": incident.get("value"), "kind": incident.get("kind")},
+        numbers={"value": incident["value"], "kind": incident["kind"]},
     )
 
 

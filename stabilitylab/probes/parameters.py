@@ -76,6 +76,10 @@ class Parameters:
         entries = torch.tensor(sizes, dtype=torch.float64, device=self.device)
         self.entries = self.by_row(entries if weights is None else entries * weights)  # (rows, 1)
 
+    @property
+    def have_gradients(self) -> bool:
+        return any(tensor.grad is not None for tensor in self._own)
+
     def is_behind(self, row: Row) -> bool:
         """Whether a row outside the layers is registered after all layers, as a head is; an embedding is not."""
         inside = [piece.index for piece in self.pieces if piece.row.layer]

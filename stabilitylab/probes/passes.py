@@ -249,13 +249,24 @@ class ReferencePass(Pass):
 
 
 @contextmanager
-def evaluation(model: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; each module's own training flag and the random states are restored, those of Python
-    and numpy too. Buffers that a forward itself changes in eval mode (a counter, say) are not."""
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002  (whatever the caller's data use)
-    training = [module for module in model.modules() if module.training]
+def random_states_kept(model: nn.Module) -> Iterator[None]:
+    """Those of torch (on the model's devices too), Python and numpy, whichever the caller's code draws from."""
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=sorted(devices)), torch.no_grad():
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=sorted(devices)):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
+
+
+@contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients; each module's own training flag and the random states are restored. Buffers that a
+    forward itself changes in eval mode (a counter, say) are not."""
+    training = [module for module in model.modules() if module.training]
+    with random_states_kept(model), torch.no_grad():
         try:
             for module in training:
                 module.training = False
@@ -263,8 +274,6 @@ def evaluation(model: nn.Module) -> Iterator[None]:
         finally:
             for module in training:
                 module.training = True
-            random.setstate(states[0])
-            np.random.set_state(states[1])  # noqa: NPY002
 
 
 @contextmanager

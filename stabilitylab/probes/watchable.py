@@ -44,6 +44,15 @@ def check_arguments(optimizer: Any, scaler: Any, mask: Any, reference: Any) -> N
             raise UsageError(f"{name} = {value!r} must be {meant}.")
 
 
+def check_unscaled(scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer | None) -> None:
+    """Raises UsageError where the gradients that are about to be recorded still carry the loss scale."""
+    if scaler is None or optimizer is None or not scaler.is_enabled():
+        return
+    stage = scaler._per_optimizer_states[id(optimizer)]["stage"]
+    if stage is torch.amp.grad_scaler.OptState.READY:
+        raise UsageError("gradients are still scaled: call scaler.unscale_(optimizer) before watcher.step().")
+
+
 def compiled_modules(model: nn.Module) -> set[nn.Module]:
     """All modules inside ``torch.compile(module)``, and a module of which ``.compile()`` was called with all inside.
 

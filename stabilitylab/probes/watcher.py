@@ -25,7 +25,7 @@ from .records import Metrics, Record, RowMetrics
 from .reference import ReferenceRows, Schedule
 from .schedule import Cadence, checked, is_due
 from .selection import Names, boards_for, split
-from .watchable import check_arguments, check_watchable, compiled_modules
+from .watchable import check_arguments, check_unscaled, check_watchable, compiled_modules
 
 log = logging.getLogger("stabilitylab")
 
@@ -165,7 +165,7 @@ class Watcher:
         after the optimizer's step keeps the one copy a row; not looking at all keeps the host from waiting for it.
         """
         self._check_open()
-        self._check_unscaled()
+        check_unscaled(self._scaler, self._optimizer)
         began, reference = time.perf_counter(), self.cost.reference
         self._send()
         self._owed = False
@@ -296,9 +296,11 @@ class Watcher:
 
     def _warn_once(self) -> None:
         """Of a loop in which step() stands in the wrong place, or that never trains."""
+        if self._warned:
+            return
         boards = self._on("forward", "backward")
         found = ""
-        if not any(gradient is not None for gradient in self._parameters.gradients()):
+        if not self._parameters.have_gradients:
             found = "no parameter has a gradient: call step() after backward and before zero_grad"
         elif boards and all(board.is_empty for board in boards):
             found = (
@@ -307,7 +309,7 @@ class Watcher:
             )
         elif self._early:
             found = "the optimizer's step came before this one: call step() after backward and before optimizer.step"
-        if found and not self._warned:
+        if found:
             self._warned = True
             log.warning("row %d: %s.", self.t, found)
 
@@ -356,10 +358,3 @@ class Watcher:
     def _check_open(self) -> None:
         if self._state != "open":
             raise UsageError(f"this watcher is {self._state}: make a new one to record more.")
-
-    def _check_unscaled(self) -> None:
-        if self._scaler is None or self._optimizer is None or not self._scaler.is_enabled():
-            return
-        stage = self._scaler._per_optimizer_states[id(self._optimizer)]["stage"]
-        if stage is torch.amp.grad_scaler.OptState.READY:
-            raise UsageError("gradients are still scaled: call scaler.unscale_(optimizer) before watcher.step().")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ..errors import InputError
 from ..schema import Cells, Table
 from .arrays import floats, integers
 from .files import make_directory, replace_file
@@ -32,7 +33,12 @@ def write_incident(run: Path, facts: Mapping[str, Any], rows: Sequence[Kept], ta
 
 def read_incident(run: Path) -> dict[str, Any] | None:
     """What :class:`stabilitylab.probes.Incident` says, as a dict; None for a run in which every number was finite."""
-    return read_json(run / FILE) if (run / FILE).exists() else None
+    if not (run / FILE).is_file():
+        return None
+    facts = read_json(run / FILE)
+    if not isinstance(facts.get("step"), int):
+        raise InputError(f"{run / FILE} is damaged (no step): move it away, or restore it from a copy.")
+    return facts
 
 
 def _metrics(rows: Sequence[Kept]) -> pa.Table:

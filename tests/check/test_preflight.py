@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from probe_toys import Toy, batch, loss_of, masks
@@ -336,3 +338,18 @@ def test_what_fails_in_the_callers_code_is_said_to_be_the_callers() -> None:
     model.requires_grad_(False)
     with pytest.raises(UsageError, match="no parameter of the model requires a gradient"):
         preflight(model, inputs, loss_of)
+
+
+def test_a_loss_that_draws_from_python_and_numpy_leaves_their_states() -> None:
+    model, inputs = toy(torch.float32), batch()
+
+    def noisy(model: nn.Module, inputs: Any) -> Tensor:
+        return loss_of(model, inputs) * (1 + random.random() + float(np.random.rand()))  # noqa: NPY002
+
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    expected = random.random(), np.random.rand()  # noqa: NPY002
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    preflight(model, inputs, noisy, sgd(model))
+    assert (random.random(), np.random.rand()) == expected  # noqa: NPY002

@@ -221,11 +221,13 @@ def test_what_the_run_wrote_down_itself_goes_before_what_is_read_from_rows(tmp_p
         "kind": "gradient",
         "name": "head.weight",
         "stack": "",
+        "paragraph": "Step 1, micro-batch 2: the gradient of head.weight is infinite.",
     }
     (path / "incident.json").write_text(json.dumps(incident | {"layer": 0, "sublayer": "", "value": "inf"}))
     event = only(found(path), "non_finite")
     assert (event.step, event.phase, event.probe) == (1, "backward", "incident.json")
-    assert event.evidence == "gradient head.weight is inf at step 1, micro-batch 2, backward"
+    assert event.evidence == incident["paragraph"]
+    assert (event.place, event.numbers) == (Row("head.weight"), {"value": "inf", "kind": "gradient"})
     (path / "incident.json").write_text("{}")
     with pytest.raises(InputError, match=r"incident.json is damaged"):
         found(path)
