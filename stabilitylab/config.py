@@ -13,6 +13,7 @@ from .errors import InputError, UsageError
 
 Stack = Literal["encoder-decoder", "encoder", "decoder"]
 Parallel = Literal["none", "ddp", "fsdp"]
+CudaGraphs = Literal["auto", "on", "off"]
 MAX_LAYERS = 20_000  # beyond any published depth; a typo of 10^9 should not reach the allocator
 
 
@@ -103,6 +104,7 @@ class TrainConfig(Section):
     accumulate: int = Field(default=1, ge=1)  # micro-batches an update
     precision: Literal["fp32", "bf16"] = "fp32"
     device: str = "auto"  # auto | cpu | cuda | cuda:N
+    cuda_graphs: CudaGraphs = "auto"  # replay whole updates on a GPU; auto: where they can be recorded
     parallel: Parallel = "none"  # how the processes of torchrun share the model: replicas (ddp) or shards (fsdp)
     threads: int = Field(default=1, ge=1, le=1024)
     seed: int = Field(default=0, ge=0, lt=2**63)  # initial weights and dropout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,13 +23,34 @@ class Batch:
     tokens: int  # weight.sum(), known on the host
     masks: dict[str, Tensor]  # stack -> (B, L) bool: True on real tokens
 
-    def to(self, device: torch.device | str) -> Batch:
+    def to(self, device: torch.device) -> Batch:
+        """On ``device``; to a GPU from pinned memory, so that the host does not wait."""
+        if device.type == "cuda":
+            return self._each(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
+        return self._each(lambda tensor: tensor.to(device))
+
+    def clone(self) -> Batch:
+        return self._each(torch.Tensor.clone)
+
+    def copy_(self, other: Batch) -> None:
+        """The tensors of ``other``, of the same shapes, in place of its own; ``tokens`` stays."""
+        for own, new in zip(self.tensors(), other.tensors(), strict=True):
+            own.copy_(new, non_blocking=True)
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.inputs.values(), self.labels, self.weight, *self.masks.values()]
+
+    @property
+    def shapes(self) -> tuple[torch.Size, ...]:
+        return tuple(tensor.shape for tensor in self.tensors())
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         return Batch(
-            {name: tensor.to(device) for name, tensor in self.inputs.items()},
-            self.labels.to(device),
-            self.weight.to(device),
+            {name: change(tensor) for name, tensor in self.inputs.items()},
+            change(self.labels),
+            change(self.weight),
             self.tokens,
-            {stack: mask.to(device) for stack, mask in self.masks.items()},
+            {stack: change(mask) for stack, mask in self.masks.items()},
         )
 
 

@@ -16,12 +16,15 @@ from . import (
 )
 from .base import PROBES, Max, Mean, Norm, ParameterProbe, Probe, Quantile, Ratio, Rule, Sum, Total, probe
 from .finding import find_sites
+from .records import Template
+from .replaying import CudaGraphs, Recorder
 from .schedule import is_due
 from .sites import Site, Sites
 from .watcher import Watcher
 
 __all__ = [
     "PROBES",
+    "CudaGraphs",
     "Max",
     "Mean",
     "Norm",
@@ -29,10 +32,12 @@ __all__ = [
     "Probe",
     "Quantile",
     "Ratio",
+    "Recorder",
     "Rule",
     "Site",
     "Sites",
     "Sum",
+    "Template",
     "Total",
     "Watcher",
     "activations",

@@ -84,6 +84,7 @@ class Board:
         self.rules = {column: probe.columns[column] for column in columns}
         self.parts: dict[str, torch.Tensor] = {}
         self._waiting: dict[str, list[tuple[int, torch.Tensor]]] = {}
+        self._values: dict[Any, tuple[list[int], list[torch.Tensor]]] = {}
         self._index: dict[tuple[int, ...], torch.Tensor] = {}
         self._seen = np.zeros((len(rows), len(columns)), dtype=bool)
 
@@ -98,8 +99,19 @@ class Board:
     def hold(self, raw: str, row: int, value: torch.Tensor) -> None:
         self._waiting.setdefault(raw, []).append((row, value))
 
+    def hold_value(self, raw: str, row: int, value: torch.Tensor) -> None:
+        """A value that is measured later, with others of its shape; it must not be written to until then."""
+        key = raw, self.sites[row].mask, value.shape, value.dtype
+        rows, values = self._values.setdefault(key, ([], []))
+        rows.append(row)
+        values.append(value.detach())
+
     def reduce(self, masks: Masks) -> None:
         """Adds what waits to the columns, equal shapes of one stack together."""
+        for (raw, stack, shape, _), (rows, values) in self._values.items():
+            numbers = self.probe.measure_together(values)
+            self.add(raw, rows, numbers, masks(stack, shape[:-1], numbers.device) if numbers.dim() > 1 else None)
+        self._values.clear()
         for raw, entries in self._waiting.items():
             if raw not in (known := {self.reads(column) for column in self.rules}):
                 measured = f"probe {self.table.name!r} measures {raw!r}"
@@ -147,8 +159,19 @@ class Board:
         self.clear()
         return columns, seen
 
+    def forget(self) -> np.ndarray:
+        """Which cells anything was recorded for; as if it had not been."""
+        seen = self._seen.copy()
+        self._seen[:] = False
+        return seen
+
+    def recall(self, seen: np.ndarray) -> None:
+        """A replay has filled the columns for these cells."""
+        self._seen |= seen
+
     def clear(self) -> None:
         self._waiting.clear()
+        self._values.clear()
         self._seen[:] = False
         for column, rule in self.rules.items():
             self.parts[column].fill_(0 if rule.additive else -torch.inf)

@@ -26,9 +26,13 @@ class LNInput(Probe):
     each other the branch E ||F||, as added E ||alpha F||, and the shortcut E ||s x||. DeepNet, Figs. 4b and 4c."""
 
     taps = TAPS
+    together = True
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         return torch.linalg.vector_norm(y, dim=-1, dtype=wide(y))  # (B, T)
+
+    def measure_together(self, values: list[torch.Tensor]) -> torch.Tensor:
+        return torch.linalg.vector_norm(torch.stack(values), dim=-1, dtype=wide(values[0]))  # (n, B, T)
 
 
 @probe(

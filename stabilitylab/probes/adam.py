@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -98,8 +99,7 @@ def formulas(
     device = gradients[0].device
     steps = torch.stack([state["step"] for state in states])  # on the CPU, or with the rest
     steps = steps.to(device, torch.float64, non_blocking=True)
-    betas = torch.tensor([[float(beta) for beta in group["betas"]] for group in groups], dtype=torch.float64)
-    betas = betas.to(device, non_blocking=True)
+    betas = _on_device(tuple((float(first), float(second)) for first, second in (g["betas"] for g in groups)), device)
     corrections = 1 - betas.mT**steps  # (2, n)
     eps = [float(group["eps"]) for group in groups]
     moments = [
@@ -114,6 +114,12 @@ def formulas(
     torch._foreach_clamp_max_(root, 1.0)
     torch._foreach_floor_(root)
     return {"rms_t": list(ratio), "update": list(mean), "clear": list(root)}
+
+
+@lru_cache(maxsize=8)
+def _on_device(betas: tuple[tuple[float, float], ...], device: torch.device) -> torch.Tensor:
+    """(n, 2), copied there once: a copy from the host cannot be part of a CUDA graph."""
+    return torch.tensor(betas, dtype=torch.float64, device=device)
 
 
 def is_adam(optimizer: optim.Optimizer) -> bool:

@@ -183,6 +183,8 @@ class Probe:
     default: ClassVar[bool]
     undefined: ClassVar[frozenset[str]] = frozenset()  # columns where NaN or inf may just mean a division by 0
     taps: ClassVar[tuple[str, ...]] = ()  # taps of a site that are measured as well, each a raw number of its own
+    waits: ClassVar[bool] = False  # does measuring make the host wait, so that it cannot be part of a CUDA graph?
+    together: ClassVar[bool] = False  # is there a measure_together()?
     kept: tuple[str, ...] | None = None  # the only columns that this watcher records; None: all that fit
 
     def keeps(self, column: str) -> bool:
@@ -191,6 +193,10 @@ class Probe:
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         """Per-token numbers, shape of ``weight`` (bool, True on real tokens), or a 0-dim one; a dict for several; None
         where this call has nothing to measure."""
+        raise NotImplementedError
+
+    def measure_together(self, values: list[torch.Tensor]) -> torch.Tensor:
+        """The numbers that ``measure`` makes of ``y`` alone, of values of one shape at once: (n, *tokens) or (n,)."""
         raise NotImplementedError
 
     def around(self, sites: Sequence[Site]) -> AbstractContextManager[Any]:

@@ -62,8 +62,13 @@ class ActivationGradNorm(Probe):
     """||dE/dx_l||_F over the whole (batch, tokens, width) tensor that enters the stack (layer 0) and leaves each
     sub-layer, or layer; micro-batches add their squares. Admin, Fig. 3 (there relative to the largest)."""
 
+    together = True
+
     def __init__(self) -> None:
         self._norm = WideNorm()
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         return self._norm(y)
+
+    def measure_together(self, values: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(torch._foreach_norm(values, 2, dtype=torch.float64))  # pyright: ignore

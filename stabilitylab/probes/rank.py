@@ -34,6 +34,7 @@ class Rank(Probe):
     pass; the eigenvalue solver of a GPU makes the host wait once a layer.
     """
 
+    waits = True
     undefined = frozenset(("token_cosine", "residual_rank_one", "effective_rank", "stable_rank"))  # of tokens all 0
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:

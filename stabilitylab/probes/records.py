@@ -79,13 +79,22 @@ class Record:
                 self._queue.append((whole.name, whole.values, None if whole.metric else whole.shape))
             self._shares = []
         if self._queue:
-            host, copied = torch.cat([values for _, values, _ in self._queue]), None
-            if host.is_cuda:
-                host = host.to("cpu", non_blocking=True)  # into pinned memory, behind the step's own kernels
-                copied = torch.cuda.Event()
-                copied.record()
-            self._shipped.append((host, copied, self._queue))
+            self._copy_over(torch.cat([values for _, values, _ in self._queue]), self._queue)
             self._queue = []
+
+    def adopt(self, template: Template) -> None:
+        """What the last replay of ``template`` computed."""
+        self._metrics |= template.metrics
+        numbers, queue = template.packed
+        self._copy_over(numbers if numbers.is_cuda else numbers.clone(), queue)
+
+    def _copy_over(self, numbers: torch.Tensor, queue: list[Entry]) -> None:
+        copied = None
+        if numbers.is_cuda:
+            numbers = numbers.to("cpu", non_blocking=True)  # into pinned memory, behind the step's own kernels
+            copied = torch.cuda.Event()
+            copied.record()
+        self._shipped.append((numbers, copied, queue))
 
     def read(self) -> tuple[dict[str, float | None], dict[str, Cells]]:
         if self.waits:
@@ -146,6 +155,24 @@ class Record:
             parts[:, 1] = 1.0
             parts[:, 0] = self._copy(value) if isinstance(value, torch.Tensor) else float(value)
         return Total(Mean(), parts)
+
+
+class Template(Record):
+    """A row that is computed over and over by replays of what was recorded: all its numbers stay in one tensor."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(0, device)
+
+    @property
+    def metrics(self) -> Metrics:
+        return self._metrics
+
+    def ship(self) -> None:
+        """Not yet: everything goes together."""
+
+    def pack(self) -> None:
+        """The last thing that is recorded."""
+        self.packed = torch.cat([values for _, values, _ in self._queue]), self._queue
 
 
 class RowMetrics(Metrics):

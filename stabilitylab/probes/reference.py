@@ -15,6 +15,7 @@ from .distributed import Ranks
 from .parameters import Parameters
 from .passes import Output, ReferencePass, parameters_set
 from .records import Record
+from .replaying import Recorder
 from .representations import ModelUpdate, distances
 from .schedule import REFERENCE_FINENESS, Cadence, is_due
 
@@ -47,6 +48,7 @@ class ReferenceRows:
         schedule: Schedule | None,
         parameters: Parameters,
         ranks: Ranks | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.seconds = 0.0
         self._ranks = ranks
@@ -55,7 +57,7 @@ class ReferenceRows:
         self._schedule, self._parameters = schedule, parameters
         self._update = next((board for board in boards if isinstance(board.probe, ModelUpdate)), None)
         others = [board for board in boards if board is not self._update]
-        self._pass = ReferencePass(model, others, masks, reference, self._update)
+        self._pass = ReferencePass(model, others, masks, reference, self._update, recorder)
         self._start: Start | None = None
         self._previous: tuple[int, list[Output]] | None = None
 

@@ -28,6 +28,13 @@ class ResidualNorm(Probe):
     Cost: a norm and a variance per sub-layer of each forward of a probed row.
     """
 
+    @property
+    def together(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return not self.keeps("variance")
+
+    def measure_together(self, values: list[torch.Tensor]) -> torch.Tensor:
+        return torch.linalg.vector_norm(torch.stack(values), dim=-1, dtype=wide(values[0]))  # (n, B, T)
+
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         norm = torch.linalg.vector_norm(y, dim=-1, dtype=wide(y))  # (B, T)
         return {"value": norm, "variance": variance(y)} if self.keeps("variance") else norm

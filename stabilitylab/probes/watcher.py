@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
@@ -21,8 +22,9 @@ from .finding import find_sites
 from .incidents import Forensics, Incident
 from .parameters import Parameters
 from .passes import TrainingPass
-from .records import Metrics, Record, RowMetrics
+from .records import Metrics, Record, RowMetrics, Template
 from .reference import ReferenceRows, Schedule
+from .replaying import Recorder
 from .schedule import Cadence, checked, is_due
 from .selection import Names, boards_for, split
 from .watchable import check_arguments, check_unscaled, check_watchable, compiled_modules
@@ -58,6 +60,8 @@ class Watcher:
     - ``output_site``: the module whose output is F. ``sites``: a regular expression that narrows the places of all
       probes, or a dict of them by probe; by kind ("layers", "norms", "activations", "outputs") one that full names of
       modules match, instead of what is found (:func:`stabilitylab.sites` shows it).
+    - ``recorder``: the held-out pass is recorded with it and replayed; and activations wait until they are measured
+      many at a time, which a model that writes to them in place would spoil.
     - ``parallel``: "auto" finds DDP and FSDP2, see :func:`~.distributed.ranks_of` for "ddp" and "off".
 
     On several ranks every one makes its watcher and calls ``step``; rank 0 alone writes. Tables are those of one
@@ -83,6 +87,7 @@ class Watcher:
         sites: str | Mapping[str, str] | None = None,
         total_every_step: bool = True,
         parallel: Parallel = "auto",
+        recorder: Recorder | None = None,
     ) -> None:
         self.every: Cadence = checked(every, "every")
         self.update_every: Cadence = checked(update_every, "update_every")
@@ -109,7 +114,13 @@ class Watcher:
         share = 1.0 if ranks is None else 1 / ranks.size
         self._clean = CleanPasses(sums) if ranks is None else None
         self._training = TrainingPass(
-            model, self._on("forward", "backward"), Masks(mask, stacks), scaler, share, self._clean
+            model,
+            self._on("forward", "backward"),
+            Masks(mask, stacks),
+            scaler,
+            share,
+            self._clean,
+            recorder is not None,
         )
         self._reference = reference and ReferenceRows(
             model,
@@ -120,10 +131,12 @@ class Watcher:
             schedule,
             self._parameters,
             ranks,
+            recorder,
         )
         scaled = scaler is not None and scaler.is_enabled()
         self._forensics = Forensics(self._boards, self._parameters, self._order, self.sink, scaled)
         self._record: Record | None = None  # the row that waits for the optimizer's step, or for its copy to arrive
+        self._template: Template | None = None  # while an update is recorded for replays
         self._owed = False  # whether its numbers about the update are still to come
         self._step_seconds = 0.0
         self._warned = self._early = False  # early: an optimizer's step before the first row
@@ -167,18 +180,59 @@ class Watcher:
         self._check_open()
         check_unscaled(self._scaler, self._optimizer)
         began, reference = time.perf_counter(), self.cost.reference
-        self._send()
+        if self._template is None:
+            self._send()
         self._owed = False
-        record = Record(self.t, self._parameters.device, self._ranks)
+        record = self._template or Record(self.t, self._parameters.device, self._ranks)
         for name, value in (() if loss is None else (("loss", loss),)) + tuple(metrics.items()):
             record.metric(name, value)
         with torch.no_grad():
             self._probe(record)
-            if self._reference is not None:
+            if self._reference is not None and self._template is None:
                 self._reference.fill(record)
         self._record = record
+        if self._template is not None:
+            return RowMetrics(record)
         if not self._owed:
             record.ship()
+        self.t += 1
+        self._arm()
+        self._step_seconds += time.perf_counter() - began - (self.cost.reference - reference)
+        return RowMetrics(record)
+
+    @contextmanager
+    def recording(self) -> Iterator[Template]:
+        """Around the device work of an update - forward, backward, ``step``, optimizer, :meth:`Template.pack` - while
+        it is recorded instead of done: ``step`` computes a row like the coming one and neither sends nor ends any."""
+        self._check_open()
+        pending, self._record = self._record, None
+        self._template = template = Template(self._parameters.device)
+        self._arm()
+        try:
+            yield template
+        finally:
+            self._template, self._record, self._owed = None, pending, False
+            for board in self._boards:
+                board.clear()
+            self._arm()
+
+    def replay(self, template: Template, run: Callable[[], None]) -> Metrics:
+        """Row t by ``run``, which replays what was recorded with ``template``, in place of ``step`` and all around it.
+
+        The reference pass comes first, since the optimizer's step is in the replay; the row before is read last, while
+        the device is busy with this one. Metrics that the host knows are added by :meth:`note`.
+        """
+        self._check_open()
+        began, reference = time.perf_counter(), self.cost.reference
+        record = Record(self.t, self._parameters.device)
+        with torch.no_grad():
+            if self._reference is not None:
+                self._reference.fill(record)
+            run()
+            record.adopt(template)
+            record.ship()
+        self._send()
+        self._record = record
         self.t += 1
         self._arm()
         self._step_seconds += time.perf_counter() - began - (self.cost.reference - reference)

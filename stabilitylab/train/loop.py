@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,13 @@ from ..config import Config
 from ..data import Batch, Dataset
 from ..errors import InputError
 from ..models import build_model
-from ..probes import Watcher
+from ..probes import Recorder, Watcher
 from ..store import AbsentRun, RunWriter
 from ..verdict import Evaluation, Verdict, divergence, judge
 from . import checkpoint
 from .environment import peak_memory
-from .recipe import accuracy, adamw, learning_rate, token_losses
+from .recipe import accuracy, adamw, learning_rate, set_rate, token_losses
+from .replays import Directly, Replays
 from .team import Team
 
 
@@ -39,6 +41,7 @@ class Trainer:
 
     ``state``: a checkpoint to continue from. Row t of every table describes the model after t updates. Each rank of a
     ``team`` takes its sentences of every micro-batch; row t stands for the same global batch as in one process.
+    ``recorder``: whole updates are recorded with it and replayed, see :func:`.replays.recorder_for`.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Trainer:
         device: torch.device,
         state: dict[str, Any] | None = None,
         team: Team | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.config, self.dataset, self.run, self.device = config, dataset, run, device
         self.team = team or Team()
@@ -70,7 +74,8 @@ class Trainer:
             self._load_model(state)
         self.model.set_row(self.row)
         self.spread = self.team.spread(self.model, device)  # what is called: the model, or what wraps it
-        self.optimizer = adamw(train, self.model.parameters())
+        on_device = recorder is not None or device.type == "cuda"
+        self.optimizer = adamw(train, self.model.parameters(), device if on_device else None)
         self.watcher = Watcher(
             self.spread,
             run,
@@ -81,24 +86,42 @@ class Trainer:
             mask=lambda: self.masks,
             schedule=self.model.schedule,
             reference=self.evaluate,
+            recorder=recorder,
         )
+        self.apply: Directly | Replays = Directly(self.work, device)
+        if recorder is not None:
+            required = train.cuda_graphs == "on"
+            self.apply = Replays(self.work, device, recorder, self.watcher, required)
         if state is not None:
             self._load_rest(state)
 
     def fit(self, stop: Callable[[], bool], show: Callable[[Report], None]) -> Verdict | None:
         """Train to the last step, a divergence that ends the run, or ``stop()``; None if it was stopped."""
         train = self.config.train
+        untold: deque[Report] = deque()
+
+        def tell(keep: int = 0) -> None:
+            while len(untold) > keep:
+                report = untold.popleft()
+                self._judge(report.row, report.metrics)
+                show(report)
+
+        # on a GPU a row is looked at while the next one is computed, unless what it says may end the run
+        keep = int(self.device.type == "cuda" and train.on_divergence == "continue")
         while self.row < train.steps and not self._ended_by_divergence():
             if stop():
+                tell()
                 self.save()
                 return None
             started = time.perf_counter()
             metrics = self.update()
-            self._judge(self.row, metrics)
-            show(Report(self.row, metrics, time.perf_counter() - started, self.watcher))
+            untold.append(Report(self.row, metrics, time.perf_counter() - started, self.watcher))
+            tell(keep)
             self.row += 1
             if train.checkpoint_every and self.row % train.checkpoint_every == 0 and self.row < train.steps:
+                tell()
                 self.save()
+        tell()
         self.save()
         self.model.set_row(self.row)
         self._judge(self.row, self.watcher.finish())
@@ -110,31 +133,39 @@ class Trainer:
         started = time.perf_counter()
         self.model.set_row(t)
         rate = learning_rate(train, t)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        set_rate(self.optimizer, rate)
         whole = [self._micro_batch(t, i) for i in range(train.accumulate)]
         tokens = sum(batch.tokens for batch in whole)
         batches = [self.team.part(batch).to(self.device) for batch in whole]
-        loss, nll = self.forward_backward(batches, tokens)
+        metrics = self.apply(batches, tokens / self.team.size)
         schedule = self.model.schedule
-        metrics = self.watcher.step(
-            loss=loss, nll=nll, lr=rate, alpha=schedule.at(t) if schedule is not None else None, tokens=tokens
-        )
-        if train.clip_norm:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), train.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
         self.watcher.note(
-            tokens_per_second=tokens / (time.perf_counter() - started), memory_bytes=peak_memory(self.device)
+            lr=rate,
+            alpha=schedule.at(t) if schedule is not None else None,
+            tokens=tokens,
+            tokens_per_second=tokens / (time.perf_counter() - started),
+            memory_bytes=peak_memory(self.device),
         )
         return metrics
 
-    def forward_backward(self, batches: list[Batch], tokens: int) -> tuple[Tensor, Tensor]:
+    def work(self, batches: Sequence[Batch], tokens: Tensor) -> Mapping[str, float | None]:
+        """The update on the device: nothing here depends on numbers of the host that change from row to row."""
+        try:
+            loss, nll = self.forward_backward(batches, tokens)
+            metrics = self.watcher.step(loss=loss, nll=nll)
+            if self.config.train.clip_norm:
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.train.clip_norm)
+            self.optimizer.step()
+            return metrics
+        finally:  # after a recording that failed, too
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def forward_backward(self, batches: Sequence[Batch], tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of the loss per real token of all micro-batches together; returns (loss, unsmoothed nll).
 
-        On several ranks both are this rank's sums times the number of ranks, since gradients and metrics are averaged.
+        On several ranks ``tokens`` is those of all over the number of ranks, and both are this rank's sums times the
+        number of ranks, since gradients and metrics are averaged.
         """
-        share = tokens / self.team.size
         loss_sum = nll_sum = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, start=1):
             self.masks = batch.masks
@@ -142,9 +173,9 @@ class Trainer:
                 with self._autocast():
                     logits = self.spread(**batch.inputs)
                 loss, nll = token_losses(logits, batch.labels, batch.weight, self.config.train.label_smoothing)
-                (loss / share).backward()
+                (loss / tokens).backward()
             loss_sum, nll_sum = loss_sum + loss.detach(), nll_sum + nll.detach()
-        return loss_sum / share, nll_sum / share
+        return loss_sum / tokens, nll_sum / tokens
 
     def evaluate(self) -> dict[str, Tensor]:
         """The reference pass: the fixed held-out batch under the current parameters and alpha."""

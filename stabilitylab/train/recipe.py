@@ -27,17 +27,30 @@ def learning_rate(train: TrainConfig, update: int) -> float:
     return train.lr * (period / max(update, period)) ** 0.5
 
 
-def adamw(train: TrainConfig, parameters: Iterable[Parameter]) -> torch.optim.AdamW:
+def adamw(train: TrainConfig, parameters: Iterable[Parameter], device: torch.device | None = None) -> torch.optim.AdamW:
     """Fused AdamW over all parameters: decoupled decay, since Adam's L2 term would move weights with zero gradient at
-    the full rate (BranchNorm's encoder while alpha is small)."""
+    the full rate (BranchNorm's encoder while alpha is small).
+
+    ``device``: keep the rate there, as a tensor, so that a recorded update can be replayed with another."""
+    rate = learning_rate(train, 0)
     return torch.optim.AdamW(
         parameters,
-        lr=learning_rate(train, 0),
+        lr=rate if device is None else torch.tensor(rate, device=device),
+        capturable=device is not None,
         betas=(train.beta1, train.beta2),
         eps=train.eps,
         weight_decay=train.weight_decay,
         fused=True,
     )
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Of all groups; a rate that lies on a device is overwritten there."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def token_losses(logits: Tensor, labels: Tensor, weight: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ from . import checkpoint
 from .environment import prepare_process, provenance, resolve_device
 from .footprint import Footprint, check_memory, estimate
 from .loop import Report, Trainer
+from .replays import recorder_for
 from .team import Team, device_of, gather_team
 
 log = logging.getLogger(__name__)
@@ -150,7 +151,8 @@ def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | N
     trainer = None
     try:
         with termination(patient=plan.team.size > 1) as caught:
-            trainer = Trainer(plan.config, plan.dataset, run, plan.device, state, plan.team)
+            recorder = recorder_for(plan.config, plan.device, plan.team)
+            trainer = Trainer(plan.config, plan.dataset, run, plan.device, state, plan.team, recorder)
             run.record(probes_dropped=dict(trainer.watcher.dropped))
             verdict = trainer.fit(stop=lambda: caught.agreed(plan.team), show=audience.show)
         if verdict is None:

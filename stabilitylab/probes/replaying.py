@@ -1,0 +1,49 @@
+"""Device work that is recorded once and replayed: what a recorder is, and one that makes CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+class Recorder(Protocol):
+    """Records what a function asks of the device, so that it can be asked for again without running the function.
+
+    The function works on tensors that stay where they are, and everything that differs from one time to the next stands
+    in such a tensor: of Python it runs no line when it is replayed.
+    """
+
+    def warm_up(self, work: Callable[[], T]) -> T:
+        """Does ``work`` as it is, where it will be recorded: what is set up at a first call must exist by then."""
+        ...
+
+    def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        """What ``work`` returns, whose tensors each replay fills anew, and the replay; nothing is computed yet."""
+        ...
+
+
+class CudaGraphs:
+    """A :class:`Recorder` of CUDA graphs with one pool of memory: no two of them run at a time, and what one leaves
+    behind for later is still referred to, so that another does not get it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def warm_up(self, work: Callable[[], T]) -> T:
+        around = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(around)
+        with torch.cuda.stream(self._stream):
+            result = work()
+        around.wait_stream(self._stream)
+        return result
+
+    def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            result = work()
+        return result, graph.replay

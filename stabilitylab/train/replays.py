@@ -1,0 +1,122 @@
+"""Updates on the device: done directly, or recorded once per shape and replayed as CUDA graphs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..data import Batch
+from ..errors import ResourceError, UsageError
+from ..probes import CudaGraphs, Recorder, Template, Watcher
+from .team import Team
+
+log = logging.getLogger(__name__)
+
+Metrics = Mapping[str, float | None]
+Work = Callable[[Sequence[Batch], Tensor], Metrics]
+MOST = 16  # recorded updates: two for each combination of shapes that an update's micro-batches come in
+
+
+class Directly:
+    """An update by running its code."""
+
+    def __init__(self, work: Work, device: torch.device) -> None:
+        self._work, self._device = work, device
+
+    def __call__(self, batches: Sequence[Batch], tokens: float) -> Metrics:
+        # a tensor here too: a GPU divides by one otherwise than by a number of the host
+        return self._work(batches, torch.full((), tokens, device=self._device))
+
+
+@dataclass
+class Recorded:
+    """An update that is replayed: where its batches and its number of tokens lie, what it yields, and how it runs."""
+
+    batches: list[Batch]
+    tokens: Tensor
+    template: Template
+    replay: Callable[[], None]
+
+
+class Replays:
+    """An update by a replay of the same code, recorded the second time that its shapes come, probed and plain apart.
+
+    The first time it runs as it is, which allocates the optimizer's state and fills caches; that, too, is an update of
+    the run. Where recording fails, or from the 17th combination on, updates run directly.
+    """
+
+    def __init__(
+        self, work: Work, device: torch.device, recorder: Recorder, watcher: Watcher, required: bool = False
+    ) -> None:
+        self._work, self._device, self._recorder, self._watcher = work, device, recorder, watcher
+        self._required = required
+        self._directly = Directly(work, device)
+        self._met: set[object] = set()
+        self.recorded: dict[object, Recorded] = {}
+        self._failed = False
+
+    def __call__(self, batches: Sequence[Batch], tokens: float) -> Metrics:
+        key = (self._watcher.due(self._watcher.t), *(batch.shapes for batch in batches))
+        if self._failed:
+            return self._directly(batches, tokens)
+        if key not in self._met:
+            self._met.add(key)
+            return self._recorder.warm_up(lambda: self._directly(batches, tokens))
+        if key not in self.recorded and not self._record(key, batches):
+            return self._directly(batches, tokens)
+        chosen = self.recorded[key]
+        for own, new in zip(chosen.batches, batches, strict=True):
+            own.copy_(new)
+        chosen.tokens.fill_(tokens)
+        return self._watcher.replay(chosen.template, chosen.replay)
+
+    def _record(self, key: object, batches: Sequence[Batch]) -> bool:
+        if len(self.recorded) == MOST:
+            return False
+        own, tokens = [batch.clone() for batch in batches], torch.ones((), device=self._device)
+
+        def work(template: Template) -> None:
+            self._work(own, tokens)
+            template.pack()
+
+        try:
+            with self._watcher.recording() as template:
+                _, replay = self._recorder.record(lambda: work(template))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            if self._required:
+                raise ResourceError(
+                    f"this update cannot be recorded as a CUDA graph ({reason}): leave --cuda-graphs at auto, or off."
+                ) from error
+            log.warning("CUDA graphs are off: this update cannot be recorded (%s).", reason)
+            self._failed = True
+            return False
+        self.recorded[key] = Recorded(own, tokens, template, replay)
+        return True
+
+
+def recorder_for(config: Config, device: torch.device, team: Team) -> Recorder | None:
+    """What records updates on this device; None where they run directly.
+
+    ``train.cuda_graphs``: "auto" records where it can, and says in one sentence why it does not on a GPU; "on" raises
+    ResourceError without a GPU and UsageError where a setting is in the way.
+    """
+    train, asked = config.train, config.train.cuda_graphs
+    if asked == "off" or (device.type != "cuda" and asked == "auto"):
+        return None
+    if device.type != "cuda":
+        raise ResourceError(f"--cuda-graphs on needs a CUDA device, and this run is on {device}: leave it at auto.")
+    if team.kind == "none":
+        return CudaGraphs(device)
+    obstacle = f"--parallel {train.parallel} exchanges gradients while it computes them"
+    if asked == "on":
+        raise UsageError(f"--cuda-graphs on: {obstacle}, which is not recorded: leave it at auto, or off.")
+    log.warning("CUDA graphs are off: %s, which is not recorded.", obstacle)
+    return None

@@ -1,0 +1,267 @@
+"""Replayed updates equal direct ones: losses, parameters and every table, bit for bit where the kernels allow it.
+
+On a CPU a tape stands for CUDA graphs (tape.py); the same tests run with CUDA graphs where there is a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from tape import Refused, Tape
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from stabilitylab.config import parse_set, resolve
+from stabilitylab.errors import ResourceError, UsageError
+from stabilitylab.models import ARCHS
+from stabilitylab.probes import CudaGraphs, Watcher
+from stabilitylab.probes.gradients import GradNorm
+from stabilitylab.store import Run, RunWriter
+from stabilitylab.train import plan
+from stabilitylab.train.loop import Report, Trainer
+from stabilitylab.train.replays import Replays, recorder_for
+from stabilitylab.train.team import Team
+
+CLOCKS = ["tokens_per_second", "memory_bytes"]
+STEPS = 50
+COMMON = (
+    "model.T=20 train.warmup=10 train.lr=1e-3 train.steps=50 probes.every=3 probes.update_every=7 "
+    "data.sentences=4 data.held_out=6 model.d_model=16 model.d_ffn=32 data.max_length=12"
+)
+
+
+@dataclass
+class Machine:
+    """Where updates run, and what records them there."""
+
+    device: torch.device
+    recorder: Callable[[], Any]
+    exact: bool  # do the same kernels on the same numbers give the same bits?
+
+    def trainer(self, folder: Path, *settings: str, recorder: Any = None, depth: int = 4) -> Trainer:
+        config = resolve(parse_set([*COMMON.split(), f"train.device={self.device.type}", *settings]), depth=depth)
+        prepared = plan(config)
+        facts = {"config": config.model_dump(mode="json")}
+        writer = RunWriter.create(folder, facts)
+        trainer = Trainer(prepared.config, prepared.dataset, writer, prepared.device, recorder=recorder)
+        if recorder is None:  # the rate as a float32 tensor too: a float64 of the host is another number
+            for group in trainer.optimizer.param_groups:
+                group["lr"] = torch.zeros((), device=self.device)
+        return trainer
+
+    def fit(self, folder: Path, *settings: str, recorder: Any = None, **others: Any) -> Trainer:
+        trainer = self.trainer(folder, *settings, recorder=recorder, **others)
+        trainer.fit(lambda: False, lambda report: None)
+        trainer.watcher.close()
+        return trainer
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    if request.param == "cpu":
+        yield Machine(torch.device("cpu"), Tape, exact=True)
+        return
+    device = torch.device("cuda")
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels add up dq in no fixed order
+        yield Machine(device, lambda: CudaGraphs(device), exact=False)
+
+
+def same(machine: Machine, first: Trainer, second: Trainer) -> None:
+    one, two = Run.open(first.run.path), Run.open(second.run.path)
+    assert one.tables == two.tables
+    exactly: dict[str, Any] = {"check_exact": True} if machine.exact else {"rtol": 1e-4, "atol": 1e-6}
+    for name in one.tables:
+        assert len(one.frame(name))
+        pd.testing.assert_frame_equal(one.frame(name), two.frame(name), **exactly)
+    metrics = [run.metrics.drop(columns=CLOCKS) for run in (one, two)]
+    pd.testing.assert_frame_equal(*metrics, check_like=True, **exactly)
+    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, **({"rtol": 0, "atol": 0} if machine.exact else {"rtol": 1e-3, "atol": 1e-5}))
+
+
+@pytest.mark.parametrize("arch", sorted(ARCHS))
+def test_a_replayed_run_is_the_run(machine: Machine, arch: str, tmp_path: Path) -> None:
+    recorder = machine.recorder()
+    direct = machine.fit(tmp_path / "direct", f"model.arch={arch}")
+    replayed = machine.fit(tmp_path / "replayed", f"model.arch={arch}", recorder=recorder)
+    same(machine, direct, replayed)
+    assert isinstance(replayed.apply, Replays)
+    shapes = {key[1:] for key in replayed.apply.recorded}
+    assert len(replayed.apply.recorded) == 2 * len(shapes)  # probed and plain
+    if isinstance(recorder, Tape):
+        # and of the held-out pass its two kinds, with and without tables
+        assert recorder.recorded == len(replayed.apply.recorded) + 2
+        assert recorder.replayed > 0.8 * STEPS
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("model.dropout=0.1", "model.attention_dropout=0.1", "model.activation_dropout=0.1"),
+        ("train.precision=bf16",),
+        ("train.accumulate=2",),
+        ("train.clip_norm=0.5", "model.growth=sigmoid"),
+        ("train.precision=bf16", "train.accumulate=2", "model.dropout=0.1", "model.tie=none"),
+        ("model.stack=decoder", "model.dropout=0.1"),
+        ("model.stack=encoder",),
+        ("probes.names=['all']", "probes.every=1", "probes.update_every=1"),
+        ("probes.names=['standard']", "probes.every=1"),
+        ("probes.names=['none']",),
+    ],
+    ids=lambda settings: " ".join(settings),
+)
+def test_whatever_the_settings(machine: Machine, settings: tuple[str, ...], tmp_path: Path) -> None:
+    direct = machine.fit(tmp_path / "direct", *settings)
+    replayed = machine.fit(tmp_path / "replayed", *settings, recorder=machine.recorder())
+    same(machine, direct, replayed)
+    assert isinstance(replayed.apply, Replays)
+    assert replayed.apply.recorded
+
+
+def test_alpha_and_the_rate_change_inside(machine: Machine, tmp_path: Path) -> None:
+    """Against a replay in which they are frozen: then the run is another one."""
+    direct = machine.fit(tmp_path / "direct")
+    frozen = machine.trainer(tmp_path / "frozen", recorder=machine.recorder())
+    assert frozen.model.schedule is not None
+    start = frozen.model.schedule.at(0)
+    frozen.model.schedule.at = lambda row: start  # type: ignore[method-assign]
+    frozen.fit(lambda: False, lambda report: None)
+    losses = [Run.open(trainer.run.path).metrics["loss"].to_numpy() for trainer in (direct, frozen)]
+    assert abs(losses[0][1:STEPS] - losses[1][1:STEPS]).min() > 0
+    metrics = Run.open(direct.run.path).metrics
+    assert metrics["alpha"].iloc[:STEPS].nunique() == 20
+    assert metrics["lr"].iloc[:STEPS].nunique() > 40
+    replayed = machine.fit(tmp_path / "replayed", recorder=machine.recorder())
+    moved = Run.open(replayed.run.path).frame("update_ratio").groupby("step")["rms"].mean()
+    assert moved.loc[9] > 5 * moved.loc[0]  # the warm-up's rates, in what the optimizer did
+
+
+def test_a_run_that_is_resumed_from_a_replayed_one(machine: Machine, tmp_path: Path) -> None:
+    settings = ("model.dropout=0.1", "train.checkpoint_every=20")
+    whole = machine.fit(tmp_path / "whole", *settings, recorder=machine.recorder())
+    seen: list[int] = []
+    broken = machine.trainer(tmp_path / "broken", *settings, recorder=machine.recorder())
+    assert broken.fit(lambda: len(seen) >= 23, lambda report: seen.append(report.row)) is None
+    broken.watcher.close()
+    from stabilitylab.train import checkpoint
+
+    state = checkpoint.load(broken.run.path / "checkpoints", machine.device)
+    writer = RunWriter.resume(broken.run.path, part=state["part"], manifest={})
+    rest = Trainer(broken.config, broken.dataset, writer, machine.device, state, recorder=machine.recorder())
+    rest.fit(lambda: False, lambda report: None)
+    rest.watcher.close()
+    same(machine, whole, rest)
+
+
+@pytest.mark.gpu
+def test_no_synchronisation_between_probed_updates(tmp_path: Path) -> None:
+    device = torch.device("cuda")
+    machine = Machine(device, lambda: CudaGraphs(device), exact=False)
+    trainer = machine.trainer(tmp_path / "run", "probes.every=1", "probes.update_every=10", recorder=CudaGraphs(device))
+    for row in range(40):
+        strict = row >= 24 and row % 10 not in (0, 9)  # by then every shape is recorded
+        torch.cuda.set_sync_debug_mode("error" if strict else "default")
+        try:
+            trainer.update()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        trainer.row += 1
+    trainer.watcher.finish()
+    trainer.watcher.close()
+    assert len(Run.open(trainer.run.path).metrics) == 41
+
+
+def test_a_read_by_the_host_is_refused_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A probe that looks at a number of the device: the recording notices, and updates run directly."""
+    machine = Machine(torch.device("cpu"), Tape, exact=True)
+    direct = machine.fit(tmp_path / "direct")
+    collect = GradNorm.collect
+
+    def looking(self: GradNorm, parameters: Any) -> Any:
+        sums, seen = collect(self, parameters)
+        assert float(sums["value"].sum()) >= 0
+        return sums, seen
+
+    monkeypatch.setattr(GradNorm, "collect", looking)
+    replayed = machine.fit(tmp_path / "replayed", recorder=Tape())
+    same(machine, direct, replayed)
+    assert "CUDA graphs are off: this update cannot be recorded (aten::_local_scalar_dense" in caplog.text
+    with pytest.raises(ResourceError, match="cannot be recorded as a CUDA graph"):
+        machine.fit(tmp_path / "on", "train.cuda_graphs='on'", recorder=Tape())
+
+
+def test_the_tape_replays_operators_alone() -> None:
+    x, factor, calls = torch.ones(3), torch.tensor(2.0), []
+
+    def work() -> torch.Tensor:
+        calls.append(1)
+        x.mul_(factor)
+        return x.view(3, 1).sum() + 1
+
+    tape = Tape()
+    result, replay = tape.record(work)
+    assert x.tolist() == [1, 1, 1]  # undone
+    replay()
+    assert (x.tolist(), result.item()) == ([2, 2, 2], 7)
+    factor.fill_(3)
+    replay()
+    assert (x.tolist(), result.item(), len(calls)) == ([6, 6, 6], 19, 1)
+    with pytest.raises(Refused, match="_local_scalar_dense"):
+        tape.record(lambda: bool(x.sum() > 0))
+    with pytest.raises(Refused, match="lift_fresh"):
+        tape.record(lambda: x + torch.tensor([1.0, 2.0, 3.0]))
+
+
+def test_more_shapes_than_are_recorded_run_directly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(torch.device("cpu"), Tape, exact=True)
+    monkeypatch.setattr("stabilitylab.train.replays.MOST", 1)
+    direct = machine.fit(tmp_path / "direct")
+    replayed = machine.fit(tmp_path / "replayed", recorder=Tape())
+    same(machine, direct, replayed)
+    assert isinstance(replayed.apply, Replays)
+    assert len(replayed.apply.recorded) == 1
+
+
+def test_who_gets_a_recorder(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(asked: str, device: str, kind: Any = "none") -> Any:
+        config = resolve(parse_set([f"train.cuda_graphs={asked}", f"train.parallel={kind}"]), depth=4)
+        return recorder_for(config, torch.device(device), Team(kind, 0, 1 if kind == "none" else 2))
+
+    monkeypatch.setattr("stabilitylab.train.replays.CudaGraphs", lambda device: ("graphs", device))
+    assert chosen("auto", "cpu") is chosen("off", "cpu") is chosen("off", "cuda") is None
+    assert chosen("auto", "cuda") == chosen("on", "cuda") == ("graphs", torch.device("cuda"))
+    with pytest.raises(ResourceError, match="on needs a CUDA device, and this run is on cpu: leave it at auto"):
+        chosen("on", "cpu")
+    assert chosen("auto", "cuda", "fsdp") is None
+    assert caplog.messages == [
+        "CUDA graphs are off: --parallel fsdp exchanges gradients while it computes them, which is not recorded."
+    ]
+    with pytest.raises(UsageError, match=r"--parallel ddp exchanges gradients .* leave it at auto, or off"):
+        chosen("on", "cuda", "ddp")
+
+
+def test_a_report_comes_a_row_late_on_a_gpu_alone(tmp_path: Path) -> None:
+    machine = Machine(torch.device("cpu"), Tape, exact=True)
+    trainer, rows = machine.trainer(tmp_path / "run"), []
+
+    def show(report: Report) -> None:
+        rows.append((report.row, trainer.row))
+        assert report.metrics["loss"] > 0  # type: ignore[operator]
+
+    trainer.device = torch.device("cpu")
+    trainer.fit(lambda: False, show)
+    assert rows == [(row, row) for row in range(STEPS)]
+
+
+def test_watching_by_replays_needs_an_open_watcher(tmp_path: Path) -> None:
+    trainer = Machine(torch.device("cpu"), Tape, exact=True).fit(tmp_path / "run")
+    assert isinstance(trainer.watcher, Watcher)
+    with pytest.raises(UsageError, match="closed: make a new one"), trainer.watcher.recording():
+        pass
