@@ -53,6 +53,10 @@ def probe(
     steps: Annotated[int | None, _training(help="Optimizer updates.", show_default="by preset")] = None,
     seed: Annotated[int | None, _training(help="Seed of weights, dropout and data order.", show_default="0")] = None,
     device: Annotated[str | None, _training(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
+    cuda_graphs: Annotated[
+        Literal["auto", "on", "off"] | None,
+        _training(help="On a GPU, replay whole updates: where it can be done, always, never.", show_default="auto"),
+    ] = None,
     parallel: Annotated[
         Literal["none", "ddp", "fsdp"] | None,
         _training(help="How processes of torchrun share the model: replicas or shards.", show_default="none"),
@@ -96,6 +100,7 @@ def probe(
             "steps": steps,
             "seed": seed,
             "device": device,
+            "cuda_graphs": cuda_graphs,
             "parallel": parallel,
             "threads": threads,
             "on_divergence": on_divergence,

@@ -17,6 +17,7 @@ from ..data import Dataset, load_data
 from ..errors import InputError, ResourceError, UsageError
 from ..labels import label
 from ..models import ARCHS, canonical
+from ..probes import Recorder
 from ..probes.distributed import from_first_rank, on_first_rank
 from ..probes.selection import chosen
 from ..store import AbsentRun, Run, RunWriter
@@ -40,6 +41,7 @@ class Plan:
     device: torch.device
     footprint: Footprint
     team: Team = field(default_factory=Team)
+    recorder: Recorder | None = None
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,13 @@ def plan(config: Config) -> Plan:
     _warn_of_an_early_ramp(config)
     team = gather_team(config.train)
     device = device_of(team, resolve_device(config.train), config.train.device)
+    recorder = recorder_for(config, device, team)
     dataset = load_data(config.data, stack=config.model.stack)
     footprint = estimate(config, dataset)
     shards = team.size if team.kind == "fsdp" else 1
     share = replace(footprint, state=footprint.state // shards, activations=footprint.activations // team.size)
     check_memory(share, device)
-    return Plan(config, dataset, device, footprint, team)
+    return Plan(config, dataset, device, footprint, team, recorder)
 
 
 class Audience(Protocol):
@@ -135,6 +138,7 @@ def manifest(plan: Plan) -> dict[str, Any]:
         "parameters": plan.footprint.parameters,
         "loss_normalisation": "per real target token of the whole update",
         "ranks": plan.team.size,
+        "cuda_graphs": plan.recorder is not None,
         **provenance(plan.device, config.train.threads),
     }
 
@@ -151,8 +155,7 @@ def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | N
     trainer = None
     try:
         with termination(patient=plan.team.size > 1) as caught:
-            recorder = recorder_for(plan.config, plan.device, plan.team)
-            trainer = Trainer(plan.config, plan.dataset, run, plan.device, state, plan.team, recorder)
+            trainer = Trainer(plan.config, plan.dataset, run, plan.device, state, plan.team, plan.recorder)
             run.record(probes_dropped=dict(trainer.watcher.dropped))
             verdict = trainer.fit(stop=lambda: caught.agreed(plan.team), show=audience.show)
         if verdict is None:
