@@ -57,6 +57,9 @@ def probe(
         Literal["none", "ddp", "fsdp"] | None,
         _training(help="How processes of torchrun share the model: replicas or shards.", show_default="none"),
     ] = None,
+    activation_checkpointing: Annotated[
+        bool, _training("--activation-checkpointing", help="Less memory, a third more work: layers are computed twice.")
+    ] = False,
     threads: Annotated[int | None, _training(help="CPU threads of one operator.", show_default="1")] = None,
     on_divergence: Annotated[
         Literal["continue", "stop"] | None, _training(help="What to do then.", show_default="continue")
@@ -97,6 +100,7 @@ def probe(
             "seed": seed,
             "device": device,
             "parallel": parallel,
+            "activation_checkpointing": activation_checkpointing or None,
             "threads": threads,
             "on_divergence": on_divergence,
         },
