@@ -7,8 +7,8 @@ One process, random weights, the same batches, loss (smoothed cross-entropy per 
 Post-LN encoder-decoders with the same number of parameters and a loss near log V before the first update (both are
 checked); updates take turns, each second round in reverse (ABBA). CPU time of one thread, or on a GPU wall time from
 idle to idle. Ours is the trainer as it is, loss and total gradient norm recorded in a run; "control" is a second one.
-The others record nothing. Over ours: the median over rounds of the ratio within a round, with a 95 % bootstrap interval.
-Writes OUT.md and OUT.png.
+The others record nothing. Over ours: the median over rounds of the ratio within a round, and its 95 % bootstrap
+interval. Writes OUT.md and OUT.png.
 """
 
 from __future__ import annotations
