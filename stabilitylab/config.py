@@ -103,6 +103,7 @@ class TrainConfig(Section):
     clip_norm: float = Field(default=0.0, ge=0)  # 0: no clipping
     accumulate: int = Field(default=1, ge=1)  # micro-batches an update
     precision: Literal["fp32", "bf16"] = "fp32"
+    activation_checkpointing: bool = False  # keep each layer's input alone, compute its inside again in the backward
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     cuda_graphs: CudaGraphs = "auto"  # replay whole updates on a GPU; auto: where they can be recorded
     parallel: Parallel = "none"  # how the processes of torchrun share the model: replicas (ddp) or shards (fsdp)

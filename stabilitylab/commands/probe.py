@@ -61,6 +61,9 @@ def probe(
         Literal["none", "ddp", "fsdp"] | None,
         _training(help="How processes of torchrun share the model: replicas or shards.", show_default="none"),
     ] = None,
+    activation_checkpointing: Annotated[
+        bool, _training("--activation-checkpointing", help="Less memory, a third more work: layers are computed twice.")
+    ] = False,
     threads: Annotated[int | None, _training(help="CPU threads of one operator.", show_default="1")] = None,
     on_divergence: Annotated[
         Literal["continue", "stop"] | None, _training(help="What to do then.", show_default="continue")
@@ -102,6 +105,7 @@ def probe(
             "device": device,
             "cuda_graphs": cuda_graphs,
             "parallel": parallel,
+            "activation_checkpointing": activation_checkpointing or None,
             "threads": threads,
             "on_divergence": on_divergence,
         },

@@ -10,6 +10,7 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ..config import ModelConfig
 from ..errors import UsageError
@@ -59,15 +60,20 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Embedding, positions, layers, and the final norm where the architecture has one."""
+    """Embedding, positions, layers, and the final norm where the architecture has one.
+
+    ``checkpointing``: training keeps what enters each layer and computes its inside again in the backward pass.
+    """
 
     input_scale: Tensor | None
+    checkpointing = False
 
     def __init__(self, name: str, arch: type[Residual], config: ModelConfig, vocab: int, schedule: Schedule | None):
         super().__init__()
         self.arch = arch
         self.scale = math.sqrt(config.d_model)
         self.dropout = config.dropout
+        self.draws = bool(config.dropout or config.attention_dropout or config.activation_dropout)
         self.embedding = Embedding(vocab, config.d_model)
         causal = name == "decoder"
         above_encoder = causal and config.stack == "encoder-decoder"
@@ -95,8 +101,12 @@ class Stack(nn.Module):
         memory_mask: Tensor | None = None,
     ) -> Tensor:
         x = self.embed(tokens)
+        again = self.checkpointing and self.training and torch.is_grad_enabled()
         for layer in self.layers:
-            x = layer(x, mask, memory, memory_mask)
+            if again:  # without dropout no random state is read, so that a CUDA graph can be captured
+                x = checkpoint(layer, x, mask, memory, memory_mask, use_reentrant=False, preserve_rng_state=self.draws)
+            else:
+                x = layer(x, mask, memory, memory_mask)
         return x if self.norm is None else self.norm(x)
 
     def embed(self, tokens: Tensor, first: int = 0) -> Tensor:

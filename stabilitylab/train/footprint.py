@@ -17,7 +17,8 @@ from .recipe import token_losses
 @dataclass(frozen=True)
 class Footprint:
     """``parameters`` exactly; ``state`` bytes of weights, gradients, Adam's moments and theta_0; ``activations`` bytes
-    that the forward pass of one micro-batch keeps for the backward pass."""
+    that the forward pass of one micro-batch keeps for the backward pass; with activation checkpointing the input of
+    each layer, and the inside of the largest one."""
 
     parameters: int
     state: int
@@ -29,19 +30,27 @@ class Footprint:
 
 
 def estimate(config: Config, dataset: Dataset) -> Footprint:
-    """Both quantities are affine in the numbers of encoder and decoder layers, so three tiny models determine them."""
+    """Both quantities are affine in the numbers of encoder and decoder layers, so tiny models determine them."""
     batch = max((dataset.micro_batch(step) for step in range(8)), key=lambda b: b.labels.numel())
 
-    def at(encoder: int, decoder: int) -> tuple[int, int]:
-        layers = {"encoder_layers": min(encoder, n), "decoder_layers": min(decoder, m)}
-        return _measure(config, layers, dataset, batch)
-
     n, m = config.model.encoder_layers, config.model.decoder_layers
-    base, more_encoder, more_decoder = at(1, 1), at(2, 1), at(1, 2)
+
+    def at(encoder: int, decoder: int, again: bool) -> tuple[int, int]:
+        layers = {"encoder_layers": encoder if n else 0, "decoder_layers": decoder if m else 0}
+        return _measure(config, layers, dataset, batch, again)
+
+    def around(again: bool) -> tuple[tuple[int, int], ...]:
+        return at(1, 1, again), at(2, 1, again), at(1, 2, again)
+
+    again = config.train.activation_checkpointing
+    base, more_encoder, more_decoder = around(again)
     parameters, activations = (
         base[i] + max(n - 1, 0) * (more_encoder[i] - base[i]) + max(m - 1, 0) * (more_decoder[i] - base[i])
         for i in range(2)
     )
+    if again:  # the backward pass holds the inside of one layer at a time
+        one, *two = around(again=False)
+        activations += max(layer[1] - one[1] for layer in two)
     copies = 5  # weights, gradients, Adam's two moments, theta_0 of the probe model_update
     return Footprint(parameters, 4 * copies * parameters, activations)
 
@@ -59,9 +68,11 @@ def check_memory(footprint: Footprint, device: torch.device) -> None:
         )
 
 
-def _measure(config: Config, layers: dict[str, int], dataset: Dataset, batch: Batch) -> tuple[int, int]:
+def _measure(config: Config, layers: dict[str, int], dataset: Dataset, batch: Batch, again: bool) -> tuple[int, int]:
     settings = config.model.model_copy(update=layers)
     model = build_model(settings, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab)
+    for stack in model.stacks.values():
+        stack.checkpointing = again
     with torch.random.fork_rng():
         model.calibrate(**batch.inputs)
     parameters = {p.data_ptr(): p.numel() for p in model.parameters()}

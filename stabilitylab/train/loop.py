@@ -73,6 +73,8 @@ class Trainer:
         else:
             self._load_model(state)
         self.model.set_row(self.row)
+        for stack in self.model.stacks.values():
+            stack.checkpointing = train.activation_checkpointing
         self.spread = self.team.spread(self.model, device)  # what is called: the model, or what wraps it
         on_device = recorder is not None or device.type == "cuda"
         self.optimizer = adamw(train, self.model.parameters(), device if on_device else None)

@@ -65,7 +65,21 @@ def resumed(kind: str) -> Callable[[Path], Any]:
     return run
 
 
+def checkpointed(kind: str) -> Callable[[Path], Any]:
+    """The same run with the layers' insides kept, and computed again."""
+
+    def run(folder: Path) -> Any:
+        paths = []
+        for again in ("false", "true"):
+            settings = ("model.dropout=0.1", "train.steps=3", f"train.activation_checkpointing={again}")
+            paths.append(start(prepared(kind, *settings), folder, f"{kind}-again-{again}", Silent()).path)
+        return paths
+
+    return run
+
+
 for kind in ("ddp", "fsdp"):
+    RUN_CASES[f"{kind}_checkpointed"] = checkpointed(kind)
     for arch in ("branchnorm", "admin"):
         RUN_CASES[f"{kind}_{arch}"] = equal_to_one_process(kind, arch)
     RUN_CASES[f"{kind}_resumed"] = resumed(kind)

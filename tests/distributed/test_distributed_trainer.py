@@ -81,6 +81,18 @@ def test_a_resumed_run_equals_an_uninterrupted_one(ranks: Any, kind: str) -> Non
     assert not torch.equal(first, second)  # each rank has a stream of dropout of its own
 
 
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_layers_computed_again_make_the_same_run(ranks: Any, kind: str) -> None:
+    paths = ranks(f"{kind}_checkpointed")[0]
+    kept, again = map(Run.open, paths)
+    for name in kept.tables:
+        pd.testing.assert_frame_equal(kept.frame(name), again.frame(name), check_exact=True)
+    metrics = [run.metrics.drop(columns=CLOCKS) for run in (kept, again)]
+    pd.testing.assert_frame_equal(*metrics, check_exact=True, check_like=True)
+    weights = [checkpoint.load(path / "checkpoints", torch.device("cpu"))["model"] for path in paths]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
 def test_what_cannot_start_says_so_on_every_rank(ranks: Any) -> None:
     for said in ranks("refused"):
         assert said[0].startswith("UsageError: ")

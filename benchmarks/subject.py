@@ -1,0 +1,37 @@
+"""Our trainer as the benchmarks time it: one update at a time, in a scratch run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from timing import seconds
+
+from stabilitylab.config import parse_set, resolve
+from stabilitylab.store import RunWriter
+from stabilitylab.train import plan
+from stabilitylab.train.loop import Trainer
+from stabilitylab.train.run import Plan
+
+NEVER = 10**9
+UNWATCHED = ("probes.names=['none']", "probes.every=1", f"probes.update_every={NEVER}")
+
+
+def prepared(depth: int | None, *sets: str) -> Plan:
+    return plan(resolve(parse_set(sets), depth=depth))
+
+
+def trainer(plan: Plan, folder: Path, *, bare: bool = False) -> Trainer:
+    """``bare``: not even the total gradient norm, which every update of ours records, is taken."""
+    made = Trainer(plan.config, plan.dataset, RunWriter.create(folder, {"config": {}}), plan.device)
+    made.watcher._total_every_step = not bare
+    return made
+
+
+def update(trainer: Trainer) -> float:
+    """Seconds of the next one."""
+
+    def work() -> None:
+        trainer.update()
+        trainer.row += 1
+
+    return seconds(work, trainer.device)
