@@ -22,7 +22,9 @@ def prepared(depth: int | None, *sets: str) -> Plan:
 
 def trainer(plan: Plan, folder: Path, *, bare: bool = False) -> Trainer:
     """``bare``: not even the total gradient norm, which every update of ours records, is taken."""
-    made = Trainer(plan.config, plan.dataset, RunWriter.create(folder, {"config": {}}), plan.device)
+    made = Trainer(
+        plan.config, plan.dataset, RunWriter.create(folder, {"config": {}}), plan.device, recorder=plan.recorder
+    )
     made.watcher._total_every_step = not bare
     return made
 

@@ -113,10 +113,18 @@ def recorder_for(config: Config, device: torch.device, team: Team) -> Recorder |
         return None
     if device.type != "cuda":
         raise ResourceError(f"--cuda-graphs on needs a CUDA device, and this run is on {device}: leave it at auto.")
-    if team.kind == "none":
+    if not (obstacle := _obstacle(config, team)):
         return CudaGraphs(device)
-    obstacle = f"--parallel {train.parallel} exchanges gradients while it computes them"
     if asked == "on":
         raise UsageError(f"--cuda-graphs on: {obstacle}, which is not recorded: leave it at auto, or off.")
     log.warning("CUDA graphs are off: %s, which is not recorded.", obstacle)
     return None
+
+
+def _obstacle(config: Config, team: Team) -> str:
+    model = config.model
+    if team.kind != "none":
+        return f"--parallel {team.kind} exchanges gradients while it computes them"
+    if config.train.activation_checkpointing and (model.dropout or model.attention_dropout or model.activation_dropout):
+        return "--activation-checkpointing with dropout puts the random state back by the host"
+    return ""

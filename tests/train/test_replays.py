@@ -109,7 +109,7 @@ def test_a_replayed_run_is_the_run(machine: Machine, arch: str, tmp_path: Path) 
         ("model.dropout=0.1", "model.attention_dropout=0.1", "model.activation_dropout=0.1"),
         ("train.precision=bf16",),
         ("train.accumulate=2",),
-        ("train.clip_norm=0.5", "model.growth=sigmoid"),
+        ("train.clip_norm=0.5", "model.growth=sigmoid", "train.activation_checkpointing=true"),
         ("train.precision=bf16", "train.accumulate=2", "model.dropout=0.1", "model.tie=none"),
         ("model.stack=decoder", "model.dropout=0.1"),
         ("model.stack=encoder",),
@@ -234,8 +234,8 @@ def test_more_shapes_than_are_recorded_run_directly(tmp_path: Path, monkeypatch:
 
 
 def test_who_gets_a_recorder(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    def chosen(asked: str, device: str, kind: Any = "none") -> Any:
-        config = resolve(parse_set([f"train.cuda_graphs={asked}", f"train.parallel={kind}"]), depth=4)
+    def chosen(asked: str, device: str, kind: Any = "none", *sets: str) -> Any:
+        config = resolve(parse_set([f"train.cuda_graphs={asked}", f"train.parallel={kind}", *sets]), depth=4)
         return recorder_for(config, torch.device(device), Team(kind, 0, 1 if kind == "none" else 2))
 
     monkeypatch.setattr("stabilitylab.train.replays.CudaGraphs", lambda device: ("graphs", device))
@@ -247,6 +247,8 @@ def test_who_gets_a_recorder(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
     assert caplog.messages == [
         "CUDA graphs are off: --parallel fsdp exchanges gradients while it computes them, which is not recorded."
     ]
+    with pytest.raises(UsageError, match="puts the random state back by the host, which is not recorded"):
+        chosen("on", "cuda", "none", "train.activation_checkpointing=true", "model.attention_dropout=0.1")
     with pytest.raises(UsageError, match=r"--parallel ddp exchanges gradients .* leave it at auto, or off"):
         chosen("on", "cuda", "ddp")
 
