@@ -108,7 +108,7 @@ def recorder_for(config: Config, device: torch.device, team: Team) -> Recorder |
     ``train.cuda_graphs``: "auto" records where it can, and says in one sentence why it does not on a GPU; "on" raises
     ResourceError without a GPU and UsageError where a setting is in the way.
     """
-    train, asked = config.train, config.train.cuda_graphs
+    asked = config.train.cuda_graphs
     if asked == "off" or (device.type != "cuda" and asked == "auto"):
         return None
     if device.type != "cuda":
