@@ -5,9 +5,9 @@
 
 Models: "tiny", 100L-100L 64-128-2, which is bound by launches, and "wide", 6L-6L 512-2048-8 in bf16 with at least 4,096
 tokens a batch, which is bound by arithmetic and memory. "probes": all default probes, those of the training pass at
-every update, the held-out pass (||dF||, similarity, sparsity) by cadence 10. Rounds of ten updates (each holds one ||dF||) in alternating order
-(ABBA), "control" an A/A control; wall time from idle to idle on a GPU, else CPU time. Goals, set beforehand:
-probes under graphs at most 1.05 (tiny) and 1.01 (wide), graphs at least 5 times faster than eager (tiny).
+every update, the held-out pass (||dF||, similarity, sparsity) by cadence 10. Rounds of ten updates in alternating order
+(ABBA), "control" an A/A control; wall time from idle to idle on a GPU, else CPU time. Goals, set beforehand: probes
+under graphs at most 1.05 (tiny) and 1.01 (wide), graphs at least 5 times faster than eager (tiny).
 
 Floor: the bytes that the training pass's probes must read at least once - each watched value, its gradient, all
 gradients of parameters, theta before and after - over the bandwidth that copying 256 MiB reaches. Operators: calls
