@@ -90,6 +90,8 @@ class Trainer:
             reference=self.evaluate,
             recorder=recorder,
         )
+        # on a GPU a row is looked at while the next one is computed, unless what it says may end the run
+        self.behind = int(device.type == "cuda" and train.on_divergence == "continue")
         self.apply: Directly | Replays = Directly(self.work, device)
         if recorder is not None:
             required = train.cuda_graphs == "on"
@@ -108,8 +110,6 @@ class Trainer:
                 self._judge(report.row, report.metrics)
                 show(report)
 
-        # on a GPU a row is looked at while the next one is computed, unless what it says may end the run
-        keep = int(self.device.type == "cuda" and train.on_divergence == "continue")
         while self.row < train.steps and not self._ended_by_divergence():
             if stop():
                 tell()
@@ -118,7 +118,7 @@ class Trainer:
             started = time.perf_counter()
             metrics = self.update()
             untold.append(Report(self.row, metrics, time.perf_counter() - started, self.watcher))
-            tell(keep)
+            tell(self.behind)
             self.row += 1
             if train.checkpoint_every and self.row % train.checkpoint_every == 0 and self.row < train.steps:
                 tell()

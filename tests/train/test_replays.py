@@ -22,8 +22,8 @@ from stabilitylab.models import ARCHS
 from stabilitylab.probes import CudaGraphs, Watcher
 from stabilitylab.probes.gradients import GradNorm
 from stabilitylab.store import Run, RunWriter
-from stabilitylab.train import plan
-from stabilitylab.train.loop import Report, Trainer
+from stabilitylab.train import checkpoint, plan
+from stabilitylab.train.loop import Trainer
 from stabilitylab.train.replays import Replays, recorder_for
 from stabilitylab.train.team import Team
 
@@ -152,8 +152,6 @@ def test_a_run_that_is_resumed_from_a_replayed_one(machine: Machine, tmp_path: P
     broken = machine.trainer(tmp_path / "broken", *settings, recorder=machine.recorder())
     assert broken.fit(lambda: len(seen) >= 13, lambda report: seen.append(report.row)) is None
     broken.watcher.close()
-    from stabilitylab.train import checkpoint
-
     state = checkpoint.load(broken.run.path / "checkpoints", machine.device)
     writer = RunWriter.resume(broken.run.path, part=state["part"], manifest={})
     rest = Trainer(broken.config, broken.dataset, writer, machine.device, state, recorder=machine.recorder())
@@ -253,15 +251,18 @@ def test_who_gets_a_recorder(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
         chosen("on", "cuda", "ddp")
 
 
-def test_a_report_comes_a_row_late_on_a_gpu_alone(tmp_path: Path) -> None:
-    trainer, rows = ON_CPU.trainer(tmp_path / "run"), []
-
-    def show(report: Report) -> None:
-        rows.append((report.row, trainer.row))
-        assert report.metrics["loss"] > 0  # type: ignore[operator]
-
-    trainer.fit(lambda: False, show)
-    assert rows == [(row, row) for row in range(ON_CPU.steps)]
+@pytest.mark.parametrize("behind", [0, 1])
+def test_rows_are_told_once_each_in_order_and_before_a_checkpoint(behind: int, tmp_path: Path) -> None:
+    trainer = ON_CPU.trainer(tmp_path / "run", "train.checkpoint_every=4")
+    assert trainer.behind == 0  # 1 on a GPU
+    trainer.behind, told = behind, []
+    trainer.fit(lambda: len(told) >= 10, lambda report: told.append((report.row, trainer.row)))
+    assert [row for row, _ in told] == list(range(trainer.row))
+    assert trainer.row == 10 + behind
+    assert all(now - row == behind for row, now in told)
+    state = checkpoint.load(trainer.run.path / "checkpoints", trainer.device)
+    assert state["row"] == trainer.row
+    assert [e[0] for e in state["evaluations"]] == [row for row in range(trainer.row) if row % 7 == 0]
 
 
 def test_watching_by_replays_needs_an_open_watcher(tmp_path: Path) -> None:

