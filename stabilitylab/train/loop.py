@@ -77,7 +77,12 @@ class Trainer:
             stack.checkpointing = train.activation_checkpointing
         self.spread = self.team.spread(self.model, device)  # what is called: the model, or what wraps it
         on_device = recorder is not None or device.type == "cuda"
-        self.optimizer = adamw(train, self.model.parameters(), device if on_device else None)
+        self.optimizer = adamw(
+            train,
+            self.model.parameters(),
+            device=device if on_device else None,
+            flat=self.team.kind == "none",  # replicas and shards are cut by parameter
+        )
         self.watcher = Watcher(
             self.spread,
             run,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from ..config import TrainConfig
+from .flat import FlatAdamW
 
 NO_WARMUP_PERIOD = 4000  # updates before an inverse-sqrt rate decays without warm-up (T-Fixup's reference recipe)
 
@@ -27,21 +29,24 @@ def learning_rate(train: TrainConfig, update: int) -> float:
     return train.lr * (period / max(update, period)) ** 0.5
 
 
-def adamw(train: TrainConfig, parameters: Iterable[Parameter], device: torch.device | None = None) -> torch.optim.AdamW:
+def adamw(
+    train: TrainConfig, parameters: Iterable[Parameter], *, device: torch.device | None = None, flat: bool = False
+) -> torch.optim.Optimizer:
     """Fused AdamW over all parameters: decoupled decay, since Adam's L2 term would move weights with zero gradient at
     the full rate (BranchNorm's encoder while alpha is small).
 
-    ``device``: keep the rate there, as a tensor, so that a recorded update can be replayed with another."""
+    ``device``: keep the rate there, as a tensor, so that a recorded update can be replayed with another. ``flat``: move
+    the parameters into one buffer, so that an update is one kernel (:class:`.flat.FlatAdamW`).
+    """
     rate = learning_rate(train, 0)
-    return torch.optim.AdamW(
-        parameters,
-        lr=rate if device is None else torch.tensor(rate, device=device),
-        capturable=device is not None,
-        betas=(train.beta1, train.beta2),
-        eps=train.eps,
-        weight_decay=train.weight_decay,
-        fused=True,
-    )
+    options: dict[str, Any] = {
+        "lr": rate if device is None else torch.tensor(rate, device=device),
+        "betas": (train.beta1, train.beta2),
+        "eps": train.eps,
+        "weight_decay": train.weight_decay,
+        "capturable": device is not None,
+    }
+    return FlatAdamW(parameters, **options) if flat else torch.optim.AdamW(parameters, fused=True, **options)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
