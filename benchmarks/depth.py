@@ -14,7 +14,8 @@ reference pass apart and weighted by their share. Memory: peak resident memory, 
 what was in use before the model was built, when a model of two layers had come and gone. The marginal cost of a layer,
 between neighbouring depths, is held against that of the first pair: "constant" if each 95 % bootstrap interval lies
 within 10 %, "not constant" if one lies outside.
-Writes OUT.csv (every update), OUT.md, OUT.png; ``--add`` keeps other depths and devices that OUT.csv holds.
+Writes OUT.csv (every update), OUT.md, OUT.png; ``--add`` keeps other depths and devices that OUT.csv holds (with
+``--depths ''``: draws it again).
 """
 
 from __future__ import annotations
@@ -120,7 +121,8 @@ class Process:
 
     def kill(self) -> None:
         self.popen.kill()
-        self.popen.wait()
+        with self.popen:  # waits, and closes the pipes
+            pass
 
 
 def measured(series: str, depth: int, arguments: argparse.Namespace) -> pd.DataFrame:
@@ -182,11 +184,11 @@ def main() -> None:
         parser.error(f"--device {arguments.device}: torch {torch.__version__} sees no CUDA device.")
     gpus = ["GPU eager", *(["GPU graphs"] if has_graphs() else [])]
     series = {"cpu": ["CPU"], "cuda": gpus, "both": ["CPU", *gpus]}[arguments.device]
-    began, frames, frame = time.monotonic(), [], None
+    began, frames = time.monotonic(), []
     if arguments.add:
         with suppress(FileNotFoundError):
             frames.append(pd.read_csv(arguments.out.with_suffix(".csv")))
-    for depth in (int(text) for text in arguments.depths.split(",")):
+    for depth in (int(text) for text in arguments.depths.split(",") if text):
         for name in series:
             if time.monotonic() - began > 60 * arguments.minutes:
                 print(f"depth {depth}, {name}: left out, --minutes {arguments.minutes} are over", file=sys.stderr)
@@ -197,12 +199,14 @@ def main() -> None:
                 print(f"depth {depth}, {name}: left out, {error}", file=sys.stderr)
                 continue
             frames = [old[(old["depth"] != depth) | (old["series"] != name)] for old in frames] + [new]
-            frame = pd.concat(frames, ignore_index=True)
             if arguments.out:  # after each depth: what there is when time is up counts
-                depth_report.write(frame, arguments.out, CADENCE)
-    if frame is None:
+                depth_report.write(pd.concat(frames, ignore_index=True), arguments.out, CADENCE)
+    if not frames:
         sys.exit("nothing was measured")
+    frame = pd.concat(frames, ignore_index=True)
     print(depth_report.text(frame, CADENCE))
+    if arguments.out:
+        depth_report.write(frame, arguments.out, CADENCE)
 
 
 if __name__ == "__main__":

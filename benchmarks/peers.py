@@ -272,6 +272,7 @@ def main() -> None:
         sizes = [Size(name, arguments, Path(folder)) for name in arguments.sizes.split(",")]
     print(text(sizes, arguments))
     if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.with_suffix(".md").write_text(text(sizes, arguments), encoding="utf-8")
         draw(sizes, arguments.out.with_suffix(".png"))
 
