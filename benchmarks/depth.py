@@ -7,7 +7,8 @@
 Each depth and mode is a process of its own, so that its peak memory is its own. Those of one depth take turns, one
 update each, in reverse in every second round (ABBA), so that what disturbs the machine disturbs all of them. Modes:
 "bare" (forward, backward, optimizer, the loss recorded) and "control", the same again; "probes", all default probes at
-every update and the reference pass (||dF|| and others) by cadence 10; "checkpointing" and both.
+every update and the reference pass (||dF|| and others) by cadence 10; "checkpointing" and both. A bare model of
+``--anchor`` layers takes part at every depth: times of several depths are compared over its time in the same rounds.
 
 Time of an update: CPU time of the process, or on a GPU wall time from idle to idle; medians over rounds, those with a
 reference pass apart and weighted by their share. Memory: peak resident memory, or the peak of CUDA's allocator, less
@@ -129,8 +130,9 @@ def measured(series: str, depth: int, arguments: argparse.Namespace) -> pd.DataF
     """Every update of every mode at one depth."""
     with ExitStack() as scope:
         processes = {}
-        for mode in arguments.modes.split(";"):
-            processes[mode] = Process(depth, mode, settings(series, mode, arguments))
+        for mode in [*arguments.modes.split(";"), depth_report.ANCHOR]:
+            layers = arguments.anchor if mode == depth_report.ANCHOR else depth
+            processes[mode] = Process(layers, mode, settings(series, mode, arguments))
             scope.callback(processes[mode].kill)
         ready = [process.answer() for process in processes.values()]
         taken = rounds({mode: process.update for mode, process in processes.items()}, arguments.steps)
@@ -166,6 +168,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2 * CADENCE, help=f"updates each, at least {CADENCE}")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda", "both"])
     parser.add_argument("--modes", default=";".join(MODES), help="some of the default, with ; between them")
+    parser.add_argument("--anchor", type=int, default=48, help="layers of the model that takes part at every depth")
     parser.add_argument("--arch", default="branchnorm")
     parser.add_argument("--set", action="append", default=[], help="any setting of the run, such as model.d_model=512")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no depth later than that")

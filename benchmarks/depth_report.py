@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from timing import RESAMPLES, Middle
 
+ANCHOR = "anchor"  # a mode: one bare model at all depths, over whose time those of several depths are compared
 TOLERANCE = 0.10  # "constant per layer": within so much of the first pair of depths
 LOOKS = {  # Okabe and Ito's colours, and a marker each, so that grey print tells them apart
     "bare": ("#000000", "o"),
@@ -65,12 +66,14 @@ def text(frame: pd.DataFrame, cadence: int) -> str:
     lines += ["|---|---|---|---|---|---|---|---|"]
     times: dict[tuple[str, str], dict[int, np.ndarray]] = {}
     peaks: dict[tuple[str, str], dict[int, np.ndarray]] = {}
-    for (series, depth), updates in frame.groupby(["series", "depth"], sort=False):
-        for mode, samples in sorted(costs(updates, cadence).items(), key=lambda item: order(frame, item[0])):
+    for (series, depth), updates in frame.groupby(["series", "depth"]):
+        found = costs(updates, cadence)
+        for mode in (name for name in frame["mode"].unique() if name in found and name != ANCHOR):
+            samples = found[mode]
             peak = float(updates[updates["mode"] == mode]["peak_bytes"].iloc[0])
-            times.setdefault((series, mode), {})[depth] = samples
+            times.setdefault((series, mode), {})[depth] = samples / found[ANCHOR]
             peaks.setdefault((series, mode), {})[depth] = np.full(RESAMPLES + 1, peak)
-            ms, over = interval(1e3 * samples), interval(samples / costs(updates, cadence)["bare"])
+            ms, over = interval(1e3 * samples), interval(samples / found["bare"])
             lines.append(
                 f"| {series} | {depth} | {mode} | {ms.value:.3g} [{ms.low:.3g}, {ms.high:.3g}] | {over} "
                 f"| {ms.value / depth:.3g} | {peak / MIB:,.0f} | {peak / 1024 / depth:,.0f} |"
@@ -91,10 +94,6 @@ def text(frame: pd.DataFrame, cadence: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def order(frame: pd.DataFrame, mode: str) -> int:
-    return [*frame["mode"].unique()].index(mode)
-
-
 def draw(frame: pd.DataFrame, path: Path, cadence: int) -> None:
     import matplotlib
 
@@ -104,7 +103,9 @@ def draw(frame: pd.DataFrame, path: Path, cadence: int) -> None:
 
     with plt.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure, (time, memory) = plt.subplots(1, 2, figsize=(6.9, 3.2), layout="constrained")
-        for (series, mode), updates in frame[frame["mode"] != "control"].groupby(["series", "mode"], sort=False):
+        for (series, mode), updates in frame[~frame["mode"].isin(["control", ANCHOR])].groupby(
+            ["series", "mode"], sort=False
+        ):
             depths = sorted(updates["depth"].unique())
             colour, marker = LOOKS[mode]
             look = {"color": colour, "linestyle": DASHES[series], "marker": marker, "markersize": 4, "linewidth": 1.3}

@@ -58,11 +58,13 @@ def ratio(cell: str) -> float:
 
 def test_depth_measures_each_depth_and_mode_and_adds_to_what_is_there(main: Any, tmp_path: Path) -> None:
     out, modes = tmp_path / "depth", "bare;checkpointing, probes"
-    common = ("--steps", "10", "--modes", modes, *TOY, "--out", str(out))
+    common = ("--steps", "10", "--modes", modes, "--anchor", "2", *TOY, "--out", str(out))
     main("depth", "--depths", "2", *common)
     main("depth", "--depths", "4", "--add", *common)
     frame = pd.read_csv(out.with_suffix(".csv"))
-    assert frame.groupby(["depth", "mode"]).size().to_dict() == {(d, m): 10 for d in (2, 4) for m in modes.split(";")}
+    assert frame.groupby(["depth", "mode"]).size().to_dict() == {
+        (d, m): 10 for d in (2, 4) for m in (*modes.split(";"), "anchor")
+    }
     assert (frame["seconds"] > 0).all()
     assert (frame["peak_bytes"] > 0).all()
     rows = cells(out.with_suffix(".md"))
@@ -93,12 +95,19 @@ def test_depth_refuses_what_it_cannot_measure(
     assert said in capsys.readouterr().err
 
 
-def made_up(cost: Callable[[int, int], float], depths: tuple[int, ...] = (10, 20, 40), rows: int = 40) -> pd.DataFrame:
-    """Updates that take ``cost(depth, row)`` seconds in the mode "bare", and as many bytes."""
+def made_up(
+    cost: Callable[[int, int], float], depths: tuple[int, ...] = (10, 20, 40), rows: int = 40, busy: float = 1.0
+) -> pd.DataFrame:
+    """Updates that take ``cost(depth, row)`` seconds in the mode "bare", and as many bytes; 1 s in the mode "anchor".
+
+    ``busy``: how much slower the machine is while the last depth is measured.
+    """
     return pd.DataFrame(
         [
-            {"series": "CPU", "depth": d, "mode": "bare", "row": row, "seconds": cost(d, row), "peak_bytes": cost(d, 0)}
+            {"series": "CPU", "depth": d, "mode": mode, "row": row, "peak_bytes": cost(d, 0)}
+            | {"seconds": (cost(d, row) if mode == "bare" else 1.0) * (busy if d == depths[-1] else 1.0)}
             for d in depths
+            for mode in ("bare", "anchor")
             for row in range(3, 3 + rows)
         ]
     ).assign(made="made up")
@@ -113,7 +122,7 @@ def made_up(cost: Callable[[int, int], float], depths: tuple[int, ...] = (10, 20
     ],
 )
 def test_the_verdict_on_a_constant_cost_a_layer(script: Any, cost: Callable[[int, int], float], expected: str) -> None:
-    lines = script("depth_report").text(made_up(cost), 10).splitlines()
+    lines = script("depth_report").text(made_up(cost, busy=1.5), 10).splitlines()
     time, memory = (line for line in lines if "| time |" in line or "| memory |" in line)
     assert time.endswith(f"| {expected} |")
     assert memory.endswith("| not constant |" if expected == "not constant" else "| constant |")
