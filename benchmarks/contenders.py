@@ -144,6 +144,7 @@ def main() -> None:
         taken, numbers = measured(names, arguments, Path(folder))
     print(text := table(taken, numbers, arguments))
     if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.with_suffix(".md").write_text(text)
         if not arguments.parts:
             draw(taken, arguments.out.with_suffix(".png"))

@@ -7,14 +7,16 @@
 Each depth and mode is a process of its own, so that its peak memory is its own. Those of one depth take turns, one
 update each, in reverse in every second round (ABBA), so that what disturbs the machine disturbs all of them. Modes:
 "bare" (forward, backward, optimizer, the loss recorded) and "control", the same again; "probes", all default probes at
-every update and the reference pass (||dF|| and others) by cadence 10; "checkpointing" and both.
+every update and the reference pass (||dF|| and others) by cadence 10; "checkpointing" and both. A bare model of
+``--anchor`` layers takes part at every depth: times of several depths are compared over its time in the same rounds.
 
 Time of an update: CPU time of the process, or on a GPU wall time from idle to idle; medians over rounds, those with a
 reference pass apart and weighted by their share. Memory: peak resident memory, or the peak of CUDA's allocator, less
 what was in use before the model was built, when a model of two layers had come and gone. The marginal cost of a layer,
 between neighbouring depths, is held against that of the first pair: "constant" if each 95 % bootstrap interval lies
 within 10 %, "not constant" if one lies outside.
-Writes OUT.csv (every update), OUT.md, OUT.png; ``--add`` keeps other depths and devices that OUT.csv holds.
+Writes OUT.csv (every update), OUT.md, OUT.png; ``--add`` keeps other depths and devices that OUT.csv holds (with
+``--depths ''``: draws it again).
 """
 
 from __future__ import annotations
@@ -120,15 +122,17 @@ class Process:
 
     def kill(self) -> None:
         self.popen.kill()
-        self.popen.wait()
+        with self.popen:  # waits, and closes the pipes
+            pass
 
 
 def measured(series: str, depth: int, arguments: argparse.Namespace) -> pd.DataFrame:
     """Every update of every mode at one depth."""
     with ExitStack() as scope:
         processes = {}
-        for mode in arguments.modes.split(";"):
-            processes[mode] = Process(depth, mode, settings(series, mode, arguments))
+        for mode in [*arguments.modes.split(";"), depth_report.ANCHOR]:
+            layers = arguments.anchor if mode == depth_report.ANCHOR else depth
+            processes[mode] = Process(layers, mode, settings(series, mode, arguments))
             scope.callback(processes[mode].kill)
         ready = [process.answer() for process in processes.values()]
         taken = rounds({mode: process.update for mode, process in processes.items()}, arguments.steps)
@@ -164,6 +168,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2 * CADENCE, help=f"updates each, at least {CADENCE}")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda", "both"])
     parser.add_argument("--modes", default=";".join(MODES), help="some of the default, with ; between them")
+    parser.add_argument("--anchor", type=int, default=48, help="layers of the model that takes part at every depth")
     parser.add_argument("--arch", default="branchnorm")
     parser.add_argument("--set", action="append", default=[], help="any setting of the run, such as model.d_model=512")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no depth later than that")
@@ -182,11 +187,11 @@ def main() -> None:
         parser.error(f"--device {arguments.device}: torch {torch.__version__} sees no CUDA device.")
     gpus = ["GPU eager", *(["GPU graphs"] if has_graphs() else [])]
     series = {"cpu": ["CPU"], "cuda": gpus, "both": ["CPU", *gpus]}[arguments.device]
-    began, frames, frame = time.monotonic(), [], None
+    began, frames = time.monotonic(), []
     if arguments.add:
         with suppress(FileNotFoundError):
             frames.append(pd.read_csv(arguments.out.with_suffix(".csv")))
-    for depth in (int(text) for text in arguments.depths.split(",")):
+    for depth in (int(text) for text in arguments.depths.split(",") if text):
         for name in series:
             if time.monotonic() - began > 60 * arguments.minutes:
                 print(f"depth {depth}, {name}: left out, --minutes {arguments.minutes} are over", file=sys.stderr)
@@ -197,12 +202,14 @@ def main() -> None:
                 print(f"depth {depth}, {name}: left out, {error}", file=sys.stderr)
                 continue
             frames = [old[(old["depth"] != depth) | (old["series"] != name)] for old in frames] + [new]
-            frame = pd.concat(frames, ignore_index=True)
             if arguments.out:  # after each depth: what there is when time is up counts
-                depth_report.write(frame, arguments.out, CADENCE)
-    if frame is None:
+                depth_report.write(pd.concat(frames, ignore_index=True), arguments.out, CADENCE)
+    if not frames:
         sys.exit("nothing was measured")
+    frame = pd.concat(frames, ignore_index=True)
     print(depth_report.text(frame, CADENCE))
+    if arguments.out:
+        depth_report.write(frame, arguments.out, CADENCE)
 
 
 if __name__ == "__main__":

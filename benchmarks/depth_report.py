@@ -9,9 +9,15 @@ import numpy as np
 import pandas as pd
 from timing import RESAMPLES, Middle
 
+ANCHOR = "anchor"  # a mode: one bare model at all depths, over whose time those of several depths are compared
 TOLERANCE = 0.10  # "constant per layer": within so much of the first pair of depths
-COLOURS = {"bare": "#000000", "probes": "#0072B2", "checkpointing": "#D55E00", "checkpointing, probes": "#009E73"}
-DASHES = {"CPU": ("solid", "o"), "GPU eager": ("dashed", "s"), "GPU graphs": ("dotted", "^")}
+LOOKS = {  # Okabe and Ito's colours, and a marker each, so that grey print tells them apart
+    "bare": ("#000000", "o"),
+    "probes": ("#0072B2", "s"),
+    "checkpointing": ("#D55E00", "^"),
+    "checkpointing, probes": ("#009E73", "D"),
+}
+DASHES = {"CPU": "solid", "GPU eager": "dashed", "GPU graphs": "dotted"}
 MIB = 2**20
 
 
@@ -23,7 +29,7 @@ def costs(updates: pd.DataFrame, cadence: int) -> dict[str, np.ndarray]:
     """
     table = updates.pivot_table(index="row", columns="mode", values="seconds")
     kinds = np.minimum(-table.index.to_numpy() % cadence, 2)  # 0: reference pass; 1: the row before it; 2: others
-    random, total = np.random.default_rng(0), 0.0
+    random, total = np.random.default_rng(int(updates["depth"].iloc[0])), 0.0  # depths are independent of each other
     for kind, share in ((0, 1 / cadence), (1, 1 / cadence), (2, 1 - 2 / cadence)):
         values = table.to_numpy()[kinds == kind]  # (rounds, modes)
         chosen = random.integers(len(values), size=(RESAMPLES, len(values)))
@@ -60,12 +66,14 @@ def text(frame: pd.DataFrame, cadence: int) -> str:
     lines += ["|---|---|---|---|---|---|---|---|"]
     times: dict[tuple[str, str], dict[int, np.ndarray]] = {}
     peaks: dict[tuple[str, str], dict[int, np.ndarray]] = {}
-    for (series, depth), updates in frame.groupby(["series", "depth"], sort=False):
-        for mode, samples in sorted(costs(updates, cadence).items(), key=lambda item: order(frame, item[0])):
+    for (series, depth), updates in frame.groupby(["series", "depth"]):
+        found = costs(updates, cadence)
+        for mode in (name for name in frame["mode"].unique() if name in found and name != ANCHOR):
+            samples = found[mode]
             peak = float(updates[updates["mode"] == mode]["peak_bytes"].iloc[0])
-            times.setdefault((series, mode), {})[depth] = samples
+            times.setdefault((series, mode), {})[depth] = samples / found[ANCHOR]
             peaks.setdefault((series, mode), {})[depth] = np.full(RESAMPLES + 1, peak)
-            ms, over = interval(1e3 * samples), interval(samples / costs(updates, cadence)["bare"])
+            ms, over = interval(1e3 * samples), interval(samples / found["bare"])
             lines.append(
                 f"| {series} | {depth} | {mode} | {ms.value:.3g} [{ms.low:.3g}, {ms.high:.3g}] | {over} "
                 f"| {ms.value / depth:.3g} | {peak / MIB:,.0f} | {peak / 1024 / depth:,.0f} |"
@@ -86,23 +94,21 @@ def text(frame: pd.DataFrame, cadence: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def order(frame: pd.DataFrame, mode: str) -> int:
-    return [*frame["mode"].unique()].index(mode)
-
-
 def draw(frame: pd.DataFrame, path: Path, cadence: int) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
-    from matplotlib.ticker import NullFormatter, ScalarFormatter
+    from matplotlib.ticker import NullLocator, ScalarFormatter
 
     with plt.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure, (time, memory) = plt.subplots(1, 2, figsize=(6.9, 3.2), layout="constrained")
-        for (series, mode), updates in frame[frame["mode"] != "control"].groupby(["series", "mode"], sort=False):
+        for (series, mode), updates in frame[~frame["mode"].isin(["control", ANCHOR])].groupby(
+            ["series", "mode"], sort=False
+        ):
             depths = sorted(updates["depth"].unique())
-            dash, marker = DASHES[series]
-            look = {"color": COLOURS[mode], "linestyle": dash, "marker": marker, "markersize": 4, "linewidth": 1.3}
+            colour, marker = LOOKS[mode]
+            look = {"color": colour, "linestyle": DASHES[series], "marker": marker, "markersize": 4, "linewidth": 1.3}
             found = []
             for depth in depths:
                 whole = frame[(frame["series"] == series) & (frame["depth"] == depth)]
@@ -115,7 +121,7 @@ def draw(frame: pd.DataFrame, path: Path, cadence: int) -> None:
             axes.set(xscale="log", yscale="log", xlabel="layers", ylabel=title)
             axes.set_xticks(sorted(frame["depth"].unique()))
             axes.xaxis.set_major_formatter(ScalarFormatter())
-            axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.xaxis.set_minor_locator(NullLocator())
             axes.grid(alpha=0.25, linewidth=0.5)
         columns = max(2, frame["series"].nunique())
         figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
@@ -124,6 +130,7 @@ def draw(frame: pd.DataFrame, path: Path, cadence: int) -> None:
 
 
 def write(frame: pd.DataFrame, out: Path, cadence: int) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
     frame.to_csv(out.with_suffix(".csv"), index=False, float_format="%.6g")
     out.with_suffix(".md").write_text(text(frame, cadence), encoding="utf-8")
     draw(frame, out.with_suffix(".png"), cadence)

@@ -131,21 +131,24 @@ class Peer:
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = adamw(self.train, self.parameters)
 
-    def loss(self) -> tuple[Tensor, Tensor]:
-        """Of the next batch, per token: smoothed, and not."""
-        batch = self.dataset.micro_batch(self.row).to(self.device)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.train.precision == "bf16"):
-            logits = self.logits(batch)
-        loss, nll = token_losses(logits, batch.labels, batch.weight, self.train.label_smoothing)
-        return loss / batch.tokens, nll / batch.tokens
-
     def update(self) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.train, self.row)
-        self.loss()[0].backward()
+        batch = self.dataset.micro_batch(self.row).to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.train.precision == "bf16"):
+            logits = self.logits(batch)
+        loss, _ = token_losses(logits, batch.labels, batch.weight, self.train.label_smoothing)
+        (loss / batch.tokens).backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.row += 1
+
+
+@torch.no_grad()
+def first_nll(logits: Forward, plan: Plan) -> float:
+    """Per token of the first batch, without smoothing."""
+    batch = plan.dataset.micro_batch(0).to(plan.device)
+    return float(token_losses(logits(batch), batch.labels, batch.weight, 0.0)[1] / batch.tokens)
 
 
 class Size:
@@ -167,9 +170,7 @@ class Size:
         for subject, extra in plans.items():
             plan = prepared(depth, *sets, *UNWATCHED, *extra, *arguments.set)
             ours = trainer(plan, folder / f"{name}-{subject}")
-            loss = ours.forward_backward([batch := plan.dataset.micro_batch(0).to(plan.device)], batch.tokens)
-            ours.optimizer.zero_grad(set_to_none=True)
-            self.first[subject] = float(loss[1])
+            self.first[subject] = first_nll(lambda batch, model=ours.model: model(**batch.inputs), plan)
             self.parameters[subject] = sum(p.numel() for p in ours.model.parameters())
             works[subject] = lambda ours=ours: update(ours)
         self.tokens = np.mean([plan.dataset.micro_batch(WARM + i).tokens for i in range(arguments.rounds)])
@@ -180,7 +181,7 @@ class Size:
             except ImportError as error:
                 print(f"{subject}: left out, {error}")
                 continue
-            self.first[subject] = float(peer.loss()[1])
+            self.first[subject] = first_nll(peer.logits, plan)
             self.parameters[subject] = sum(p.numel() for p in peer.parameters)
             works[subject] = lambda peer=peer: seconds(peer.update, peer.device)
         self.check()
@@ -246,8 +247,7 @@ def draw(sizes: list[Size], path: Path) -> None:
             axes.set_yticks(range(len(names)), names)
             axes.set_title(size.title, fontsize=9)
             axes.grid(axis="x", alpha=0.25, linewidth=0.5)
-        axes.invert_yaxis()
-        axes.set_xlim(left=0)
+        axes.set_ylim(len(names) - 0.5, -0.5)
         figure.supxlabel("time of an update over ours", fontsize=9)
         figure.savefig(path, dpi=300)
         plt.close(figure)
@@ -272,6 +272,7 @@ def main() -> None:
         sizes = [Size(name, arguments, Path(folder)) for name in arguments.sizes.split(",")]
     print(text(sizes, arguments))
     if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.with_suffix(".md").write_text(text(sizes, arguments), encoding="utf-8")
         draw(sizes, arguments.out.with_suffix(".png"))
 

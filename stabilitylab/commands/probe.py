@@ -62,7 +62,7 @@ def probe(
         _training(help="How processes of torchrun share the model: replicas or shards.", show_default="none"),
     ] = None,
     activation_checkpointing: Annotated[
-        bool, _training("--activation-checkpointing", help="Less memory, a third more work: layers are computed twice.")
+        bool, _training("--activation-checkpointing", help="Less memory, more time: layers are computed twice.")
     ] = False,
     threads: Annotated[int | None, _training(help="CPU threads of one operator.", show_default="1")] = None,
     on_divergence: Annotated[
