@@ -99,7 +99,8 @@ class Trainer:
             self.row += 1
             if train.checkpoint_every and self.row % train.checkpoint_every == 0 and self.row < train.steps:
                 self.save()
-        self.save()
+        if train.final_checkpoint:
+            self.save()
         self.model.set_row(self.row)
         self._judge(self.row, self.watcher.finish())
         return self.verdict()
