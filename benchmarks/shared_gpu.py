@@ -3,10 +3,10 @@
     python benchmarks/shared_gpu.py --device cuda --out benchmarks/shared_gpu
     python benchmarks/shared_gpu.py --device cpu --counts 1,2 --depth 4 --seconds 2    # a trial where there is no GPU
 
-N processes, each with a model, a run directory and the default probes of its own as in ``stabilitylab sweep --jobs N``,
-make a few updates, wait for one another, and then all count the updates of the same seconds of wall time. Starting up is
-not in it. The counts go up and down again in each round, so the first and the last measurement are one run alone both
-times: their ratio is the control. A row is the median over all measurements of that count, their range beside it.
+N processes, each with a model, a run directory and the default probes as under ``stabilitylab sweep --jobs N``,
+make a few updates, wait for one another, and then all count the updates of the same seconds of wall time. Starting up
+is not in it. The counts go up and down again in each round, so the first and the last measurement are one run alone
+both times: their ratio is the control. A row is the median over all measurements of that count, their range beside it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def table(rates: dict[int, list[float]], used: dict[int, int], arguments: argpar
         "",
         f"{device}, {os.cpu_count()} CPU cores, torch {torch.__version__}, Python {platform.python_version()}, load "
         f"{os.getloadavg()[1]:.1f}{', ' + mps() if on_gpu else ''}; 64-128-2, {arguments.depth} layers in all, default "
-        f"probes. One run alone makes {one:.2f} updates a second; the first such measurement over the last, the control: "
+        f"probes. One run alone makes {one:.2f} updates a second; the first such count over the last, the control: "
         f"{rates[1][0] / rates[1][-1]:.3f}.",
         "",
         "| runs at a time | updates/s of all | over one run alone [range] | of each run | GPU memory in use |",

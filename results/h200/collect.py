@@ -25,37 +25,47 @@ from stabilitylab.store.files import replace_file
 
 SHOWN = Path("h200")
 PIECE = 14 * 2**20  # bytes of one archive
+FIGURES = 30.0  # seconds below which the report is not begun
 EVERY = 50  # steps of a probe's table that an archive keeps beside those of the schedule "log"
 TEXTS = ("examples",)  # of an evaluation: sentences of the corpus, which are not ours to hand on
 
 
 def report(place: Place, clock: Clock) -> Progress:
-    """The figures and the ledger of ``stabilitylab report``, a row a run, benchmarks, logs: everything small, no text."""
+    """Small tables and logs first; then the figures and the ledger of ``stabilitylab report``, if there is time."""
     if not any(Path("runs").glob("*/*/*/run.json")):
         return Progress("partial", "no run yet")
+    tables(place)
+    if clock.left() < FIGURES:
+        return Progress("partial", f"tables alone; the figures need no GPU: --part report --out {Path.cwd().name}")
     command = [place.python, "-m", "stabilitylab", "report", "runs", "--out", "report", "-q"]
+    if place.smoke:
+        command += ["--figure", "deepnet:5", "--figure", "branchnorm:3"]
     code = place.call(command, clock, Path("report.txt"))
-    SHOWN.mkdir(exist_ok=True)
-    for kind in ("png", "pdf", "csv"):
-        for path in Path("report/figures").glob(f"*.{kind}"):
+    for path in sorted(Path("report").glob("figures/*")):
+        if path.suffix in (".png", ".pdf", ".csv"):
             _copy(path, SHOWN / "figures" / path.name)
-    for name in ("claims.csv", "claims.json"):
-        if (Path("report") / name).exists():
-            _copy(Path("report") / name, SHOWN / name)
-    runs(SHOWN / "runs.csv")
-    for path in sorted(Path("benchmarks").rglob("*")):
-        if path.suffix in (".md", ".png", ".csv"):
-            _copy(path, SHOWN / "benchmarks" / path.name)
-    if Path("tests/log.txt").exists():
-        (SHOWN / "tests.txt").write_text(_without_paths(Path("tests/log.txt").read_text(errors="replace")))
-    (SHOWN / "log.txt").write_text(_without_paths(place.log.path.read_text()))
-    (SHOWN / "parts.md").write_text(table(place))
-    entry = {"decided": place.state.decided, "calls": place.state.calls, "host": platform.machine()}
-    (SHOWN / "calls.json").write_text(json.dumps(entry, indent=1) + "\n")
+    for path in Path("report").glob("claims.*"):
+        _copy(path, SHOWN / path.name)
+    tables(place)
     if code != 0:
         return Progress("partial", "the report did not end; what was made before stands")
     size = sum(path.stat().st_size for path in SHOWN.rglob("*") if path.is_file())
     return Progress("complete", f"{len([*SHOWN.glob('figures/*.png')])} figures, {size / 2**20:.1f} MiB in {SHOWN}/")
+
+
+def tables(place: Place) -> None:
+    """A row a run, benchmarks, logs, how the parts stand: everything small, and no text of the corpus."""
+    SHOWN.mkdir(exist_ok=True)
+    runs(SHOWN / "runs.csv")
+    for path in sorted(Path("benchmarks").rglob("*")):
+        if path.suffix in (".md", ".png", ".csv"):
+            _copy(path, SHOWN / "benchmarks" / path.name)
+    for source, target in (("tests/log.txt", "tests.txt"), (place.log.path, "log.txt")):
+        if Path(source).exists():
+            (SHOWN / target).write_text(without_paths(Path(source).read_text(encoding="utf-8", errors="replace")))
+    (SHOWN / "parts.md").write_text(parts_table(place))
+    entry = {"decided": place.state.decided, "calls": place.state.calls, "host": platform.machine()}
+    (SHOWN / "calls.json").write_text(json.dumps(entry, indent=1) + "\n")
 
 
 def runs(path: Path) -> None:
@@ -104,7 +114,7 @@ def described(run: Run) -> dict[str, Any]:
     return {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in facts.items()}
 
 
-def table(place: Place) -> str:
+def parts_table(place: Place) -> str:
     """How each part stands, for README.md."""
     lines = ["| part | state | seconds | what there is |", "|---|---|---|---|"]
     for name, entry in place.state.parts.items():
@@ -117,7 +127,7 @@ def _copy(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
 
 
-def _without_paths(text: str) -> str:
+def without_paths(text: str) -> str:
     """Absolute paths cut to their last part: they say nothing elsewhere."""
     return re.sub(r"(?<![\w.:/])/(?:[\w.+-]+/)+", "", text)
 
@@ -128,30 +138,27 @@ def keep() -> list[Path]:
     Finished runs whole but for their probes' tables, of which the steps of the schedule "log" and every 50th are kept;
     metrics have every step. A run that has not ended is left out: elsewhere it begins anew.
     """
-    entries = [_plain(Path(name)) for name in ("state.json", "log.txt", "tests", "benchmarks", "evaluations", "h200")]
-    groups = [[pair for entry in entries for pair in entry]]
-    for run in load_runs(Path("runs"), []):
-        if run.status.state in ("finished", "diverged"):
-            groups.append([*_thinned(run.path)])
-    pieces: list[Path] = []
-    archive: tarfile.TarFile | None = None
+    small = [Path(name) for name in ("state.json", "log.txt", "tests", "benchmarks", "evaluations", "h200")]
+    groups = [[file for path in small for file in _plain(path)]]
+    ended = (run for run in load_runs(Path("runs"), []) if run.status.state in ("finished", "diverged"))
+    groups.extend([*_thinned(run.path)] for run in ended)
+    pieces: list[list[tuple[str, bytes]]] = [[]]
     for group in groups:
-        if archive is None or pieces[-1].stat().st_size > PIECE - sum(len(data) for _, data in group):
-            if archive is not None:
-                archive.close()
-            pieces.append(Path(f"kept-{len(pieces) + 1}.tar.gz"))
-            archive = tarfile.open(pieces[-1], "w:gz", compresslevel=5)
-        for name, data in group:
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
-        archive.fileobj.flush()  # type: ignore[union-attr]
-    if archive is not None:
-        archive.close()
-    for old in Path().glob("kept-*.tar.gz"):
-        if old not in pieces:
-            old.unlink()
-    return pieces
+        if pieces[-1] and sum(len(data) for _, data in (*pieces[-1], *group)) > PIECE:
+            pieces.append([])
+        pieces[-1] += group
+    paths = [Path(f"kept-{number}.tar.gz") for number in range(1, len(pieces) + 1)]
+    for path, piece in zip(paths, pieces, strict=True):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=5) as archive:
+            for name, data in piece:
+                entry = tarfile.TarInfo(name)
+                entry.size = len(data)
+                archive.addfile(entry, io.BytesIO(data))
+        replace_file(path, buffer.getvalue())
+    for old in {*Path().glob("kept-*.tar.gz")} - {*paths}:
+        old.unlink()
+    return paths
 
 
 def unpack() -> int:

@@ -65,7 +65,7 @@ def main() -> int:
                 if clock.left() <= 1.5 * RESERVE and not asked.smoke:
                     break
                 one(place, name, MAKING[name][0], clock.within(min(seconds, clock.left() - reserve(clock))))
-            one(place, "report", collect.report, clock)
+            one(place, "report", collect.report, clock.within(0.8 * clock.left()))
         else:
             own = collect.report if asked.part == "report" else MAKING[asked.part][0]
             one(place, asked.part, own, clock.within(clock.left() - reserve(clock) / 3))
@@ -79,7 +79,7 @@ def main() -> int:
 
 
 def reserve(clock: Clock) -> float:
-    """Seconds for the report and the archive: less in a call of a minute or two."""
+    """Seconds for the tables and the archive: less in a call of a minute or two."""
     return min(RESERVE, 0.25 * max(clock.left(), 0.0))
 
 

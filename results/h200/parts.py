@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -134,7 +135,7 @@ def decided_steps(place: Place, clock: Clock) -> int | None:
         return int(place.state.decided["steps"])
     took = []
     for steps in (1, 2) if place.smoke else PILOT_STEPS:
-        pilot = [run for run in wanted(place, "branchnorm:8", steps, [PILOT_SEED])][:2]
+        pilot = wanted(place, "branchnorm:8", steps, [PILOT_SEED])[:2]
         light = [_changed(run, final_checkpoint=False) for run in pilot]
         began = time.monotonic()
         jobs = sweep.plan(light, Path("pace") / f"{steps}-{len(place.state.calls)}")
@@ -196,11 +197,10 @@ def _made(
     """Makes the runs that are not finished; asks them to stop in time for a checkpoint."""
     jobs = _jobs(place, figure, runs)
     if any(job.state != "finished" for job in jobs):
-        length = "" if steps is None else f" --steps {steps}"
-        data = "" if place.smoke else f" --data text:{pair('train')} --valid {pair('val')}"
-        place.log.line(
-            f"$ stabilitylab sweep {figure} --scale h200{length}{data} --device {place.device} --jobs {workers} --out runs"
-        )
+        length = [] if steps is None else ["--steps", str(steps)]
+        text = [] if place.smoke else ["--data", f"text:{pair('train')}", "--valid", pair("val")]
+        where = ["--device", place.device, "--jobs", str(workers), "--out", str(RUNS)]
+        place.log.line(f"$ {shlex.join(['stabilitylab', 'sweep', figure, '--scale', 'h200', *length, *text, *where])}")
         until = clock.end - min(GRACE, 0.2 * clock.left())
         with sweep.Display(Console(file=place.log, width=160)) as display:  # type: ignore[arg-type]
             outcome = sweep.run(jobs, workers=workers, audience=display, until=until)

@@ -18,7 +18,7 @@ from stabilitylab.store.files import make_directory, replace_file, writing
 ROOT = Path(__file__).resolve().parents[2]
 SIDES = ("de", "en")
 SPLITS = ("train", "val", "test_2016_flickr")
-RESERVE = 45.0  # seconds of a call that are left for the report and the archive
+RESERVE = 25.0  # seconds of a call that are left for the tables and the archive
 
 
 class Clock:
@@ -155,7 +155,7 @@ def _file(folder: Path, split: str, side: str) -> Path:
 
 
 def settle(out: Path, data: Path | None) -> None:
-    """Makes ``out`` the current folder, with the corpus as ``data`` in it. Raises InputError where a file is missing."""
+    """Makes ``out`` the current folder, with the corpus as ``data`` in it; InputError where a file is missing."""
     if data is not None:
         data = data.expanduser().resolve()
         missing = [path for split in SPLITS for side in SIDES if not (path := _file(data, split, side)).exists()]
