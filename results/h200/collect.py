@@ -105,6 +105,7 @@ def described(run: Run) -> dict[str, Any]:
         "held_out_nll": losses.iloc[-1] if len(losses) else "",
         "bleu": score.get("bleu", ""),
         "chrf": score.get("chrf", ""),
+        "bleu_signature": score.get("signature", ""),
         "tokens_per_second": speed,
         "memory_gib": metrics["memory_bytes"].max() / 2**30 if "memory_bytes" in metrics else "",
         "device": run.manifest.get("device", ""),

@@ -235,10 +235,10 @@ def _scored(place: Place, clock: Clock, run: Path) -> bool:
 Part = Callable[[Place, Clock], Progress]
 MAKING: dict[str, tuple[Part, float | None]] = {
     # seconds that all calls together give to it under --part all; None: what is left
-    "tests": (tests, 120.0),
-    "benchmarks": (benchmarks, 360.0),
-    "figure5": (figure5, 330.0),
-    "figure3": (figure3, 270.0),
+    "tests": (tests, 240.0),
+    "benchmarks": (benchmarks, 330.0),
+    "figure5": (figure5, 300.0),
+    "figure3": (figure3, 240.0),
     "figures89": (figures89, None),
 }
 
