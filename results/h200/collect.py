@@ -39,7 +39,8 @@ def report(place: Place, clock: Clock) -> Progress:
         return Progress("partial", f"tables alone; the figures need no GPU: --part report --out {Path.cwd().name}")
     command = [place.python, "-m", "stabilitylab", "report", "runs", "--out", "report", "-q"]
     if place.smoke:
-        command += ["--figure", "deepnet:5", "--figure", "branchnorm:3"]
+        one = min(Path("runs").glob("*/*/*/run.json")).parent.relative_to("runs")
+        command += ["--figure", "branchnorm:3", "--run", one.as_posix()]
     code = place.call(command, clock, Path("report.txt"))
     for path in sorted(Path("report").glob("figures/*")):
         if path.suffix in (".png", ".pdf", ".csv"):
