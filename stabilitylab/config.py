@@ -110,6 +110,7 @@ class TrainConfig(Section):
     threads: int = Field(default=1, ge=1, le=1024)
     seed: int = Field(default=0, ge=0, lt=2**63)  # initial weights and dropout
     checkpoint_every: int = Field(default=0, ge=0)  # updates between checkpoints; 0: at an interruption and at the end
+    final_checkpoint: bool = True  # False: what has ended keeps no weights, and can be neither evaluated nor continued
     on_divergence: Literal["continue", "stop"] = "continue"
 
 

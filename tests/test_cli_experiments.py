@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stabilitylab import experiments
-from stabilitylab.config import resolve
+from stabilitylab.config import read_config_file, resolve
 from stabilitylab.store import Run
 
 SMALL = ["--set", "data.sentences=4", "--set", "data.held_out=6", "--set", "data.max_length=8"]
@@ -48,10 +48,33 @@ def test_a_figures_sweep_states_its_runs_and_figures_of_one_folder_come_once(run
     assert out.count(" new ") == 12  # six architectures, two seeds
 
 
+def test_one_gpus_runs_are_printed_with_their_length_and_device(run) -> None:
+    code, out, _ = run("sweep", "9", "--scale", "h200", "--seeds", "3", "--steps", "700", "--device", "cuda", "--print")
+    assert code == 0
+    lines = out.splitlines()
+    assert len(lines) == 5
+    settings = read_config_file(Path("runs/h200/branchnorm-8/sweep/branchnorm-36-s3.toml"))
+    assert (settings["train"]["steps"], settings["train"]["device"], settings["model"]["T"]) == (700, "cuda", 140)
+    code, out, _ = run("sweep", "--grid", "arch=postln", "depth=2", "--device", "cuda:3", "--out", "grid", "--print")
+    assert code == 0
+    assert read_config_file(Path("grid/sweep/postln-2-s0.toml"))["train"]["device"] == "cuda:3"
+
+
+def test_a_sweep_whose_time_is_up_says_how_it_stands(run) -> None:
+    axes = ["arch=deepnorm", "depth=2", "seed=3..4", "steps=2"]
+    code, out, _ = run("sweep", "--grid", *axes, *SMALL, "--minutes", "0", "-q")
+    assert (code, out) == (143, "runs: 2 runs: 2 new\n")
+    code, out, _ = run("sweep", "--grid", *axes, *SMALL, "--minutes", "10", "-q")
+    assert (code, out) == (0, "runs: 2 runs: 2 finished\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["sweep"], "name a figure"),
+        (["sweep", "branchnorm:5", "--scale", "h200"], "no runs at scale h200"),
+        (["sweep", "branchnorm:8", "--steps", "9"], "is fixed"),
+        (["sweep", "--grid", "arch=postln", "--steps", "9"], "steps=400"),
         (["sweep", "branchnorm:77"], "unknown figure"),
         (["sweep", "branchnorm:8", "--scale", "paper"], "needs text of yours"),
         (["sweep", "branchnorm:8", "--seeds", "three"], "give them as 3..7"),

@@ -10,7 +10,7 @@ import pytest
 
 from stabilitylab.config import Config, resolve
 from stabilitylab.errors import UsageError
-from stabilitylab.experiments import FIGURES, Experiment, command, experiments, folder, minutes, name_of, slug
+from stabilitylab.experiments import FIGURES, ONE_GPU, Experiment, command, experiments, folder, minutes, name_of, slug
 from stabilitylab.labels import label
 from stabilitylab.models import ARCHS, canonical
 from stabilitylab.probes.schedule import is_due
@@ -37,7 +37,8 @@ def rows(figure: str, **changes: Any) -> list[tuple[str, Config]]:
 
 
 def everything() -> list[tuple[str, str, list[Experiment]]]:
-    return [(figure, scale, experiments(figure, scale, data=TEXT)) for figure in FIGURES for scale in ("tiny", "paper")]
+    both = [(figure, scale, experiments(figure, scale, data=TEXT)) for figure in FIGURES for scale in ("tiny", "paper")]
+    return [*both, *((figure, "h200", experiments(figure, "h200", data=TEXT)) for figure in ONE_GPU)]
 
 
 def test_figures_of_the_three_papers_and_the_fast_claims_are_there() -> None:
@@ -228,7 +229,7 @@ def test_commands_minutes_and_errors() -> None:
         assert minutes(figure, "paper") is None
     with pytest.raises(UsageError, match=r"unknown figure with a sweep 'branchnorm:7'; choose one of"):
         experiments("7")
-    with pytest.raises(UsageError, match="unknown scale 'huge'; choose one of tiny, paper"):
+    with pytest.raises(UsageError, match="unknown scale 'huge'; choose one of tiny, h200, paper"):
         experiments("8", "huge")
     with pytest.raises(UsageError, match=r"unknown setting 'data\.colour'"):
         experiments("8", data={"colour": "red"})

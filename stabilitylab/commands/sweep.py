@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,11 +24,21 @@ def sweep(
         list[str] | None,
         typer.Argument(help="Figures (branchnorm:8, ...), or with --grid axes: arch=deepnorm,branchnorm seed=0..4"),
     ] = None,
-    scale: Annotated[Literal["tiny", "paper"], typer.Option(help="64-128-2 on a CPU, or the papers' sizes.")] = "tiny",
+    scale: Annotated[
+        Literal["tiny", "h200", "paper"],
+        typer.Option(help="64-128-2 on a CPU, half an hour of one GPU, or the papers' sizes."),
+    ] = "tiny",
     grid: Annotated[bool, typer.Option("--grid", help="The arguments are axes of a grid.")] = False,
     data: Annotated[str | None, typer.Option(help="As for 'probe'.", show_default="synthetic")] = None,
     valid: Annotated[str | None, typer.Option(help="As for 'probe'.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Instead of the figure's own, such as 3..5 or 3,4.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Updates of branchnorm:8's runs at scale h200.", show_default="2000")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Of all runs: auto, cpu, cuda or cuda:N.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Then all runs stop after a checkpoint; the same command goes on.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of run directories.")] = RUNS,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     retries: Annotated[int, typer.Option(min=0, help="New attempts of a run that failed.")] = 1,
@@ -49,7 +60,8 @@ def sweep(
 
     if not what:
         raise UsageError("name a figure, such as 'sweep branchnorm:8', or axes: sweep --grid arch=deepnorm seed=0..4.")
-    planned = _planned(what, scale, grid, {"source": data, "valid": valid}, seeds, set_ or (), out)
+    planned = _planned(what, scale, grid, {"source": data, "valid": valid}, seeds, steps, set_ or (), device, out)
+    until = None if minutes is None else time.monotonic() + 60 * minutes
     if print_:
         for jobs_of_one in planned:
             print("\n".join(sweeping.commands(jobs_of_one)))
@@ -58,9 +70,9 @@ def sweep(
         _show([row for jobs_of_one in planned for row in sweeping.status_table(jobs_of_one)])
         return 0
     if scale == "tiny" and not grid and not quiet:
-        from ..experiments import minutes
+        from .. import experiments
 
-        asked = {figure: minutes(figure) for figure in what}
+        asked = {figure: experiments.minutes(figure) for figure in what}
         print(f"about {', '.join(f'{m} core-minutes for {f}' for f, m in asked.items())}", file=sys.stderr)
     worst = 0
     for jobs_of_one in planned:
@@ -73,6 +85,7 @@ def sweep(
                 audience=display,
                 gpus=tuple(gpus.split(",")) if gpus else (),
                 parsl_config=parsl_config,
+                until=until,
             )
         print(f"{jobs_of_one[0].out}: {outcome.sentence()}")
         worst = max(worst, outcome.exit_code)
@@ -82,24 +95,35 @@ def sweep(
 
 
 def _planned(
-    what: list[str], scale: str, grid: bool, data: dict[str, str | None], seeds: str | None, set_: Any, out: Path
+    what: list[str],
+    scale: str,
+    grid: bool,
+    data: dict[str, str | None],
+    seeds: str | None,
+    steps: int | None,
+    set_: Any,
+    device: str | None,
+    out: Path,
 ) -> list[list[Job]]:
     """The jobs of each figure, or of the grid; figures that are drawn from the same runs come once."""
     from .. import sweep as sweeping
     from ..config import merge, parse_set
-    from ..experiments import experiments, folder
+    from ..experiments import experiments, folder, on_device
 
     given = {key: value for key, value in data.items() if value is not None}
     if grid:
         if seeds is not None:
             raise UsageError("--seeds goes with figures: in a grid seeds are an axis, such as seed=3..5.")
-        return [sweeping.plan(sweeping.grid(what, merge(parse_set(set_), {"data": given})), out)]
+        if steps is not None:
+            raise UsageError("--steps goes with figures: in a grid they are an axis, such as steps=400.")
+        own = sweeping.grid(what, merge(parse_set(set_), {"data": given}))
+        return [sweeping.plan(on_device(own, device), out)]
     if set_:
         raise UsageError("--set goes with --grid: what a figure needs is fixed, so that its runs can be compared.")
     found: dict[Path, dict[str, Experiment]] = {}
     for figure in what:
-        wanted = experiments(figure, scale, data=given or None, seeds=_seeds(seeds))
-        found.setdefault(out / folder(figure, scale), {}).update({one.name: one for one in wanted})
+        wanted = experiments(figure, scale, data=given or None, seeds=_seeds(seeds), steps=steps)
+        found.setdefault(out / folder(figure, scale), {}).update({one.name: one for one in on_device(wanted, device)})
     return [sweeping.plan(wanted.values(), path) for path, wanted in found.items()]
 
 

@@ -24,7 +24,8 @@ FREE = frozenset(
     [
         *("preset", "model.arch", "model.decoder_arch", "model.init", "model.alpha", "model.qk_gain"),
         *("model.growth", "model.T", "model.t0", "train.seed", "data.seed", "train.device", "train.threads"),
-        *("train.checkpoint_every", "train.on_divergence", "probes.names", "probes.every", "probes.update_every"),
+        *("train.checkpoint_every", "train.final_checkpoint", "train.on_divergence"),
+        *("probes.names", "probes.every", "probes.update_every"),
     ]
 )
 LAYERS = ("model.encoder_layers", "model.decoder_layers")

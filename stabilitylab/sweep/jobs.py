@@ -29,7 +29,7 @@ ENDED = re.compile(r"\[exit (-?\d+)\]")  # the line with which the log of an att
 # Exit codes of what was asked to stop: by itself, or by the signal where it came before there was a run.
 STOPPED = tuple(code for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM) for code in (128 + number, -number))
 # Settings that change neither what a run measures nor whether it may be continued.
-FREE = frozenset(("preset", "train.device", "train.threads", "train.checkpoint_every"))
+FREE = frozenset(("preset", "train.device", "train.threads", "train.checkpoint_every", "train.final_checkpoint"))
 _TRAINING = ("train.", "probes.")  # says nothing about a run of one step, except for its seed
 
 

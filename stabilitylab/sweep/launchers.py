@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import runpy
 import shlex
@@ -19,6 +20,7 @@ from ..errors import InputError, ResourceError, UsageError
 from ..store.files import is_locked, writing
 from .jobs import OWN_FOLDER, Job
 
+SHARED_BY = "STABILITYLAB_RUNS_PER_DEVICE"  # which a run's own check of memory reads
 GRACE = 10.0  # seconds after which a process that was asked to stop, and has no run, is one that never began
 
 LOST = 60.0  # seconds that a run may go on writing after Parsl has lost sight of it
@@ -47,7 +49,10 @@ class Launcher(Protocol):
 
 
 class Local:
-    """``workers`` processes at a time on this machine, dealt out over ``gpus`` where some are named."""
+    """``workers`` processes at a time on this machine, dealt out over ``gpus`` where some are named.
+
+    They start at once, when none has taken its memory yet, so each is told how many share its device.
+    """
 
     def __init__(self, workers: int = 1, gpus: Sequence[str] = ()) -> None:
         self._slots: list[_LocalProcess | None] = [None] * workers
@@ -61,6 +66,7 @@ class Local:
         environment = {**os.environ, **job.environment}
         if self._gpus:
             environment["CUDA_VISIBLE_DEVICES"] = self._gpus[slot % len(self._gpus)]
+        environment[SHARED_BY] = str(math.ceil(len(self._slots) / max(1, len(self._gpus))))
         process = self._slots[slot] = _LocalProcess(job, environment)
         return process
 

@@ -85,12 +85,14 @@ def run(
     audience: Audience | None = None,
     gpus: Sequence[str] = (),
     parsl_config: Path | None = None,
+    until: float | None = None,
 ) -> Outcome:
     """Run every job that is new, interrupted or failed, each in a process of its own; returns how all of them stand.
 
     ``workers`` at a time, dealt out over ``gpus`` (by CUDA_VISIBLE_DEVICES). A failed one is tried ``retries`` times
     more, from its checkpoint where it has one. The first SIGINT, SIGTERM or SIGHUP asks the processes to stop after
-    a checkpoint, the second at once, the third kills them.
+    a checkpoint, the second at once, the third kills them. ``until``, a time of :func:`time.monotonic`, acts as a
+    SIGTERM.
     """
     _check(jobs, workers, retries, gpus)
     audience = audience or Silent()
@@ -99,7 +101,7 @@ def run(
     audience.planned(jobs)
     if not waiting:
         return Outcome(list(jobs))
-    crew = _crew(launcher, jobs[0].out, workers, gpus, parsl_config)
+    crew = _crew(launcher, jobs[0].out, min(workers, len(waiting)), gpus, parsl_config)
     attempts: dict[str, int] = {}
     active: list[_Attempt] = []
     looked = 0.0
@@ -107,6 +109,9 @@ def run(
         with _signals() as caught:
             asked = 0
             while active or (waiting and not caught):
+                if until is not None and time.monotonic() >= until:
+                    until = None
+                    caught.append(signal.SIGTERM)
                 while waiting and crew.free() and not caught:
                     job, ready = _prepared(waiting.popleft())
                     latest[job.name] = job

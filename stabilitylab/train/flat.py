@@ -63,6 +63,12 @@ class FlatAdamW(torch.optim.Optimizer):
         self._apply([p for p, _, _ in updated], [g for _, g, _ in updated], *moments)
         return loss
 
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        # an optimizer that counts each parameter by itself would count a common step once for each
+        state["state"] = {n: own | {"step": own["step"].clone()} for n, own in state["state"].items()}
+        return state
+
     def load_state_dict(self, state_dict: Any) -> None:
         super().load_state_dict(state_dict)
         self._all = self.param_groups[0]["params"]

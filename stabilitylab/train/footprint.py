@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Container
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
@@ -12,6 +14,10 @@ from ..data import Batch, Dataset
 from ..errors import ResourceError
 from ..models import build_model
 from .recipe import token_losses
+
+# Bytes that a process takes beside its tensors: CUDA's context, kernels and the allocator's slack; Python and torch.
+CONTEXT, PROCESS = 2**30, 2**29
+FEW = 4  # rows of the batches that are measured
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,8 @@ class Footprint:
 
 
 def estimate(config: Config, dataset: Dataset) -> Footprint:
-    """Both quantities are affine in the numbers of encoder and decoder layers, so tiny models determine them."""
+    """Both quantities are affine in the numbers of encoder and decoder layers, and activations in the rows of a batch,
+    so tiny models of a layer or two and a few rows determine them, in the precision of the run."""
     batch = max((dataset.micro_batch(step) for step in range(8)), key=lambda b: b.labels.numel())
 
     n, m = config.model.encoder_layers, config.model.decoder_layers
@@ -51,20 +58,33 @@ def estimate(config: Config, dataset: Dataset) -> Footprint:
     if again:  # the backward pass holds the inside of one layer at a time
         one, *two = around(again=False)
         activations += max(layer[1] - one[1] for layer in two)
-    copies = 5  # weights, gradients, Adam's two moments, theta_0 of the probe model_update
+    copies = 6  # weights, gradients, these gathered, Adam's two moments, theta_0 of the probe model_update
     return Footprint(parameters, 4 * copies * parameters, activations)
 
 
 def check_memory(footprint: Footprint, device: torch.device) -> None:
-    """Raises ResourceError before a run that cannot fit is started."""
+    """Raises ResourceError before a run that cannot fit is started.
+
+    The runs of a sweep start at once, when what the others will take is still free: of several on one device, as the
+    sweep says by ``STABILITYLAB_RUNS_PER_DEVICE``, each has an equal part of the whole, less what a process takes by
+    itself.
+    """
     if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
+        (free, whole), own = torch.cuda.mem_get_info(device), CONTEXT
     else:
-        free = psutil.virtual_memory().available
+        memory = psutil.virtual_memory()
+        free, whole, own = memory.available, memory.total, PROCESS
+    gib, runs = 2**30, int(os.environ.get("STABILITYLAB_RUNS_PER_DEVICE") or 1)
     if footprint.total > free:
         raise ResourceError(
-            f"this run needs about {footprint.total / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free on {device}: "
+            f"this run needs about {footprint.total / gib:.1f} GiB and {free / gib:.1f} GiB are free on {device}: "
             "give a smaller --depth, --set data.sentences=... or --set model.d_model=..."
+        )
+    part = whole / runs - own
+    if runs > 1 and footprint.total > part:
+        raise ResourceError(
+            f"this run needs about {footprint.total / gib:.1f} GiB, and each of {runs} at a time on {device} has "
+            f"{max(part, 0) / gib:.1f} GiB of its {whole / gib:.0f}: give a smaller --jobs."
         )
 
 
@@ -74,8 +94,23 @@ def _measure(config: Config, layers: dict[str, int], dataset: Dataset, batch: Ba
     for stack in model.stacks.values():
         stack.checkpointing = again
     with torch.random.fork_rng():
-        model.calibrate(**batch.inputs)
+        model.calibrate(**_head(batch, FEW).inputs)
     parameters = {p.data_ptr(): p.numel() for p in model.parameters()}
+    rows = len(batch.labels)
+    if rows <= 2 * FEW:
+        return sum(parameters.values()), _kept(config, model, batch, parameters)
+    few, twice = (_kept(config, model, _head(batch, n), parameters) for n in (FEW, 2 * FEW))
+    return sum(parameters.values()), few + (twice - few) * (rows - FEW) // FEW
+
+
+def _head(batch: Batch, rows: int) -> Batch:
+    """The first ``rows`` of a batch, in its padded shape."""
+    cut = {name: tensor[:rows] for name, tensor in batch.inputs.items()}
+    return replace(batch, inputs=cut, labels=batch.labels[:rows], weight=batch.weight[:rows])
+
+
+def _kept(config: Config, model: torch.nn.Module, batch: Batch, parameters: Container[int]) -> int:
+    """Bytes that one forward pass keeps, weights aside; copies of them in another precision count."""
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -84,7 +119,11 @@ def _measure(config: Config, layers: dict[str, int], dataset: Dataset, batch: Ba
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.random.fork_rng(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss, _ = token_losses(model(**batch.inputs), batch.labels, batch.weight, 0.0)
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    low = torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.train.precision == "bf16")
+    with torch.random.fork_rng(), hooks:
+        with low:
+            logits = model(**batch.inputs)
+        loss, _ = token_losses(logits, batch.labels, batch.weight, 0.0)
     del loss  # it held the graph, so that no storage could be freed and counted twice
-    return sum(parameters.values()), sum(kept.values())
+    return sum(kept.values())

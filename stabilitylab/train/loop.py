@@ -129,7 +129,8 @@ class Trainer:
                 tell()
                 self.save()
         tell()
-        self.save()
+        if train.final_checkpoint:
+            self.save()
         self.model.set_row(self.row)
         self._judge(self.row, self.watcher.finish())
         return self.verdict()

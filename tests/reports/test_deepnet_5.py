@@ -148,8 +148,33 @@ def test_training_runs_of_several_depths_are_drawn_under_saturation(tmp_path: Pa
         made = Made(outputs, ("cumulative", "one_update"), updates, steps, "mean")
         make_run(tmp_path, f"train-{depth}", arch="deepnorm", layers=depth, tables={"model_update": made})
     early = UpdateAgainstDepth().picture(load(tmp_path)).panels[2]
-    assert [(line.x, line.y) for line in early.series] == [([6, 12], [6, 12])]  # 25L was not probed at update 10
+    assert [line.x for line in early.series] == [[6, 12]]  # 25L was not probed at update 10
+    assert early.series[0].y == pytest.approx([6, 12])
     assert [line.value for line in early.references] == pytest.approx([math.sqrt(128)])
+
+
+def test_training_runs_alone_are_a_figure_too_after_10_and_100_updates(tmp_path: Path) -> None:
+    outputs = [Row(stack, stack, 0, "output") for stack in ("encoder", "decoder")]
+    for arch, power in (("postln", 2), ("deepnorm", 0)):
+        for depth in (6, 12, 100):
+            for seed in (3, 4):
+
+                def updates(step: int, row: Row, n: int = depth, k: int = power, s: int = seed) -> Sequence[float]:
+                    return (step * n**k * (4 if s == 3 else 9) / 100, 0.0)  # whose geometric mean is 6
+
+                made = Made(outputs, ("cumulative", "one_update"), updates, (0, 10, 100), "mean")
+                name = f"{arch}-{depth}-s{seed}"
+                make_run(tmp_path, name, arch=arch, layers=depth, seed=seed, tables={"model_update": made})
+    picture = UpdateAgainstDepth().picture(load(tmp_path))
+    assert [panel.title for panel in picture.panels] == [f"After {n} updates of training" for n in (10, 100)]
+    for panel, updates_made in zip(picture.panels, (10, 100), strict=True):
+        for line, power in zip(panel.series, (2, 0), strict=True):
+            assert line.x == [6, 12, 100]
+            assert line.y == pytest.approx([updates_made * n**power * 6 / 100 for n in (6, 12, 100)])
+    assert picture.finding == (
+        "After 10 updates of training, ||dF|| goes: Post-LN from 22 at 6 to 6e+03 at 100 layers a side; "
+        "DeepNorm from 0.6 at 6 to 0.6 at 100 layers a side."
+    )
 
 
 def test_without_runs_it_names_the_command(tmp_path: Path) -> None:

@@ -53,6 +53,17 @@ def test_a_process_has_its_threads_its_gpu_a_session_and_a_log(tmp_path: Path, m
     assert jobs[0].log_path.read_text().startswith(f"$ {sys.executable} -c ")
 
 
+@pytest.mark.parametrize(
+    ("workers", "gpus", "runs", "sharing"), [(1, (), 1, "1"), (8, (), 3, "3"), (2, (), 3, "2"), (3, ("5", "7"), 3, "2")]
+)
+def test_a_process_is_told_how_many_share_its_device(
+    workers: int, gpus: tuple[str, ...], runs: int, sharing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python(monkeypatch, f"import os; print(os.environ[{launchers.SHARED_BY!r}])")
+    outcome = run(planned(tmp_path, *"abc"[:runs]), workers=workers, gpus=gpus, retries=0)
+    assert [job.log_path.read_text().splitlines()[-2] for job in outcome.jobs] == [sharing] * runs
+
+
 def test_without_gpus_the_choice_of_devices_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python(monkeypatch, TELL)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")

@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -335,3 +336,21 @@ def test_a_run_that_cannot_be_read_stops_the_plan_with_its_reason(tmp_path: Path
         plan([experiment("a")], tmp_path)
     with pytest.raises(InputError):
         Run.open(job.path)
+
+
+def test_when_the_time_is_up_all_stop_as_at_a_sigterm(tmp_path: Path) -> None:
+    def stopped(job: Job) -> int:
+        left(job, "interrupted", step=2, checkpoint=2)
+        return 143
+
+    crew = FakeLauncher({"a": [stopped], "b": [stopped]}, workers=2, polls=10**9)
+    outcome = run(planned(tmp_path, *"abcd"), launcher=crew, until=time.monotonic() + 0.2)
+    assert [job.name for job in crew.started] == ["a", "b"]
+    assert [process.stops for process in crew.processes] == [[1], [1]]
+    assert (outcome.signal, outcome.exit_code) == (signal.SIGTERM, 143)
+    assert outcome.sentence() == "4 runs: 2 interrupted, 2 new"
+    late = FakeLauncher()
+    assert run(planned(tmp_path, *"cd"), launcher=late, until=time.monotonic()).exit_code == 143
+    assert late.started == []
+    in_time = FakeLauncher()
+    assert run(planned(tmp_path, *"cd"), launcher=in_time, until=time.monotonic() + 600).exit_code == 0

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import psutil
 import pytest
 import torch
 
@@ -7,7 +10,10 @@ from stabilitylab.config import parse_set, resolve
 from stabilitylab.data import load_data
 from stabilitylab.errors import ResourceError
 from stabilitylab.models import build_model
+from stabilitylab.sweep.launchers import SHARED_BY
+from stabilitylab.train import footprint
 from stabilitylab.train.footprint import Footprint, check_memory, estimate
+from stabilitylab.train.recipe import token_losses
 
 
 @pytest.mark.parametrize("stack", ["encoder-decoder", "encoder", "decoder"])
@@ -15,13 +21,13 @@ from stabilitylab.train.footprint import Footprint, check_memory, estimate
 def test_parameters_are_exact_and_activations_linear(stack: str, arch: str) -> None:
     config = resolve(parse_set([f"model.stack={stack}", f"model.arch={arch}", "data.sentences=4"]), depth=6)
     dataset = load_data(config.data, stack=config.model.stack)
-    footprint = estimate(config, dataset)
+    found = estimate(config, dataset)
     model = build_model(config.model, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab)
-    assert footprint.parameters == sum(p.numel() for p in model.parameters())
+    assert found.parameters == sum(p.numel() for p in model.parameters())
     direct = estimate(
         resolve(parse_set([f"model.stack={stack}", f"model.arch={arch}", "data.sentences=4"]), depth=2), dataset
     )
-    assert footprint.activations > direct.activations > 0
+    assert found.activations > direct.activations > 0
 
 
 def test_a_run_that_cannot_fit_is_refused_before_it_starts() -> None:
@@ -49,3 +55,53 @@ def test_with_checkpointing_a_layer_keeps_its_input_alone(stack: str, streams: i
     base = activations(2, "false") - (2 // step) * layers  # embeddings and logits
     inside = activations(2, "true") - (2 // step) * 4 * 64 * tokens - base
     assert layers / streams <= inside <= layers
+
+
+def test_a_few_rows_tell_what_all_of_them_keep() -> None:
+    """Against all rows at once, summed with no help of the estimate's."""
+    config = resolve(parse_set(["model.arch=preln", "data.sentences=40", "model.dropout=0.1"]), depth=2)
+    dataset = load_data(config.data, stack=config.model.stack)
+    batch = max((dataset.micro_batch(step) for step in range(8)), key=lambda b: b.labels.numel())
+    model = build_model(config.model, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab)
+    weights = {p.data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss, _ = token_losses(model(**batch.inputs), batch.labels, batch.weight, 0.0)
+    assert len(batch.labels) > 2 * footprint.FEW
+    assert estimate(config, dataset).activations == pytest.approx(sum(kept.values()), rel=1e-3)
+    del loss
+
+
+def test_the_precision_of_the_run_counts() -> None:
+    sizes = {}
+    for precision in ("fp32", "bf16"):
+        config = resolve(
+            parse_set([f"train.precision={precision}", "model.arch=deepnorm", "data.sentences=64"]), depth=2
+        )
+        sizes[precision] = estimate(config, load_data(config.data, stack=config.model.stack)).activations
+    assert 0.4 * sizes["fp32"] < sizes["bf16"] < 0.9 * sizes["fp32"]
+
+
+@pytest.mark.parametrize(("device", "own"), [("cpu", footprint.PROCESS), ("cuda", footprint.CONTEXT)])
+def test_each_of_several_runs_has_its_part_of_the_device(
+    device: str, own: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gib = 2**30
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=70 * gib, total=80 * gib))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda where: (70 * gib, 80 * gib))
+    where = torch.device(device)
+    check_memory(Footprint(10, 60 * gib, 0), where)
+    monkeypatch.setenv(SHARED_BY, "1")
+    check_memory(Footprint(10, 60 * gib, 0), where)
+    monkeypatch.setenv(SHARED_BY, "8")
+    check_memory(Footprint(10, 10 * gib - own, 0), where)
+    with pytest.raises(
+        ResourceError, match=rf"each of 8 at a time on {device} has .* of its 80: give a smaller --jobs"
+    ):
+        check_memory(Footprint(10, 10 * gib - own + 1, 0), where)

@@ -110,6 +110,27 @@ def test_a_corrupt_checkpoint_loses_nothing(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(Run.open(run.path).metrics, before)
 
 
+def test_without_a_final_checkpoint_a_run_is_the_same_and_keeps_no_weights(tmp_path: Path) -> None:
+    start(prepared(steps=4), tmp_path, "kept", Silent())
+    start(prepared("branchnorm", "train.final_checkpoint=false", steps=4), tmp_path, "light", Silent())
+    kept, light = Run.open(tmp_path / "kept"), Run.open(tmp_path / "light")
+    for name in kept.tables:
+        pd.testing.assert_frame_equal(kept.frame(name), light.frame(name), check_exact=True)
+    pd.testing.assert_frame_equal(kept.metrics.drop(columns=CLOCKS), light.metrics.drop(columns=CLOCKS))
+    assert light.status.state == "finished"
+    assert list(tmp_path.glob("light/checkpoints/*")) == []
+    assert [path.name for path in tmp_path.glob("kept/checkpoints/*")] == ["step-00000004.pt"]
+    with pytest.raises(InputError, match="no checkpoint in"):
+        resume(tmp_path / "light", 6, Silent())
+
+
+def test_an_interruption_leaves_a_checkpoint_all_the_same(tmp_path: Path) -> None:
+    plan_of_it = prepared("branchnorm", "train.final_checkpoint=false", steps=6)
+    assert start(plan_of_it, tmp_path, "light", InterruptAt(2)).state == "interrupted"
+    assert [path.name for path in tmp_path.glob("light/checkpoints/*")] == ["step-00000003.pt"]
+    assert resume(tmp_path / "light", None, Silent()).state == "finished"
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_run_on_a_gpu_ends_resumes_and_records_finite_tables(precision: str, tmp_path: Path) -> None:

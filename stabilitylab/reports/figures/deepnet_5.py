@@ -25,7 +25,8 @@ NAMES = {
 }
 COLOURS = ("#222222", "#0072B2", "#D55E00", "#56B4E9", "#009E73", "#CC79A7")
 OPTIMIZERS = {"sgd": ("SGD", "dashed"), "adam": ("Adam", "solid")}
-EARLY = 10  # the update at which training runs of several depths are compared, before saturation
+EARLY = 10  # the update at which training runs of several depths are compared, before saturation ...
+LATER = 100  # ... and one more, where it is on record
 
 
 def rate(record: Record, optimizer: str, group: str) -> float:
@@ -46,14 +47,21 @@ def one_step_runs(runs: Runs) -> Runs:
 @figure("deepnet:5", title="Model update against depth", source="DeepNet, Figure 5 and Theorem 4.3")
 class UpdateAgainstDepth(Figure):
     """||dF|| per token of one update from initialisation, in units of the learning rate, by depth; apart by group of
-    parameters for DeepNorm; and, from training runs of several depths, ||dF|| after ten updates under sqrt(2d).
+    parameters for DeepNorm; and, from training runs of several depths, ||dF|| after 10 and 100 updates under sqrt(2d).
 
     Inferred: the paper says "early stage" and no step. ||dF|| saturates at sqrt(2d) within some ten updates, where
     every architecture looks alike, so depths are compared by one update at lr 1e-6 in float64.
     """
 
     def picture(self, runs: Runs) -> Picture:
-        group = one_step_runs(runs)
+        early, trained = _early(runs)
+        try:
+            group = one_step_runs(runs)
+        except MissingRuns:
+            if not early:
+                raise
+            notes = [f"Drawn: {trained.describe()}. Lines are geometric means over seeds, bands their range."]
+            return Picture(early, _first_updates(early[0]), notes, columns=len(early))
         panels = [
             Panel(
                 "One update of Adam, all parameters", "layers a side", "||dF|| / lr (L2 per token)",
@@ -67,8 +75,7 @@ class UpdateAgainstDepth(Figure):
         notes += _alphas(group) + _growth(group.where(label=shown), shown)
         if others := sum(map(len, runs.where(kind="onestep", table="update_rate").groups(*LAYERS))) - len(group):
             notes.append(f"Not drawn: {others} one-step run{'s' if others > 1 else ''} with other settings.")
-        if (early := _early(runs)) is not None:
-            panels.append(early)
+        panels += early
         return Picture(panels, _finding(group), notes, columns=min(3, len(panels)))
 
 
@@ -113,28 +120,43 @@ def _growth(runs: Runs, label: str) -> list[str]:
     return found
 
 
-def _early(runs: Runs) -> Panel | None:
-    """||dF|| after ten updates of training runs, where comparable ones of several depths are there."""
+def _early(runs: Runs) -> tuple[list[Panel], Runs]:
+    """||dF|| after 10 and after 100 updates of training runs, where comparable ones of several depths are there."""
 
-    def cumulative(record: Record) -> float:
-        return moved(record).get(EARLY, math.nan)
+    def after(record: Record, updates: int) -> float:
+        return moved(record).get(updates, math.nan)
 
-    fit = runs.where(lambda run: math.isfinite(cumulative(run)), kind="train", table="model_update")
+    fit = runs.where(lambda run: math.isfinite(after(run, EARLY)), kind="train", table="model_update")
     groups = [group for group in fit.groups(*LAYERS) if len(group.depths) > 1]
     if not groups:
-        return None
+        return [], Runs([])
     group = max(groups, key=lambda g: (len(g.depths), len(g)))
-    lines = []
-    for label in group.labels:
-        spread = Spread()
-        for record in group.where(label=label):
-            spread.add([record.depth], [cumulative(record)])
-        lines.append(spread.series(style.title(label), arch=label))
     saturation = math.sqrt(2 * group[0].width)
-    return Panel(
-        f"After {EARLY} updates of training", "layers a side", "||dF|| (L2 per token)", lines,
-        [Reference(saturation, f"√(2d) = {saturation:.1f}")], log_x=True, ticks=group.depths,
-    )  # fmt: skip
+    panels = []
+    for updates in (EARLY, LATER):
+        own = group.where(lambda run, n=updates: after(run, n) > 0)
+        lines = []
+        for label in own.labels:
+            spread = Spread(log=True)
+            for record in own.where(label=label):
+                spread.add([record.depth], [after(record, updates)])
+            lines.append(spread.series(style.title(label), arch=label))
+        panel = Panel(
+            f"After {updates} updates of training", "layers a side", "||dF|| (L2 per token)", lines,
+            [Reference(saturation, f"√(2d) = {saturation:.1f}")], log_x=True, log_y=True, ticks=group.depths,
+        )  # fmt: skip
+        panels += [panel] if lines else []
+    return panels, group
+
+
+def _first_updates(panel: Panel) -> str:
+    """How ||dF|| of the first updates grows from the shallowest to the deepest model, where nothing else is at hand."""
+    parts = [
+        f"{line.name} from {line.y[0]:.2g} at {line.x[0]:g} to {line.y[-1]:.2g} at {line.x[-1]:g} layers a side"
+        for line in panel.series
+        if len(line.x) > 1
+    ]
+    return f"{panel.title}, ||dF|| goes: {'; '.join(parts)}." if parts else f"{panel.title}, at one depth alone."
 
 
 def exponents(runs: Runs, optimizer: str, group: str, depths: Iterable[int]) -> dict[int, float]:

@@ -1,0 +1,86 @@
+"""The runs of a figure by its name: which there are, where they stand, what they cost, and the command for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast, get_args
+
+from ..errors import UsageError
+from .one_gpu import ONE_GPU
+from .recipe import FIGURES, Experiment, Recipe, Scale, Settings, slug
+
+# Figures that are drawn from the same runs share a folder, so that none of them runs twice.
+_FOLDERS = {"branchnorm:9": "branchnorm:8", "deepnet:5": "claims:fast", "admin:4": "claims:fast"}
+# Core-minutes at scale tiny on synthetic data: CPU time of one process of each kind, its 3.4 s of start included (torch
+# 2.13, one thread of a shared two-core machine; 50 to 300 updates, scaled to the full number), times the runs.
+_MINUTES = {
+    "branchnorm:3": 6,
+    "branchnorm:5": 19,
+    "branchnorm:8": 26,
+    "branchnorm:9": 26,
+    "deepnet:3": 10,
+    "deepnet:4": 10,
+    "deepnet:5": 23,
+    "admin:4": 21,
+    "claims:fast": 21,
+}
+
+
+def experiments(
+    figure: str,
+    scale: str = "tiny",
+    *,
+    data: Settings | None = None,
+    seeds: Sequence[int] | None = None,
+    steps: int | None = None,
+) -> list[Experiment]:
+    """The runs of ``figure`` ("branchnorm:8", or "8" for short) at ``scale``; ``data`` sets data.* for all of them.
+
+    ``seeds`` replaces the figure's own, ``steps`` the number of updates where that is free: what Figures 8 and 9 need
+    at scale ``h200``. Raises UsageError for an unknown figure or scale, for one that has no runs at that scale, at
+    scale ``paper`` without ``data["source"]``, and for ``steps`` elsewhere.
+    """
+    name = FIGURES.resolve(figure)
+    if scale not in get_args(Scale):
+        raise UsageError(f"unknown scale {scale!r}; choose one of {', '.join(get_args(Scale))}.")
+    if scale == "paper" and not (data or {}).get("source"):
+        raise UsageError(
+            f"{name} at scale paper needs text of yours: name it with --data text:SRC,TGT or --data hf:DATASET,SRC,TGT."
+        )
+    if scale == "h200" and name not in ONE_GPU:
+        raise UsageError(f"{name} has no runs at scale h200; there are {', '.join(ONE_GPU)}.")
+    if steps is not None and (scale, folder(name)) != ("h200", folder("branchnorm:8")):
+        raise UsageError(f"the length of the runs of {name} at scale {scale} is fixed, so that they can be compared.")
+    if steps is not None and steps < 1:
+        raise UsageError(f"{steps} updates: give at least one.")
+    recipe = Recipe(cast(Scale, scale), {"data": dict(data or {})}, seeds, steps)
+    return list((ONE_GPU if scale == "h200" else FIGURES)[name](recipe))
+
+
+def on_device(runs: Sequence[Experiment], device: str | None) -> list[Experiment]:
+    """The same runs on ``device``; None: as they are. Where a run is computed is no part of what it is."""
+    if device is None:
+        return list(runs)
+    moved = [(run, run.config.train.model_copy(update={"device": device})) for run in runs]
+    return [replace(run, config=run.config.model_copy(update={"train": train})) for run, train in moved]
+
+
+def folder(figure: str, scale: str = "tiny") -> str:
+    """Where the runs of ``figure`` stand below the folder of all runs: ``tiny/branchnorm-8`` for ``branchnorm:9``."""
+    name = FIGURES.resolve(figure)
+    own = scale == "h200" and name == "deepnet:5"  # where it trains, and has nothing in common with one step's claims
+    return f"{scale}/{slug(name if own else _FOLDERS.get(name, name))}"
+
+
+def minutes(figure: str, scale: str = "tiny") -> float | None:
+    """Core-minutes that all runs of ``figure`` take on synthetic data; None at other scales, where nobody measured."""
+    return _MINUTES[FIGURES.resolve(figure)] if scale == "tiny" else None
+
+
+def command(figure: str, scale: str = "tiny") -> str:
+    """The shell command that makes the runs of ``figure``; one-step runs share a few processes in ``claims --fast``."""
+    name = FIGURES.resolve(figure)
+    if scale == "tiny" and name in ("claims:fast", "admin:4"):
+        return "stabilitylab claims --fast"
+    return f"stabilitylab sweep {name} --scale {scale}" + ("" if scale == "tiny" else " --data text:SRC,TGT")

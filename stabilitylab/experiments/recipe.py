@@ -1,0 +1,112 @@
+"""What a list of runs is made of: an experiment, the recipe that a figure's function is asked for, names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ..config import Config, merge, resolve
+from ..labels import label
+from ..registry import Registry
+
+Kind = Literal["train", "onestep"]
+Scale = Literal["tiny", "h200", "paper"]
+Settings = Mapping[str, Any]
+SEEDS = (3, 4, 5, 6, 7)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One run: what it is called within its folder, its configuration, and whether it trains or takes one step."""
+
+    name: str
+    config: Config
+    kind: Kind = "train"
+
+
+FigureRuns = Callable[["Recipe"], Iterator[Experiment]]
+
+
+class _Figures(Registry[FigureRuns]):
+    def resolve(self, name: str) -> str:
+        return super().resolve(f"branchnorm:{name}" if name.isdigit() else name)
+
+
+FIGURES = _Figures("figure with a sweep")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a figure's function is asked for: scale, the user's settings, seeds and updates (None: the figure's own)."""
+
+    scale: Scale
+    settings: Settings
+    seeds: Sequence[int] | None = None
+    steps: int | None = None
+
+    @property
+    def tiny(self) -> bool:
+        return self.scale == "tiny"
+
+    def only(self, seed: int) -> Recipe:
+        """The same for one seed."""
+        return replace(self, seeds=(seed,))
+
+    def runs(
+        self,
+        archs: Iterable[str],
+        depths: Iterable[int],
+        *settings: Settings,
+        seeds: Sequence[int] = (),
+        kind: Kind = "train",
+        axes: Settings | None = None,
+        tag: str = "",
+    ) -> Iterator[Experiment]:
+        """The product of control names, layers a side and seeds (five; three at the papers' size).
+
+        ``axes`` win over the user's settings. Names are ``<label>-<layers>-<tag>-s<seed>``.
+        """
+        own_seeds = seeds or (SEEDS if self.tiny or kind == "onestep" else SEEDS[:3])
+        for arch in archs:
+            for layers in depths:
+                for seed in self.seeds or own_seeds:
+                    own = {
+                        "model": {"encoder_layers": layers, "decoder_layers": layers, **CONTROLS[arch]},
+                        "data": {"seed": seed},  # the order of batches is part of a seed, and the same for all archs
+                        "train": {"seed": seed},
+                    }
+                    config = resolve(*settings, self.settings, axes or {}, own)
+                    yield Experiment(name_of(config, *([tag] if tag else [])), config, kind)
+
+
+CONTROLS: dict[str, dict[str, Any]] = {
+    **{arch: {"arch": arch} for arch in ("postln", "preln", "postln-init", "deepnorm", "branchnorm", "admin")},
+    "branchnorm T=1": {"arch": "branchnorm", "T": 1},
+    "branchnorm alpha=0": {"arch": "branchnorm", "alpha": 0.0},
+    "postln+beta": {"arch": "postln", "init": "deepnorm"},
+    "postln/preln": {"arch": "postln", "decoder_arch": "preln"},
+}
+
+
+def name_of(config: Config, *tags: str) -> str:
+    """Such as ``branchnorm-T1-12-warmup0-s3``: label, layers in all, what else varies, seed."""
+    return "-".join(filter(None, (slug(label(config.model)), str(config.model.depth), *tags, f"s{config.train.seed}")))
+
+
+def slug(text: str) -> str:
+    """``text`` as a part of a file name that needs no quoting."""
+    return re.sub(r"[^\w+.]+", "-", text.replace("=", ""), flags=re.ASCII).strip("-.")
+
+
+# The papers' recipe at the size of "tiny", where only the first of its 4000 warm-up updates are run ...
+EARLY = {"model": {"T": 4000}, "train": {"lr": 5e-4, "warmup": 4000}}
+# ... and at full size: 524k tokens a batch and 100k updates (BranchNorm, Table 4); DeepNet's analyses use IWSLT.
+BASE = {"preset": "base", "data": {"sentences": 16, "max_length": 256}}
+BRANCHNORM = merge(BASE, {"train": {"accumulate": 128}})
+DEEPNET = merge(BASE, {"model": {"dropout": 0.4}, "train": {"steps": 8000}})
+
+
+def probing(*names: str, every: int | str = "log", update_every: int | str = "log") -> dict[str, Any]:
+    return {"probes": {"names": names or ("none",), "every": every, "update_every": update_every}}

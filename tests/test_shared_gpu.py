@@ -1,0 +1,46 @@
+"""benchmarks/shared_gpu.py: what its table says of given rates, and that it runs, fails and ends."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+SCRIPT = BENCHMARKS / "shared_gpu.py"
+
+
+def test_ratios_are_of_the_median_of_one_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import shared_gpu
+
+    arguments = argparse.Namespace(device="cpu", counts="1,8", depth=200, seconds=8.0, rounds=2)
+    rates = {1: [9.0, 10.0, 10.0, 12.0], 8: [50.0, 60.0, 40.0, 50.0]}
+    text = shared_gpu.table(rates, {1: 0, 8: 0}, arguments)
+    assert "| 8 | 50.00 | 5.00 [4.00, 6.00] | 0.62 | - |" in text
+    assert "| 1 | 10.00 | 1.00 [0.90, 1.20] | 1.00 | - |" in text
+    assert "over the last, the control: 0.750" in text
+    sys.modules.pop("shared_gpu")
+
+
+@pytest.mark.slow
+def test_two_runs_at_a_time_on_the_cpu(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--device", "cpu", "--counts", "2", "--depth", "2", "--seconds", "0.2"]
+    ended = subprocess.run([*command, "--out", str(tmp_path / "t")], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) \|", (tmp_path / "t.md").read_text(), re.MULTILINE)
+    assert [count for count, _ in rows] == ["1", "2"]
+    assert all(float(rate) > 0 for _, rate in rows)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_and_leaves_no_process(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == 1
+    assert "1 at a time: ResourceError: --device cuda: torch" in ended.stderr
+    assert "Traceback" not in ended.stderr
