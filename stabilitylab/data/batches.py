@@ -23,9 +23,9 @@ class Batch:
     tokens: int  # weight.sum(), known on the host
     masks: dict[str, Tensor]  # stack -> (B, L) bool: True on real tokens
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device | str) -> Batch:
         """On ``device``; to a GPU from pinned memory, so that the host does not wait."""
-        if device.type == "cuda":
+        if torch.device(device).type == "cuda":
             return self._each(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
         return self._each(lambda tensor: tensor.to(device))
 
