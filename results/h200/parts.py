@@ -31,7 +31,7 @@ FEWEST, MOST, ROUND = 200, 6000, 100  # updates of figures89
 BENCHMARKS: dict[str, dict[str, str]] = {
     "cuda_graphs": {},
     "probe_cost": {"--depth": "200", "--rounds": "12"},
-    "depth": {"--depths": "12,48,200,500,1000", "--steps": "6"},
+    "depth": {"--depths": "12,48,200,500,1000", "--steps": "10", "--minutes": "1.5"},
     "shared_gpu": {"--counts": "1,8", "--seconds": "6"},
     "peers": {"--rounds": "12"},
     "contenders": {"--depth": "48", "--rounds": "8"},
@@ -119,9 +119,8 @@ def figures89(place: Place, clock: Clock) -> Progress:
             return replace(made, sentence=f"{steps} updates a run; {_count(place, runs)}; {made.sentence}")
         for job in _jobs(place, "branchnorm:8", two):
             if not _scored(place, clock, job.path):
-                return Progress(
-                    "partial", f"{steps} updates a run; {_count(place, runs)}; BLEU of {job.name} is missing"
-                )
+                said = f"{steps} updates a run; {_count(place, runs)}; BLEU of {job.name} is missing"
+                return Progress("partial", said)
     return Progress("complete", f"{steps} updates a run; {_count(place, runs)}")
 
 
@@ -140,6 +139,7 @@ def decided_steps(place: Place, clock: Clock) -> int | None:
         began = time.monotonic()
         jobs = sweep.plan(light, Path("pace") / f"{steps}-{len(place.state.calls)}")
         outcome = sweep.run(jobs, workers=2, retries=0, until=clock.end)
+        _heed(outcome, clock.end)
         took.append(time.monotonic() - began)
         if outcome.exit_code:
             place.log.line(f"pace: {outcome.sentence()}; {'; '.join(job.reason for job in outcome.jobs if job.reason)}")
@@ -204,8 +204,7 @@ def _made(
         until = clock.end - min(GRACE, 0.2 * clock.left())
         with sweep.Display(Console(file=place.log, width=160)) as display:  # type: ignore[arg-type]
             outcome = sweep.run(jobs, workers=workers, audience=display, until=until)
-        if outcome.signal is not None and time.monotonic() < until:
-            raise SystemExit(128 + outcome.signal)  # not the clock but somebody wants this to stop
+        _heed(outcome, until)
         jobs = outcome.jobs
         place.log.line(f"{figure}: {outcome.sentence()}")
     ended = sum(job.state == "finished" for job in jobs)
@@ -217,17 +216,26 @@ def _made(
     return Progress("partial" if open_ else "failed", said + why)
 
 
+def _heed(outcome: sweep.Outcome, until: float) -> None:
+    """Where not the clock but somebody wants this to stop, it does."""
+    if outcome.signal is not None and time.monotonic() < until:
+        raise SystemExit(128 + outcome.signal)
+
+
 def _count(place: Place, runs: Sequence[Experiment]) -> str:
     return f"{sum(job.state == 'finished' for job in _jobs(place, 'branchnorm:8', runs))} of {len(runs)} runs finished"
 
 
 def _scored(place: Place, clock: Clock, run: Path) -> bool:
-    """BLEU of a finished run; its weights are needed for that alone, and go."""
+    """BLEU of a finished run; its weights are needed for that alone, and go. False: there was no time for it.
+
+    A run that diverged cannot translate; that is said in the log, and the next seed begins all the same.
+    """
     if not (run / "evaluation.json").exists():
         text = ["--sentences", "2", "--beam", "1"] if place.smoke else ["--data", f"text:{pair('test_2016_flickr')}"]
         command = [place.python, "-m", "stabilitylab", "evaluate", str(run), "--device", place.device, "-q", *text]
-        if place.call(command, clock, Path("evaluations") / f"{run.name}.txt") != 0:
-            return False
+        if (code := place.call(command, clock, Path("evaluations") / f"{run.name}.txt")) != 0:
+            return code is not None
     shutil.rmtree(run / "checkpoints", ignore_errors=True)
     return True
 

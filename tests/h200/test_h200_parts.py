@@ -98,6 +98,20 @@ def test_benchmarks_that_are_not_there_or_fail_are_named_and_done_ones_stay_done
     assert script.parts.benchmarks(place, script.place.Clock(1)).state == "partial"
 
 
+def test_a_run_that_cannot_translate_holds_nobody_up_and_one_without_time_is_asked_again(script, monkeypatch) -> None:
+    place, run = script.at(), Path("runs/a/b/c")
+    codes: dict[str, int | None] = {"code": 4}
+    monkeypatch.setattr(script.place.Place, "call", lambda *_, **__: codes["code"])
+    (run / "checkpoints").mkdir(parents=True)
+    assert script.parts._scored(place, script.place.Clock(9), run)
+    assert (run / "checkpoints").exists()
+    codes["code"] = None
+    assert not script.parts._scored(place, script.place.Clock(9), run)
+    codes["code"] = 0
+    assert script.parts._scored(place, script.place.Clock(9), run)
+    assert not (run / "checkpoints").exists()
+
+
 def test_a_damaged_state_is_one_sentence(script) -> None:
     script.at()
     Path("state.json").write_text("{")
