@@ -156,9 +156,10 @@ def measured(series: str, depth: int, arguments: argparse.Namespace) -> pd.DataF
 
 def shown(series: str, arguments: argparse.Namespace) -> str:
     sets = "".join(f" --set {each}" for each in arguments.set)
+    modes = "" if arguments.modes == ";".join(MODES) else f" --modes '{arguments.modes}'"
     return (
         f"python benchmarks/depth.py --device {'cpu' if series == 'CPU' else 'cuda'} --arch {arguments.arch} "
-        f"--steps {arguments.steps}{sets}"
+        f"--steps {arguments.steps}{modes}{sets}"
     )
 
 

@@ -75,7 +75,7 @@ def text(frame: pd.DataFrame, cadence: int) -> str:
             peaks.setdefault((series, mode), {})[depth] = np.full(RESAMPLES + 1, peak)
             ms, over = interval(1e3 * samples), interval(samples / found["bare"])
             lines.append(
-                f"| {series} | {depth} | {mode} | {ms.value:.3g} [{ms.low:.3g}, {ms.high:.3g}] | {over} "
+                f"| {series} | {depth} | {mode} | {number(ms.value)} [{number(ms.low)}, {number(ms.high)}] | {over} "
                 f"| {ms.value / depth:.3g} | {peak / MIB:,.0f} | {peak / 1024 / depth:,.0f} |"
             )
     lines += [
@@ -92,6 +92,10 @@ def text(frame: pd.DataFrame, cadence: int) -> str:
             pairs = "; ".join(f"{pair}: {m if what == 'time' else f'{m.value:.3f}'}" for pair, m in found.items())
             lines.append(f"| {series} | {mode} | {what} | {pairs} | {verdict(found)} |")
     return "\n".join(lines) + "\n"
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def draw(frame: pd.DataFrame, path: Path, cadence: int) -> None:
