@@ -321,14 +321,27 @@ def evaluation(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def parameters_set(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Iterator[None]:
-    """``values`` in place of the parameters, which come back bit for bit. ``.data``: a kept graph must not notice."""
+    """``values`` in place of the parameters, and meanwhile these in place of ``values``, so that no copy of all of them
+    is needed; both come back bit for bit. ``.data``: a kept graph must not notice."""
     data = [tensor.data for tensor in tensors]
-    own = [tensor.clone() for tensor in data]
-    torch._foreach_copy_(data, list(values))  # pyright: ignore
+    _exchange(data, values)
     try:
         yield
     finally:
-        torch._foreach_copy_(data, own)  # pyright: ignore
+        _exchange(data, values)
+
+
+def _exchange(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
+    pairs, held = [], 0
+    for number, pair in enumerate(zip(some, others, strict=True), start=1):
+        pairs.append(pair)
+        held += pair[0].numel()
+        if held > HELD or number == len(some):
+            own, other = (list(side) for side in zip(*pairs, strict=True))
+            kept = [tensor.clone() for tensor in own]
+            torch._foreach_copy_(own, other)  # pyright: ignore
+            torch._foreach_copy_(other, kept)  # pyright: ignore
+            pairs, held = [], 0
 
 
 def _in_backward() -> bool:

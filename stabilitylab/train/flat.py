@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim.adamw import adamw
 
+MOST = 1 << 26  # entries: beyond that kernels are few beside what they read, and a gathered gradient is memory lost
+
 
 class FlatAdamW(torch.optim.Optimizer):
     """``torch.optim.AdamW(fused=True)`` whose tensors are views of four buffers: theta, m, v and a gathered gradient.

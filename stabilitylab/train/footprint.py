@@ -12,7 +12,10 @@ import torch
 from ..config import Config
 from ..data import Batch, Dataset
 from ..errors import ResourceError
-from ..models import build_model
+from ..models import ARCHS, build_model
+from ..probes.reference import ON_HOST
+from ..probes.selection import chosen
+from .flat import MOST
 from .recipe import token_losses
 
 # Bytes that a process takes beside its tensors: CUDA's context, kernels and the allocator's slack; Python and torch.
@@ -22,7 +25,8 @@ FEW = 4  # rows of the batches that are measured
 
 @dataclass(frozen=True)
 class Footprint:
-    """``parameters`` exactly; ``state`` bytes of weights, gradients, Adam's moments and theta_0; ``activations`` bytes
+    """``parameters`` exactly; ``state`` bytes of weights, gradients, Adam's moments and the
+    copies that probes keep; ``activations`` bytes
     that the forward pass of one micro-batch keeps for the backward pass; with activation checkpointing the input of
     each layer, and the inside of the largest one."""
 
@@ -35,7 +39,7 @@ class Footprint:
         return self.state + self.activations
 
 
-def estimate(config: Config, dataset: Dataset) -> Footprint:
+def estimate(config: Config, dataset: Dataset, device: torch.device | None = None) -> Footprint:
     """Both quantities are affine in the numbers of encoder and decoder layers, and activations in the rows of a batch,
     so tiny models of a layer or two and a few rows determine them, in the precision of the run."""
     batch = max((dataset.micro_batch(step) for step in range(8)), key=lambda b: b.labels.numel())
@@ -49,6 +53,7 @@ def estimate(config: Config, dataset: Dataset) -> Footprint:
     def around(again: bool) -> tuple[tuple[int, int], ...]:
         return at(1, 1, again), at(2, 1, again), at(1, 2, again)
 
+    device = device or torch.device("cpu")
     again = config.train.activation_checkpointing
     base, more_encoder, more_decoder = around(again)
     parameters, activations = (
@@ -58,8 +63,16 @@ def estimate(config: Config, dataset: Dataset) -> Footprint:
     if again:  # the backward pass holds the inside of one layer at a time
         one, *two = around(again=False)
         activations += max(layer[1] - one[1] for layer in two)
-    copies = 6  # weights, gradients, these gathered, Adam's two moments, theta_0 of the probe model_update
-    return Footprint(parameters, 4 * copies * parameters, activations)
+    return Footprint(parameters, 4 * _copies(config, parameters, device) * parameters, activations)
+
+
+def _copies(config: Config, parameters: int, device: torch.device) -> int:
+    """Weights, gradients and Adam's two moments; what gathers gradients; theta_t and theta_0 of the probes."""
+    probes, model = chosen(config.probes.names), config.model
+    scheduled = any(ARCHS[name].scheduled for name in (model.arch, model.decoder_arch) if name)
+    elsewhere = device.type == "cuda" and parameters > ON_HOST
+    gathered = config.train.parallel == "none" and parameters <= MOST
+    return 4 + gathered + ("update_ratio" in probes) + ("model_update" in probes and scheduled and not elsewhere)
 
 
 def check_memory(footprint: Footprint, device: torch.device) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..config import TrainConfig
-from .flat import FlatAdamW
+from .flat import MOST, FlatAdamW
 
 NO_WARMUP_PERIOD = 4000  # updates before an inverse-sqrt rate decays without warm-up (T-Fixup's reference recipe)
 
@@ -36,7 +36,8 @@ def adamw(
     the full rate (BranchNorm's encoder while alpha is small).
 
     ``device``: keep the rate there, as a tensor, so that a recorded update can be replayed with another. ``flat``: move
-    the parameters into one buffer, so that an update is one kernel (:class:`.flat.FlatAdamW`).
+    the parameters into one buffer, so that an update is one kernel (:class:`.flat.FlatAdamW`); not those of a large
+    model.
     """
     rate = learning_rate(train, 0)
     options: dict[str, Any] = {
@@ -46,6 +47,8 @@ def adamw(
         "weight_decay": train.weight_decay,
         "capturable": device is not None,
     }
+    parameters = list(parameters)
+    flat = flat and sum(parameter.numel() for parameter in parameters) <= MOST
     return FlatAdamW(parameters, **options) if flat else torch.optim.AdamW(parameters, fused=True, **options)
 
 

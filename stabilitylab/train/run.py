@@ -65,7 +65,7 @@ def plan(config: Config) -> Plan:
     device = device_of(team, resolve_device(config.train), config.train.device)
     recorder = recorder_for(config, device, team)
     dataset = load_data(config.data, stack=config.model.stack)
-    footprint = estimate(config, dataset)
+    footprint = estimate(config, dataset, device)
     shards = team.size if team.kind == "fsdp" else 1
     share = replace(footprint, state=footprint.state // shards, activations=footprint.activations // team.size)
     check_memory(share, device)

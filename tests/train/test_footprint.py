@@ -57,6 +57,21 @@ def test_with_checkpointing_a_layer_keeps_its_input_alone(stack: str, streams: i
     assert layers / streams <= inside <= layers
 
 
+def test_state_counts_what_each_probe_keeps() -> None:
+    def copies(*sets: str, device: str = "cpu", parameters: int = 100) -> int:
+        config = resolve(parse_set(sets), depth=2)
+        return footprint._copies(config, parameters, torch.device(device))
+
+    assert copies("probes.names=['none']", "model.arch=deepnorm") == 5  # weights, gradients twice, two moments
+    assert copies("probes.names=['none']", parameters=2**26 + 1) == 4
+    assert copies("probes.names=['none']", "train.parallel=fsdp") == 4
+    assert copies("probes.names=['update_ratio']") == 6
+    assert copies("model.arch=deepnorm") == 6
+    assert copies() == 7  # BranchNorm: theta_0 too
+    assert copies(parameters=2**28 + 1, device="cuda") == 5  # which waits on the host
+    assert copies(parameters=2**28 + 1) == 6
+
+
 def test_a_few_rows_tell_what_all_of_them_keep() -> None:
     """Against all rows at once, summed with no help of the estimate's."""
     config = resolve(parse_set(["model.arch=preln", "data.sentences=40", "model.dropout=0.1"]), depth=2)
