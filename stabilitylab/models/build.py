@@ -9,8 +9,8 @@ import torch
 
 from ..config import PRESETS, ModelConfig, resolve
 from ..errors import ResourceError, UsageError
+from .archs import ARCHS
 from .initialisation import initialise
-from .residuals import ARCHS
 from .transformer import KINDS, Transformer
 
 

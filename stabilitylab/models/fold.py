@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import UsageError
-from .residuals import Admin, PostLN
+from .archs import Admin, PostLN
 
 if TYPE_CHECKING:
     from .transformer import Stack

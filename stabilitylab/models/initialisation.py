@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from .residuals import Residual, deepnorm_gain, xavier_gain
+from .archs import Residual, deepnorm_gain, xavier_gain
 from .transformer import Transformer
 
 GAINS: dict[str, Callable[[Residual, str], float]] = {

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..errors import UsageError
+from .archs import Admin, Place, Residual, stack_archs
 from .fold import fold_admin
-from .residuals import Admin, Place, Residual, stack_archs
 from .schedules import HostScalar, Schedule
 from .sublayers import CrossAttention, Embedding, FeedForward, Linear, SelfAttention, SubLayer
 

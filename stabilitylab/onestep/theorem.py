@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.residuals import PostLN
+from ..models.archs import PostLN
 from ..probes import Site
 from ..schema import Row
 from .subject import Filled, Hook, Subject, filled, part_of

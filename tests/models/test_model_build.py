@@ -8,7 +8,7 @@ import torch
 from stabilitylab.config import ModelConfig
 from stabilitylab.errors import ResourceError, UsageError
 from stabilitylab.models import ARCHS, Residual, Transformer, build_model, canonical, parameter_count
-from stabilitylab.models.residuals import Admin, BranchNorm, DeepNorm, PostLN, PostLNInit, PreLN, arch
+from stabilitylab.models.archs import Admin, BranchNorm, DeepNorm, PostLN, PostLNInit, PreLN, arch
 
 VOCAB = {"source_vocab": 7, "target_vocab": 9}
 
