@@ -42,6 +42,8 @@ class ModelConfig(Section):
         default=None, ge=0
     )  # replaces the arch's residual (DeepNorm) or branch (BranchNorm) constant
     qk_gain: float | None = Field(default=None, ge=0)  # replaces the initial gain of q and k
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # of every norm of the model
+    qk_norm: bool = False  # normalise each head's queries and keys before their product
     growth: Literal["linear", "exp", "sigmoid"] = "linear"  # BranchNorm's schedule
     T: int = Field(default=4000, ge=1)  # BranchNorm: updates until alpha reaches 1
     t0: int = Field(default=1, ge=0)  # BranchNorm: row t uses alpha_{t + t0}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.archs import PostLN
+from ..models.archs import PostLN, Trunk
 from ..probes import Site
 from ..schema import Row
 from .subject import Filled, Hook, Subject, filled, part_of
@@ -64,7 +64,8 @@ class Sums:
 
 def applies(subject: Subject) -> bool:
     """Whether every sub-layer is LN(s x + F): the theorems are about nothing else."""
-    return all(issubclass(stack.arch, PostLN) for stack in subject.model.stacks.values())
+    archs = [stack.arch for stack in subject.model.stacks.values()]
+    return all(issubclass(arch, PostLN) and arch.trunk is Trunk for arch in archs)
 
 
 def theorem(

@@ -1,4 +1,4 @@
-"""Parameters and memory of a run, measured on models of one and two layers and extended to the asked depth."""
+"""Parameters and memory of a run; activations are measured on models of one and two layers and extended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from ..config import Config
 from ..data import Batch, Dataset
 from ..errors import ResourceError
-from ..models import build_model
+from ..models import build_model, parameter_count
 from .recipe import token_losses
 
 
@@ -29,19 +29,17 @@ class Footprint:
 
 
 def estimate(config: Config, dataset: Dataset) -> Footprint:
-    """Both quantities are affine in the numbers of encoder and decoder layers, so three tiny models determine them."""
+    """Activations are affine in the numbers of encoder and decoder layers, so three tiny models determine them."""
     batch = max((dataset.micro_batch(step) for step in range(8)), key=lambda b: b.labels.numel())
 
-    def at(encoder: int, decoder: int) -> tuple[int, int]:
+    def at(encoder: int, decoder: int) -> int:
         layers = {"encoder_layers": min(encoder, n), "decoder_layers": min(decoder, m)}
         return _measure(config, layers, dataset, batch)
 
     n, m = config.model.encoder_layers, config.model.decoder_layers
     base, more_encoder, more_decoder = at(1, 1), at(2, 1), at(1, 2)
-    parameters, activations = (
-        base[i] + max(n - 1, 0) * (more_encoder[i] - base[i]) + max(m - 1, 0) * (more_decoder[i] - base[i])
-        for i in range(2)
-    )
+    activations = base + max(n - 1, 0) * (more_encoder - base) + max(m - 1, 0) * (more_decoder - base)
+    parameters = parameter_count(config.model, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab)
     copies = 5  # weights, gradients, Adam's two moments, theta_0 of the probe model_update
     return Footprint(parameters, 4 * copies * parameters, activations)
 
@@ -59,12 +57,12 @@ def check_memory(footprint: Footprint, device: torch.device) -> None:
         )
 
 
-def _measure(config: Config, layers: dict[str, int], dataset: Dataset, batch: Batch) -> tuple[int, int]:
+def _measure(config: Config, layers: dict[str, int], dataset: Dataset, batch: Batch) -> int:
     settings = config.model.model_copy(update=layers)
     model = build_model(settings, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab)
     with torch.random.fork_rng():
         model.calibrate(**batch.inputs)
-    parameters = {p.data_ptr(): p.numel() for p in model.parameters()}
+    parameters = {p.data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -76,4 +74,4 @@ def _measure(config: Config, layers: dict[str, int], dataset: Dataset, batch: Ba
     with torch.random.fork_rng(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss, _ = token_losses(model(**batch.inputs), batch.labels, batch.weight, 0.0)
     del loss  # it held the graph, so that no storage could be freed and counted twice
-    return sum(parameters.values()), sum(kept.values())
+    return sum(kept.values())

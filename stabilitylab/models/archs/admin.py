@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..schedules import Schedule
 from ..sublayers import SubLayer
 from .base import Place, arch
 from .postln import PostLN
@@ -24,10 +23,11 @@ class Admin(PostLN):
     """
 
     needs_calibration = True
+    learns = "omega: d a sub-layer"
     omega: Tensor
 
-    def __init__(self, f: SubLayer, place: Place, *, alpha: float | None = None, schedule: Schedule | None = None):
-        super().__init__(f, place)
+    def __init__(self, f: SubLayer, place: Place, **given: Any) -> None:
+        super().__init__(f, place, **given)
         self.omega = nn.Parameter(torch.ones(place.width))
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from ..schedules import Schedule
 from ..sublayers import SubLayer
 from .base import Place, arch
-from .deepnorm import deepnorm_gain
+from .deepnorm import deepnorm_constants, deepnorm_gain
 from .postln import PostLN
 
 
@@ -22,11 +24,11 @@ class BranchNorm(PostLN):
     takes_alpha = True
     scheduled = True
 
-    def __init__(self, f: SubLayer, place: Place, *, alpha: float | None = None, schedule: Schedule | None = None):
-        super().__init__(f, place)
+    def __init__(self, f: SubLayer, place: Place, **given: Any) -> None:
+        super().__init__(f, place, **given)
         self.scaled_branch = nn.Identity()
-        assert schedule is not None
-        self._schedule = (schedule,)  # in a tuple: the model registers it once, not every sub-layer again
+        # in a tuple: the model registers it once, not every sub-layer again
+        self._schedule: tuple[Schedule] = (given["schedule"],)
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
         (schedule,) = self._schedule
@@ -34,3 +36,7 @@ class BranchNorm(PostLN):
 
     def gain(self, matrix: str) -> float:
         return deepnorm_gain(self.place, matrix)
+
+    @staticmethod
+    def constants(place: Place) -> dict[str, float]:
+        return {"beta": deepnorm_constants(place.stack, place.encoder_layers, place.decoder_layers)[1]}

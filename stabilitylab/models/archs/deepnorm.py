@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from ..schedules import Schedule
 from ..sublayers import SubLayer
 from .base import Place, arch
 from .postln import PostLN
@@ -37,13 +38,23 @@ class DeepNorm(PostLN):
 
     takes_alpha = True
 
-    def __init__(self, f: SubLayer, place: Place, *, alpha: float | None = None, schedule: Schedule | None = None):
-        super().__init__(f, place)
+    def __init__(self, f: SubLayer, place: Place, **given: Any) -> None:
+        super().__init__(f, place, **given)
         own, _ = deepnorm_constants(place.stack, place.encoder_layers, place.decoder_layers)
-        self.alpha = own if alpha is None else alpha
+        self.alpha = own if given.get("alpha") is None else given["alpha"]
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
         return self.norm(self.shortcut(self.alpha * x) + self.branch(self.f(x, *context)))
 
     def gain(self, matrix: str) -> float:
         return deepnorm_gain(self.place, matrix)
+
+    @staticmethod
+    def constants(place: Place) -> dict[str, float]:
+        return dict(
+            zip(
+                ("alpha", "beta"),
+                deepnorm_constants(place.stack, place.encoder_layers, place.decoder_layers),
+                strict=True,
+            )
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import arch
+from .base import Place, arch
 from .postln import PostLN
 
 
@@ -15,3 +15,7 @@ class PostLNInit(PostLN):
 
     def gain(self, matrix: str) -> float:
         return super().gain(matrix) / (self.place.layers - self.place.layer + 1)
+
+    @staticmethod
+    def constants(place: Place) -> dict[str, float]:
+        return {"gain in layer 1": 1 / place.layers, f"gain in layer {place.layers}": 1.0}
