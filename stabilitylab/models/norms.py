@@ -9,8 +9,18 @@ from torch import Tensor, nn
 EPS = 1e-5  # the same everywhere: architectures are compared, not their epsilons
 
 
+class LayerNorm(nn.LayerNorm):
+    r"""g (x - mean) / sqrt(var + eps) + b, in the type of g: on a CPU autocast would leave x short.  Ba et al. 2016."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, eps=EPS)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.to(self.weight.dtype))
+
+
 class RMSNorm(nn.RMSNorm):
-    r"""g x / sqrt(mean(x^2) + eps), in the type of g whatever autocast made of x.  Zhang and Sennrich 2019."""
+    r"""g x / sqrt(mean(x^2) + eps), in the type of g.  Zhang and Sennrich 2019."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, eps=EPS)
@@ -21,7 +31,7 @@ class RMSNorm(nn.RMSNorm):
 
 def new_norm(kind: str, width: int) -> nn.Module:
     """The norm that ``model.norm`` asks for."""
-    return RMSNorm(width) if kind == "rmsnorm" else nn.LayerNorm(width, eps=EPS)
+    return RMSNorm(width) if kind == "rmsnorm" else LayerNorm(width)
 
 
 class QueryKeyScale(nn.Module):

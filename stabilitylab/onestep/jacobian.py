@@ -16,8 +16,8 @@ from .subject import Filled, Hook, Subject, filled
 COLUMNS = ("frobenius", "spectral", "input", "centred")
 DEFINITION = """Norms of LN's Jacobian at gain 1, J = (I - 1 1^T / d - z z^T / d) / sigma with z the normalised token
 and sigma^2 = Var_d + eps (RMSNorm: without 1 1^T, sigma^2 = mean square + eps), and L2 norms of the token that enters
-(input) and of it without its mean over d (centred); means over real tokens. Where eps is negligible, spectral = 1 / sigma = sqrt(d) / centred. DeepNet, Sec. 3; Xiong et
-al. 2020."""
+(input) and of it without its mean over d (centred); means over real tokens. Where eps is negligible, spectral =
+1 / sigma = sqrt(d) / centred. DeepNet, Sec. 3; Xiong et al. 2020."""
 
 
 def jacobian_norms(x: Tensor, eps: float, centred: bool = True) -> tuple[Tensor, Tensor]:
@@ -47,12 +47,9 @@ class Jacobians:
         x = args[0][self._subject.real(site.stack)]  # (tokens, D)
         assert isinstance(module, (nn.LayerNorm, nn.RMSNorm))
         assert module.eps is not None
-        norms = (
-            *jacobian_norms(x, module.eps, isinstance(module, nn.LayerNorm)),
-            x.norm(dim=-1),
-            x.std(dim=-1, correction=0) * math.sqrt(x.shape[-1]),
-        )
-        self._means[site] = torch.stack(norms).mean(dim=-1).tolist()
+        norms = jacobian_norms(x, module.eps, isinstance(module, nn.LayerNorm))
+        lengths = x.norm(dim=-1), x.std(dim=-1, correction=0) * math.sqrt(x.shape[-1])
+        self._means[site] = torch.stack((*norms, *lengths)).mean(dim=-1).tolist()
 
     def table(self) -> Filled:
         sites = self._subject.sites.norms

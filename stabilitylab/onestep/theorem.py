@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..models.archs import PostLN, Trunk
 from ..probes import Site
+from ..probes.sites import tensor_of
 from ..schema import Row
 from .subject import Filled, Hook, Subject, filled, part_of
 
@@ -39,7 +40,8 @@ class Connections:
                 yield tap, partial(self._hear, site, name)
 
     def _hear(self, site: Site, name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        value = args[0] if name == "x" else output
+        value = tensor_of(args if name == "x" else output)
+        assert value is not None
         squares = value[self._subject.real(site.stack)].square().sum().item()
         self._squares[f"{site.stack}.{site.layer}.{site.sublayer}", name] = squares
 
