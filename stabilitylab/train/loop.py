@@ -20,7 +20,7 @@ from ..store import AbsentRun, RunWriter
 from ..verdict import Evaluation, Verdict, divergence, judge
 from . import checkpoint
 from .environment import peak_memory
-from .recipe import accuracy, adamw, learning_rate, token_losses
+from .recipe import accuracy, learning_rate, optimizer_of, token_losses
 from .team import Team
 
 
@@ -70,7 +70,7 @@ class Trainer:
             self._load_model(state)
         self.model.set_row(self.row)
         self.spread = self.team.spread(self.model, device)  # what is called: the model, or what wraps it
-        self.optimizer = adamw(train, self.model.parameters())
+        self.optimizer = optimizer_of(train, self.model.parameters())
         self.watcher = Watcher(
             self.spread,
             run,

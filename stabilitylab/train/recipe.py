@@ -40,6 +40,20 @@ def adamw(train: TrainConfig, parameters: Iterable[Parameter]) -> torch.optim.Ad
     )
 
 
+def optimizer_of(train: TrainConfig, parameters: Iterable[Parameter]) -> torch.optim.Optimizer:
+    """What ``train.optimizer`` asks for: AdamW, or RAdam (Liu et al. 2020, Admin's recipe) with decoupled decay."""
+    if train.optimizer == "adamw":
+        return adamw(train, parameters)
+    return torch.optim.RAdam(
+        parameters,
+        lr=learning_rate(train, 0),
+        betas=(train.beta1, train.beta2),
+        eps=train.eps,
+        weight_decay=train.weight_decay,
+        decoupled_weight_decay=True,
+    )
+
+
 def token_losses(logits: Tensor, labels: Tensor, weight: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
     """(smoothed cross-entropy, unsmoothed nll), in nats, each summed over tokens with ``weight`` (0 on padding).
 

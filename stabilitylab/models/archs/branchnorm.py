@@ -15,7 +15,7 @@ from .postln import PostLN
 
 @arch("branchnorm")
 class BranchNorm(PostLN):
-    r"""x_{l+1} = LN(x_l + alpha_t F(x_l)),  alpha_t = min(1, t / T).  BranchNorm, Eqs. 7-8; drawn as DeepNorm.
+    r"""x_{l+1} = LN(x_l + alpha_t F(x_l)), alpha_t = min(1, t / T).  BranchNorm, Eqs. 7-8; drawn as DeepNorm.
 
     The tap ``scaled_branch`` carries alpha_t F. At alpha_t = 0 the branch is multiplied, not skipped: a NaN in it
     shows, and its parameters have a gradient (of exactly 0), so that Adam's state exists from the first update.
