@@ -34,7 +34,7 @@ def made(depth: int, sets: tuple[str, ...], folder: Path, flat: bool) -> Trainer
     def chosen(*arguments: object, flat: bool, choice: bool = flat, **options: object) -> torch.optim.Optimizer:
         return adamw(*arguments, flat=choice, **options)  # type: ignore[arg-type]
 
-    with mock.patch.object(loop, "adamw", chosen):
+    with mock.patch.object(loop, "optimizer_of", chosen):
         return trainer(prepared(depth, *UNWATCHED, *sets), folder, bare=True)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .errors import InputError, UsageError
+from .registry import spelling
 
 Stack = Literal["encoder-decoder", "encoder", "decoder"]
 Parallel = Literal["none", "ddp", "fsdp"]
@@ -43,6 +44,8 @@ class ModelConfig(Section):
         default=None, ge=0
     )  # replaces the arch's residual (DeepNorm) or branch (BranchNorm) constant
     qk_gain: float | None = Field(default=None, ge=0)  # replaces the initial gain of q and k
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # of every norm of the model
+    qk_norm: bool = False  # normalise each head's queries and keys before their product
     growth: Literal["linear", "exp", "sigmoid"] = "linear"  # BranchNorm's schedule
     T: int = Field(default=4000, ge=1)  # BranchNorm: updates until alpha reaches 1
     t0: int = Field(default=1, ge=0)  # BranchNorm: row t uses alpha_{t + t0}
@@ -95,6 +98,7 @@ class TrainConfig(Section):
     warmup: int = Field(default=40, ge=0)  # updates; 0: none
     warmup_init_lr: float = Field(default=1e-7, ge=0)
     schedule: Literal["inverse_sqrt", "constant"] = "inverse_sqrt"
+    optimizer: Literal["adamw", "radam"] = "adamw"  # radam: Admin's published recipe
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.98, ge=0, lt=1)
     eps: float = Field(default=1e-8, gt=0)
@@ -156,6 +160,8 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 DEFAULT_DEPTH = 200
+# What a paper insists on, by architecture: over the preset, under everything that is given.
+RECIPES: dict[str, dict[str, dict[str, Any]]] = {"tfixup": {"train": {"warmup": 0}}}
 
 
 def depth_layers(depth: int, stack: Stack) -> tuple[int, int]:
@@ -216,7 +222,9 @@ def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
     preset = settings.setdefault("preset", "tiny")
     if preset not in PRESETS:
         raise UsageError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}.")
-    settings = merge(PRESETS[preset], settings)
+    model = settings.get("model", {})
+    own = RECIPES.get(spelling(str(model.get("arch", ""))), {}) if isinstance(model, dict) else {}
+    settings = merge(PRESETS[preset], own, settings)
     model = settings.setdefault("model", {})
     if isinstance(model, dict):
         stack = model.get("stack", "encoder-decoder")

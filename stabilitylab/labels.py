@@ -17,7 +17,7 @@ def label(config: ModelConfig) -> str:
 def _control(arch: str, config: ModelConfig) -> str:
     family = spelling(arch)
     beta_is_its_own = family in ("deepnorm", "branchnorm")
-    own_gains = beta_is_its_own or family == "postlninit"
+    own_gains = beta_is_its_own or family in ("postlninit", "dsinit", "dsinitcode", "rfixup", "tfixup", "subln")
     xavier = config.init == "xavier" and own_gains
     name = arch
     if config.init == "deepnorm" and not beta_is_its_own:
@@ -37,4 +37,5 @@ def _control(arch: str, config: ModelConfig) -> str:
         elif family == "branchnorm" and config.growth != "linear":
             name += f" {config.growth}"
         name += " xavier" if xavier else ""
-    return name if config.qk_gain is None else f"{name} qk={config.qk_gain:g}"
+    name += "" if config.qk_gain is None else f" qk={config.qk_gain:g}"
+    return name + (" rmsnorm" if config.norm == "rmsnorm" else "") + (" qk-norm" if config.qk_norm else "")

@@ -74,11 +74,36 @@ def test_list_and_runs(run) -> None:
     assert {"admin", "branchnorm", "deepnorm", "postln", "postln-init", "preln"} <= listing["archs"].keys()
     assert {"grad_norm", "model_update"} <= listing["probes"].keys()
     assert listing["presets"]["base"] == "512-2048-8"
+    assert all(set(facts) == FACTS for facts in listing["archs"].values())
     assert "DeepNet" in run("list", "archs")[1]
+    assert "LN(alpha x_l + F(x_l))" in run("list")[1]
     assert run("probe", "--arch", "postln", *FAST, "--quiet")[0] == 0
     (row,) = json.loads(run("runs", "--json")[1])["runs"]
     assert (row["run"], row["state"], row["arch"], row["step"]) == ("postln-2-s0", "finished", "postln", "3/3")
     assert "postln-2-s0" in run("runs")[1]
+
+
+FACTS = {"formula", "source", "remarks", "learns", "defined_for", "constants"}
+
+
+def test_list_archs_prints_formula_source_extras_and_the_constants_of_a_depth(run) -> None:
+    blocks = run("list", "archs")[1].split("\ndeepnorm\n")[1].splitlines()[:4]
+    assert [line.strip() for line in blocks] == [
+        "x_{l+1} = LN(alpha x_l + F(x_l)); v, out, fc1, fc2 drawn with gain beta",
+        "source: DeepNet, Figure 2",
+        "learns besides: nothing",
+        "at 200 layers, encoder-decoder: encoder: alpha = 3.41574, beta = 0.20631; "
+        "decoder: alpha = 4.16179, beta = 0.169904",
+    ]
+    single = run("list", "archs", "--depth", "24", "--stack", "decoder")[1]
+    assert "at 24 layers, decoder: decoder: alpha = 2.63215, beta = 0.268642" in single
+    assert "tfixup\n" in single
+    assert "defined for encoder-decoder models only" in single
+    found = json.loads(run("list", "archs", "--depth", "36", "--json")[1])["archs"]
+    assert found["subln"]["constants"]["encoder"]["gamma"] == pytest.approx(2.182857, abs=6e-7)
+    assert found["admin"]["learns"] == "omega: d a sub-layer"
+    code, _, err = run("list", "archs", "--depth", "3")
+    assert (code, "--depth 3 is odd" in err) == (2, True)
 
 
 def test_a_toml_file_and_flags_over_it(run, tmp_path: Path) -> None:

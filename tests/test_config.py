@@ -26,6 +26,13 @@ def test_later_layers_win_and_the_resolved_form_round_trips() -> None:
     assert validated(config.model_dump(mode="json")) == config
 
 
+def test_tfixup_trains_without_warm_up_unless_told_otherwise() -> None:
+    assert resolve({"model": {"arch": "T-Fixup"}}).train.warmup == 0
+    assert resolve({"preset": "base", "model": {"arch": "tfixup"}}).train.warmup == 0
+    assert resolve({"model": {"arch": "tfixup"}}, {"train": {"warmup": 7}}).train.warmup == 7
+    assert resolve({"model": {"arch": "postln", "decoder_arch": "tfixup"}}).train.warmup == 40
+
+
 def test_base_preset_is_the_papers() -> None:
     config = resolve({"preset": "base"}, depth=36)
     assert (config.model.d_model, config.model.d_ffn, config.model.heads) == (512, 2048, 8)

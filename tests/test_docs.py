@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from stabilitylab.models import ARCHS
 from stabilitylab.probes import PROBES
 from stabilitylab.reports import figures  # noqa: F401  (registers them)
 from stabilitylab.reports.base import FIGURES
@@ -43,6 +44,8 @@ def test_the_pages_build_without_a_warning_and_hold_what_the_registries_know(tmp
         if probe.__module__.startswith("stabilitylab."):
             assert f">{name}<" in pages["index"], name
             assert any(f'id="{name.replace("_", "-")}"' in page for page in pages.values()), name
+    archs = (tmp_path / "architectures.html").read_text(encoding="utf-8")
+    assert all(f'id="arch-{name}"' in archs for name in ARCHS)
     drawn = (tmp_path / "figures.html").read_text(encoding="utf-8")
     assert all(f"{name}: " in drawn for name in FIGURES)
     reference = (tmp_path / "reference" / "index.html").read_text(encoding="utf-8")

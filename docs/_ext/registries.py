@@ -1,4 +1,4 @@
-"""Directives that write what the registries know: ``probe-table``, ``probe NAME``, ``figures``, ``bounds``.
+"""Directives that write what the registries know: ``probe-table``, ``probe NAME``, ``figures``, ``bounds``, ``archs``.
 
 Docstrings are set as text, not parsed: ``||x||_2`` and ``|a|`` mean themselves. The build warns of a probe that no page
 describes.
@@ -18,6 +18,8 @@ from sphinx.util.docutils import SphinxDirective
 
 from stabilitylab import experiments
 from stabilitylab.check import BOUNDS
+from stabilitylab.models import ARCHS
+from stabilitylab.models.archs.facts import facts
 from stabilitylab.probes import PROBES, Probe
 from stabilitylab.reports import figures  # noqa: F401  (registers them)
 from stabilitylab.reports.base import FIGURES
@@ -118,6 +120,28 @@ class Bounds(SphinxDirective):
         return [table(rows, (16, 34, 9, 8, 33), ("bound", "statistic", "limit", "beyond it", "because"))]
 
 
+class Archs(SphinxDirective):
+    """Each architecture: formula, source, remarks, what it learns besides, its constants at 100L-100L."""
+
+    def run(self) -> list[nodes.Node]:
+        return [self._section(name) for name in sorted(ARCHS)]
+
+    @staticmethod
+    def _section(name: str) -> nodes.section:
+        said = facts(name, 100, 100)
+        section = nodes.section(ids=[nodes.make_id(f"arch-{name}")])
+        section += [nodes.title(text=name), nodes.literal_block(text=said["formula"])]
+        section += [prose(f"Source: {said['source']}."), *([prose(said["remarks"])] if said["remarks"] else [])]
+        constants = [
+            f"{stack} {key} = {value:.4g}"
+            for stack, values in said["constants"].items()
+            for key, value in values.items()
+        ]
+        rows = {"learns besides": said["learns"], "at 100L-100L": "; ".join(constants) or "no constant"}
+        section += table([[prose(key), prose(value)] for key, value in rows.items()], (20, 80))
+        return section
+
+
 class Figures(SphinxDirective):
     """Each figure: title, source, what is drawn, what it needs."""
 
@@ -154,5 +178,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("probe", OneProbe)
     app.add_directive("figures", Figures)
     app.add_directive("bounds", Bounds)
+    app.add_directive("archs", Archs)
     app.connect("env-check-consistency", complain)
     return {"version": "1", "parallel_read_safe": False, "env_version": 1}

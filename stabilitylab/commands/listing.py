@@ -21,19 +21,45 @@ if TYPE_CHECKING:
 
 def list_(
     what: Annotated[Literal["archs", "probes", "figures", "presets"] | None, typer.Argument(help="Only these.")] = None,
+    depth: Annotated[int, typer.Option(min=1, help="Layers for which 'archs' prints constants.")] = 200,
+    stack: Annotated[
+        Literal["encoder-decoder", "encoder", "decoder"], typer.Option(help="Kind of model for those constants.")
+    ] = "encoder-decoder",
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Architectures, probes, figures and presets, with their definitions."""
-    listing = {kind: entries for kind, entries in catalogue().items() if what in (None, kind)}
+    from ..config import depth_layers  # here, since it takes its time
+
+    layers = depth_layers(depth, stack)
+    listing = {kind: entries for kind, entries in catalogue(*layers).items() if what in (None, kind)}
     if as_json:
         print(json.dumps(listing, indent=2))
         return
     console = Console()
+    if what == "archs":
+        for name, facts in listing["archs"].items():
+            print("\n".join([name, *(f"    {line}" for line in arch_lines(facts, f"{depth} layers, {stack}"))]))
+        return
     for kind, entries in listing.items():
         table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2))
         for entry, text in entries.items():
-            table.add_row(entry, text)
+            table.add_row(entry, text if isinstance(text, str) else f"{text['formula']}  ({text['source']})")
         console.print(table, highlight=False, markup=False)
+
+
+def arch_lines(facts: dict[str, Any], at: str) -> list[str]:
+    """Formula, source, extras and constants of one architecture, a line each; ``at`` says for which depth."""
+    constants = [
+        f"{stack}: " + ", ".join(f"{name} = {value:.6g}" for name, value in values.items())
+        for stack, values in facts["constants"].items()
+        if values
+    ]
+    lines = [facts["formula"], f"source: {facts['source']}", f"learns besides: {facts['learns']}"]
+    if constants:
+        lines.append(f"at {at}: " + "; ".join(constants))
+    elif not facts["constants"]:
+        lines.append(f"defined for {' and '.join(facts['defined_for'])} models only")
+    return lines
 
 
 def runs(
@@ -55,10 +81,11 @@ def runs(
             print(f"{row['run']}: {row['reason']}", file=sys.stderr)
 
 
-def catalogue() -> dict[str, dict[str, str]]:
-    """Archs, probes, figures and presets with one line each, read from the registries."""
+def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, Any]]:
+    """Archs (what they say of themselves), probes, figures and presets (one line each), read from the registries."""
     from ..config import PRESETS, ModelConfig
     from ..models import ARCHS
+    from ..models.archs.facts import facts
     from ..probes import PROBES
     from ..reports import figures as _  # noqa: F401  (registers them)
     from ..reports.base import FIGURES
@@ -72,7 +99,7 @@ def catalogue() -> dict[str, dict[str, str]]:
         model = base.model_copy(update=sections.get("model", {}))
         presets[name] = f"{model.d_model}-{model.d_ffn}-{model.heads}"
     return {
-        "archs": {name: first_line(ARCHS[name]) for name in sorted(ARCHS)},
+        "archs": {name: facts(name, encoder_layers, decoder_layers) for name in sorted(ARCHS)},
         "probes": {name: first_line(PROBES[name]) for name in sorted(PROBES)},
         "figures": {id: f"{FIGURES[id].title} ({FIGURES[id].source})" for id in sorted(FIGURES)},
         "presets": presets,

@@ -73,7 +73,7 @@ class CachedDecoder:
         memory = model.encoder(source, keys)  # (B, S, D)
         self.self_attentions: list[GrowingSelfAttention] = []
         self.cross_attentions: list[FixedCrossAttention] = []
-        self.sublayers: list[Residual] = []
+        self.layers: list[list[Residual]] = []
         for layer in self.stack.layers:
             assert isinstance(layer, Layer)
             assert layer.cross_attn is not None
@@ -82,18 +82,20 @@ class CachedDecoder:
             own, cross = GrowingSelfAttention(layer.self_attn.f), FixedCrossAttention(layer.cross_attn.f, memory, keys)
             self.self_attentions.append(own)
             self.cross_attentions.append(cross)
-            self.sublayers += [_joined(layer.self_attn, own), _joined(layer.cross_attn, cross), layer.ffn]
+            self.layers.append([_joined(layer.self_attn, own), _joined(layer.cross_attn, cross), layer.ffn])
         self.length = 0
 
     def step(self, tokens: Tensor) -> Tensor:
         """Logits of the token after ``tokens``, the newest one of each hypothesis: (B K,) -> (B K, V)."""
-        x = self.stack.embed(tokens[:, None], first=self.length)  # (B K, 1, D)
+        trunk = self.stack.trunk
+        stream = trunk.enter(self.stack.embed(tokens[:, None], first=self.length))  # (B K, 1, D)
         self.length += 1
-        for sublayer in self.sublayers:
-            x = sublayer(x)
-        if self.stack.norm is not None:
-            x = self.stack.norm(x)
-        return self.model.logits(x)[:, 0]
+        for layer in self.layers:
+            y = trunk.before(stream)
+            for sublayer in layer:
+                y = sublayer(y)
+            stream = trunk.after(stream, y)
+        return self.model.logits(self.stack.leave(stream))[:, 0]
 
     def keep(self, rows: Tensor, sentences: Tensor | None = None) -> None:
         """Go on with the hypotheses ``rows``, in this order; ``sentences``: those that they belong to, if not all."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .archs import ARCHS, Place, Residual, arch, deepnorm_constants
 from .build import build_model, canonical, configure, parameter_count
-from .residuals import ARCHS, Place, Residual, arch, deepnorm_constants
 from .schedules import Schedule
 from .transformer import Stack, Transformer
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import psutil
 import torch
+from torch import nn
 
 from ..config import PRESETS, ModelConfig, resolve
 from ..errors import ResourceError, UsageError
+from .archs import ARCHS
 from .initialisation import initialise
-from .residuals import ARCHS
 from .transformer import KINDS, Transformer
 
 
@@ -62,10 +64,18 @@ def parameter_count(config: ModelConfig, *, source_vocab: int, target_vocab: int
         model = _construct(
             config.model_copy(update={key: min(n, 1) for key, n in layers.items()}), source_vocab, target_vocab
         )
-    total = sum(p.numel() for p in model.parameters())
+    total = _size(model)
     for name, stack in model.stacks.items():
-        total += (layers[f"{name}_layers"] - 1) * sum(p.numel() for p in stack.layers[0].parameters())
+        depth = layers[f"{name}_layers"]
+        total += (depth - 1) * _size(stack.layers[0])
+        with torch.device("meta"):
+            trunk = stack.arch.trunk(replace(stack.place, **{f"{name}_layers": depth}))
+        total += _size(trunk) - _size(stack.trunk)
     return total
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
 
 
 def _construct(config: ModelConfig, source_vocab: int, target_vocab: int) -> Transformer:

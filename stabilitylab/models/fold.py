@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import UsageError
-from .residuals import Admin, PostLN
+from .archs import Admin, PostLN
 
 if TYPE_CHECKING:
     from .transformer import Stack
@@ -27,8 +27,8 @@ def fold_admin(stack: Stack) -> None:
         raise UsageError("an omega of this Admin model is 0, so it has no Post-LN form: use it unfolded.")
     stack.input_scale = admins[0].omega.detach().clone()
     for below, above in pairwise(admins):
-        below.norm.weight.mul_(above.omega)
-        below.norm.bias.mul_(above.omega)
+        for parameter in below.norm.parameters():
+            parameter.mul_(above.omega)
     for admin in admins:
         admin.f.get_submodule(admin.f.entry).get_parameter("weight").div_(admin.omega)
     for layer in stack.layers:

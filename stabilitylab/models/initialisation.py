@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from .residuals import Residual, deepnorm_gain, xavier_gain
+from .archs import Residual, deepnorm_gain, xavier_gain
 from .transformer import Transformer
 
 GAINS: dict[str, Callable[[Residual, str], float]] = {
@@ -28,8 +28,9 @@ def named_normal(seed: int, role: str, shape: torch.Size) -> Tensor:
 
 @torch.no_grad()
 def initialise(model: Transformer, seed: int) -> None:
-    """Xavier-normal times the gain for every matrix, 0 for every bias, N(0, 1/d) for embeddings and the output."""
-    config = model.config
+    """Xavier-normal times the gain for every matrix, 0 for every bias, N(0, 1/d) times the gain for embeddings and the
+    output; what an architecture adds starts as its own class says."""
+    config, stacks = model.config, model.stacks
     for residual in model.residuals():
         for matrix, (linear, rows) in residual.f.matrices.items():
             module = residual.f.get_submodule(linear)
@@ -40,7 +41,12 @@ def initialise(model: Transformer, seed: int) -> None:
                 gain = config.qk_gain
             std = gain * math.sqrt(2 / sum(weight.shape))
             weight.copy_(named_normal(seed, f"{residual.place}.{matrix}", weight.shape) * std)
-            module.bias.zero_()
-    tables = {f"{name}.embedding": stack.embedding.weight for name, stack in model.stacks.items()}
+            if module.bias is not None:
+                module.bias.zero_()
+    own = config.init == "arch"
+    gains = {stack.embedding.weight: stack.arch.embedding_gain(stack.place) for stack in reversed(stacks.values())}
+    gains = {model.output.weight: model.last_stack.arch.output_gain} | gains  # the lowest stack decides on shared ones
+    tables = {f"{name}.embedding": stack.embedding.weight for name, stack in stacks.items()}
     for role, weight in ({"output": model.output.weight} | tables).items():  # a shared one keeps its role's numbers
-        weight.copy_(named_normal(seed, role, weight.shape) / math.sqrt(config.d_model))
+        numbers = named_normal(seed, role, weight.shape) / math.sqrt(config.d_model)
+        weight.copy_(numbers * gains[weight] if own else numbers)

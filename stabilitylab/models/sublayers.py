@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
+from .norms import QueryKeyScale
 
 
 class Linear(nn.Linear):
@@ -25,31 +26,44 @@ class Embedding(nn.Embedding):
 
 
 class SubLayer(nn.Module):
-    """F of a residual; ``drop`` is the dropout of its output."""
+    """F of a residual, with empty places that an architecture may fill; ``drop`` ends it."""
 
+    inner_norm: nn.Module | None  # in front of the last matrix
+    outer_norm: nn.Module | None  # behind it, before dropout
+    inner_width: int  # features that enter the last matrix
     matrices: Mapping[str, tuple[str, slice | None]]  # role -> (name of its Linear, its rows in a fused one)
     entry: str  # name of the Linear that the residual stream feeds
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.dropout = config.dropout
+        self.inner_norm = self.outer_norm = None
 
     def drop(self, x: Tensor) -> Tensor:
+        if self.outer_norm is not None:
+            x = self.outer_norm(x)
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
 
 
 class Attention(SubLayer):
     """Multi-head attention but for where q, k and v come from."""
 
+    head_scale: nn.Parameter | None  # (H,), on what each head yields
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.heads = config.heads
         self.attention_dropout = config.attention_dropout
+        self.inner_width = config.d_model
+        self.qk_norm = QueryKeyScale(config.norm, config.d_model // config.heads) if config.qk_norm else None
+        self.head_scale = None
         self.out = Linear(config.d_model, config.d_model)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
     ) -> Tensor:  # (B, L, H, D/H) each
+        if self.qk_norm is not None:
+            q, k = self.qk_norm(q, k)
         mixed = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
@@ -58,7 +72,12 @@ class Attention(SubLayer):
             dropout_p=self.attention_dropout if self.training else 0.0,
             is_causal=causal,
         )
-        return self.drop(self.out(mixed.transpose(1, 2).flatten(2)))  # (B, T, D)
+        if self.head_scale is not None:
+            mixed = mixed * self.head_scale[:, None, None]  # (B, H, T, D/H)
+        mixed = mixed.transpose(1, 2).flatten(2)
+        if self.inner_norm is not None:
+            mixed = self.inner_norm(mixed)
+        return self.drop(self.out(mixed))  # (B, T, D)
 
 
 class SelfAttention(Attention):
@@ -104,8 +123,9 @@ class FeedForward(SubLayer):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.activation_dropout = config.activation_dropout
+        self.inner_width = config.d_ffn
         self.fc1 = Linear(config.d_model, config.d_ffn)
-        self.activation = nn.ReLU()
+        self.activation: nn.Module = nn.ReLU()
         self.fc2 = Linear(config.d_ffn, config.d_model)
         self.matrices = {"fc1": ("fc1", None), "fc2": ("fc2", None)}
 
@@ -113,4 +133,6 @@ class FeedForward(SubLayer):
         hidden = self.activation(self.fc1(x))  # (B, T, F)
         if self.activation_dropout:
             hidden = F.dropout(hidden, self.activation_dropout, self.training)
+        if self.inner_norm is not None:
+            hidden = self.inner_norm(hidden)
         return self.drop(self.fc2(hidden))

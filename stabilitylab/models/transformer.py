@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ..config import ModelConfig
 from ..errors import UsageError
+from .archs import Admin, Place, Residual, stack_archs
 from .fold import fold_admin
-from .residuals import Admin, Place, Residual, stack_archs
 from .schedules import HostScalar, Schedule
 from .sublayers import CrossAttention, Embedding, FeedForward, Linear, SelfAttention, SubLayer
 
@@ -77,20 +77,21 @@ class Stack(nn.Module):
         self.embedding = Embedding(vocab, config.d_model)
         causal = name == "decoder"
         above_encoder = causal and config.stack == "encoder-decoder"
+        place = Place(name, 0, "", config.d_model, config.encoder_layers, config.decoder_layers, config.norm)
 
-        def join(f: SubLayer, layer: int, sublayer: str) -> Residual:
-            place = Place(name, layer, sublayer, config.d_model, config.encoder_layers, config.decoder_layers)
-            return arch(f, place, alpha=config.alpha, schedule=schedule)
+        def layer(number: int) -> Layer:
+            def join(f: SubLayer, sublayer: str, below: Residual | None) -> Residual:
+                given = {"alpha": config.alpha, "schedule": schedule, "below": below}
+                return arch(f, place.at(number, sublayer), **given)
 
-        self.layers = nn.ModuleList(
-            Layer(
-                join(SelfAttention(config, causal=causal), layer, "self_attn"),
-                join(CrossAttention(config), layer, "cross_attn") if above_encoder else None,
-                join(FeedForward(config), layer, "ffn"),
-            )
-            for layer in range(1, getattr(config, f"{name}_layers") + 1)
-        )
-        self.norm = nn.LayerNorm(config.d_model, eps=1e-5) if arch.final_norm else None
+            self_attn = join(SelfAttention(config, causal=causal), "self_attn", None)
+            cross_attn = join(CrossAttention(config), "cross_attn", self_attn) if above_encoder else None
+            return Layer(self_attn, cross_attn, join(FeedForward(config), "ffn", cross_attn or self_attn))
+
+        self.layers = nn.ModuleList(layer(number) for number in range(1, place.layers + 1))
+        self.trunk = arch.trunk(place)
+        self.norm = place.new_norm() if arch.final_norm else None
+        self.place = place
         self.register_buffer("input_scale", None)  # a folded Admin's first omega
 
     def forward(
@@ -100,13 +101,20 @@ class Stack(nn.Module):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
     ) -> Tensor:
-        x = self.embed(tokens)
+        stream = self.trunk.enter(self.embed(tokens))
         again = self.checkpointing and self.training and torch.is_grad_enabled()
         for layer in self.layers:
+            x = self.trunk.before(stream)
             if again:  # without dropout no random state is read, so that a CUDA graph can be captured
-                x = checkpoint(layer, x, mask, memory, memory_mask, use_reentrant=False, preserve_rng_state=self.draws)
+                y = checkpoint(layer, x, mask, memory, memory_mask, use_reentrant=False, preserve_rng_state=self.draws)
             else:
-                x = layer(x, mask, memory, memory_mask)
+                y = layer(x, mask, memory, memory_mask)
+            stream = self.trunk.after(stream, y)
+        return self.leave(stream)
+
+    def leave(self, stream: Any) -> Tensor:
+        """What the stack puts out, of the stream behind its last layer."""
+        x = self.trunk.leave(stream)
         return x if self.norm is None else self.norm(x)
 
     def embed(self, tokens: Tensor, first: int = 0) -> Tensor:
@@ -220,15 +228,21 @@ class Transformer(nn.Module):
         """Role -> (name in ``named_parameters()``, rows of it or None for all); each element has exactly one role."""
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.named_parameters()}
         roles: dict[str, tuple[str, slice | None]] = {}
+        taken: set[str] = set()
         for residual in self.residuals():
             for matrix, (linear, rows) in residual.f.matrices.items():
                 module = getattr(residual.f, linear)
                 roles[f"{residual.place}.{matrix}"] = names[module.weight], rows
-                roles[f"{residual.place}.{matrix}.bias"] = names[module.bias], rows
+                if module.bias is not None:
+                    roles[f"{residual.place}.{matrix}.bias"] = names[module.bias], rows
+                taken |= {names[parameter] for parameter in module.parameters()}
             for name, parameter in residual.named_parameters():
-                if not name.startswith("f."):
-                    roles[f"{residual.place}.{name}"] = names[parameter], None
+                if names[parameter] not in taken:  # by a matrix, or by a sub-layer that shares it
+                    roles[f"{residual.place}.{name.removeprefix('f.')}"] = names[parameter], None
+                    taken.add(names[parameter])
         for stack_name, stack in self.stacks.items():
+            for name, parameter in stack.trunk.named_parameters():
+                roles[f"{stack_name}.{name}"] = names[parameter], None
             if stack.norm is not None:
                 for name, parameter in stack.norm.named_parameters():
                     roles[f"{stack_name}.norm.{name}"] = names[parameter], None

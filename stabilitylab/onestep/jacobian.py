@@ -15,22 +15,22 @@ from .subject import Filled, Hook, Subject, filled
 
 COLUMNS = ("frobenius", "spectral", "input", "centred")
 DEFINITION = """Norms of LN's Jacobian at gain 1, J = (I - 1 1^T / d - z z^T / d) / sigma with z the normalised token
-and sigma^2 = Var_d + eps, and L2 norms of the token that enters (input) and of it without its mean over d (centred);
-means over real tokens. Where eps is negligible, spectral = 1 / sigma = sqrt(d) / centred. DeepNet, Sec. 3; Xiong et
-al. 2020."""
+and sigma^2 = Var_d + eps (RMSNorm: without 1 1^T, sigma^2 = mean square + eps), and L2 norms of the token that enters
+(input) and of it without its mean over d (centred); means over real tokens. Where eps is negligible, spectral =
+1 / sigma = sqrt(d) / centred. DeepNet, Sec. 3; Xiong et al. 2020."""
 
 
-def jacobian_norms(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def jacobian_norms(x: Tensor, eps: float, centred: bool = True) -> tuple[Tensor, Tensor]:
     """(Frobenius norm, spectral norm) of dLN(x)/dx at gain 1 and bias 0 for each token; x (..., D) -> (...).
 
     J is symmetric: 0 along 1, 1 / sigma in the d - 2 directions across 1 and z, and eps / sigma^3 along z, what eps
-    leaves of the direction that normalising removes.
+    leaves of the direction that normalising removes. Not ``centred`` (RMSNorm): 1 / sigma along 1 too.
     """
-    d = x.shape[-1]
-    variance = x.var(dim=-1, correction=0)
+    across = x.shape[-1] - (2 if centred else 1)
+    variance = x.var(dim=-1, correction=0) if centred else x.square().mean(dim=-1)
     sigma = (variance + eps).sqrt()
     along = eps / sigma.square()
-    return (d - 2 + along.square()).sqrt() / sigma, (torch.ones_like(along) if d > 2 else along) / sigma
+    return (across + along.square()).sqrt() / sigma, (torch.ones_like(along) if across else along) / sigma
 
 
 class Jacobians:
@@ -45,9 +45,11 @@ class Jacobians:
 
     def _hear(self, site: Site, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         x = args[0][self._subject.real(site.stack)]  # (tokens, D)
-        assert isinstance(module, nn.LayerNorm)
-        norms = *jacobian_norms(x, module.eps), x.norm(dim=-1), x.std(dim=-1, correction=0) * math.sqrt(x.shape[-1])
-        self._means[site] = torch.stack(norms).mean(dim=-1).tolist()
+        assert isinstance(module, (nn.LayerNorm, nn.RMSNorm))
+        assert module.eps is not None
+        norms = jacobian_norms(x, module.eps, isinstance(module, nn.LayerNorm))
+        lengths = x.norm(dim=-1), x.std(dim=-1, correction=0) * math.sqrt(x.shape[-1])
+        self._means[site] = torch.stack((*norms, *lengths)).mean(dim=-1).tolist()
 
     def table(self) -> Filled:
         sites = self._subject.sites.norms

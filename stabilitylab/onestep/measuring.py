@@ -62,7 +62,9 @@ def everything(subject: Subject) -> tuple[dict[str, float | None], list[Filled]]
         start = subject.output()
     updates = directions(subject)
     rates = update_rate(subject, updates, start)
-    tables += [rates, perturbation(subject, before), jacobians.table()]
+    tables += [rates, perturbation(subject, before)]
+    if subject.sites.norms:
+        tables.append(jacobians.table())
     if applies(subject):
         by_site = {row.site: value for row, value in zip(rates[0].rows, rates[1].values[:, 0].tolist(), strict=True)}
         tables.append(theorem(subject, connections, updates, by_site))

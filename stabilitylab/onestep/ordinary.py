@@ -39,7 +39,7 @@ def ordinary(subject: Subject) -> tuple[dict[str, float | None], list[Filled]]:
     watcher = Watcher(
         model,
         sink,
-        probes=PROBES,
+        probes=[name for name in PROBES if subject.sites.norms or name != "ln_input"],  # some archs have no norm
         every=1,
         update_every=1,
         optimizer=adamw(subject.config.train, model.parameters()),  # never stepped: its eps is recorded against

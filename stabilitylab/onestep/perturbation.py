@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..models.initialisation import named_normal
 from ..probes import Site
+from ..probes.sites import tensor_of
 from .subject import Filled, Hook, Subject, filled, hooked, moved, part_of
 
 RANDOM, GRADIENT = 1e-4, 1e-6  # what is added to each weight, times a sign
@@ -32,7 +33,9 @@ class Outputs:
         return ((site.module, partial(self._hear, site)) for site in self.sites)
 
     def _hear(self, site: Site, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        real = output[self._subject.real(site.stack)]  # (tokens, D)
+        x = tensor_of(output)  # the stream that sub-layers see, where there are more
+        assert x is not None
+        real = x[self._subject.real(site.stack)]  # (tokens, D)
         self.values[site] = real / real.std(dim=-1, correction=0, keepdim=True)
 
 

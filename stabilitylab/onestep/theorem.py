@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.residuals import PostLN
+from ..models.archs import PostLN, Trunk
 from ..probes import Site
+from ..probes.sites import tensor_of
 from ..schema import Row
 from .subject import Filled, Hook, Subject, filled, part_of
 
@@ -39,7 +40,8 @@ class Connections:
                 yield tap, partial(self._hear, site, name)
 
     def _hear(self, site: Site, name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        value = args[0] if name == "x" else output
+        value = tensor_of(args if name == "x" else output)
+        assert value is not None
         squares = value[self._subject.real(site.stack)].square().sum().item()
         self._squares[f"{site.stack}.{site.layer}.{site.sublayer}", name] = squares
 
@@ -64,7 +66,8 @@ class Sums:
 
 def applies(subject: Subject) -> bool:
     """Whether every sub-layer is LN(s x + F): the theorems are about nothing else."""
-    return all(issubclass(stack.arch, PostLN) for stack in subject.model.stacks.values())
+    archs = [stack.arch for stack in subject.model.stacks.values()]
+    return all(issubclass(arch, PostLN) and arch.trunk is Trunk for arch in archs)
 
 
 def theorem(

@@ -174,7 +174,8 @@ def _by_role(roles: Callable[[], Any], names: dict[str, int]) -> Iterator[Piece]
             site = role.removesuffix(".weight").removesuffix(".bias")
             row, leaf = Row(site, parts[0] if "." in role else "", 0, site.rpartition(".")[2]), parts[1:]
         matrix = leaf[0] if leaf and leaf[0] in GROUP_OF else ""
-        group = "ln" if leaf[:1] == ["norm"] else "bias" if matrix and leaf[-1] == "bias" else GROUP_OF.get(matrix, "")
+        is_ln = bool(leaf) and leaf[0].endswith("norm")
+        group = "ln" if is_ln else "bias" if matrix and leaf[-1] == "bias" else GROUP_OF.get(matrix, "")
         yield Piece(names[name], part, row, group, bool(matrix))
 
 

@@ -36,6 +36,19 @@ NAMES = {
     "deepnorm": "DeepNorm",
     "branchnorm": "BranchNorm",
     "admin": "Admin",
+    "dsinit": "DS-Init",
+    "dsinit-code": "DS-Init (code)",
+    "rezero": "ReZero",
+    "rfixup": "R-Fixup",
+    "tfixup": "T-Fixup",
+    "dlcl": "DLCL",
+    "dlcl-post": "DLCL (Post-LN)",
+    "normformer": "NormFormer",
+    "subln": "Sub-LN",
+    "sandwich": "Sandwich-LN",
+    "periln": "Peri-LN",
+    "layernorm-scaling": "LayerNorm scaling",
+    "resi-dual": "ResiDual",
 }
 
 
@@ -52,7 +65,7 @@ class Style:
 def family(label: str) -> str:
     """The architecture that a label is about: ``branchnorm`` of ``branchnorm T=1``."""
     first = label.split("/")[0]
-    return max((arch for arch in ARCHS if first.startswith(arch)), key=len, default=first)
+    return max((arch for arch in NAMES if first.startswith(arch)), key=len, default=first)
 
 
 def style(label: str) -> Style:

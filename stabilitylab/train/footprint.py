@@ -1,4 +1,4 @@
-"""Parameters and memory of a run, measured on models of one and two layers and extended to the asked depth."""
+"""Parameters and memory of a run; activations are measured on models of one and two layers and extended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from ..config import Config
 from ..data import Batch, Dataset
 from ..errors import ResourceError
-from ..models import ARCHS, build_model
+from ..models import ARCHS, build_model, parameter_count
 from ..probes.reference import ON_HOST
 from ..probes.selection import chosen
 from .flat import MOST
@@ -40,29 +40,27 @@ class Footprint:
 
 
 def estimate(config: Config, dataset: Dataset, device: torch.device | None = None) -> Footprint:
-    """Both quantities are affine in the numbers of encoder and decoder layers, and activations in the rows of a batch,
-    so tiny models of a layer or two and a few rows determine them, in the precision of the run."""
+    """Activations are affine in the numbers of encoder and decoder layers and in the rows of a batch, so tiny models of
+    a layer or two and a few rows determine them, in the precision of the run."""
     batch = max((dataset.micro_batch(step) for step in range(8)), key=lambda b: b.labels.numel())
 
     n, m = config.model.encoder_layers, config.model.decoder_layers
 
-    def at(encoder: int, decoder: int, again: bool) -> tuple[int, int]:
+    def at(encoder: int, decoder: int, again: bool) -> int:
         layers = {"encoder_layers": encoder if n else 0, "decoder_layers": decoder if m else 0}
         return _measure(config, layers, dataset, batch, again)
 
-    def around(again: bool) -> tuple[tuple[int, int], ...]:
+    def around(again: bool) -> tuple[int, int, int]:
         return at(1, 1, again), at(2, 1, again), at(1, 2, again)
 
     device = device or torch.device("cpu")
     again = config.train.activation_checkpointing
     base, more_encoder, more_decoder = around(again)
-    parameters, activations = (
-        base[i] + max(n - 1, 0) * (more_encoder[i] - base[i]) + max(m - 1, 0) * (more_decoder[i] - base[i])
-        for i in range(2)
-    )
+    activations = base + max(n - 1, 0) * (more_encoder - base) + max(m - 1, 0) * (more_decoder - base)
     if again:  # the backward pass holds the inside of one layer at a time
         one, *two = around(again=False)
-        activations += max(layer[1] - one[1] for layer in two)
+        activations += max(layer - one for layer in two)
+    parameters = parameter_count(config.model, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab)
     return Footprint(parameters, 4 * _copies(config, parameters, device) * parameters, activations)
 
 
@@ -71,7 +69,7 @@ def _copies(config: Config, parameters: int, device: torch.device) -> int:
     probes, model = chosen(config.probes.names), config.model
     scheduled = any(ARCHS[name].scheduled for name in (model.arch, model.decoder_arch) if name)
     elsewhere = device.type == "cuda" and parameters > ON_HOST
-    gathered = config.train.parallel == "none" and parameters <= MOST
+    gathered = config.train.optimizer == "adamw" and config.train.parallel == "none" and parameters <= MOST
     return 4 + gathered + ("update_ratio" in probes) + ("model_update" in probes and scheduled and not elsewhere)
 
 
@@ -101,19 +99,19 @@ def check_memory(footprint: Footprint, device: torch.device) -> None:
         )
 
 
-def _measure(config: Config, layers: dict[str, int], dataset: Dataset, batch: Batch, again: bool) -> tuple[int, int]:
+def _measure(config: Config, layers: dict[str, int], dataset: Dataset, batch: Batch, again: bool) -> int:
     settings = config.model.model_copy(update=layers)
     model = build_model(settings, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab)
     for stack in model.stacks.values():
         stack.checkpointing = again
     with torch.random.fork_rng():
         model.calibrate(**_head(batch, FEW).inputs)
-    parameters = {p.data_ptr(): p.numel() for p in model.parameters()}
+    parameters = {p.data_ptr() for p in model.parameters()}
     rows = len(batch.labels)
     if rows <= 2 * FEW:
-        return sum(parameters.values()), _kept(config, model, batch, parameters)
+        return _kept(config, model, batch, parameters)
     few, twice = (_kept(config, model, _head(batch, n), parameters) for n in (FEW, 2 * FEW))
-    return sum(parameters.values()), few + (twice - few) * (rows - FEW) // FEW
+    return few + (twice - few) * (rows - FEW) // FEW
 
 
 def _head(batch: Batch, rows: int) -> Batch:

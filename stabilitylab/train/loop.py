@@ -21,7 +21,7 @@ from ..store import AbsentRun, RunWriter
 from ..verdict import Evaluation, Verdict, divergence, judge
 from . import checkpoint
 from .environment import peak_memory
-from .recipe import accuracy, adamw, learning_rate, set_rate, token_losses
+from .recipe import accuracy, learning_rate, optimizer_of, set_rate, token_losses
 from .replays import Directly, Replays
 from .team import Team
 
@@ -77,7 +77,7 @@ class Trainer:
             stack.checkpointing = train.activation_checkpointing
         self.spread = self.team.spread(self.model, device)  # what is called: the model, or what wraps it
         on_device = recorder is not None or device.type == "cuda"
-        self.optimizer = adamw(
+        self.optimizer = optimizer_of(
             train,
             self.model.parameters(),
             device=device if on_device else None,

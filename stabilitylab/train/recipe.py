@@ -61,6 +61,26 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = rate
 
 
+def optimizer_of(
+    train: TrainConfig, parameters: Iterable[Parameter], *, device: torch.device | None = None, flat: bool = False
+) -> torch.optim.Optimizer:
+    """What ``train.optimizer`` asks for: AdamW, see :func:`adamw`, or RAdam (Liu et al. 2020, Admin's recipe) with
+    decoupled decay."""
+    if train.optimizer == "adamw":
+        return adamw(train, parameters, device=device, flat=flat)
+    on_gpu = device is not None and device.type == "cuda"
+    rate = learning_rate(train, 0)
+    return torch.optim.RAdam(
+        parameters,
+        lr=torch.tensor(rate, device=device) if on_gpu else rate,
+        betas=(train.beta1, train.beta2),
+        eps=train.eps,
+        weight_decay=train.weight_decay,
+        decoupled_weight_decay=True,
+        capturable=on_gpu,
+    )
+
+
 def token_losses(logits: Tensor, labels: Tensor, weight: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
     """(smoothed cross-entropy, unsmoothed nll), in nats, each summed over tokens with ``weight`` (0 on padding).
 

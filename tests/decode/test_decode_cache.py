@@ -18,6 +18,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("preln", {"decoder_arch": "postln"}),
     ("postln", {"decoder_arch": "preln"}),
     ("admin", {"decoder_arch": "branchnorm"}),
+    ("resi-dual", {"decoder_arch": "dlcl"}),
+    ("postln", {"qk_norm": True}),
+    ("preln", {"qk_norm": True, "norm": "rmsnorm"}),
 ]
 
 

@@ -113,8 +113,8 @@ class Plain:
         return hidden @ self.weights["output" if self.config.tie == "none" else f"{last}.embedding"].T
 
 
-def assert_equals_plain(model: Transformer, pairs: dict[str, torch.Tensor]) -> None:
-    plain = Plain(model)
+def assert_equals_plain(model: Transformer, pairs: dict[str, torch.Tensor], plain: Plain | None = None) -> None:
+    plain = plain or Plain(model)
     both = model.config.stack == "encoder-decoder"
     inputs = pairs if both else {"tokens": pairs["target"], "mask": pairs["target_mask"]}
     with torch.no_grad():

@@ -162,9 +162,12 @@ def test_shared_tables_carry_the_numbers_of_their_role(tie) -> None:
     ("stack", "tie"),
     [("encoder-decoder", "all"), *product(["encoder-decoder", "encoder", "decoder"], ["output", "none"])],
 )
+@pytest.mark.parametrize("switches", [{}, {"qk_norm": True, "norm": "rmsnorm"}], ids=["plain", "switched"])
 @pytest.mark.parametrize("arch", sorted(ARCHS))
-def test_roles_partition_the_parameters(arch, stack, tie, small) -> None:
-    model = small(arch, stack=stack, tie=tie)
+def test_roles_partition_the_parameters(arch, stack, tie, switches, small) -> None:
+    if stack not in ARCHS[arch].defined_for:
+        return
+    model = small(arch, stack=stack, tie=tie, **switches)
     covered = {name: torch.zeros(len(parameter)) for name, parameter in model.named_parameters()}
     for name, part in model.parameter_roles().values():
         covered[name][slice(None) if part is None else part] += 1

@@ -26,6 +26,17 @@ def test_norms_of_the_jacobian_that_autograd_finds(d: int, scale: float) -> None
         assert two.item() == pytest.approx(torch.linalg.matrix_norm(jacobian, 2).item(), rel=1e-9)
 
 
+@pytest.mark.parametrize("d", [1, 2, 33])
+@pytest.mark.parametrize("scale", [1e-3, 1.0])
+def test_norms_of_rms_norms_jacobian(d: int, scale: float) -> None:
+    x = scale * torch.randn(5, d, dtype=torch.float64, generator=torch.Generator().manual_seed(d))
+    frobenius, spectral = jacobian_norms(x, 1e-5, centred=False)
+    for token, fro, two in zip(x, frobenius, spectral, strict=True):
+        jacobian: Tensor = jacrev(lambda t: F.rms_norm(t, (d,), eps=1e-5))(token)  # type: ignore[assignment]
+        assert fro.item() == pytest.approx(torch.linalg.matrix_norm(jacobian).item(), rel=1e-9)
+        assert two.item() == pytest.approx(torch.linalg.matrix_norm(jacobian, 2).item(), rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("arch", "stack"), [("deepnorm", "encoder-decoder"), ("preln", "encoder"), ("admin", "decoder")]
 )

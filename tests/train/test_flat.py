@@ -142,7 +142,7 @@ def test_the_trainers_tables_are_the_same_with_and_without(arch: str, tmp_path: 
         sets = f"model.arch={arch} train.steps=6 probes.every=1 probes.update_every=2 data.sentences=4 data.held_out=6"
         prepared = plan(resolve(parse_set([*sets.split(), "probes.names=['default','adam']"]), depth=4))
         writer = RunWriter.create(tmp_path / str(flat), {"config": prepared.config.model_dump(mode="json")})
-        with mock.patch.object(loop, "adamw", lambda *a, flat, choice=flat, **o: adamw(*a, flat=choice, **o)):
+        with mock.patch.object(loop, "optimizer_of", lambda *a, flat, choice=flat, **o: adamw(*a, flat=choice, **o)):
             trainer = Trainer(prepared.config, prepared.dataset, writer, prepared.device)
         assert isinstance(trainer.optimizer, FlatAdamW) is flat
         trainer.fit(lambda: False, lambda report: None)

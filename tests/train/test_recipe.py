@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stabilitylab.config import TrainConfig
-from stabilitylab.train.recipe import accuracy, adamw, learning_rate, token_losses
+from stabilitylab.train.recipe import accuracy, adamw, learning_rate, optimizer_of, token_losses
 
 
 def test_inverse_square_root_with_warmup() -> None:
@@ -53,6 +53,30 @@ def test_accuracy_counts_weighted_tokens_only() -> None:
     labels = torch.tensor([[0, 1, 2, 0], [0, 0, 0, 3]])
     weight = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0]])
     assert accuracy(logits, labels, weight).item() == pytest.approx(4 / 6)
+
+
+def test_radam_is_its_formula_with_decoupled_decay() -> None:
+    """Liu et al. 2020, Algorithm 2: plain momentum while the variance of the second moment is intractable."""
+    train = TrainConfig(optimizer="radam", lr=1e-2, warmup=0, beta1=0.9, beta2=0.98, weight_decay=0.1)
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    optimizer = optimizer_of(train, [weight])
+    x, m, v, slopes = 1.0, 0.0, 0.0, [math.sin(t) for t in range(1, 13)]
+    rectified = []
+    for t, g in enumerate(slopes, start=1):
+        weight.grad = torch.full((3,), g, dtype=torch.float64)
+        optimizer.step()
+        m, v = 0.9 * m + 0.1 * g, 0.98 * v + 0.02 * g * g
+        longest = 2 / (1 - 0.98) - 1
+        rho = longest - 2 * t * 0.98**t / (1 - 0.98**t)
+        step = m / (1 - 0.9**t)
+        if rho > 5:
+            r = math.sqrt((rho - 4) * (rho - 2) * longest / ((longest - 4) * (longest - 2) * rho))
+            step *= r * math.sqrt(1 - 0.98**t) / (math.sqrt(v) + 1e-8)
+            rectified.append(t)
+        x -= 1e-2 * 0.1 * x + 1e-2 * step
+        assert weight.tolist() == pytest.approx([x] * 3, rel=1e-9)
+    assert 0 < len(rectified) < 12
+    assert isinstance(optimizer_of(TrainConfig(), [weight]), torch.optim.AdamW)
 
 
 def test_decay_is_decoupled_so_that_a_weight_without_gradient_barely_moves() -> None:

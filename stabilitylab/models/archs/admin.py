@@ -1,0 +1,59 @@
+"""Admin: a trained vector on the shortcut, set by a calibration pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..sublayers import SubLayer
+from .base import Place, arch
+from .postln import PostLN
+
+
+@arch("admin")
+class Admin(PostLN):
+    r"""x_i = LN(omega_i x_{i-1} + f_i(x_{i-1})), omega_i a trained vector.  Admin (Liu et al. 2020).
+
+    Calibration as in the authors' code, in one pass: omega_i <- r; r <- sqrt(Var(omega_i x_{i-1}) + Var(f_i)),
+    r = 1 before the first sub-layer of each stack. Var is the population variance over all elements, padding too.
+    """
+
+    needs_calibration = True
+    learns = "omega: d a sub-layer"
+    omega: Tensor
+
+    def __init__(self, f: SubLayer, place: Place, **given: Any) -> None:
+        super().__init__(f, place, **given)
+        self.omega = nn.Parameter(torch.ones(place.width))
+
+    def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
+        return self.norm(self.shortcut(self.omega * x) + self.branch(self.f(x, *context)))
+
+    @staticmethod
+    @contextmanager
+    def calibrating(residuals: Sequence[Admin]) -> Iterator[None]:
+        variance = torch.ones((), dtype=torch.float64, device=residuals[0].omega.device)
+
+        def enter(residual: nn.Module, _inputs: Any) -> None:
+            nonlocal variance
+            assert isinstance(residual, Admin)
+            residual.omega.copy_(variance.sqrt())
+            variance = torch.zeros_like(variance)
+
+        def tap(_tap: nn.Module, _inputs: Any, output: Tensor) -> None:
+            nonlocal variance
+            variance = variance + output.double().var(correction=0)
+
+        with ExitStack() as hooks:
+            for residual in residuals:
+                for handle in (
+                    residual.register_forward_pre_hook(enter),
+                    residual.shortcut.register_forward_hook(tap),
+                    residual.branch.register_forward_hook(tap),
+                ):
+                    hooks.callback(handle.remove)
+            yield

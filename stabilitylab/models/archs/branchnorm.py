@@ -1,0 +1,42 @@
+"""BranchNorm: a schedule on the branch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..schedules import Schedule
+from ..sublayers import SubLayer
+from .base import Place, arch
+from .deepnorm import deepnorm_constants, deepnorm_gain
+from .postln import PostLN
+
+
+@arch("branchnorm")
+class BranchNorm(PostLN):
+    r"""x_{l+1} = LN(x_l + alpha_t F(x_l)), alpha_t = min(1, t / T).  BranchNorm, Eqs. 7-8; drawn as DeepNorm.
+
+    The tap ``scaled_branch`` carries alpha_t F. At alpha_t = 0 the branch is multiplied, not skipped: a NaN in it
+    shows, and its parameters have a gradient (of exactly 0), so that Adam's state exists from the first update.
+    """
+
+    takes_alpha = True
+    scheduled = True
+
+    def __init__(self, f: SubLayer, place: Place, **given: Any) -> None:
+        super().__init__(f, place, **given)
+        self.scaled_branch = nn.Identity()
+        # in a tuple: the model registers it once, not every sub-layer again
+        self._schedule: tuple[Schedule] = (given["schedule"],)
+
+    def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
+        (schedule,) = self._schedule
+        return self.norm(self.shortcut(x) + self.scaled_branch(schedule.alpha * self.branch(self.f(x, *context))))
+
+    def gain(self, matrix: str) -> float:
+        return deepnorm_gain(self.place, matrix)
+
+    @staticmethod
+    def constants(place: Place) -> dict[str, float]:
+        return {"beta": deepnorm_constants(place.stack, place.encoder_layers, place.decoder_layers)[1]}

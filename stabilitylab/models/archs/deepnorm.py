@@ -1,0 +1,60 @@
+"""DeepNorm: a constant on the shortcut, and the initial gains that belong to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..sublayers import SubLayer
+from .base import Place, arch
+from .postln import PostLN
+
+
+def deepnorm_constants(stack: str, encoder_layers: int, decoder_layers: int) -> tuple[float, float]:
+    r"""(alpha, beta).  DeepNet, Figure 2, with its 0.87 (torchscale's encoder has 1.15 there).
+
+    Encoder-decoder: .81 (N^4 M)^{1/16}, .87 (N^4 M)^{-1/16} and (3M)^{1/4}, (12M)^{-1/4}; a single stack of L
+    layers: (2L)^{1/4}, (8L)^{-1/4}.
+    """
+    n, m = encoder_layers, decoder_layers
+    if not (n and m):
+        return (2 * (n + m)) ** 0.25, (8 * (n + m)) ** -0.25
+    if stack == "encoder":
+        return 0.81 * (n**4 * m) ** (1 / 16), 0.87 * (n**4 * m) ** (-1 / 16)
+    return (3 * m) ** 0.25, (12 * m) ** -0.25
+
+
+def deepnorm_gain(place: Place, matrix: str) -> float:
+    """DeepNet, Figure 2: beta on v, out, fc1 and fc2 of every sub-layer; q and k keep 1."""
+    if matrix in ("q", "k"):
+        return 1.0
+    return deepnorm_constants(place.stack, place.encoder_layers, place.decoder_layers)[1]
+
+
+@arch("deepnorm")
+class DeepNorm(PostLN):
+    r"""x_{l+1} = LN(alpha x_l + F(x_l)); v, out, fc1, fc2 drawn with gain beta.  DeepNet, Figure 2."""
+
+    takes_alpha = True
+
+    def __init__(self, f: SubLayer, place: Place, **given: Any) -> None:
+        super().__init__(f, place, **given)
+        own, _ = deepnorm_constants(place.stack, place.encoder_layers, place.decoder_layers)
+        self.alpha = own if given.get("alpha") is None else given["alpha"]
+
+    def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
+        return self.norm(self.shortcut(self.alpha * x) + self.branch(self.f(x, *context)))
+
+    def gain(self, matrix: str) -> float:
+        return deepnorm_gain(self.place, matrix)
+
+    @staticmethod
+    def constants(place: Place) -> dict[str, float]:
+        return dict(
+            zip(
+                ("alpha", "beta"),
+                deepnorm_constants(place.stack, place.encoder_layers, place.decoder_layers),
+                strict=True,
+            )
+        )

@@ -1,0 +1,38 @@
+"""DS-Init: Post-LN whose initial weights shrink with depth, as its paper says and as its code does."""
+
+from __future__ import annotations
+
+from .base import Place, arch
+from .postln import PostLN
+
+
+@arch("dsinit")
+class DSInit(PostLN):
+    r"""Post-LN, all matrices of layer l drawn l^{-1/2} smaller.  Zhang, Titov and Sennrich 2019 (1908.11365).
+
+    Its alpha is 1. l restarts at 1 in the decoder. The base of q, k and v is that of all architectures here.
+    """
+
+    def gain(self, matrix: str) -> float:
+        return super().gain(matrix) * self.place.layer**-0.5
+
+    @staticmethod
+    def constants(place: Place) -> dict[str, float]:
+        return {"gain in layer 1": 1.0, f"gain in layer {place.layers}": place.layers**-0.5}
+
+
+@arch("dsinit-code")
+class DSInitCode(PostLN):
+    r"""Post-LN, all matrices of layer l drawn l^{-1/4} smaller.  The code of DS-Init's authors (bzhangGo/zero).
+
+    It passes l^{-1/2} to an initialiser that takes a variance. Its q, k and v are one d x 3d matrix in self-attention
+    (hence 1/sqrt(2), as our base has it) and three d x d matrices in cross-attention (hence 1).
+    """
+
+    def gain(self, matrix: str) -> float:
+        base = 1.0 if self.place.sublayer == "cross_attn" else super().gain(matrix)
+        return base * self.place.layer**-0.25
+
+    @staticmethod
+    def constants(place: Place) -> dict[str, float]:
+        return {"gain in layer 1": 1.0, f"gain in layer {place.layers}": place.layers**-0.25}

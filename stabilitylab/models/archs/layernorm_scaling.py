@@ -1,0 +1,30 @@
+"""LayerNorm scaling: Pre-LN whose norms shrink with depth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..sublayers import SubLayer
+from .base import Place, arch
+from .preln import PreLN
+
+
+@arch("layernorm-scaling")
+class LayerNormScaling(PreLN):
+    r"""Pre-LN, x_{l+1} = x_l + F(LN(x_l) / sqrt(l)) in layer l.  The Curse of Depth, Sun et al. 2025 (2502.05795).
+
+    The final norm is not scaled. The paper has decoders alone; Inferred: l restarts at 1 in each stack.
+    """
+
+    def __init__(self, f: SubLayer, place: Place, **given: Any) -> None:
+        super().__init__(f, place, **given)
+        self.scale = place.layer**-0.5
+
+    def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
+        return self.shortcut(x) + self.branch(self.f(self.scale * self.norm(x), *context))
+
+    @staticmethod
+    def constants(place: Place) -> dict[str, float]:
+        return {"scale in layer 1": 1.0, f"scale in layer {place.layers}": place.layers**-0.5}

@@ -1,0 +1,21 @@
+"""Post-LN with smaller initial weights at the bottom."""
+
+from __future__ import annotations
+
+from .base import Place, arch
+from .postln import PostLN
+
+
+@arch("postln-init")
+class PostLNInit(PostLN):
+    r"""Post-LN, all matrices of layer l drawn 1 / k_l smaller, k_l = N - l + 1.  DeepNet, Figure 3.
+
+    Inferred: "the weights of the l-th layer" are all of them, q and k too, and N is the depth of the layer's own stack.
+    """
+
+    def gain(self, matrix: str) -> float:
+        return super().gain(matrix) / (self.place.layers - self.place.layer + 1)
+
+    @staticmethod
+    def constants(place: Place) -> dict[str, float]:
+        return {"gain in layer 1": 1 / place.layers, f"gain in layer {place.layers}": 1.0}

@@ -1,0 +1,76 @@
+"""Fixup's Transformer: no norm; zero, small and shared scalars in its place."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..sublayers import FeedForward, SubLayer
+from .base import Place, Residual, Trunk, arch, xavier_gain
+
+
+class Shift(nn.Module):
+    """x - b, b one trained number, 0 at the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - self.b
+
+
+class RFixupTrunk(Trunk):
+    """s (x - b) ends an encoder, x - b a decoder."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.shift = Shift()
+        self.scale = nn.Parameter(torch.ones(1)) if place.stack == "encoder" else None
+
+    def leave(self, stream: Tensor) -> Tensor:
+        x = self.shift(stream)
+        return x if self.scale is None else self.scale * x
+
+
+@arch("rfixup")
+class RFixup(Residual):
+    r"""x_{l+1} = x_l + s F(x_l - b), F without biases, W_2 (relu(W_1 x - b_1) - b_2).  Fixup, Zhang et al. 2019.
+
+    1901.09321. No norm. As in the authors' Transformer: q, k, v drawn L^{-1/6} smaller, fc1 L^{-1/2} smaller, out, fc2
+    and an untied output matrix 0; L counts the sub-layers of the model (their cross-attention takes 12 for any L: not
+    followed). In cross-attention b moves the query alone. Inferred: L of a single stack.
+    """
+
+    normalised = False
+    trunk = RFixupTrunk
+    output_gain = 0.0
+    learns = "b, s: 6 numbers a layer, 8 with cross-attention; 2 at the end of an encoder, 1 of a decoder"
+
+    def __init__(self, f: SubLayer, place: Place, **given: Any) -> None:
+        super().__init__(f, place, **given)
+        for module in f.modules():
+            if isinstance(module, nn.Linear):
+                module.register_parameter("bias", None)
+        if isinstance(f, FeedForward):
+            f.activation = nn.Sequential(OrderedDict(before=Shift(), relu=f.activation, after=Shift()))
+        self.shift = Shift()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.scaled_branch = nn.Identity()
+
+    def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
+        branch = self.branch(self.f(self.shift(x), *context))
+        return self.shortcut(x) + self.scaled_branch(self.scale * branch)
+
+    def gain(self, matrix: str) -> float:
+        if matrix in ("out", "fc2"):
+            return 0.0
+        power = -1 / 2 if matrix == "fc1" else -1 / 6  # -1 / (2m - 2) for m matrices in a branch
+        return xavier_gain(self.place, matrix) * self.place.sublayers**power
+
+    @staticmethod
+    def constants(place: Place) -> dict[str, float]:
+        return {"gain of q, k, v": place.sublayers ** (-1 / 6), "gain of fc1": place.sublayers ** (-1 / 2)}

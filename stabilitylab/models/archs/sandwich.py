@@ -1,0 +1,47 @@
+"""Norms on both sides of each sub-layer: Sandwich-LN and Peri-LN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..sublayers import SubLayer
+from .base import Place, Trunk, arch
+from .preln import PreLN
+
+
+@arch("sandwich")
+class Sandwich(PreLN):
+    r"""x_{l+1} = x_l + LN(F(LN(x_l))), and a norm after the last layer of each stack.  CogView (2105.13290).
+
+    Dropout comes behind the outer norm, as for every branch here.
+    """
+
+    learns = "a second norm a sub-layer; the final norm"
+
+    def __init__(self, f: SubLayer, place: Place, **given: Any) -> None:
+        super().__init__(f, place, **given)
+        f.outer_norm = place.new_norm()
+
+
+class EmbeddingNorm(Trunk):
+    """LN(x_0) enters the first layer."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.embedding_norm = place.new_norm()
+
+    def enter(self, x: Tensor) -> Tensor:
+        return self.embedding_norm(x)
+
+
+@arch("periln")
+class PeriLN(Sandwich):
+    r"""Sandwich-LN over a normalised embedding, x_0 <- LN(x_0).  Kim et al. 2025 (2502.02732).
+
+    The norm of the embedding is all that tells it from Sandwich-LN; the paper calls it optional.
+    """
+
+    trunk = EmbeddingNorm
+    learns = "a second norm a sub-layer; a norm of the embedding; the final norm"

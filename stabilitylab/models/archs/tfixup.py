@@ -1,0 +1,39 @@
+"""T-Fixup: no norm, no warm-up, and initial weights that stand in for both."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .base import Place, Residual, arch
+
+
+def tfixup_constants(place: Place) -> tuple[float, float]:
+    """(gain of v, out, fc1, fc2; gain of the embedding) of a stack: .67 N^{-1/4} and (9N)^{-1/4}; (9M)^{-1/4} both."""
+    embedding = (9 * place.layers) ** -0.25
+    return (0.67 * place.layers**-0.25 if place.stack == "encoder" else embedding), embedding
+
+
+@arch("tfixup")
+class TFixup(Residual):
+    r"""x_{l+1} = x_l + F(x_l), no norm, no warm-up; v, out, fc1, fc2 and embeddings small.  Huang et al. 2020.
+
+    q and k have gain 1, as in the paper (its code: 1/sqrt(2)). The paper derives its constants for an encoder with a
+    decoder, so a single stack is refused. A table that both sides share has the encoder's gain.
+    """
+
+    normalised = False
+    defined_for = ("encoder-decoder",)
+
+    def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
+        return self.shortcut(x) + self.branch(self.f(x, *context))
+
+    def gain(self, matrix: str) -> float:
+        return 1.0 if matrix in ("q", "k") else tfixup_constants(self.place)[0]
+
+    @staticmethod
+    def embedding_gain(place: Place) -> float:
+        return tfixup_constants(place)[1]
+
+    @staticmethod
+    def constants(place: Place) -> dict[str, float]:
+        return dict(zip(("gain of v, out, fc1, fc2", "gain of the embedding"), tfixup_constants(place), strict=True))

@@ -1,0 +1,62 @@
+"""Normalisation: LayerNorm or RMSNorm of the stream, and of queries and keys."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+EPS = 1e-5  # the same everywhere: architectures are compared, not their epsilons
+
+
+class LayerNorm(nn.LayerNorm):
+    r"""g (x - mean) / sqrt(var + eps) + b, in the type of g: on a CPU autocast would leave x short.  Ba et al. 2016."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, eps=EPS)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.to(self.weight.dtype))
+
+
+class RMSNorm(nn.RMSNorm):
+    r"""g x / sqrt(mean(x^2) + eps), in the type of g.  Zhang and Sennrich 2019."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, eps=EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
+def new_norm(kind: str, width: int) -> nn.Module:
+    """The norm that ``model.norm`` asks for."""
+    return RMSNorm(width) if kind == "rmsnorm" else LayerNorm(width)
+
+
+class QueryKeyScale(nn.Module):
+    r"""QK-norm: each head's query and key normalised over its d/H features.  Dehghani et al. 2023 (2302.05442).
+
+    Gains and biases are shared by the heads. Not called a norm, or probes would take it for one of the stream, whose
+    mask has no heads and, across stacks, other tokens than the keys.
+    """
+
+    def __init__(self, kind: str, width: int) -> None:
+        super().__init__()
+        self.kind = kind
+        for side in ("q", "k"):
+            self.register_parameter(f"{side}_weight", nn.Parameter(torch.ones(width)))
+            bias = None if kind == "rmsnorm" else nn.Parameter(torch.zeros(width))
+            self.register_parameter(f"{side}_bias", bias)
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:  # (B, T, H, D/H), (B, L, H, D/H)
+        return self._scaled("q", q), self._scaled("k", k)
+
+    def _scaled(self, side: str, x: Tensor) -> Tensor:
+        weight, bias = self._parameters[f"{side}_weight"], self._parameters[f"{side}_bias"]
+        assert weight is not None
+        if self.kind == "rmsnorm":
+            scaled = F.rms_norm(x.to(weight.dtype), weight.shape, weight, EPS)
+        else:
+            scaled = F.layer_norm(x, weight.shape, weight, bias, EPS)
+        return scaled.to(x.dtype)  # under autocast attention stays in the short type

@@ -1,0 +1,192 @@
+"""The architectures beyond the first six, and both switches, against their formulas in float64 numpy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from test_model_forward import Array, Plain, assert_equals_plain
+
+from stabilitylab.models import ARCHS, Transformer
+
+NEW = {
+    *("dsinit", "dsinit-code", "rezero", "rfixup", "tfixup", "dlcl", "dlcl-post", "normformer", "subln"),
+    *("sandwich", "periln", "layernorm-scaling", "resi-dual"),
+}
+OLD = {"postln", "preln", "postln-init", "deepnorm", "branchnorm", "admin"}
+
+
+class Written(Plain):
+    """Formulas of the papers, one branch of an ``if`` each; what they share with the first six is ``Plain``'s."""
+
+    def arch(self, role: str) -> str:
+        return self.config.decoder_arch or self.config.arch if role.startswith("decoder") else self.config.arch
+
+    def linear(self, role: str, x: Array) -> Array:
+        bias = self.weights.get(f"{role}.bias")
+        assert (bias is None) == (self.arch(role) == "rfixup")
+        return x @ self.weights[role].T + (0 if bias is None else bias)
+
+    def norm(self, role: str, x: Array) -> Array:
+        if self.config.norm == "layernorm":
+            return super().norm(role, x)
+        assert f"{role}.bias" not in self.weights
+        return self.weights[f"{role}.weight"] * x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+
+    def unit(self, role: str, side: str, x: Array) -> Array:
+        """QK-norm of one head's queries or keys."""
+        gain, bias = self.weights[f"{role}.qk_norm.{side}_weight"], self.weights.get(f"{role}.qk_norm.{side}_bias")
+        if self.config.norm == "rmsnorm":
+            return gain * x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+        return gain * (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) + bias
+
+    def attention(self, role: str, x: Array, other: Array, allowed: Array) -> Array:
+        arch, inner = self.arch(role), role.endswith("self_attn")
+        q, k, v = self.linear(f"{role}.q", x), self.linear(f"{role}.k", other), self.linear(f"{role}.v", other)
+        size = self.config.d_model // self.config.heads
+        heads = []
+        for head in range(self.config.heads):
+            part = slice(head * size, (head + 1) * size)
+            qh, kh = q[:, part], k[:, part]
+            if self.config.qk_norm:
+                qh, kh = self.unit(role, "q", qh), self.unit(role, "k", kh)
+            score = np.where(allowed, qh @ kh.T / math.sqrt(size), -np.inf)
+            weight = np.exp(score - score.max(-1, keepdims=True))
+            heads.append(weight / weight.sum(-1, keepdims=True) @ v[:, part])
+            if arch == "normformer" and inner:
+                heads[-1] = heads[-1] * self.weights[f"{role}.head_scale"][head]
+        mixed = np.concatenate(heads, axis=-1)
+        if arch == "subln" and inner:
+            mixed = self.norm(f"{role}.inner_norm", mixed)
+        out = self.linear(f"{role}.out", mixed)
+        return self.norm(f"{role}.outer_norm", out) if arch == "normformer" and inner else out
+
+    def ffn(self, role: str, x: Array) -> Array:
+        arch = self.arch(role)
+        hidden = self.linear(f"{role}.fc1", x)
+        if arch == "rfixup":
+            before, after = (self.weights[f"{role}.activation.{place}.b"] for place in ("before", "after"))
+            hidden = np.maximum(hidden - before, 0.0) - after
+        else:
+            hidden = np.maximum(hidden, 0.0)
+        if arch in ("normformer", "subln"):
+            hidden = self.norm(f"{role}.inner_norm", hidden)
+        return self.linear(f"{role}.fc2", hidden)
+
+    def join(self, arch: str, role: str, x: Array, f) -> Array:
+        stack, layer, _ = role.split(".")
+        if arch in OLD:
+            return super().join(arch, role, x, f)
+        if arch in ("dsinit", "dsinit-code", "dlcl-post"):
+            return self.norm(f"{role}.norm", x + f(x))
+        if arch in ("dlcl", "normformer", "subln"):
+            return x + f(self.norm(f"{role}.norm", x))
+        if arch in ("sandwich", "periln"):
+            return x + self.norm(f"{role}.outer_norm", f(self.norm(f"{role}.norm", x)))
+        if arch == "layernorm-scaling":
+            return x + f(self.norm(f"{role}.norm", x) / math.sqrt(int(layer)))
+        if arch == "tfixup":
+            return x + f(x)
+        if arch == "rezero":
+            return x + self.weights[f"{stack}.{layer}.self_attn.scale"] * f(x)  # the layer's one
+        if arch == "rfixup":
+            return x + self.weights[f"{role}.scale"] * f(x - self.weights[f"{role}.shift.b"])
+        assert arch == "resi-dual"
+        branch = f(x)
+        self.dual = self.dual + branch
+        return self.norm(f"{role}.norm", x + branch)
+
+    def stack(self, name: str, arch: str, tokens: Array, keys: Array, memory: Array | None, memory_keys) -> Array:
+        if arch in OLD and self.config.norm == "layernorm" and not self.config.qk_norm:
+            return super().stack(name, arch, tokens, keys, memory, memory_keys)
+        x, length = self.embed(f"{name}.embedding", tokens), len(tokens)
+        if arch == "periln":
+            x = self.norm(f"{name}.embedding_norm", x)
+        self.dual = x
+        history = [x]
+        across = None if memory is None else np.tile(memory_keys, (length, 1))
+        allowed = np.tril(np.ones((length, length), dtype=bool)) if name == "decoder" else np.tile(keys, (length, 1))
+        depth = getattr(self.config, f"{name}_layers")
+        for layer in range(1, depth + 1):
+            role = f"{name}.{layer}"
+            if arch.startswith("dlcl"):
+                x = self.combined(name, arch, history)
+
+            def attend(z: Array, role: str = f"{role}.self_attn") -> Array:
+                return self.attention(role, z, z, allowed)
+
+            def look(z: Array, role: str = f"{role}.cross_attn") -> Array:
+                return self.attention(role, z, memory, across)
+
+            def feed(z: Array, role: str = f"{role}.ffn") -> Array:
+                return self.ffn(role, z)
+
+            x = self.join(arch, f"{role}.self_attn", x, attend)
+            x = x if memory is None else self.join(arch, f"{role}.cross_attn", x, look)
+            x = self.join(arch, f"{role}.ffn", x, feed)
+            history.append(x)
+        if arch.startswith("dlcl"):
+            x = self.combined(name, arch, history)
+        if arch == "resi-dual":
+            x = x + self.norm(f"{name}.dual_norm", self.dual)
+        if arch == "rfixup":
+            x = x - self.weights[f"{name}.shift.b"]
+            x = self.weights["encoder.scale"] * x if name == "encoder" else x
+        pre = ("preln", "dlcl", "normformer", "subln", "sandwich", "periln", "layernorm-scaling")
+        return self.norm(f"{name}.norm", x) if arch in pre else x
+
+    def combined(self, name: str, arch: str, history: list[Array]) -> Array:
+        """DLCL's input of layer l+1, or its output behind the last."""
+        row = self.weights[f"{name}.combination"][len(history) - 1]
+        x = row[0] * history[0]
+        for k in range(1, len(history)):
+            y = history[k] if arch == "dlcl-post" else self.norm(f"{name}.history_norm.{k - 1}", history[k])
+            x = x + row[k] * y
+        last = len(history) - 1
+        return self.norm(f"{name}.history_norm.{last - 1}", x) if arch == "dlcl-post" and last else x
+
+
+def compare(model: Transformer, pairs) -> None:
+    assert_equals_plain(model, pairs, Written(model))
+
+
+def test_every_architecture_is_written_out_here_or_there() -> None:
+    assert set(ARCHS) == NEW | OLD
+
+
+@pytest.mark.parametrize(
+    ("arch", "stack"), [(arch, stack) for arch in sorted(NEW) for stack in ARCHS[arch].defined_for]
+)
+def test_forward_equals_the_formula(arch, stack, small, randomise, pairs) -> None:
+    compare(randomise(small(arch, stack=stack, depth=6).double()), pairs)
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("arch", sorted(NEW | OLD))
+def test_both_switches_work_with_every_architecture(arch, norm, small, randomise, pairs) -> None:
+    model = randomise(small(arch, norm=norm, qk_norm=True, heads=4).double())
+    if model.schedule is not None:
+        model.schedule.set(0.3)
+    compare(model, pairs)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "decoder"), [("rfixup", "dlcl"), ("resi-dual", "rezero"), ("tfixup", "subln"), ("periln", "rfixup")]
+)
+def test_mixed_architectures(encoder, decoder, small, randomise, pairs) -> None:
+    compare(randomise(small(encoder, decoder_arch=decoder).double()), pairs)
+
+
+@pytest.mark.parametrize("arch", sorted(NEW))
+def test_the_comparison_can_fail(arch, small, randomise, pairs) -> None:
+    """Every parameter that the architecture adds moves the output: none of them is left out of both sides."""
+    model = randomise(small(arch).double())
+    plain = Written(model)
+    added = model.parameter_roles().keys() - small("preln").parameter_roles().keys()
+    for role in sorted(added) or ["encoder.1.ffn.fc1"]:
+        before = plain.weights[role]
+        plain.weights[role] = before * 1.5 + 0.1
+        with pytest.raises(AssertionError):
+            assert_equals_plain(model, pairs, plain)
+        plain.weights[role] = before
