@@ -32,6 +32,7 @@ BENCHMARKS: dict[str, dict[str, str]] = {
     "cuda_graphs": {},
     "probe_cost": {"--depth": "200", "--rounds": "12"},
     "depth": {"--depths": "12,48,200,500,1000", "--steps": "10", "--minutes": "1.5"},
+    "one_card": {},
     "shared_gpu": {"--counts": "1,8", "--seconds": "6"},
     "peers": {"--rounds": "12"},
     "contenders": {"--depth": "48", "--rounds": "8"},

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from .accumulate import Board, Masks
+from .copies import kept
 from .distributed import Ranks
 from .parameters import Parameters
 from .passes import Output, ReferencePass, parameters_set
@@ -18,8 +19,6 @@ from .records import Record
 from .replaying import Recorder
 from .representations import ModelUpdate, distances
 from .schedule import REFERENCE_FINENESS, Cadence, is_due
-
-ON_HOST = 1 << 28  # parameters from which theta_0 is kept on the host
 
 
 class Schedule(Protocol):
@@ -97,7 +96,7 @@ class ReferenceRows:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         device, start, previous = self._parameters.device, state["start"], state["previous"]
         if start is not None:
-            theta = _kept([tensor.to(device) for tensor in start["theta"]])
+            theta = kept([tensor.to(device) for tensor in start["theta"]])
             self._start = Start(_unpacked(start["outputs"], device), start["alpha"], theta)
         if previous is not None:
             self._previous = (previous[0], _unpacked(previous[1], device))
@@ -112,7 +111,7 @@ class ReferenceRows:
     def _compare(self, board: Board, row: int, now: list[Output]) -> None:
         alpha = None if self._schedule is None else self._schedule.get()
         if self._start is None:
-            self._start = Start(now, alpha, [] if self._schedule is None else _kept(self._parameters.tensors))
+            self._start = Start(now, alpha, [] if self._schedule is None else kept(self._parameters.tensors))
         moved = distances(now, self._start.outputs)
         numbers = {"cumulative": moved, "parameters": moved, "schedule": [torch.zeros_like(each) for each in moved]}
         if alpha != self._start.alpha:
@@ -125,12 +124,6 @@ class ReferenceRows:
         for raw, values in numbers.items():
             for output, value in zip(now, values, strict=True):
                 board.add(raw, [output.row], value.unsqueeze(0), output.weight)
-
-
-def _kept(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies; of a model that fills a GPU they wait on the host, which costs time at due rows instead of memory."""
-    on_host = sum(tensor.numel() for tensor in tensors) > ON_HOST
-    return [t.detach().cpu() if on_host and t.is_cuda else t.detach().clone() for t in tensors]
 
 
 def _packed(outputs: Sequence[Output]) -> list[tuple[int, torch.Tensor, torch.Tensor]]:

@@ -13,7 +13,7 @@ from ..config import Config
 from ..data import Batch, Dataset
 from ..errors import ResourceError
 from ..models import ARCHS, build_model, parameter_count
-from ..probes.reference import ON_HOST
+from ..probes.copies import ON_HOST
 from ..probes.selection import chosen
 from .flat import MOST
 from .recipe import token_losses
@@ -68,9 +68,9 @@ def _copies(config: Config, parameters: int, device: torch.device) -> int:
     """Weights, gradients and Adam's two moments; what gathers gradients; theta_t and theta_0 of the probes."""
     probes, model = chosen(config.probes.names), config.model
     scheduled = any(ARCHS[name].scheduled for name in (model.arch, model.decoder_arch) if name)
-    elsewhere = device.type == "cuda" and parameters > ON_HOST
+    here = device.type != "cuda" or parameters <= ON_HOST
     gathered = config.train.optimizer == "adamw" and config.train.parallel == "none" and parameters <= MOST
-    return 4 + gathered + ("update_ratio" in probes) + ("model_update" in probes and scheduled and not elsewhere)
+    return 4 + gathered + here * (("update_ratio" in probes) + ("model_update" in probes and scheduled))
 
 
 def check_memory(footprint: Footprint, device: torch.device) -> None:

@@ -7,11 +7,18 @@ import torch
 from probe_toys import ListSink, Toy, batch, loss_of
 
 from stabilitylab.errors import UsageError
-from stabilitylab.probes import Watcher
+from stabilitylab.probes import Watcher, copies
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_update_ratio_is_the_change_of_a_row_over_its_norm(every: int) -> None:
+@pytest.mark.parametrize(("every", "elsewhere"), [(1, False), (2, False), (1, True)])
+def test_update_ratio_is_the_change_of_a_row_over_its_norm(
+    every: int, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with the copy of the parameters elsewhere, of which a few are fetched at a time."""
+    if elsewhere:
+        monkeypatch.setattr(copies, "on_host", lambda tensors: True)
+        monkeypatch.setattr(copies, "PART", 100)
+        assert len(list(copies.parts([torch.ones(60)] * 7, torch.device("cpu")))) == 4
     model, sink = Toy(), ListSink()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     watcher = Watcher(model, sink, probes="update_ratio", every=every, optimizer=optimizer)

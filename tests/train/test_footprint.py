@@ -68,7 +68,7 @@ def test_state_counts_what_each_probe_keeps() -> None:
     assert copies("probes.names=['update_ratio']") == 6
     assert copies("model.arch=deepnorm") == 6
     assert copies() == 7  # BranchNorm: theta_0 too
-    assert copies(parameters=2**28 + 1, device="cuda") == 5  # which waits on the host
+    assert copies(parameters=2**28 + 1, device="cuda") == 4  # which wait on the host
     assert copies(parameters=2**28 + 1) == 6
 
 

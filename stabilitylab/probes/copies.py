@@ -1,0 +1,48 @@
+"""Copies of all parameters, which probes keep: beside them, or of a model that fills a GPU on its host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+ON_HOST = 1 << 28  # entries from which they wait on the host, which costs time at probed rows instead of memory
+PART = 1 << 26  # entries of such a copy that are on the device at a time
+
+
+def on_host(tensors: Sequence[torch.Tensor]) -> bool:
+    return sum(tensor.numel() for tensor in tensors) > ON_HOST and tensors[0].is_cuda
+
+
+def room_for(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """For one copy of each: pinned, where it is on the host."""
+    if not on_host(tensors):
+        return [torch.empty_like(tensor) for tensor in tensors]
+    return [torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda) for tensor in tensors]
+
+
+def kept(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """A copy of each."""
+    copies = room_for(tensors)
+    keep(copies, tensors)
+    return copies
+
+
+def keep(copies: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    """The values of ``tensors`` into ``copies``."""
+    torch._foreach_copy_(list(copies), list(tensors), non_blocking=True)  # pyright: ignore
+
+
+def parts(copies: Sequence[torch.Tensor], device: torch.device) -> Iterator[list[torch.Tensor | None]]:
+    """The copies on ``device``, as many at a time as may be there, with None for the others."""
+    if all(copy.device == device for copy in copies) and not on_host(copies):
+        yield list(copies)
+        return
+    nothing: list[torch.Tensor | None] = [None] * len(copies)
+    part, held = nothing.copy(), 0
+    for place, copy in enumerate(copies):
+        part[place] = copy.to(device, non_blocking=True)
+        held += copy.numel()
+        if held > PART or place + 1 == len(copies):
+            yield part
+            part, held = nothing.copy(), 0
