@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 
 from ..config import TrainConfig
+from ..probes.distributed import local
+from .lean import LeanAdamW
 
 NO_WARMUP_PERIOD = 4000  # updates before an inverse-sqrt rate decays without warm-up (T-Fixup's reference recipe)
 
@@ -27,31 +31,57 @@ def learning_rate(train: TrainConfig, update: int) -> float:
     return train.lr * (period / max(update, period)) ** 0.5
 
 
-def adamw(train: TrainConfig, parameters: Iterable[Parameter]) -> torch.optim.AdamW:
+def adamw(train: TrainConfig, parameters: Iterable[Parameter], *, lean: bool = True) -> torch.optim.AdamW:
     """Fused AdamW over all parameters: decoupled decay, since Adam's L2 term would move weights with zero gradient at
-    the full rate (BranchNorm's encoder while alpha is small)."""
-    return torch.optim.AdamW(
-        parameters,
-        lr=learning_rate(train, 0),
-        betas=(train.beta1, train.beta2),
-        eps=train.eps,
-        weight_decay=train.weight_decay,
-        fused=True,
-    )
+    the full rate (BranchNorm's encoder while alpha is small). ``lean``: the same updates with less work on the host,
+    where every parameter is whole; FSDP2's shards take PyTorch's own.
+    """
+    parameters = list(parameters)
+    kind = LeanAdamW if lean and all(local(parameter) is parameter for parameter in parameters) else None
+    settings: dict[str, Any] = {
+        "lr": learning_rate(train, 0),
+        "betas": (train.beta1, train.beta2),
+        "eps": train.eps,
+        "weight_decay": train.weight_decay,
+    }
+    return kind(parameters, **settings) if kind else torch.optim.AdamW(parameters, **settings, fused=True)
 
 
 def token_losses(logits: Tensor, labels: Tensor, weight: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
     """(smoothed cross-entropy, unsmoothed nll), in nats, each summed over tokens with ``weight`` (0 on padding).
 
     Smoothed target: 1 - s + s/V on the label, s/V elsewhere, as in ``torch.nn.functional.cross_entropy``.
-    logits (B, T, V); labels (B, T) int64; weight (B, T).
+    logits (B, T, V); labels (B, T) int64; weight (B, T). Differentiable once, in the logits.
     """
-    log_p = torch.log_softmax(logits.float(), dim=-1)  # (B, T, V)
-    nll = -(log_p.gather(-1, labels.unsqueeze(-1)).squeeze(-1) * weight).sum()
-    if smoothing == 0:
-        return nll, nll
-    uniform = -(log_p.mean(dim=-1) * weight).sum()
-    return (1 - smoothing) * nll + smoothing * uniform, nll
+    return _TokenLosses.apply(logits, labels, weight, smoothing)  # pyright: ignore[reportReturnType]
+
+
+class _TokenLosses(torch.autograd.Function):
+    """Its gradient is written down, since autograd's makes five more tensors of the logits' size:
+    with a, b the factors of a token's nll and of its mean over the vocabulary, (a + b) p - b / V, less a at the label.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, weight: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+        log_p = torch.log_softmax(logits.float(), dim=-1)  # (B, T, V)
+        nll = -(log_p.gather(-1, labels.unsqueeze(-1)).squeeze(-1) * weight).sum()
+        ctx.save_for_backward(log_p, labels, weight)
+        ctx.smoothing, ctx.dtype = smoothing, logits.dtype
+        if smoothing == 0:
+            return nll.clone(), nll
+        uniform = -(log_p.mean(dim=-1) * weight).sum()
+        return (1 - smoothing) * nll + smoothing * uniform, nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        log_p, labels, weight = ctx.saved_tensors
+        of_loss, of_nll = gradients
+        on_label = (((1 - ctx.smoothing) * of_loss + of_nll) * weight).unsqueeze(-1)  # (B, T, 1)
+        on_all = (ctx.smoothing * of_loss * weight).unsqueeze(-1)
+        gradient = log_p.exp().mul_(on_label + on_all).sub_(on_all / log_p.shape[-1])
+        gradient.scatter_add_(-1, labels.unsqueeze(-1), -on_label)
+        return gradient.to(ctx.dtype), None, None, None
 
 
 def accuracy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
