@@ -4,9 +4,10 @@
     python benchmarks/step.py --size tiny:12 --rounds 40
     python benchmarks/step.py --size tiny:200 --parts             # where the time of one update goes
 
-Every contender is a process of its own with one thread, and they take turns, in an order that is reversed every other
-round. "after": this checkout; "control": it again; "before": the commit that --before names, in a temporary git
-worktree; "without ...": this checkout with one ingredient as it was. Nothing is watched but the total gradient norm.
+"after": this checkout; "control": it again; "without ...": it with one ingredient as it was, all in turn in the same
+process. "before": the commit that --before names, in a temporary git worktree; it and this checkout run in COPIES
+processes each, whose means are compared, since two processes that do the same differ by a percent or two. One thread;
+the order is reversed every other round; nothing is watched but the total gradient norm.
 Ratios are medians over rounds with 95 % bootstrap intervals.
 """
 
@@ -27,32 +28,23 @@ from typing import Any
 
 import numpy as np
 
-SIZES = {"tiny:12": 24, "tiny:48": 16, "tiny:200": 12, "small:12": 8}  # preset:depth -> rounds
-INGREDIENTS = {
-    "without the lean AdamW": "optimizer",
-    "without the loss's written gradient": "loss",
-    "without kept memory": "memory",
-}
+SIZES = {"tiny:12": 60, "tiny:48": 24, "tiny:200": 10, "small:12": 8}  # preset:depth -> rounds
+COPIES = 3
+INGREDIENTS = ("after", "control", "without the lean AdamW", "without the loss's own gradient", "without both")
 NEVER = 10**9
 
 
-def trainer(size: str, without: str, folder: Path) -> Any:
-    """A trainer of the checkout that is on the path; ``without`` takes an ingredient out of it."""
+def trainer(size: str, folder: Path) -> Any:
+    """A trainer of the checkout that is on the path."""
     from stabilitylab.config import parse_set, resolve
     from stabilitylab.store import RunWriter
-    from stabilitylab.train import environment, loop, plan, recipe
+    from stabilitylab.train import plan
+    from stabilitylab.train.loop import Trainer
 
-    if without == "optimizer":
-        loop.adamw = lambda *given: recipe.adamw(*given, lean=False)
-    if without == "loss":
-        loop.token_losses = plain_losses
-    if without == "memory":
-        environment.keep_freed_memory = lambda: False
     preset, _, depth = size.partition(":")
     sets = ["probes.names=['none']", f"probes.every={NEVER}", f"probes.update_every={NEVER}"]
     prepared = plan(resolve({"preset": preset}, parse_set(sets), depth=int(depth)))
-    run = RunWriter.create(folder / "run", {"config": {}})
-    return loop.Trainer(prepared.config, prepared.dataset, run, prepared.device)
+    return Trainer(prepared.config, prepared.dataset, RunWriter.create(folder / "run", {"config": {}}), prepared.device)
 
 
 def plain_losses(logits: Any, labels: Any, weight: Any, smoothing: float) -> Any:
@@ -64,21 +56,25 @@ def plain_losses(logits: Any, labels: Any, weight: Any, smoothing: float) -> Any
     return (1 - smoothing) * nll + smoothing * -(log_p.mean(dim=-1) * weight).sum(), nll
 
 
-def child(size: str, without: str) -> None:
+def timed(subject: Any) -> float:
+    began = time.process_time()
+    subject.update()
+    subject.row += 1
+    return time.process_time() - began
+
+
+def child(size: str) -> None:
     """One update for each line that comes in; answers with its CPU seconds."""
     with tempfile.TemporaryDirectory() as folder:
-        subject = trainer(size, without, Path(folder))
+        subject = trainer(size, Path(folder))
         for _ in sys.stdin:
-            began = time.process_time()
-            subject.update()
-            subject.row += 1
-            print(time.process_time() - began, flush=True)
+            print(timed(subject), flush=True)
         subject.watcher.close()
 
 
 @contextmanager
-def contender(root: Path, size: str, without: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-W", "ignore", __file__, "--child", size, "--without", without]
+def checkout(root: Path, size: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-W", "ignore", __file__, "--child", size]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -88,29 +84,42 @@ def contender(root: Path, size: str, without: str) -> Iterator[subprocess.Popen[
         process.stdin.close()
 
 
-def update(process: subprocess.Popen[str]) -> float:
+def answered(process: subprocess.Popen[str]) -> float:
     assert process.stdin
     assert process.stdout
     print(file=process.stdin, flush=True)
     return float(process.stdout.readline())
 
 
-def compare(size: str, rounds: int, before: Path | None) -> dict[str, np.ndarray]:
-    here = Path(__file__).resolve().parents[1]
-    asked = {"after": (here, ""), "control": (here, "")}
-    asked |= {name: (here, without) for name, without in INGREDIENTS.items()}
-    if before:
-        asked = {"before": (before, "")} | asked
+def checkouts(size: str, rounds: int, before: Path) -> dict[str, np.ndarray]:
+    roots = {"after": Path(__file__).resolve().parents[1], "before": before}
     with ExitStack() as stack:
-        running = {name: stack.enter_context(contender(root, size, out)) for name, (root, out) in asked.items()}
-        for process in running.values():
-            for _ in range(3):
-                update(process)
+        running = {(n, i): stack.enter_context(checkout(roots[n], size)) for i in range(COPIES) for n in roots}
         turns = []
-        for turn in range(rounds):
+        for turn in range(rounds + 3):
             order = list(running) if turn % 2 else list(reversed(running))
-            turns.append({name: update(running[name]) for name in order})
-    return {name: np.array([turn[name] for turn in turns]) for name in asked}
+            turns.append({key: answered(running[key]) for key in order})
+    return {n: np.array([np.mean([turn[n, i] for i in range(COPIES)]) for turn in turns[3:]]) for n in roots}
+
+
+def ingredients(size: str, rounds: int) -> dict[str, np.ndarray]:
+    from stabilitylab.train import loop, recipe
+
+    with tempfile.TemporaryDirectory() as folder:
+        subject = trainer(size, Path(folder))
+        losses, lean = loop.token_losses, subject.optimizer
+        fused = recipe.adamw(subject.config.train, subject.model.parameters(), lean=False)
+        ways = [(losses, lean), (losses, lean), (losses, fused), (plain_losses, lean), (plain_losses, fused)]
+        asked = dict(zip(INGREDIENTS, ways, strict=True))
+        turns: list[dict[str, float]] = []
+        for turn in range(rounds + 3):
+            turns.append({})
+            for name in INGREDIENTS if turn % 2 else reversed(INGREDIENTS):
+                loop.token_losses, subject.optimizer = asked[name]  # each optimizer has moments of its own
+                turns[-1][name] = timed(subject)
+        loop.token_losses = losses
+        subject.watcher.close()
+    return {name: np.array([turn[name] for turn in turns[3:]]) for name in INGREDIENTS}
 
 
 def table(size: str, seconds: dict[str, np.ndarray]) -> str:
@@ -138,7 +147,7 @@ def parts(size: str, rounds: int = 16) -> str:
         spent.setdefault(name, []).append(1e3 * (time.process_time() - began))
 
     with tempfile.TemporaryDirectory() as folder:
-        subject = trainer(size, "", Path(folder))
+        subject = trainer(size, Path(folder))
         model, train = subject.model, subject.config.train
         optimizers = {"": subject.optimizer, ", PyTorch's": recipe.adamw(train, model.parameters(), lean=False)}
         losses = {"": loop.token_losses, ", by autograd": plain_losses}
@@ -192,10 +201,9 @@ def main() -> None:
     parser.add_argument("--parts", action="store_true", help="where the time of one update goes")
     parser.add_argument("--write", action="store_true", help="put the tables into step.md's place for them")
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--without", default="", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
-        child(asked.child, asked.without)
+        child(asked.child)
         return
     sizes = asked.size or list(SIZES)
     root = Path(__file__).resolve().parents[1]
@@ -209,8 +217,10 @@ def main() -> None:
         tables = []
         for size in sizes:
             rounds = asked.rounds or SIZES.get(size, 12)
-            tables.append(parts(size) if asked.parts else table(size, compare(size, rounds, before)))
-            print(tables[-1], end="\n\n", flush=True)
+            if before:
+                tables.append(table(f"{size}, checkouts", checkouts(size, rounds, before)))
+            tables.append(parts(size) if asked.parts else table(f"{size}, ingredients", ingredients(size, rounds)))
+            print(*tables[-2 if before else -1 :], sep="\n\n", end="\n\n", flush=True)
     if asked.write:
         words = [word for word in sys.argv[1:] if word != "--write"]
         title = "Where the time goes" if asked.parts else "Before and after"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import platform
 import subprocess
 import sys
@@ -18,9 +16,6 @@ from .. import __version__
 from ..config import TrainConfig
 from ..errors import ResourceError, UsageError
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-MMAPPED, KEPT = 2**30, 2**31 - 1  # bytes: of an allocation that is mapped apart; free at the heap's end
-
 
 def prepare_process(threads: int) -> None:
     """Call before the first tensor operation: an OpenMP pool that exists already does not inherit the denormal mode.
@@ -30,19 +25,6 @@ def prepare_process(threads: int) -> None:
     """
     torch.set_flush_denormal(True)
     torch.set_num_threads(threads)
-    keep_freed_memory()
-
-
-def keep_freed_memory() -> bool:
-    """Ask the C library to keep what an update frees for the next one, instead of handing it back and faulting tens of
-    thousands of pages in again; the peak stays. Whether it does: glibc, unless its own variables say otherwise."""
-    if any(name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")):
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):  # another C library
-        return False
-    return bool(mallopt(M_MMAP_THRESHOLD, MMAPPED) and mallopt(M_TRIM_THRESHOLD, KEPT))
 
 
 def resolve_device(train: TrainConfig) -> torch.device:
