@@ -11,7 +11,7 @@ PART = 1 << 26  # entries of such a copy that are on the device at a time
 
 
 def on_host(tensors: Sequence[torch.Tensor]) -> bool:
-    return sum(tensor.numel() for tensor in tensors) > ON_HOST and tensors[0].is_cuda
+    return sum(tensor.numel() for tensor in tensors if tensor.is_cuda) > ON_HOST
 
 
 def room_for(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -30,7 +30,8 @@ def kept(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def keep(copies: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
     """The values of ``tensors`` into ``copies``."""
-    torch._foreach_copy_(list(copies), list(tensors), non_blocking=True)  # pyright: ignore
+    if tensors:
+        torch._foreach_copy_(list(copies), list(tensors), non_blocking=True)  # pyright: ignore
 
 
 def parts(copies: Sequence[torch.Tensor], device: torch.device) -> Iterator[list[torch.Tensor | None]]:

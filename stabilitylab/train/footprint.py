@@ -15,7 +15,6 @@ from ..errors import ResourceError
 from ..models import ARCHS, build_model, parameter_count
 from ..probes.copies import ON_HOST
 from ..probes.selection import chosen
-from .flat import MOST
 from .recipe import token_losses
 
 # Bytes that a process takes beside its tensors: CUDA's context, kernels and the allocator's slack; Python and torch.
@@ -65,12 +64,11 @@ def estimate(config: Config, dataset: Dataset, device: torch.device | None = Non
 
 
 def _copies(config: Config, parameters: int, device: torch.device) -> int:
-    """Weights, gradients and Adam's two moments; what gathers gradients; theta_t and theta_0 of the probes."""
+    """Weights, gradients and Adam's two moments; theta_t and theta_0 of the probes."""
     probes, model = chosen(config.probes.names), config.model
     scheduled = any(ARCHS[name].scheduled for name in (model.arch, model.decoder_arch) if name)
     here = device.type != "cuda" or parameters <= ON_HOST
-    gathered = config.train.optimizer == "adamw" and config.train.parallel == "none" and parameters <= MOST
-    return 4 + gathered + here * (("update_ratio" in probes) + ("model_update" in probes and scheduled))
+    return 4 + here * (("update_ratio" in probes) + ("model_update" in probes and scheduled))
 
 
 def check_memory(footprint: Footprint, device: torch.device) -> None:

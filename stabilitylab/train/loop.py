@@ -77,12 +77,7 @@ class Trainer:
             stack.checkpointing = train.activation_checkpointing
         self.spread = self.team.spread(self.model, device)  # what is called: the model, or what wraps it
         on_device = recorder is not None or device.type == "cuda"
-        self.optimizer = optimizer_of(
-            train,
-            self.model.parameters(),
-            device=device if on_device else None,
-            flat=self.team.kind == "none",  # replicas and shards are cut by parameter
-        )
+        self.optimizer = optimizer_of(train, self.model.parameters(), device=device if on_device else None)
         self.watcher = Watcher(
             self.spread,
             run,

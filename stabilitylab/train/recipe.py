@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 
 from ..config import TrainConfig
-from .flat import MOST, FlatAdamW
+from ..probes.distributed import local
+from .lean import LeanAdamW
 
 NO_WARMUP_PERIOD = 4000  # updates before an inverse-sqrt rate decays without warm-up (T-Fixup's reference recipe)
 
@@ -30,26 +32,26 @@ def learning_rate(train: TrainConfig, update: int) -> float:
 
 
 def adamw(
-    train: TrainConfig, parameters: Iterable[Parameter], *, device: torch.device | None = None, flat: bool = False
-) -> torch.optim.Optimizer:
+    train: TrainConfig, parameters: Iterable[Parameter], *, device: torch.device | None = None, lean: bool = True
+) -> torch.optim.AdamW:
     """Fused AdamW over all parameters: decoupled decay, since Adam's L2 term would move weights with zero gradient at
     the full rate (BranchNorm's encoder while alpha is small).
 
-    ``device``: keep the rate there, as a tensor, so that a recorded update can be replayed with another. ``flat``: move
-    the parameters into one buffer, so that an update is one kernel (:class:`.flat.FlatAdamW`); not those of a large
-    model.
+    ``device``: keep the rate there, as a tensor, so that a recorded update can be replayed with another. ``lean``: the
+    same updates with less work on the host, where every parameter is whole; FSDP2's shards take PyTorch's own.
     """
+    parameters = list(parameters)
     rate = learning_rate(train, 0)
-    options: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "lr": rate if device is None else torch.tensor(rate, device=device),
         "betas": (train.beta1, train.beta2),
         "eps": train.eps,
         "weight_decay": train.weight_decay,
         "capturable": device is not None,
     }
-    parameters = list(parameters)
-    flat = flat and sum(parameter.numel() for parameter in parameters) <= MOST
-    return FlatAdamW(parameters, **options) if flat else torch.optim.AdamW(parameters, fused=True, **options)
+    if lean and all(local(parameter) is parameter for parameter in parameters):
+        return LeanAdamW(parameters, **settings)
+    return torch.optim.AdamW(parameters, **settings, fused=True)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -62,12 +64,12 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def optimizer_of(
-    train: TrainConfig, parameters: Iterable[Parameter], *, device: torch.device | None = None, flat: bool = False
+    train: TrainConfig, parameters: Iterable[Parameter], *, device: torch.device | None = None
 ) -> torch.optim.Optimizer:
     """What ``train.optimizer`` asks for: AdamW, see :func:`adamw`, or RAdam (Liu et al. 2020, Admin's recipe) with
     decoupled decay."""
     if train.optimizer == "adamw":
-        return adamw(train, parameters, device=device, flat=flat)
+        return adamw(train, parameters, device=device)
     on_gpu = device is not None and device.type == "cuda"
     rate = learning_rate(train, 0)
     return torch.optim.RAdam(
@@ -85,14 +87,37 @@ def token_losses(logits: Tensor, labels: Tensor, weight: Tensor, smoothing: floa
     """(smoothed cross-entropy, unsmoothed nll), in nats, each summed over tokens with ``weight`` (0 on padding).
 
     Smoothed target: 1 - s + s/V on the label, s/V elsewhere, as in ``torch.nn.functional.cross_entropy``.
-    logits (B, T, V); labels (B, T) int64; weight (B, T).
+    logits (B, T, V); labels (B, T) int64; weight (B, T). Differentiable once, in the logits.
     """
-    log_p = torch.log_softmax(logits.float(), dim=-1)  # (B, T, V)
-    nll = -(log_p.gather(-1, labels.unsqueeze(-1)).squeeze(-1) * weight).sum()
-    if smoothing == 0:
-        return nll, nll
-    uniform = -(log_p.mean(dim=-1) * weight).sum()
-    return (1 - smoothing) * nll + smoothing * uniform, nll
+    return _TokenLosses.apply(logits, labels, weight, smoothing)  # pyright: ignore[reportReturnType]
+
+
+class _TokenLosses(torch.autograd.Function):
+    """Its gradient is written down, since autograd's makes five more tensors of the logits' size:
+    with a, b the factors of a token's nll and of its mean over the vocabulary, (a + b) p - b / V, less a at the label.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, weight: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+        log_p = torch.log_softmax(logits.float(), dim=-1)  # (B, T, V)
+        nll = -(log_p.gather(-1, labels.unsqueeze(-1)).squeeze(-1) * weight).sum()
+        ctx.save_for_backward(log_p, labels, weight)
+        ctx.smoothing, ctx.dtype = smoothing, logits.dtype
+        if smoothing == 0:
+            return nll.clone(), nll
+        uniform = -(log_p.mean(dim=-1) * weight).sum()
+        return (1 - smoothing) * nll + smoothing * uniform, nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        log_p, labels, weight = ctx.saved_tensors
+        of_loss, of_nll = gradients
+        on_label = (((1 - ctx.smoothing) * of_loss + of_nll) * weight).unsqueeze(-1)  # (B, T, 1)
+        on_all = (ctx.smoothing * of_loss * weight).unsqueeze(-1)
+        gradient = log_p.exp().mul_(on_label + on_all).sub_(on_all / log_p.shape[-1])
+        gradient.scatter_add_(-1, labels.unsqueeze(-1), -on_label)
+        return gradient.to(ctx.dtype), None, None, None
 
 
 def accuracy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:

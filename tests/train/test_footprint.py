@@ -62,12 +62,10 @@ def test_state_counts_what_each_probe_keeps() -> None:
         config = resolve(parse_set(sets), depth=2)
         return footprint._copies(config, parameters, torch.device(device))
 
-    assert copies("probes.names=['none']", "model.arch=deepnorm") == 5  # weights, gradients twice, two moments
-    assert copies("probes.names=['none']", parameters=2**26 + 1) == 4
-    assert copies("probes.names=['none']", "train.parallel=fsdp") == 4
-    assert copies("probes.names=['update_ratio']") == 6
-    assert copies("model.arch=deepnorm") == 6
-    assert copies() == 7  # BranchNorm: theta_0 too
+    assert copies("probes.names=['none']", "model.arch=deepnorm") == 4  # weights, gradients, two moments
+    assert copies("probes.names=['update_ratio']") == 5
+    assert copies("model.arch=deepnorm") == 5
+    assert copies() == 6  # BranchNorm: theta_0 too
     assert copies(parameters=2**28 + 1, device="cuda") == 4  # which wait on the host
     assert copies(parameters=2**28 + 1) == 6
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from stabilitylab.config import TrainConfig
 from stabilitylab.train.recipe import accuracy, adamw, learning_rate, optimizer_of, token_losses
@@ -46,6 +47,29 @@ def test_losses_match_their_definition_in_float64(smoothing: float) -> None:
         want_nll -= log_p[label]
     assert loss.item() == pytest.approx(want_loss, rel=1e-6)
     assert nll.item() == pytest.approx(want_nll, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_gradient_of_both_losses_is_that_of_their_definition(smoothing: float, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(2, 3, 5, generator=generator)).to(dtype).requires_grad_()
+    labels = torch.randint(5, (2, 3), generator=generator)
+    weight = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.5]])
+    loss, nll = token_losses(logits, labels, weight, smoothing)
+    (0.3 * loss + 0.7 * nll).backward()
+    exact = logits.detach().double().requires_grad_()
+    smoothed, plain = (
+        F.cross_entropy(exact.flatten(0, 1), labels.flatten(), label_smoothing=s, reduction="none").view(2, 3)
+        for s in (smoothing, 0.0)
+    )
+    ((0.3 * smoothed + 0.7 * plain) * weight).sum().backward()
+    assert logits.grad is not None
+    assert exact.grad is not None
+    assert logits.grad.dtype is dtype
+    assert (logits.grad[0, 2] == 0).all()  # padding
+    rounding = 1e-6 if dtype is torch.float32 else 4e-3
+    assert torch.allclose(logits.grad.double(), exact.grad, rtol=rounding, atol=rounding * 0.1)
 
 
 def test_accuracy_counts_weighted_tokens_only() -> None:
