@@ -70,7 +70,12 @@ class FlatAdamW(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: Any) -> None:
+        rate, capturable = self.param_groups[0]["lr"], self.param_groups[0]["capturable"]
         super().load_state_dict(state_dict)
+        group = self.param_groups[0]
+        # not the checkpoint's matter, which another device may have written: a recorded update reads its rate there
+        group |= {"lr": rate.fill_(group["lr"]) if isinstance(rate, Tensor) else float(group["lr"])}
+        group["capturable"] = capturable
         self._all = self.param_groups[0]["params"]
         loaded = [self.state[parameter] for parameter in self._all]
         steps = torch.stack([state["step"] for state in loaded]).unique()

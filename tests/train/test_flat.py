@@ -151,3 +151,19 @@ def test_the_trainers_tables_are_the_same_with_and_without(arch: str, tmp_path: 
     for name in runs[0].tables:
         pd.testing.assert_frame_equal(*(run.frame(name) for run in runs), rtol=1e-3, atol=1e-7)
     pd.testing.assert_series_equal(*(run.metrics["loss"] for run in runs), rtol=1e-5)
+
+
+@pytest.mark.parametrize("lie", ["host to device", "device to host"])
+def test_where_the_rate_lies_is_not_the_checkpoints_matter(lie: str) -> None:
+    """A run that goes on where graphs are replayed: a rate that is a number would be the same for ever."""
+    on_host = FlatAdamW(parameters(torch.float32), **{**OPTIONS, "lr": 0.25})
+    rate = torch.tensor(0.5)
+    on_device = FlatAdamW(parameters(torch.float32), **{**OPTIONS, "lr": rate}, capturable=True)
+    if lie == "host to device":
+        on_device.load_state_dict(on_host.state_dict())
+        assert on_device.param_groups[0]["lr"] is rate
+        assert (rate.item(), on_device.param_groups[0]["capturable"]) == (0.25, True)
+    else:
+        on_host.load_state_dict(on_device.state_dict())
+        assert (on_host.param_groups[0]["lr"], on_host.param_groups[0]["capturable"]) == (0.5, False)
+        assert isinstance(on_host.param_groups[0]["lr"], float)
