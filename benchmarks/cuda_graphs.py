@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from subject import UNWATCHED, prepared, trainer
 from timing import machine, middle, rounds, seconds
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -111,6 +112,8 @@ def spent(subject: Trainer) -> Counter[str]:
             torch.cuda.synchronize()
     found: Counter[str] = Counter()
     for event in profiled.key_averages():
+        if on_gpu and event.device_type != DeviceType.CUDA:  # a launch, which is on the host
+            continue
         time = event.self_device_time_total if on_gpu else event.self_cpu_time_total
         kind = next((kind for kind, names in KINDS.items() if re.search(names, event.key)), "other")
         found[kind] += time / 1e6

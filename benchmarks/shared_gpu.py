@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 WARM = 5  # updates before the clock starts
+RECORDED = 25  # and where they are replayed: by then each shape has come twice, probed and not, and is a graph
 PATIENCE = 300  # seconds that the slowest process may take to get ready
 
 
@@ -50,8 +51,8 @@ def work(device: str, depth: int, seconds: float, folder: str, number: int, barr
     try:
         prepared = plan(resolve(parse_set([f"train.device={device}", f"train.seed={number}"]), depth=depth))
         run = RunWriter.create(Path(folder) / str(number), {"config": {}})
-        trainer = Trainer(prepared.config, prepared.dataset, run, prepared.device)
-        for _ in range(WARM):
+        trainer = Trainer(prepared.config, prepared.dataset, run, prepared.device, recorder=prepared.recorder)
+        for _ in range(WARM if prepared.recorder is None else RECORDED):
             trainer.update()
             trainer.row += 1
         wait_for_device()

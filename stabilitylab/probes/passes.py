@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,10 +15,12 @@ from torch import nn
 
 from .accumulate import Board, CleanPasses, Masks
 from .base import wide
-from .replaying import Recorder
+from .replaying import Recorder, why
 from .representations import Output
 from .sites import hidden_state, tensor_of
 from .watchable import with_hooks
+
+log = logging.getLogger("stabilitylab")
 
 HELD = 1 << 24  # numbers that may wait on the device before they are added up
 SMALL = 1 << 17  # entries of a value that costs a GPU less to read than its kernel costs to launch
@@ -254,7 +257,16 @@ class ReferencePass(Pass):
                 if record not in self._ran:
                     self._ran.add(record)
                     return self._recorder.warm_up(self._work)
-                found, again = self._recorder.record(self._work)
+                try:
+                    found, again = self._recorder.record(self._work)
+                except torch.OutOfMemoryError:
+                    raise
+                except RuntimeError as error:
+                    log.warning("the held-out pass is not replayed: it cannot be recorded (%s).", why(error))
+                    self._recorder = None
+                    for board in self.boards:
+                        board.clear()
+                    return self._work()
                 replay = self._replays[record] = Replay(self.boards, *found, again)
             return replay()
         finally:
@@ -288,7 +300,7 @@ class Replay:
         self._again()
         for board, seen in self._found:
             board.recall(seen)
-        return [Output(each.row, each.value.clone(), each.weight) for each in self._outputs], self._metrics
+        return [Output(each.row, each.value.clone(), each.weight.clone()) for each in self._outputs], self._metrics
 
 
 @contextmanager

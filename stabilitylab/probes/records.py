@@ -91,9 +91,10 @@ class Record:
     def _copy_over(self, numbers: torch.Tensor, queue: list[Entry]) -> None:
         copied = None
         if numbers.is_cuda:
+            stream = torch.cuda.current_stream(numbers.device)  # which need not be the current device
             numbers = numbers.to("cpu", non_blocking=True)  # into pinned memory, behind the step's own kernels
             copied = torch.cuda.Event()
-            copied.record()
+            copied.record(stream)
         self._shipped.append((numbers, copied, queue))
 
     def read(self) -> tuple[dict[str, float | None], dict[str, Cells]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -43,7 +45,32 @@ class CudaGraphs:
         return result
 
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            result = work()
+        gc.collect()  # another's graph that is found dead, and destroyed, during a capture would end it
+        graph, around = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._stream.device)
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                result = work()
+        except BaseException:
+            self._clean_up(around)
+            raise
         return result, graph.replay
+
+    def _clean_up(self, around: torch.cuda.Stream) -> None:
+        """After a capture that failed, which torch leaves half open: its stream is the current one, its pool is being
+        allocated to, and the next random number raises, since the generator counts them for the graph."""
+        torch.cuda.set_stream(around)
+        place = self._stream.device.index
+        for name in ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"):  # of new and of old versions
+            with suppress(AttributeError, RuntimeError):  # or the pool is closed already
+                getattr(torch._C, name)(place, self._pool)
+        self._pool = torch.cuda.graph_pool_handle()
+        generator: Any = torch.cuda.default_generators[place]
+        generator.graphsafe_set_state(generator.clone_state())
+
+
+def why(error: RuntimeError) -> str:
+    """The first line of what went wrong first: the end of a failed capture raises too, and says only that it failed."""
+    first: BaseException = error
+    while isinstance(first.__context__, RuntimeError):
+        first = first.__context__
+    return (str(first).splitlines() or [type(first).__name__])[0]

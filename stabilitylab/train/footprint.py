@@ -102,7 +102,7 @@ def _measure(config: Config, layers: dict[str, int], dataset: Dataset, batch: Ba
     model = build_model(settings, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab)
     for stack in model.stacks.values():
         stack.checkpointing = again
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         model.calibrate(**_head(batch, FEW).inputs)
     parameters = {p.data_ptr() for p in model.parameters()}
     rows = len(batch.labels)
@@ -130,7 +130,7 @@ def _kept(config: Config, model: torch.nn.Module, batch: Batch, parameters: Cont
 
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     low = torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.train.precision == "bf16")
-    with torch.random.fork_rng(), hooks:
+    with torch.random.fork_rng(devices=[]), hooks:
         with low:
             logits = model(**batch.inputs)
         loss, _ = token_losses(logits, batch.labels, batch.weight, 0.0)

@@ -21,7 +21,7 @@ from ..store import AbsentRun, RunWriter
 from ..verdict import Evaluation, Verdict, divergence, judge
 from . import checkpoint
 from .environment import peak_memory
-from .recipe import accuracy, learning_rate, optimizer_of, set_rate, token_losses
+from .recipe import accuracy, learning_rate, optimizer_of, own_rates, set_rate, token_losses
 from .replays import Directly, Replays
 from .team import Team
 
@@ -235,7 +235,8 @@ class Trainer:
 
     def _load_rest(self, state: dict[str, Any]) -> None:
         own = self.team.own(state)
-        self.team.load_optimizer(self.model, self.optimizer, state["optimizer"])
+        with own_rates(self.optimizer):
+            self.team.load_optimizer(self.model, self.optimizer, state["optimizer"])
         self.watcher.load_state_dict(own["watcher"])
         torch.set_rng_state(own["rng"].cpu())
         if own["cuda_rng"] is not None and self.device.type == "cuda":

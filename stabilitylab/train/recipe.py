@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,6 +62,18 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
+
+
+@contextmanager
+def own_rates(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Around the loading of a checkpoint, which another device may have written: the rates are loaded, but where they
+    lie, and whether a recorded update reads them there, stays this run's matter."""
+    own = [(group["lr"], group["capturable"]) for group in optimizer.param_groups]
+    yield
+    for group, (rate, capturable) in zip(optimizer.param_groups, own, strict=True):
+        loaded = float(group["lr"])
+        group["lr"] = rate.fill_(loaded) if isinstance(rate, Tensor) else loaded
+        group["capturable"] = capturable
 
 
 def optimizer_of(

@@ -13,6 +13,7 @@ from ..config import Config
 from ..data import Batch
 from ..errors import ResourceError, UsageError
 from ..probes import CudaGraphs, Recorder, Template, Watcher
+from ..probes.replaying import why
 from .team import Team
 
 log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class Replays:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = why(error)
             if self._required:
                 raise ResourceError(
                     f"this update cannot be recorded as a CUDA graph ({reason}): leave --cuda-graphs at auto, or off."

@@ -11,7 +11,8 @@ from probe_toys import ListSink, Toy, batch
 
 from stabilitylab.probes import Watcher
 
-pytestmark = pytest.mark.gpu
+# which the mode says of itself when it is first set
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")]
 
 
 def run(device: str, watched: bool, strict: bool = False, probes: str = "all") -> tuple[ListSink, list[torch.Tensor]]:

@@ -2,7 +2,9 @@
 
 While it records, every operator below autograd is written down with the tensors that it got and gave; a replay calls
 them again on these, and no line of Python in between. What the recording computed is undone, as a graph's capture
-computes nothing. Operators that make a GPU wait for its host, or read memory of the host, are refused.
+computes nothing. Graphs share a pool of memory: a replay first spoils what its own recording and the later ones
+allocated, which may lie where this one works. Operators that make a GPU wait for its host, or read memory of the
+host, are refused.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class _Writer(TorchDispatchMode):
         super().__init__()
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
         self.before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # storage -> (all of it, as it was)
-        self.made: set[int] = set()  # storages that the recording itself allocated
+        self.made: dict[int, torch.Tensor] = {}  # storages that the recording itself allocated
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -59,14 +61,14 @@ class _Writer(TorchDispatchMode):
             for leaf, version in zip(written, versions, strict=True):
                 if leaf._version == version and not leaf.is_inference():
                     torch.autograd.graph.increment_version(leaf)
-        self.made |= {_storage(r) for r in tree_leaves(result) if isinstance(r, torch.Tensor)} - inputs
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.made |= {_storage(r): _whole(r) for r in results if _storage(r) not in inputs | self.made.keys()}
         self.calls.append((func, args, kwargs, result))
         return result
 
     def _keep(self, leaf: torch.Tensor) -> None:
         if (place := _storage(leaf)) not in self.made and place not in self.before:
-            whole = torch.empty(0, dtype=torch.uint8).set_(leaf.untyped_storage())
-            self.before[place] = whole, whole.clone()
+            self.before[place] = _whole(leaf), _whole(leaf).clone()
 
 
 class Tape:
@@ -74,6 +76,7 @@ class Tape:
 
     def __init__(self) -> None:
         self.warmed = self.recorded = self.replayed = 0
+        self._pool: list[dict[int, torch.Tensor]] = []
 
     def warm_up(self, work: Callable[[], T]) -> T:
         self.warmed += 1
@@ -90,9 +93,15 @@ class Tape:
             for whole, before in writer.before.values():
                 whole.copy_(before)
 
+        place = len(self._pool)
+        self._pool.append(writer.made)
+
         def replay() -> None:
             self.replayed += 1
             with torch.no_grad():
+                for made in self._pool[place:]:
+                    for whole in made.values():
+                        whole.fill_(0xFF)  # NaN; and no index of anything
                 for func, args, kwargs, results in writer.calls:
                     _again(func, args, kwargs, results)
 
@@ -107,6 +116,10 @@ def _again(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: An
     for old, fresh in zip(tree_leaves(results), tree_leaves(new), strict=True):
         if isinstance(old, torch.Tensor) and _storage(old) != _storage(fresh):
             old.detach().copy_(fresh)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -118,3 +118,19 @@ def test_each_of_several_runs_has_its_part_of_the_device(
         ResourceError, match=rf"each of 8 at a time on {device} has .* of its 80: give a smaller --jobs"
     ):
         check_memory(Footprint(10, 10 * gib - own + 1, 0), where)
+
+
+def test_an_estimate_asks_nothing_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeping the random states of all GPUs starts CUDA on each, and warns where there are many."""
+    asked = []
+    fork = torch.random.fork_rng
+
+    def watched(devices=None, **others):
+        asked.append(devices)
+        return fork(devices, **others)
+
+    monkeypatch.setattr(torch.random, "fork_rng", watched)
+    config = resolve(parse_set(["model.arch=admin", "data.sentences=4"]), depth=2)
+    estimate(config, load_data(config.data, stack=config.model.stack))
+    assert asked
+    assert None not in asked

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from stabilitylab.config import TrainConfig
-from stabilitylab.train.recipe import accuracy, adamw, learning_rate, optimizer_of, token_losses
+from stabilitylab.train.recipe import accuracy, adamw, learning_rate, optimizer_of, own_rates, token_losses
 
 
 def test_inverse_square_root_with_warmup() -> None:
@@ -109,3 +109,25 @@ def test_decay_is_decoupled_so_that_a_weight_without_gradient_barely_moves() -> 
     weight.grad = torch.zeros(4)
     optimizer.step()
     assert torch.allclose(weight, torch.full((4,), 1 - 1e-7), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["adamw", "radam"])
+@pytest.mark.parametrize("lie", ["host to device", "device to host"])
+def test_where_the_rate_lies_is_not_the_checkpoints_matter(lie: str, name: str) -> None:
+    """A run that goes on where updates are replayed: a rate that is a number would be the same for ever."""
+    on_host, on_device = (
+        optimizer_of(TrainConfig(optimizer=name), [torch.nn.Parameter(torch.ones(3))])  # type: ignore[arg-type]
+        for _ in range(2)
+    )
+    rate = torch.tensor(0.5)
+    on_device.param_groups[0] |= {"lr": rate, "capturable": True}
+    on_host.param_groups[0]["lr"] = 0.25
+    first, second = (on_host, on_device) if lie == "host to device" else (on_device, on_host)
+    with own_rates(second):
+        second.load_state_dict(first.state_dict())
+    group = second.param_groups[0]
+    if lie == "host to device":
+        assert group["lr"] is rate
+        assert (rate.item(), group["capturable"]) == (0.25, True)
+    else:
+        assert (type(group["lr"]), group["lr"], group["capturable"]) == (float, 0.5, False)

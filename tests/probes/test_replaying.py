@@ -1,0 +1,156 @@
+"""What surrounds CUDA graphs, with stand-ins for the parts of torch.cuda that need a GPU."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from probe_toys import ListSink, Toy, batch
+
+from stabilitylab.probes import CudaGraphs, Watcher
+from stabilitylab.probes.passes import Output, Replay
+from stabilitylab.probes.records import Record
+from stabilitylab.probes.replaying import why
+
+
+class Cuda:
+    """The state that a capture changes, and what torch does to it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stream, self.generator, self.pools, self.open = "main", "own", 0, set[int]()
+        one = SimpleNamespace(clone_state=lambda: "fresh", graphsafe_set_state=lambda g: setattr(self, "generator", g))
+        stand_ins: dict[str, Any] = {
+            "Stream": lambda device: SimpleNamespace(device=torch.device("cuda", 0)),
+            "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+            "graph_pool_handle": self.handle,
+            "current_stream": lambda device=None: self.stream,
+            "set_stream": lambda stream: setattr(self, "stream", stream),
+            "default_generators": [one],
+            "graph": self.graph,
+        }
+        for name, stand_in in stand_ins.items():
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda place, pool: self.open.remove(pool))
+
+    def handle(self) -> int:
+        self.pools += 1
+        return self.pools
+
+    @contextmanager
+    def graph(self, graph: Any, pool: int, stream: Any) -> Iterator[None]:
+        """As torch does it: of what a failed capture has changed its end puts nothing back, and raises."""
+        if pool in self.open:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        self.open.add(pool)
+        before, self.stream, self.generator = self.stream, stream, "counts for a graph"
+        try:
+            yield
+        except RuntimeError:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture") from None
+        self.open.remove(pool)
+        self.stream, self.generator = before, "own"
+
+
+def fail() -> None:
+    raise RuntimeError("operation not permitted when stream is capturing\nCompile with ...")
+
+
+def test_a_failed_capture_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(monkeypatch)
+    graphs = CudaGraphs(torch.device("cuda"))
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        graphs.record(fail)
+    assert (cuda.stream, cuda.generator, cuda.open) == ("main", "fresh", set())
+    assert graphs.record(lambda: 7)[0] == 7
+    assert (cuda.stream, cuda.generator, cuda.pools) == ("main", "own", 2)
+
+
+def test_the_dead_are_buried_before_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    Cuda(monkeypatch)
+    buried: list[str] = []
+
+    class Dead:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            buried.append("a graph")
+
+    gc.disable()
+    try:
+        Dead()
+        assert CudaGraphs(torch.device("cuda")).record(lambda: list(buried))[0] == ["a graph"]
+    finally:
+        gc.enable()
+
+
+def test_why_is_what_went_wrong_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    Cuda(monkeypatch)
+    with pytest.raises(RuntimeError) as ending:
+        CudaGraphs(torch.device("cuda")).record(fail)
+    assert why(ending.value) == "operation not permitted when stream is capturing"
+    assert why(RuntimeError()) == "RuntimeError"
+
+
+def test_a_copy_is_awaited_on_the_stream_that_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the device of the numbers, which need not be the current one."""
+    recorded: list[Any] = []
+    event = SimpleNamespace(record=lambda *stream: recorded.append(stream), synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device}")
+    numbers: Any = SimpleNamespace(is_cuda=True, device="cuda:1", to=lambda *_, **__: torch.zeros(0))
+    Record(0, torch.device("cpu"))._copy_over(numbers, [])
+    assert recorded == [("stream of cuda:1",)]
+
+
+def test_what_a_replay_hands_on_is_its_own() -> None:
+    """The memory of a replayed pass is another's as soon as that is replayed."""
+    value, weight = torch.ones(2, 3, 4), torch.ones(2, 3, dtype=torch.bool)
+    outputs, _ = Replay([], [Output(0, value, weight)], {}, lambda: None)()
+    value.fill_(torch.nan), weight.fill_(False)
+    assert outputs[0].value.eq(1).all()
+    assert outputs[0].weight.all()
+
+
+class Refusing:
+    def warm_up(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+    def record(self, work: Callable[[], Any]) -> Any:
+        work()
+        raise RuntimeError("it waits for the host")
+
+
+def test_a_held_out_pass_that_cannot_be_recorded_runs_directly(caplog: pytest.LogCaptureFixture) -> None:
+    sinks = []
+    for recorder in (None, Refusing()):
+        model, sink = Toy(dropout=0.0), ListSink()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        fixed = batch(99)
+        options: dict[str, Any] = {
+            "optimizer": optimizer,
+            "reference": lambda m=model, b=fixed: {"mean": m(**b).mean()},
+        }
+        with (
+            caplog.at_level(logging.WARNING),
+            Watcher(model, sink, every=1, update_every=1, recorder=recorder, **options) as watcher,
+        ):
+            for t in range(4):
+                loss = model(**batch(t)).square().mean()
+                loss.backward()
+                watcher.step(loss=loss)
+                optimizer.step()
+                optimizer.zero_grad()
+        sinks.append(sink)
+    assert caplog.text.count("the held-out pass is not replayed: it cannot be recorded (it waits for the host).") == 1
+    for name in ("cosine_similarity", "activation_sparsity", "model_update"):
+        for row in range(5):
+            column = sinks[0].tables[name].columns[0]
+            expected = sinks[0].column(row, name, column)
+            assert sinks[1].column(row, name, column) == pytest.approx(expected, rel=1e-6, nan_ok=True)
