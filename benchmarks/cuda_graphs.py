@@ -22,8 +22,10 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -33,8 +35,11 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stabilitylab.probes import norms
 from stabilitylab.probes.passes import Pass
 from stabilitylab.train.loop import Trainer
+from stabilitylab.train.replays import Replays
+from stabilitylab.train.run import Plan
 
 UPDATES = 10
 PROBES = ("probes.every=1", f"probes.update_every={UPDATES}")
@@ -68,6 +73,40 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += all(r.alias_info is None or r.alias_info.is_write for r in func._schema.returns)
         return func(*args, **(kwargs or {}))
+
+
+class Counting:
+    """A recorder that records nothing: updates run, arranged as for a recording, and their operators are counted."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def warm_up(self, work: Callable[[], Any]) -> Any:
+        with Operators() as counted:
+            result = work()
+        self.counts.append(counted.count)
+        return result
+
+    def record(self, work: Callable[[], Any]) -> Any:
+        raise RuntimeError("this one does not")
+
+
+def arranged(plan: Plan, folder: Path) -> int:
+    """Operators of a probed update as a graph holds them, with norms as a GPU takes them: not a CPU's cache full at a
+    time. A list of tensors is one operator, of which a GPU makes a few launches."""
+    counting = Counting()
+    with (
+        mock.patch.dict(norms.CHUNK, cpu=norms.CHUNK["cuda"]),
+        mock.patch.object(norms, "widens", return_value=False),
+    ):
+        subject = trainer(replace(plan, recorder=counting), folder)
+        replays = subject.apply
+        assert isinstance(replays, Replays)
+        for _ in range(3):  # the first fills caches
+            replays._met.clear()
+            advance(subject, 1)
+        subject.watcher.close()
+    return counting.counts[-1]
 
 
 def advance(subject: Trainer, updates: int = UPDATES) -> None:
@@ -141,6 +180,7 @@ def measured(model: str, arguments: argparse.Namespace, folder: Path) -> list[st
         with Operators() as counted:
             advance(subjects[name], 1)
         operators[name] = counted.count
+    arrangement = arranged(plan, folder / f"{model} arranged")
     for subject in subjects.values():
         advance(subject, -subject.row % UPDATES + 2 * UPDATES)  # by then each shape has come twice, and is recorded
     device = bare.device
@@ -161,6 +201,8 @@ def measured(model: str, arguments: argparse.Namespace, folder: Path) -> list[st
         f"## {model}: {config.encoder_layers}L-{config.decoder_layers}L {config.d_model}-{config.d_ffn}-{config.heads}",
         f"Batches such as {shape} tokens, {batch.tokens} of them real and predicted.",
         *times(taken, operators, model),
+        f"Arranged as a graph holds it, a probed update is {arrangement:,} operators, "
+        f"{arrangement / operators['eager, bare']:.3f} of a bare one.",
         f"The probes must read {read / 1e6:,.1f} MB an update: {1e6 * read / rate:,.0f} us at the {rate / 1e9:,.0f} "
         f"GB/s that a copy reaches, {read / rate / bare_seconds:.2%} of a bare eager update.",
         *shares(where),

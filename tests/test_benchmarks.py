@@ -260,3 +260,41 @@ def test_the_modes_differ_in_what_they_say(script: Any) -> None:
     assert [c.train.activation_checkpointing for c in made.values()] == [False, False, False, True, True]
     assert [c.probes.names == ("default",) for c in made.values()] == [False, False, True, False, True]
     assert [c.probes.update_every == 10 for c in made.values()] == [False, False, True, False, True]
+
+
+def test_the_benchmark_of_graphs_at_toy_size(main: Any, tmp_path: Path) -> None:
+    """On a CPU, where nothing is recorded: times, operators, the floor, and where time goes."""
+    main("cuda_graphs", "--model", "tiny", "--depth", "4", "--rounds", "2", *TOY, "--out", str(tmp_path / "graphs"))
+    text = (tmp_path / "graphs.md").read_text()
+    table = [line.strip("| ").split(" | ") for line in text.split("\n\n")[4].splitlines()[2:]]
+    assert [row[0] for row in table] == ["eager, bare", "eager, control", "eager, probes"]
+    assert all(ratio(row[2].rstrip(" |")) for row in table)
+    bare, probed = (int(table[place][3].replace(",", "")) for place in (0, 2))
+    arranged = int(text.partition("a probed update is ")[2].partition(" operators")[0].replace(",", ""))
+    assert bare < arranged < probed
+    shares = [line.split(" | ")[1:] for line in text.splitlines() if line.endswith("% |")]
+    for column in zip(*shares, strict=True):
+        assert sum(float(cell.rstrip("% |")) for cell in column) == pytest.approx(100, abs=0.5)
+
+
+def test_the_floor_counts_what_probes_read(script: Any, tmp_path: Path) -> None:
+    """Of a model of two layers: each watched value and gradient once, and the parameters three times."""
+    graphs, subject = script("cuda_graphs"), script("subject")
+    plan = subject.prepared(2, "probes.names=['ln_input']", "probes.every=1", "model.arch=preln", *TOY[1::2])
+    made = subject.trainer(plan, tmp_path / "run")
+    batch = plan.dataset.micro_batch(0)
+    source, target = (batch.masks[stack].numel() for stack in ("encoder", "decoder"))
+    weights = sum(p.numel() for p in made.model.parameters())
+    # what enters a norm, the branch and the shortcut of 2 and 3 sub-layers, and what enters the final norm of each
+    numbers = 16 * ((2 * 3 + 1) * source + (3 * 3 + 1) * target)
+    assert graphs.bytes_read(made) == 4 * (numbers + 3 * weights)
+    made.watcher.close()
+
+
+def test_one_card_estimates_where_there_is_none(main: Any, tmp_path: Path) -> None:
+    main("one_card", "--depth", "2", "--sentences", "4", "--arch", "deepnorm", "--out", str(tmp_path / "card"))
+    ((arch, parameters, tokens, estimated, *rest),) = cells(tmp_path / "card.md")
+    assert (arch, rest) == ("deepnorm", ["", "", ""])
+    assert int(parameters.replace(",", "")) > 1e6
+    assert 20 < int(tokens) < 200
+    assert float(estimated) > 0
