@@ -1,0 +1,50 @@
+"""Every architecture learns at 12 layers: on real parallel text where there is any, and on the made-up language."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stabilitylab.config import parse_set, resolve
+from stabilitylab.models import ARCHS
+from stabilitylab.store import RunWriter
+from stabilitylab.train import plan
+from stabilitylab.train.loop import Trainer
+
+STEPS = 60
+RECIPE = (
+    f"train.steps={STEPS} train.lr=1e-3 train.warmup=10 model.T=40 probes.update_every=20 probes.names=['ln_input']"
+)
+
+
+def learns(folder: Path, arch: str, *sets: str) -> None:
+    """The held-out loss, which starts about log V, falls by a nat, and no recorded number is NaN or inf."""
+    if not ARCHS[arch].normalised:
+        sets = (*sets, "probes.names=['grad_norm']")
+    config = resolve(
+        parse_set([*RECIPE.split(), f"train.steps={STEPS}", f"model.arch={arch}", "data.sentences=16", *sets]), depth=12
+    )
+    prepared = plan(config)
+    writer = RunWriter.create(folder, {"config": config.model_dump(mode="json")})
+    trainer = Trainer(prepared.config, prepared.dataset, writer, prepared.device)
+    trainer.fit(lambda: False, lambda report: None)
+    trainer.watcher.close()
+    assert trainer.watcher.incident is None
+    nll = [each.nll for each in trainer.evaluations]
+    assert abs(nll[0] - np.log(prepared.dataset.target_vocab)) < 2
+    assert nll[0] - nll[-1] > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", sorted(ARCHS))
+def test_on_multi30k(arch: str, multi30k: Path, tmp_path: Path) -> None:
+    text = ",".join(str(multi30k / f"train.{side}.gz") for side in ("de", "en"))
+    learns(tmp_path / "run", arch, f"data.source=text:{text}", "data.vocab_size=2000")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", sorted(ARCHS))
+def test_on_the_made_up_language(arch: str, tmp_path: Path) -> None:
+    learns(tmp_path / "run", arch)
