@@ -23,9 +23,8 @@ def learns(folder: Path, arch: str, *sets: str) -> None:
     """The held-out loss, which starts about log V, falls by a nat, and no recorded number is NaN or inf."""
     if not ARCHS[arch].normalised:
         sets = (*sets, "probes.names=['grad_norm']")
-    config = resolve(
-        parse_set([*RECIPE.split(), f"train.steps={STEPS}", f"model.arch={arch}", "data.sentences=16", *sets]), depth=12
-    )
+    own = (f"train.steps={STEPS}", f"model.arch={arch}", "data.sentences=16")
+    config = resolve(parse_set([*RECIPE.split(), *own, *sets]), depth=12)
     prepared = plan(config)
     writer = RunWriter.create(folder, {"config": config.model_dump(mode="json")})
     trainer = Trainer(prepared.config, prepared.dataset, writer, prepared.device)
