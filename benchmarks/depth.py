@@ -39,7 +39,7 @@ import psutil
 import torch
 from timing import machine, rounds
 
-CADENCE, WARM = 10, 3
+CADENCE = 10
 PROBES = ("probes.every=1", f"probes.update_every={CADENCE}")
 MODES = ("bare", "control", "probes", "checkpointing", "checkpointing, probes")
 GRAPHS = {"CPU": None, "GPU eager": "off", "GPU graphs": "on"}
@@ -62,7 +62,7 @@ def has_graphs() -> bool:
 
 def child(depth: int, bare: bool, sets: list[str]) -> None:
     """Answers each line on stdin with one update, and the end of stdin with what it all took."""
-    from subject import prepared, trainer, update
+    from subject import prepared, trainer, update, warm
 
     with tempfile.TemporaryDirectory() as folder:
         small = trainer(prepared(2, *sets), Path(folder) / "small", bare=bare)  # loads what loads at first use
@@ -73,7 +73,7 @@ def child(depth: int, bare: bool, sets: list[str]) -> None:
         gc.collect()
         before = in_use(plan.device)
         subject = trainer(plan, Path(folder) / "run", bare=bare)
-        for _ in range(WARM):
+        for _ in range(warm(subject.device)):
             update(subject)
         print(json.dumps({"row": subject.row, "machine": machine(subject.device)}), flush=True)
         for _ in sys.stdin:

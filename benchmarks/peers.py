@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from subject import UNWATCHED, prepared, trainer, update
+from subject import UNWATCHED, prepared, trainer, update, warm
 from timing import Middle, machine, middle, rounds, seconds
 from torch import Tensor, nn
 
@@ -40,7 +40,7 @@ SIZES: dict[str, tuple[str, int, list[str]]] = {  # name -> (what a reader calls
     "tiny-100": ("64-128-2, 100L-100L", 200, []),
     "small-6": ("256-1024-4, 6L-6L", 12, SMALL),
 }
-OURS, NEAR, WARM = "stabilitylab", 1.0, 3  # NEAR: nats between a first loss and log V
+OURS, NEAR = "stabilitylab", 1.0  # NEAR: nats between a first loss and log V
 Forward = Callable[[Batch], Tensor]  # -> logits (B, T, V)
 
 
@@ -173,7 +173,7 @@ class Size:
             self.first[subject] = first_nll(lambda batch, model=ours.model: model(**batch.inputs), plan)
             self.parameters[subject] = sum(p.numel() for p in ours.model.parameters())
             works[subject] = lambda ours=ours: update(ours)
-        self.tokens = np.mean([plan.dataset.micro_batch(WARM + i).tokens for i in range(arguments.rounds)])
+        self.tokens = np.mean([plan.dataset.micro_batch(warm(plan.device) + i).tokens for i in range(arguments.rounds)])
         self.vocabulary, self.device = plan.dataset.target_vocab, plan.device
         for subject, make in PEERS.items():
             try:
@@ -185,7 +185,7 @@ class Size:
             self.parameters[subject] = sum(p.numel() for p in peer.parameters)
             works[subject] = lambda peer=peer: seconds(peer.update, peer.device)
         self.check()
-        rounds(works, WARM)
+        rounds(works, warm(plan.device))
         self.seconds = rounds(works, arguments.rounds)
         self.over = {subject: middle(taken / self.seconds[OURS]) for subject, taken in self.seconds.items()}
 

@@ -22,14 +22,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from subject import NEVER, UNWATCHED, prepared, trainer, update
+from subject import NEVER, UNWATCHED, prepared, trainer, update, warm
 from timing import machine, middle, rounds
 
 from stabilitylab.probes import PROBES
 from stabilitylab.probes.schedule import REFERENCE_FINENESS, is_due
 from stabilitylab.train.loop import Trainer
-
-WARM = 3
 
 
 def subject(arguments: argparse.Namespace, folder: Path, *sets: str, bare: bool = False) -> Trainer:
@@ -40,7 +38,7 @@ def subject(arguments: argparse.Namespace, folder: Path, *sets: str, bare: bool 
 def taken(subjects: dict[str, Trainer], count: int) -> dict[str, np.ndarray]:
     """Seconds of each subject's updates, in alternating order, after a few that do not count."""
     works = {name: lambda each=each: update(each) for name, each in subjects.items()}
-    rounds(works, WARM)
+    rounds(works, warm(next(iter(subjects.values())).device))
     found = rounds(works, count)
     for each in subjects.values():
         each.watcher.close()
@@ -95,7 +93,9 @@ def main() -> None:
         }
         reference = subject(arguments, folder / "d", f"probes.every={NEVER}", "probes.update_every=1")
         seconds = taken(subjects, arguments.rounds)
-        passes = np.array([update(reference) for _ in range(4 + arguments.rounds // 3)])[WARM:]
+        for _ in range(warm(reference.device)):
+            update(reference)
+        passes = np.array([update(reference) for _ in range(1 + arguments.rounds // 3)])
         reference.watcher.close()
         steps = subjects["bare"].config.train.steps
     base = np.median(seconds["bare"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from timing import seconds
 
 from stabilitylab.config import parse_set, resolve
@@ -14,6 +15,12 @@ from stabilitylab.train.run import Plan
 
 NEVER = 10**9
 UNWATCHED = ("probes.names=['none']", "probes.every=1", f"probes.update_every={NEVER}")
+
+
+def warm(device: torch.device) -> int:
+    """Updates before the clock starts: on a GPU until each kind of update and held-out pass has come twice, when it is
+    recorded and from then on replayed."""
+    return 25 if device.type == "cuda" else 3
 
 
 def prepared(depth: int | None, *sets: str) -> Plan:

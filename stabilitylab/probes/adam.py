@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -116,9 +116,9 @@ def formulas(
     return {"rms_t": list(ratio), "update": list(mean), "clear": list(root)}
 
 
-@lru_cache(maxsize=8)
+@cache
 def _on_device(betas: tuple[tuple[float, float], ...], device: torch.device) -> torch.Tensor:
-    """(n, 2), copied there once: a copy from the host cannot be part of a CUDA graph."""
+    """(n, 2), copied there once and kept: a copy from the host cannot be part of a CUDA graph, which reads this one."""
     return torch.tensor(betas, dtype=torch.float64, device=device)
 
 

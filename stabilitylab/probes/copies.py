@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 ON_HOST = 1 << 28  # entries from which they wait on the host, which costs time at probed rows instead of memory
-PART = 1 << 26  # entries of such a copy that are on the device at a time
+PART = 1 << 24  # entries that are fetched, or exchanged, at a time
 
 
 def on_host(tensors: Sequence[torch.Tensor]) -> bool:
@@ -47,3 +48,28 @@ def parts(copies: Sequence[torch.Tensor], device: torch.device) -> Iterator[list
         if held > PART or place + 1 == len(copies):
             yield part
             part, held = nothing.copy(), 0
+
+
+@contextmanager
+def parameters_set(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Iterator[None]:
+    """``values`` in place of the parameters, and meanwhile these in place of ``values``, so that no copy of all of them
+    is needed; both come back bit for bit. ``.data``: a kept graph must not notice."""
+    data = [tensor.data for tensor in tensors]
+    _exchange(data, values)
+    try:
+        yield
+    finally:
+        _exchange(data, values)
+
+
+def _exchange(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
+    pairs, held = [], 0
+    for number, pair in enumerate(zip(some, others, strict=True), start=1):
+        pairs.append(pair)
+        held += pair[0].numel()
+        if held > PART or number == len(some):
+            own, other = (list(side) for side in zip(*pairs, strict=True))
+            kept = [tensor.clone() for tensor in own]
+            torch._foreach_copy_(own, other)  # pyright: ignore
+            torch._foreach_copy_(other, kept)  # pyright: ignore
+            pairs, held = [], 0

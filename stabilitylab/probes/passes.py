@@ -1,12 +1,11 @@
-"""The two passes that are recorded: training, by hooks on the caller's own, and reference, run by the watcher."""
+"""The passes that are recorded, by hooks: what any has in common, and the training pass, on the caller's own."""
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,12 +14,7 @@ from torch import nn
 
 from .accumulate import Board, CleanPasses, Masks
 from .base import wide
-from .replaying import Recorder, why
-from .representations import Output
 from .sites import hidden_state, tensor_of
-from .watchable import with_hooks
-
-log = logging.getLogger("stabilitylab")
 
 HELD = 1 << 24  # numbers that may wait on the device before they are added up
 SMALL = 1 << 17  # entries of a value that costs a GPU less to read than its kernel costs to launch
@@ -221,88 +215,6 @@ class TrainingPass(Pass):
         return self._scale
 
 
-class ReferencePass(Pass):
-    """Runs the caller's ``reference`` in eval mode without gradients; leaves flags and random state as they were."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        boards: Sequence[Board],
-        masks: Masks,
-        reference: Callable[[], Any],
-        stacks: Board | None,
-        recorder: Recorder | None = None,
-    ) -> None:
-        super().__init__(model, boards, masks)
-        self._reference = reference
-        self._stacks = stacks
-        self._outputs: list[Output] = []
-        self._recorder = None if any(board.probe.waits for board in boards) else recorder
-        self._replays: dict[bool, Replay] = {}
-        self._ran: set[bool] = set()
-
-    def run(self, record: bool = True) -> tuple[list[Output], dict[str, Any]]:
-        """The stacks' outputs, and the metrics that ``reference`` returned; ``record`` fills the boards as well."""
-        if (replay := self._replays.get(record)) is not None:
-            return replay()
-        boards = self.boards
-        self.boards = [*(boards if record else ()), *([self._stacks] if self._stacks else ())]
-        self.attach()
-        try:
-            with evaluation(self.model), with_hooks(self.model), ExitStack() as around:
-                for board in self.boards:
-                    around.enter_context(board.probe.around(board.sites))
-                if self._recorder is None:
-                    return self._work()
-                if record not in self._ran:
-                    self._ran.add(record)
-                    return self._recorder.warm_up(self._work)
-                try:
-                    found, again = self._recorder.record(self._work)
-                except torch.OutOfMemoryError:
-                    raise
-                except RuntimeError as error:
-                    log.warning("the held-out pass is not replayed: it cannot be recorded (%s).", why(error))
-                    self._recorder = None
-                    for board in self.boards:
-                        board.clear()
-                    return self._work()
-                replay = self._replays[record] = Replay(self.boards, *found, again)
-            return replay()
-        finally:
-            self.detach()
-            self.boards = boards
-
-    def _work(self) -> tuple[list[Output], dict[str, Any]]:
-        self._outputs = []
-        returned = self._reference()
-        self.end()
-        return self._outputs, _scalars(returned) if type(returned) is dict else {}
-
-    def keep(self, board: Board, row: int, fed: tuple[str, ...], x: Any, y: torch.Tensor, weight: torch.Tensor) -> None:
-        if board is self._stacks:
-            value: Any = board.probe.measure(board.sites[row], x, y, weight)
-            self._outputs.append(Output(row, value, weight))
-        else:
-            super().keep(board, row, fed, x, y, weight)
-
-
-class Replay:
-    """A recorded pass: its outputs, which the next replay overwrites, are handed on as copies."""
-
-    def __init__(
-        self, boards: Sequence[Board], outputs: list[Output], metrics: dict[str, Any], again: Callable[[], None]
-    ) -> None:
-        self._outputs, self._metrics, self._again = outputs, metrics, again
-        self._found = [(board, board.forget()) for board in boards]
-
-    def __call__(self) -> tuple[list[Output], dict[str, Any]]:
-        self._again()
-        for board, seen in self._found:
-            board.recall(seen)
-        return [Output(each.row, each.value.clone(), each.weight.clone()) for each in self._outputs], self._metrics
-
-
 @contextmanager
 def random_states_kept(model: nn.Module) -> Iterator[None]:
     """Those of torch (on the model's devices too), Python and numpy, whichever the caller's code draws from."""
@@ -331,34 +243,5 @@ def evaluation(model: nn.Module) -> Iterator[None]:
                 module.training = True
 
 
-@contextmanager
-def parameters_set(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Iterator[None]:
-    """``values`` in place of the parameters, and meanwhile these in place of ``values``, so that no copy of all of them
-    is needed; both come back bit for bit. ``.data``: a kept graph must not notice."""
-    data = [tensor.data for tensor in tensors]
-    _exchange(data, values)
-    try:
-        yield
-    finally:
-        _exchange(data, values)
-
-
-def _exchange(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
-    pairs, held = [], 0
-    for number, pair in enumerate(zip(some, others, strict=True), start=1):
-        pairs.append(pair)
-        held += pair[0].numel()
-        if held > HELD or number == len(some):
-            own, other = (list(side) for side in zip(*pairs, strict=True))
-            kept = [tensor.clone() for tensor in own]
-            torch._foreach_copy_(own, other)  # pyright: ignore
-            torch._foreach_copy_(other, kept)  # pyright: ignore
-            pairs, held = [], 0
-
-
 def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
-
-
-def _scalars(returned: dict[str, Any]) -> dict[str, Any]:
-    return {n: v for n, v in returned.items() if not isinstance(v, torch.Tensor) or v.numel() == 1}

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from .accumulate import Board, Masks
-from .copies import kept
+from .copies import kept, parameters_set
 from .distributed import Ranks
 from .parameters import Parameters
-from .passes import Output, ReferencePass, parameters_set
 from .records import Record
+from .reference_pass import ReferencePass
 from .replaying import Recorder
-from .representations import ModelUpdate, distances
+from .representations import ModelUpdate, Output, distances
 from .schedule import REFERENCE_FINENESS, Cadence, is_due
 
 

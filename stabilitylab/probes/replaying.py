@@ -68,6 +68,16 @@ class CudaGraphs:
         generator.graphsafe_set_state(generator.clone_state())
 
 
+def attempt(recorder: Recorder, work: Callable[[], T]) -> tuple[T, Callable[[], None]] | str:
+    """What ``record`` returns, or in one line why it cannot; a lack of memory is not a reason to go on without."""
+    try:
+        return recorder.record(work)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        return why(error)
+
+
 def why(error: RuntimeError) -> str:
     """The first line of what went wrong first: the end of a failed capture raises too, and says only that it failed."""
     first: BaseException = error

@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from ..config import RUNS_PER_DEVICE
 from ..errors import InputError, ResourceError, UsageError
 from ..store.files import is_locked, writing
 from .jobs import OWN_FOLDER, Job
 
-SHARED_BY = "STABILITYLAB_RUNS_PER_DEVICE"  # which a run's own check of memory reads
 GRACE = 10.0  # seconds after which a process that was asked to stop, and has no run, is one that never began
 
 LOST = 60.0  # seconds that a run may go on writing after Parsl has lost sight of it
@@ -66,7 +66,7 @@ class Local:
         environment = {**os.environ, **job.environment}
         if self._gpus:
             environment["CUDA_VISIBLE_DEVICES"] = self._gpus[slot % len(self._gpus)]
-        environment[SHARED_BY] = str(math.ceil(len(self._slots) / max(1, len(self._gpus))))
+        environment[RUNS_PER_DEVICE] = str(math.ceil(len(self._slots) / max(1, len(self._gpus))))
         process = self._slots[slot] = _LocalProcess(job, environment)
         return process
 

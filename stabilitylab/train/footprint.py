@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import psutil
 import torch
 
-from ..config import Config
+from ..config import RUNS_PER_DEVICE, Config
 from ..data import Batch, Dataset
 from ..errors import ResourceError
 from ..models import ARCHS, build_model, parameter_count
@@ -83,7 +83,7 @@ def check_memory(footprint: Footprint, device: torch.device) -> None:
     else:
         memory = psutil.virtual_memory()
         free, whole, own = memory.available, memory.total, PROCESS
-    gib, runs = 2**30, int(os.environ.get("STABILITYLAB_RUNS_PER_DEVICE") or 1)
+    gib, runs = 2**30, int(os.environ.get(RUNS_PER_DEVICE) or 1)
     if footprint.total > free:
         raise ResourceError(
             f"this run needs about {footprint.total / gib:.1f} GiB and {free / gib:.1f} GiB are free on {device}: "

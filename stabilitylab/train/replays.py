@@ -13,7 +13,7 @@ from ..config import Config
 from ..data import Batch
 from ..errors import ResourceError, UsageError
 from ..probes import CudaGraphs, Recorder, Template, Watcher
-from ..probes.replaying import why
+from ..probes.replaying import attempt
 from .team import Team
 
 log = logging.getLogger(__name__)
@@ -85,20 +85,17 @@ class Replays:
             self._work(own, tokens)
             template.pack()
 
-        try:
-            with self._watcher.recording() as template:
-                _, replay = self._recorder.record(lambda: work(template))
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            reason = why(error)
+        with self._watcher.recording() as template:
+            found = attempt(self._recorder, lambda: work(template))
+        if isinstance(found, str):
             if self._required:
                 raise ResourceError(
-                    f"this update cannot be recorded as a CUDA graph ({reason}): leave --cuda-graphs at auto, or off."
-                ) from error
-            log.warning("CUDA graphs are off: this update cannot be recorded (%s).", reason)
+                    f"this update cannot be recorded as a CUDA graph ({found}): leave --cuda-graphs at auto, or off."
+                )
+            log.warning("CUDA graphs are off: this update cannot be recorded (%s).", found)
             self._failed = True
             return False
+        _, replay = found
         self.recorded[key] = Recorded(own, tokens, template, replay)
         return True
 

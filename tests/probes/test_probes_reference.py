@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from stabilitylab.errors import UsageError
 from stabilitylab.probes import Watcher
-from stabilitylab.probes.passes import evaluation, parameters_set
+from stabilitylab.probes.copies import parameters_set
+from stabilitylab.probes.passes import evaluation
 
 FIXED = batch(99, rows=5)
 

@@ -14,9 +14,10 @@ import torch
 from probe_toys import ListSink, Toy, batch
 
 from stabilitylab.probes import CudaGraphs, Watcher
-from stabilitylab.probes.passes import Output, Replay
 from stabilitylab.probes.records import Record
+from stabilitylab.probes.reference_pass import Replay
 from stabilitylab.probes.replaying import why
+from stabilitylab.probes.representations import Output
 
 
 class Cuda:

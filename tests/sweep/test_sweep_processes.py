@@ -59,7 +59,7 @@ def test_a_process_has_its_threads_its_gpu_a_session_and_a_log(tmp_path: Path, m
 def test_a_process_is_told_how_many_share_its_device(
     workers: int, gpus: tuple[str, ...], runs: int, sharing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python(monkeypatch, f"import os; print(os.environ[{launchers.SHARED_BY!r}])")
+    python(monkeypatch, f"import os; print(os.environ[{launchers.RUNS_PER_DEVICE!r}])")
     outcome = run(planned(tmp_path, *"abc"[:runs]), workers=workers, gpus=gpus, retries=0)
     assert [job.log_path.read_text().splitlines()[-2] for job in outcome.jobs] == [sharing] * runs
 

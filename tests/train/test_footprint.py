@@ -6,11 +6,10 @@ import psutil
 import pytest
 import torch
 
-from stabilitylab.config import parse_set, resolve
+from stabilitylab.config import RUNS_PER_DEVICE, parse_set, resolve
 from stabilitylab.data import load_data
 from stabilitylab.errors import ResourceError
 from stabilitylab.models import build_model
-from stabilitylab.sweep.launchers import SHARED_BY
 from stabilitylab.train import footprint
 from stabilitylab.train.footprint import Footprint, check_memory, estimate
 from stabilitylab.train.recipe import token_losses
@@ -110,9 +109,9 @@ def test_each_of_several_runs_has_its_part_of_the_device(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda where: (70 * gib, 80 * gib))
     where = torch.device(device)
     check_memory(Footprint(10, 60 * gib, 0), where)
-    monkeypatch.setenv(SHARED_BY, "1")
+    monkeypatch.setenv(RUNS_PER_DEVICE, "1")
     check_memory(Footprint(10, 60 * gib, 0), where)
-    monkeypatch.setenv(SHARED_BY, "8")
+    monkeypatch.setenv(RUNS_PER_DEVICE, "8")
     check_memory(Footprint(10, 10 * gib - own, 0), where)
     with pytest.raises(
         ResourceError, match=rf"each of 8 at a time on {device} has .* of its 80: give a smaller --jobs"
