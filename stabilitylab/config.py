@@ -98,7 +98,7 @@ class TrainConfig(Section):
     lr: float = Field(default=3e-4, gt=0)
     warmup: int = Field(default=40, ge=0)  # updates; 0: none
     warmup_init_lr: float = Field(default=1e-7, ge=0)
-    schedule: Literal["inverse_sqrt", "constant"] = "inverse_sqrt"
+    schedule: Literal["inverse_sqrt", "constant", "linear"] = "inverse_sqrt"  # linear: to 0 at the end (Admin's grid)
     optimizer: Literal["adamw", "radam"] = "adamw"  # radam: Admin's published recipe
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.98, ge=0, lt=1)

@@ -24,6 +24,14 @@ def test_no_warmup_starts_at_the_full_rate() -> None:
     assert learning_rate(train, 16_000) == pytest.approx(2.5e-4)
 
 
+def test_linear_schedule_reaches_zero_after_the_last_update() -> None:
+    train = TrainConfig(lr=1e-3, warmup=10, warmup_init_lr=0.0, steps=110, schedule="linear")
+    assert [learning_rate(train, update) for update in (0, 5, 10, 60, 109, 110)] == pytest.approx(
+        [0, 5e-4, 1e-3, 5e-4, 1e-5, 0]
+    )
+    assert learning_rate(TrainConfig(warmup=4, steps=4, schedule="linear"), 4) == 0
+
+
 def test_constant_schedule() -> None:
     train = TrainConfig(lr=1e-3, warmup=10, schedule="constant")
     assert learning_rate(train, 10**6) == 1e-3
