@@ -152,7 +152,8 @@ class Figure:
 
 class _Figures(Registry[type[Figure]]):
     def resolve(self, name: str) -> str:
-        return super().resolve(f"branchnorm:{name}" if name.isdigit() else name)
+        short = {"table": "table:stability"}
+        return super().resolve(f"branchnorm:{name}" if name.isdigit() else short.get(name, name))
 
 
 FIGURES = _Figures("figure")
