@@ -92,10 +92,10 @@ def show(jobs: Sequence[Job]) -> None:
     if data.empty:
         print("no run of the table has ended", file=sys.stderr)
         return
-    table = Table(title="held-out nll - unigram [nats/token], mean over seeds, by encoder and decoder layers together",
-                  title_justify="left", box=None, padding=(0, 2), header_style="bold", pad_edge=False)  # fmt: skip
+    table = Table(box=None, padding=(0, 2), header_style="bold", pad_edge=False)
     for column in data.columns:
         table.add_column(column)
     for row in data.to_numpy().tolist():
         table.add_row(*row)
+    print("held-out nll - unigram [nats/token], mean over seeds, by encoder and decoder layers together:")
     Console(width=None if sys.stdout.isatty() else 160).print(table, highlight=False, markup=False)

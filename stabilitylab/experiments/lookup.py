@@ -27,10 +27,10 @@ _MINUTES = {
     "deepnet:3": 10,
     "deepnet:4": 10,
     "deepnet:5": 23,
-    "deepnet:6": 1,
-    "deepnet:7": 1,
-    "deepnet:8": 1,
-    "table:stability": 1,
+    "deepnet:6": 97,
+    "deepnet:7": 16,
+    "deepnet:8": 14,
+    "table:stability": 97,
     "admin:4": 21,
     "claims:fast": 21,
 }
@@ -99,4 +99,6 @@ def command(figure: str, scale: str = "tiny") -> str:
     name = FIGURES.resolve(figure)
     if scale == "tiny" and name in ("claims:fast", "admin:4"):
         return "stabilitylab claims --fast"
+    if scale == "tiny" and folder(name) == folder("table:stability"):
+        return "stabilitylab sweep table"
     return f"stabilitylab sweep {name} --scale {scale}" + ("" if scale == "tiny" else " --data text:SRC,TGT")

@@ -90,20 +90,32 @@ def _fits(record: Record, other: Record) -> bool:
     return all(record.settings.get(key) == other.settings.get(key) for key in keys)
 
 
-def cell(row: Row) -> list[str]:
-    """How a cell of the table reads, in one or two short lines: the mean nll_gap, and what not all seeds did well."""
+def cell(row: Row) -> str:
+    """How a cell of the table reads: the mean nll_gap, and what not all seeds did well."""
     n = int(row["seeds"])
-    value = [] if math.isnan(row["nll_gap"]) else [f"{row['nll_gap']:+.2f}"]
-    for state in ("stuck", "diverged", "learning"):
+    value = "" if math.isnan(row["nll_gap"]) else f"{row['nll_gap']:+.2f}"
+    for state in ("stuck", "diverged"):
         if row[state] == n:
-            return [*(value if state == "learning" else []), state]
-    parts = [f"{row[state]} of {n} {state}" for state in STATES[1:] if row[state]]
-    return [*value, *([", ".join(parts)] if parts else [])]
+            return state
+    parts = ["learning"] if row["learning"] == n else [f"{row[s]} of {n} {s}" for s in STATES[1:] if row[s]]
+    return ", ".join(filter(None, [value, *parts]))
+
+
+def brief(row: Row, value: str = "") -> str:
+    """The same in a few letters, for a cell of a picture: the value in parentheses where seeds are still learning, and
+    how many failed. ``value`` stands in for the nll_gap."""
+    n, lost = int(row["seeds"]), int(row["stuck"] + row["diverged"])
+    value = value or ("" if math.isnan(row["nll_gap"]) else f"{row['nll_gap']:+.2f}")
+    shown = f"({value})" if value and row["learning"] else value
+    word = "stuck" if not row["diverged"] else "diverged" if not row["stuck"] else "failed"
+    if lost == n:
+        return word
+    return f"{shown} {lost}/{n} {word}".strip() if lost else shown
 
 
 def wide(table: pd.DataFrame) -> pd.DataFrame:
     """The table as it reads: a row an architecture, a column a depth, each cell as :func:`cell`; "" without runs."""
-    texts = {(row["arch"], row["depth"]): ", ".join(cell(row)) for row in table.to_dict("records")}
+    texts = {(row["arch"], row["depth"]): cell(row) for row in table.to_dict("records")}
     depths = sorted({depth for _, depth in texts})
     archs = list(dict.fromkeys(table["arch"]))
     rows = [[style.title(arch), *(texts.get((arch, depth), "") for depth in depths)] for arch in archs]

@@ -26,7 +26,8 @@ def table(ask: Recipe, archs: Sequence[str] = (ALL,), depths: Sequence[int] = ()
     stack = table_settings(ask).get("model", {}).get("stack", "encoder-decoder")
     unfit = [name for name in names if not _defined(name, stack)]
     odd = [depth for depth in wanted if depth % 2 and stack == "encoder-decoder"]
-    left, kept = ([one for one in all_ if one not in out] for all_, out in ((names, unfit), (wanted, odd)))
+    left = [name for name in names if name not in unfit]
+    kept = [depth for depth in wanted if depth not in odd]
     why = [
         *([f"{', '.join(unfit)} (not defined for model.stack = {stack!r})"] if unfit else []),
         *([f"depth {', '.join(map(str, odd))} (odd: an encoder-decoder has depth/2 layers a side)"] if odd else []),
