@@ -90,7 +90,8 @@ def test_a_table_prints_each_cell_once_under_its_names(browser: Browser, tmp_pat
     found = browser.run(
         """
         const plot = $("#made-1 .plot"), layout = plot._fullLayout;
-        const cells = plot.data[0].z.map((row, i) => row.map((_, j) => plot.data.map((one) => one.text[i][j]).filter(Boolean)));
+        const printed = (i, j) => plot.data.map((one) => one.text[i][j]).filter(Boolean);
+        const cells = plot.data[0].z.map((row, i) => row.map((_, j) => printed(i, j)));
         return { cells, rows: layout.yaxis.ticktext, columns: layout.xaxis.ticktext, range: layout.yaxis.range };
         """
     )
