@@ -28,7 +28,7 @@ _MINUTES = {
     "deepnet:4": 10,
     "deepnet:5": 23,
     "deepnet:6": 97,
-    "deepnet:7": 16,
+    "deepnet:7": 19,
     "deepnet:8": 14,
     "table:stability": 97,
     "admin:4": 21,
