@@ -167,7 +167,8 @@ def faster_with_more(runs: Runs) -> list[Effect]:
             points = {amount(value, axis): _mean_nll(own) for value, group in values.items()
                       for own in group if own.seed == seed}  # fmt: skip
             if len(points) == len(values):
-                slopes[seed] = slope([math.log2(place) for place in points], [*points.values()])
+                known = all(map(math.isfinite, points.values()))  # a run that diverged leaves the seed undecided
+                slopes[seed] = slope([*map(math.log2, points)], [*points.values()]) if known else math.nan
         effects.append(Effect(f"nats a doubling of the {axis}", slopes, Region(high=0), Region(low=0)))
     return effects
 
@@ -180,5 +181,4 @@ def _all_axes(runs: Runs) -> Panels:
 
 
 def _mean_nll(record: Record) -> float:
-    """inf for a run that diverged: nothing learns more slowly."""
-    return math.inf if record.verdict == "diverged" else float(record.held_out()["held_out_nll"].mean())
+    return math.nan if record.verdict == "diverged" else float(record.held_out()["held_out_nll"].mean())
