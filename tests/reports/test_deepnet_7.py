@@ -87,6 +87,13 @@ def test_each_panel_varies_one_setting_about_the_baseline() -> None:
     )
 
 
+def test_the_baseline_looks_the_same_in_every_panel() -> None:
+    wider = [run for run in sweep(faster) if not run.name.startswith("deepnorm-width--1")]  # its width is the smallest
+    looks = [{line.label: (line.colour, line.marker) for line in panel.series} for panel in drawn(wider).panels]
+    assert looks[0]["lr 0.001"] == looks[1]["16 sentences"] == looks[2]["64-128-2"]
+    assert looks[0]["lr 0.002"] == looks[1]["32 sentences"] == looks[2]["128-256-4"] != looks[2]["64-128-2"]
+
+
 def test_micro_batches_count_as_sentences() -> None:
     runs = [remembered(f"{a}", arch="deepnorm", seed=3, nll=5.0 - a / 10, settings={"train": {"accumulate": a}})
             for a in (1, 4)]  # fmt: skip

@@ -98,7 +98,7 @@ def test_the_picture_has_the_means_and_three_fits() -> None:
     assert [line.label for line in left.series] == ["A log d + B", "A d + B", "A (1 - exp(-d / c)) + B"]
     assert left.series[0].y == pytest.approx([0] * 5, abs=1e-9)
     half = float(stats.t.ppf(0.975, 3)) * np.std([0.5 + 10 * SPREAD[s] for s in SEEDS], ddof=1) / 2
-    assert f"A = +0.500 nats per unit of log depth of quality, 95 % interval {0.5 - half:+.3f} to" in picture.finding
+    assert f"A = +0.500 nats a unit of log depth, 95 % interval {0.5 - half:+.3f} to" in picture.finding
     assert "logarithmic 0.0" in picture.finding
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ AXES: dict[str, tuple[str, ...]] = {  # what varies in a panel -> the settings b
     "batch": ("data.sentences", "train.accumulate"),
     "width": ("model.d_model", "model.d_ffn", "model.heads"),
 }
-SHADES = ("#9ecae1", "#E69F00", "#333333", "#CC79A7", "#009E73", "#D55E00")  # apart in grey, too, up to three
-MARKERS = ("v", "o", "^", "s", "D", "P")
+BASELINE = ("#222222", "o")  # colour and marker, the same in every panel; apart from its neighbours in grey, too
+BELOW = (("#56B4E9", "v"), ("#0072B2", "D"), ("#009E73", "P"))  # of smaller values, the nearest first
+ABOVE = (("#D55E00", "^"), ("#CC79A7", "s"), ("#8c6d31", "h"))
 Value = tuple[Any, ...]
 Panels = dict[str, dict[Value, Runs]]  # axis -> value of its settings, smallest first -> runs
 
@@ -84,7 +86,7 @@ class OneSettingAtATime(Figure):
 
     def picture(self, runs: Runs) -> Picture:
         found = one_at_a_time(runs)
-        panels = [_panel(axis, values) for axis, values in found.items()]
+        panels = [_panel(axis, values, baseline(found, axis)) for axis, values in found.items()]
         drawn = everything(found)
         seeds = counted(len(drawn.seeds))
         lost = sum(map(failed, drawn))
@@ -102,15 +104,21 @@ def everything(panels: Panels) -> Runs:
     return Runs(found.values())
 
 
-def _panel(axis: str, values: dict[Value, Runs]) -> Panel:
+def baseline(panels: Panels, axis: str) -> Value:
+    """The value that the runs of all other panels have; where there is no other panel, the middle one."""
+    for other, values in panels.items():
+        if other != axis:
+            return value_of(next(iter(values.values()))[0], axis)
+    return [*panels[axis]][len(panels[axis]) // 2]
+
+
+def _panel(axis: str, values: dict[Value, Runs], middle: Value) -> Panel:
     lines: list[Series] = []
-    for place, (value, runs) in enumerate(values.items()):
-        for line in held_out_panel(runs).series:
-            colour, marker = (looks[place % len(looks)] for looks in (SHADES, MARKERS))
-            lines.append(
-                Series(name(value, axis), line.x, line.y, line.low, line.high, seeds=line.seeds,
-                       colour=colour, marker=marker, dash="solid")
-            )  # fmt: skip
+    for place, (value, runs) in enumerate(values.items(), start=-[*values].index(middle)):
+        side = BELOW if place < 0 else ABOVE
+        colour, marker = side[(abs(place) - 1) % len(side)] if place else BASELINE
+        look: dict[str, Any] = {"colour": colour, "marker": marker, "dash": "solid"}
+        lines += [replace(line, label=name(value, axis), arch="", **look) for line in held_out_panel(runs).series]
     return Panel(axis.capitalize(), "update", "held-out nll [nats/token]", lines)
 
 

@@ -108,8 +108,8 @@ def _finding(points: Points, measured: Quality, means: dict[int, float], fitted:
     bounds = f", 95 % interval {interval.low:+.3f} to {interval.high:+.3f}" if math.isfinite(interval.low) else ""
     least = min(curve.aic for curve in fitted.values())
     beside = ", ".join(f"{name} {curve.aic - least:.1f}" for name, curve in fitted.items())
-    unit = f"{measured.unit} per unit of log depth"
-    return f"A = {fitted['logarithmic'].slope:+.3f} {unit} of quality{bounds} ({seeds}); AIC above the least: {beside}."
+    slope = f"{fitted['logarithmic'].slope:+.3f} {measured.unit} a unit of log depth{bounds} ({seeds})"
+    return f"Quality changes by A = {slope}; AIC above the least: {beside}."
 
 
 @claim(
