@@ -73,6 +73,23 @@ def table_groups(runs: Runs) -> list[Runs]:
     return sorted(found, key=lambda g: (len({(r.label, r.layers) for r in g}), len(g), _updates(g)), reverse=True)
 
 
+def own_recipes(group: Runs) -> dict[str, str]:
+    """Labels of ``group`` that stand there with a recipe of their own, and what it sets, such as train.warmup = 0."""
+    found = {}
+    for label in group.labels:
+        recipe = _own_recipe(group.where(label=label)[0])
+        rest = group.where(lambda run, own=label: run.label != own)
+        if differing := [key for key, value in recipe.items() if any(run.settings.get(key) != value for run in rest)]:
+            found[label] = ", ".join(f"{key} = {recipe[key]}" for key in differing)
+    return found
+
+
+def recipe_notes(group: Runs) -> list[str]:
+    """A note on each of them."""
+    what = "with the recipe that its paper insists on"
+    return [f"{style.title(label)} {what}: {recipe}." for label, recipe in own_recipes(group).items()]
+
+
 def _updates(group: Runs) -> int:
     return int(group[0].settings.get("train.steps", 0))
 

@@ -100,6 +100,15 @@ def test_other_settings_are_counted_and_one_depth_is_drawn_too() -> None:
     assert drawn(other).finding == "Best at 6 layers a side: DeepNorm 5.00 nats (37 seeds)."
 
 
+def test_an_architecture_with_a_recipe_of_its_own_is_marked() -> None:
+    own = [trained("tfixup", 50, seed, 4.0) for seed in SEEDS]
+    picture = drawn([*all_of(), *own])
+    assert picture.finding.startswith("Best at 50 layers a side: T-Fixup (own recipe) 4.00, Post-LN 5.50")
+    assert "T-Fixup with the recipe that its paper insists on: train.warmup = 0." in picture.notes
+    cold = [trained("postln", 50, 3, 5.0, settings={"train": {"warmup": 0}}), own[0]]
+    assert "own recipe" not in drawn(cold).finding
+
+
 def test_without_runs_it_names_the_command() -> None:
     with pytest.raises(MissingRuns) as missing:
         drawn([])

@@ -112,7 +112,7 @@ def test_a_recipe_that_a_paper_insists_on_is_said() -> None:
     own = ended("tfixup", 6, 3, "trained", -1.0)
     assert (own.settings["train.warmup"], nine()[0].settings["train.warmup"]) == (0, 40)
     _, picture = drawn([*nine(), own])
-    assert "T-Fixup with the recipe that its paper insists on: no warm-up." in picture.notes
+    assert "T-Fixup with the recipe that its paper insists on: train.warmup = 0." in picture.notes
     assert not any("insists" in note for note in drawn(nine())[1].notes)
 
 

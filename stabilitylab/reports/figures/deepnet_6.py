@@ -14,7 +14,7 @@ from ..base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
 from ..claims import Effect, claim
 from ..collection import LAYERS, Runs
 from ..layerwise import ENOUGH, comparable, counted, failed, last_nll, states
-from ..stability import table_groups
+from ..stability import own_recipes, recipe_notes, table_groups
 from ..statistics import Region, slope
 from .branchnorm_5 import Quality, even, quality, share_of
 from .deepnet_8 import by_seed
@@ -48,6 +48,7 @@ class QualityOfAll(Figure):
             _panel(title, own, lines, crosses, measured, group.depths) for title, own in families(group.labels).items()
         ]
         notes = [f"Drawn: {group.describe()}. Lines are means over seeds, bands their range.", *states(group)]
+        notes += recipe_notes(group)
         if others := len(runs.where(kind="train")) - len(group):
             notes.append(f"Not drawn: {others} run{'s' * (others > 1)} with other settings, or without an end.")
         if not measured.is_bleu:
@@ -122,9 +123,15 @@ def _finding(group: Runs, measured: Quality) -> str:
     deepest = group.where(lambda run: run.depth == depth and not failed(run))
     means = {label: _mean(deepest.where(label=label), measured) for label in deepest.labels}
     best = sorted(means, key=lambda label: means[label], reverse=measured.is_bleu)[:3]
-    named = ", ".join(f"{style.title(label)} {means[label]:.2f}" for label in best)
-    unit = measured.unit
-    parts = [f"Best at {depth} layers a side: {named} {unit}" if best else f"Nothing trained at {depth} layers a side"]
+    apart = own_recipes(group)
+    named = ", ".join(
+        f"{style.title(label)}{' (own recipe)' if label in apart else ''} {means[label]:.2f}" for label in best
+    )
+    parts = [
+        f"Best at {depth} layers a side: {named} {measured.unit}"
+        if best
+        else f"Nothing trained at {depth} layers a side"
+    ]
     first = group.where(lambda run: run.depth == group.depths[0] and not failed(run), label="deepnorm")
     if "deepnorm" in means and first and len(group.depths) > 1:
         move = means["deepnorm"] - _mean(first, measured)

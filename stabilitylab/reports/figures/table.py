@@ -12,7 +12,7 @@ from .. import style
 from ..base import DIVERGED, STUCK, Figure, Map, MissingRuns, Panel, Picture, figure
 from ..collection import Frame, Runs
 from ..layerwise import counted, failed, states
-from ..stability import brief, judged, layers_in_all, markdown, stability_table, table_groups
+from ..stability import brief, judged, layers_in_all, markdown, recipe_notes, stability_table, table_groups
 from .branchnorm_5 import Quality, quality
 
 
@@ -98,15 +98,7 @@ def _notes(runs: Runs, group: Runs, table: Frame) -> list[str]:
     several = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else counted(seeds[0])
     notes = [f"Drawn: {group.describe()}; {several} a cell. A value is the mean over seeds that did not diverge."]
     notes += states(group)
-    if special := [style.title(label) for label in group.labels if _apart(group, label)]:
-        notes.append(f"{', '.join(special)} with the recipe that its paper insists on: no warm-up.")
+    notes += recipe_notes(group)
     if others := len(judged(runs)) - len(group):
         notes.append(f"Not drawn: {others} run{'s' * (others > 1)} with other settings.")
     return notes
-
-
-def _apart(group: Runs, label: str) -> bool:
-    key = "train.warmup"
-    own = {run.settings.get(key) for run in group.where(label=label)}
-    rest = {run.settings.get(key) for run in group if run.label != label}
-    return bool(rest) and own.isdisjoint(rest)
