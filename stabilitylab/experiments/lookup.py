@@ -11,7 +11,13 @@ from .one_gpu import ONE_GPU
 from .recipe import FIGURES, Experiment, Recipe, Scale, Settings, slug
 
 # Figures that are drawn from the same runs share a folder, so that none of them runs twice.
-_FOLDERS = {"branchnorm:9": "branchnorm:8", "deepnet:5": "claims:fast", "admin:4": "claims:fast"}
+_FOLDERS = {
+    "branchnorm:4": "branchnorm:8",
+    "branchnorm:7": "branchnorm:T",
+    "branchnorm:9": "branchnorm:8",
+    "deepnet:5": "claims:fast",
+    "admin:4": "claims:fast",
+}
 # Core-minutes at scale tiny on synthetic data: CPU time of one process of each kind, its 3.4 s of start included (torch
 # 2.13, one thread of a shared two-core machine; 50 to 300 updates, scaled to the full number), times the runs.
 _MINUTES = {
