@@ -124,5 +124,3 @@ def test_c36_is_about_runs_that_converge() -> None:
     found = verdict("C36", models("deepnorm", by_depth(0.01), depths=(6, 12)), stuck)
     assert found.verdict == "not testable"
     assert found.command == "stabilitylab sweep branchnorm:1 --scale tiny"
-
-

@@ -64,18 +64,20 @@ def test_only_ramps_of_one_length_are_compared() -> None:
     assert "Not drawn: 5 runs of BranchNorm with other settings or another T." in picture.notes
 
 
-def test_alpha_is_drawn_as_far_as_it_moves() -> None:
-    long = [run(name, 3, 5.0, T=1 if name == "linear" else 1) for name in ("exp", "sigmoid")]
-    panels, _ = drawn(*long)
-    assert panels["Growth of alpha"].series[0].x == [0, 1, 2]  # twice T
+def test_alpha_is_drawn_up_to_twice_the_ramp() -> None:
+    long = {"alpha": [0.0, 0.5] + [1.0] * 8, "held_out_nll": [8.0] * 10, "held_out_accuracy": [0.1] * 10}
+    both = [
+        remembered(name, settings={"model": {"growth": name, "T": 2}}, metrics=long) for name in ("linear", "sigmoid")
+    ]
+    panels, _ = drawn(*both)
+    assert panels["Growth of alpha"].series[0].x == [0, 1, 2, 3, 4]
+    assert panels["Held-out loss"].series[0].x == [*range(10)]
 
 
 def test_a_shape_that_failed_is_no_difference() -> None:
     panels, picture = drawn(run("linear", 3, 5.0), run("exp", 3, 6.5, verdict="stuck"))
     assert [*panels] == ["Growth of alpha", "Held-out loss"]
-    assert picture.finding == (
-        "No shape trained beside linear growth at one seed: 1 of 2 runs diverged or are stuck."
-    )
+    assert picture.finding == ("No shape trained beside linear growth at one seed: 1 of 2 runs diverged or are stuck.")
 
 
 def test_one_shape_is_no_comparison() -> None:
@@ -118,5 +120,3 @@ def test_c39_without_sigmoid() -> None:
     found = verdict("C39", shapes(flat, ("linear", "exp")))
     assert found.verdict == "not testable"
     assert found.command == "stabilitylab sweep branchnorm:7 --scale tiny"
-
-

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from ...experiments import command
 from .. import style
 from ..base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
 from ..claims import Effect, claim
 from ..collection import LAYERS, Runs, pairs
 from ..layerwise import comparable, counted, failed, last_nll, states
-from ..statistics import Region, signed_rank, slope, t_interval
+from ..statistics import Region, signed_rank, slope
 from .branchnorm_5 import Quality, even, quality
-from .loss_differences import Gaps, gaps_of, weight
+from .loss_differences import Gaps, gaps_of, measured, weight
 from .outcomes import outcomes, worst
 
 BOTH = ("postln", "deepnorm")
@@ -23,7 +25,7 @@ def _sweeps(runs: Runs) -> list[tuple[Runs, Gaps]]:
     several depths, which alone can grow, come before a longer training."""
     groups = comparable(runs.where(even, kind="train", label=BOTH), *LAYERS)
     both = [group for group in groups if len(group.labels) == len(BOTH)]
-    found = [(group, gaps_of(group.where(lambda run: not failed(run)), *BOTH[::-1])) for group in both]
+    found = [(group, gaps_of(group.where(lambda run: not failed(run)), "deepnorm", "postln")) for group in both]
     return sorted(found, key=lambda one: (len(one[1]) > 1, bool(one[1]), *weight(*one)))
 
 
@@ -31,10 +33,9 @@ def _sweeps(runs: Runs) -> list[tuple[Runs, Gaps]]:
 class GapToPostLN(Figure):
     """Quality after training against depth, and DeepNorm's loss of quality against Post-LN seed by seed.
 
-    BLEU of ``stabilitylab evaluate`` where all models reach 5 (gap: Post-LN minus DeepNorm), else held-out cross-entropy
-    in nats a token (gap: DeepNorm minus Post-LN): above 0 DeepNorm is the worse one. The gap is over pairs of runs that
-    both trained; runs that diverged or are stuck are crosses. Inferred: the paper draws one run a depth, fully
-    converged, and no interval.
+    BLEU of ``stabilitylab evaluate`` where all models reach 5 (gap: Post-LN minus DeepNorm), else held-out nll in nats
+    a token (gap: DeepNorm minus Post-LN): above 0 DeepNorm is the worse one. The gap is over pairs of runs that both
+    trained; runs that diverged or are stuck are crosses. Inferred: the paper has one converged run a depth, in BLEU.
     """
 
     def picture(self, runs: Runs) -> Picture:
@@ -43,41 +44,41 @@ class GapToPostLN(Figure):
         if not sweeps:
             raise MissingRuns("no postln and deepnorm that ended at the same settings", command(self.id))
         group, _ = sweeps[-1]
-        measured = quality(group)
-        gaps = _gaps(group, measured)
-        bad = 0.0 if measured.is_bleu else worst(group, measured.values)
+        scores = quality(group)
+        gaps = _gaps(group, scores)
+        bad = 0.0 if scores.is_bleu else worst(group, scores.values)
         levels = [
             line
             for label in BOTH
-            for line in outcomes(group.where(label=label), measured.values, lambda run: run.depth,
+            for line in outcomes(group.where(label=label), scores.values, lambda run: run.depth,
                                  style.title(label), bad=bad, arch=label)
         ]  # fmt: skip
         look = {"log_x": True, "ticks": group.depths}
-        panels = [Panel("Quality", "layers a side", measured.axis, levels, **look)]
+        panels = [Panel("Quality", "layers a side", scores.axis, levels, **look)]
         if gaps:
             zero = Reference(0.0, "equal")
-            panels.append(Panel("Gap", "layers a side", f"gap to Post-LN [{_unit(measured)}]", [_line(gaps)], [zero],
+            panels.append(Panel("Gap", "layers a side", f"gap to Post-LN [{_unit(scores)}]", [_line(gaps)], [zero],
                                 **look))  # fmt: skip
         notes = [f"Drawn: {group.describe()}. Points are means over seeds, bands their range.", *states(group)]
         notes += [_lost(group, label) for label in BOTH if any(map(failed, group.where(label=label)))]
-        if not measured.is_bleu:
-            notes.append("Held-out nll (lower is better) stands in for BLEU: not every model was evaluated and reaches 5.")
+        if not scores.is_bleu:
+            notes.append("Held-out nll (lower is better) stands in for BLEU, which not every model has and has 5 of.")
         if others := len(runs.where(kind="train", label=BOTH)) - len(group):
             notes.append(f"Not drawn: {others} run{'s' * (others > 1)} of them with other settings, or without an end.")
-        return Picture(panels, _finding(gaps, _unit(measured)), notes)
+        return Picture(panels, _finding(gaps, _unit(scores)), notes)
 
 
-def _unit(measured: Quality) -> str:
-    return "BLEU" if measured.is_bleu else "nats/token"
+def _unit(scores: Quality) -> str:
+    return "BLEU" if scores.is_bleu else "nats/token"
 
 
-def _gaps(group: Runs, measured: Quality) -> Gaps:
+def _gaps(group: Runs, scores: Quality) -> Gaps:
     """Post-LN's quality minus DeepNorm's, by depth and seed, where both trained."""
     gaps: Gaps = {}
     trained = group.where(lambda run: not failed(run))
     for depth in group.depths:
         one, other = (trained.where(lambda run, d=depth: run.depth == d, label=label) for label in BOTH)
-        if found := {seed: measured.gain(a) - measured.gain(b) for seed, a, b in pairs(one, other)}:
+        if found := {seed: scores.gain(a) - scores.gain(b) for seed, a, b in pairs(one, other)}:
             gaps[depth] = found
     return gaps
 
@@ -104,15 +105,13 @@ def _lost(group: Runs, label: str) -> str:
 def _finding(gaps: Gaps, unit: str) -> str:
     if not gaps:
         return "At no depth did DeepNorm and Post-LN both train, so there is no gap to measure."
-    parts = [f"{t_interval(by_seed.values()).mean:+.3f} at {depth}" for depth, by_seed in gaps.items()]
+    parts = [f"{np.mean([*by_seed.values()]):+.3f} at {depth}" for depth, by_seed in gaps.items()]
     seeds = sorted({seed for by_seed in gaps.values() for seed in by_seed})
     said = f"DeepNorm's gap to Post-LN is {', '.join(parts)} layers a side [{unit}] ({counted(len(seeds))})"
     slopes = _slopes(gaps)
     if not slopes:
         return f"{said}; one depth cannot show that it grows."
-    found = t_interval(slopes.values())
-    between = f" [{found.low:+.4f}, {found.high:+.4f}]" if found.n > 1 else ""
-    return f"{said}; with each layer it changes by {found.mean:+.4f}{between}."
+    return f"{said}; with each layer it changes by {measured(slopes.values(), '+.4f')}."
 
 
 def _slopes(gaps: Gaps) -> dict[int, float]:
@@ -138,9 +137,7 @@ def _slopes(gaps: Gaps) -> dict[int, float]:
 def undertrained_deepnorm(runs: Runs) -> list[Effect]:
     gaps = next((gaps for _, gaps in reversed(_sweeps(runs)) if gaps), {})
     if not gaps:
-        raise MissingRuns(
-            "needs deepnorm and postln that trained at several depths with the same seeds and settings"
-        )
+        raise MissingRuns("needs deepnorm and postln that trained at several depths with the same seeds and settings")
     found = [
         Effect(f"gap at {depth}L", values, Region(low=0), Region(high=0), p=signed_rank([*values.values()]))
         for depth, values in gaps.items()

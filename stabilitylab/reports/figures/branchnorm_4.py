@@ -15,7 +15,7 @@ from ..collection import Record, Runs, pairs
 from ..layerwise import ENOUGH, comparable, counted, failed, held_out_panel, last_nll, states
 from ..statistics import Region, signed_rank, t_interval
 from .branchnorm_5 import quality
-from .loss_differences import gaps_by_depth
+from .loss_differences import gaps_by_depth, measured
 
 ABLATION = "branchnorm T=1"  # Post-LN drawn as DeepNorm: BranchNorm without its ramp
 SHOWN = ("deepnorm", "branchnorm", ABLATION)
@@ -138,14 +138,14 @@ def _reached(group: Runs, levels: Sequence[float]) -> Panel:
 
 def _bleu(group: Runs) -> list[Panel]:
     """BLEU at the update where the runs were evaluated; nothing where they were not all, or not alike."""
-    measured = quality(group)
-    if not measured.is_bleu:
+    scores = quality(group)
+    if not scores.is_bleu:
         return []
     points = []
     for label in group.labels:
         spread = Spread()
         for run in group.where(label=label):
-            spread.add([run.status.step], [measured.values[run.name]])
+            spread.add([run.status.step], [scores.values[run.name]])
         points.append(spread.series(style.title(label), arch=label, kind="points"))
     return [Panel("BLEU after training", "update", "BLEU", points)]
 
@@ -163,11 +163,9 @@ def _finding(trained: Runs, levels: Sequence[float]) -> str:
     reached = f"Held-out loss down to {'; to '.join(parts)} updates. " if parts else ""
     ends = []
     for label in SHOWN[1:]:
-        gaps = [last_nll(a) - last_nll(b) for _, a, b in pairs(trained.where(label=label), trained.where(label="deepnorm"))]
-        if gaps:
-            found = t_interval(gaps)
-            between = f" [{found.low:+.3f}, {found.high:+.3f}]" if found.n > 1 else ""
-            ends.append(f"{style.title(label)} {found.mean:+.3f}{between} nats from DeepNorm ({counted(found.n)})")
+        compared = pairs(trained.where(label=label), trained.where(label="deepnorm"))
+        if gaps := [last_nll(a) - last_nll(b) for _, a, b in compared]:
+            ends.append(f"{style.title(label)} {measured(gaps)} nats from DeepNorm ({counted(len(gaps))})")
     return f"{reached}At the end {'; '.join(ends)}." if ends else f"{reached}No two runs of one seed both trained."
 
 
@@ -200,8 +198,8 @@ def lower_final_loss(runs: Runs) -> list[Effect]:
     source="BranchNorm, Fig. 4: its curve lies above DeepNorm's",
     statistic="mean over updates of the held-out nll (the area under it, by trapezoids, over the number of updates), "
     "BranchNorm - DeepNorm [nats], at each depth; beside it the ablation T = 1",
-    threshold="R: < -.01 at every depth; X: > .01 at some depth (the margin of C37; set when its final losses on the same "
-    "runs were known, and before any area was computed)",
+    threshold="R: < -.01 at every depth; X: > .01 at some depth (the margin of C37; set when its final losses on the "
+    "same runs were known, and before any area was computed)",
     sweep="branchnorm:4",
 )
 def ahead_over_the_training(runs: Runs) -> list[Effect]:

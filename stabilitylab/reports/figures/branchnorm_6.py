@@ -15,6 +15,7 @@ from ..claims import Effect, Share, claim
 from ..collection import Runs
 from ..layerwise import counted, failed, last_nll, states
 from ..statistics import Region, signed_rank, t_interval
+from .loss_differences import measured
 from .sensitivity import AXES, Grid, by_seed, cell, grids, state
 
 PAPER_RATES = (5e-4, 1.5e-3)  # the least and the largest of the paper
@@ -26,8 +27,8 @@ STATES = {"diverged": DIVERGED, "stuck": STUCK}
 
 @figure("branchnorm:6", title="Warm-up and learning rate", source="BranchNorm, Figure 6; Wortsman et al. 2023")
 class WarmupAndRate(Figure):
-    """For each architecture a map over learning rate and warm-up: held-out cross-entropy after training [nats/token], mean
-    over the seeds that trained, and the count of those that did not; a cell where most failed shows how.
+    """For each architecture a map over learning rate and warm-up: held-out nll after training [nats/token], mean over
+    the seeds that trained, and the count of those that did not; a cell where most failed shows how.
 
     Beside it one number for each warm-up, the sensitivity to the learning rate of Wortsman et al. (2023, 2309.14322):
     mean over rates of min(loss, loss at initialisation), minus the least [nats/token], with the 95 % t-interval over
@@ -42,13 +43,15 @@ class WarmupAndRate(Figure):
         grid = found[0]
         labels = grid.runs.labels
         numbers = {label: [by_seed(grid, label, warmup) for warmup in grid.warmups] for label in labels}
-        maps = [Panel(style.title(label), "learning rate", "warm-up [updates]", map=_map(grid, label)) for label in labels]
+        axes = ("learning rate", "warm-up [updates]")
+        maps = [Panel(style.title(label), *axes, map=_map(grid, label)) for label in labels]
         panels = [*maps, *_sensitivity(grid, numbers)]
-        notes = [f"Drawn: {grid.runs.describe()}. In a cell: the mean over seeds that trained.", *states(grid.runs)]
-        notes.append(
-            "Sensitivity: mean over these learning rates of min(loss, loss at initialisation), minus the least; a short "
-            "training, for which the least rate is too small, counts in it like one that a large rate broke."
-        )
+        notes = [
+            f"Drawn: {grid.runs.describe()}. In a cell: the mean over seeds that trained; lost: diverged or stuck.",
+            *states(grid.runs),
+            "Sensitivity: mean over these learning rates of min(loss, loss at initialisation), minus the least, with "
+            "its 95 % interval. A rate too small for so short a training counts in it like one too large.",
+        ]
         if others := len(runs.where(kind="train", label=labels)) - len(grid.runs):
             notes.append(f"Not drawn: {others} run{'s' * (others > 1)} outside the grid, or without an end.")
         return Picture(panels, _finding(grid, numbers), notes)
@@ -113,9 +116,7 @@ def _finding(grid: Grid, numbers: Numbers) -> str:
         runs = grid.runs.where(label=label)
         said = f"{style.title(label)} lost {sum(map(failed, runs))} of {len(runs)} runs"
         if own[0]:
-            found = t_interval(own[0].values())
-            between = f" [{found.low:.3f}, {found.high:.3f}]" if found.n > 1 else ""
-            said += f", sensitivity {found.mean:.3f}{between} nats {with_least} ({counted(found.n)})"
+            said += f", sensitivity {measured(own[0].values(), '.3f')} nats {with_least} ({counted(len(own[0]))})"
         parts.append(said)
     return f"Over learning rates of {_range(grid)} and {len(grid.warmups)} warm-ups: {'; '.join(parts)}."
 
@@ -135,9 +136,9 @@ def _judged(runs: Runs) -> Grid:
     paper="BranchNorm",
     sentence="BranchNorm needs no warm-up and tolerates larger learning rates than DeepNorm",
     source="BranchNorm, Fig. 6",
-    statistic="share of runs that diverged or are stuck over warm-up {0, 100, 1000, 4000} x lr {5, 8, 10, 15}e-4, or four "
-    "warm-ups or more scaled to the run and four rates or more from 5e-4 to 1.5e-3 (rates beyond the paper's are drawn "
-    "and not judged); of the runs in which the two differ, the share where DeepNorm failed",
+    statistic="share of runs that diverged or are stuck over warm-up {0, 100, 1000, 4000} x lr {5, 8, 10, 15}e-4, or "
+    "four warm-ups scaled to the run and four rates from 5e-4 to 1.5e-3 or more of each (rates beyond the paper's are "
+    "drawn and not judged); of the runs in which the two differ, the share where DeepNorm failed",
     threshold="R: at most 1/16 of BranchNorm's, more than half of the differing ones DeepNorm's; X: more than 1/16, "
     "or less than half (the plan names no X: ours)",
     sweep="branchnorm:6",
@@ -165,10 +166,10 @@ def no_warmup_needed(runs: Runs) -> list[Effect | Share]:
     figure="branchnorm:6",
     paper="BranchNorm",
     sentence="BranchNorm is less sensitive to the learning rate than DeepNorm",
-    source="BranchNorm, Sec. 5.2 and Fig. 6b: better tolerance for larger learning rates; the measure is that of Wortsman et al. 2023",
-    statistic="mean over rates of min(final held-out nll, nll at initialisation) minus the least final nll, BranchNorm - "
-    "DeepNorm [nats], mean over the warm-ups of a grid of four by four or more; over the paper's rates, 5e-4 to 1.5e-3, "
-    "and, where the grid goes beyond them, over all",
+    source="BranchNorm, Fig. 6b: better tolerance for larger learning rates; the measure of Wortsman et al. 2023",
+    statistic="mean over rates of min(final held-out nll, nll at initialisation) minus the least, BranchNorm - "
+    "DeepNorm [nats], mean over the warm-ups of a grid of four by four or more; over the paper's rates, 5e-4 to "
+    "1.5e-3, and, where the grid goes beyond them, over all",
     threshold="R: < -.01 in each range; X: > .01 in either (set before any run of such a grid was made)",
     sweep="branchnorm:6",
 )
@@ -179,18 +180,17 @@ def less_sensitive(runs: Runs) -> list[Effect]:
     whole = _judged(measured)
     if whole.rates[0] < low or whole.rates[-1] > high:
         ranges[f"lr {_range(whole)}"] = measured
-    found = []
-    for name, own in ranges.items():
-        grid = _judged(own)
-        gaps = _gaps(grid)
-        found.append(Effect(f"difference, {name}", gaps, Region(high=-0.01), Region(low=0.01), p=signed_rank([*gaps.values()])))
-    return found
+    better, worse = Region(high=-0.01), Region(low=0.01)
+    found = {f"difference, {name}": _gaps(_judged(own)) for name, own in ranges.items()}
+    return [Effect(name, gaps, better, worse, p=signed_rank([*gaps.values()])) for name, gaps in found.items()]
 
 
 def _gaps(grid: Grid) -> dict[int, float]:
     """Seed -> mean over warm-ups of BranchNorm's sensitivity minus DeepNorm's, of seeds that have the whole grid."""
     numbers = [{label: by_seed(grid, label, warmup) for label in BOTH} for warmup in grid.warmups]
     seeds = set.intersection(*({*own[label]} for own in numbers for label in BOTH))
-    return {
-        seed: float(np.mean([own["branchnorm"][seed] - own["deepnorm"][seed] for own in numbers])) for seed in sorted(seeds)
-    }
+    return {seed: float(np.mean([_gap(own, seed) for own in numbers])) for seed in sorted(seeds)}
+
+
+def _gap(own: dict[str, dict[int, float]], seed: int) -> float:
+    return own["branchnorm"][seed] - own["deepnorm"][seed]

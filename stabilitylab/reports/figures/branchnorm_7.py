@@ -9,8 +9,7 @@ from ..base import Figure, MissingRuns, Panel, Picture, Reference, Series, Sprea
 from ..claims import Effect, claim
 from ..collection import Record, Runs, pairs
 from ..layerwise import counted, failed, last_nll, states
-from ..statistics import t_interval
-from .loss_differences import EQUIVALENT, between_values, ramped
+from .loss_differences import EQUIVALENT, between_values, measured, ramped
 
 GROWTH = "model.growth"
 SHAPES = ("linear", "exp", "sigmoid")
@@ -32,7 +31,10 @@ class GrowthStrategies(Figure):
         loss = Panel("Held-out loss", "update", "cross-entropy [nats/token]", [*_lines(group, "held_out_nll")])
         gaps = _differences(group)
         panels = [panel for panel in (alpha, loss, _margin(gaps)) if panel.series]
-        notes = [f"Drawn: {group.describe()}, T = {ramp}. Lines are means over seeds, bands their range.", *states(group)]
+        notes = [
+            f"Drawn: {group.describe()}, T = {ramp}. Lines are means over seeds, bands their range.",
+            *states(group),
+        ]
         if others := len(ramped(runs)) - len(group):
             notes.append(f"Not drawn: {others} run{'s' * (others > 1)} of BranchNorm with other settings or another T.")
         return Picture(panels, _finding(group, gaps), notes, columns=3)
@@ -47,7 +49,7 @@ def _of(group: Runs, name: str) -> Runs:
 
 
 def _group(runs: Runs) -> Runs:
-    """Runs of one T that differ in the shape of the ramp alone: of most shapes, then of most seeds, then the longest."""
+    """Runs of one T that differ in the shape of the ramp alone: of most shapes, then most runs, then the longest."""
     ended = ramped(runs).where(lambda run: run.ended and run.label != "branchnorm T=1")
     found = [
         group.where(model__T=T)
@@ -89,11 +91,14 @@ def _differences(group: Runs) -> dict[str, dict[int, float]]:
 
 
 def _margin(gaps: dict[str, dict[int, float]]) -> Panel:
-    """Each seed's difference, beside the mean: few seeds are drawn as what they are."""
+    """The difference of each seed: so few are drawn as what they are."""
     points = [
-        Series(f"{name} growth", [*by_seed], [*by_seed.values()], arch=f"branchnorm {name}", kind="points", seeds=len(by_seed))
+        Series(
+            f"{name} growth", [*by_seed], [*by_seed.values()], arch=f"branchnorm {name}", kind="points",
+            seeds=len(by_seed),
+        )
         for name, by_seed in gaps.items()
-    ]
+    ]  # fmt: skip
     limits = [Reference(end, f"margin {end:+g}") for end in (-EQUIVALENT, EQUIVALENT)]
     ticks = sorted({float(seed) for by_seed in gaps.values() for seed in by_seed})
     return Panel("Against linear growth", "seed", "difference in final nll [nats]", points, limits, ticks=ticks)
@@ -103,11 +108,10 @@ def _finding(group: Runs, gaps: dict[str, dict[int, float]]) -> str:
     if not gaps:
         lost = sum(map(failed, group))
         return f"No shape trained beside linear growth at one seed: {lost} of {len(group)} runs diverged or are stuck."
-    parts = []
-    for name, by_seed in gaps.items():
-        found = t_interval(by_seed.values())
-        between = f" [{found.low:+.3f}, {found.high:+.3f}]" if found.n > 1 else ""
-        parts.append(f"{name} growth ends {found.mean:+.3f}{between} nats from linear ({counted(found.n)})")
+    parts = [
+        f"{name} growth ends {measured(by_seed.values())} nats from linear ({counted(len(by_seed))})"
+        for name, by_seed in gaps.items()
+    ]
     return f"{'; '.join(parts).capitalize()}; the margin of equivalence is {EQUIVALENT:g}."
 
 

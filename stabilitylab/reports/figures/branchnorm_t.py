@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
+
+import numpy as np
 
 from ...experiments import command
 from ..base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
 from ..claims import Effect, claim
 from ..collection import Record, Runs, pairs
 from ..layerwise import counted, failed, last_nll, states
-from ..statistics import t_interval
-from .loss_differences import EQUIVALENT, between_values, ramped
+from .loss_differences import EQUIVALENT, between_values, measured, ramped
 from .outcomes import outcomes, worst
 
 RAMP, RATE = "model.T", "train.lr"
@@ -21,11 +23,11 @@ Gaps = dict[int, dict[int, float]]  # T -> seed -> final nll minus that at the r
 
 @figure("branchnorm:T", title="Length of alpha's ramp", source="BranchNorm, Section 5.1")
 class LengthOfRamp(Figure):
-    """Held-out cross-entropy after training [nats/token] against T, the updates until alpha is 1, for each learning rate;
-    and seed by seed the difference to the longest ramp of at most a fifth of the run, with the margin of equivalence.
+    """Held-out nll after training [nats/token] against T, the updates until alpha is 1, for each learning rate; and
+    seed by seed the difference to the longest ramp of at most a fifth of the run, with the margin of equivalence.
 
-    The paper has T of 100, 400, 4000 and 20000 in 100,000 updates, and no number: "insensitive". T = 1 is no ramp at all.
-    Inferred: its T as shares of the run, and two learning rates, since a larger one asks more of a ramp.
+    The paper has T of 100, 400, 4000 and 20000 in 100,000 updates, and no number. T = 1 is no ramp at all. Inferred:
+    its T as shares of the run, and two learning rates, since a larger one asks more of a ramp.
     """
 
     def picture(self, runs: Runs) -> Picture:
@@ -60,7 +62,9 @@ class LengthOfRamp(Figure):
         notes = [f"Drawn: {group.describe()}. Points are means over seeds, bands their range.", *states(group)]
         if others := len(ramped(runs)) - len(group):
             notes.append(f"Not drawn: {others} run{'s' * (others > 1)} of BranchNorm with other settings.")
-        return Picture(panels, f"{'; '.join(said)}. The margin of equivalence is {EQUIVALENT:g} nats.", notes)
+        finding = "; ".join(said)
+        margin = f"The margin of equivalence is {EQUIVALENT:g} nats."
+        return Picture(panels, f"{finding[0].upper()}{finding[1:]}. {margin}", notes)
 
 
 def _ramp(record: Record) -> int:
@@ -90,10 +94,11 @@ def _group(runs: Runs) -> Runs:
 
 
 def _differences(own: Runs) -> tuple[int, Gaps]:
-    """The longest T within a fifth of the run that trained (the shortest T where none is), and what others differ by."""
+    """The longest T within a fifth of the run that trained (else the shortest T), and what each differs from it by."""
     trained = own.where(lambda run: not failed(run))
     ramps = sorted({_ramp(run) for run in trained})
-    within = [T for T in ramps if T <= LONGEST_RAMP * own[0].settings["train.steps"]]
+    longest = LONGEST_RAMP * own[0].settings["train.steps"]
+    within = [T for T in ramps if longest >= T]
     if not ramps:
         return 0, {}
     base = within[-1] if within else ramps[0]
@@ -104,7 +109,7 @@ def _differences(own: Runs) -> tuple[int, Gaps]:
     return base, {T: by_seed for T, by_seed in gaps.items() if by_seed}
 
 
-def _line(gaps: Gaps, name: str, **look: object) -> Series:
+def _line(gaps: Gaps, name: str, **look: Any) -> Series:
     spread = Spread()
     for T, by_seed in gaps.items():
         for value in by_seed.values():
@@ -114,14 +119,13 @@ def _line(gaps: Gaps, name: str, **look: object) -> Series:
 
 def _said(name: str, base: int, gaps: Gaps, own: Runs) -> str:
     """The T whose mean differs most from the reference, with its interval."""
-    others = {T: t_interval(by_seed.values()) for T, by_seed in gaps.items() if T != base}
+    others = {T: [*by_seed.values()] for T, by_seed in gaps.items() if base != T}
     if not others:
-        return f"At {name} no two ramps trained with the same seeds ({sum(map(failed, own))} of {len(own)} runs failed)"
-    T, found = max(others.items(), key=lambda one: abs(one[1].mean))
-    between = f" [{found.low:+.3f}, {found.high:+.3f}]" if found.n > 1 else ""
+        return f"at {name} no two ramps trained with the same seeds ({sum(map(failed, own))} of {len(own)} runs failed)"
+    T, found = max(others.items(), key=lambda one: abs(np.mean(one[1])))
     return (
-        f"At {name} T from {min(gaps)} to {max(gaps)} moves the final loss by at most {found.mean:+.3f}{between} nats "
-        f"(T = {T} against {base}, {counted(found.n)})"
+        f"at {name} T from {min(gaps)} to {max(gaps)} moves the final loss by at most {measured(found)} nats "
+        f"(T = {T} against {base}, {counted(len(found))})"
     )
 
 

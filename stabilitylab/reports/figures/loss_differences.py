@@ -1,4 +1,4 @@
-"""Losses of runs that differ in one thing, seed by seed: two architectures, or two values of a setting of BranchNorm."""
+"""Losses of runs that differ in one thing, seed by seed: the architecture, or a setting of BranchNorm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..base import MissingRuns
 from ..claims import Effect
 from ..collection import LAYERS, Record, Runs, pairs
 from ..layerwise import ENOUGH, comparable, last_nll
-from ..statistics import Region, signed_rank
+from ..statistics import Region, signed_rank, t_interval
 from .branchnorm_5 import even, share_of
 
 EQUIVALENT = 0.05  # nats: the margin of "insensitive to"
@@ -81,6 +81,13 @@ def between_values(runs: Runs, setting: str, count: int) -> list[Effect]:
         name = f"{setting.partition('.')[2]} = {other} minus {one}"
         found.append(Effect(name, gap, Region(-EQUIVALENT, EQUIVALENT), outside, p=signed_rank([*gap.values()])))
     return found
+
+
+def measured(values: Iterable[float], form: str = "+.3f") -> str:
+    """A mean over seeds in words, with its interval where two seeds or more give one: ``+0.010 [-0.002, +0.022]``."""
+    found = t_interval(values)
+    between = f" [{found.low:{form}}, {found.high:{form}}]" if found.n > 1 else ""
+    return f"{found.mean:{form}}{between}"
 
 
 def shared_seeds(values: Iterable[dict[int, float]]) -> list[int]:

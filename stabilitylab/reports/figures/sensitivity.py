@@ -1,4 +1,4 @@
-"""Runs over warm-up and learning rate: the cells that all architectures have, and the sensitivity to the learning rate."""
+"""Runs over warm-up and learning rate: cells that all architectures have, and the sensitivity to the rate."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def sensitivity(runs: Mapping[float, Record]) -> float:
     """Mean over learning rates of min(loss, loss at initialisation), minus the least of these losses [nats/token].
 
     ``runs``: learning rate -> the run of one seed. The losses are held-out nll; that of a run that diverged is its loss
-    at initialisation. Wortsman et al. 2023 (2309.14322), Section 2.2, with rates evenly spaced in log there, and here
-    as they are given.
+    at initialisation. Wortsman et al. 2023 (2309.14322), whose rates are evenly
+    spaced in log; here they are those of the runs.
     """
     losses = []
     for record in runs.values():
