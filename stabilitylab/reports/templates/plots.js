@@ -139,12 +139,14 @@ function heat(plot, cells, log) {
   const bar = { title: { text: escaped(map.unit), side: "right", font: { size: 11 } }, thickness: 10, tickfont: { size: 10 }, outlinewidth: 0, exponentformat: "power" };
   if (log) Object.assign(bar, map.log ? powers(map.low, map.low + map.span) : powers(Math.log10(map.low), Math.log10(map.low + map.span)));
   const place = `${escaped(plot.x.title)} %{x}, ${escaped(plot.y.title)} %{y}: `;
-  const base = { type: "heatmap", x: map.x, y: map.y, hoverongaps: false,
-    ...(map.text ? { text: map.text.map((row) => row.map(escaped)), texttemplate: "%{text}", textfont: { size: 10.5 } } : {}) };
-  const traces = [{ ...base, z: grid(shade), customdata: grid(value), colorscale: "Viridis", colorbar: bar,
+  const printed = (has) => map.text && { texttemplate: "%{text}", textfont: { size: 10.5 }, // a trace prints on its cells alone
+    text: map.text.map((row, i) => row.map((text, j) => (has(cells[i * width + j]) ? escaped(text) : ""))) };
+  const base = { type: "heatmap", x: map.x, y: map.y, hoverongaps: false };
+  const traces = [{ ...base, ...printed((code) => code >= first), z: grid(shade), customdata: grid(value), colorscale: "Viridis", colorbar: bar,
     hovertemplate: `${place}<b>%{customdata:.3~g}</b> ${escaped(map.unit)}<extra></extra>` }];
   for (const finding of map.findings) {
-    traces.push({ ...base, z: grid((code) => (code === codes[finding] ? 1 : null)), showscale: false,
+    const own = (code) => code === codes[finding];
+    traces.push({ ...base, ...printed(own), z: grid((code) => (own(code) ? 1 : null)), showscale: false,
       colorscale: [[0, flat[finding]], [1, flat[finding]]], hovertemplate: `${place}<b>${finding}</b><extra></extra>` });
   }
   return traces;
