@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..config import merge
 from .recipe import BRANCHNORM, EARLY, FIGURES, SEEDS, Experiment, Recipe, Settings, probing
 
 # The training of branchnorm:8 without its ramp; branchnorm:7 and :T have ramps of their own.
@@ -16,13 +15,10 @@ DROPOUT = {0.01: 0.4, 0.1: 0.2, 1.0: 0.1}  # BranchNorm's for small, medium and 
 
 @FIGURES.register("branchnorm:1")
 def _shallow_models(ask: Recipe) -> Iterator[Experiment]:
-    """Post-LN and DeepNorm where both may train; Pre-LN and Admin beside them, for Admin's maps of 6 and 18 layers."""
-    probes = probing("branch_variance")
+    """Post-LN and DeepNorm where both may train; at scale tiny Admin's maps are drawn from the same runs of Post-LN."""
     recipe = {"model": {"T": 300}, "train": {"lr": 7e-4, "warmup": 150, "steps": 600}} if ask.tiny else BRANCHNORM
-    yield from ask.runs(
-        ("postln", "deepnorm"), (6, 12, 18) if ask.tiny else (6, 12, 18, 24, 30), recipe, probes, seeds=SEEDS[:3]
-    )
-    yield from ask.runs(("preln", "admin"), (6, 18), recipe, probes, seeds=SEEDS[:3])
+    depths = (6, 12, 18) if ask.tiny else (6, 12, 18, 24, 30)
+    yield from ask.runs(("postln", "deepnorm"), depths, recipe, probing("branch_variance"), seeds=SEEDS[:3])
 
 
 @FIGURES.register("branchnorm:3")
@@ -86,26 +82,29 @@ def _warmup_and_learning_rate(ask: Recipe) -> Iterator[Experiment]:
 @FIGURES.register("branchnorm:7")
 def _growth_strategies(ask: Recipe) -> Iterator[Experiment]:
     """Three ways from alpha = 0 to 1 within T: a fifth of the run at scale tiny, the paper's 4000 of 100,000."""
+    T, lr = (240, 7e-4) if ask.tiny else (4000, 5e-4)
     for growth in ("linear", "exp", "sigmoid"):
-        yield from _ramp(ask, 240 if ask.tiny else 4000, 7e-4 if ask.tiny else 5e-4, {"model": {"growth": growth}})
+        yield from _ramp(ask, T, lr, growth=growth)
 
 
 @FIGURES.register("branchnorm:T")
 def _length_of_the_ramp(ask: Recipe) -> Iterator[Experiment]:
-    """T of .1, .4, 4 and 20 % of the run, as the paper's of its 100,000, at two learning rates."""
-    rates = {7e-4: SEEDS, 2.1e-3: SEEDS[:3]} if ask.tiny else {5e-4: SEEDS[:3], 1.5e-3: SEEDS[:3]}
-    for lr, seeds in rates.items():
-        for T in (2, 5, 48, 240) if ask.tiny else (100, 400, 4000, 20_000):
-            yield from _ramp(ask, T, lr, seeds=seeds)
+    """The paper's T as shares of the run, at the usual learning rate and at thrice it, where losses alone are recorded."""
+    ramps, lr = ((2, 5, 48, 240), 7e-4) if ask.tiny else ((100, 400, 4000, 20_000), 5e-4)
+    for T in ramps:
+        yield from _ramp(ask, T, lr)
+    for T in ramps:
+        yield from _ramp(ask, T, round(3 * lr, 5), probing(), seeds=SEEDS[:3])
 
 
-def _ramp(ask: Recipe, T: int, lr: float, *settings: Settings, seeds: Sequence[int] = ()) -> Iterator[Experiment]:
-    recipe = LONG if ask.tiny else BRANCHNORM
-    own = merge(*settings, {"model": {"T": T}, "train": {"lr": lr}})
-    probes = probing("default") if ask.tiny else probing()
-    yield from ask.runs(
-        ["branchnorm"], [6 if ask.tiny else 100], recipe, own, probes, seeds=seeds, tag=f"T{T}-lr{lr:g}"
-    )
+def _ramp(
+    ask: Recipe, T: int, lr: float, *settings: Settings, growth: str = "linear", seeds: Sequence[int] = ()
+) -> Iterator[Experiment]:
+    """One ramp of BranchNorm; at scale tiny the layers of runs at the usual rate are on record as well."""
+    recipe = (LONG, probing("default")) if ask.tiny else (BRANCHNORM, probing())
+    own = {"model": {"T": T, "growth": growth}, "train": {"lr": lr}}
+    layers = 6 if ask.tiny else 100
+    yield from ask.runs(["branchnorm"], [layers], *recipe, own, *settings, seeds=seeds, tag=f"T{T}-lr{lr:g}")
 
 
 @FIGURES.register("branchnorm:8")

@@ -21,10 +21,15 @@ _FOLDERS = {
 # Core-minutes at scale tiny on synthetic data: CPU time of one process of each kind, its 3.4 s of start included (torch
 # 2.13, one thread of a shared two-core machine; 50 to 300 updates, scaled to the full number), times the runs.
 _MINUTES = {
+    "branchnorm:1": 18,
     "branchnorm:3": 6,
+    "branchnorm:4": 26,
     "branchnorm:5": 19,
+    "branchnorm:6": 22,
+    "branchnorm:7": 16,
     "branchnorm:8": 26,
     "branchnorm:9": 26,
+    "branchnorm:T": 32,
     "deepnet:3": 10,
     "deepnet:4": 10,
     "deepnet:5": 23,
