@@ -89,7 +89,7 @@ def _growth_strategies(ask: Recipe) -> Iterator[Experiment]:
 
 @FIGURES.register("branchnorm:T")
 def _length_of_the_ramp(ask: Recipe) -> Iterator[Experiment]:
-    """The paper's T as shares of the run, at the usual learning rate and at thrice it, where losses alone are recorded."""
+    """The paper's T as shares of the run, at the usual learning rate and at thrice it (recorded: losses alone)."""
     ramps, lr = ((2, 5, 48, 240), 7e-4) if ask.tiny else ((100, 400, 4000, 20_000), 5e-4)
     for T in ramps:
         yield from _ramp(ask, T, lr)
