@@ -40,7 +40,7 @@ def test_the_gap_is_deepnorms_loss_minus_postlns_seed_by_seed() -> None:
     assert (gap.y, gap.ticks) == ("gap to Post-LN [nats/token]", [6, 12, 18])
     assert picture.finding == (
         "DeepNorm's gap to Post-LN is +0.060 at 6, +0.120 at 12, +0.180 at 18 layers a side [nats/token] (2 seeds); "
-        "with each layer it changes by +0.0100 [+0.0100, +0.0100]."
+        "with each layer it changes by +0.0100 [+0.0100, +0.0100] (2 seeds)."
     )
     assert any("stands in for BLEU" in note for note in picture.notes)
 
@@ -57,6 +57,16 @@ def test_where_one_of_them_failed_there_is_a_cross_and_no_gap() -> None:
     assert gap.series[0].x == [6]
     assert "Post-LN diverged or is stuck in 4 of 4 at 18 layers a side." in picture.notes
     assert picture.finding.endswith("at 6 layers a side [nats/token] (4 seeds); one depth cannot show that it grows.")
+
+
+def test_growth_is_measured_on_seeds_that_have_all_depths() -> None:
+    deepnorm = models("deepnorm", by_depth(0.01), depths=(6, 18), seeds=(3, 4))
+    shallow, deep = models("postln", flat, seeds=(3, 4)), models("postln", flat, depths=(18,), seeds=(4,))
+    _, picture = drawn(deepnorm, shallow, deep)
+    assert picture.finding.endswith("(2 seeds); with each layer it changes by +0.0100 (one seed).")
+    _, picture = drawn(deepnorm, models("postln", flat, seeds=(3,)), deep)
+    assert picture.finding.endswith("no seed has all depths, so its growth is not measured.")
+    assert verdict("C36", deepnorm, models("postln", flat, seeds=(3,)), deep).verdict == "inconclusive"
 
 
 def test_where_no_pair_trained_the_levels_are_drawn_alone() -> None:

@@ -83,6 +83,13 @@ def test_a_map_has_the_mean_of_the_seeds_that_trained_and_counts_the_others() ->
     assert found.text is not None
     assert found.text.tolist() == [["9.00", "9.00", "2/3 lost"], ["9.50", "9.50\n1/3 lost", "3/3 lost"]]
     assert "DeepNorm lost 6 of 18 runs" in picture.finding
+    assert any("where the decay begins" in note for note in picture.notes)
+
+
+def test_under_another_schedule_nothing_is_said_of_the_decay() -> None:
+    constant = {"train": {"schedule": "constant"}}
+    runs = [remembered(f"{lr}", settings={"train": {**constant["train"], "lr": lr}}) for lr in RATES[:2]]
+    assert not any("decay" in note for note in drawn(*runs)[1].notes)
 
 
 def test_the_sensitivity_of_each_warm_up_has_an_interval_over_seeds() -> None:

@@ -44,6 +44,8 @@ def test_the_picture_is_alpha_the_loss_and_the_difference_to_linear_growth() -> 
     assert [(line.x, line.y) for line in loss.series] == [
         ([0, 2, 4], pytest.approx([8, 6, end + 3.5])) for end in ends.values()
     ]
+    assert len({line.marker for line in alpha.series}) == 3  # they have one colour
+    assert [line.marker for line in margin.series] == [line.marker for line in alpha.series[1:]]
     assert [(line.kind, line.x) for line in margin.series] == [("points", [3, 4])] * 2
     assert [line.y for line in margin.series] == [pytest.approx([0.01, 0.01]), pytest.approx([-0.03, -0.03])]
     assert [line.value for line in margin.references] == [-0.05, 0.05]

@@ -108,10 +108,11 @@ def _finding(gaps: Gaps, unit: str) -> str:
     parts = [f"{np.mean([*by_seed.values()]):+.3f} at {depth}" for depth, by_seed in gaps.items()]
     seeds = sorted({seed for by_seed in gaps.values() for seed in by_seed})
     said = f"DeepNorm's gap to Post-LN is {', '.join(parts)} layers a side [{unit}] ({counted(len(seeds))})"
-    slopes = _slopes(gaps)
-    if not slopes:
+    if len(gaps) == 1:
         return f"{said}; one depth cannot show that it grows."
-    return f"{said}; with each layer it changes by {measured(slopes.values(), '+.4f')}."
+    if not (slopes := _slopes(gaps)):
+        return f"{said}; no seed has all depths, so its growth is not measured."
+    return f"{said}; with each layer it changes by {measured(slopes.values(), '+.4f')} ({counted(len(slopes))})."
 
 
 def _slopes(gaps: Gaps) -> dict[int, float]:

@@ -73,7 +73,7 @@ class QualityOverUpdates(Figure):
             notes.append(f"Without the ablation {style.title(ABLATION)}: '{command(self.id)}' makes it.")
         if others := len(runs.where(kind="train", label=SHOWN)) - len(group):
             notes.append(f"Not drawn: {others} run{'s' * (others > 1)} of them with other settings, or without an end.")
-        return Picture(panels, _finding(trained, levels), notes)
+        return Picture(panels, _finding(trained, levels), notes, columns=3 if len(panels) == 3 else 2)
 
 
 def _group(runs: Runs) -> Runs:

@@ -51,10 +51,21 @@ class WarmupAndRate(Figure):
             *states(grid.runs),
             "Sensitivity: mean over these learning rates of min(loss, loss at initialisation), minus the least, with "
             "its 95 % interval. A rate too small for so short a training counts in it like one too large.",
+            *_decay(grid.runs),
         ]
         if others := len(runs.where(kind="train", label=labels)) - len(grid.runs):
             notes.append(f"Not drawn: {others} run{'s' * (others > 1)} outside the grid, or without an end.")
         return Picture(panels, _finding(grid, numbers), notes)
+
+
+def _decay(runs: Runs) -> list[str]:
+    """What a warm-up changes besides the first updates."""
+    if runs[0].settings.get("train.schedule") != "inverse_sqrt":
+        return []
+    return [
+        "A warm-up of w updates is also where the decay begins, lr sqrt(w / update); without one the rate stays "
+        "what it is up to update 4000. Rows differ in the whole course of the rate."
+    ]
 
 
 def _map(grid: Grid, label: str) -> Map:

@@ -13,6 +13,7 @@ from .loss_differences import EQUIVALENT, between_values, measured, ramped
 
 GROWTH = "model.growth"
 SHAPES = ("linear", "exp", "sigmoid")
+MARKERS = {"linear": "D", "exp": "o", "sigmoid": "s"}  # all have the colour of BranchNorm
 
 
 @figure("branchnorm:7", title="Growth strategies of alpha", source="BranchNorm, Figure 7")
@@ -76,7 +77,7 @@ def _lines(group: Runs, column: str, most: float = float("inf")) -> Iterator[Ser
                 data = record.metrics.loc[record.metrics["step"] <= most, ["step", column]].dropna()
                 spread.add(data["step"].tolist(), data[column].tolist())
         if spread.points:
-            yield spread.series(f"{name} growth", arch=own[0].label)
+            yield spread.series(f"{name} growth", arch=own[0].label, marker=MARKERS.get(name, ""))
 
 
 def _differences(group: Runs) -> dict[str, dict[int, float]]:
@@ -95,7 +96,7 @@ def _margin(gaps: dict[str, dict[int, float]]) -> Panel:
     points = [
         Series(
             f"{name} growth", [*by_seed], [*by_seed.values()], arch=f"branchnorm {name}", kind="points",
-            seeds=len(by_seed),
+            seeds=len(by_seed), marker=MARKERS.get(name, ""),
         )
         for name, by_seed in gaps.items()
     ]  # fmt: skip
