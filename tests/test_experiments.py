@@ -21,6 +21,7 @@ ONE_STEP = ("postln", "preln", "postln-init", "postln+beta", "deepnorm", "branch
 FIVE, SIX = range(3, 8), range(3, 9)
 # at scale tiny: layers a side, and the seeds of each label
 TINY: dict[str, tuple[set[int], dict[str, range]]] = {
+    "branchnorm:1": ({6, 12, 18}, dict.fromkeys(("postln", "deepnorm"), range(3, 6))),
     "branchnorm:3": ({6}, dict.fromkeys(("postln", "deepnorm", "branchnorm", "branchnorm T=1"), FIVE)),
     "branchnorm:5": ({3, 6, 18}, dict.fromkeys(("deepnorm", "branchnorm"), range(3, 6))),
     "branchnorm:8": (
@@ -28,6 +29,9 @@ TINY: dict[str, tuple[set[int], dict[str, range]]] = {
         dict.fromkeys(("deepnorm", "branchnorm", "branchnorm T=1"), SIX)
         | dict.fromkeys(("postln", "preln", "admin"), FIVE),
     ),
+    "branchnorm:6": ({6}, dict.fromkeys(("deepnorm", "branchnorm"), range(3, 6))),
+    "branchnorm:7": ({6}, dict.fromkeys(("branchnorm", "branchnorm exp", "branchnorm sigmoid"), FIVE)),
+    "branchnorm:T": ({6}, {"branchnorm": FIVE}),
     "deepnet:3": ({6, 12, 18, 24}, dict.fromkeys(("postln", "postln-init"), FIVE)),
 }
 
@@ -43,7 +47,8 @@ def everything() -> list[tuple[str, str, list[Experiment]]]:
 
 def test_figures_of_the_three_papers_and_the_fast_claims_are_there() -> None:
     assert list(FIGURES) == [
-        *("branchnorm:3", "branchnorm:5", "branchnorm:8", "branchnorm:9"),
+        *("branchnorm:1", "branchnorm:3", "branchnorm:4", "branchnorm:5", "branchnorm:6", "branchnorm:7"),
+        *("branchnorm:T", "branchnorm:8", "branchnorm:9"),
         *("deepnet:3", "deepnet:4", "admin:4", "deepnet:5", "claims:fast"),
         *("deepnet:7", "deepnet:8", "table:stability", "deepnet:6"),
     ]
@@ -79,6 +84,8 @@ def test_figures_that_share_a_folder_agree_on_the_runs_in_it() -> None:
     assert shared > 200
     assert folder("9") == folder("branchnorm:8") == "tiny/branchnorm-8"
     assert folder("table") == folder("deepnet:6") == "tiny/table"
+    assert folder("branchnorm:4") == "tiny/branchnorm-8"
+    assert folder("branchnorm:7") == folder("branchnorm:T") == "tiny/branchnorm-T"
     assert len({folder(figure) for figure in FIGURES}) == 9
 
 
@@ -139,6 +146,53 @@ def test_branchnorm_5_crosses_depth_with_the_size_of_the_data() -> None:
     assert recipes == {(7e-4, 100, 200, 400)}
     paper = rows("branchnorm:5", scale="paper", data=TEXT)
     assert {(c.data.fraction, c.model.dropout) for _, c in paper} == {(0.01, 0.4), (0.1, 0.2), (1.0, 0.1)}
+
+
+def test_branchnorm_1_trains_both_at_each_depth_alike() -> None:
+    recipes = {(c.train.lr, c.train.warmup, c.train.steps, c.model.T, c.probes.names) for _, c in rows("1")}
+    assert recipes == {(7e-4, 150, 600, 300, ("branch_variance",))}
+    paper = rows("1", scale="paper", data=TEXT)
+    assert {c.model.encoder_layers for _, c in paper} == {6, 12, 18, 24, 30}
+    assert {name for name, _ in paper} == {"postln", "deepnorm"}
+
+
+def test_branchnorm_4_is_8_at_scale_tiny_and_50_layers_at_full_size() -> None:
+    assert experiments("4") == experiments("8")
+    paper = rows("4", scale="paper", data=TEXT)
+    assert {(name, c.model.encoder_layers) for name, c in paper} == {
+        (name, 50) for name in ("deepnorm", "branchnorm", "branchnorm T=1")
+    }
+
+
+def test_branchnorm_6_is_a_whole_grid() -> None:
+    cells = Counter((name, c.train.warmup, c.train.lr) for name, c in rows("6"))
+    rates = (5e-4, 8e-4, 1e-3, 1.5e-3, 8e-3)
+    assert cells == {(n, w, r): 3 for n in ("deepnorm", "branchnorm") for w in (0, 5, 20, 40) for r in rates}
+    assert {(c.train.steps, c.model.T, c.probes.names) for _, c in rows("6")} == {(160, 100, ("none",))}
+    paper = {(c.train.warmup, c.train.lr) for _, c in rows("6", scale="paper", data=TEXT)}
+    assert paper == {(w, r) for w in (0, 100, 1000, 4000) for r in rates[:4]}
+    assert {c.model.encoder_layers for _, c in rows("6", scale="paper", data=TEXT)} == {100}
+
+
+def test_branchnorm_7_and_t_differ_in_the_ramp_alone() -> None:
+    for figure, scale in (("7", "tiny"), ("branchnorm:T", "tiny"), ("7", "paper"), ("branchnorm:T", "paper")):
+        found = rows(figure, scale=scale, data=TEXT)
+        usual = found[0][1].train.lr
+        assert len({c.train.warmup for _, c in found}) == len({c.train.steps for _, c in found}) == 1
+        assert {(c.model.T, c.train.lr) for _, c in found} == (
+            {(240 if scale == "tiny" else 4000, usual)}
+            if figure == "7"
+            else {
+                (T, lr)
+                for lr in ((7e-4, 2.1e-3) if scale == "tiny" else (5e-4, 1.5e-3))
+                for T in ((2, 5, 48, 240) if scale == "tiny" else (100, 400, 4000, 20_000))
+            }
+        )
+        assert {c.model.growth for _, c in found} == ({"linear", "exp", "sigmoid"} if figure == "7" else {"linear"})
+    shares = [T / 1200 * 100_000 for T in (2, 5, 48, 240)]  # the paper's T of its run, to the next update
+    assert all(abs(T / paper - 1) < 0.7 for T, paper in zip(shares, (100, 400, 4000, 20_000), strict=True))
+    fast = [c for _, c in rows("branchnorm:T") if c.train.lr == 2.1e-3]
+    assert Counter((c.train.seed, c.probes.names) for c in fast) == {(seed, ("none",)): 4 for seed in (3, 4, 5)}
 
 
 def test_branchnorm_8_is_9() -> None:
@@ -268,8 +322,8 @@ def test_commands_minutes_and_errors() -> None:
         assert stated is not None
         assert stated > 0
         assert minutes(figure, "paper") is None
-    with pytest.raises(UsageError, match=r"unknown figure with a sweep 'branchnorm:7'; choose one of"):
-        experiments("7")
+    with pytest.raises(UsageError, match=r"unknown figure with a sweep 'branchnorm:2'; choose one of"):
+        experiments("2")
     with pytest.raises(UsageError, match="unknown scale 'huge'; choose one of tiny, h200, paper"):
         experiments("8", "huge")
     with pytest.raises(UsageError, match=r"unknown setting 'data\.colour'"):

@@ -12,18 +12,28 @@ from .recipe import FIGURES, Experiment, Recipe, Scale, Settings, slug
 
 # Figures that are drawn from the same runs share a folder, so that none of them runs twice.
 _FOLDERS = {
-    **{"branchnorm:9": "branchnorm:8", "deepnet:5": "claims:fast", "admin:4": "claims:fast"},
-    **{"table:stability": "table", "deepnet:6": "table"},
+    "branchnorm:4": "branchnorm:8",
+    "branchnorm:7": "branchnorm:T",
+    "branchnorm:9": "branchnorm:8",
+    "deepnet:5": "claims:fast",
+    "admin:4": "claims:fast",
+    "table:stability": "table",
+    "deepnet:6": "table",
 }
 # Where a figure has runs of its own at one scale, and nothing in common with those it is drawn from at others.
 _ALONE = {("deepnet:5", "h200"), ("deepnet:6", "paper")}
 # Core-minutes at scale tiny on synthetic data: CPU time of one process of each kind, its 3.4 s of start included (torch
 # 2.13, one thread of a shared two-core machine; 50 to 300 updates, scaled to the full number), times the runs.
 _MINUTES = {
+    "branchnorm:1": 18,
     "branchnorm:3": 6,
+    "branchnorm:4": 26,
     "branchnorm:5": 19,
+    "branchnorm:6": 22,
+    "branchnorm:7": 16,
     "branchnorm:8": 26,
     "branchnorm:9": 26,
+    "branchnorm:T": 32,
     "deepnet:3": 10,
     "deepnet:4": 10,
     "deepnet:5": 23,

@@ -1,0 +1,225 @@
+"""BranchNorm, Figure 4: quality over the training, and after how many updates each architecture gets how far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...experiments import command
+from .. import style
+from ..base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
+from ..claims import Effect, claim
+from ..collection import Record, Runs, pairs
+from ..layerwise import ENOUGH, comparable, counted, failed, held_out_panel, last_nll, states
+from ..statistics import Region, signed_rank, t_interval
+from .branchnorm_5 import quality
+from .loss_differences import gaps_by_depth, measured
+
+ABLATION = "branchnorm T=1"  # Post-LN drawn as DeepNorm: BranchNorm without its ramp
+SHOWN = ("deepnorm", "branchnorm", ABLATION)
+LEVEL = 0.5  # nats between the levels whose first update is looked up
+
+
+def curve(record: Record) -> tuple[np.ndarray, np.ndarray]:
+    """Updates at which the held-out loss was measured, and the loss there."""
+    data = record.held_out()
+    return data["step"].to_numpy(float), data["held_out_nll"].to_numpy(float)
+
+
+def mean_nll(record: Record) -> float:
+    """Area under the held-out nll over updates, by trapezoids, divided by their number [nats/token]; inf for a run that
+    diverged, NaN where nothing or one point was measured."""
+    if record.verdict == "diverged":
+        return math.inf
+    steps, nll = curve(record)
+    return float(np.trapezoid(nll, steps) / (steps[-1] - steps[0])) if len(steps) > 1 else math.nan
+
+
+def first_update(record: Record, level: float) -> float:
+    """The update at which the held-out nll first falls to ``level``, between measurements in a straight line; NaN where
+    it never does."""
+    steps, nll = curve(record)
+    below = np.flatnonzero(nll <= level)
+    if not len(below):
+        return math.nan
+    place = int(below[0])
+    if place == 0:
+        return float(steps[0])
+    share = (nll[place - 1] - level) / (nll[place - 1] - nll[place])
+    return float(steps[place - 1] + share * (steps[place] - steps[place - 1]))
+
+
+@figure("branchnorm:4", title="Quality over the training", source="BranchNorm, Figure 4")
+class QualityOverUpdates(Figure):
+    """Held-out cross-entropy [nats/token] after each number of updates, seed by seed against DeepNorm, and the first
+    update at which it falls to given levels (linear between measurements); BLEU where the runs were evaluated.
+
+    Inferred: the paper has test BLEU of checkpoints from 20,000 updates on and says "better" without a measure of it.
+    BranchNorm without a ramp (T = 1) stands beside the two: what is left of the difference is not the ramp's.
+    """
+
+    def picture(self, runs: Runs) -> Picture:
+        group = _group(runs)
+        levels = _levels(group)
+        panels = [held_out_panel(group), _against_deepnorm(group), _reached(group, levels), *_bleu(group)]
+        panels = [panel for panel in panels if panel.series]
+        notes = [f"Drawn: {group.describe()}. Lines are means over seeds, bands their range.", *_ramps(group)]
+        notes += states(group)
+        if len(group) > len(trained := group.where(lambda run: not failed(run))):
+            notes.append("Differences and first updates are those of the runs that trained.")
+        if ABLATION not in group.labels:
+            notes.append(f"Without the ablation {style.title(ABLATION)}: '{command(self.id)}' makes it.")
+        if others := len(runs.where(kind="train", label=SHOWN)) - len(group):
+            notes.append(f"Not drawn: {others} run{'s' * (others > 1)} of them with other settings, or without an end.")
+        return Picture(panels, _finding(trained, levels), notes, columns=3 if len(panels) == 3 else 2)
+
+
+def _group(runs: Runs) -> Runs:
+    """DeepNorm and BranchNorm trained longest at the same settings, with enough seeds of both."""
+    ended = runs.where(lambda run: run.ended and len(run.held_out()) > 1, kind="train", label=SHOWN)
+    both = [(group, pairs(*(group.where(label=label) for label in SHOWN[:2]))) for group in comparable(ended)]
+    both = [(group, compared) for group, compared in both if compared]
+    if not both:
+        raise MissingRuns(
+            "no deepnorm and branchnorm that ended with the same seeds and settings", command("branchnorm:4")
+        )
+
+    def weight(one: tuple[Runs, Sequence[object]]) -> tuple[float, ...]:
+        group, compared = one
+        return min(ENOUGH, len(compared)), group[0].settings["train.steps"], len(group.labels), len(compared)
+
+    return max(both, key=weight)[0]
+
+
+def _ramps(group: Runs) -> list[str]:
+    ramps = sorted({int(run.settings["model.T"]) for run in group.where(label="branchnorm")})
+    return [f"BranchNorm with T = {', '.join(map(str, ramps))}."] if ramps else []
+
+
+def _against_deepnorm(group: Runs) -> Panel:
+    """Each label minus DeepNorm, of runs with one seed, where both were measured."""
+    trained = group.where(lambda run: not failed(run))
+    lines = []
+    for label in SHOWN[1:]:
+        spread = Spread()
+        for _, one, other in pairs(trained.where(label=label), trained.where(label="deepnorm")):
+            mine, theirs = (dict(zip(*map(np.ndarray.tolist, curve(record)), strict=True)) for record in (one, other))
+            steps = sorted(mine.keys() & theirs.keys())
+            spread.add(steps, [mine[step] - theirs[step] for step in steps])
+        if spread.points:
+            lines.append(spread.series(style.title(label), arch=label))
+    zero = Reference(0.0, "equal to DeepNorm")
+    return Panel("Against DeepNorm", "update", "difference in held-out nll [nats]", lines, [zero])
+
+
+def _levels(group: Runs) -> list[float]:
+    """Multiples of half a nat that every run that trained comes down to, from above; none where that is none."""
+    curves = [curve(run)[1] for run in group if not failed(run)]
+    if not curves:
+        return []
+    highest, lowest = min(nll[0] for nll in curves), max(float(np.min(nll)) for nll in curves)
+    places = range(math.ceil(lowest / LEVEL), math.ceil(highest / LEVEL))
+    return [LEVEL * place for place in reversed(places)]
+
+
+def _reached(group: Runs, levels: Sequence[float]) -> Panel:
+    lines: list[Series] = []
+    for label in SHOWN:
+        spread = Spread()
+        for record in group.where(lambda run: not failed(run), label=label):
+            spread.add(levels, [first_update(record, level) for level in levels])
+        if spread.points:
+            lines.append(spread.series(style.title(label), arch=label))
+    title = "Updates until a loss is reached"
+    return Panel(title, "held-out nll [nats/token]", "update", lines, ticks=sorted(levels))
+
+
+def _bleu(group: Runs) -> list[Panel]:
+    """BLEU at the update where the runs were evaluated; nothing where they were not all, or not alike."""
+    scores = quality(group)
+    if not scores.is_bleu:
+        return []
+    points = []
+    for label in group.labels:
+        spread = Spread()
+        for run in group.where(label=label):
+            spread.add([run.status.step], [scores.values[run.name]])
+        points.append(spread.series(style.title(label), arch=label, kind="points"))
+    return [Panel("BLEU after training", "update", "BLEU", points)]
+
+
+def _finding(trained: Runs, levels: Sequence[float]) -> str:
+    parts = []
+    for level in dict.fromkeys(levels[place] for place in (len(levels) // 2, -1) if levels):
+        updates = {
+            label: float(np.mean([first_update(run, level) for run in own]))
+            for label in SHOWN
+            if len(own := trained.where(label=label))
+        }
+        said = ", ".join(f"{style.title(label)} after {update:.0f}" for label, update in updates.items())
+        parts.append(f"{level:g} nats: {said}")
+    reached = f"Held-out loss down to {'; to '.join(parts)} updates. " if parts else ""
+    ends = []
+    for label in SHOWN[1:]:
+        compared = pairs(trained.where(label=label), trained.where(label="deepnorm"))
+        if gaps := [last_nll(a) - last_nll(b) for _, a, b in compared]:
+            ends.append(f"{style.title(label)} {measured(gaps)} nats from DeepNorm ({counted(len(gaps))})")
+    return f"{reached}At the end {'; '.join(ends)}." if ends else f"{reached}No two runs of one seed both trained."
+
+
+@claim(
+    "C37",
+    figure="branchnorm:4",
+    paper="BranchNorm",
+    sentence="BranchNorm ends with a lower loss than DeepNorm at all depths",
+    source="BranchNorm, Tables 1-3 and Fig. 4",
+    statistic="final held-out nll, BranchNorm - DeepNorm [nats], at each depth; beside it the ablation T = 1",
+    threshold="R: < -.01 at every depth; X: > .01 at some depth",
+    sweep="branchnorm:4",
+    pilot="+.24 and +.30 (6L, 400 steps); the ablation -.42",
+)
+def lower_final_loss(runs: Runs) -> list[Effect]:
+    gaps = gaps_by_depth(runs, "branchnorm", "deepnorm")
+    if not gaps:
+        raise MissingRuns(
+            "needs branchnorm and deepnorm with the same seeds and settings, and a finite loss at the end"
+        )
+    ablation = gaps_by_depth(runs, ABLATION, "deepnorm")
+    return _effects(gaps, ablation, "difference")
+
+
+@claim(
+    "C47",
+    figure="branchnorm:4",
+    paper="BranchNorm",
+    sentence="BranchNorm is ahead of DeepNorm over the training as a whole",
+    source="BranchNorm, Fig. 4: its curve lies above DeepNorm's",
+    statistic="mean over updates of the held-out nll (the area under it, by trapezoids, over the number of updates), "
+    "BranchNorm - DeepNorm [nats], at each depth; beside it the ablation T = 1",
+    threshold="R: < -.01 at every depth; X: > .01 at some depth (the margin of C37; set when its final losses on the "
+    "same runs were known, and before any area was computed)",
+    sweep="branchnorm:4",
+)
+def ahead_over_the_training(runs: Runs) -> list[Effect]:
+    gaps = gaps_by_depth(runs, "branchnorm", "deepnorm", mean_nll)
+    if not gaps:
+        raise MissingRuns("needs branchnorm and deepnorm with the same seeds and settings, and their held-out losses")
+    return _effects(gaps, gaps_by_depth(runs, ABLATION, "deepnorm", mean_nll), "mean difference")
+
+
+def _effects(gaps: dict[int, dict[int, float]], ablation: dict[int, dict[int, float]], name: str) -> list[Effect]:
+    return [
+        Effect(
+            f"{name} at {depth}L{_beside(ablation.get(depth, {}))}", values, Region(high=-0.01), Region(low=0.01),
+            p=signed_rank([*values.values()]),
+        )
+        for depth, values in gaps.items()
+    ]  # fmt: skip
+
+
+def _beside(values: dict[int, float]) -> str:
+    """The ablation in the name of an effect: it is printed and decides nothing."""
+    found = t_interval(values.values())
+    return f" (ablation T = 1: {found.mean:+.3f}, n = {found.n})" if values else ""

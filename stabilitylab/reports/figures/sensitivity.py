@@ -1,0 +1,97 @@
+"""Runs over warm-up and learning rate: cells that all architectures have, and the sensitivity to the rate."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..collection import Record, Runs
+from ..layerwise import comparable, failed, last_nll
+
+AXES = ("train.warmup", "train.lr")
+Cell = tuple[int, float]  # warm-up, learning rate
+
+
+def cell(record: Record) -> Cell:
+    return int(record.settings[AXES[0]]), float(record.settings[AXES[1]])
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Comparable runs of some architectures at every one of these warm-ups and learning rates."""
+
+    runs: Runs
+    warmups: list[int] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+
+    @property
+    def cells(self) -> int:
+        return len(self.warmups) * len(self.rates)
+
+    def at(self, label: str, place: Cell) -> Runs:
+        return self.runs.where(lambda run: cell(run) == place, label=label)
+
+
+def grids(runs: Runs) -> list[Grid]:
+    """The grids among these runs, each label in as many cells as any other of its grid; the largest first."""
+    found = []
+    for group in comparable(runs, *AXES):
+        cells = {label: {cell(run) for run in group.where(label=label)} for label in group.labels}
+        wide = {label: own for label, own in cells.items() if len({lr for _, lr in own}) > 1}
+        # an architecture with a stray run or two must not take the others' cells
+        most = max((len(own) for own in wide.values()), default=0)
+        labels = [label for label, own in wide.items() if 2 * len(own) > most]
+        if not labels:
+            continue
+        warmups, rates = full(set.intersection(*(cells[label] for label in labels)))
+        kept = group.where(lambda run, w=warmups, r=rates: cell(run)[0] in w and cell(run)[1] in r, label=labels)
+        if len(rates) > 1:
+            found.append(Grid(kept, warmups, rates))
+    return sorted(found, key=lambda grid: (grid.cells, len(grid.runs.labels), len(grid.runs)), reverse=True)
+
+
+def full(cells: set[Cell]) -> tuple[list[int], list[float]]:
+    """Warm-ups and rates between which no cell is missing: rows and columns with most gaps are left out first."""
+    cells = set(cells)
+    while True:
+        rows, columns = (sorted({place[axis] for place in cells}) for axis in (0, 1))
+        if len(cells) == len(rows) * len(columns):
+            return [int(row) for row in rows], columns
+        filled = [(count / len(columns), 0, row) for row, count in Counter(w for w, _ in cells).items()]
+        filled += [(count / len(rows), 1, column) for column, count in Counter(lr for _, lr in cells).items()]
+        _, axis, value = min(filled)
+        cells = {place for place in cells if place[axis] != value}
+
+
+def sensitivity(runs: Mapping[float, Record]) -> float:
+    """Mean over learning rates of min(loss, loss at initialisation), minus the least of these losses [nats/token].
+
+    ``runs``: learning rate -> the run of one seed. The losses are held-out nll; that of a run that diverged is its loss
+    at initialisation. Wortsman et al. 2023 (2309.14322), whose rates are evenly
+    spaced in log; here they are those of the runs.
+    """
+    losses = []
+    for record in runs.values():
+        start = float(record.held_out()["held_out_nll"].iloc[0])
+        end = last_nll(record)
+        losses.append(min(end, start) if math.isfinite(end) else start)
+    return float(np.mean(losses) - np.min(losses))
+
+
+def by_seed(grid: Grid, label: str, warmup: int) -> dict[int, float]:
+    """Seed -> sensitivity at one warm-up, of seeds that have all learning rates."""
+    found: dict[int, dict[float, Record]] = {}
+    for run in grid.runs.where(lambda run: cell(run)[0] == warmup, label=label):
+        if len(run.held_out()):
+            found.setdefault(run.seed, {})[cell(run)[1]] = run
+    return {seed: sensitivity(own) for seed, own in sorted(found.items()) if len(own) == len(grid.rates)}
+
+
+def state(runs: Runs) -> str:
+    """What happened to most of a cell's runs: diverged, stuck, or ""."""
+    lost = [run.verdict for run in runs if failed(run)]
+    return Counter(lost).most_common(1)[0][0] if 2 * len(lost) > len(runs) else ""
