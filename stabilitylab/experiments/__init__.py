@@ -5,7 +5,7 @@ sizes, for GPUs and data that the user names. Seeds 0, 1 and 2 were pilots at wi
 to them), so sweeps begin with 3.
 """
 
-from . import branchnorm, deepnet  # registers the figures
+from . import admin, branchnorm, deepnet  # registers the figures
 from .lookup import command, experiments, folder, minutes, on_device
 from .one_gpu import ONE_GPU
 from .recipe import CONTROLS, FIGURES, SEEDS, Experiment, Kind, name_of, slug
@@ -17,6 +17,7 @@ __all__ = [
     "SEEDS",
     "Experiment",
     "Kind",
+    "admin",
     "branchnorm",
     "command",
     "deepnet",

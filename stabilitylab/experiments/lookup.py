@@ -11,7 +11,14 @@ from .one_gpu import ONE_GPU
 from .recipe import FIGURES, Experiment, Recipe, Scale, Settings, slug
 
 # Figures that are drawn from the same runs share a folder, so that none of them runs twice.
-_FOLDERS = {"branchnorm:9": "branchnorm:8", "deepnet:5": "claims:fast", "admin:4": "claims:fast"}
+_FOLDERS = {
+    "branchnorm:9": "branchnorm:8",
+    "deepnet:5": "claims:fast",
+    "admin:4": "claims:fast",
+    "admin:5": "branchnorm:8",
+    "admin:6": "branchnorm:1",
+    "admin:7": "branchnorm:1",
+}
 # Core-minutes at scale tiny on synthetic data: CPU time of one process of each kind, its 3.4 s of start included (torch
 # 2.13, one thread of a shared two-core machine; 50 to 300 updates, scaled to the full number), times the runs.
 _MINUTES = {
@@ -23,6 +30,10 @@ _MINUTES = {
     "deepnet:4": 10,
     "deepnet:5": 23,
     "admin:4": 21,
+    "admin:5": 12,
+    "admin:6": 5,
+    "admin:7": 10,
+    "admin:grid": 16,
     "claims:fast": 21,
 }
 

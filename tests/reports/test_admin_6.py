@@ -14,7 +14,7 @@ from stabilitylab.experiments import command
 from stabilitylab.reports import FIGURES, MissingRuns, Picture
 from stabilitylab.reports.base import NONFINITE
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
-from stabilitylab.reports.figures.admin_6 import dependency_map
+from stabilitylab.reports.figures.dependency import dependency_map
 from stabilitylab.schema import Row
 
 SEEDS = (3, 4, 5)
@@ -149,9 +149,9 @@ def test_numbers_that_are_not_finite_are_marked(tmp_path: Path) -> None:
 
 def test_without_branches_the_figure_names_the_command(tmp_path: Path) -> None:
     make_run(tmp_path, "bare")
-    with pytest.raises(MissingRuns, match="branch_variance of an encoder") as missing:
+    with pytest.raises(MissingRuns, match="branch_variance of an encoder of 1 to 10 layers") as missing:
         draw(tmp_path)
-    assert missing.value.command == command("branchnorm:8")
+    assert missing.value.command == command("admin:6")
 
 
 @pytest.mark.parametrize(
