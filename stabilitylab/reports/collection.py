@@ -10,6 +10,7 @@ from typing import Any, overload
 import numpy as np
 import pandas as pd
 
+from ..config import Config
 from ..errors import StabilityLabError
 from ..store import Run, load_runs
 from ..store.combine import By
@@ -25,10 +26,12 @@ FREE = frozenset(
         *("preset", "model.arch", "model.decoder_arch", "model.init", "model.alpha", "model.qk_gain"),
         *("model.growth", "model.T", "model.t0", "train.seed", "data.seed", "train.device", "train.threads"),
         *("train.checkpoint_every", "train.final_checkpoint", "train.on_divergence"),
+        *("train.cuda_graphs", "train.activation_checkpointing"),
         *("probes.names", "probes.every", "probes.update_every"),
     ]
 )
 LAYERS = ("model.encoder_layers", "model.decoder_layers")
+DEFAULTS: Mapping[str, Any] = dict(flat(Config().model_dump()))
 
 
 class Record:
@@ -36,7 +39,8 @@ class Record:
 
     def __init__(self, run: Run, name: str) -> None:
         self.run, self.name = run, name
-        self.settings: Mapping[str, Any] = dict(flat(run.config))
+        # a setting that came after a run was made has the default that does what the run did
+        self.settings: Mapping[str, Any] = {**DEFAULTS, **dict(flat(run.config))} if run.config else {}
         self.kind: str = str(run.manifest.get("kind", "train" if run.config else "watched"))
         self.label: str = str(run.manifest.get("label", "unlabelled"))
         self.seed: int = int(self.settings.get("train.seed", 0))
