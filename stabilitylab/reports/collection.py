@@ -10,7 +10,7 @@ from typing import Any, overload
 import numpy as np
 import pandas as pd
 
-from ..config import Config
+from ..config import complete
 from ..errors import StabilityLabError
 from ..store import Run, load_runs
 from ..store.combine import By
@@ -31,7 +31,6 @@ FREE = frozenset(
     ]
 )
 LAYERS = ("model.encoder_layers", "model.decoder_layers")
-DEFAULTS: Mapping[str, Any] = dict(flat(Config().model_dump()))
 
 
 class Record:
@@ -39,8 +38,7 @@ class Record:
 
     def __init__(self, run: Run, name: str) -> None:
         self.run, self.name = run, name
-        # a setting that came after a run was made has the default that does what the run did
-        self.settings: Mapping[str, Any] = {**DEFAULTS, **dict(flat(run.config))} if run.config else {}
+        self.settings: Mapping[str, Any] = dict(flat(complete(run.config)))
         self.kind: str = str(run.manifest.get("kind", "train" if run.config else "watched"))
         self.label: str = str(run.manifest.get("label", "unlabelled"))
         self.seed: int = int(self.settings.get("train.seed", 0))
