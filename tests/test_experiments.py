@@ -18,6 +18,7 @@ from stabilitylab.probes.selection import chosen
 
 TEXT = {"source": "text:a.de,a.en"}
 ONE_STEP = ("postln", "preln", "postln-init", "postln+beta", "deepnorm", "branchnorm", "branchnorm T=1", "admin")
+ADMIN = ("postln", "preln", "admin")
 FIVE, SIX = range(3, 8), range(3, 9)
 # at scale tiny: layers a side, and the seeds of each label
 TINY: dict[str, tuple[set[int], dict[str, range]]] = {
@@ -33,6 +34,10 @@ TINY: dict[str, tuple[set[int], dict[str, range]]] = {
     "branchnorm:7": ({6}, dict.fromkeys(("branchnorm", "branchnorm exp", "branchnorm sigmoid"), FIVE)),
     "branchnorm:T": ({6}, {"branchnorm": FIVE}),
     "deepnet:3": ({6, 12, 18, 24}, dict.fromkeys(("postln", "postln-init"), FIVE)),
+    "admin:5": ({6}, dict.fromkeys(ADMIN, FIVE)),
+    "admin:6": ({6}, dict.fromkeys(ADMIN, range(3, 6))),
+    "admin:7": ({18}, dict.fromkeys(ADMIN, range(3, 6))),
+    "admin:grid": ({6}, dict.fromkeys(ADMIN[:2], range(3, 6))),
 }
 
 
@@ -47,6 +52,7 @@ def everything() -> list[tuple[str, str, list[Experiment]]]:
 
 def test_figures_of_the_three_papers_and_the_fast_claims_are_there() -> None:
     assert list(FIGURES) == [
+        *("admin:5", "admin:6", "admin:7", "admin:grid"),
         *("branchnorm:1", "branchnorm:3", "branchnorm:4", "branchnorm:5", "branchnorm:6", "branchnorm:7"),
         *("branchnorm:T", "branchnorm:8", "branchnorm:9"),
         *("deepnet:3", "deepnet:4", "admin:4", "deepnet:5", "claims:fast"),
@@ -86,7 +92,7 @@ def test_figures_that_share_a_folder_agree_on_the_runs_in_it() -> None:
     assert folder("table") == folder("deepnet:6") == "tiny/table"
     assert folder("branchnorm:4") == "tiny/branchnorm-8"
     assert folder("branchnorm:7") == folder("branchnorm:T") == "tiny/branchnorm-T"
-    assert len({folder(figure) for figure in FIGURES}) == 9
+    assert len({folder(figure) for figure in FIGURES}) == 13
 
 
 def test_every_run_is_one_that_can_be_trained() -> None:
@@ -264,6 +270,42 @@ def test_deepnet_8_doubles_the_depth() -> None:
     assert depths == dict.fromkeys((3, 6, 12, 24, 48), 3)
     assert {(c.train.lr, c.train.warmup, c.train.steps) for _, c in rows("deepnet:8")} == {(7e-4, 100, 400)}
     assert {c.model.depth for _, c in rows("deepnet:8", scale="paper", data=TEXT)} == {12, 20, 100, 200, 1000}
+
+
+def test_admin_5_is_drawn_from_runs_of_branchnorm_8() -> None:
+    assert folder("admin:5") == folder("branchnorm:8")
+    assert {each.name for each in experiments("admin:5")} < {each.name for each in experiments("branchnorm:8")}
+    for _, config in rows("admin:5", scale="paper", data=TEXT):
+        assert (config.model.encoder_layers, config.model.d_model) == (18, 512)
+        assert {"grad_norm", "update_ratio"} <= {*chosen(config.probes.names)}
+
+
+@pytest.mark.parametrize(("figure", "layers"), [("admin:6", 6), ("admin:7", 18)])
+def test_admins_maps_follow_the_branches_of_models_of_their_depth(figure: str, layers: int) -> None:
+    assert folder(figure) == "tiny/branchnorm-1"
+    for _, config in rows(figure):
+        assert (config.train.lr, config.train.warmup, config.train.steps, config.model.T) == (7e-4, 150, 600, 300)
+        assert config.probes.names == ("branch_variance",)
+    for _, config in rows(figure, scale="paper", data=TEXT):
+        model, train, data = config.model, config.train, config.data
+        assert (model.encoder_layers, model.d_model, model.d_ffn, model.tie) == (layers, 512, 2048, "all")
+        assert (train.optimizer, train.lr, train.warmup, train.weight_decay) == ("radam", 1e-3, 8000, 0)
+        assert data.sentences * data.max_length * train.accumulate == 4 * 8192
+        assert config.probes.names == ("branch_variance",)
+
+
+def test_admin_grid_crosses_learning_rate_with_beta2() -> None:
+    for scale, unit in (("tiny", 1e-3), ("paper", 1e-4)):
+        found = rows("admin:grid", scale=scale, data=TEXT)
+        cells = Counter((name, round(c.train.lr / unit, 9), c.train.beta2) for name, c in found)
+        assert {name for name, *_ in cells} == {*(ADMIN[:2] if scale == "tiny" else ADMIN)}
+        assert {cell[1:] for cell in cells} == {(n, beta) for n in range(1, 6) for beta in (0.99, 0.995, 0.999)}
+        assert (len(cells), {*cells.values()}) == (30 if scale == "tiny" else 45, {3})
+        assert {(c.train.schedule, c.train.warmup, c.train.beta1) for _, c in found} == {("linear", 1, 0.9)}
+    tiny, paper = (rows("admin:grid", scale=scale, data=TEXT)[0][1] for scale in ("tiny", "paper"))
+    assert (tiny.train.steps, tiny.train.optimizer) == (160, "adamw")
+    assert (paper.train.steps, paper.train.optimizer) == (100_000, "radam")
+    assert (paper.model.d_ffn, paper.model.heads, paper.model.dropout, paper.data.max_length) == (1024, 4, 0.3, 256)
 
 
 def test_one_step_runs_are_one_step_runs() -> None:

@@ -5,7 +5,7 @@ sizes, for GPUs and data that the user names. Seeds 0, 1 and 2 were pilots at wi
 to them), so sweeps begin with 3.
 """
 
-from . import branchnorm, deepnet, table  # registers the figures
+from . import admin, branchnorm, deepnet, table  # registers the figures
 from .lookup import asked, command, experiments, folder, minutes, on_device
 from .one_gpu import ONE_GPU
 from .recipe import CONTROLS, FIGURES, SEEDS, Experiment, Kind, Recipe, name_of, slug
@@ -20,6 +20,7 @@ __all__ = [
     "Experiment",
     "Kind",
     "Recipe",
+    "admin",
     "asked",
     "branchnorm",
     "command",

@@ -16,9 +16,12 @@ _FOLDERS = {
     "branchnorm:7": "branchnorm:T",
     "branchnorm:9": "branchnorm:8",
     "deepnet:5": "claims:fast",
-    "admin:4": "claims:fast",
-    "table:stability": "table",
     "deepnet:6": "table",
+    "table:stability": "table",
+    "admin:4": "claims:fast",
+    "admin:5": "branchnorm:8",
+    "admin:6": "branchnorm:1",
+    "admin:7": "branchnorm:1",
 }
 # Where a figure has runs of its own at one scale, and nothing in common with those it is drawn from at others.
 _ALONE = {("deepnet:5", "h200"), ("deepnet:6", "paper")}
@@ -42,6 +45,10 @@ _MINUTES = {
     "deepnet:8": 14,
     "table:stability": 97,
     "admin:4": 21,
+    "admin:5": 12,
+    "admin:6": 5,
+    "admin:7": 10,
+    "admin:grid": 16,
     "claims:fast": 21,
 }
 
