@@ -18,6 +18,7 @@ from stabilitylab.probes.selection import chosen
 
 TEXT = {"source": "text:a.de,a.en"}
 ONE_STEP = ("postln", "preln", "postln-init", "postln+beta", "deepnorm", "branchnorm", "branchnorm T=1", "admin")
+ADMIN = ("postln", "preln", "admin")
 FIVE, SIX = range(3, 8), range(3, 9)
 # at scale tiny: layers a side, and the seeds of each label
 TINY: dict[str, tuple[set[int], dict[str, range]]] = {
@@ -33,6 +34,10 @@ TINY: dict[str, tuple[set[int], dict[str, range]]] = {
     "branchnorm:7": ({6}, dict.fromkeys(("branchnorm", "branchnorm exp", "branchnorm sigmoid"), FIVE)),
     "branchnorm:T": ({6}, {"branchnorm": FIVE}),
     "deepnet:3": ({6, 12, 18, 24}, dict.fromkeys(("postln", "postln-init"), FIVE)),
+    "admin:5": ({6}, dict.fromkeys(ADMIN, FIVE)),
+    "admin:6": ({6}, dict.fromkeys(ADMIN, range(3, 6))),
+    "admin:7": ({18}, dict.fromkeys(ADMIN, range(3, 6))),
+    "admin:grid": ({6}, dict.fromkeys(ADMIN[:2], range(3, 6))),
 }
 
 
@@ -47,9 +52,11 @@ def everything() -> list[tuple[str, str, list[Experiment]]]:
 
 def test_figures_of_the_three_papers_and_the_fast_claims_are_there() -> None:
     assert list(FIGURES) == [
+        *("admin:5", "admin:6", "admin:7", "admin:grid"),
         *("branchnorm:1", "branchnorm:3", "branchnorm:4", "branchnorm:5", "branchnorm:6", "branchnorm:7"),
         *("branchnorm:T", "branchnorm:8", "branchnorm:9"),
         *("deepnet:3", "deepnet:4", "admin:4", "deepnet:5", "claims:fast"),
+        *("deepnet:7", "deepnet:8", "table:stability", "deepnet:6"),
     ]
 
 
@@ -82,9 +89,10 @@ def test_figures_that_share_a_folder_agree_on_the_runs_in_it() -> None:
             shared += first is not each
     assert shared > 200
     assert folder("9") == folder("branchnorm:8") == "tiny/branchnorm-8"
+    assert folder("table") == folder("deepnet:6") == "tiny/table"
     assert folder("branchnorm:4") == "tiny/branchnorm-8"
     assert folder("branchnorm:7") == folder("branchnorm:T") == "tiny/branchnorm-T"
-    assert len({folder(figure) for figure in FIGURES}) == 9
+    assert len({folder(figure) for figure in FIGURES}) == 13
 
 
 def test_every_run_is_one_that_can_be_trained() -> None:
@@ -102,10 +110,11 @@ def test_seeds_pair_the_architectures_and_leave_the_pilots_out() -> None:
         for each in runs:
             assert each.config.train.seed == each.config.data.seed >= 3
     for _, _, runs in everything():
-        batches: dict[tuple[int, int, str], set[str]] = {}
+        batches: dict[tuple[int, int, int, str], set[str]] = {}
         for each in runs:
             data = each.config.data.model_dump_json()
-            key = (each.config.train.seed, each.config.data.max_length, str(each.config.data.fraction))
+            size = (each.config.data.max_length, each.config.data.sentences)
+            key = (each.config.train.seed, *size, str(each.config.data.fraction))
             batches.setdefault(key, set()).add(data)
         assert all(len(data) == 1 for data in batches.values())
 
@@ -223,6 +232,80 @@ def test_deepnet_4_has_every_step_of_each_variant() -> None:
     assert variants.keys() == {("postln", 0), ("postln-init", 0)} | warm
     assert variants["postln", 0] == set(range(3, 13))
     assert all(seeds == {3, 4, 5, 6, 7} for key, seeds in variants.items() if key != ("postln", 0))
+
+
+def test_the_table_has_every_architecture_at_three_depths_with_the_presets_recipe_or_its_own() -> None:
+    assert rows("table") == rows("deepnet:6")
+    cells = Counter((name, c.model.encoder_layers, c.model.decoder_layers) for name, c in rows("table"))
+    assert cells == {(name, n, n): 3 for name in ARCHS for n in (6, 18, 50)}
+    for name, config in rows("table"):
+        train = config.train
+        assert (train.lr, train.warmup, train.steps) == (3e-4, 0 if name == "tfixup" else 40, 160)
+        assert (config.model.T, config.probes.names) == (100, ("none",))
+    paper = rows("deepnet:6", scale="paper", data=TEXT)
+    assert {c.model.decoder_layers for _, c in paper} == {*range(10, 101, 10)}
+    assert {(c.train.steps, c.train.accumulate, c.model.dropout) for _, c in paper} == {(8000, 1, 0.4)}
+
+
+def test_deepnet_7_varies_one_setting_at_a_time() -> None:
+    base = {"lr": 1e-3, "sentences": 16, "width": (64, 128, 2)}
+    for scale in ("tiny", "paper"):
+        found: Counter[int] = Counter()
+        for name, config in rows("deepnet:7", scale=scale, data=TEXT):
+            model = config.model
+            own = {"lr": config.train.lr, "sentences": config.data.sentences}
+            own["width"] = (model.d_model, model.d_ffn, model.heads)
+            assert (name, model.encoder_layers, model.decoder_layers) == ("deepnorm", 18, 18)
+            if scale == "tiny":
+                assert (config.train.warmup, config.train.steps) == (75, 300)
+                found[sum(own[key] != base[key] for key in base)] += 1
+            else:
+                full = (own["lr"] != 1e-3) + (own["width"] != (512, 2048, 8)) + (config.train.accumulate != 128)
+                found[full] += 1
+        assert found == {0: 3, 1: 18}
+
+
+def test_deepnet_8_doubles_the_depth() -> None:
+    depths = Counter(c.model.encoder_layers for name, c in rows("deepnet:8") if name == "deepnorm")
+    assert depths == dict.fromkeys((3, 6, 12, 24, 48), 3)
+    assert {(c.train.lr, c.train.warmup, c.train.steps) for _, c in rows("deepnet:8")} == {(7e-4, 100, 400)}
+    assert {c.model.depth for _, c in rows("deepnet:8", scale="paper", data=TEXT)} == {12, 20, 100, 200, 1000}
+
+
+def test_admin_5_is_drawn_from_runs_of_branchnorm_8() -> None:
+    assert folder("admin:5") == folder("branchnorm:8")
+    assert {each.name for each in experiments("admin:5")} < {each.name for each in experiments("branchnorm:8")}
+    for _, config in rows("admin:5", scale="paper", data=TEXT):
+        assert (config.model.encoder_layers, config.model.d_model) == (18, 512)
+        assert {"grad_norm", "update_ratio"} <= {*chosen(config.probes.names)}
+
+
+@pytest.mark.parametrize(("figure", "layers"), [("admin:6", 6), ("admin:7", 18)])
+def test_admins_maps_follow_the_branches_of_models_of_their_depth(figure: str, layers: int) -> None:
+    assert folder(figure) == "tiny/branchnorm-1"
+    for _, config in rows(figure):
+        assert (config.train.lr, config.train.warmup, config.train.steps, config.model.T) == (7e-4, 150, 600, 300)
+        assert config.probes.names == ("branch_variance",)
+    for _, config in rows(figure, scale="paper", data=TEXT):
+        model, train, data = config.model, config.train, config.data
+        assert (model.encoder_layers, model.d_model, model.d_ffn, model.tie) == (layers, 512, 2048, "all")
+        assert (train.optimizer, train.lr, train.warmup, train.weight_decay) == ("radam", 1e-3, 8000, 0)
+        assert data.sentences * data.max_length * train.accumulate == 4 * 8192
+        assert config.probes.names == ("branch_variance",)
+
+
+def test_admin_grid_crosses_learning_rate_with_beta2() -> None:
+    for scale, unit in (("tiny", 1e-3), ("paper", 1e-4)):
+        found = rows("admin:grid", scale=scale, data=TEXT)
+        cells = Counter((name, round(c.train.lr / unit, 9), c.train.beta2) for name, c in found)
+        assert {name for name, *_ in cells} == {*(ADMIN[:2] if scale == "tiny" else ADMIN)}
+        assert {cell[1:] for cell in cells} == {(n, beta) for n in range(1, 6) for beta in (0.99, 0.995, 0.999)}
+        assert (len(cells), {*cells.values()}) == (30 if scale == "tiny" else 45, {3})
+        assert {(c.train.schedule, c.train.warmup, c.train.beta1) for _, c in found} == {("linear", 1, 0.9)}
+    tiny, paper = (rows("admin:grid", scale=scale, data=TEXT)[0][1] for scale in ("tiny", "paper"))
+    assert (tiny.train.steps, tiny.train.optimizer) == (160, "adamw")
+    assert (paper.train.steps, paper.train.optimizer) == (100_000, "radam")
+    assert (paper.model.d_ffn, paper.model.heads, paper.model.dropout, paper.data.max_length) == (1024, 4, 0.3, 256)
 
 
 def test_one_step_runs_are_one_step_runs() -> None:

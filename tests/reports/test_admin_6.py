@@ -3,48 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from making import Made, load, make_run, sublayer_rows
+from branching import run
+from making import load, make_run
 
 from stabilitylab.experiments import command
 from stabilitylab.reports import FIGURES, MissingRuns, Picture
 from stabilitylab.reports.base import NONFINITE
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
-from stabilitylab.reports.figures.admin_6 import dependency_map
-from stabilitylab.schema import Row
+from stabilitylab.reports.figures.dependency import dependency_map
 
 SEEDS = (3, 4, 5)
 EVEN = (0.97, 1.0, 1.03)
-Shares = Callable[[int, int], float]  # of a step and a sub-layer, counted from 1
-
-
-def share_table(layers: int, share: Shares, steps: tuple[int, ...] = (0,), shortcut: float = 0.0) -> Made:
-    """Var(sum) = 4 everywhere; the decoder's rows hold numbers that nobody may read."""
-    rows = sublayer_rows(layers)
-    inside = [row for row in rows if row.stack == "encoder"]
-
-    def value(step: int, row: Row) -> tuple[float, float, float]:
-        if row.stack == "decoder":
-            return 1.0, 1e9, 1e9
-        own = share(step, inside.index(row) + 1)
-        return 4.0, 4 * own, 4 * (1 - own) + shortcut
-
-    return Made(rows, ("sum", "branch", "shortcut"), value, steps, total="mean", unit="variance over d")
-
-
-def run(folder: Path, arch: str, share: Shares, *, layers: int = 3, seed: int = 3, **how: object) -> None:
-    kind = str(how.pop("kind", "onestep"))
-    steps: tuple[int, ...] = (0,) if kind == "onestep" else (0, 80, 160)
-    table = share_table(layers, share, steps, float(how.pop("shortcut", 0.0)))  # type: ignore[arg-type]
-    name = f"{arch}-{layers}-{seed}-{kind}"
-    make_run(
-        folder, name, arch=arch, seed=seed, layers=layers, tables={"branch_variance": table}, kind=kind,
-        **how,  # type: ignore[arg-type]
-    )  # fmt: skip
 
 
 def draw(folder: Path) -> Picture:
@@ -149,9 +122,9 @@ def test_numbers_that_are_not_finite_are_marked(tmp_path: Path) -> None:
 
 def test_without_branches_the_figure_names_the_command(tmp_path: Path) -> None:
     make_run(tmp_path, "bare")
-    with pytest.raises(MissingRuns, match="branch_variance of an encoder") as missing:
+    with pytest.raises(MissingRuns, match="branch_variance of an encoder of 1 to 10 layers") as missing:
         draw(tmp_path)
-    assert missing.value.command == command("branchnorm:8")
+    assert missing.value.command == command("admin:6")
 
 
 @pytest.mark.parametrize(

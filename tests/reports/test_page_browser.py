@@ -6,6 +6,7 @@ Runs wherever a Chromium is. Its screenshots stay in pytest's temporary folder, 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,19 @@ def test_a_table_prints_each_cell_once_under_its_names(browser: Browser, tmp_pat
     assert found["cells"] == [[["-1.00"], ["stuck"]], [["-1.20"], ["-0.90"]], [[], ["diverged"]]]
     assert (found["rows"], found["columns"]) == (["Post-LN", "DeepNorm", "ReZero"], ["6L", "18L"])
     assert found["range"][0] > found["range"][1]
+
+
+def test_a_line_of_a_cell_is_a_line_on_the_screen(browser: Browser, tmp_path: Path) -> None:
+    table = a_table()
+    assert table.map is not None
+    text = np.full(table.map.z.shape, "1 < 2\n1/3 lost", dtype=object)
+    two = replace(table, map=replace(table.map, text=text))
+    browser.open(write(tmp_path, [page.Section("made:1", "Table", "", Picture([two], ""), {})]))
+    counts = browser.run('return [...$("#made-1 .plot").querySelectorAll(".heatmap-label")].map((one) => '
+                        'one.querySelectorAll("tspan.line").length)')  # fmt: skip
+    assert browser.errors == []
+    assert counts
+    assert set(counts) == {2}
 
 
 def test_a_toggle_acts_on_its_figure_and_one_above_on_all(browser: Browser, written: Path) -> None:

@@ -140,7 +140,7 @@ function heat(plot, cells, log) {
   if (log) Object.assign(bar, map.log ? powers(map.low, map.low + map.span) : powers(Math.log10(map.low), Math.log10(map.low + map.span)));
   const place = `${escaped(plot.x.title)} %{x}, ${escaped(plot.y.title)} %{y}: `;
   const printed = (has) => map.text && { texttemplate: "%{text}", textfont: { size: 10.5 }, // a trace prints on its cells alone
-    text: map.text.map((row, i) => row.map((text, j) => (has(cells[i * width + j]) ? escaped(text) : ""))) };
+    text: map.text.map((row, i) => row.map((text, j) => (has(cells[i * width + j]) ? escaped(text).replaceAll("\n", "<br>") : ""))) };
   const base = { type: "heatmap", x: map.x, y: map.y, hoverongaps: false };
   const traces = [{ ...base, ...printed((code) => code >= first), z: grid(shade), customdata: grid(value), colorscale: "Viridis", colorbar: bar,
     hovertemplate: `${place}<b>%{customdata:.3~g}</b> ${escaped(map.unit)}<extra></extra>` }];

@@ -1,0 +1,61 @@
+"""Admin's maps of 18 layers: a deep encoder begins as a Pre-LN and comes to rely on its own branches."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..base import MissingRuns, figure
+from ..claims import Effect, claim
+from ..collection import Record, Runs
+from ..statistics import Region, signed_rank
+from .admin_3 import DEPTH, at_initialisation
+from .dependency import TABLE, LayerDependency, own_share, trained_pairs, upper
+
+BOTH = ("admin", "preln")
+
+
+@figure("admin:7", title="Layer dependency of a deep encoder", source="Admin, maps of 18-layer models")
+class DeepDependency(LayerDependency):
+    """beta_ij, as in admin:6, of encoders of about 18 layers, Admin beside Pre-LN, and Post-LN where it trained.
+
+    At initialisation and after training. The paper maps Admin and Pre-LN; Post-LN, which does not train there at that
+    depth, is ours.
+    """
+
+    layers = DEPTH
+    shown = ("admin", "preln", "postln")
+
+
+@claim(
+    "C53",
+    figure="admin:7",
+    paper="Admin",
+    sentence="18 layers deep, Admin depends on its own branches as Pre-LN does at initialisation, and more after "
+    "training",
+    source="Admin, dependency maps of 18-layer models",
+    statistic="18L encoders, Admin against Pre-LN of the same seed: at initialisation the factor between their "
+    "beta_ii, whichever is larger, geometric mean over sub-layers; trained the ratio of the mean beta_ii^2 of the last "
+    "half of the sub-layers",
+    threshold="R: factor < 1.25 at initialisation and ratio > 1.2 trained; X: factor > 1.5, or ratio < 1 (ours; the "
+    "paper gives maps, not numbers)",
+    sweep="admin:7",
+    pilot="sum of beta_ii^2 at initialisation 3.0 (Admin) and 3.3 (Pre-LN)",
+)
+def starts_as_preln(runs: Runs) -> list[Effect]:
+    deep = runs.where(layers=(DEPTH, DEPTH))
+    admin, preln = (at_initialisation(deep, label, DEPTH, TABLE) for label in BOTH)
+    alike = {seed: _factor(admin[seed], preln[seed]) for seed in sorted(admin.keys() & preln.keys())}
+    ended = {seed: upper(a, None) / upper(b, None) for seed, a, b in trained_pairs(deep, *BOTH)}
+    if not alike or not ended:
+        missing = "at initialisation" if not alike else f"that trained, with {TABLE}"
+        raise MissingRuns(f"needs admin and preln of the same seeds, {DEPTH} layers a side, {missing}")
+    p = signed_rank(np.log([*ended.values()]).tolist())
+    return [
+        Effect("apart at initialisation", alike, Region(high=1.25), Region(low=1.5), log=True),
+        Effect("Admin / Pre-LN trained", ended, Region(low=1.2), Region(high=1), log=True, p=p),
+    ]
+
+
+def _factor(first: Record, second: Record) -> float:
+    logs = np.log(own_share(first, 0) / own_share(second, 0)) / 2  # of beta_ii, the root of the share
+    return float(np.exp(np.abs(logs).mean()))
