@@ -47,7 +47,7 @@ class WarmupAndRate(Figure):
         maps = [Panel(style.title(label), *axes, map=_map(grid, label)) for label in labels]
         panels = [*maps, *_sensitivity(grid, numbers)]
         notes = [
-            f"Drawn: {grid.runs.describe()}. In a cell: the mean over seeds that trained; lost: diverged or stuck.",
+            f"Drawn: {grid.runs.describe()}. Each map has its own colours; lost: diverged or stuck.",
             *states(grid.runs),
             "Sensitivity: mean over these learning rates of min(loss, loss at initialisation), minus the least, with "
             "its 95 % interval. A rate too small for so short a training counts in it like one too large.",

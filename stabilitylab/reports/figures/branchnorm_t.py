@@ -55,9 +55,11 @@ class LengthOfRamp(Figure):
         look = {"log_x": True, "ticks": ramps}
         panels = [Panel("After training", "T [updates]", "held-out nll [nats/token]", ends, beyond, **look)]
         if differences:
-            limits = [Reference(end, f"margin {end:+g}") for end in (-EQUIVALENT, EQUIVALENT)]
+            limits = [Reference(end, f"{end:+g}") for end in (-EQUIVALENT, EQUIVALENT)]
             y = "difference in final nll [nats]"
-            panels.append(Panel("Against the shortest ramp", "T [updates]", y, differences, limits, **look))
+            panels.append(
+                Panel("Against the shortest ramp, with the margin", "T [updates]", y, differences, limits, **look)
+            )
         notes = [f"Drawn: {group.describe()}. Points are means over seeds, bands their range.", *states(group)]
         if others := len(ramped(runs)) - len(group):
             notes.append(f"Not drawn: {others} run{'s' * (others > 1)} of BranchNorm with other settings.")
