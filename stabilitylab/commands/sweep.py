@@ -120,16 +120,16 @@ def _planned(
         return [sweeping.plan(on_device(own, device), out)]
     if set_:
         raise UsageError("--set goes with --grid: what a figure needs is fixed, so that its runs can be compared.")
+    numbers = None if seeds is None else seeds_of(seeds)
     found: dict[Path, dict[str, Experiment]] = {}
     for figure in what:
-        wanted = experiments(figure, scale, data=given or None, seeds=_seeds(seeds), steps=steps)
+        wanted = experiments(figure, scale, data=given or None, seeds=numbers, steps=steps)
         found.setdefault(out / folder(figure, scale), {}).update({one.name: one for one in on_device(wanted, device)})
     return [sweeping.plan(wanted.values(), path) for path, wanted in found.items()]
 
 
-def _seeds(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
+def seeds_of(text: str) -> list[int]:
+    """``3..7`` or ``3,4`` as numbers."""
     first, dots, last = text.partition("..")
     try:
         return list(range(int(first), int(last) + 1)) if dots else [int(seed) for seed in text.split(",")]

@@ -34,21 +34,21 @@ class Column:
 
 COLUMNS = (
     Column(
-        "gradient", "gradient [decades]", "smaller",
+        "gradient", "gradient decades", "smaller",
         "log10 of max / min over a stack's layers of ||dE/dx|| at initialisation, worse stack (Admin, Fig. 3).",
     ),
     Column(
         "update", "update / sqrt(2d)", "smaller",
-        "||dF|| of Adam's first update at the full lr over sqrt(2) ||F||, 1 being unrelated outputs (DeepNet, Sec. 4.2).",
+        "||dF|| of Adam's first update at the full lr over sqrt(2) ||F||; 1: unrelated outputs (DeepNet, Sec. 4.2).",
     ),
     Column("update_vo_ffn", "v o ffn", "", "The same for an update of the v, out, fc1 and fc2 weights alone."),
     Column("update_ln", "norms", "", "The same for the norms' gains and biases alone."),
     Column("update_embedding", "embedding", "", "The same for the embeddings alone."),
     Column("growth_start", "growth at start", "", "The next column's number at initialisation."),
     Column(
-        "growth", "growth [decades]", "near 0",
-        f"log10 of the last over the first layer's norm input (without norms: residual stream) after {UPDATES} updates, "
-        "worse stack (DeepNet, Fig. 4; Sun et al. 2025).",
+        "growth", "growth decades", "near 0",
+        f"log10 of the last over the first layer's norm input (without norms: residual stream) after {UPDATES} "
+        "updates, worse stack (DeepNet, Fig. 4; Sun et al. 2025).",
     ),
     Column(
         "sensitivity", "sensitivity", "smaller",
@@ -56,14 +56,14 @@ COLUMNS = (
     ),
     Column(
         "headroom", "headroom / lr", "larger",
-        f"learning-rate range test: the rate, over lr, at which the held-out loss stands {BREAK:g} nats over its minimum; "
+        f"range test: the learning rate, over lr, that takes the held-out loss {BREAK:g} nats over its minimum; "
         "> where none did (Smith 2017).",
     ),
     Column(
-        "progress", "progress [nats/update]", "larger",
+        "progress", "progress nats/update", "larger",
         f"fall of the held-out loss over {UPDATES} updates of the recipe, warm-up within them.",
     ),
-    Column("seconds", "CPU s / update", "", "median CPU time of an update (on a GPU: wall time); not ranked."),
-    Column("parameters", "parameters", "", "number of parameters; not ranked."),
+    Column("seconds", "CPU s / update", "", "median CPU time of an update (on a GPU: wall time)."),
+    Column("parameters", "parameters", "", "number of parameters."),
 )  # fmt: skip
 RANKED = tuple(column for column in COLUMNS if column.better)

@@ -101,15 +101,18 @@ def _on_the_stream(tables: Recorded) -> list[tuple[Row, float]]:
         if table is None or cells is None:
             continue
         tap = table.columns.index("shortcut") if "shortcut" in table.columns else 0
-        own = [(row, float(cells.values[place, 0])) for place, row in enumerate(table.rows)
-               if row.layer and (name == "residual_norm" or (tap and not math.isnan(cells.values[place, tap])))]  # fmt: skip
+        own = [
+            (row, float(values[0]))
+            for row, values in zip(table.rows, cells.values, strict=True)
+            if row.layer and (name == "residual_norm" or (tap and not math.isnan(values[tap])))
+        ]
         if own:
             return own
     return []
 
 
 def at_the_floor(table: tuple[Table, Cells]) -> dict[str, float]:
-    """"decoder 1" -> the largest share, over its sub-layers, of entries at Adam's floor, where it is over the bound."""
+    """Layer ("decoder 1") -> the largest share of entries of a sub-layer at Adam's floor, where over the bound."""
     layout, cells = table
     shares: dict[str, float] = {}
     for row, value in zip(layout.rows, cells.values[:, layout.columns.index("eps_floor")].tolist(), strict=True):

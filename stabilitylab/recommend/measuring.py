@@ -31,7 +31,7 @@ METHOD = 1  # counted up when a number changes its meaning, so that older files 
 
 @dataclass(frozen=True)
 class Measurement:
-    """``numbers`` by column; ``evidence``: what they were made of; ``broken``: the bounds that were, each a sentence."""
+    """``numbers`` by column; ``evidence``: what they are made of; ``broken``: bound -> what is wrong."""
 
     arch: str
     seed: int
@@ -123,7 +123,7 @@ def read(path: Path) -> Measurement:
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """Without what changes no number: where and on how many threads it is computed stays, since rounding depends on it."""
+    """Without what changes no number; device and threads change the rounding."""
     settings = config.model_dump(mode="json")
     for key in ("probes", "preset"):
         settings.pop(key)

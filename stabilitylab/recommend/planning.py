@@ -21,8 +21,8 @@ from ..train.footprint import estimate as footprint
 from ..train.loop import Trainer
 from .columns import RATES, UPDATES
 
-# Of one architecture in units of one update: those of the recipe; each rate of the range test with its held-out pass; at
-# initialisation one update's passes and seven more forward passes, all in float64 (all measured, docs/recommend.md).
+# Of one architecture, in units of one update: those of the recipe; each rate of the range test and its held-out pass;
+# at initialisation one update's passes and seven more forward passes, all in float64. Measured: docs/recommend.md.
 UNITS = UPDATES + 1.4 * RATES + 8
 BYTES = 72  # of a parameter at the peak: eight float64 copies while the outputs' response is measured, and slack
 START = 4.0  # seconds of a process and its data
@@ -41,7 +41,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Estimate:
-    """``parameters`` and ``bytes`` of the largest architecture, ``seconds`` of CPU (or GPU) of all ``runs`` together."""
+    """``parameters`` and ``bytes`` of the largest architecture; ``seconds`` of all ``runs``, one after another."""
 
     parameters: int
     bytes: int
@@ -64,6 +64,8 @@ def wanted(ask: Ask) -> tuple[list[Config], list[str]]:
     """
     model = ask.given.get("model", {})
     stack: Stack = model.get("stack", "encoder-decoder")
+    if stack == "encoder-decoder" and ask.depth % 2:
+        raise UsageError(f"--depth {ask.depth} is odd: an encoder-decoder has depth/2 layers a side; give an even one.")
     names = list(dict.fromkeys(ARCHS.resolve(name) for name in ask.archs)) or list(ARCHS)
     missing = [name for name in names if stack not in ARCHS[name].defined_for]
     if missing and ask.archs:
