@@ -13,7 +13,7 @@ import torch
 from ..config import PRESETS, Config, Stack, merge, resolve
 from ..data import Dataset, load_data
 from ..errors import ResourceError, UsageError
-from ..models import ARCHS
+from ..models import ARCHS, parameter_count
 from ..store import AbsentRun
 from ..train.environment import prepare_process, resolve_device
 from ..train.footprint import CONTEXT, PROCESS, Footprint
@@ -24,7 +24,9 @@ from .columns import RATES, UPDATES
 # Of one architecture, in units of one update: those of the recipe; each rate of the range test and its held-out pass;
 # at initialisation one update's passes and seven more forward passes, all in float64. Measured: docs/recommend.md.
 UNITS = UPDATES + 1.4 * RATES + 8
-BYTES = 72  # of a parameter at the peak: eight float64 copies while the outputs' response is measured, and slack
+BYTES = (
+    48  # of a parameter at the peak, while the response to changed weights is measured (43 at 512-2048-8, 12 layers)
+)
 START = 4.0  # seconds of a process and its data
 
 
@@ -106,14 +108,15 @@ def estimate(configs: Sequence[Config], jobs: int) -> Estimate:
     prepare_process(config.train.threads)
     device = resolve_device(config.train)
     dataset = load_data(config.data, stack=config.model.stack)
+    sizes = {"source_vocab": dataset.source_vocab, "target_vocab": dataset.target_vocab}
     archs = {one.model.arch: one for one in configs}
-    needs = [footprint(one, dataset, device) for one in archs.values()]
-    largest = max(needs, key=bytes_of)
+    weights = max(parameter_count(one.model, **sizes) for one in archs.values())
+    check(Estimate(weights, bytes_of(Footprint(weights, 0, 0)), 0.0, 0), jobs, device)  # before a layer of it is made
+    largest = max((footprint(one, dataset, device) for one in archs.values()), key=bytes_of)
+    check(Estimate(weights, bytes_of(largest), 0.0, 0), jobs, device)
     seconds = UNITS * update_seconds(config, dataset, device)
     waves = -(-len(configs) // jobs) * jobs  # the last of them may leave processes idle
-    found = Estimate(largest.parameters, bytes_of(largest), waves * seconds + START * jobs, len(configs))
-    check(found, jobs, device)
-    return found
+    return Estimate(largest.parameters, bytes_of(largest), waves * seconds + START * jobs, len(configs))
 
 
 def bytes_of(need: Footprint) -> int:
