@@ -3,8 +3,8 @@
     stabilitylab sweep table                                    # or any runs that differ in arch, depth and seed alone
     python benchmarks/recommendation.py runs/tiny/table --depths 12,36 --out benchmarks/recommendation.md
 
-The settings (data, recipe, sizes) are those of the runs; the seeds of the measurements are others. Measurements that are
-there already in --measured are kept.
+The settings (data, recipe, sizes) are those of the runs; the seeds of the measurements are others. What was measured
+into --measured before is kept.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def lines_of(depth: int, checked: Check, places: Any, table: Mapping[str, Any]) 
         broken = "; ".join(place.broken)
         gap = f"{row['nll_gap']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f})"
         stuck = f"{row['stuck'] + row['diverged']} of {row['seeds']}"
-        yield f"| {place.place} | {place.arch} | {place.score:.1f} | {broken} | {checked.real[place.arch]:g} | {gap} | {stuck} |"
+        real = f"{checked.real[place.arch]:g}"
+        yield f"| {place.place} | {place.arch} | {place.score:.1f} | {broken} | {real} | {gap} | {stuck} |"
 
 
 def main() -> None:
