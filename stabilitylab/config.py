@@ -217,6 +217,11 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def complete(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's recorded settings, and those that came after it at their defaults, which do what it did; {} stays {}."""
+    return merge(Config().model_dump(mode="json"), recorded) if recorded else {}
+
+
 def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
     """Preset < ``layers`` (file, flags, ``--set``), validated; ``depth`` fills the layers that none of them names."""
     settings = merge(*layers)

@@ -1,8 +1,10 @@
-"""``compare``: the first step, layer and probe where two runs part."""
+"""``compare``: runs side by side, and of two the first step, layer and probe where they part."""
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,36 +17,88 @@ from ..errors import UsageError
 from .options import JSON, VERBOSE
 
 if TYPE_CHECKING:
-    from ..diagnose import Comparison
+    from ..diagnose import Comparison, Standing, Standings
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Two run directories.", show_default=False)],
-    rtol: Annotated[float, typer.Option(min=0, help="Relative difference that still counts as equal.")] = 0.0,
-    atol: Annotated[float, typer.Option(min=0, help="Absolute difference that still counts as equal.")] = 0.0,
+    runs: Annotated[list[Path], typer.Argument(help="Two run directories or more.", show_default=False)],
+    rtol: Annotated[float, typer.Option(min=0, help="Of two: relative difference that still counts as equal.")] = 0.0,
+    atol: Annotated[float, typer.Option(min=0, help="Of two: absolute difference that still counts as equal.")] = 0.0,
     as_json: Annotated[bool, JSON] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:
-    """Find the first step, layer and probe where two runs part, in order of execution. Works while they are going.
+    """Put runs side by side; of two, find the first step, layer and probe where they part, in order of execution.
 
-    Without a tolerance equal means bit for bit; exit 0 whatever it says.
+    Works while they are going. Without a tolerance equal means bit for bit; exit 0 whatever it says.
     """
-    if len(runs) != 2:
-        raise UsageError(f"compare takes two run directories, not {len(runs)}.")
+    if len(runs) < 2:
+        raise UsageError(f"compare takes two run directories or more, not {len(runs)}.")
+    if len(runs) > 2 and (rtol or atol):
+        raise UsageError("--rtol and --atol say when two runs are equal: compare them two at a time.")
     from ..diagnose import compare as compared
+    from ..diagnose import side_by_side
     from ..store import Run
     from ..store.layout import plain
 
-    found = compared(Run.open(runs[0]), Run.open(runs[1]), rtol=rtol, atol=atol)
+    opened = [Run.open(path) for path in runs]
+    found = compared(opened[0], opened[1], rtol=rtol, atol=atol) if len(opened) == 2 else None
+    standings = side_by_side(opened)
     if as_json:
-        print(json.dumps(plain(found.as_dict()), indent=2))
-    else:
-        _show(found)
-
-
-def _show(found: Comparison) -> None:
+        facts = {} if found is None else found.as_dict()
+        print(json.dumps(plain(facts | {"side_by_side": standings.as_dict()}), indent=2))
+        return
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+    if found is not None:
+        _show(console, found)
+        console.print()
+    _side_by_side(console, standings, settings=found is None)
 
+
+def _side_by_side(console: Console, standings: Standings, settings: bool) -> None:
+    """One row a run; the settings in which they differ below, unless they were said already."""
+    paths = [row.run for row in standings.rows]
+    folder = os.path.commonpath([os.path.dirname(path) for path in paths]) if len({*paths}) > 1 else ""
+    columns = {
+        "run": lambda row: os.path.relpath(row.run, folder or "."),
+        "arch": lambda row: row.label,
+        "layers": lambda row: row.layers,
+        "seed": lambda row: "" if row.seed is None else str(row.seed),
+        "state": lambda row: row.state,
+        f"{standings.loss or 'loss'} at {standings.step}": _number("loss", ".4f"),
+        "- unigram, last": _number("gap", "+.3f"),
+        "gradient decades": _number("gradient_decades", ".2f"),
+        "norm inputs grew": _number("norm_growth", ".2f", "x"),
+        "||dF||": _number("moved", ".3g"),
+        "tokens/s": _number("tokens_per_second", ",.0f"),
+        "first trouble": lambda row: row.trouble or "none",
+    }
+    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+    text = ("run", "arch", "layers", "state", "first trouble")
+    cells = {name: [show(row) for row in standings.rows] for name, show in columns.items()}
+    for name in (shown := [name for name, column in cells.items() if any(column)]):
+        table.add_column(name, justify="left" if name in text else "right", no_wrap=name in ("run", "first trouble"))
+    for place in range(len(paths)):
+        table.add_row(*(cells[name][place] for name in shown))
+    console.print(table, highlight=False, markup=False)
+    if settings and standings.settings:
+        console.print("\nsettings that differ:", highlight=False)
+        for key, values in standings.settings.items():
+            line = " | ".join("(not set)" if value is None else str(value) for value in values)
+            console.print(f"  {key}: {line}", highlight=False, markup=False)
+    console.print(f"\n{standings.paragraph}", highlight=False, markup=False)
+
+
+def _number(field: str, digits: str, unit: str = ""):
+    """A field of a standing as text; empty where nothing was measured."""
+
+    def show(row: Standing) -> str:
+        value = getattr(row, field)
+        return "" if math.isnan(value) else f"{value:{digits}}{unit}"
+
+    return show
+
+
+def _show(console: Console, found: Comparison) -> None:
     def say(text: str = "") -> None:
         console.print(text, highlight=False, markup=False)
 

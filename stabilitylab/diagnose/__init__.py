@@ -3,5 +3,6 @@
 from .compare import Comparison, compare
 from .diagnosis import Diagnosis, diagnose
 from .events import Event
+from .standings import Standing, Standings, side_by_side
 
-__all__ = ["Comparison", "Diagnosis", "Event", "compare", "diagnose"]
+__all__ = ["Comparison", "Diagnosis", "Event", "Standing", "Standings", "compare", "diagnose", "side_by_side"]

@@ -14,7 +14,10 @@ from ..registry import Registry
 if TYPE_CHECKING:
     from .collection import Runs
 
-ZERO, ABSENT, NONFINITE = 1, 2, 3  # in Map.finding; 0 is a number like any other
+ZERO, ABSENT, NONFINITE, DIVERGED, STUCK = 1, 2, 3, 4, 5  # in Map.finding; 0 is a number like any other
+FINDINGS = {
+    ZERO: "exactly 0", ABSENT: "no gradient", NONFINITE: "not finite", DIVERGED: "diverged", STUCK: "stuck",
+}  # fmt: skip
 
 
 class MissingRuns(Exception):
@@ -65,7 +68,9 @@ class Reference:
 class Map:
     """A heat map: ``z`` (rows, columns), row i at ``y[i]``, column j at ``x[j]``.
 
-    ``finding`` marks cells that are not a number like any other: ZERO, ABSENT (no gradient), NONFINITE.
+    ``finding`` marks cells that are not a number like any other: ZERO, ABSENT (no gradient), NONFINITE, or that stand
+    for runs: DIVERGED, STUCK. With ``x_names`` and ``y_names`` it is a table: columns and rows are named instead of
+    placed on an axis (``x``, ``y`` count them), the first row on top; ``text`` (rows, columns) is printed in the cells.
     """
 
     x: Sequence[float]
@@ -74,6 +79,9 @@ class Map:
     finding: np.ndarray
     unit: str
     log: bool = True
+    x_names: Sequence[str] = ()
+    y_names: Sequence[str] = ()
+    text: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -116,12 +124,12 @@ def _drawn(panel: Panel) -> Iterator[pd.DataFrame]:
         axis = panel.right if one.right else panel.y
         yield data.assign(panel=panel.title, series=one.name, axis=axis, seeds=one.seeds, finding=one.kind)
     if panel.map is not None:
-        rows, columns = panel.map.z.shape
-        names = np.array(["", "zero", "no gradient", "not finite"])
+        rows = len(panel.map.y)
+        names = np.array(["", *FINDINGS.values()])
         yield pd.DataFrame(
             {
                 "panel": panel.title,
-                "series": np.repeat([f"{panel.y} {place:g}" for place in panel.map.y], columns),
+                "series": _cells(panel, panel.map),
                 "axis": panel.map.unit,
                 "x": np.tile(np.asarray(panel.map.x, float), rows),
                 "y": panel.map.z.ravel(),
@@ -136,6 +144,13 @@ def _drawn(panel: Panel) -> Iterator[pd.DataFrame]:
         yield pd.DataFrame([where]).assign(
             panel=panel.title, series=line.label, axis=panel.y, low=np.nan, high=np.nan, seeds=0, finding="reference"
         )
+
+
+def _cells(panel: Panel, heat: Map) -> list[str]:
+    """What each cell is called, row by row: its row, and its column where that has a name."""
+    rows = list(heat.y_names) or [f"{panel.y} {place:g}" for place in heat.y]
+    columns = [f", {name}" for name in heat.x_names] or [""] * len(heat.x)
+    return [row + column for row in rows for column in columns]
 
 
 class Figure:

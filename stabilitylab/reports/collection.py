@@ -10,6 +10,7 @@ from typing import Any, overload
 import numpy as np
 import pandas as pd
 
+from ..config import complete
 from ..errors import StabilityLabError
 from ..store import Run, load_runs
 from ..store.combine import By
@@ -25,6 +26,7 @@ FREE = frozenset(
         *("preset", "model.arch", "model.decoder_arch", "model.init", "model.alpha", "model.qk_gain"),
         *("model.growth", "model.T", "model.t0", "train.seed", "data.seed", "train.device", "train.threads"),
         *("train.checkpoint_every", "train.final_checkpoint", "train.on_divergence"),
+        *("train.cuda_graphs", "train.activation_checkpointing"),
         *("probes.names", "probes.every", "probes.update_every"),
     ]
 )
@@ -36,7 +38,7 @@ class Record:
 
     def __init__(self, run: Run, name: str) -> None:
         self.run, self.name = run, name
-        self.settings: Mapping[str, Any] = dict(flat(run.config))
+        self.settings: Mapping[str, Any] = dict(flat(complete(run.config)))
         self.kind: str = str(run.manifest.get("kind", "train" if run.config else "watched"))
         self.label: str = str(run.manifest.get("label", "unlabelled"))
         self.seed: int = int(self.settings.get("train.seed", 0))

@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from pyarrow import csv
 
 from . import style
-from .base import ABSENT, NONFINITE, ZERO, Map, Panel, Picture, Series
+from .base import ABSENT, DIVERGED, FINDINGS, NONFINITE, STUCK, ZERO, Map, Panel, Picture, Series
 from .style import GREY, INK
 
 COLUMN, PAGE = 3.25, 6.75  # inches: one column of two, and the page's text width
@@ -30,7 +30,8 @@ KINDS = ("png", "svg", "pdf")
 HEIGHT = 2.05  # inches a row of panels
 LETTER, TITLE_LETTER = 0.052, 0.07  # inches that a letter of a legend or label takes, and one of a title
 MOST_MARKERS = 12  # on a line; more points than that would hide it
-SPECIAL = {ZERO: ("#ffffff", "exactly 0"), ABSENT: ("#bdbdbd", "no gradient"), NONFINITE: ("#d7191c", "not finite")}
+ROW = 0.135  # inches that a named row of a map takes at least
+SPECIAL = {ZERO: "#ffffff", ABSENT: "#bdbdbd", NONFINITE: "#d7191c", DIVERGED: "#d7191c", STUCK: "#bdbdbd"}
 
 
 def paths(folder: Path, name: str) -> dict[str, Path]:
@@ -68,10 +69,10 @@ def draw(picture: Picture, width: float) -> Figure:
     entries = _entries(picture.panels)
     beside = max(1, int(width / (0.42 + LETTER * max(map(len, entries), default=0))))
     legend = 0.17 * math.ceil(len(entries) / beside) + 0.08 if entries else 0.0
-    height = HEIGHT * rows + legend
-    drawn = Figure(figsize=(width, height), layout="constrained")
+    heights = [max(map(_height, picture.panels[row * columns : (row + 1) * columns])) for row in range(rows)]
+    drawn = Figure(figsize=(width, sum(heights) + legend), layout="constrained")
     FigureCanvasAgg(drawn)
-    grid = drawn.subplots(rows, columns, squeeze=False)
+    grid = drawn.subplots(rows, columns, squeeze=False, height_ratios=heights)
     for place, axes in enumerate(grid.flat):
         if place < len(picture.panels):
             letter = f"({chr(ord('a') + place)}) " if len(picture.panels) > 1 else ""
@@ -82,6 +83,11 @@ def draw(picture: Picture, width: float) -> Figure:
         ncols = min(beside, len(entries))
         drawn.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=ncols)
     return drawn
+
+
+def _height(panel: Panel) -> float:
+    """Inches that a panel needs: its named rows are read one by one."""
+    return HEIGHT if panel.map is None else max(HEIGHT, ROW * len(panel.map.y_names) + 0.75)
 
 
 def _entries(panels: Sequence[Panel]) -> dict[str, Any]:
@@ -97,9 +103,9 @@ def _entries(panels: Sequence[Panel]) -> dict[str, Any]:
                 entries[one.label] = scratch.plot([], [], **look)[0]
         if panel.map is not None:
             present = set(np.unique(panel.map.finding).astype(int))
-            for finding, (colour, text) in SPECIAL.items():
+            for finding, colour in SPECIAL.items():
                 if finding in present:
-                    entries.setdefault(text, Patch(facecolor=colour, edgecolor=INK, linewidth=0.4))
+                    entries.setdefault(FINDINGS[finding], Patch(facecolor=colour, edgecolor=INK, linewidth=0.4))
     return entries
 
 
@@ -196,12 +202,42 @@ def _map(axes: Axes, heat: Map) -> None:
     present = [finding for finding in SPECIAL if (heat.finding == finding).any()]
     for finding in present:
         flat = np.where(heat.finding == finding, 1.0, np.nan)
-        one = colors.ListedColormap([SPECIAL[finding][0]])
+        one = colors.ListedColormap([SPECIAL[finding]])
         axes.pcolormesh(x, y, np.ma.masked_invalid(flat), cmap=one, rasterized=True)
+    _named(axes, heat)
+    if heat.text is not None:
+        _print(axes, heat, np.where(np.isfinite(shown), scale(np.ma.masked_invalid(shown)).filled(1.0), 1.0))
     bar = axes.figure.colorbar(mesh, ax=axes, pad=0.02, fraction=0.06)
     bar.set_label(heat.unit, fontsize=6.5)
     bar.ax.tick_params(labelsize=6)
     bar.outline.set_linewidth(0.4)  # type: ignore[operator]
+
+
+def _named(axes: Axes, heat: Map) -> None:
+    """Ticks of a table: its columns' and rows' names, the first row on top."""
+    if heat.x_names:
+        axes.set_xticks(list(heat.x), list(heat.x_names))
+    if heat.y_names:
+        axes.set_yticks(list(heat.y), list(heat.y_names))
+        axes.invert_yaxis()
+    for named, ticks in ((heat.x_names, axes.xaxis), (heat.y_names, axes.yaxis)):
+        if named:
+            ticks.set_tick_params(length=0)
+
+
+def _print(axes: Axes, heat: Map, shade: np.ndarray) -> None:
+    """The text of each cell, as large as the cells allow; light where ``shade`` is a dark colour."""
+    text = np.asarray(heat.text, dtype=str)
+    letters = max((len(line) for cell in text.ravel() for line in cell.split("\n")), default=1) or 1
+    box, dpi = axes.get_window_extent(), axes.figure.dpi
+    width, height = box.width / dpi, box.height / dpi  # inches
+    lines = max((cell.count("\n") + 1 for cell in text.ravel()), default=1)
+    size = min(6.5, 72 * width / text.shape[1] / (0.58 * letters), 72 * height / text.shape[0] / (1.15 * lines))
+    for (i, j), words in np.ndenumerate(text):
+        if words:
+            dark = int(heat.finding[i, j]) == DIVERGED or shade[i, j] < 0.6
+            axes.text(heat.x[j], heat.y[i], words, ha="center", va="center", fontsize=max(size, 3.5),
+                      color="white" if dark else "black")  # fmt: skip
 
 
 def _edges(centres: Sequence[float]) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.colors import to_hex
 
 from . import style
-from .base import ABSENT, NONFINITE, ZERO, Map, Panel, Picture, Series
+from .base import FINDINGS, Map, Panel, Picture, Series
 from .pooling import COLUMNS, pool, telling
 
 DASHES = {"solid": "solid", "dashed": "dash", "dotted": "dot", "dashdot": "dashdot"}
@@ -22,8 +22,7 @@ MARKERS = {
 }  # fmt: skip
 DIGITS = 5  # significant ones that are embedded
 # What a heat map's cell holds: no such cell, a finding, or FIRST + its place among LEVELS steps from lowest to highest.
-BLANK, FIRST, LEVELS = 0, 4, 1 << 14
-FINDINGS = {ZERO: "exactly 0", ABSENT: "no gradient", NONFINITE: "not finite"}
+BLANK, FIRST, LEVELS = 0, 1 + max(FINDINGS), 1 << 14
 
 
 def plots(picture: Picture, columns: int = COLUMNS) -> list[dict[str, Any]]:
@@ -38,8 +37,8 @@ def _plot(panel: Panel, columns: int) -> dict[str, Any]:
     left = [one for one in panel.series if not one.right]
     return {
         "title": panel.title,
-        "x": {"title": panel.x, "log": panel.log_x, "ticks": numbers(panel.ticks)},
-        "y": {"title": panel.y, "log": panel.log_y},
+        "x": {"title": panel.x, "log": panel.log_x, "ticks": numbers(panel.ticks), **_names(panel.map, "x")},
+        "y": {"title": panel.y, "log": panel.log_y, **_names(panel.map, "y")},
         "right": {"title": panel.right, "log": panel.log_right} if len(left) < len(panel.series) else None,
         "traces": [_trace(one, columns) for one in panel.series],
         "references": [
@@ -103,8 +102,15 @@ def thinned(one: Series, most: int) -> np.ndarray:
     return telling(y, low, high, max(most // 5, 1))
 
 
+def _names(heat: Map | None, axis: str) -> dict[str, Any]:
+    """The named rows or columns of a table, as ticks."""
+    names = getattr(heat, f"{axis}_names") if heat is not None else ()
+    return {"ticks": numbers(getattr(heat, axis)), "names": list(names)} if names else {}
+
+
 def _map(heat: Map, columns: int) -> dict[str, Any]:
-    x, z, finding = pool(np.asarray(heat.x, float), np.asarray(heat.z, float), np.asarray(heat.finding), columns)
+    whole = max(columns, len(heat.x_names))  # columns with names are never pooled
+    x, z, finding = pool(np.asarray(heat.x, float), np.asarray(heat.z, float), np.asarray(heat.finding), whole)
     usual = (finding == 0) & np.isfinite(z)
     if heat.log:
         usual &= z > 0
@@ -120,6 +126,7 @@ def _map(heat: Map, columns: int) -> dict[str, Any]:
         "span": span,
         "log": heat.log,
         "unit": heat.unit,
+        "text": heat.text.tolist() if heat.text is not None else None,
         "findings": [name for kind, name in FINDINGS.items() if (finding == kind).any()],
     }
 

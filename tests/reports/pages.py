@@ -10,7 +10,7 @@ import numpy as np
 from making import make_run
 
 from stabilitylab.reports import page
-from stabilitylab.reports.base import ABSENT, NONFINITE, ZERO, Map, Panel, Picture, Reference, Series
+from stabilitylab.reports.base import ABSENT, DIVERGED, NONFINITE, STUCK, ZERO, Map, Panel, Picture, Reference, Series
 from stabilitylab.reports.claims import Claim, Effect, Finding, MissingRuns, judge
 from stabilitylab.reports.collection import Runs
 from stabilitylab.reports.statistics import Region
@@ -56,6 +56,15 @@ def heat(layers: int = 6, steps: int = 20, seed: int = 0) -> Picture:
         Panel("Share", "branch", "output", map=Map(rows, rows, triangle, np.zeros(triangle.shape), "share", log=False)),
     ]
     return Picture(panels, "layer 1 breaks first")
+
+
+def a_table() -> Panel:
+    """Three named rows by two named columns: numbers, a stuck cell, a diverged one and one that is not there."""
+    z = np.array([[-1.0, math.nan], [-1.2, -0.9], [math.nan, math.nan]])
+    finding = np.array([[0, STUCK], [0, 0], [0, DIVERGED]])
+    text = np.array([["-1.00", "stuck"], ["-1.20", "-0.90"], ["", "diverged"]])
+    names = {"x_names": ["6L", "18L"], "y_names": ["Post-LN", "DeepNorm", "ReZero"], "text": text}
+    return Panel("Table", "layers", "architecture", map=Map([0, 1], [0, 1, 2], z, finding, "nats", log=False, **names))
 
 
 def claim(id: str, figure: str = "made:1", paper: str = "DeepNet", sentence: str = "It vanishes") -> Claim:

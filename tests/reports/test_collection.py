@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,16 @@ def test_a_damaged_run_is_named_and_the_others_stay(tmp_path: Path) -> None:
     assert broken[0][0] == tmp_path / "broken"
     with pytest.raises(InputError):
         Runs.load(tmp_path)
+
+
+def test_a_run_from_before_a_setting_existed_goes_with_those_at_its_default(tmp_path: Path) -> None:
+    old = make_run(tmp_path, "old", seed=3) / "run.json"
+    manifest = json.loads(old.read_text())
+    assert manifest["config"]["model"].pop("norm") == "layernorm"
+    old.write_text(json.dumps(manifest))
+    make_run(tmp_path, "new", seed=4)
+    make_run(tmp_path, "rms", seed=5, settings={"model": {"norm": "rmsnorm"}})
+    first, second = load(tmp_path).groups()
+    assert sorted(record.name for record in first) == ["new", "old"]
+    assert [record.name for record in second] == ["rms"]
+    assert [record.name for record in load(tmp_path).where(model__norm="layernorm")] == ["new", "old"]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
 from making import make_run
-from pages import CLOSING, EVIL, heat, lines, write
+from pages import CLOSING, EVIL, a_table, heat, lines, write
 from PIL import Image
 
 from stabilitylab.reports import page, style
@@ -83,6 +83,22 @@ def test_every_plot_is_drawn_and_nothing_is_fetched(browser: Browser, written: P
     assert found["dash"][1:] == [
         ["BranchNorm T=1", "dash", "y"], ["Post-LN, loss", "dot", "y2"], ["Post-LN, norm", "dash", "y"]
     ]  # fmt: skip
+
+
+def test_a_table_prints_each_cell_once_under_its_names(browser: Browser, tmp_path: Path) -> None:
+    browser.open(write(tmp_path, [page.Section("made:1", "Table", "", Picture([a_table()], ""), {})]))
+    found = browser.run(
+        """
+        const plot = $("#made-1 .plot"), layout = plot._fullLayout;
+        const printed = (i, j) => plot.data.map((one) => one.text[i][j]).filter(Boolean);
+        const cells = plot.data[0].z.map((row, i) => row.map((_, j) => printed(i, j)));
+        return { cells, rows: layout.yaxis.ticktext, columns: layout.xaxis.ticktext, range: layout.yaxis.range };
+        """
+    )
+    assert browser.errors == []
+    assert found["cells"] == [[["-1.00"], ["stuck"]], [["-1.20"], ["-0.90"]], [[], ["diverged"]]]
+    assert (found["rows"], found["columns"]) == (["Post-LN", "DeepNorm", "ReZero"], ["6L", "18L"])
+    assert found["range"][0] > found["range"][1]
 
 
 def test_a_toggle_acts_on_its_figure_and_one_above_on_all(browser: Browser, written: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
+from pages import a_table
 from PIL import Image
 
 from stabilitylab.reports import paper, style
@@ -63,7 +64,7 @@ def test_the_csv_is_what_is_drawn(tmp_path: Path) -> None:
     assert data.loc[data["series"] == "diverged", "finding"].tolist() == ["crosses"]
     assert data.loc[data["series"] == "loss", "axis"].unique().tolist() == ["nats"]
     cells = data[data["panel"] == "by step"]
-    assert cells["finding"].fillna("").tolist() == ["", "zero", "", "no gradient", "not finite", ""]
+    assert cells["finding"].fillna("").tolist() == ["", "exactly 0", "", "no gradient", "not finite", ""]
     assert cells["x"].tolist() == [0, 1, 5, 0, 1, 5]
     assert data.loc[data["series"] == "limit", "y"].tolist() == [0.5]
 
@@ -78,9 +79,37 @@ def test_zero_absent_and_not_finite_look_unlike_any_number(tmp_path: Path) -> No
     drawn = paper.draw(a_picture(), 6.75)
     flat = [mesh for axes in drawn.axes for mesh in axes.collections if mesh.get_array() is not None]
     colours = {tuple(np.round(mesh.to_rgba(1.0)[:3], 3)) for mesh in flat[1:]}
-    assert {tuple(np.round(to_rgb(colour), 3)) for colour, _ in paper.SPECIAL.values()} <= colours
+    special = {paper.SPECIAL[finding] for finding in (ZERO, ABSENT, NONFINITE)}
+    assert {tuple(np.round(to_rgb(colour), 3)) for colour in special} <= colours
     texts = {text.get_text() for text in drawn.legends[0].get_texts()}
     assert {"exactly 0", "no gradient", "not finite"} <= texts
+
+
+def test_a_table_has_names_text_and_its_first_row_on_top(tmp_path: Path) -> None:
+    picture = Picture([a_table()], "")
+    drawn = paper.draw(picture, 6.75)
+    axes = drawn.axes[0]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["Post-LN", "DeepNorm", "ReZero"]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["6L", "18L"]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]
+    printed = {text.get_text(): text for text in axes.texts}
+    assert printed.keys() == {"-1.00", "stuck", "-1.20", "-0.90", "diverged"}
+    assert [printed[key].get_color() for key in ("-1.20", "-0.90", "stuck", "diverged")] == [
+        "white", "black", "black", "white"
+    ]  # fmt: skip
+    assert {text.get_text() for text in drawn.legends[0].get_texts()} == {"diverged", "stuck"}
+    data = pd.read_csv(paper.write(picture, tmp_path, "x")["csv"])
+    assert data["series"].tolist()[:2] == ["Post-LN, 6L", "Post-LN, 18L"]
+    assert data["finding"].fillna("").tolist() == ["", "stuck", "", "", "", "diverged"]
+
+
+def test_a_table_of_many_rows_is_taller() -> None:
+    rows = 30
+    names = [f"r{i}" for i in range(rows)]
+    one = Map([0], range(rows), np.ones((rows, 1)), np.zeros((rows, 1)), "u", y_names=names)
+    table, plain = Panel("t", "x", "y", map=one), a_picture().panels[1]
+    assert paper.draw(Picture([table], ""), 3.25).get_figheight() >= rows * paper.ROW
+    assert paper.draw(Picture([plain], ""), 3.25).get_figheight() < 3
 
 
 def test_archs_differ_in_colour_and_in_marker_and_in_grey() -> None:

@@ -11,10 +11,10 @@ from importlib.resources import files
 
 import numpy as np
 import pytest
-from pages import heat, lines
+from pages import a_table, heat, lines
 
 from stabilitylab.reports import paper, screen, style
-from stabilitylab.reports.base import ABSENT, NONFINITE, ZERO, Map, Panel, Picture, Series
+from stabilitylab.reports.base import ABSENT, DIVERGED, NONFINITE, STUCK, ZERO, Map, Panel, Picture, Series
 
 
 def decoded(plot: dict) -> np.ndarray:
@@ -100,6 +100,17 @@ def test_maps_of_one_number_or_none_or_negative_ones(z: np.ndarray) -> None:
     assert ((codes >= screen.FIRST) == (np.isfinite(z) & (z > 0))).all()
 
 
+def test_a_table_keeps_its_names_and_the_text_of_its_cells() -> None:
+    plot = only(a_table())
+    assert (plot["x"]["names"], plot["x"]["ticks"]) == (["6L", "18L"], [0, 1])
+    assert plot["y"]["names"] == ["Post-LN", "DeepNorm", "ReZero"]
+    assert plot["map"]["text"] == [["-1.00", "stuck"], ["-1.20", "-0.90"], ["", "diverged"]]
+    assert plot["map"]["findings"] == ["diverged", "stuck"]
+    assert (decoded(plot) == [[decoded(plot)[0, 0], STUCK], [screen.FIRST, decoded(plot)[1, 1]], [0, DIVERGED]]).all()
+    wide = Map(range(9), [0], np.ones((1, 9)), np.zeros((1, 9)), "u", x_names=[f"c{i}" for i in range(9)])
+    assert decoded(screen.plots(Picture([Panel("t", "x", "y", map=wide)], ""), columns=4)[0]).shape == (1, 9)
+
+
 def test_a_long_map_is_pooled_and_its_spike_survives() -> None:
     z = np.ones((200, 2000))
     z[120, 1234], z[7, 999] = 1e6, math.inf
@@ -153,4 +164,4 @@ def test_the_script_reads_what_python_writes() -> None:
     assert codes == {name: str(kind) for kind, name in screen.FINDINGS.items()}
     assert f"first = {screen.FIRST}, levels = {screen.LEVELS}" in script
     colours = dict(re.findall(r'"([a-z0 ]+)": "(#\w+)"', script))
-    assert colours == {name: colour for colour, name in paper.SPECIAL.values()}
+    assert colours == {screen.FINDINGS[kind]: colour for kind, colour in paper.SPECIAL.items()}

@@ -1,8 +1,8 @@
 "use strict";
 const plots = JSON.parse(document.getElementById("plots").textContent);
 const root = document.documentElement;
-const flat = { "exactly 0": "#ffffff", "no gradient": "#bdbdbd", "not finite": "#d7191c" };
-const codes = { "exactly 0": 1, "no gradient": 2, "not finite": 3 }, first = 4, levels = 16384;
+const flat = { "exactly 0": "#ffffff", "no gradient": "#bdbdbd", "not finite": "#d7191c", "diverged": "#d7191c", "stuck": "#bdbdbd" };
+const codes = { "exactly 0": 1, "no gradient": 2, "not finite": 3, "diverged": 4, "stuck": 5 }, first = 6, levels = 16384;
 const hidden = new Map();   // figure -> the keys that are switched off
 const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
@@ -40,7 +40,7 @@ function axis(spec, log, values, letters) {
     zeroline: false, linecolor: css("--line"), automargin: true, exponentformat: "power", tickfont: { size: 11 }, tickmode: "auto",
   };
   if (spec.ticks && spec.ticks.length) {
-    return { ...found, tickmode: "array", tickvals: spec.ticks, ticktext: spec.ticks.map(String), minor: { ticks: "" } };
+    return { ...found, tickmode: "array", tickvals: spec.ticks, ticktext: spec.names ? spec.names.map(escaped) : spec.ticks.map(String), minor: { ticks: "" } };
   }
   if (log) {
     const [low, high] = extent(values.map((list) => list.filter((x) => x > 0))), decades = Math.log10(high / low);
@@ -139,11 +139,14 @@ function heat(plot, cells, log) {
   const bar = { title: { text: escaped(map.unit), side: "right", font: { size: 11 } }, thickness: 10, tickfont: { size: 10 }, outlinewidth: 0, exponentformat: "power" };
   if (log) Object.assign(bar, map.log ? powers(map.low, map.low + map.span) : powers(Math.log10(map.low), Math.log10(map.low + map.span)));
   const place = `${escaped(plot.x.title)} %{x}, ${escaped(plot.y.title)} %{y}: `;
+  const printed = (has) => map.text && { texttemplate: "%{text}", textfont: { size: 10.5 }, // a trace prints on its cells alone
+    text: map.text.map((row, i) => row.map((text, j) => (has(cells[i * width + j]) ? escaped(text) : ""))) };
   const base = { type: "heatmap", x: map.x, y: map.y, hoverongaps: false };
-  const traces = [{ ...base, z: grid(shade), customdata: grid(value), colorscale: "Viridis", colorbar: bar,
+  const traces = [{ ...base, ...printed((code) => code >= first), z: grid(shade), customdata: grid(value), colorscale: "Viridis", colorbar: bar,
     hovertemplate: `${place}<b>%{customdata:.3~g}</b> ${escaped(map.unit)}<extra></extra>` }];
   for (const finding of map.findings) {
-    traces.push({ ...base, z: grid((code) => (code === codes[finding] ? 1 : null)), showscale: false,
+    const own = (code) => code === codes[finding];
+    traces.push({ ...base, ...printed(own), z: grid((code) => (own(code) ? 1 : null)), showscale: false,
       colorscale: [[0, flat[finding]], [1, flat[finding]]], hovertemplate: `${place}<b>${finding}</b><extra></extra>` });
   }
   return traces;
@@ -166,6 +169,7 @@ function marks(plot, log) {
 
 async function draw(place) {
   const plot = plotOf(place), figure = place.closest("figure"), map = plot.map;
+  if (plot.y.names) place.style.height = `${Math.max(300, 80 + 22 * plot.y.names.length)}px`;
   const button = figure.querySelector(`.scale[data-place="${place.dataset.place}"]`);
   const log = button ? button.getAttribute("aria-pressed") === "true" : map ? map.log : plot.y.log;
   try {
@@ -179,6 +183,7 @@ async function draw(place) {
       yaxis: axis(plot.y, !map && log, map ? [map.y] : own(false), letters), ...marks(plot, !map && log),
     };
     if (map) for (const each of [layout.xaxis, layout.yaxis]) each.showgrid = false;
+    if (plot.y.names) layout.yaxis.autorange = "reversed"; // the first row of a table stands on top
     if (plot.right) layout.yaxis2 = { ...axis(plot.right, plot.right.log, own(true), letters), overlaying: "y", side: "right", showgrid: false };
     const data = map ? heat(plot, map.codes || (await unpacked(map)), log) : lines(plot, hidden.get(figure) || new Set(), log);
     await Plotly.react(place, data, layout, { responsive: true, displayModeBar: false });

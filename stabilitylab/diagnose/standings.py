@@ -1,0 +1,161 @@
+"""Runs side by side: how each stands at the last step that all of them reached, and what its layers look like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..config import complete
+from ..errors import InputError
+from ..store import Run
+from ..store.layout import flat
+from .diagnosis import diagnose
+from .evidence import Evidence, Grid
+
+LOSSES = ("held_out_nll", "nll", "loss")  # the first that all runs have
+TAIL = 0.1  # share of the steps over which a loss of single training batches is averaged
+NOT_DRAWN = ("train.seed", "data.seed")  # settings that differ as a matter of course
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One run. What it has not recorded is NaN, or empty.
+
+    ``loss`` in nats a token; ``gap`` to the unigram baseline of its data; ``gradient_decades``: log10 of the largest
+    over the smallest gradient norm of a layer, of the worse stack, at the last probed step (inf: a layer has none
+    left); ``norm_growth``: the largest norm input of the last probed step over that of the first; ``moved``: ||dF||
+    since the start, of the stack that moved most; ``trouble``: what ``diagnose`` finds to have come first.
+    """
+
+    run: str
+    label: str
+    layers: str
+    seed: int | None
+    updates: int
+    state: str
+    loss: float
+    gap: float
+    gradient_decades: float
+    norm_growth: float
+    moved: float
+    tokens_per_second: float
+    trouble: str
+
+
+@dataclass(frozen=True)
+class Standings:
+    """``loss``: what is compared; ``step``: the last one that all runs have it at; ``settings``: those that differ, and
+    each run's value (None: not set)."""
+
+    loss: str
+    step: int | None
+    rows: tuple[Standing, ...]
+    settings: Mapping[str, tuple[Any, ...]]
+
+    @property
+    def paragraph(self) -> str:
+        """Who is ahead, as far as single runs can say so."""
+        ranked = sorted((row for row in self.rows if math.isfinite(row.loss)), key=lambda row: row.loss)
+        if len(ranked) < 2:
+            return "No loss is common to two of these runs: their numbers stand side by side, without an order."
+        first, last = ranked[0], ranked[-1]
+        order = (
+            f"At step {self.step} {first.run} has the lowest {self.loss}, {first.loss:.4f}, and {last.run} the "
+            f"highest, {last.loss:.4f}."
+        )
+        if data := [name for name in self.settings if name.startswith("data.")]:
+            return f"{order} They were not measured on the same data ({', '.join(data)}), so this is no ranking."
+        return (
+            f"{order} One run is one seed: 'stabilitylab sweep' makes several, and 'stabilitylab report' puts "
+            "intervals on their difference."
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"rows": [asdict(row) for row in self.rows], "paragraph": self.paragraph}
+
+
+def side_by_side(runs: Sequence[Run]) -> Standings:
+    """How ``runs`` stand beside each other; they may still be going. Raises InputError where one holds nothing yet."""
+    read = [Evidence(run) for run in runs]
+    for one in read:
+        if not len(one.steps):
+            raise InputError(f"{one.run.path} has recorded nothing yet: compare it after its first steps.")
+    name, losses = _common_loss(read)
+    step = min((int(loss.steps[-1]) for loss in losses), default=None)
+    found = [_loss_at(loss, step) for loss in losses] if step is not None else [math.nan] * len(read)
+    rows = tuple(_standing(one, loss) for one, loss in zip(read, found, strict=True))
+    return Standings(name, step, rows, _differing([run.config for run in runs]))
+
+
+def _common_loss(read: Sequence[Evidence]) -> tuple[str, list[Grid]]:
+    for name in LOSSES:
+        found = [loss for one in read if (loss := one.metric(name)) is not None]
+        if len(found) == len(read):
+            return name, found
+    return "", []
+
+
+def _loss_at(loss: Grid, step: int) -> float:
+    """The held-out loss of the last evaluation up to ``step``; of single batches the mean over the last tenth."""
+    upto = loss.steps <= step
+    tail = 1 if loss.column.startswith("held_out") else max(1, math.ceil(TAIL * int(upto.sum())))
+    return float(loss.values[upto, 0][-tail:].mean()) if upto.any() else math.nan
+
+
+def _standing(one: Evidence, loss: float) -> Standing:
+    run, model = one.run, one.run.config.get("model", {})
+    judged = one.status.facts.get("verdict") or {}
+    speed, seed = one.metric("tokens_per_second"), run.config.get("train", {}).get("seed")
+    layers = [model[key] for key in ("encoder_layers", "decoder_layers") if model.get(key)]
+    first = diagnose(run).cause.first
+    return Standing(
+        run=str(run.path),
+        label=str(run.manifest.get("label", "")),
+        layers="-".join(f"{count}L" for count in layers),
+        seed=None if seed is None else int(seed),
+        updates=int(one.steps[-1]) + (one.status.state == "running"),
+        state=str(judged.get("state") or one.status.state),
+        loss=loss,
+        gap=float(judged.get("nll_gap", math.nan)),
+        gradient_decades=_decades(one.grid("grad_norm", "", True)),
+        norm_growth=_growth(one.grid("ln_input")),
+        moved=_largest(one.grid("model_update", "cumulative")),
+        tokens_per_second=float(np.median(speed.values)) if speed is not None else math.nan,
+        trouble="" if first is None else f"{first.title}, step {first.step}",
+    )
+
+
+def _decades(grid: Grid | None) -> float:
+    if grid is None:
+        return math.nan
+    found = []
+    for stack in grid.stacks():
+        last = stack.values[-1][~stack.absent[-1]]
+        if len(last) and np.isfinite(last).all() and last.max() > 0:
+            found.append(math.log10(last.max() / last.min()) if last.min() > 0 else math.inf)
+    return max(found, default=math.nan)
+
+
+def _growth(grid: Grid | None) -> float:
+    if grid is None:
+        return math.nan
+    first, last = float(grid.values[0].max()), float(grid.values[-1].max())
+    return last / first if first > 0 else math.nan
+
+
+def _largest(grid: Grid | None) -> float:
+    """The largest number of the last step; NaN where none was measured."""
+    if grid is None or not np.isfinite(grid.values[-1]).any():
+        return math.nan
+    return float(np.nanmax(grid.values[-1]))
+
+
+def _differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    settings = [dict(flat(complete(config))) for config in configs]
+    names = {name: None for one in settings for name in one}
+    values = {name: tuple(one.get(name) for one in settings) for name in names if name not in NOT_DRAWN}
+    return {name: each for name, each in values.items() if any(value != each[0] for value in each)}

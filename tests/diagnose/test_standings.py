@@ -1,0 +1,107 @@
+"""Runs side by side: each number by its definition, at the last step that all of them reached."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from diagnose_cases import Made, layer_rows, made
+
+from stabilitylab.diagnose import Standings, side_by_side
+from stabilitylab.errors import InputError
+from stabilitylab.schema import Row
+from stabilitylab.store import Run, RunWriter
+
+ENCODER = layer_rows(3)
+BOTH = [*ENCODER, *(Row(f"decoder.{n}", "decoder", n) for n in (1, 2, 3))]
+
+
+def standings(*paths: Path) -> Standings:
+    return side_by_side([Run.open(path) for path in paths])
+
+
+def test_losses_are_compared_at_the_last_step_that_all_have(tmp_path: Path) -> None:
+    long = made(tmp_path / "long", {"held_out_nll": [6.0, None, 5.0, None, 4.0], "loss": [7.0] * 5})
+    short = made(tmp_path / "short", {"held_out_nll": [6.5, None, 4.5], "loss": [7.0] * 3})
+    found = standings(long, short)
+    assert (found.loss, found.step) == ("held_out_nll", 2)
+    assert [row.loss for row in found.rows] == [5.0, 4.5]
+    assert "short has the lowest held_out_nll, 4.5000" in found.paragraph
+    assert "One run is one seed" in found.paragraph
+
+
+def test_single_batches_are_averaged_over_the_last_tenth(tmp_path: Path) -> None:
+    one = made(tmp_path / "one", {"loss": [9.0] * 18 + [1.0, 3.0]})
+    other = made(tmp_path / "other", {"loss": [5.0] * 40})
+    found = standings(one, other)
+    assert (found.loss, found.step) == ("loss", 19)
+    assert [row.loss for row in found.rows] == [2.0, 5.0]
+
+
+def test_what_the_layers_look_like(tmp_path: Path) -> None:
+    gradients = {0: [1.0] * 6, 1: [1e-3, 1e-2, 1.0, 0.5, 0.5, 1.0]}
+    norms = {0: [2.0, 4.0, 3.0], 1: [5.0, 6.0, 10.0]}
+    tables = {
+        "grad_norm": Made(BOTH, ("value",), lambda t: [[g] for g in gradients[t]], range(2)),
+        "ln_input": Made(ENCODER, ("value",), lambda t: [[x] for x in norms[t]], range(2)),
+        "model_update": Made(ENCODER, ("cumulative",), lambda t: [[math.nan], [math.nan], [7.0 * t]], range(2)),
+    }
+    (row, bare) = standings(made(tmp_path / "a", {"loss": [2, 1]}, tables), made(tmp_path / "b", {"loss": [2, 1]})).rows
+    assert row.gradient_decades == pytest.approx(3)  # of the encoder: the decoder's are within a factor of two
+    assert row.norm_growth == pytest.approx(2.5)
+    assert row.moved == 7.0
+    assert all(math.isnan(getattr(bare, key)) for key in ("gradient_decades", "norm_growth", "moved", "gap"))
+
+
+def test_a_layer_without_gradient_is_infinitely_far_from_the_others(tmp_path: Path) -> None:
+    table = {"grad_norm": Made(ENCODER, ("value",), lambda t: [[0.0], [1.0], [1.0]], range(2))}
+    row, _ = standings(made(tmp_path / "a", {"loss": [2, 1]}, table), made(tmp_path / "b", {"loss": [2, 1]})).rows
+    assert row.gradient_decades == math.inf
+
+
+def test_runs_without_a_common_loss_have_no_order(tmp_path: Path) -> None:
+    found = standings(made(tmp_path / "a", {"loss": [2, 1]}), made(tmp_path / "b", {"nll": [2, 1]}))
+    assert found.step is None
+    assert "without an order" in found.paragraph
+
+
+def test_losses_on_different_data_are_no_ranking(tmp_path: Path) -> None:
+    paths = []
+    for name, source in (("a", "synthetic"), ("b", "text:x,y")):
+        manifest = {"config": {"data": {"source": source, "seed": len(paths)}}}
+        with RunWriter.create(tmp_path / name, manifest) as writer:
+            writer.open([])
+            writer.append(0, {"loss": 1.0 + len(paths)}, {})
+            writer.set_status("finished", 0, "made up")
+        paths.append(tmp_path / name)
+    found = standings(*paths)
+    assert found.settings == {"data.source": ("synthetic", "text:x,y")}
+    assert "not measured on the same data (data.source)" in found.paragraph
+
+
+def test_an_empty_run_is_refused(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path / "empty", {}) as writer:
+        writer.open([])
+    with pytest.raises(InputError, match="nothing yet"):
+        standings(made(tmp_path / "a", {"loss": [2, 1]}), tmp_path / "empty")
+
+
+def test_the_command_puts_many_side_by_side(run, tmp_path: Path) -> None:
+    for place, name in enumerate("abc"):
+        made(tmp_path / "runs" / name, {"loss": [3.0, 2.0 + place]})
+    paths = [f"runs/{name}" for name in "abc"]
+    code, out, err = run("compare", *paths)
+    assert (code, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()[1:4]] == ["a", "b", "c"]
+    assert "part at" not in out
+    assert "runs/a has the lowest loss, 2.0000, and runs/c the highest, 4.0000" in out
+    facts = json.loads(run("compare", *paths, "--json")[1])["side_by_side"]
+    assert [row["loss"] for row in facts["rows"]] == [2.0, 3.0, 4.0]
+    both = json.loads(run("compare", *paths[:2], "--json")[1])
+    assert both["first"]["step"] == both["side_by_side"]["step"] == 1
+    assert "part at step 1" in run("compare", *paths[:2])[1]
+    code, _, err = run("compare", *paths, "--rtol", "0.1")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "two at a time" in err
