@@ -64,18 +64,20 @@ def main() -> None:
     parser.add_argument("runs", type=Path)
     parser.add_argument("--depths", default="12,36")
     parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--archs", default="", help="names with commas between them; all where none is given")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--measured", type=Path, default=Path("runs/recommend"))
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     runs, _ = load(arguments.runs)
+    archs = [name for name in arguments.archs.split(",") if name]
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     said = []
     for depth in (int(depth) for depth in arguments.depths.split(",")):
         here = runs.where(lambda run, depth=depth: layers_in_all(run) == depth, kind="train")
         if not here:
             raise InputError(f"{arguments.runs} has no trained runs of {depth} layers.")
-        configs, _ = wanted(Ask(depth, None, (), seeds, settings_of(here)))
+        configs, _ = wanted(Ask(depth, None, archs, seeds, settings_of(here)))
         found, failed = measure_all(configs, arguments.measured, arguments.jobs, lambda name: None)
         if failed:
             raise InputError(f"some measurements failed: {failed}")
