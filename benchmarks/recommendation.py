@@ -21,6 +21,7 @@ from stabilitylab.recommend import Ask, measure_all, ranking, wanted
 from stabilitylab.recommend.checking import Check, alike, check
 from stabilitylab.reports.build import load
 from stabilitylab.reports.collection import Runs
+from stabilitylab.reports.layerwise import counted
 from stabilitylab.reports.stability import layers_in_all, stability_table
 from stabilitylab.store.layout import flat
 
@@ -41,7 +42,7 @@ def settings_of(runs: Runs) -> dict[str, dict[str, Any]]:
 
 def lines_of(depth: int, checked: Check, places: Any, table: Mapping[str, Any]) -> Iterator[str]:
     states = ", ".join(f"{count} {state}" for state, count in checked.states.items() if count)
-    yield f"\n## {depth} layers: {len(checked.real)} architectures, {checked.seeds} seeds of trained runs ({states})\n"
+    yield f"\n## {depth} layers: {len(checked.real)} architectures, {counted(checked.seeds)} of trained runs ({states})\n"
     yield "| against how runs ended | Spearman's rho | 95 % |\n|---|---|---|"
     for one in checked.agreements:
         text = "- | - |" if math.isnan(one.rho) else f"{one.rho:+.2f} | {one.low:+.2f} to {one.high:+.2f} |"

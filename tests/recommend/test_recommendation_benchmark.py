@@ -53,7 +53,7 @@ def test_it_ranks_with_the_settings_of_the_runs(
     benchmark.main()
     text = out.read_text()
     assert text.rstrip().endswith(capsys.readouterr().out.rstrip())
-    assert "## 2 layers: 5 architectures, 1 seeds of trained runs (5 trained)" in text
+    assert "## 2 layers: 5 architectures, one seed of trained runs (5 trained)" in text
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     assert [line.split("|")[1].strip() for line in lines][:3] == [
         "against how runs ended",
