@@ -42,7 +42,8 @@ def settings_of(runs: Runs) -> dict[str, dict[str, Any]]:
 
 def lines_of(depth: int, checked: Check, places: Any, table: Mapping[str, Any]) -> Iterator[str]:
     states = ", ".join(f"{count} {state}" for state, count in checked.states.items() if count)
-    yield f"\n## {depth} layers: {len(checked.real)} architectures, {counted(checked.seeds)} of trained runs ({states})\n"
+    runs = f"{counted(checked.seeds)} of trained runs ({states})"
+    yield f"\n## {depth} layers: {len(checked.real)} architectures, {runs}\n"
     yield "| against how runs ended | Spearman's rho | 95 % |\n|---|---|---|"
     for one in checked.agreements:
         text = "- | - |" if math.isnan(one.rho) else f"{one.rho:+.2f} | {one.low:+.2f} to {one.high:+.2f} |"

@@ -45,6 +45,7 @@ def test_figures_of_the_three_papers_and_the_fast_claims_are_there() -> None:
     assert list(FIGURES) == [
         *("branchnorm:3", "branchnorm:5", "branchnorm:8", "branchnorm:9"),
         *("deepnet:3", "deepnet:4", "admin:4", "deepnet:5", "claims:fast"),
+        *("deepnet:7", "deepnet:8", "table:stability", "deepnet:6"),
     ]
 
 
@@ -77,7 +78,8 @@ def test_figures_that_share_a_folder_agree_on_the_runs_in_it() -> None:
             shared += first is not each
     assert shared > 200
     assert folder("9") == folder("branchnorm:8") == "tiny/branchnorm-8"
-    assert len({folder(figure) for figure in FIGURES}) == 6
+    assert folder("table") == folder("deepnet:6") == "tiny/table"
+    assert len({folder(figure) for figure in FIGURES}) == 9
 
 
 def test_every_run_is_one_that_can_be_trained() -> None:
@@ -95,10 +97,11 @@ def test_seeds_pair_the_architectures_and_leave_the_pilots_out() -> None:
         for each in runs:
             assert each.config.train.seed == each.config.data.seed >= 3
     for _, _, runs in everything():
-        batches: dict[tuple[int, int, str], set[str]] = {}
+        batches: dict[tuple[int, int, int, str], set[str]] = {}
         for each in runs:
             data = each.config.data.model_dump_json()
-            key = (each.config.train.seed, each.config.data.max_length, str(each.config.data.fraction))
+            size = (each.config.data.max_length, each.config.data.sentences)
+            key = (each.config.train.seed, *size, str(each.config.data.fraction))
             batches.setdefault(key, set()).add(data)
         assert all(len(data) == 1 for data in batches.values())
 
@@ -169,6 +172,44 @@ def test_deepnet_4_has_every_step_of_each_variant() -> None:
     assert variants.keys() == {("postln", 0), ("postln-init", 0)} | warm
     assert variants["postln", 0] == set(range(3, 13))
     assert all(seeds == {3, 4, 5, 6, 7} for key, seeds in variants.items() if key != ("postln", 0))
+
+
+def test_the_table_has_every_architecture_at_three_depths_with_the_presets_recipe_or_its_own() -> None:
+    assert rows("table") == rows("deepnet:6")
+    cells = Counter((name, c.model.encoder_layers, c.model.decoder_layers) for name, c in rows("table"))
+    assert cells == {(name, n, n): 3 for name in ARCHS for n in (6, 18, 50)}
+    for name, config in rows("table"):
+        train = config.train
+        assert (train.lr, train.warmup, train.steps) == (3e-4, 0 if name == "tfixup" else 40, 160)
+        assert (config.model.T, config.probes.names) == (100, ("none",))
+    paper = rows("deepnet:6", scale="paper", data=TEXT)
+    assert {c.model.decoder_layers for _, c in paper} == {*range(10, 101, 10)}
+    assert {(c.train.steps, c.train.accumulate, c.model.dropout) for _, c in paper} == {(8000, 1, 0.4)}
+
+
+def test_deepnet_7_varies_one_setting_at_a_time() -> None:
+    base = {"lr": 1e-3, "sentences": 16, "width": (64, 128, 2)}
+    for scale in ("tiny", "paper"):
+        found: Counter[int] = Counter()
+        for name, config in rows("deepnet:7", scale=scale, data=TEXT):
+            model = config.model
+            own = {"lr": config.train.lr, "sentences": config.data.sentences}
+            own["width"] = (model.d_model, model.d_ffn, model.heads)
+            assert (name, model.encoder_layers, model.decoder_layers) == ("deepnorm", 18, 18)
+            if scale == "tiny":
+                assert (config.train.warmup, config.train.steps) == (75, 300)
+                found[sum(own[key] != base[key] for key in base)] += 1
+            else:
+                full = (own["lr"] != 1e-3) + (own["width"] != (512, 2048, 8)) + (config.train.accumulate != 128)
+                found[full] += 1
+        assert found == {0: 3, 1: 18}
+
+
+def test_deepnet_8_doubles_the_depth() -> None:
+    depths = Counter(c.model.encoder_layers for name, c in rows("deepnet:8") if name == "deepnorm")
+    assert depths == dict.fromkeys((3, 6, 12, 24, 48), 3)
+    assert {(c.train.lr, c.train.warmup, c.train.steps) for _, c in rows("deepnet:8")} == {(7e-4, 100, 400)}
+    assert {c.model.depth for _, c in rows("deepnet:8", scale="paper", data=TEXT)} == {12, 20, 100, 200, 1000}
 
 
 def test_one_step_runs_are_one_step_runs() -> None:

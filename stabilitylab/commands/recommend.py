@@ -15,7 +15,6 @@ from rich.table import Table
 
 from ..errors import ResourceError, UsageError
 from .options import JSON, QUIET, VERBOSE
-from .sweep import seeds_of
 
 if TYPE_CHECKING:
     from ..recommend import Measurement, Place
@@ -62,6 +61,7 @@ def recommend(
     from .. import recommend as recommending
     from ..config import merge, parse_set, read_config_file
     from ..recommend.measuring import file_name, is_finished
+    from .stability import seeds_of
 
     flags = {
         "preset": preset,
@@ -73,7 +73,7 @@ def recommend(
     chosen = () if archs.strip() == "all" else [name.strip() for name in archs.split(",") if name.strip()]
     if not chosen and archs.strip() != "all":
         raise UsageError("--archs names no architecture: give all, or names with commas between them.")
-    ask = recommending.Ask(depth, d_model, chosen, seeds_of(seeds), given)
+    ask = recommending.Ask(depth, d_model, chosen, seeds_of(seeds) or (), given)
     configs, notes = recommending.wanted(ask)
     runs = None if check is None else _runs(check)
     missing = [one for one in configs if not is_finished(out / file_name(one), one)]

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 def sweep(
     what: Annotated[
         list[str] | None,
-        typer.Argument(help="Figures (branchnorm:8, ...), or with --grid axes: arch=deepnorm,branchnorm seed=0..4"),
+        typer.Argument(
+            help="Figures (branchnorm:8, ...), 'table' (the stability table), or with --grid axes: "
+            "arch=deepnorm,branchnorm seed=0..4"
+        ),
     ] = None,
     scale: Annotated[
         Literal["tiny", "h200", "paper"],
@@ -31,7 +34,16 @@ def sweep(
     grid: Annotated[bool, typer.Option("--grid", help="The arguments are axes of a grid.")] = False,
     data: Annotated[str | None, typer.Option(help="As for 'probe'.", show_default="synthetic")] = None,
     valid: Annotated[str | None, typer.Option(help="As for 'probe'.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Instead of the figure's own, such as 3..5 or 3,4.")] = None,
+    archs: Annotated[
+        str | None, typer.Option(help="Of the table: names, comma separated, or all.", show_default="all")
+    ] = None,
+    depths: Annotated[
+        str | None, typer.Option(help="Of the table: encoder and decoder layers together.", show_default="12,36,100")
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="Instead of the figure's own, such as 3..5 or 3,4; of the table also how many, from 3 on."),
+    ] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Updates of branchnorm:8's runs at scale h200.", show_default="2000")
     ] = None,
@@ -48,19 +60,30 @@ def sweep(
     parsl_config: Annotated[Path | None, typer.Option(help="Python file that defines parsl's config.")] = None,
     gpus: Annotated[str | None, typer.Option(help="Devices to spread runs over, such as 0,1,2,3.")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="With --grid: a setting of all runs.")
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Of the table or a grid: a setting of all runs."),
     ] = None,
     print_: Annotated[bool, typer.Option("--print", help="Print the commands, for a scheduler of your own.")] = False,
     status: Annotated[bool, typer.Option("--status", help="Print which runs are done; start nothing.")] = False,
     quiet: Annotated[bool, QUIET] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> int:
-    """Make the runs that figures need, or a grid: finished ones are skipped, interrupted ones resume."""
+    """Make the runs that figures need, the stability table's, or a grid's: finished ones are skipped, interrupted ones
+    resume."""
+    from .. import experiments
     from .. import sweep as sweeping
+    from . import stability
 
     if not what:
         raise UsageError("name a figure, such as 'sweep branchnorm:8', or axes: sweep --grid arch=deepnorm seed=0..4.")
-    planned = _planned(what, scale, grid, {"source": data, "valid": valid}, seeds, steps, set_ or (), device, out)
+    table = not grid and {*map(experiments.FIGURES.resolve, what)} == {stability.TABLE}
+    source = {key: value for key, value in (("source", data), ("valid", valid)) if value is not None}
+    if table:
+        planned = [stability.planned(scale, source, set_ or (), archs, depths, seeds, steps, device, out)]
+    else:
+        if archs is not None or depths is not None:
+            raise UsageError("--archs and --depths go with 'sweep table': other figures and grids name their own.")
+        planned = _planned(what, scale, grid, source, seeds, steps, set_ or (), device, out)
     until = None if minutes is None else time.monotonic() + 60 * minutes
     if print_:
         for jobs_of_one in planned:
@@ -68,11 +91,13 @@ def sweep(
         return 0
     if status:
         _show([row for jobs_of_one in planned for row in sweeping.status_table(jobs_of_one)])
+        if table:
+            stability.show(planned[0])
         return 0
     if scale == "tiny" and not grid and not quiet:
-        from .. import experiments
-
         asked = {figure: experiments.minutes(figure) for figure in what}
+        if table:
+            asked = {"the table, at 64-128-2": stability.minutes(planned[0])}
         print(f"about {', '.join(f'{m} core-minutes for {f}' for f, m in asked.items())}", file=sys.stderr)
     worst = 0
     for jobs_of_one in planned:
@@ -91,6 +116,8 @@ def sweep(
         worst = max(worst, outcome.exit_code)
         if outcome.signal is not None:
             break
+    if table:
+        stability.show(planned[0])
     return worst
 
 
@@ -98,7 +125,7 @@ def _planned(
     what: list[str],
     scale: str,
     grid: bool,
-    data: dict[str, str | None],
+    data: dict[str, str],
     seeds: str | None,
     steps: int | None,
     set_: Any,
@@ -108,33 +135,28 @@ def _planned(
     """The jobs of each figure, or of the grid; figures that are drawn from the same runs come once."""
     from .. import sweep as sweeping
     from ..config import merge, parse_set
-    from ..experiments import experiments, folder, on_device
+    from ..experiments import FIGURES, experiments, folder, on_device
+    from .stability import TABLE, seeds_of
 
-    given = {key: value for key, value in data.items() if value is not None}
     if grid:
         if seeds is not None:
             raise UsageError("--seeds goes with figures: in a grid seeds are an axis, such as seed=3..5.")
         if steps is not None:
             raise UsageError("--steps goes with figures: in a grid they are an axis, such as steps=400.")
-        own = sweeping.grid(what, merge(parse_set(set_), {"data": given}))
+        own = sweeping.grid(what, merge(parse_set(set_), {"data": data}))
         return [sweeping.plan(on_device(own, device), out)]
     if set_:
-        raise UsageError("--set goes with --grid: what a figure needs is fixed, so that its runs can be compared.")
-    numbers = None if seeds is None else seeds_of(seeds)
+        raise UsageError(
+            "--set goes with --grid or with 'sweep table' alone: what a figure needs is fixed, so that its runs can be "
+            "compared."
+        )
+    if seeds is not None and seeds.isdigit() and TABLE in map(FIGURES.resolve, what):
+        raise UsageError(f"--seeds {seeds} is a count to the table and a seed to a figure: give them as 3..5 or 3,4.")
     found: dict[Path, dict[str, Experiment]] = {}
     for figure in what:
-        wanted = experiments(figure, scale, data=given or None, seeds=numbers, steps=steps)
+        wanted = experiments(figure, scale, data=data or None, seeds=seeds_of(seeds), steps=steps)
         found.setdefault(out / folder(figure, scale), {}).update({one.name: one for one in on_device(wanted, device)})
     return [sweeping.plan(wanted.values(), path) for path, wanted in found.items()]
-
-
-def seeds_of(text: str) -> list[int]:
-    """``3..7`` or ``3,4`` as numbers."""
-    first, dots, last = text.partition("..")
-    try:
-        return list(range(int(first), int(last) + 1)) if dots else [int(seed) for seed in text.split(",")]
-    except ValueError:
-        raise UsageError(f"--seeds {text!r}: give them as 3..7 or 3,4,5.") from None
 
 
 def _show(rows: list[dict[str, Any]]) -> None:

@@ -5,18 +5,22 @@ sizes, for GPUs and data that the user names. Seeds 0, 1 and 2 were pilots at wi
 to them), so sweeps begin with 3.
 """
 
-from . import branchnorm, deepnet  # registers the figures
-from .lookup import command, experiments, folder, minutes, on_device
+from . import branchnorm, deepnet, table  # registers the figures
+from .lookup import asked, command, experiments, folder, minutes, on_device
 from .one_gpu import ONE_GPU
-from .recipe import CONTROLS, FIGURES, SEEDS, Experiment, Kind, name_of, slug
+from .recipe import CONTROLS, FIGURES, SEEDS, Experiment, Kind, Recipe, name_of, slug
+from .table import SCHEMES, table_runs
 
 __all__ = [
     "CONTROLS",
     "FIGURES",
     "ONE_GPU",
+    "SCHEMES",
     "SEEDS",
     "Experiment",
     "Kind",
+    "Recipe",
+    "asked",
     "branchnorm",
     "command",
     "deepnet",
@@ -26,4 +30,6 @@ __all__ = [
     "name_of",
     "on_device",
     "slug",
+    "table",
+    "table_runs",
 ]

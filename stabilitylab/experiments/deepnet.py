@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..config import merge
-from .recipe import DEEPNET, EARLY, FIGURES, SEEDS, Experiment, Recipe, Settings, probing
+from .recipe import BRANCHNORM, DEEPNET, EARLY, FIGURES, SEEDS, Experiment, Recipe, Settings, probing
 
 DYNAMICS = ("activation_grad_norm", "grad_norm", "ln_input", "model_update")
 
@@ -67,3 +67,41 @@ def _claims_of_one_step(ask: Recipe) -> Iterator[Experiment]:
     yield from _output_change(ask)
     size: Settings = {"model": {"T": 4000}} if ask.tiny else ONE_STEP_BASE
     yield from ask.runs(["postln/preln"], [18], size, kind="onestep")
+
+
+# Each setting of Figure 7 that varies, one at a time; Inferred: the paper prints its values in a picture alone.
+VARIED: dict[str, Settings] = {
+    "lr0.0005": {"train": {"lr": 5e-4}},
+    "lr0.0015": {"train": {"lr": 1.5e-3}},
+    "sentences8": {"data": {"sentences": 8}},
+    "sentences32": {"data": {"sentences": 32}},
+    "width96": {"model": {"d_model": 96, "d_ffn": 192, "heads": 3}},
+    "width128": {"model": {"d_model": 128, "d_ffn": 256, "heads": 4}},
+}
+VARIED_AT_FULL_SIZE: dict[str, Settings] = {
+    "lr0.0005": {"train": {"lr": 5e-4}},
+    "lr0.0015": {"train": {"lr": 1.5e-3}},
+    "accumulate64": {"train": {"accumulate": 64}},
+    "accumulate256": {"train": {"accumulate": 256}},
+    "width768": {"model": {"d_model": 768, "d_ffn": 3072, "heads": 12}},
+    "width1024": {"model": {"d_model": 1024, "d_ffn": 4096, "heads": 16}},
+}
+
+
+@FIGURES.register("deepnet:7")
+def _one_setting_at_a_time(ask: Recipe) -> Iterator[Experiment]:
+    """18L-18L DeepNorm about one baseline; at full size long enough for width 1024 to overfit, after 10,000 updates."""
+    length = {"warmup": 75, "steps": 300} if ask.tiny else {"steps": 20_000}
+    recipe = merge({} if ask.tiny else BRANCHNORM, {"train": length})
+    baseline: Settings = {"train": {"lr": 1e-3}}
+    for tag, one in {"": {}, **(VARIED if ask.tiny else VARIED_AT_FULL_SIZE)}.items():
+        axes = merge(baseline, one)
+        yield from ask.runs(["deepnorm"], [18], recipe, probing(), seeds=SEEDS[:3], axes=axes, tag=tag)
+
+
+@FIGURES.register("deepnet:8")
+def _logarithm_of_depth(ask: Recipe) -> Iterator[Experiment]:
+    """The paper has 6, 10, 50, 100 and 500 layers a side."""
+    recipe: Settings = {"model": {"T": 200}, "train": {"lr": 7e-4, "warmup": 100, "steps": 400}}
+    depths = (3, 6, 12, 24, 48) if ask.tiny else (6, 10, 50, 100, 500)
+    yield from ask.runs(["deepnorm"], depths, recipe if ask.tiny else BRANCHNORM, probing(), seeds=SEEDS[:3])

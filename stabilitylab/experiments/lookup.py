@@ -11,7 +11,12 @@ from .one_gpu import ONE_GPU
 from .recipe import FIGURES, Experiment, Recipe, Scale, Settings, slug
 
 # Figures that are drawn from the same runs share a folder, so that none of them runs twice.
-_FOLDERS = {"branchnorm:9": "branchnorm:8", "deepnet:5": "claims:fast", "admin:4": "claims:fast"}
+_FOLDERS = {
+    **{"branchnorm:9": "branchnorm:8", "deepnet:5": "claims:fast", "admin:4": "claims:fast"},
+    **{"table:stability": "table", "deepnet:6": "table"},
+}
+# Where a figure has runs of its own at one scale, and nothing in common with those it is drawn from at others.
+_ALONE = {("deepnet:5", "h200"), ("deepnet:6", "paper")}
 # Core-minutes at scale tiny on synthetic data: CPU time of one process of each kind, its 3.4 s of start included (torch
 # 2.13, one thread of a shared two-core machine; 50 to 300 updates, scaled to the full number), times the runs.
 _MINUTES = {
@@ -22,6 +27,10 @@ _MINUTES = {
     "deepnet:3": 10,
     "deepnet:4": 10,
     "deepnet:5": 23,
+    "deepnet:6": 97,
+    "deepnet:7": 19,
+    "deepnet:8": 14,
+    "table:stability": 97,
     "admin:4": 21,
     "claims:fast": 21,
 }
@@ -42,9 +51,18 @@ def experiments(
     scale ``paper`` without ``data["source"]``, and for ``steps`` elsewhere.
     """
     name = FIGURES.resolve(figure)
+    recipe = asked(name, scale, {"data": dict(data or {})}, seeds, steps)
+    return list((ONE_GPU if scale == "h200" else FIGURES)[name](recipe))
+
+
+def asked(
+    figure: str, scale: str, settings: Settings, seeds: Sequence[int] | None = None, steps: int | None = None
+) -> Recipe:
+    """What a figure's function is asked for; raises UsageError where the figure cannot be had like that."""
+    name = FIGURES.resolve(figure)
     if scale not in get_args(Scale):
         raise UsageError(f"unknown scale {scale!r}; choose one of {', '.join(get_args(Scale))}.")
-    if scale == "paper" and not (data or {}).get("source"):
+    if scale == "paper" and not settings.get("data", {}).get("source"):
         raise UsageError(
             f"{name} at scale paper needs text of yours: name it with --data text:SRC,TGT or --data hf:DATASET,SRC,TGT."
         )
@@ -54,8 +72,7 @@ def experiments(
         raise UsageError(f"the length of the runs of {name} at scale {scale} is fixed, so that they can be compared.")
     if steps is not None and steps < 1:
         raise UsageError(f"{steps} updates: give at least one.")
-    recipe = Recipe(cast(Scale, scale), {"data": dict(data or {})}, seeds, steps)
-    return list((ONE_GPU if scale == "h200" else FIGURES)[name](recipe))
+    return Recipe(cast(Scale, scale), settings, seeds, steps)
 
 
 def on_device(runs: Sequence[Experiment], device: str | None) -> list[Experiment]:
@@ -69,8 +86,7 @@ def on_device(runs: Sequence[Experiment], device: str | None) -> list[Experiment
 def folder(figure: str, scale: str = "tiny") -> str:
     """Where the runs of ``figure`` stand below the folder of all runs: ``tiny/branchnorm-8`` for ``branchnorm:9``."""
     name = FIGURES.resolve(figure)
-    own = scale == "h200" and name == "deepnet:5"  # where it trains, and has nothing in common with one step's claims
-    return f"{scale}/{slug(name if own else _FOLDERS.get(name, name))}"
+    return f"{scale}/{slug(name if (name, scale) in _ALONE else _FOLDERS.get(name, name))}"
 
 
 def minutes(figure: str, scale: str = "tiny") -> float | None:
@@ -83,4 +99,6 @@ def command(figure: str, scale: str = "tiny") -> str:
     name = FIGURES.resolve(figure)
     if scale == "tiny" and name in ("claims:fast", "admin:4"):
         return "stabilitylab claims --fast"
+    if scale == "tiny" and folder(name) == folder("table:stability"):
+        return "stabilitylab sweep table"
     return f"stabilitylab sweep {name} --scale {scale}" + ("" if scale == "tiny" else " --data text:SRC,TGT")

@@ -31,7 +31,8 @@ FigureRuns = Callable[["Recipe"], Iterator[Experiment]]
 
 class _Figures(Registry[FigureRuns]):
     def resolve(self, name: str) -> str:
-        return super().resolve(f"branchnorm:{name}" if name.isdigit() else name)
+        short = {"table": "table:stability"}
+        return super().resolve(f"branchnorm:{name}" if name.isdigit() else short.get(name, name))
 
 
 FIGURES = _Figures("figure with a sweep")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
@@ -109,6 +109,7 @@ class Picture:
     finding: str
     notes: Sequence[str] = ()
     columns: int = 2  # panels a row at full width
+    extra: Mapping[str, str] = field(default_factory=dict)  # further files: end of the name, such as table.md -> text
 
     def frame(self) -> pd.DataFrame:
         """Exactly what is drawn, one row a point: panel, series, x, y, low, high, seeds, finding."""
@@ -167,7 +168,8 @@ class Figure:
 
 class _Figures(Registry[type[Figure]]):
     def resolve(self, name: str) -> str:
-        return super().resolve(f"branchnorm:{name}" if name.isdigit() else name)
+        short = {"table": "table:stability"}
+        return super().resolve(f"branchnorm:{name}" if name.isdigit() else short.get(name, name))
 
 
 FIGURES = _Figures("figure")

@@ -174,7 +174,8 @@ class Press:
     def section(self, id: str, title: str, source: str, picture: Picture, group: page.Group) -> page.Section:
         name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in id)
         self._printing.append(self._workers.submit(paper.write, picture, self._folder, name))
-        files = {kind: path.relative_to(self._out).as_posix() for kind, path in paper.paths(self._folder, name).items()}
+        paths = paper.paths(self._folder, name, picture.extra)
+        files = {kind: path.relative_to(self._out).as_posix() for kind, path in paths.items()}
         return page.Section(id, title, source, picture, files, group=group)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +34,19 @@ ROW = 0.135  # inches that a named row of a map takes at least
 SPECIAL = {ZERO: "#ffffff", ABSENT: "#bdbdbd", NONFINITE: "#d7191c", DIVERGED: "#d7191c", STUCK: "#bdbdbd"}
 
 
-def paths(folder: Path, name: str) -> dict[str, Path]:
-    """The files of a figure: csv, and png, svg, pdf at page width and (png-column, ...) at column width."""
-    files = {"csv": folder / f"{name}.csv"}
+def paths(folder: Path, name: str, extra: Iterable[str] = ()) -> dict[str, Path]:
+    """The files of a figure: csv, what it has in ``extra``, and png, svg, pdf at page width and (png-column, ...) at
+    column width."""
+    files = {"csv": folder / f"{name}.csv", **{end: folder / f"{name}-{end}" for end in extra}}
     return files | {f"{kind}{suffix}": folder / f"{name}{suffix}.{kind}" for _, suffix in WIDTHS for kind in KINDS}
 
 
 def write(picture: Picture, folder: Path, name: str) -> dict[str, Path]:
     """Write all files of a figure; returns their :func:`paths`."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = paths(folder, name)
+    files = paths(folder, name, picture.extra)
+    for end, text in picture.extra.items():
+        files[end].write_text(text, encoding="utf-8")
     # pandas takes ten times as long for the maps of a long run
     csv.write_csv(pa.Table.from_pandas(picture.frame(), preserve_index=False), files["csv"])
     with matplotlib.rc_context():

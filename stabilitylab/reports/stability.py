@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from .collection import Record, Runs
+from ..config import RECIPES
+from ..registry import spelling
+from ..store.layout import flat
+from . import style
+from .collection import FREE, LAYERS, Record, Runs
+from .layerwise import one_ramp
 
 STATES = ("trained", "learning", "stuck", "diverged")
 COLUMNS = ("arch", "depth", "seeds", *STATES, "nll_gap", "low", "high")
+Row = Mapping[str, Any]
 
 
 def layers_in_all(record: Record) -> int:
@@ -35,7 +43,7 @@ def stability_table(runs: Runs) -> pd.DataFrame:
     ``seeds`` counts the runs, one a seed; ``trained``, ``learning``, ``stuck`` and ``diverged`` say how many of them
     ended so. ``nll_gap`` is the mean over seeds of the held-out cross-entropy minus the unigram baseline's
     [nats/token], ``low`` and ``high`` its range, all without the runs that diverged: NaN where every one did. Of
-    several runs of one seed the last by name counts; runs with other settings are not told apart here.
+    several runs of one seed the last by name counts; runs with other settings are told apart by :func:`table_groups`.
     """
     ended = judged(runs)
     rows = []
@@ -48,3 +56,91 @@ def stability_table(runs: Runs) -> pd.DataFrame:
             ends = (gaps.mean(), gaps.min(), gaps.max()) if len(gaps) else (math.nan,) * 3
             rows.append((label, depth, len(cell), *counts, *map(float, ends)))
     return pd.DataFrame(rows, columns=[*COLUMNS])
+
+
+def table_groups(runs: Runs) -> list[Runs]:
+    """Groups of ended training runs that differ in nothing but architecture, depth and seed, with most cells first.
+
+    Encoder and decoder are equally deep, or one is absent. An architecture whose paper insists on a setting (T-Fixup:
+    no warm-up) stands beside the others with that setting.
+    """
+    fit = judged(runs).where(lambda run: len({*run.layers} - {0}) == 1)
+    apart = {id(run) for run in fit if _own_recipe(run)}
+    own = fit.where(lambda run: id(run) in apart)
+    groups = [one_ramp(group, *LAYERS)[0] for group in fit.where(lambda run: id(run) not in apart).groups(*LAYERS)]
+    joined = [Runs([*group, *(run for run in own if _fits(run, group[0]))]) for group in groups]
+    found = joined or [one_ramp(group, *LAYERS)[0] for group in own.groups(*LAYERS)]
+    return sorted(found, key=lambda g: (len({(r.label, r.layers) for r in g}), len(g), _updates(g)), reverse=True)
+
+
+def own_recipes(group: Runs) -> dict[str, str]:
+    """Labels of ``group`` that stand there with a recipe of their own, and what it sets, such as train.warmup = 0."""
+    found = {}
+    for label in group.labels:
+        recipe = _own_recipe(group.where(label=label)[0])
+        rest = group.where(lambda run, own=label: run.label != own)
+        if differing := [key for key, value in recipe.items() if any(run.settings.get(key) != value for run in rest)]:
+            found[label] = ", ".join(f"{key} = {recipe[key]}" for key in differing)
+    return found
+
+
+def recipe_notes(group: Runs) -> list[str]:
+    """A note on each of them."""
+    what = "with the recipe that its paper insists on"
+    return [f"{style.title(label)} {what}: {recipe}." for label, recipe in own_recipes(group).items()]
+
+
+def _updates(group: Runs) -> int:
+    return int(group[0].settings.get("train.steps", 0))
+
+
+def _own_recipe(record: Record) -> dict[str, Any]:
+    """What the paper of its architecture insists on, where the run did so."""
+    recipe = dict(flat(RECIPES.get(spelling(str(record.settings.get("model.arch", ""))), {})))
+    return recipe if all(record.settings.get(key) == value for key, value in recipe.items()) else {}
+
+
+def _fits(record: Record, other: Record) -> bool:
+    """Do they differ in nothing but architecture, depth, seed and the recipe of ``record``'s architecture?"""
+    open_ = {*FREE, *LAYERS, *_own_recipe(record)}
+    keys = (record.settings.keys() | other.settings.keys()) - open_
+    return all(record.settings.get(key) == other.settings.get(key) for key in keys)
+
+
+def cell(row: Row) -> str:
+    """How a cell of the table reads: the mean nll_gap, and what not all seeds did well."""
+    n = int(row["seeds"])
+    value = "" if math.isnan(row["nll_gap"]) else f"{row['nll_gap']:+.2f}"
+    for state in ("stuck", "diverged"):
+        if row[state] == n:
+            return state
+    parts = ["learning"] if row["learning"] == n else [f"{row[s]} of {n} {s}" for s in STATES[1:] if row[s]]
+    return ", ".join(filter(None, [value, *parts]))
+
+
+def brief(row: Row, value: str = "") -> str:
+    """The same in a few letters, for a cell of a picture: the value in parentheses where seeds are still learning, and
+    how many failed. ``value`` stands in for the nll_gap."""
+    n, lost = int(row["seeds"]), int(row["stuck"] + row["diverged"])
+    value = value or ("" if math.isnan(row["nll_gap"]) else f"{row['nll_gap']:+.2f}")
+    shown = f"({value})" if value and row["learning"] else value
+    word = "stuck" if not row["diverged"] else "diverged" if not row["stuck"] else "failed"
+    if lost == n:
+        return word
+    return f"{shown} {lost}/{n} {word}".strip() if lost else shown
+
+
+def wide(table: pd.DataFrame) -> pd.DataFrame:
+    """The table as it reads: a row an architecture, a column a depth, each cell as :func:`cell`; "" without runs."""
+    texts = {(row["arch"], row["depth"]): cell(row) for row in table.to_dict("records")}
+    depths = sorted({depth for _, depth in texts})
+    archs = list(dict.fromkeys(table["arch"]))
+    rows = [[style.title(arch), *(texts.get((arch, depth), "") for depth in depths)] for arch in archs]
+    return pd.DataFrame(rows, columns=["arch", *map(str, depths)])
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """:func:`wide` as a Markdown table."""
+    data = wide(table)
+    rows = [[*data.columns], ["---"] * len(data.columns), *data.to_numpy().tolist()]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)

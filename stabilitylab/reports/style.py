@@ -16,6 +16,24 @@ ARCHS: dict[str, tuple[str, str]] = {
     "branchnorm": ("#0072B2", "D"),
     "admin": ("#009E73", "P"),
 }
+# Nineteen colours cannot be told apart: these differ from each other, and from the six above, in colour or in marker,
+# and within a family in both.
+LATER: dict[str, tuple[str, str]] = {
+    "dsinit": ("#D55E00", "X"),
+    "dsinit-code": ("#CC79A7", "h"),
+    "rezero": ("#009E73", "*"),
+    "rfixup": ("#0072B2", "p"),
+    "tfixup": ("#393b79", "v"),
+    "dlcl": ("#8c6d31", "^"),
+    "dlcl-post": ("#D55E00", "s"),
+    "normformer": ("#6a51a3", "X"),
+    "subln": ("#009E73", "p"),
+    "sandwich": ("#8c6d31", "h"),
+    "periln": ("#56B4E9", "o"),
+    "layernorm-scaling": ("#636363", "*"),
+    "resi-dual": ("#0072B2", "*"),
+}
+LOOKS = {**ARCHS, **LATER}  # in the fixed order of tables and legends
 SPARE = (("#8c6d31", "X"), ("#6a51a3", "h"), ("#636363", "p"), ("#393b79", "*"))
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 CONTROLS = {  # the look of the controls that the sweeps run; any other gets one by its name
@@ -71,8 +89,8 @@ def family(label: str) -> str:
 def style(label: str) -> Style:
     """The look of a label; one that no table knows gets a spare one, the same in every figure and process."""
     arch = family(label)
-    known = arch in ARCHS
-    colour, marker = ARCHS[arch] if known else SPARE[sum(label.encode()) % len(SPARE)]
+    known = arch in LOOKS
+    colour, marker = LOOKS[arch] if known else SPARE[sum(label.encode()) % len(SPARE)]
     control = known and label != arch
     dash = CONTROLS.get(label, DASHES[1 + sum(label.encode()) % 3]) if control else "solid"
     return Style(colour, marker, dash, not control)

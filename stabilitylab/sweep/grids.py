@@ -140,21 +140,29 @@ def _tag(key: str, value: Any) -> str:
 
 
 def _arch(name: Any) -> Any:
+    return registered_arch(name) if isinstance(name, str) else name
+
+
+def registered_arch(name: str) -> str:
     """The registered spelling of an architecture; a wrong one shows now, not in every run of the grid."""
-    if not isinstance(name, str):
-        return name
     used = {spelling(control["arch"]): control["arch"] for control in CONTROLS.values()}
     return used.get(spelling(name)) or _registered().resolve(name)
 
 
 @cache
-def _registered() -> Registry[None]:
-    """All architectures by name; a process of its own reads them, since the models need torch."""
+def arch_facts() -> dict[str, dict[str, Any]]:
+    """All architectures by name, with what ``list archs`` says of them; a process of its own reads them, since the
+    models need torch."""
     command = [sys.executable, "-m", "stabilitylab", "list", "archs", "--json"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         raise ResourceError(f"cannot list the architectures: {result.stderr.strip() or result.returncode}")
+    return json.loads(result.stdout)["archs"]
+
+
+@cache
+def _registered() -> Registry[None]:
     registry: Registry[None] = Registry("architecture")
-    for name in json.loads(result.stdout)["archs"]:
+    for name in arch_facts():
         registry.register(name)(None)
     return registry

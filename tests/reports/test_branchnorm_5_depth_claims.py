@@ -1,4 +1,4 @@
-"""Claims C45 and C46, on made-up losses."""
+"""Claim C45, on made-up losses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from in_memory import remembered
-from scipy import stats
 
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
 from stabilitylab.reports.collection import Record, Runs
-from stabilitylab.reports.figures.branchnorm_5_depth_claims import log_over_best
 
 SEEDS = (3, 4, 5, 6)
 SPREAD = dict(zip(SEEDS, (-0.003, -0.001, 0.001, 0.003), strict=True))  # what the seed adds
@@ -69,54 +67,3 @@ def test_c45_missing_and_failed() -> None:
     one_size = [run for run in sizes(lambda share, s: 0.1) if run.settings["data.fraction"] == 1.0]
     assert verdict("C45", one_size).verdict == "not testable"
     assert verdict("C45", sizes(lambda share, s: 0.1, verdict="stuck")).verdict == "not testable"
-
-
-DEPTHS = (6, 12, 24, 48, 96)
-NOISE = dict(zip(DEPTHS, (0.003, -0.004, 0.002, 0.003, -0.004), strict=True))
-
-
-def deepnorm(loss: Callable[[int, int], float], depths: Sequence[int] = DEPTHS) -> list[Record]:
-    places = itertools.product(depths, SEEDS)
-    return [remembered(f"{n}-{s}", arch="deepnorm", layers=n, seed=s, nll=loss(n, s)) for n, s in places]
-
-
-@pytest.mark.parametrize(
-    ("curve", "expected"),
-    [
-        (lambda n, s: math.log(n), "reproduced"),
-        (lambda n, s: n / 20, "contradicted"),
-        (lambda n, s: 5 * (1 - math.exp(-n / 10)), "contradicted"),
-        (lambda n, s: math.log(n) if s < 5 else n / 20, "inconclusive"),
-    ],
-)
-def test_c46_logarithm_of_depth(curve: Callable[[int, int], float], expected: str) -> None:
-    runs = deepnorm(lambda n, s: 9 - curve(n, s) - (1 + SPREAD[s]) * NOISE[n])
-    assert verdict("C46", runs).verdict == expected
-
-
-def test_c46_needs_five_depths() -> None:
-    found = verdict("C46", deepnorm(lambda n, s: 9 - math.log(n), DEPTHS[:4]))
-    assert found.verdict == "not testable"
-    assert "arch=deepnorm depth=6,12,24,48,96" in found.command
-
-
-@pytest.mark.parametrize(
-    "quality", [[1.0, 1.9, 2.6, 3.4, 3.9], [5 * (1 - math.exp(-n / 10)) + NOISE[n] for n in DEPTHS]]
-)
-def test_aic_is_that_of_the_likelihood(quality: Sequence[float]) -> None:
-    """Against scipy's Gaussian log-likelihood of each fit, maximised over all its parameters."""
-    depth = np.array(DEPTHS, float)
-
-    def aic(shape: np.ndarray, parameters: int) -> float:
-        fit = stats.linregress(shape, quality)
-        residual = np.array(quality) - fit.intercept - fit.slope * shape
-        likelihood = stats.norm.logpdf(residual, scale=math.sqrt(np.mean(residual**2))).sum()
-        return 2 * parameters - 2 * float(likelihood)
-
-    scales = np.geomspace(2, 288, 200)
-    for _ in range(3):  # finer and finer
-        best = min(scales, key=lambda c: aic(1 - np.exp(-depth / c), 4))
-        width = scales[1] / scales[0]
-        scales = np.geomspace(best / width, best * width, 100)
-    least = min(aic(depth, 3), aic(np.log(depth), 3), aic(1 - np.exp(-depth / best), 4))
-    assert log_over_best(DEPTHS, quality) == pytest.approx(aic(np.log(depth), 3) - least, abs=1e-4)

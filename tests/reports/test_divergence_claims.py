@@ -1,8 +1,7 @@
-"""Claims on Adam's balance and on divergence, against made-up runs in which they are true, false and open."""
+"""Claims on Adam's balance, against made-up runs in which they are true, false and open."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -107,51 +106,3 @@ def test_a_shallow_model_says_nothing_about_a_deep_one(tmp_path: Path) -> None:
     finding = verdict("C33", tmp_path)
     assert finding.verdict == "not testable"
     assert finding.command == "stabilitylab sweep --grid arch=postln depth=100 seed=3..7 steps=20"
-
-
-def long_runs(folder: Path, arch: str, layers: int, failed: int, trained: int, steps: int = 3000) -> None:
-    for number in range(failed + trained):
-        make_run(
-            folder, f"{arch}-{layers}-{number}", arch=arch, seed=3 + number, layers=layers,
-            settings={"train": {"steps": steps}}, verdict=("stuck" if number % 2 else "diverged")
-            if number < failed else "trained",
-        )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("postln", "deepnorm", "expected"),
-    [((6, 0), (0, 6), "reproduced"), ((0, 6), (0, 6), "contradicted"), ((6, 0), (6, 0), "contradicted"),
-     ((6, 0), (3, 3), "inconclusive"), ((5, 0), (0, 5), "inconclusive")],
-)  # fmt: skip
-def test_deep_postln_diverges(
-    tmp_path: Path, postln: tuple[int, int], deepnorm: tuple[int, int], expected: str
-) -> None:
-    long_runs(tmp_path, "deepnorm", 50, *deepnorm)
-    long_runs(tmp_path, "branchnorm", 50, 0, 6)
-    long_runs(tmp_path, "admin", 18, 0, 6)
-    long_runs(tmp_path, "admin", 50, 6, 0)  # is another claim's
-    assert "postln" in verdict("C34", tmp_path).why
-    long_runs(tmp_path, "postln", 50, *postln)
-    finding = verdict("C34", tmp_path)
-    assert finding.verdict == expected
-    shares = [effect["mean"] for effect in finding.effects]
-    assert shares == pytest.approx([postln[0] / sum(postln), deepnorm[0] / sum(deepnorm), 0, 0])
-    if expected == "reproduced":  # Fisher: six of six against none of six
-        assert finding.effects[1]["p"] == pytest.approx(2 / math.comb(12, 6))
-
-
-@pytest.mark.parametrize(
-    ("failed", "trained", "expected"),
-    [(6, 0, "reproduced"), (0, 6, "contradicted"), (3, 3, "inconclusive"), (5, 0, "inconclusive")],
-)
-def test_admin_diverges(tmp_path: Path, failed: int, trained: int, expected: str) -> None:
-    long_runs(tmp_path, "admin", 18, trained, failed)
-    long_runs(tmp_path, "admin", 50, failed, trained)
-    assert verdict("C35", tmp_path).verdict == expected
-
-
-def test_short_runs_do_not_show_who_diverges(tmp_path: Path) -> None:
-    long_runs(tmp_path, "admin", 50, 1, 0, steps=2999)
-    finding = verdict("C35", tmp_path)
-    assert finding.verdict == "not testable"
-    assert finding.command.endswith("depth=36,100 seed=3..8 steps=3000")

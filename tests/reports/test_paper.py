@@ -119,6 +119,12 @@ def test_archs_differ_in_colour_and_in_marker_and_in_grey() -> None:
     assert grey[-1] - grey[0] > 0.25  # markers carry the rest
 
 
+def test_no_two_architectures_look_the_same() -> None:
+    assert style.LOOKS.keys() == style.NAMES.keys()
+    assert len({*style.LOOKS.values()}) == len(style.LOOKS)
+    assert {style.style(arch).filled for arch in style.LOOKS} == {True}
+
+
 def test_a_control_keeps_its_archs_colour_but_not_its_look() -> None:
     own, control = style.style("branchnorm"), style.style("branchnorm T=1")
     assert control.colour == own.colour

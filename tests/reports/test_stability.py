@@ -10,7 +10,7 @@ import pytest
 from in_memory import remembered
 
 from stabilitylab.reports.collection import Record, Runs
-from stabilitylab.reports.stability import COLUMNS, stability_table
+from stabilitylab.reports.stability import COLUMNS, brief, cell, markdown, stability_table, table_groups, wide
 
 
 def ended(
@@ -79,3 +79,71 @@ def test_of_two_runs_with_one_seed_the_last_by_name_counts() -> None:
 def test_without_runs_it_is_empty_and_keeps_its_columns() -> None:
     table = stability_table(Runs([]))
     assert (len(table), tuple(table.columns)) == (0, COLUMNS)
+
+
+def test_a_group_has_one_recipe_but_for_what_a_paper_insists_on() -> None:
+    warm = {"train": {"warmup": 40}}
+    common = [ended(arch, 6, 3, "trained", -1.0, settings=warm) for arch in ("postln", "deepnorm")]
+    own = ended("tfixup", 6, 3, "trained", -1.0, settings={"train": {"warmup": 0}})
+    other = [ended("deepnorm", 6, 3, "stuck", 0.0, "cold", settings={"train": {"warmup": 0}}),
+             ended("tfixup", 6, 3, "stuck", 0.0, "hot", settings={"train": {"warmup": 0, "lr": 1.0}})]  # fmt: skip
+    first, second = table_groups(Runs([*common, own, *other]))
+    assert [run.name for run in first] == ["postln-6-3", "deepnorm-6-3", "tfixup-6-3"]
+    assert [run.name for run in second] == ["cold", "tfixup-6-3"]  # no warm-up is everybody's there
+    assert [run.name for run in table_groups(Runs([own]))[0]] == ["tfixup-6-3"]
+
+
+def test_groups_differ_in_settings_and_most_cells_come_first() -> None:
+    few = [
+        ended("deepnorm", 6, seed, "trained", -1.0, f"few{seed}", settings={"train": {"lr": 1.0}}) for seed in range(9)
+    ]
+    many = [ended("deepnorm", n, 3, "trained", -1.0) for n in (6, 18)]
+    uneven = ended("deepnorm", 6, 3, "trained", -1.0, "u", settings={"model": {"decoder_layers": 2}})
+    groups = table_groups(Runs([*few, *many, uneven]))
+    assert [len(group) for group in groups] == [2, 9]
+    assert table_groups(Runs([uneven])) == []
+
+
+def test_of_two_ramps_the_commonest_counts() -> None:
+    runs = [ended("branchnorm", 6, seed, "trained", -1.0, f"{T}-{seed}", settings={"model": {"T": T}})
+            for T, seeds in ((100, (3, 4)), (200, (5, 6, 7))) for seed in seeds]  # fmt: skip
+    (group,) = table_groups(Runs(runs))
+    assert group.seeds == [5, 6, 7]
+
+
+def row(trained: int = 0, learning: int = 0, stuck: int = 0, diverged: int = 0, gap: float = -0.5) -> dict[str, Any]:
+    counts = {"trained": trained, "learning": learning, "stuck": stuck, "diverged": diverged}
+    return {**counts, "seeds": sum(counts.values()), "nll_gap": gap}
+
+
+@pytest.mark.parametrize(
+    ("cell_row", "long", "short"),
+    [
+        (row(trained=3), "-0.50", "-0.50"),
+        (row(learning=3, gap=0.1), "+0.10, learning", "(+0.10)"),
+        (row(trained=2, learning=1), "-0.50, 1 of 3 learning", "(-0.50)"),
+        (row(trained=1, stuck=2), "-0.50, 2 of 3 stuck", "-0.50 2/3 stuck"),
+        (row(learning=1, stuck=1, diverged=1), "-0.50, 1 of 3 learning, 1 of 3 stuck, 1 of 3 diverged",
+         "(-0.50) 2/3 failed"),
+        (row(stuck=3, gap=0.0), "stuck", "stuck"),
+        (row(diverged=3, gap=math.nan), "diverged", "diverged"),
+        (row(stuck=1, diverged=2), "-0.50, 1 of 3 stuck, 2 of 3 diverged", "failed"),
+    ],
+)  # fmt: skip
+def test_a_cell_says_what_not_all_seeds_did(cell_row: dict[str, Any], long: str, short: str) -> None:
+    assert (cell(cell_row), brief(cell_row)) == (long, short)
+
+
+def test_bleu_stands_in_for_the_loss_in_a_cell() -> None:
+    assert brief(row(trained=1, stuck=1), "21.3") == "21.3 1/2 stuck"
+
+
+def test_the_wide_table_and_markdown() -> None:
+    table = stability_table(
+        Runs([ended("postln", 6, 3, "trained", -1.0), ended("postln", 50, 3, "stuck", 0.1),
+              ended("deepnorm", 50, 3, "trained", -2.0)])
+    )  # fmt: skip
+    assert wide(table).to_numpy().tolist() == [["Post-LN", "-1.00", "stuck"], ["DeepNorm", "", "-2.00"]]
+    assert markdown(table) == (
+        "| arch | 12 | 100 |\n| --- | --- | --- |\n| Post-LN | -1.00 | stuck |\n| DeepNorm |  | -2.00 |\n"
+    )

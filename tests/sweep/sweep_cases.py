@@ -24,7 +24,9 @@ def experiment(name: str, kind: Kind = "train", **settings: Any) -> Experiment:
     return Experiment(name, config(**settings), kind)
 
 
-def leave(job: Job, state: str, step: int = 2, reason: str = "", checkpoint: int = 0, verdict: str = "") -> RunWriter:
+def leave(
+    job: Job, state: str, step: int = 2, reason: str = "", checkpoint: int = 0, verdict: str = "", **judged: float
+) -> RunWriter:
     """Write ``job``'s run directory up to ``step`` rows; the writer still holds it."""
     conf = job.experiment.config
     manifest = {"label": label(conf.model), "config": conf.model_dump(mode="json")}
@@ -37,7 +39,7 @@ def leave(job: Job, state: str, step: int = 2, reason: str = "", checkpoint: int
     if checkpoint:
         (job.path / "checkpoints").mkdir()
         (job.path / "checkpoints" / f"step-{checkpoint:08d}.pt").write_bytes(b"")
-    facts = {"verdict": {"state": verdict}} if verdict else {}
+    facts = {"verdict": {"state": verdict, **judged}} if verdict else {}
     writer.set_status(state, step, reason, **facts)  # type: ignore[arg-type]
     return writer
 

@@ -1,4 +1,4 @@
-"""Claims on what depth does to quality: C45 and C46."""
+"""A claim on what depth does to quality on little and much data: C45."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import stats
 
 from ..base import MissingRuns
 from ..claims import Effect, claim
-from ..collection import LAYERS, Runs
-from ..layerwise import comparable, failed
-from ..statistics import Region, aic, slope
-from .branchnorm_5 import by_share, depth_sweeps, even, quality
+from ..collection import Runs
+from ..layerwise import failed
+from ..statistics import Region, slope
+from .branchnorm_5 import by_share, depth_sweeps, quality
 
-LEAST_DEPTHS = 5  # for three curves to be told apart
 RESAMPLES = 9999
 
 
@@ -71,55 +70,3 @@ def _sign_flips(values: Sequence[float]) -> float:
         (np.asarray(values), zeros), mean, permutation_type="samples", n_resamples=RESAMPLES, vectorized=True, rng=0
     )
     return float(result.pvalue)
-
-
-@claim(
-    "C46",
-    figure="branchnorm:5",
-    paper="DeepNet",
-    sentence="Quality grows with the logarithm of depth",
-    source="DeepNet, Fig. 8",
-    statistic="of DeepNorm's quality (BLEU where all reach 5, else -nll), at each seed: AIC of A log d + B minus the "
-    "least of it, a straight line and a saturating A (1 - exp(-d / c)) + B",
-    threshold="R: < 2; X: > 2 (the plan names no X: ours)",
-    sweep="branchnorm:5",
-)
-def logarithmic_in_depth(runs: Runs) -> list[Effect]:
-    best: dict[int, float] = {}
-    for group in comparable(runs.where(even, kind="train", label="deepnorm"), *LAYERS):
-        trained = group.where(lambda run: not failed(run))
-        measured = quality(trained)
-        found: dict[int, float] = {}
-        for seed in trained.seeds:
-            points = {run.depth: measured.gain(run) for run in trained if run.seed == seed}
-            points = {depth: points[depth] for depth in sorted(points) if math.isfinite(points[depth])}
-            if len(points) >= LEAST_DEPTHS:
-                found[seed] = log_over_best([*points], [*points.values()])
-        best = max(best, found, key=len)
-    if not best:
-        raise MissingRuns(
-            f"needs deepnorm trained at {LEAST_DEPTHS} depths or more",
-            "stabilitylab sweep --grid arch=deepnorm depth=6,12,24,48,96 seed=3..7 steps=1200",
-        )
-    return [Effect("AIC of the logarithm above the least", best, Region(high=2), Region(low=2))]
-
-
-def log_over_best(depths: Sequence[float], values: Sequence[float]) -> float:
-    """AIC of the logarithmic curve minus the least AIC of the three; 0 where the logarithm is best."""
-    d, y = np.asarray(depths, float), np.asarray(values, float)
-    scores = {"log": aic(np.log(d), y), "linear": aic(d, y), "saturating": _saturating(d, y)}
-    return scores["log"] - min(scores.values())
-
-
-def _saturating(d: np.ndarray, y: np.ndarray) -> float:
-    """AIC at the best scale c, looked for between a third of the least and thrice the largest depth."""
-
-    def at(log_scale: float) -> float:
-        return aic(1 - np.exp(-d / math.exp(log_scale)), y, 4)
-
-    # two local minima are possible, so a grid comes before the search
-    grid = np.linspace(math.log(d.min() / 3), math.log(3 * d.max()), 40)
-    start = min(grid, key=at)
-    step = grid[1] - grid[0]
-    found: Any = optimize.minimize_scalar(at, bounds=(start - step, start + step), method="bounded")
-    return min(at(start), float(found.fun))

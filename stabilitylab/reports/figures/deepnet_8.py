@@ -1,0 +1,135 @@
+"""DeepNet, Figure 8: quality grows with the logarithm of depth. And claim C46."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ...experiments import command
+from .. import style
+from ..base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
+from ..claims import Effect, claim
+from ..collection import LAYERS, Runs
+from ..curves import LEAST, Curve, curves, log_over_best
+from ..layerwise import comparable, counted, failed, last_nll, states
+from ..statistics import Region, t_interval
+from .branchnorm_5 import Quality, even, quality
+
+LABEL = "deepnorm"
+FORMULAS = {"logarithmic": "A log d + B", "linear": "A d + B", "saturating": "A (1 - exp(-d / c)) + B"}
+LOOKS = {"logarithmic": ("#222222", "solid"), "linear": ("#7f7f7f", "dashed"), "saturating": ("#0072B2", "dotted")}
+FINE = 60  # points of a curve
+Points = dict[int, dict[int, float]]  # seed -> depth -> quality, larger for better
+
+
+@figure("deepnet:8", title="Quality and the logarithm of depth", source="DeepNet, Figure 8")
+class LogarithmOfDepth(Figure):
+    r"""DeepNorm's BLEU, or the held-out cross-entropy as a stand-in, against layers a side d, with least-squares fits
+    through the means over seeds of A log d + B (DeepNet's), A d + B and A (1 - exp(-d / c)) + B; and what each leaves.
+
+    The interval of A is Student's over fits of single seeds, in the quality's unit per unit of log d (BLEU, or
+    nats/token with the sign turned, so that a larger A is better). Inferred: that the natural logarithm is meant.
+    """
+
+    def picture(self, runs: Runs) -> Picture:
+        group = _group(runs)
+        trained = group.where(lambda run: not failed(run) and math.isfinite(last_nll(run)))
+        measured = quality(trained)
+        points = by_seed(trained, measured)
+        means = {depth: float(np.mean([own[depth] for own in points.values() if depth in own]))
+                 for depth in trained.depths}  # fmt: skip
+        notes = [f"Drawn: {group.describe()}. Points are means over seeds, bars their range.", *states(group)]
+        fitted = curves([*means], [*means.values()]) if len(means) >= LEAST else {}
+        if not fitted:
+            notes.append(f"{len(means)} depths: curves are told apart by {LEAST} or more; '{command('deepnet:8')}'.")
+        panels = [_quality_panel(trained, measured, means, fitted)]
+        if fitted:
+            panels.append(_left_panel(points, measured, means, fitted))
+        if not measured.is_bleu:
+            notes.append("Held-out nll (lower is better) stands in for BLEU where not every model was evaluated.")
+        return Picture(panels, _finding(points, measured, means, fitted), notes)
+
+
+def _group(runs: Runs) -> Runs:
+    """The comparable DeepNorm runs that trained at most depths."""
+    own = runs.where(lambda run: even(run) and run.ended and run.verdict != "", kind="train", label=LABEL)
+    groups = [group for group in comparable(own, *LAYERS) if not all(map(failed, group))]
+    if not groups:
+        raise MissingRuns("no run of deepnorm has trained", command("deepnet:8"))
+    return max(groups, key=lambda g: (len(g.where(lambda run: not failed(run)).depths), len(g)))
+
+
+def by_seed(runs: Runs, measured: Quality) -> Points:
+    """Seed -> depth -> finite quality of these runs."""
+    found: Points = {}
+    for run in runs:
+        if math.isfinite(value := measured.gain(run)):
+            found.setdefault(run.seed, {})[run.depth] = value
+    return {seed: dict(sorted(found[seed].items())) for seed in sorted(found)}
+
+
+def _quality_panel(runs: Runs, measured: Quality, means: dict[int, float], fitted: dict[str, Curve]) -> Panel:
+    sign = 1.0 if measured.is_bleu else -1.0
+    spread = Spread()
+    for run in runs:
+        spread.add([run.depth], [sign * measured.gain(run)])
+    dots = spread.series(style.title(LABEL), arch=LABEL, kind="points")
+    fine = np.geomspace(min(means), max(means), FINE)
+    lines = [
+        Series(FORMULAS[name], fine.tolist(), (sign * curve.at(fine)).tolist(), marker="none",
+               colour=LOOKS[name][0], dash=LOOKS[name][1])
+        for name, curve in fitted.items()
+    ]  # fmt: skip
+    return Panel("Quality and three fits", "layers a side", measured.axis, [dots, *lines], log_x=True, ticks=[*means])
+
+
+def _left_panel(points: Points, measured: Quality, means: dict[int, float], fitted: dict[str, Curve]) -> Panel:
+    """What each curve leaves of every seed: a shape that fits leaves noise about 0."""
+    lines = []
+    for name, curve in fitted.items():
+        spread = Spread()
+        for own in points.values():
+            spread.add([*own], (np.array([*own.values()]) - curve.at([*own])).tolist())
+        colour, dash = LOOKS[name]
+        marker = {"logarithmic": "o", "linear": "s", "saturating": "^"}[name]
+        lines.append(spread.series(FORMULAS[name], colour=colour, dash=dash, marker=marker))
+    unit = "quality - fit [BLEU]" if measured.is_bleu else "quality - fit [nats/token]"
+    return Panel("What the fits leave", "layers a side", unit, lines, log_x=True, ticks=[*means])
+
+
+def _finding(points: Points, measured: Quality, means: dict[int, float], fitted: dict[str, Curve]) -> str:
+    seeds = counted(len(points))
+    if not fitted:
+        shown = ", ".join(f"{value if measured.is_bleu else -value:.2f} at {depth}" for depth, value in means.items())
+        return f"{len(means)} depths are too few for a curve: {measured.axis} {shown} layers a side ({seeds})."
+    slopes = [curves([*own], [*own.values()])["logarithmic"].slope for own in points.values() if len(own) >= LEAST]
+    interval = t_interval(slopes)
+    bounds = f", 95 % interval {interval.low:+.3f} to {interval.high:+.3f}" if math.isfinite(interval.low) else ""
+    least = min(curve.aic for curve in fitted.values())
+    beside = ", ".join(f"{name} {curve.aic - least:.1f}" for name, curve in fitted.items())
+    slope = f"{fitted['logarithmic'].slope:+.3f} {measured.unit} a unit of log depth{bounds} ({seeds})"
+    return f"Quality changes by A = {slope}; AIC above the least: {beside}."
+
+
+@claim(
+    "C46",
+    figure="deepnet:8",
+    paper="DeepNet",
+    sentence="Quality grows with the logarithm of depth",
+    source="DeepNet, Fig. 8",
+    statistic="of DeepNorm's quality (BLEU where all reach 5, else -nll), at each seed: AIC of A log d + B minus the "
+    "least of it, a straight line and a saturating A (1 - exp(-d / c)) + B",
+    threshold="R: < 2; X: > 2 (the plan names no X: ours)",
+    sweep="deepnet:8",
+)
+def logarithmic_in_depth(runs: Runs) -> list[Effect]:
+    best: dict[int, float] = {}
+    for group in comparable(runs.where(even, kind="train", label=LABEL), *LAYERS):
+        trained = group.where(lambda run: not failed(run))
+        points = by_seed(trained, quality(trained))
+        found = {seed: log_over_best([*own], [*own.values()]) for seed, own in points.items() if len(own) >= LEAST}
+        best = max(best, found, key=len)
+    if not best:
+        raise MissingRuns(f"needs deepnorm trained at {LEAST} depths or more")
+    return [Effect("AIC of the logarithm above the least", best, Region(high=2), Region(low=2))]
