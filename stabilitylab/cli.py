@@ -19,6 +19,7 @@ from .commands.listing import list_, runs
 from .commands.onestep import onestep
 from .commands.options import EXIT_CODES
 from .commands.probe import probe
+from .commands.recommend import recommend
 from .commands.report import report
 from .commands.sweep import sweep
 from .errors import StabilityLabError
@@ -87,6 +88,7 @@ app.command(epilog=EXIT_CODES)(probe)
 app.command()(check)
 app.command()(sweep)
 app.command()(onestep)
+app.command()(recommend)
 app.command()(report)
 app.command()(claims)
 app.command()(evaluate)

@@ -15,7 +15,11 @@ LEVEL = {
     **dict.fromkeys(("models", "probes", "store"), 2),
     **dict.fromkeys(("data", "experiments"), 3),
     **dict.fromkeys(
-        ("train", "onestep", "decode", "sweep", "api", "reports", "check", "diagnose", "export", "integrations"), 4
+        (
+            *("train", "onestep", "decode", "sweep", "api", "reports", "check", "diagnose", "export", "integrations"),
+            "recommend",
+        ),
+        4,
     ),
     **dict.fromkeys(("terminal", "commands", "cli", "__main__"), 5),
 }

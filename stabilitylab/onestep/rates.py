@@ -35,13 +35,15 @@ def directions(subject: Subject) -> dict[str, list[Tensor]]:
     return {"sgd": gradients, "adam": [gradient / (gradient.abs() + eps) for gradient in gradients]}
 
 
-def rate(subject: Subject, members: Callable[[Piece], bool], direction: list[Tensor], start: Tensor) -> float:
-    """||dF|| / lr per token for an update of those pieces; ``start`` is F before it."""
+def rate(
+    subject: Subject, members: Callable[[Piece], bool], direction: list[Tensor], start: Tensor, lr: float = LR
+) -> float:
+    """||dF|| / lr per token for an update of those pieces at ``lr``; ``start`` is F before it."""
     cuts = [(piece.index, piece.part) for piece in subject.parameters.pieces if members(piece)]
     tensors = [part_of(subject.parameters.tensors[index].data, rows) for index, rows in cuts]
-    with moved(tensors, [part_of(direction[index], rows) for index, rows in cuts], -LR):
+    with moved(tensors, [part_of(direction[index], rows) for index, rows in cuts], -lr):
         change = subject.output() - start
-    return (torch.linalg.vector_norm(change, dim=-1).mean() / LR).item()
+    return (torch.linalg.vector_norm(change, dim=-1).mean() / lr).item()
 
 
 def update_rate(subject: Subject, directions: dict[str, list[Tensor]], start: Tensor) -> Filled:

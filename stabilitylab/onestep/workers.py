@@ -20,26 +20,37 @@ SPAWN = multiprocessing.get_context("spawn")  # a fork would inherit torch's thr
 DIED = "its process was killed, perhaps for want of memory: use fewer jobs, or a smaller model"
 
 
-def measure_all(
-    todo: Sequence[tuple[str, Config]], out: Path, jobs: int, done: Callable[[str], None]
-) -> dict[str, str]:
-    """Measure each (name, configuration) into ``out/name``, ``jobs`` at a time on one thread each; name -> what failed.
+Measure = Callable[[Config, Path, str], object]  # a function of a module, since a process imports it by its name
 
-    Finished ones are kept, unfinished ones made anew; ``done`` is told each name that stands finished. The numbers do
-    not depend on ``jobs``. On Ctrl-C the processes end at once, and what was finished stays.
+
+def measure_all(
+    todo: Sequence[tuple[str, Config]],
+    out: Path,
+    jobs: int,
+    done: Callable[[str], None],
+    *,
+    measure: Measure = measure,
+    finished: Callable[[Path, Config], bool] | None = None,
+) -> dict[str, str]:
+    """``measure`` each (name, configuration) into ``out/name``, ``jobs`` at a time on one thread each; name -> what
+    failed.
+
+    ``finished`` ones (:func:`is_finished`) are kept, others made anew; ``done`` is told each name that stands finished.
+    The numbers do not depend on ``jobs``. On Ctrl-C the processes end at once, and what was finished stays.
     """
+    finished = finished or is_finished
     failed: dict[str, str] = {}
     waiting: deque[tuple[str, Config]] = deque()
     for name, config in dict(todo).items():
         config = config.model_copy(update={"train": config.train.model_copy(update={"threads": 1})})
         try:
-            if is_finished(out / name, config):
+            if finished(out / name, config):
                 done(name)
             else:
                 waiting.append((name, config))
         except StabilityLabError as error:
             failed[name] = str(error)
-    workers = [Worker(out) for _ in range(min(max(1, jobs), len(waiting)))]
+    workers = [Worker(out, measure) for _ in range(min(max(1, jobs), len(waiting)))]
     try:
         while True:
             for worker in workers:
@@ -92,9 +103,9 @@ def _stored(run: Run) -> Config | None:
 class Worker:
     """A process that measures what it is given, one at a time; where it dies, the next ``give`` starts another."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, measure: Measure = measure) -> None:
         self.name: str | None = None
-        self._out = out
+        self._out, self._measure = out, measure
         self._start()
 
     def give(self, name: str, config: Config) -> None:
@@ -122,12 +133,12 @@ class Worker:
 
     def _start(self) -> None:
         self.pipe, theirs = SPAWN.Pipe()
-        self._process = SPAWN.Process(target=serve, args=(theirs, self._out), daemon=True)
+        self._process = SPAWN.Process(target=serve, args=(theirs, self._out, self._measure), daemon=True)
         self._process.start()
         theirs.close()  # so that the pipe ends when the process does
 
 
-def serve(pipe: Connection, out: Path) -> None:
+def serve(pipe: Connection, out: Path, measure: Measure = measure) -> None:
     """In the worker's process: measure until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches both; the parent ends its workers
     while True:

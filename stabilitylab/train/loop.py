@@ -135,7 +135,7 @@ class Trainer:
         train, t = self.config.train, self.row
         started = time.perf_counter()
         self.model.set_row(t)
-        rate = learning_rate(train, t)
+        rate = self.rate(t)
         set_rate(self.optimizer, rate)
         whole = [self._micro_batch(t, i) for i in range(train.accumulate)]
         tokens = sum(batch.tokens for batch in whole)
@@ -150,6 +150,10 @@ class Trainer:
             memory_bytes=peak_memory(self.device),
         )
         return metrics
+
+    def rate(self, row: int) -> float:
+        """The learning rate of the update that ends row ``row``."""
+        return learning_rate(self.config.train, row)
 
     def work(self, batches: Sequence[Batch], tokens: Tensor) -> Mapping[str, float | None]:
         """The update on the device: nothing here depends on numbers of the host that change from row to row."""

@@ -1,0 +1,19 @@
+"""Which architecture to use: cheap probes of all of them at one depth, a ranking by a fixed rule, and its check."""
+
+from .columns import COLUMNS
+from .measuring import Measurement, measure, measure_all
+from .planning import Ask, Estimate, estimate, wanted
+from .ranking import Place, ranking
+
+__all__ = [
+    "COLUMNS",
+    "Ask",
+    "Estimate",
+    "Measurement",
+    "Place",
+    "estimate",
+    "measure",
+    "measure_all",
+    "ranking",
+    "wanted",
+]

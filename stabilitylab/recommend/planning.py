@@ -1,0 +1,165 @@
+"""What a recommendation takes: the configurations, and their time and memory before anything is measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import torch
+
+from ..config import PRESETS, Config, Stack, merge, resolve
+from ..data import Dataset, load_data
+from ..errors import ResourceError, UsageError
+from ..models import ARCHS, parameter_count
+from ..store import AbsentRun
+from ..train.environment import prepare_process, resolve_device
+from ..train.footprint import CONTEXT, PROCESS, Footprint
+from ..train.footprint import estimate as footprint
+from ..train.loop import Trainer
+from .columns import RATES, UPDATES
+
+# Of one architecture, in units of one update: those of the recipe; each rate of the range test and its held-out pass;
+# at initialisation one update's passes and seven more forward passes, all in float64. Measured: docs/recommend.md.
+UNITS = UPDATES + 1.4 * RATES + 8
+BYTES = (
+    48  # of a parameter at the peak, while the response to changed weights is measured (43 at 512-2048-8, 12 layers)
+)
+START = 4.0  # seconds of a process and its data
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is asked for: ``given`` are settings by section; None: what the preset says."""
+
+    depth: int
+    d_model: int | None = None
+    archs: Sequence[str] = ()  # none: all
+    seeds: Sequence[int] = (0,)
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """``parameters`` and ``bytes`` of the largest architecture; ``seconds`` of all ``runs``, one after another."""
+
+    parameters: int
+    bytes: int
+    seconds: float
+    runs: int
+
+    def sentence(self, jobs: int) -> str:
+        minutes = self.seconds / 60 / jobs
+        time = f"{minutes:.0f} minutes" if minutes < 90 else f"{minutes / 60:.1f} hours"
+        return (
+            f"{self.runs} measurements of {self.parameters:,} parameters: about {time} with {jobs} at a time, "
+            f"{self.bytes / 2**30:.1f} GiB each"
+        )
+
+
+def wanted(ask: Ask) -> tuple[list[Config], list[str]]:
+    """The configurations, architecture by architecture; and notes on architectures that are not defined for the stack.
+
+    Raises UsageError for a wrong setting, an unknown architecture, or one that was asked for and is not defined.
+    """
+    model = ask.given.get("model", {})
+    stack: Stack = model.get("stack", "encoder-decoder")
+    if stack == "encoder-decoder" and ask.depth % 2:
+        raise UsageError(f"--depth {ask.depth} is odd: an encoder-decoder has depth/2 layers a side; give an even one.")
+    names = list(dict.fromkeys(ARCHS.resolve(name) for name in ask.archs)) or list(ARCHS)
+    missing = [name for name in names if stack not in ARCHS[name].defined_for]
+    if missing and ask.archs:
+        raise UsageError(f"architecture {missing[0]!r} is not defined for --stack {stack}: leave it out of --archs.")
+    if "arch" in model or "decoder_arch" in model:
+        raise UsageError("recommend compares architectures: name them with --archs, not with --set model.arch.")
+    notes = [f"{name} is not defined for a single {stack}, and is left out." for name in missing]
+    own: Mapping[str, Any] = {} if ask.d_model is None else {"model": shape(ask.d_model)}
+    configs = [
+        resolve(
+            merge(own, ask.given, {"model": {"arch": name}, "data": {"seed": seed}, "train": {"seed": seed}}),
+            depth=ask.depth,
+        )
+        for name in names
+        if name not in missing
+        for seed in ask.seeds
+    ]
+    return configs, notes
+
+
+def shape(d_model: int) -> dict[str, int]:
+    """The sizes of the preset of that width; of another width, 4 d in the feed-forward blocks and 64 a head."""
+    for preset in ("tiny", "small", "base"):
+        sizes = {key: PRESETS[preset].get("model", {}).get(key) for key in ("d_model", "d_ffn", "heads")}
+        if preset == "tiny":
+            sizes = {"d_model": 64, "d_ffn": 128, "heads": 2}
+        if sizes["d_model"] == d_model:
+            return {key: value for key, value in sizes.items() if value is not None}
+    return {"d_model": d_model, "d_ffn": 4 * d_model, "heads": d_model // 64 if d_model % 64 == 0 else 1}
+
+
+def estimate(configs: Sequence[Config], jobs: int) -> Estimate:
+    """Measured on models of one and three layers a stack and extended; raises ResourceError for what does not fit.
+
+    Time is affine in the number of layers; all architectures are taken for equal in it, which holds to tens of percent.
+    """
+    config = configs[0]
+    prepare_process(config.train.threads)
+    device = resolve_device(config.train)
+    dataset = load_data(config.data, stack=config.model.stack)
+    sizes = {"source_vocab": dataset.source_vocab, "target_vocab": dataset.target_vocab}
+    archs = {one.model.arch: one for one in configs}
+    weights = max(parameter_count(one.model, **sizes) for one in archs.values())
+    check(Estimate(weights, bytes_of(Footprint(weights, 0, 0)), 0.0, 0), jobs, device)  # before a layer of it is made
+    largest = max((footprint(one, dataset, device) for one in archs.values()), key=bytes_of)
+    check(Estimate(weights, bytes_of(largest), 0.0, 0), jobs, device)
+    seconds = UNITS * update_seconds(config, dataset, device)
+    waves = -(-len(configs) // jobs) * jobs  # the last of them may leave processes idle
+    return Estimate(largest.parameters, bytes_of(largest), waves * seconds + START * jobs, len(configs))
+
+
+def bytes_of(need: Footprint) -> int:
+    """At the peak of a measurement: float64 copies, twice the activations, and what a process takes anyway."""
+    return BYTES * need.parameters + 2 * need.activations + PROCESS
+
+
+def check(need: Estimate, jobs: int, device: torch.device) -> None:
+    """Raises ResourceError for what does not fit."""
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0] - (jobs - 1) * CONTEXT
+    else:
+        free = psutil.virtual_memory().available
+    if jobs * need.bytes > free:
+        less = "give a smaller --jobs, " if jobs > 1 else "give "
+        raise ResourceError(
+            f"this needs about {jobs * need.bytes / 2**30:.1f} GiB ({need.parameters:,} parameters, {jobs} at a time) "
+            f"and {free / 2**30:.1f} GiB are free on {device}: {less}a smaller --depth, --d-model or "
+            "--set data.sentences=..."
+        )
+
+
+def update_seconds(config: Config, dataset: Dataset, device: torch.device) -> float:
+    """Wall seconds of one update at the configuration's depth."""
+    layers = {key: getattr(config.model, key) for key in ("encoder_layers", "decoder_layers")}
+    deepest = max(layers.values())
+    few, more = (_fastest(config, layers, n, dataset, device) for n in (1, 3))
+    return few + max(more - few, 0.0) / 2 * (deepest - 1)
+
+
+def _fastest(config: Config, layers: Mapping[str, int], n: int, dataset: Dataset, device: torch.device) -> float:
+    """Of four updates the fastest; the first of them makes the optimizer's state."""
+    model = config.model.model_copy(update={key: n if there else 0 for key, there in layers.items()})
+    probes = config.probes.model_copy(update={"names": ("none",), "every": 1000, "update_every": 1000})
+    small = config.model_copy(update={"model": model, "probes": probes})
+    trainer = Trainer(small, dataset, AbsentRun("."), device)
+    taken = []
+    try:
+        for _ in range(4):
+            began = time.perf_counter()
+            dict(trainer.update())
+            trainer.row += 1
+            taken.append(time.perf_counter() - began)
+    finally:
+        trainer.watcher.close()
+    return min(taken[1:])
