@@ -30,7 +30,7 @@ TINY: dict[str, tuple[set[int], dict[str, range]]] = {
         dict.fromkeys(("deepnorm", "branchnorm", "branchnorm T=1"), SIX)
         | dict.fromkeys(("postln", "preln", "admin"), FIVE),
     ),
-    "branchnorm:6": ({6}, dict.fromkeys(("deepnorm", "branchnorm"), range(3, 6))),
+    "branchnorm:6": ({6}, dict.fromkeys(("deepnorm", "branchnorm"), range(3, 7))),
     "branchnorm:7": ({6}, dict.fromkeys(("branchnorm", "branchnorm exp", "branchnorm sigmoid"), FIVE)),
     "branchnorm:T": ({6}, {"branchnorm": FIVE}),
     "deepnet:3": ({6, 12, 18, 24}, dict.fromkeys(("postln", "postln-init"), FIVE)),
@@ -173,7 +173,7 @@ def test_branchnorm_4_is_8_at_scale_tiny_and_50_layers_at_full_size() -> None:
 def test_branchnorm_6_is_a_whole_grid() -> None:
     cells = Counter((name, c.train.warmup, c.train.lr) for name, c in rows("6"))
     rates = (5e-4, 8e-4, 1e-3, 1.5e-3, 8e-3)
-    assert cells == {(n, w, r): 3 for n in ("deepnorm", "branchnorm") for w in (0, 5, 20, 40) for r in rates}
+    assert cells == {(n, w, r): 4 for n in ("deepnorm", "branchnorm") for w in (0, 5, 20, 40) for r in rates}
     assert {(c.train.steps, c.model.T, c.probes.names) for _, c in rows("6")} == {(160, 100, ("none",))}
     paper = {(c.train.warmup, c.train.lr) for _, c in rows("6", scale="paper", data=TEXT)}
     assert paper == {(w, r) for w in (0, 100, 1000, 4000) for r in rates[:4]}

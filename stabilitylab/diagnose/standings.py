@@ -60,6 +60,9 @@ class Standings:
     def paragraph(self) -> str:
         """Who is ahead, as far as single runs can say so."""
         ranked = sorted((row for row in self.rows if math.isfinite(row.loss)), key=lambda row: row.loss)
+        lost = [row.run for row in self.rows if self.loss and not math.isfinite(row.loss)]
+        if lost:
+            return f"{', '.join(lost)}: {self.loss} is not finite at step {self.step}, so there is no order."
         if len(ranked) < 2:
             return "No loss is common to two of these runs: their numbers stand side by side, without an order."
         first, last = ranked[0], ranked[-1]

@@ -32,7 +32,7 @@ _MINUTES = {
     "branchnorm:3": 6,
     "branchnorm:4": 26,
     "branchnorm:5": 19,
-    "branchnorm:6": 22,
+    "branchnorm:6": 29,
     "branchnorm:7": 16,
     "branchnorm:8": 26,
     "branchnorm:9": 26,

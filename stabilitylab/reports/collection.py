@@ -64,6 +64,11 @@ class Record:
         return self.status.state in ("finished", "diverged")
 
     @property
+    def updates(self) -> int:
+        """How many it was to be trained for; 0 where that is not recorded."""
+        return int(self.settings.get("train.steps", 0))
+
+    @property
     def depth(self) -> int:
         """Layers of the deeper stack: N of an N-layer encoder and decoder."""
         return max(self.layers)
@@ -172,7 +177,7 @@ class Runs(Sequence[Record]):
             own = (record.label, record.seed, *(repr(record.settings.get(k)) for k in (*free, "model.T")))
             found.setdefault(key, {})[own] = record
         groups = [Runs(group.values()) for group in found.values()]
-        return sorted(groups, key=lambda g: (len(g.labels), len(g), g[0].settings.get("train.steps", 0)), reverse=True)
+        return sorted(groups, key=lambda g: (len(g.labels), len(g), g[0].updates), reverse=True)
 
     @property
     def labels(self) -> list[str]:

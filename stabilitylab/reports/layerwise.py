@@ -52,7 +52,7 @@ def _ramp(record: Record) -> int:
 def comparable(runs: Runs, *free: str) -> list[Runs]:
     """Groups of runs that differ in nothing but architecture, seed and ``free``, each with one ramp; richest first."""
     groups = [one_ramp(group, *free)[0] for group in runs.groups(*free)]
-    return sorted(groups, key=lambda group: (len(group.labels), len(group), _steps(group)), reverse=True)
+    return sorted(groups, key=lambda group: (len(group.labels), len(group), group[0].updates), reverse=True)
 
 
 def matched(runs: Runs, first: str, second: str, table: str) -> Pairs:
@@ -60,14 +60,10 @@ def matched(runs: Runs, first: str, second: str, table: str) -> Pairs:
     seeds. Raises MissingRuns."""
     trained = runs.where(lambda run: not failed(run), kind="train", label=(first, second), table=table)
     found = [(group, pairs(group.where(label=first), group.where(label=second))) for group in comparable(trained)]
-    best = max(found, key=lambda one: (min(len(one[1]), ENOUGH), _steps(one[0]), len(one[1])), default=None)
+    best = max(found, key=lambda one: (min(len(one[1]), ENOUGH), one[0][0].updates, len(one[1])), default=None)
     if best is None or not best[1]:
         raise MissingRuns(f"needs {first} and {second} trained with the same seeds and settings, with {table}")
     return best[1]
-
-
-def _steps(group: Runs) -> int:
-    return int(group[0].settings.get("train.steps", 0))
 
 
 def largest_group(

@@ -70,7 +70,7 @@ def table_groups(runs: Runs) -> list[Runs]:
     groups = [one_ramp(group, *LAYERS)[0] for group in fit.where(lambda run: id(run) not in apart).groups(*LAYERS)]
     joined = [Runs([*group, *(run for run in own if _fits(run, group[0]))]) for group in groups]
     found = joined or [one_ramp(group, *LAYERS)[0] for group in own.groups(*LAYERS)]
-    return sorted(found, key=lambda g: (len({(r.label, r.layers) for r in g}), len(g), _updates(g)), reverse=True)
+    return sorted(found, key=lambda g: (len({(r.label, r.layers) for r in g}), len(g), g[0].updates), reverse=True)
 
 
 def own_recipes(group: Runs) -> dict[str, str]:
@@ -88,10 +88,6 @@ def recipe_notes(group: Runs) -> list[str]:
     """A note on each of them."""
     what = "with the recipe that its paper insists on"
     return [f"{style.title(label)} {what}: {recipe}." for label, recipe in own_recipes(group).items()]
-
-
-def _updates(group: Runs) -> int:
-    return int(group[0].settings.get("train.steps", 0))
 
 
 def _own_recipe(record: Record) -> dict[str, Any]:

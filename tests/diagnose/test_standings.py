@@ -67,6 +67,11 @@ def test_runs_without_a_common_loss_have_no_order(tmp_path: Path) -> None:
     assert "without an order" in found.paragraph
 
 
+def test_a_loss_that_is_not_finite_leaves_no_order(tmp_path: Path) -> None:
+    found = standings(made(tmp_path / "a", {"loss": [2, 1]}), made(tmp_path / "b", {"loss": [2, math.nan]}))
+    assert found.paragraph.endswith("b: loss is not finite at step 1, so there is no order.")
+
+
 def test_losses_on_different_data_are_no_ranking(tmp_path: Path) -> None:
     paths = []
     for name, source in (("a", "synthetic"), ("b", "text:x,y")):

@@ -139,11 +139,23 @@ def test_c38_needs_four_ramps_and_no_others() -> None:
     assert found.command == "stabilitylab sweep branchnorm:T --scale tiny"
 
 
-def test_c38_judges_the_learning_rate_with_most_seeds() -> None:
+def test_c38_judges_every_learning_rate_with_four_ramps() -> None:
     def fast(T: int) -> list[Record]:
         settings = {"model": {"T": T}, "train": {"lr": 1e-2, "steps": 10_000}}
-        return models("branchnorm", lambda n, s: 5 + T, seeds=SEEDS[:3], settings=settings)
+        return models("branchnorm", lambda n, s: 5 + T + SPREAD[s], seeds=SEEDS[:3], settings=settings)
 
-    few = [record for T in (2, 40, 400, 2000) for record in fast(T)]
-    found = verdict("C38", few, ramps({2: flat, 40: flat, 400: flat, 2000: flat}))
-    assert (found.verdict, found.effects[0]["n"]) == ("reproduced", 4)
+    slow = ramps({2: flat, 40: flat, 400: flat, 2000: flat})
+    three = [record for T in (2, 40, 400) for record in fast(T)]
+    found = verdict("C38", slow, three)
+    assert (found.verdict, {effect["n"] for effect in found.effects}) == ("reproduced", {4})
+    found = verdict("C38", slow, three, fast(2000))
+    assert (found.verdict, len(found.effects)) == ("contradicted", 12)
+    assert found.effects[-1]["effect"] == "T = 2000 minus 400 at lr 0.01"
+
+
+def test_c38_plateaus_are_not_equal_and_do_not_take_the_place_of_a_longer_training() -> None:
+    stuck = [r for T in (2, 4, 8, 16) for r in models("branchnorm", flat, verdict="stuck",
+             settings={"model": {"T": T}, "train": {"steps": 100}})]  # fmt: skip
+    assert verdict("C38", stuck).verdict == "inconclusive"
+    apart = ramps({T: (lambda n, s, T=T: 5 + T / 100 + SPREAD[s]) for T in (2, 40, 400, 2000)})
+    assert verdict("C38", apart, stuck).verdict == "contradicted"

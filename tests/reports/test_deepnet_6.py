@@ -18,6 +18,7 @@ from stabilitylab.reports.base import MissingRuns, Picture
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
 from stabilitylab.reports.collection import Record, Runs
 from stabilitylab.reports.figures.deepnet_6 import FAMILIES, QualityOfAll, families
+from stabilitylab.reports.figures.outcomes import unigram
 
 DEPTHS, SEEDS = (6, 18, 50), (3, 4, 5)
 OPTIONS = {"beam": 4, "length_penalty": 0.6, "penalty_kind": "gnmt", "signature": "s", "data": "d", "sentences": 9}
@@ -141,7 +142,17 @@ def test_c52_takes_all_of_the_data_and_the_deepest() -> None:
     assert found.effects[0]["mean"] == pytest.approx(0.2)
 
 
-def test_c52_needs_three_depths_that_trained() -> None:
-    lost = deepnorm(lambda s: 0.2, (50,), verdict="stuck")
-    found = judge(CLAIMS["C52"], Runs([*deepnorm(lambda s: 0.2, (6, 18)), *lost]))
+def test_c52_needs_three_depths_and_a_model_that_failed_at_one_leaves_it_open() -> None:
+    found = judge(CLAIMS["C52"], Runs(deepnorm(lambda s: 0.2, (6, 18))))
     assert (found.verdict, found.command) == ("not testable", "stabilitylab sweep table")
+    lost = deepnorm(lambda s: 0.2, (90,), verdict="stuck")
+    rising = deepnorm(lambda s: 0.2, (6, 18, 50))
+    assert judge(CLAIMS["C52"], Runs(rising)).verdict == "reproduced"
+    assert judge(CLAIMS["C52"], Runs([*rising, *lost])).verdict == "inconclusive"
+
+
+def test_where_all_diverged_their_crosses_stand_at_the_unigram_baseline_and_not_at_0() -> None:
+    lost = Runs(deepnorm(lambda s: 0.2, verdict="diverged"))
+    (panel,) = QualityOfAll().picture(lost).panels
+    (crosses,) = [line for line in panel.series if line.kind == "crosses"]
+    assert set(crosses.y) == {unigram(lost)} != {0.0}

@@ -45,11 +45,19 @@ def deepnorm(loss: Callable[[int, int], float], depths: Sequence[int] = DEPTHS) 
         (lambda n, s: n / 20, "contradicted"),
         (lambda n, s: 5 * (1 - math.exp(-n / 10)), "contradicted"),
         (lambda n, s: math.log(n) if s < 5 else n / 20, "inconclusive"),
+        (lambda n, s: -math.log(n), "contradicted"),  # of that shape, and falling
     ],
 )
 def test_c46_logarithm_of_depth(curve: Callable[[int, int], float], expected: str) -> None:
     runs = deepnorm(lambda n, s: 9 - curve(n, s) - (1 + SPREAD[s]) * NOISE[n])
     assert verdict("C46", runs).verdict == expected
+
+
+def test_c46_a_seed_that_failed_at_one_depth_is_undecided() -> None:
+    runs = deepnorm(lambda n, s: 9 - math.log(n) - (1 + SPREAD[s]) * NOISE[n])
+    lost = remembered("lost", arch="deepnorm", layers=192, seed=3, nll=9.0, verdict="stuck")
+    assert verdict("C46", runs).verdict == "reproduced"
+    assert verdict("C46", [*runs, lost]).verdict == "inconclusive"
 
 
 def test_c46_needs_five_depths() -> None:

@@ -59,6 +59,17 @@ def test_admin_diverges(tmp_path: Path, failed: int, trained: int, expected: str
     assert verdict("C35", tmp_path).verdict == expected
 
 
+def test_a_seed_counts_once_at_the_shallowest_depth_and_a_run_without_a_verdict_not_at_all(tmp_path: Path) -> None:
+    for layers in (50, 75, 100):
+        long_runs(tmp_path, "admin", layers, 3, 0)
+    finding = verdict("C35", tmp_path)
+    assert (finding.verdict, finding.effects[0]["n"]) == ("inconclusive", 3)
+    for seed in range(6, 9):
+        make_run(tmp_path, f"open-{seed}", arch="admin", seed=seed, layers=50, settings={"train": {"steps": 3000}},
+                 verdict="")  # fmt: skip
+    assert verdict("C35", tmp_path).effects[0]["n"] == 3
+
+
 def test_short_runs_do_not_show_who_diverges(tmp_path: Path) -> None:
     long_runs(tmp_path, "admin", 50, 1, 0, steps=2999)
     finding = verdict("C35", tmp_path)

@@ -225,7 +225,7 @@ def preln_decoder_cures_vanishing(runs: Runs) -> list[Effect | Share]:
 
 def _long(runs: Runs) -> Runs:
     def fit(run: Record) -> bool:
-        return int(run.settings.get("train.steps", 0)) >= LONG
+        return run.updates >= LONG
 
     return runs.where(fit, kind="train", label=("postln/preln", "preln"), layers=(DEPTH, DEPTH))
 

@@ -132,10 +132,6 @@ def _finding(group: Runs) -> str:
     )
 
 
-def _updates(record: Record) -> int:
-    return int(record.settings.get("train.steps", 0))
-
-
 @claim(
     "C32",
     figure="admin:5",
@@ -150,7 +146,7 @@ def _updates(record: Record) -> int:
 )
 def updates_are_narrow(runs: Runs) -> list[Effect]:
     def fit(run: Record) -> bool:
-        return _updates(run) >= SETTLED and _is_told(run)
+        return run.updates >= SETTLED and _is_told(run)
 
     groups = runs.where(fit, kind="train", label="postln", table=TABLES).groups()
     if not groups:

@@ -10,12 +10,13 @@ from scipy.stats import binomtest, fisher_exact
 
 from ...experiments import command
 from .. import style
-from ..base import DIVERGED, STUCK, Figure, Map, MissingRuns, Panel, Picture, figure
+from ..base import Figure, Map, MissingRuns, Panel, Picture, figure
 from ..claims import Share, claim
 from ..collection import Record, Runs
 from ..layerwise import comparable, counted, failed, last_nll, states
 from ..statistics import Region
 from .admin_3 import left_out
+from .outcomes import mark
 
 AXES = ("train.lr", "train.beta2")
 BOTH = ("postln", "preln")
@@ -78,21 +79,14 @@ def _ends(runs: Runs, label: str, ticks: tuple[list[float], list[float]]) -> Pan
     """A table of one architecture: how its runs ended at each setting."""
     cells = {at: [run for run in runs if setting(run) == at] for at in {setting(run) for run in runs}}
     values = {at: _mean([last_nll(run) for run in own if not failed(run)]) for at, own in cells.items()}
-    marks = {at: _mark(own) for at, own in cells.items()}
+    ends = {at: [run.verdict for run in own] for at, own in cells.items()}
+    marks = {at: mark(own.count("diverged"), own.count("stuck"), len(own)) for at, own in ends.items()}
     words = {at: _words(own, values[at]) for at, own in cells.items()}
     return _table(style.title(label), ticks, values, marks, words, "cross-entropy [nats/token]")
 
 
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else math.nan
-
-
-def _mark(runs: Sequence[Record]) -> int:
-    """DIVERGED or STUCK, whichever is more frequent, where more than half failed; else 0."""
-    lost = [run.verdict for run in runs if failed(run)]
-    if 2 * len(lost) <= len(runs):
-        return 0
-    return DIVERGED if 2 * lost.count("diverged") >= len(lost) else STUCK
 
 
 def _words(runs: Sequence[Record], value: float) -> str:

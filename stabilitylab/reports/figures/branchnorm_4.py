@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.integrate import trapezoid
 
 from ...experiments import command
 from .. import style
@@ -15,7 +16,7 @@ from ..collection import Record, Runs, pairs
 from ..layerwise import ENOUGH, comparable, counted, failed, held_out_panel, last_nll, states
 from ..statistics import Region, signed_rank, t_interval
 from .branchnorm_5 import quality
-from .loss_differences import gaps_by_depth, measured
+from .loss_differences import Gaps, gaps_beside, measured
 
 ABLATION = "branchnorm T=1"  # Post-LN drawn as DeepNorm: BranchNorm without its ramp
 SHOWN = ("deepnorm", "branchnorm", ABLATION)
@@ -34,7 +35,7 @@ def mean_nll(record: Record) -> float:
     if record.verdict == "diverged":
         return math.inf
     steps, nll = curve(record)
-    return float(np.trapezoid(nll, steps) / (steps[-1] - steps[0])) if len(steps) > 1 else math.nan
+    return float(trapezoid(nll, steps) / (steps[-1] - steps[0])) if len(steps) > 1 else math.nan
 
 
 def first_update(record: Record, level: float) -> float:
@@ -88,7 +89,7 @@ def _group(runs: Runs) -> Runs:
 
     def weight(one: tuple[Runs, Sequence[object]]) -> tuple[float, ...]:
         group, compared = one
-        return min(ENOUGH, len(compared)), group[0].settings["train.steps"], len(group.labels), len(compared)
+        return min(ENOUGH, len(compared)), group[0].updates, len(group.labels), len(compared)
 
     return max(both, key=weight)[0]
 
@@ -181,12 +182,9 @@ def _finding(trained: Runs, levels: Sequence[float]) -> str:
     pilot="+.24 and +.30 (6L, 400 steps); the ablation -.42",
 )
 def lower_final_loss(runs: Runs) -> list[Effect]:
-    gaps = gaps_by_depth(runs, "branchnorm", "deepnorm")
+    gaps, ablation = gaps_beside(runs, "branchnorm", "deepnorm", ABLATION)
     if not gaps:
-        raise MissingRuns(
-            "needs branchnorm and deepnorm with the same seeds and settings, and a finite loss at the end"
-        )
-    ablation = gaps_by_depth(runs, ABLATION, "deepnorm")
+        raise MissingRuns("needs branchnorm and deepnorm with the same seeds and settings, and a loss at the end")
     return _effects(gaps, ablation, "difference")
 
 
@@ -203,13 +201,13 @@ def lower_final_loss(runs: Runs) -> list[Effect]:
     sweep="branchnorm:4",
 )
 def ahead_over_the_training(runs: Runs) -> list[Effect]:
-    gaps = gaps_by_depth(runs, "branchnorm", "deepnorm", mean_nll)
+    gaps, ablation = gaps_beside(runs, "branchnorm", "deepnorm", ABLATION, mean_nll)
     if not gaps:
         raise MissingRuns("needs branchnorm and deepnorm with the same seeds and settings, and their held-out losses")
-    return _effects(gaps, gaps_by_depth(runs, ABLATION, "deepnorm", mean_nll), "mean difference")
+    return _effects(gaps, ablation, "mean difference")
 
 
-def _effects(gaps: dict[int, dict[int, float]], ablation: dict[int, dict[int, float]], name: str) -> list[Effect]:
+def _effects(gaps: Gaps, ablation: Gaps, name: str) -> list[Effect]:
     return [
         Effect(
             f"{name} at {depth}L{_beside(ablation.get(depth, {}))}", values, Region(high=-0.01), Region(low=0.01),

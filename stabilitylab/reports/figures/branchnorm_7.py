@@ -60,7 +60,7 @@ def _group(runs: Runs) -> Runs:
     several = [group for group in found if len({*map(shape, group)}) > 1]
     if not several:
         raise MissingRuns("no runs of branchnorm that differ in model.growth alone", command("branchnorm:7"))
-    return max(several, key=lambda g: (len({*map(shape, g)}), len(g), g[0].settings["train.steps"]))
+    return max(several, key=lambda g: (len({*map(shape, g)}), len(g), g[0].updates))
 
 
 def _shapes(group: Runs) -> list[str]:

@@ -106,8 +106,7 @@ def sparser_with_training(runs: Runs) -> list[Effect]:
     for label in ("deepnorm", "branchnorm"):
         groups = comparable(runs.where(lambda run: not failed(run), kind="train", label=label, table=TABLE))
         measured = [
-            (group[0].settings["train.steps"], {run.seed: rho for run in group if np.isfinite(rho := _trend(run))})
-            for group in groups
+            (group[0].updates, {run.seed: rho for run in group if np.isfinite(rho := _trend(run))}) for group in groups
         ]
         steps, values = max(measured, key=lambda one: (min(len(one[1]), ENOUGH), one[0], len(one[1])), default=(0, {}))
         if values:

@@ -44,7 +44,7 @@ class LargerGradients(Figure):
         ]
         curves = [g for g in fit.where(kind="train").groups() if g[0].depth == depth]
         if curves:
-            chosen = max(curves, key=lambda g: (len(g.labels), not all(map(failed, g)), _updates(g[0]), len(g)))
+            chosen = max(curves, key=lambda g: (len(g.labels), not all(map(failed, g)), g[0].updates, len(g)))
             panels.append(held_out_panel(chosen))
             notes.append(f"(c): {chosen.describe()}.")
         return Picture(panels, _finding(best), notes, columns=3)
@@ -52,10 +52,6 @@ class LargerGradients(Figure):
 
 def _at(runs: Runs, depth: int) -> Runs:
     return runs.where(lambda run: run.depth == depth)
-
-
-def _updates(record: Record) -> int:
-    return int(record.settings.get("train.steps", 0))
 
 
 def _last(record: Record, step: int = 0) -> float:
@@ -152,7 +148,7 @@ def _ratios_by_depth(runs: Runs, step: int) -> dict[int, dict[int, float]]:
 )
 def converges_where_postln_does_not(runs: Runs) -> list[Share]:
     def fit(run: Record) -> bool:
-        return _updates(run) >= 3000 and run.width >= 512
+        return run.updates >= 3000 and run.width >= 512
 
     long = runs.where(fit, kind="train", label=BOTH, layers=(DEPTH, DEPTH)).groups()
     groups = [group for group in long if len(group.labels) == len(BOTH)]

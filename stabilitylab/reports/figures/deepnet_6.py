@@ -10,14 +10,15 @@ import numpy as np
 
 from ...experiments import command
 from .. import style
-from ..base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
+from ..base import Figure, MissingRuns, Panel, Picture, Series, figure
 from ..claims import Effect, claim
 from ..collection import LAYERS, Runs
 from ..layerwise import ENOUGH, comparable, counted, failed, last_nll, states
 from ..stability import own_recipes, recipe_notes, table_groups
 from ..statistics import Region, slope
 from .branchnorm_5 import Quality, even, quality, share_of
-from .deepnet_8 import by_seed
+from .deepnet_8 import fits
+from .outcomes import outcomes, worst
 
 FAMILIES: dict[str, tuple[str, ...]] = {  # nineteen lines in one panel are too many: like stands beside like
     "The papers' own": ("postln", "postln-init", "preln", "deepnorm", "branchnorm", "admin"),
@@ -42,11 +43,13 @@ class QualityOfAll(Figure):
     def picture(self, runs: Runs) -> Picture:
         group = _group(runs)
         measured = quality(group)
-        lines = {label: _line(group.where(label=label), label, measured) for label in group.labels}
-        crosses = _crosses(group, measured)
-        panels = [
-            _panel(title, own, lines, crosses, measured, group.depths) for title, own in families(group.labels).items()
-        ]
+        bad = 0.0 if measured.is_bleu else worst(group, measured.values)
+        lines = {
+            label: outcomes(group.where(label=label), measured.values, lambda run: run.depth, style.title(label),
+                            bad=bad, arch=label)
+            for label in group.labels
+        }  # fmt: skip
+        panels = [_panel(title, own, lines, measured, group.depths) for title, own in families(group.labels).items()]
         notes = [f"Drawn: {group.describe()}. Lines are means over seeds, bands their range.", *states(group)]
         notes += recipe_notes(group)
         if others := len(runs.where(kind="train")) - len(group):
@@ -76,44 +79,20 @@ def families(labels: Sequence[str]) -> dict[str, list[str]]:
     return {title: own for title, own in found.items() if own}
 
 
-def _line(runs: Runs, label: str, measured: Quality) -> Series | None:
-    """Through the runs that did not fail; None where all did."""
-    spread = Spread()
-    for run in runs:
-        if not failed(run):
-            spread.add([run.depth], [measured.values[run.name]])
-    return spread.series(style.title(label), arch=label) if spread.points else None
-
-
-def _crosses(group: Runs, measured: Quality) -> dict[str, Series]:
-    drawn = [measured.values[run.name] for run in group if run.verdict != "diverged"]
-    worst = 0.0 if measured.is_bleu else max(drawn, default=0.0)
-    found = {}
-    for label in group.labels:
-        lost = [(run.depth, worst if run.verdict == "diverged" else measured.values[run.name])
-                for run in group.where(label=label) if failed(run)]  # fmt: skip
-        if lost:
-            depths, heights = zip(*sorted(lost), strict=True)
-            seeds = len(group.where(label=label).seeds)
-            name = f"{style.title(label)}: diverged or stuck"
-            found[label] = Series(name, depths, heights, arch=label, kind="crosses", seeds=seeds)
-    return found
-
-
 def _panel(
     title: str,
     own: Sequence[str],
-    lines: dict[str, Series | None],
-    crosses: dict[str, Series],
+    lines: dict[str, list[Series]],
     measured: Quality,
     depths: Sequence[int],
 ) -> Panel:
     grey = [
         replace(line, label=OTHERS, arch="", colour=CONTEXT, marker="none", dash="solid", low=None, high=None)
-        for label, line in lines.items()
-        if line is not None and label not in own
+        for label, found in lines.items()
+        for line in found
+        if line.kind == "line" and label not in own
     ]
-    coloured = [line for label in own for line in (lines[label], crosses.get(label)) if line is not None]
+    coloured = [line for label in own for line in lines[label]]
     return Panel(title, "layers a side", measured.axis, [*grey, *coloured], log_x=True, ticks=depths)
 
 
@@ -152,7 +131,8 @@ def _mean(runs: Runs, measured: Quality) -> float:
     sentence="DeepNorm's quality rises with depth",
     source="DeepNet, Fig. 6",
     statistic="of DeepNorm's quality (BLEU where all reach 5, else -nll): slope with log depth over three depths or "
-    "more, seed by seed, in the group with most data, the deepest model and the longest training",
+    "more, seed by seed, in the group with most data, the deepest model and the longest training; a seed that failed "
+    "at one of these depths is undecided",
     threshold="R: > 0; X: < 0 (the plan names neither: ours)",
     sweep="deepnet:6",
     pilot="one seed of these runs was known at 6 and 18 layers a side when the threshold was set",
@@ -160,13 +140,10 @@ def _mean(runs: Runs, measured: Quality) -> float:
 def rises_with_depth(runs: Runs) -> list[Effect]:
     found: list[tuple[tuple[float, ...], dict[int, float]]] = []
     for group in comparable(runs.where(even, kind="train", label="deepnorm"), *LAYERS):
-        trained = group.where(lambda run: not failed(run))
-        points = by_seed(trained, quality(trained))
-        slopes = {seed: slope([math.log(depth) for depth in own], [*own.values()])
-                  for seed, own in points.items() if len(own) >= LEAST}  # fmt: skip
+        slopes = fits(group, LEAST, lambda depths, values: slope([*map(math.log, depths)], values))
         if slopes:
-            updates = float(group[0].settings.get("train.steps", 0))
-            found.append(((min(len(slopes), ENOUGH), share_of(group[0]), trained.depths[-1], updates), slopes))
+            rank = (min(len(slopes), ENOUGH), share_of(group[0]), group.depths[-1], float(group[0].updates))
+            found.append((rank, slopes))
     if not found:
         raise MissingRuns(f"needs deepnorm trained at {LEAST} depths or more", command("deepnet:6"))
     best = max(found, key=lambda one: one[0])[1]

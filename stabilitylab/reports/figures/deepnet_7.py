@@ -16,6 +16,7 @@ from ..claims import Effect, Share, claim
 from ..collection import FREE, Record, Runs
 from ..layerwise import counted, failed, held_out_panel, last_nll, one_ramp, states
 from ..statistics import Region, slope
+from .branchnorm_4 import mean_nll
 
 LABEL = "deepnorm"
 AXES: dict[str, tuple[str, ...]] = {  # what varies in a panel -> the settings behind it
@@ -162,7 +163,7 @@ def trains_in_every_setting(runs: Runs) -> list[Share]:
     paper="DeepNet",
     sentence="DeepNorm learns faster with a larger learning rate, batch and width",
     source="DeepNet, Fig. 7",
-    statistic="held-out nll, mean over the evaluations of a run [nats]: slope with log2 of the learning rate, of the "
+    statistic="held-out nll, mean over updates (as in C47) [nats]: slope with log2 of the learning rate, of the "
     "sentences an update, of d_model, seed by seed",
     threshold="R: < 0 for each of the three; X: > 0 for one (the plan names neither: ours)",
     sweep="deepnet:7",
@@ -172,7 +173,7 @@ def faster_with_more(runs: Runs) -> list[Effect]:
     for axis, values in _all_axes(runs).items():
         slopes = {}
         for seed in everything({axis: values}).seeds:
-            points = {amount(value, axis): _mean_nll(own) for value, group in values.items()
+            points = {amount(value, axis): mean_nll(own) for value, group in values.items()
                       for own in group if own.seed == seed}  # fmt: skip
             if len(points) == len(values):
                 known = all(map(math.isfinite, points.values()))  # a run that diverged leaves the seed undecided
@@ -186,7 +187,3 @@ def _all_axes(runs: Runs) -> Panels:
     if lacking := [axis for axis in AXES if axis not in found]:
         raise MissingRuns(f"needs {LABEL} at several values of {' and '.join(lacking)}, all else equal")
     return found
-
-
-def _mean_nll(record: Record) -> float:
-    return math.nan if record.verdict == "diverged" else float(record.held_out()["held_out_nll"].mean())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -54,6 +55,7 @@ class LogarithmOfDepth(Figure):
 def _group(runs: Runs) -> Runs:
     """The comparable DeepNorm runs that trained at most depths."""
     own = runs.where(lambda run: even(run) and run.ended and run.verdict != "", kind="train", label=LABEL)
+    own = own.where(lambda run: failed(run) or math.isfinite(last_nll(run)))
     groups = [group for group in comparable(own, *LAYERS) if not all(map(failed, group))]
     if not groups:
         raise MissingRuns("no run of deepnorm has trained", command("deepnet:8"))
@@ -67,6 +69,19 @@ def by_seed(runs: Runs, measured: Quality) -> Points:
         if math.isfinite(value := measured.gain(run)):
             found.setdefault(run.seed, {})[run.depth] = value
     return {seed: dict(sorted(found[seed].items())) for seed in sorted(found)}
+
+
+def fits(runs: Runs, least: int, fit: Callable[[Sequence[float], Sequence[float]], float]) -> dict[int, float]:
+    """Seed -> ``fit`` of quality on depth, of seeds with ``least`` depths; NaN for one that failed at any of them."""
+    measured = quality(runs)
+    found = {}
+    for seed in runs.seeds:
+        own = sorted(runs.where(lambda run, s=seed: run.seed == s), key=lambda run: run.depth)
+        points = {run.depth: measured.gain(run) for run in own}
+        if len(points) >= least:
+            known = all(map(math.isfinite, points.values())) and not any(map(failed, own))
+            found[seed] = fit([*points], [*points.values()]) if known else math.nan
+    return found
 
 
 def _quality_panel(runs: Runs, measured: Quality, means: dict[int, float], fitted: dict[str, Curve]) -> Panel:
@@ -99,16 +114,18 @@ def _left_panel(points: Points, measured: Quality, means: dict[int, float], fitt
 
 
 def _finding(points: Points, measured: Quality, means: dict[int, float], fitted: dict[str, Curve]) -> str:
-    seeds = counted(len(points))
     if not fitted:
+        seeds = counted(len(points))
         shown = ", ".join(f"{value if measured.is_bleu else -value:.2f} at {depth}" for depth, value in means.items())
         return f"{len(means)} depths are too few for a curve: {measured.axis} {shown} layers a side ({seeds})."
     slopes = [curves([*own], [*own.values()])["logarithmic"].slope for own in points.values() if len(own) >= LEAST]
     interval = t_interval(slopes)
     bounds = f", 95 % interval {interval.low:+.3f} to {interval.high:+.3f}" if math.isfinite(interval.low) else ""
+    mean = interval.mean if slopes else fitted["logarithmic"].slope
+    seeds = counted(interval.n) if slopes else "of the means: no seed has all depths"
     least = min(curve.aic for curve in fitted.values())
     beside = ", ".join(f"{name} {curve.aic - least:.1f}" for name, curve in fitted.items())
-    slope = f"{fitted['logarithmic'].slope:+.3f} {measured.unit} a unit of log depth{bounds} ({seeds})"
+    slope = f"{mean:+.3f} {measured.unit} a unit of log depth{bounds} ({seeds})"
     return f"Quality changes by A = {slope}; AIC above the least: {beside}."
 
 
@@ -119,17 +136,19 @@ def _finding(points: Points, measured: Quality, means: dict[int, float], fitted:
     sentence="Quality grows with the logarithm of depth",
     source="DeepNet, Fig. 8",
     statistic="of DeepNorm's quality (BLEU where all reach 5, else -nll), at each seed: AIC of A log d + B minus the "
-    "least of it, a straight line and a saturating A (1 - exp(-d / c)) + B",
-    threshold="R: < 2; X: > 2 (the plan names no X: ours)",
+    "least of it, a straight line and a saturating A (1 - exp(-d / c)) + B; and A itself. A seed that failed at one of "
+    "its depths is undecided",
+    threshold="R: < 2, and A > 0; X: > 2, or A < 0 (the plan names no X and leaves A > 0 to the word grows: ours)",
     sweep="deepnet:8",
 )
 def logarithmic_in_depth(runs: Runs) -> list[Effect]:
-    best: dict[int, float] = {}
-    for group in comparable(runs.where(even, kind="train", label=LABEL), *LAYERS):
-        trained = group.where(lambda run: not failed(run))
-        points = by_seed(trained, quality(trained))
-        found = {seed: log_over_best([*own], [*own.values()]) for seed, own in points.items() if len(own) >= LEAST}
-        best = max(best, found, key=len)
-    if not best:
+    groups = comparable(runs.where(even, kind="train", label=LABEL), *LAYERS)
+    best = max(groups, key=lambda group: len(fits(group, LEAST, log_over_best)), default=Runs([]))
+    shape = fits(best, LEAST, log_over_best) if best else {}
+    if not shape:
         raise MissingRuns(f"needs deepnorm trained at {LEAST} depths or more")
-    return [Effect("AIC of the logarithm above the least", best, Region(high=2), Region(low=2))]
+    growth = fits(best, LEAST, lambda depths, values: curves(depths, values)["logarithmic"].slope)
+    return [
+        Effect("AIC of the logarithm above the least", shape, Region(high=2), Region(low=2)),
+        Effect("A, quality per unit of log depth", growth, Region(low=0), Region(high=0)),
+    ]

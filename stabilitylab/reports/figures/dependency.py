@@ -107,8 +107,8 @@ def _apart(layers: int, other: int) -> float:
 
 
 def trained(run: Record) -> bool:
-    """Did it learn, and record the branches after that?"""
-    if run.kind != "train" or failed(run):
+    """Has it an encoder, did it learn, and record the branches after that?"""
+    if run.kind != "train" or failed(run) or not run.layers[0]:
         return False
     data = run.at(TABLE, None, ["sum"])
     return len(data) > 0 and data["step"].iloc[0] > 0

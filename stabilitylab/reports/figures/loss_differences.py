@@ -11,7 +11,7 @@ from .. import style
 from ..base import MissingRuns
 from ..claims import Effect
 from ..collection import LAYERS, Record, Runs, pairs
-from ..layerwise import ENOUGH, comparable, last_nll
+from ..layerwise import ENOUGH, comparable, failed, last_nll
 from ..statistics import Region, signed_rank, t_interval
 from .branchnorm_5 import even, share_of
 
@@ -20,12 +20,13 @@ Gaps = dict[int, dict[int, float]]  # depth -> seed -> loss of one label minus t
 
 
 def gaps_of(group: Runs, first: str, second: str, loss: Callable[[Record], float] = last_nll) -> Gaps:
-    """``first`` minus ``second`` at each depth, by seed. Pairs without a finite loss are left out."""
+    """``first`` minus ``second`` at each depth, by seed. Pairs of which one was not measured are left out; where one
+    diverged the difference is infinite, and not a number where both did: that depth is then undecided."""
     gaps: Gaps = {}
     for depth in group.depths:
         one, other = (group.where(lambda run, d=depth: run.depth == d, label=label) for label in (first, second))
-        values = {seed: loss(a) - loss(b) for seed, a, b in pairs(one, other)}
-        if values := {seed: value for seed, value in values.items() if math.isfinite(value)}:
+        losses = {seed: (loss(a), loss(b)) for seed, a, b in pairs(one, other)}
+        if values := {seed: a - b for seed, (a, b) in losses.items() if not math.isnan(a + b)}:
             gaps[depth] = values
     return gaps
 
@@ -33,15 +34,20 @@ def gaps_of(group: Runs, first: str, second: str, loss: Callable[[Record], float
 def weight(group: Runs, gaps: Gaps) -> tuple[float, ...]:
     """What a group's gaps count for: enough seeds, then a long training, on the most data, at the most depths."""
     seeds = min(ENOUGH, max(map(len, gaps.values()), default=0))
-    return seeds, float(group[0].settings["train.steps"]), share_of(group[0]), len(gaps)
+    return seeds, float(group[0].updates), share_of(group[0]), len(gaps)
 
 
-def gaps_by_depth(runs: Runs, first: str, second: str, loss: Callable[[Record], float] = last_nll) -> Gaps:
+def gaps_beside(
+    runs: Runs, first: str, second: str, beside: str, loss: Callable[[Record], float] = last_nll
+) -> tuple[Gaps, Gaps]:
     """``first`` minus ``second`` at equal steps, of the comparable group that was trained longest, on the most data,
-    with enough seeds."""
-    groups = comparable(runs.where(even, kind="train", label=(first, second)), *LAYERS)
+    with enough seeds; and ``beside`` minus ``second`` in the same group."""
+    groups = comparable(runs.where(even, kind="train", label=(first, second, beside)), *LAYERS)
     found = [(group, gaps) for group in groups if (gaps := gaps_of(group, first, second, loss))]
-    return max(found, key=lambda one: weight(*one))[1] if found else {}
+    if not found:
+        return {}, {}
+    group, gaps = max(found, key=lambda one: weight(*one))
+    return gaps, gaps_of(group, beside, second, loss)
 
 
 def ramped(runs: Runs) -> Runs:
@@ -50,10 +56,12 @@ def ramped(runs: Runs) -> Runs:
     return runs.where(lambda run: style.family(run.label) == "branchnorm", kind="train", **own)
 
 
-def between_values(runs: Runs, setting: str, count: int) -> list[Effect]:
+def between_values(runs: Runs, setting: str, count: int, where: str = "") -> list[Effect]:
     """Each two values of ``setting`` against each other: BranchNorm's final nll by seed, in the group with most seeds
-    at all of ``count`` values or more. A run that diverged makes its comparisons undecided, not equal."""
+    at all of ``count`` values or more, then of the longest training, then at most values. A run that diverged or is
+    stuck makes its comparisons undecided, not equal."""
     best: dict[Any, dict[int, float]] = {}
+    rank = (0, 0, 0)
     for group in ramped(runs).where(lambda run: run.label != "branchnorm T=1").groups(setting):
         others = ("model.T", "model.growth")
         split = {tuple(run.settings[key] for key in others if key != setting): None for run in group}
@@ -61,12 +69,13 @@ def between_values(runs: Runs, setting: str, count: int) -> list[Effect]:
             values: dict[Any, dict[int, float]] = {}
             for run in group:
                 if tuple(run.settings[key] for key in others if key != setting) == fixed:
-                    values.setdefault(run.settings[setting], {})[run.seed] = last_nll(run)
+                    values.setdefault(run.settings[setting], {})[run.seed] = math.inf if failed(run) else last_nll(run)
             often = sorted(values, key=lambda value: -len(values[value]))
             for most in range(count, len(often) + 1):  # a value that few seeds have must not take the others' seeds
                 some = {value: values[value] for value in often[:most]}
-                if len(shared_seeds(some.values())) >= max(1, len(shared_seeds(best.values()))):
-                    best = some
+                own = (len(shared_seeds(some.values())), group[0].updates, most)
+                if own[0] and own > rank:
+                    best, rank = some, own
     if not best:
         raise MissingRuns(
             f"needs branchnorm runs that differ in {setting} alone, at {count} values such as those of the paper "
@@ -78,7 +87,7 @@ def between_values(runs: Runs, setting: str, count: int) -> list[Effect]:
         gap = {seed: best[other][seed] - best[one][seed] for seed in seeds}
         above = sum(gap.values()) > 0
         outside = Region(low=EQUIVALENT) if above else Region(high=-EQUIVALENT)
-        name = f"{setting.partition('.')[2]} = {other} minus {one}"
+        name = f"{setting.partition('.')[2]} = {other} minus {one}{where}"
         found.append(Effect(name, gap, Region(-EQUIVALENT, EQUIVALENT), outside, p=signed_rank([*gap.values()])))
     return found
 

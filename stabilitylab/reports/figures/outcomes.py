@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..base import Series, Spread
+from ..base import DIVERGED, STUCK, Series, Spread
 from ..collection import Record, Runs
 from ..layerwise import failed
 
@@ -41,6 +41,13 @@ def outcomes(
                    **{key: value for key, value in look.items() if key == "colour"})
         )  # fmt: skip
     return series
+
+
+def mark(diverged: int, stuck: int, n: int) -> int:
+    """Of a cell of ``n`` runs: DIVERGED or STUCK, whichever is more frequent, where more than half are; else 0."""
+    if 2 * (diverged + stuck) <= n:
+        return 0
+    return DIVERGED if diverged >= stuck else STUCK
 
 
 def worst(runs: Runs, values: Mapping[str, float]) -> float:

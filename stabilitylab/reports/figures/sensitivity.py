@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..collection import Record, Runs
-from ..layerwise import comparable, failed, last_nll
+from ..layerwise import comparable, last_nll
 
 AXES = ("train.warmup", "train.lr")
 Cell = tuple[int, float]  # warm-up, learning rate
@@ -89,9 +89,3 @@ def by_seed(grid: Grid, label: str, warmup: int) -> dict[int, float]:
         if len(run.held_out()):
             found.setdefault(run.seed, {})[cell(run)[1]] = run
     return {seed: sensitivity(own) for seed, own in sorted(found.items()) if len(own) == len(grid.rates)}
-
-
-def state(runs: Runs) -> str:
-    """What happened to most of a cell's runs: diverged, stuck, or ""."""
-    lost = [run.verdict for run in runs if failed(run)]
-    return Counter(lost).most_common(1)[0][0] if 2 * len(lost) > len(runs) else ""

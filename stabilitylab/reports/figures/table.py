@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
 from ...experiments import command
 from .. import style
-from ..base import DIVERGED, STUCK, Figure, Map, MissingRuns, Panel, Picture, figure
+from ..base import Figure, Map, MissingRuns, Panel, Picture, figure
 from ..collection import Frame, Runs
 from ..layerwise import counted, failed, states
 from ..stability import brief, judged, layers_in_all, markdown, recipe_notes, stability_table, table_groups
 from .branchnorm_5 import Quality, quality
+from .outcomes import mark
 
 
 @figure("table:stability", title="Which architecture trains at which depth",
@@ -61,21 +61,13 @@ def _map(table: Frame, bleu: bool) -> Map:
     for row in table.to_dict("records"):
         at = archs.index(row["arch"]), depths.index(row["depth"])
         z[at] = row["bleu" if bleu else "nll_gap"]
-        finding[at] = _mark(row)
+        finding[at] = mark(row["diverged"], row["stuck"], row["seeds"])
         text[at] = brief(row, f"{z[at]:.1f}" if bleu and math.isfinite(z[at]) else "")
     names = [style.title(arch) for arch in archs]
     return Map(
         [*range(len(depths))], [*range(len(archs))], z, finding, "BLEU" if bleu else "nll - unigram [nats/token]",
         log=False, x_names=[str(depth) for depth in depths], y_names=names, text=text,
     )  # fmt: skip
-
-
-def _mark(row: Mapping[str, float]) -> int:
-    """What more than half of the seeds came to, where that is no value."""
-    lost = row["stuck"] + row["diverged"]
-    if 2 * lost <= row["seeds"]:
-        return 0
-    return DIVERGED if row["diverged"] >= row["stuck"] else STUCK
 
 
 def _finding(group: Runs, table: Frame) -> str:

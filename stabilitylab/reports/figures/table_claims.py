@@ -9,6 +9,7 @@ from ..base import MissingRuns
 from ..claims import Share, claim
 from ..collection import LAYERS, Runs
 from ..layerwise import comparable, failed
+from ..stability import judged
 from ..statistics import Region
 
 LONG, DEEP = 3000, 50  # updates, and layers a side, from which divergence is judged
@@ -16,18 +17,19 @@ COMMAND = f"stabilitylab sweep --grid arch=postln,deepnorm,branchnorm,admin dept
 
 
 def _long(runs: Runs) -> Runs:
-    """Runs of the richest comparable group that were trained for so long."""
-    groups = comparable(runs.where(lambda run: int(run.settings.get("train.steps", 0)) >= LONG, kind="train"), *LAYERS)
+    """Runs with a verdict of the richest comparable group that were trained for so long."""
+    groups = comparable(judged(runs).where(lambda run: run.updates >= LONG), *LAYERS)
     return groups[0] if groups else Runs([])
 
 
 def _arm(runs: Runs, label: str, exactly: int | None = None) -> Runs:
-    """Those of an architecture with ``exactly`` so many layers a side (None: as deep as divergence is judged at)."""
+    """Those of an architecture with ``exactly`` so many layers a side (None: as deep as divergence is judged at, of
+    each seed the shallowest)."""
     found = runs.where(lambda run: run.depth >= DEEP if exactly is None else run.depth == exactly, label=label)
     if not found:
         depth = f"{DEEP} layers a side or more" if exactly is None else f"{exactly} layers a side"
         raise MissingRuns(f"needs {label} of {depth}, trained for {LONG:,} updates", COMMAND)
-    return found
+    return Runs({run.seed: run for run in sorted(found, key=lambda run: -run.depth)}.values())
 
 
 def _counts(arm: Runs) -> tuple[int, int]:
@@ -40,8 +42,8 @@ def _counts(arm: Runs) -> tuple[int, int]:
     paper="DeepNet",
     sentence="A deep Post-LN diverges where DeepNorm, BranchNorm and (18L) Admin train",
     source="DeepNet, BranchNorm and Admin, Tables 1 and 2",
-    statistic="share of runs that diverged or are stuck after 3,000 updates: Post-LN, DeepNorm and BranchNorm at 50 "
-    "layers a side or more, Admin at 18",
+    statistic="share of runs, one a seed, that diverged or are stuck after 3,000 updates: Post-LN, DeepNorm and "
+    "BranchNorm at 50 layers a side or the next depth there is, Admin at 18",
     threshold="R: more than half of Post-LN's, less than half of each other's; X: the reverse of any",
     sweep="table:stability",
 )
@@ -65,7 +67,8 @@ def deep_postln_diverges(runs: Runs) -> list[Share]:
     paper="DeepNet",
     sentence="Admin diverges at 50L-50L",
     source="DeepNet and BranchNorm, Table 1; the Admin repository's 100L-100L recipe says otherwise",
-    statistic="share of Admin runs of 50 layers a side or more that diverged or are stuck after 3,000 updates",
+    statistic="share of Admin runs, one a seed, of 50 layers a side or the next depth there is, that diverged or are "
+    "stuck after 3,000 updates",
     threshold="R: more than half; X: less than half",
     sweep="table:stability",
 )
