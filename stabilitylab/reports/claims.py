@@ -15,6 +15,7 @@ from .statistics import Region, decide, holm, seeds_needed, share_interval, t_in
 
 Outcome = Literal["reproduced", "contradicted", "inconclusive", "not testable"]
 LEAST_COUNTED = 6  # runs an arm, below which a count decides nothing
+LEAST_SEEDS = 3  # of counts in which a seed has several runs
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,11 @@ class Effect:
 
 @dataclass(frozen=True)
 class Share:
-    """``count`` of ``n`` independent runs (a diverged one, say), judged by the Clopper-Pearson interval."""
+    """``count`` of ``n`` independent runs (a diverged one, say), judged by the Clopper-Pearson interval.
+
+    ``seeds``: how many there are, where one seed has several of these runs, which share start and order of data; fewer
+    than three decide nothing then.
+    """
 
     name: str
     count: int
@@ -57,10 +62,11 @@ class Share:
     reproduced: Region
     contradicted: Region | None = None
     p: float = math.nan
+    seeds: int | None = None
 
     def judge(self) -> dict[str, Any]:
         low, high = share_interval(self.count, self.n) if self.n else (math.nan, math.nan)
-        enough = self.n >= LEAST_COUNTED
+        enough = self.n >= LEAST_COUNTED and (self.seeds is None or self.seeds >= LEAST_SEEDS)
         return {
             "effect": self.name,
             "mean": self.count / self.n if self.n else math.nan,

@@ -168,3 +168,8 @@ def test_a_claim_that_the_runs_do_not_fit_is_not_testable(tmp_path: Path) -> Non
     make_run(tmp_path, "b", arch="deepnorm", layers=1, kind="onestep")
     decided = [f for f in ledger(load(tmp_path)) if f.verdict in ("reproduced", "contradicted")]
     assert not decided, [finding.claim.id for finding in decided]
+
+
+@pytest.mark.parametrize(("seeds", "verdict"), [(None, "reproduced"), (3, "reproduced"), (2, "inconclusive")])
+def test_many_runs_of_two_seeds_decide_nothing(seeds: int | None, verdict: str) -> None:
+    assert judge(of(Share("lost", 20, 20, Region(low=0.5), seeds=seeds)), NO_RUNS).verdict == verdict

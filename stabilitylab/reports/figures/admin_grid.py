@@ -160,6 +160,10 @@ def _cold(runs: Runs) -> Paired:
     return best
 
 
+def _seeds(both: Paired) -> int:
+    return len({seed for _, seed, _, _ in both})
+
+
 @claim(
     "C54",
     figure="admin:grid",
@@ -178,8 +182,8 @@ def preln_survives(runs: Runs) -> list[Share]:
     postln, preln = (sum(map(failed, own)) for own in list(zip(*both, strict=True))[2:])
     p = float(np.asarray(fisher_exact([[postln, n - postln], [preln, n - preln]])[1]))
     return [
-        Share("Pre-LN failed", preln, n, Region(high=0.1), Region(low=0.1)),
-        Share("Post-LN failed", postln, n, Region(low=0.25), Region(high=0.25), p),
+        Share("Pre-LN failed", preln, n, Region(high=0.1), Region(low=0.1), seeds=_seeds(both)),
+        Share("Post-LN failed", postln, n, Region(low=0.25), Region(high=0.25), p, _seeds(both)),
     ]
 
 
@@ -200,4 +204,4 @@ def postln_beats_preln(runs: Runs) -> list[Share]:
         raise MissingRuns("no setting of the grid at which postln and preln both converged")
     better = sum(last_nll(postln) < last_nll(preln) for _, _, postln, preln in ended)
     p = float(binomtest(better, len(ended)).pvalue)
-    return [Share("Post-LN ends lower", better, len(ended), Region(low=0.5), Region(high=0.5), p)]
+    return [Share("Post-LN ends lower", better, len(ended), Region(low=0.5), Region(high=0.5), p, _seeds(ended))]

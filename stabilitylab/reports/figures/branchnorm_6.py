@@ -165,12 +165,19 @@ def no_warmup_needed(runs: Runs) -> list[Effect | Share]:
         cells.setdefault((*cell(run), run.seed), {})[run.label] = failed(run)
     both = [found for found in cells.values() if len(found) == len(BOTH)]
     differing = [found for found in both if found["branchnorm"] != found["deepnorm"]]
-    lost = sum(found["branchnorm"] for found in both)
+    lost, seeds = sum(found["branchnorm"] for found in both), len(grid.runs.seeds)
     worse = sum(found["deepnorm"] for found in differing)
     p = float(stats.binomtest(worse, len(differing)).pvalue) if differing else math.nan  # McNemar's test, exact
     return [
-        Share("BranchNorm's runs that failed", lost, len(both), Region(high=1 / 16 + 1e-9), Region(low=1 / 16)),
-        Share("of differing runs, DeepNorm failed", worse, len(differing), Region(low=0.5), Region(high=0.5), p=p),
+        Share(
+            "BranchNorm's runs that failed",
+            lost,
+            len(both),
+            Region(high=1 / 16 + 1e-9),
+            Region(low=1 / 16),
+            seeds=seeds,
+        ),
+        Share("of differing runs, DeepNorm failed", worse, len(differing), Region(low=0.5), Region(high=0.5), p, seeds),
     ]
 
 

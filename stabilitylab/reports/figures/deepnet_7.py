@@ -154,7 +154,8 @@ def _said(axis: str, values: dict[Value, Runs]) -> str:
 )
 def trains_in_every_setting(runs: Runs) -> list[Share]:
     drawn = everything(_all_axes(runs))
-    return [Share("runs that failed", sum(map(failed, drawn)), len(drawn), Region(high=0.2), Region(low=0.2))]
+    lost = sum(map(failed, drawn))
+    return [Share("runs that failed", lost, len(drawn), Region(high=0.2), Region(low=0.2), seeds=len(drawn.seeds))]
 
 
 @claim(
