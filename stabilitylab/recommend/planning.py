@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,8 +52,8 @@ class Estimate:
     runs: int
 
     def sentence(self, jobs: int) -> str:
-        minutes = self.seconds / 60 / jobs
-        time = f"{minutes:.0f} minutes" if minutes < 90 else f"{minutes / 60:.1f} hours"
+        minutes = math.ceil(self.seconds / 60 / jobs)
+        time = f"{minutes} minute{'s' * (minutes > 1)}" if minutes < 90 else f"{minutes / 60:.1f} hours"
         return (
             f"{self.runs} measurements of {self.parameters:,} parameters: about {time} with {jobs} at a time, "
             f"{self.bytes / 2**30:.1f} GiB each"

@@ -111,6 +111,7 @@ def test_time_is_extended_from_one_and_three_layers(monkeypatch: pytest.MonkeyPa
     config = config_of("preln", model={"encoder_layers": 5, "decoder_layers": 9})
     monkeypatch.setattr(planning, "_fastest", lambda config, layers, n, *rest: 0.5 + 0.25 * n)
     assert planning.update_seconds(config, None, torch.device("cpu")) == 0.5 + 0.25 * 9  # type: ignore[arg-type]
+    assert "about 1 minute with 1 at a time" in Estimate(5, 2**30, 20.0, 3).sentence(1)
     assert "about 2.0 hours with 2 at a time, 1.0 GiB" in Estimate(5, 2**30, 4 * 3600.0, 3).sentence(2)
 
 
