@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 
 from ..probes import Watcher
@@ -35,6 +36,12 @@ class Gathered:
 
 def ordinary(subject: Subject) -> tuple[dict[str, float | None], list[Filled]]:
     """Metrics and tables of row 0; the reference pass is over the same batch. Afterwards ``.grad`` holds dE/dtheta."""
+    sink = _watched(subject)
+    gc.collect()  # a watcher is part of cycles, and the model would stay in memory with it
+    return sink.metrics, [(table, sink.cells[table.name]) for table in sink.tables]
+
+
+def _watched(subject: Subject) -> Gathered:
     model, batch, sink = subject.model, subject.batch, Gathered()
     watcher = Watcher(
         model,
@@ -53,4 +60,4 @@ def ordinary(subject: Subject) -> tuple[dict[str, float | None], list[Filled]]:
         watcher.flush()
     finally:
         watcher.close()
-    return sink.metrics, [(table, sink.cells[table.name]) for table in sink.tables]
+    return sink

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,11 +44,12 @@ def perturbation(subject: Subject, before: Outputs) -> Filled:
     roles = subject.matrices()
     parameters = dict(subject.model.named_parameters())
     weights = [part_of(parameters[name].data, rows) for name, rows in roles.values()]
-    noise = [
-        named_normal(subject.config.train.seed, f"{role}.perturbation", weight.shape).to(weight)
+    seed = subject.config.train.seed
+    noise = (  # one at a time: all of them take the model's memory
+        named_normal(seed, f"{role}.perturbation", weight.shape).to(weight).sign()
         for role, weight in zip(roles, weights, strict=True)
-    ]
-    slopes = [part_of(parameters[name].grad, rows) for name, rows in roles.values()]  # pyright: ignore
+    )
+    slopes = (part_of(parameters[name].grad, rows).sign() for name, rows in roles.values())  # pyright: ignore
     columns = {
         "random": _change(subject, before, weights, noise, RANDOM),
         "gradient": _change(subject, before, weights, slopes, GRADIENT),
@@ -63,9 +64,9 @@ def perturbation(subject: Subject, before: Outputs) -> Filled:
 
 
 def _change(
-    subject: Subject, before: Outputs, weights: list[Tensor], towards: list[Tensor], size: float
+    subject: Subject, before: Outputs, weights: list[Tensor], towards: Iterable[Tensor], size: float
 ) -> list[Tensor]:
     after = Outputs(subject)
-    with moved(weights, [tensor.sign() for tensor in towards], size), hooked(after.hooks()):
+    with moved(weights, towards, size), hooked(after.hooks()):
         subject.output()
     return [(after.values[site] - before.values[site]).square().mean() for site in before.sites]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from ..probes.parameters import GROUPS, Piece
 from ..schema import Row
 from .subject import Filled, Subject, filled, moved, part_of
 
+Direction = Callable[[int], Tensor]  # made when it is asked for: those of all parameters take the model's memory
 LR = 1e-6  # small enough for the linear response, large enough for nine digits of it in float64
 
 # Which pieces of the parameters each group holds. An untied output matrix comes after F: it is in "all" alone.
@@ -28,25 +29,33 @@ group of parameters and 0 elsewhere. vo_ffn: v, out, fc1, fc2; encoder, decoder:
 both share is the decoder's). DeepNet, Fig. 5 and Sec. 4.2; lr and groups Inferred."""
 
 
-def directions(subject: Subject) -> dict[str, list[Tensor]]:
-    """Optimizer -> what it subtracts from each parameter per unit of learning rate in its first update."""
-    eps = subject.config.train.eps
-    gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in subject.parameters.tensors]
-    return {"sgd": gradients, "adam": [gradient / (gradient.abs() + eps) for gradient in gradients]}
+def directions(subject: Subject) -> dict[str, Direction]:
+    """Optimizer -> what it subtracts from a parameter, by its number, per unit of learning rate in its first update."""
+    eps, parameters = subject.config.train.eps, subject.parameters.tensors
+
+    def sgd(index: int) -> Tensor:
+        own = parameters[index]
+        return torch.zeros_like(own) if own.grad is None else own.grad
+
+    def adam(index: int) -> Tensor:
+        gradient = sgd(index)
+        return gradient / (gradient.abs() + eps)
+
+    return {"sgd": sgd, "adam": adam}
 
 
 def rate(
-    subject: Subject, members: Callable[[Piece], bool], direction: list[Tensor], start: Tensor, lr: float = LR
+    subject: Subject, members: Callable[[Piece], bool], direction: Direction, start: Tensor, lr: float = LR
 ) -> float:
     """||dF|| / lr per token for an update of those pieces at ``lr``; ``start`` is F before it."""
     cuts = [(piece.index, piece.part) for piece in subject.parameters.pieces if members(piece)]
     tensors = [part_of(subject.parameters.tensors[index].data, rows) for index, rows in cuts]
-    with moved(tensors, [part_of(direction[index], rows) for index, rows in cuts], -lr):
+    with moved(tensors, (part_of(direction(index), rows) for index, rows in cuts), -lr):
         change = subject.output() - start
     return (torch.linalg.vector_norm(change, dim=-1).mean() / lr).item()
 
 
-def update_rate(subject: Subject, directions: dict[str, list[Tensor]], start: Tensor) -> Filled:
+def update_rate(subject: Subject, directions: Mapping[str, Direction], start: Tensor) -> Filled:
     groups = {n: m for n, m in MEMBERS.items() if any(map(m, subject.parameters.pieces))}
     rates = {
         Row(f"{optimizer}.{name}"): rate(subject, members, direction, start)

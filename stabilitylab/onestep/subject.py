@@ -92,11 +92,12 @@ def hooked(hooks: Iterable[tuple[nn.Module, Hook]]) -> Iterator[None]:
 
 
 @contextmanager
-def moved(tensors: Sequence[Tensor], by: Sequence[Tensor], factor: float) -> Iterator[None]:
-    """``tensors + factor * by`` within; afterwards what they were, bit for bit."""
+def moved(tensors: Sequence[Tensor], by: Iterable[Tensor], factor: float) -> Iterator[None]:
+    """``tensors + factor * by`` within; then what they were, bit for bit. ``by`` is asked for one by one."""
     own = [tensor.clone() for tensor in tensors]
-    torch._foreach_add_(tensors, by, alpha=factor)  # pyright: ignore
     try:
+        for tensor, step in zip(tensors, by, strict=True):
+            tensor.add_(step, alpha=factor)
         yield
     finally:
         torch._foreach_copy_(tensors, own)  # pyright: ignore

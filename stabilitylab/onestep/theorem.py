@@ -15,6 +15,7 @@ from ..models.archs import PostLN, Trunk
 from ..probes import Site
 from ..probes.sites import tensor_of
 from ..schema import Row
+from .rates import Direction
 from .subject import Filled, Hook, Subject, filled, part_of
 
 DEFINITION = """For one update of the v, out, fc1 and fc2 weights, over the learning rate: measured = ||dF|| / sqrt(d),
@@ -71,7 +72,7 @@ def applies(subject: Subject) -> bool:
 
 
 def theorem(
-    subject: Subject, connections: Connections, directions: dict[str, list[Tensor]], rates: dict[str, float]
+    subject: Subject, connections: Connections, directions: Mapping[str, Direction], rates: dict[str, float]
 ) -> Filled:
     """Table theorem43, or theorem42 of a single stack; ``rates``: those of update_rate by site."""
     width, kind = subject.config.model.d_model, subject.config.model.stack
@@ -80,7 +81,7 @@ def theorem(
     columns: dict[str, list[float]] = {"measured": [], "estimate": [], "spectral": []}
     sizes = {"estimate": _relative(_cut(subject, weights)), "spectral": _spectral(_cut(subject, weights))}
     for optimizer, direction in directions.items():
-        update = _cut(subject, dict(zip(named, direction, strict=True)))
+        update = _cut(subject, {name: direction(index) for index, name in enumerate(named)})
         columns["measured"].append(rates[f"{optimizer}.vo_ffn"] / math.sqrt(width))
         for column, steps in (("estimate", _relative(update)), ("spectral", _spectral(update))):
             columns[column].append(_sums(subject, connections, sizes[column], steps).total(kind))

@@ -16,6 +16,7 @@ from .distributed import local
 from .parameters import Parameters
 
 FLOOR = 10.0  # in units of eps
+AT_ONCE = 1 << 25  # entries of parameters that are looked at together
 STATE = ("step", "exp_avg", "exp_avg_sq")
 OTHERS = (optim.Adamax, optim.NAdam, optim.RAdam, optim.SparseAdam)  # Adam by name, not by formula
 Tensors = list[torch.Tensor]
@@ -40,12 +41,13 @@ class AdamState(ParameterProbe):
     of AdamW). With amsgrad, v is the running maximum that the optimizer divides by. Rows without an update are absent,
     as are all of an Adam that keeps other state than PyTorch's (8-bit, factored).
 
-    Cost: a dozen operators over lists of all parameters and, while they run, about three copies of them.
+    Cost: a dozen operators over lists of all parameters and, while they run, about three copies of them, or of 34
+    million of their entries.
     """
 
     def __init__(self) -> None:
         self._versions: dict[torch.Tensor, int] = {}  # of each step count as the update began
-        self._entries: dict[bytes, torch.Tensor] = {}
+        self._entries: dict[tuple[int, ...], torch.Tensor] = {}
 
     def lacks(self, parameters: Parameters) -> str:
         optimizer = unwrapped(parameters.optimizer)
@@ -64,30 +66,55 @@ class AdamState(ParameterProbe):
             for place, p in enumerate(parameters.originals)
             if p in state and p.grad is not None and state[p]["step"]._version != self._versions.get(p)
         ]
-        tensors = [parameters.originals[place] for place in places]
-        held = [{name: local(value) for name, value in state[t].items()} for t in tensors]
-        numbers = formulas([local(t.grad) for t in tensors if t.grad is not None], held, [groups[t] for t in tensors])
-
-        def by_row(values: Sequence[torch.Tensor]) -> torch.Tensor:
-            all_of_them: list[torch.Tensor | None] = [None] * len(parameters.originals)
-            for place, value in zip(places, values, strict=True):
-                all_of_them[place] = value
-            return parameters.by_row(parameters.squares(all_of_them))
-
         present = np.zeros(len(parameters.originals), dtype=bool)
         present[places] = True
-        if (key := present.tobytes()) not in self._entries:
-            self._entries[key] = by_row([torch.ones_like(state["exp_avg_sq"]) for state in held])
-        entries = self._entries[key]
-        clear = by_row(numbers["clear"])
+        entries, ratio, update, clear = self._sums(parameters, places, state, groups)
         sums = {
-            "rms_t": torch.cat((by_row(numbers["rms_t"]), entries), dim=1),
-            "update_rms": torch.cat((by_row(numbers["update"]), entries), dim=1),
+            "rms_t": torch.cat((ratio, entries), dim=1),
+            "update_rms": torch.cat((update, entries), dim=1),
             "eps_floor": torch.cat((entries - clear, entries), dim=1),
         }
         updated = [p if there else None for p, there in zip(parameters.originals, present, strict=True)]
         seen = parameters.seen(updated, [""])
         return sums, np.repeat(seen, len(sums), axis=1)
+
+    def _sums(
+        self, parameters: Parameters, places: Sequence[int], state: Any, groups: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """By row (n, 1) of the parameters at those places: their entries, and sums of squares of each formula."""
+        originals = parameters.originals
+
+        def by_row(some: Sequence[int], values: Sequence[torch.Tensor]) -> torch.Tensor:
+            all_of_them: list[torch.Tensor | None] = [None] * len(originals)
+            for place, value in zip(some, values, strict=True):
+                all_of_them[place] = value
+            return parameters.by_row(parameters.squares(all_of_them))
+
+        found = []
+        for some in parts(places, [local(original).numel() for original in originals]):
+            tensors = [originals[place] for place in some]
+            held = [{name: local(value) for name, value in state[t].items()} for t in tensors]
+            numbers = formulas(
+                [local(t.grad) for t in tensors if t.grad is not None], held, [groups[t] for t in tensors]
+            )
+            if (key := (*some,)) not in self._entries:
+                self._entries[key] = by_row(some, [torch.ones_like(own["exp_avg_sq"]) for own in held])
+            found.append((self._entries[key], *(by_row(some, values) for values in numbers.values())))
+        entries, ratio, update, clear = (torch.stack(own).sum(dim=0) for own in zip(*found, strict=True))
+        return entries, ratio, update, clear
+
+
+def parts(places: Sequence[int], entries: Sequence[int]) -> list[list[int]]:
+    """``places`` in order and in parts of ``AT_ONCE`` entries or fewer, but of one place at least; [[]] for none."""
+    found: list[list[int]] = [[]]
+    room = AT_ONCE
+    for place in places:
+        if found[-1] and entries[place] > room:
+            found.append([])
+            room = AT_ONCE
+        found[-1].append(place)
+        room -= entries[place]
+    return found
 
 
 def formulas(

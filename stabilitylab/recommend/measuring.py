@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import math
@@ -72,10 +73,13 @@ def measure(config: Config, out: Path, name: str) -> Path:
 def everything(config: Config, dataset: Dataset, device: torch.device) -> tuple[dict[str, float], dict[str, Any]]:
     """(numbers by column, evidence)."""
     numbers, evidence = at_start(config, dataset, device)
-    for more, facts in (
-        first_updates(config, dataset, device, evidence["has_norms"]),
-        range_test(config, dataset, device),
-    ):
+    parts = (
+        lambda: first_updates(config, dataset, device, evidence["has_norms"]),
+        lambda: range_test(config, dataset, device),
+    )
+    for part in parts:
+        gc.collect()  # a watcher is part of cycles, and what it watched would stay in memory
+        more, facts = part()
         numbers |= more
         evidence |= facts
     return numbers, evidence

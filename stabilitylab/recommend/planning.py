@@ -25,9 +25,10 @@ from .columns import RATES, UPDATES
 # Of one architecture, in units of one update: those of the recipe; each rate of the range test and its held-out pass;
 # at initialisation one update's passes and seven more forward passes, all in float64. Measured: docs/recommend.md.
 UNITS = UPDATES + 1.4 * RATES + 8
-BYTES = (
-    48  # of a parameter at the peak, while the response to changed weights is measured (43 at 512-2048-8, 12 layers)
-)
+# Of a parameter in float64: the weight and its gradient while the activations of the backward pass are there, and what
+# the weights were before they were moved, beside the outputs of all sub-layers before and after (less than those
+# activations take in float32). Held against the allocator in tests/recommend/test_recommend_memory.py.
+BACKWARD, MOVED = 18, 25
 START = 4.0  # seconds of a process and its data
 
 
@@ -121,8 +122,9 @@ def estimate(configs: Sequence[Config], jobs: int) -> Estimate:
 
 
 def bytes_of(need: Footprint) -> int:
-    """At the peak of a measurement: float64 copies, twice the activations, and what a process takes anyway."""
-    return BYTES * need.parameters + 2 * need.activations + PROCESS
+    """At the peak of a measurement, all of it in float64, with what a process takes anyway."""
+    backward = BACKWARD * need.parameters + 2 * need.activations
+    return max(backward, MOVED * need.parameters + need.activations) + PROCESS
 
 
 def check(need: Estimate, jobs: int, device: torch.device) -> None:

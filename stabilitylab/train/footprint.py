@@ -126,7 +126,7 @@ def _kept(config: Config, model: torch.nn.Module, batch: Batch, parameters: Cont
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in parameters:
             kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # an output that its own node keeps would never be freed
 
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     low = torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.train.precision == "bf16")

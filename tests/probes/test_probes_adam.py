@@ -12,7 +12,7 @@ from probe_toys import ListSink, Toy, batch, loss_of
 from torch import Tensor, nn
 
 from stabilitylab.errors import UsageError
-from stabilitylab.probes import Watcher
+from stabilitylab.probes import Watcher, adam
 
 COLUMNS = ("rms_t", "update_rms", "eps_floor")
 EPS, BETAS = 1e-4, (0.8, 0.95)
@@ -86,9 +86,13 @@ def check(sink: ListSink, gradients: list[dict[str, Tensor]], written: Mapping[s
             assert sink.column(t, "adam", column) == pytest.approx(expected[column], rel=rel, nan_ok=True)
 
 
+@pytest.mark.parametrize("at_once", [adam.AT_ONCE, 40])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_adam_with_groups_clipping_and_accumulation(kind: str, dtype: torch.dtype) -> None:
+def test_every_kind_of_adam_with_groups_clipping_and_accumulation(
+    kind: str, dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adam, "AT_ONCE", at_once)
     model = Toy().to(dtype)
     make, options = KINDS[kind]
     optimizer = make(groups(model), lr=1e-2, betas=BETAS, eps=EPS, **options)
@@ -231,6 +235,13 @@ def test_other_optimizers_are_refused_by_name_and_go_without_it_else(make: Make)
     assert ("adam", sentence) in watcher.dropped
     with pytest.raises(UsageError, match="probe 'adam' needs optimizer=, the optimizer"):
         Watcher(model, ListSink(), probes="adam")
+
+
+def test_large_models_are_looked_at_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adam, "AT_ONCE", 10)
+    sizes = {0: 4, 1: 6, 2: 1, 4: 99, 5: 3, 6: 7}
+    assert adam.parts([*sizes], [*(sizes.get(place, 0) for place in range(7))]) == [[0, 1], [2], [4], [5, 6]]
+    assert adam.parts([], []) == [[]]
 
 
 def test_reductions_do_not_grow_with_depth() -> None:

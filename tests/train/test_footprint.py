@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 
 import psutil
@@ -27,6 +28,17 @@ def test_parameters_are_exact_and_activations_linear(stack: str, arch: str) -> N
         resolve(parse_set([f"model.stack={stack}", f"model.arch={arch}", "data.sentences=4"]), depth=2), dataset
     )
     assert found.activations > direct.activations > 0
+
+
+def test_an_estimate_leaves_nothing_in_memory() -> None:
+    def tensors() -> int:
+        gc.collect()
+        return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+
+    config = resolve(parse_set(["data.sentences=4"]), depth=4)
+    dataset, before = load_data(config.data, stack=config.model.stack), tensors()
+    estimate(config, dataset)
+    assert tensors() == before
 
 
 def test_a_run_that_cannot_fit_is_refused_before_it_starts() -> None:
