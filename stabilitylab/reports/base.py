@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -71,6 +71,7 @@ class Map:
     ``finding`` marks cells that are not a number like any other: ZERO, ABSENT (no gradient), NONFINITE, or that stand
     for runs: DIVERGED, STUCK. With ``x_names`` and ``y_names`` it is a table: columns and rows are named instead of
     placed on an axis (``x``, ``y`` count them), the first row on top; ``text`` (rows, columns) is printed in the cells.
+    ``colours`` is the range that they span; None: that of the map's own numbers.
     """
 
     x: Sequence[float]
@@ -82,6 +83,12 @@ class Map:
     x_names: Sequence[str] = ()
     y_names: Sequence[str] = ()
     text: np.ndarray | None = None
+    colours: tuple[float, float] | None = None
+
+    @property
+    def usual(self) -> np.ndarray:
+        """(rows, columns) True where a cell has a colour of the scale."""
+        return (self.finding == 0) & np.isfinite(self.z) & ((self.z > 0) | (not self.log))
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,21 @@ class Panel:
     right: str = ""  # label of the right axis, where a series uses it
     log_right: bool = False
     ticks: Sequence[float] = ()  # of the x axis, where they are few and meant
+
+
+def compared(panels: Iterable[Panel]) -> list[Panel]:
+    """These panels, with the same colours in all maps of one unit."""
+    found = list(panels)
+    shown: dict[str, list[np.ndarray]] = {}
+    for panel in found:
+        if panel.map is not None:
+            shown.setdefault(panel.map.unit, []).append(panel.map.z[panel.map.usual])
+    spans = {unit: np.concatenate(values) for unit, values in shown.items()}
+    colours = {unit: (float(own.min()), float(own.max())) for unit, own in spans.items() if own.size}
+    return [
+        panel if panel.map is None else replace(panel, map=replace(panel.map, colours=colours.get(panel.map.unit)))
+        for panel in found
+    ]
 
 
 @dataclass(frozen=True)

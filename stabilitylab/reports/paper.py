@@ -193,9 +193,9 @@ def _reference(axes: Axes, value: float, label: str, vertical: bool) -> None:
 
 def _map(axes: Axes, heat: Map) -> None:
     axes.grid(visible=False)
-    usual = (heat.finding == 0) & ((heat.z > 0) if heat.log else np.isfinite(heat.z))
-    shown = np.where(usual, heat.z, np.nan)
-    low, high = (float(np.nanmin(shown)), float(np.nanmax(shown))) if usual.any() else (1.0, 10.0)
+    shown = np.where(heat.usual, heat.z, np.nan)
+    own = (float(np.nanmin(shown)), float(np.nanmax(shown))) if heat.usual.any() else (1.0, 10.0)
+    low, high = heat.colours or own
     if low == high:
         low, high = (low / 1.05, high * 1.05) if heat.log else (low - 0.5, high + 0.5)
     scale = colors.LogNorm(low, high) if heat.log else colors.Normalize(low, high)

@@ -116,6 +116,8 @@ def _map(heat: Map, columns: int) -> dict[str, Any]:
         usual &= z > 0
     values = np.log10(z, where=usual, out=np.zeros(z.shape)) if heat.log else np.where(usual, z, 0.0)
     low, high = (float(values[usual].min()), float(values[usual].max())) if usual.any() else (0.0, 1.0)
+    if heat.colours:  # a pooled cell shows one of its numbers
+        low, high = map(math.log10, heat.colours) if heat.log else heat.colours
     span = high - low or 1.0
     codes = np.where(usual, FIRST + np.round((values - low) / span * (LEVELS - 1)), finding).astype("<u2")
     return {

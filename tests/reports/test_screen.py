@@ -14,7 +14,7 @@ import pytest
 from pages import a_table, heat, lines
 
 from stabilitylab.reports import paper, screen, style
-from stabilitylab.reports.base import ABSENT, DIVERGED, NONFINITE, STUCK, ZERO, Map, Panel, Picture, Series
+from stabilitylab.reports.base import ABSENT, DIVERGED, NONFINITE, STUCK, ZERO, Map, Panel, Picture, Series, compared
 
 
 def decoded(plot: dict) -> np.ndarray:
@@ -109,6 +109,29 @@ def test_a_table_keeps_its_names_and_the_text_of_its_cells() -> None:
     assert (decoded(plot) == [[decoded(plot)[0, 0], STUCK], [screen.FIRST, decoded(plot)[1, 1]], [0, DIVERGED]]).all()
     wide = Map(range(9), [0], np.ones((1, 9)), np.zeros((1, 9)), "u", x_names=[f"c{i}" for i in range(9)])
     assert decoded(screen.plots(Picture([Panel("t", "x", "y", map=wide)], ""), columns=4)[0]).shape == (1, 9)
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_compared_maps_of_one_unit_have_the_same_colours(log: bool) -> None:
+    def panel(values: list[float], unit: str, finding: int = 0) -> Panel:
+        marks = np.array([[0, 0, finding]])
+        return Panel("t", "x", "y", map=Map([0, 1, 2], [1], np.array([values]), marks, unit, log=log))
+
+    line = Panel("t", "x", "y", [Series("s", [0], [1])])
+    panels = [panel([1, 10, 99], "nats", STUCK), line, panel([2, 100, math.nan], "nats"), panel([3, 4, 5], "beta")]
+    one, same, other, alone = compared(panels)
+    assert same is line
+    assert [each.map and each.map.colours for each in (one, other, alone)] == [(1, 100), (1, 100), (3, 5)]
+    first, second = (only(each) for each in (one, other))
+    end = screen.FIRST + screen.LEVELS - 1
+    assert decoded(first)[0, 0] == screen.FIRST
+    assert decoded(second)[0, 1] == end
+    middle = (screen.FIRST + end) / 2 if log else screen.FIRST + 9 / 99 * (screen.LEVELS - 1)
+    assert decoded(first)[0, 1] == pytest.approx(middle, abs=1)
+    drawn = paper.draw(Picture([one, other], ""), 6.75)
+    shades = {mesh.get_clim() for axes in drawn.axes for mesh in axes.collections if mesh.get_cmap().name == "viridis"}
+    assert shades - {(None, None)} == {(1, 100)}  # a colour bar's own patches have no limits
+    assert [each.map and each.map.colours for each in compared([panel([math.nan] * 3, "u")])] == [None]
 
 
 def test_a_long_map_is_pooled_and_its_spike_survives() -> None:

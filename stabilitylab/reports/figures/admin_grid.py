@@ -10,7 +10,7 @@ from scipy.stats import binomtest, fisher_exact
 
 from ...experiments import command
 from .. import style
-from ..base import Figure, Map, MissingRuns, Panel, Picture, figure
+from ..base import Figure, Map, MissingRuns, Panel, Picture, compared, figure
 from ..claims import Share, claim
 from ..collection import Record, Runs
 from ..layerwise import comparable, counted, failed, last_nll, states
@@ -72,7 +72,7 @@ class Grid(Figure):
             "they are more than half.",
             *left_out(Runs([run for one in found for run in one]), group),
         ]
-        return Picture(panels, _finding(group, both), notes, columns=min(3, len(panels)))
+        return Picture(compared(panels), _finding(group, both), notes, columns=min(3, len(panels)))
 
 
 def _ends(runs: Runs, label: str, ticks: tuple[list[float], list[float]]) -> Panel:

@@ -10,7 +10,7 @@ from scipy import stats
 
 from ...experiments import command
 from .. import style
-from ..base import Figure, Map, MissingRuns, Panel, Picture, Series, figure
+from ..base import Figure, Map, MissingRuns, Panel, Picture, Series, compared, figure
 from ..claims import Effect, Share, claim
 from ..collection import Runs
 from ..layerwise import counted, failed, last_nll, states
@@ -45,9 +45,9 @@ class WarmupAndRate(Figure):
         numbers = {label: [by_seed(grid, label, warmup) for warmup in grid.warmups] for label in labels}
         axes = ("learning rate", "warm-up [updates]")
         maps = [Panel(style.title(label), *axes, map=_map(grid, label)) for label in labels]
-        panels = [*maps, *_sensitivity(grid, numbers)]
+        panels = [*compared(maps), *_sensitivity(grid, numbers)]
         notes = [
-            f"Drawn: {grid.runs.describe()}. Each map has its own colours; lost: diverged or stuck.",
+            f"Drawn: {grid.runs.describe()}. Lost: diverged or stuck.",
             *states(grid.runs),
             "Sensitivity: mean over these learning rates of min(loss, loss at initialisation), minus the least, with "
             "its 95 % interval. A rate too small for so short a training counts in it like one too large.",

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...experiments import command
 from .. import style
-from ..base import NONFINITE, Figure, Map, MissingRuns, Panel, Picture
+from ..base import NONFINITE, Figure, Map, MissingRuns, Panel, Picture, compared
 from ..collection import Record, Runs, pairs
 from ..layerwise import Pairs, comparable, counted, failed
 from .admin_3 import left_out
@@ -89,7 +89,7 @@ class LayerDependency(Figure):
             *([f"Not drawn, though there: {', '.join(others)}."] if others else []),
             *left_out(fit, group),
         ]
-        return Picture(panels, _finding(group, labels, bool(ended)), notes, columns=2 if ended else 3)
+        return Picture(compared(panels), _finding(group, labels, bool(ended)), notes, columns=2 if ended else 3)
 
     def _is_mapped(self, run: Record) -> bool:
         return self._fits(run.layers[0]) and style.family(run.label) not in UNDEFINED
