@@ -182,13 +182,17 @@ def test_a_signal_stops_the_processes_and_starts_no_more(number: int, code: int,
             if len(self.starts) == 2:
                 os.kill(os.getpid(), number)
 
-    handler = signal.getsignal(number)
+    usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    before = signal.signal(number, usual)  # under nohup a hangup is ignored
     crew = FakeLauncher(dict.fromkeys("abc", (interrupted,)), workers=2, polls=10**9)
-    outcome = run(planned(tmp_path, *"abc"), launcher=crew, retries=3, audience=Interrupting())
+    try:
+        outcome = run(planned(tmp_path, *"abc"), launcher=crew, retries=3, audience=Interrupting())
+        assert signal.getsignal(number) is usual
+    finally:
+        signal.signal(number, before)
     assert [process.stops for process in crew.processes] == [[1], [1]]
     assert [job.state for job in outcome.jobs] == ["interrupted", "interrupted", "new"]
     assert (outcome.signal, outcome.exit_code) == (number, code)
-    assert signal.getsignal(number) is handler
     rest = FakeLauncher(workers=2)
     assert run([job.now() for job in outcome.jobs], launcher=rest).exit_code == 0
     assert ["--resume" in job.argv for job in rest.started] == [True, True, False]
