@@ -17,7 +17,7 @@ from pages import CLOSING, EVIL, a_table, heat, lines, write
 from PIL import Image
 
 from stabilitylab.reports import page, style
-from stabilitylab.reports.base import Panel, Picture, Series
+from stabilitylab.reports.base import Map, Panel, Picture, Series, compared
 from stabilitylab.reports.collection import Runs
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; test_page.py covers the document")
@@ -100,6 +100,28 @@ def test_a_table_prints_each_cell_once_under_its_names(browser: Browser, tmp_pat
     assert found["cells"] == [[["-1.00"], ["stuck"]], [["-1.20"], ["-0.90"]], [[], ["diverged"]]]
     assert (found["rows"], found["columns"]) == (["Post-LN", "DeepNorm", "ReZero"], ["6L", "18L"])
     assert found["range"][0] > found["range"][1]
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_compared_maps_have_the_same_colours_on_both_scales(browser: Browser, tmp_path: Path, log: bool) -> None:
+    def panel(*values: float) -> Panel:
+        z = np.array([values])
+        return Panel("t", "x", "y", map=Map([0, 1], [1], z, np.zeros(z.shape, np.int8), "nats", log=log))
+
+    picture = Picture(compared([panel(1, 10), panel(5, 1000)]), "")
+    browser.open(write(tmp_path, [page.Section("made:1", "Maps", "", picture, {})]))
+    found = browser.run(
+        """
+        const ends = () => $$("#made-1 .plot").map((plot) => [plot._fullData[0].zmin, plot._fullData[0].zmax]);
+        const all = [ends()];
+        for (const button of $$("#made-1 .scale")) { button.click(); await wait(200); }
+        return [...all, ends()];
+        """
+    )
+    assert browser.errors == []
+    logarithms, numbers = found if log else reversed(found)
+    assert logarithms == [pytest.approx([0, 3])] * 2
+    assert numbers == [pytest.approx([1, 1000])] * 2
 
 
 def test_a_line_of_a_cell_is_a_line_on_the_screen(browser: Browser, tmp_path: Path) -> None:

@@ -135,14 +135,16 @@ function heat(plot, cells, log) {
   const grid = (value) => map.y.map((_, i) => Array.from(cells.subarray(i * width, (i + 1) * width), value));
   const number = (code) => (code < first ? null : map.low + ((code - first) / (levels - 1)) * map.span);
   const value = (code) => { const x = number(code); return x === null || !map.log ? x : 10 ** x; };
-  const shade = (code) => (map.log === log ? number(code) : code < first ? null : log ? Math.log10(value(code)) : value(code));
+  const shown = (x) => (map.log === log ? x : log ? Math.log10(x) : 10 ** x);
+  const shade = (code) => (code < first ? null : shown(number(code)));
+  const ends = { zmin: shown(map.low), zmax: shown(map.low + map.span) }; // not those of its cells: maps may share them
   const bar = { title: { text: escaped(map.unit), side: "right", font: { size: 11 } }, thickness: 10, tickfont: { size: 10 }, outlinewidth: 0, exponentformat: "power" };
   if (log) Object.assign(bar, map.log ? powers(map.low, map.low + map.span) : powers(Math.log10(map.low), Math.log10(map.low + map.span)));
   const place = `${escaped(plot.x.title)} %{x}, ${escaped(plot.y.title)} %{y}: `;
   const printed = (has) => map.text && { texttemplate: "%{text}", textfont: { size: 10.5 }, // a trace prints on its cells alone
     text: map.text.map((row, i) => row.map((text, j) => (has(cells[i * width + j]) ? escaped(text).replaceAll("\n", "<br>") : ""))) };
   const base = { type: "heatmap", x: map.x, y: map.y, hoverongaps: false };
-  const traces = [{ ...base, ...printed((code) => code >= first), z: grid(shade), customdata: grid(value), colorscale: "Viridis", colorbar: bar,
+  const traces = [{ ...base, ...printed((code) => code >= first), z: grid(shade), customdata: grid(value), ...ends, colorscale: "Viridis", colorbar: bar,
     hovertemplate: `${place}<b>%{customdata:.3~g}</b> ${escaped(map.unit)}<extra></extra>` }];
   for (const finding of map.findings) {
     const own = (code) => code === codes[finding];
