@@ -25,8 +25,8 @@ What this cannot say: where training would end. Nothing was trained beyond {upda
 the table does not know of trouble that comes later (BranchNorm once its alpha nears 1, a loss spike at step 30,000),
 of final quality, or of data, width and batches other than these; and headroom is that of {rates} updates at most, not
 of a long run. The numbers are measured, their order is a convention: equal weights, fixed beforehand. Where it was
-checked, at 12 and 36 layers, it foretold how short training ended no better than chance (docs/recommend.md).
---check FOLDER holds it against runs of yours."""
+checked, at 12, 36 and 100 layers, it foretold how short training ended no better than chance, though at 100 it had the
+one that failed, Post-LN, last (docs/recommend.md). --check FOLDER holds it against runs of yours."""
 
 
 def recommend(
