@@ -26,7 +26,7 @@ MARKS = {"reproduced": "green", "contradicted": "red", "inconclusive": "yellow",
 def claims(
     folder: Annotated[Path, typer.Argument(help="Folder of run directories.")] = RUNS,
     fast: Annotated[
-        bool, typer.Option("--fast", help="First make the one-step runs of C01-C04, C06-C08, C11, C19-C30.")
+        bool, typer.Option("--fast", help="First make the one-step runs of C01-C04, C06-C08, C11, C17, C19-C30.")
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes of --fast.")] = min(4, os.cpu_count() or 1),
     data: Annotated[str | None, typer.Option(help="Data of --fast, as for 'probe'.", show_default="synthetic")] = None,
