@@ -56,7 +56,7 @@ def test_a_cell_is_the_mean_over_seeds_and_its_text_has_the_counts() -> None:
     assert table.finding.tolist() == [[0, DIVERGED], [0, 0]]  # one stuck and one diverged: the worse of two equals
     assert table.unit == "nll - unigram [nats/token]"
     assert picture.finding == (
-        "At 100 layers 1 of 2 architectures left the unigram plateau with every seed. "
+        "At 100 layers 1 of 2 architectures left the unigram plateau with every seed (2 to 3). "
         "2 of 9 runs diverged or are stuck."
     )
     assert any("2 to 3 seeds a cell" in note for note in picture.notes)

@@ -77,8 +77,10 @@ def _finding(group: Runs, table: Frame) -> str:
     whole = [style.title(row.arch) for row in deepest.itertuples() if row.stuck + row.diverged == 0]
     none = [style.title(row.arch) for row in deepest.itertuples() if row.stuck + row.diverged == row.seeds]
     lost = int(table["stuck"].sum() + table["diverged"].sum())
+    few, many = int(deepest["seeds"].min()), int(deepest["seeds"].max())
+    seeds = counted(many) if few == many else f"{few} to {many}"
     parts = [
-        f"{len(whole)} of {len(deepest)} architectures left the unigram plateau with every seed",
+        f"{len(whole)} of {len(deepest)} architectures left the unigram plateau with every seed ({seeds})",
         *([f"{', '.join(none)} with none"] if none else []),
     ]
     total = int(table["seeds"].sum())
