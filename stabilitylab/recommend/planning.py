@@ -23,7 +23,7 @@ from ..train.loop import Trainer
 from .columns import RATES, UPDATES
 
 # Of one architecture, in units of one update: those of the recipe; each rate of the range test and its held-out pass;
-# at initialisation one update's passes and seven more forward passes, all in float64. Measured: docs/recommend.md.
+# at initialisation one update's passes and seven more forward passes, all in float64.
 UNITS = UPDATES + 1.4 * RATES + 8
 # Of a parameter in float64: the weight and its gradient while the activations of the backward pass are there, and what
 # the weights were before they were moved, beside the outputs of all sub-layers before and after (less than those
