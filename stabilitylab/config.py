@@ -87,7 +87,10 @@ class DataConfig(Section):
         default=24, ge=4, le=4096
     )  # tokens a side, end of sentence included; longer pairs are left out
     fraction: float = Field(default=1.0, gt=0, le=1)  # share of the training pairs that is used
-    held_out: int = Field(default=24, ge=1)  # sentences of the fixed reference batch
+    held_out: int = Field(default=24, ge=1)  # sentences of the fixed reference batch: the course of the run
+    # sentences of the evaluation after training: with a validation text all of it, else so many (but at most a tenth
+    # of the pairs); 0: the reference batch alone
+    validation: int = Field(default=400, ge=0)
     seed: int = Field(default=0, ge=0, lt=2**63)  # order of batches and masks; the same for all archs
 
 
@@ -117,6 +120,7 @@ class TrainConfig(Section):
     checkpoint_every: int = Field(default=0, ge=0)  # updates between checkpoints; 0: at an interruption and at the end
     final_checkpoint: bool = True  # False: what has ended keeps no weights, and can be neither evaluated nor continued
     on_divergence: Literal["continue", "stop"] = "continue"
+    evaluations: int = Field(default=50, ge=0)  # of the held-out batch, evenly over the run, apart from the probes'
 
 
 class ProbesConfig(Section):
@@ -217,9 +221,13 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+# What runs did before a setting existed, where that is not its default.
+BEFORE: dict[str, dict[str, Any]] = {"data": {"validation": 0}, "train": {"evaluations": 0}}
+
+
 def complete(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's recorded settings, and those that came after it at their defaults, which do what it did; {} stays {}."""
-    return merge(Config().model_dump(mode="json"), recorded) if recorded else {}
+    """A run's recorded settings, and those that came after it as it did without them; {} stays {}."""
+    return merge(Config().model_dump(mode="json"), BEFORE, recorded) if recorded else {}
 
 
 def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:

@@ -130,18 +130,18 @@ DESCRIBED = ("run", "state", "verdict", "arch", "layers", "width", "data", "seed
 def _described(run: Run) -> dict[str, Any]:
     status, sections = run.status, run.config
     model, train = sections.get("model", {}), sections.get("train", {})
-    verdict = status.facts.get("verdict") or {}
+    verdict = run.verdict
     values = (
         run.name,
         status.state,
-        verdict.get("state", "-"),
+        verdict.state if verdict else "-",
         run.manifest.get("label", "-"),
         f"{model['encoder_layers']}+{model['decoder_layers']}" if model else "-",
         model.get("d_model", "-"),
         sections.get("data", {}).get("source", "-").split(":")[0],
         train.get("seed", "-"),
         f"{status.step}/{train['steps']}" if train else str(status.step),
-        f"{float(verdict['nll_gap']):+.3f}" if verdict else "-",
-        status.reason,
+        f"{verdict.nll_gap:+.3f}" if verdict else "-",
+        verdict.reason if verdict else status.reason,
     )
     return dict(zip(DESCRIBED, values, strict=True))

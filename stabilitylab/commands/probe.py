@@ -6,7 +6,6 @@ import json
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from ..config import Config
     from ..terminal import Display
     from ..train import Result
+    from ..verdict import Verdict
 
 _model, _data, _training, _probes, _run = (
     partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Data", "Training", "Probes", "Run")
@@ -221,7 +221,7 @@ def _finish(result: Result, fail: bool, as_json: bool, quiet: bool) -> int:
             "run": str(result.path),
             "state": result.state,
             "step": result.row,
-            "verdict": asdict(verdict) if verdict else None,
+            "verdict": verdict.recorded() if verdict else None,
             "summary": [dict(zip(head, line, strict=True)) for line in body],
         }
         print(json.dumps(plain(facts), indent=2))
@@ -257,7 +257,12 @@ def _print_summary(run: Any, result: Result) -> None:
     else:
         text = (
             f"{verdict.state} since step {verdict.step}: {verdict.reason} "
-            f"(held-out nll - unigram {verdict.nll_gap:+.3f}, accuracy - unigram {verdict.accuracy_gap:+.3f})"
+            f"({_on(verdict)}: nll - unigram {verdict.nll_gap:+.3f}, accuracy - unigram {verdict.accuracy_gap:+.3f})"
         )
     console.print(text, highlight=False, markup=False)
     console.print(f"run: {result.path}", highlight=False, markup=False)
+
+
+def _on(verdict: Verdict) -> str:
+    """What the gap was measured on."""
+    return f"{verdict.sentences} validation sentences" if verdict.sentences else "the held-out batch"

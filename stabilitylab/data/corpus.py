@@ -90,6 +90,7 @@ class Corpus:
     decode: Callable[[Sequence[int]], str]  # words of the target side
     lines: Callable[[str], tuple[list[str], list[str]]]  # "train" or "valid" -> its pairs as text, read when asked for
     encode: Callable[[list[str]], Sentences] | None = None  # other text in the same vocabulary
+    fresh: Callable[[int], Pairs] | None = None  # so many further pairs, where a source can make them
     ideal_nll: Callable[[np.ndarray], float] | None = None  # target rows -> nll per label of the true distribution
     description: dict[str, Any] = field(default_factory=dict)
 

@@ -1,10 +1,10 @@
-"""From a corpus to a seeded sequence of fixed-shape batches and one fixed held-out batch."""
+"""From a corpus to a seeded sequence of fixed-shape batches, one fixed held-out batch and a validation set."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -14,12 +14,13 @@ from ..config import DataConfig, Stack
 from ..errors import InputError, UsageError
 from .batches import Batch, make_batch
 from .buckets import choose_buckets
-from .corpus import BOS, EOS, PAD, Corpus, Pairs, Rows
+from .corpus import BOS, EOS, PAD, Corpus, Rows
 from .passage import Passage
+from .split import HELD_OUT, MASKING, ORDER, VALIDATION, split, stream
 from .text import read_pair
 from .unigram import Unigram
 
-ORDER, MASKING, FRACTION, HELD_OUT = range(4)  # one independent stream of random numbers each
+VALIDATION_ROWS = 64  # sentences of a batch of the validation set
 
 
 class Dataset:
@@ -30,7 +31,8 @@ class Dataset:
         self._corpus, self._config = corpus, config
         self._stack: Stack = stack
 
-        train, held_out, self._left_out, self._cut_out = _split(corpus, config)
+        self._split = split(corpus, config)
+        train, held_out = self._split.train, self._split.held_out
         if len(train.source) < config.sentences:
             raise InputError(
                 f"{config.source} leaves {len(train.source)} sentence pairs for training beside {config.held_out} "
@@ -44,10 +46,11 @@ class Dataset:
         self._plan = lru_cache(maxsize=2)(self._shuffled)
 
         self._held_rows = held_out
-        self.held_out = make_batch(held_out, stack, self.target_vocab, _random(0, HELD_OUT))
-        labels = self.held_out.labels.numpy()[self.held_out.weight.numpy() > 0]
-        counted = train.target if stack != "encoder" else np.where(train.target == EOS, PAD, train.target)
-        self.unigram = Unigram.of(counted, labels, self.target_vocab)
+        self.held_out = make_batch(held_out, stack, self.target_vocab, stream(0, HELD_OUT))
+        self.unigram = self._unigram([self.held_out])
+        validation = [*self.validation()]
+        self.validation_unigram = self._unigram(validation) if validation else None
+        self.validation_sentences = len(self._split.validation.source)
         ideal = corpus.ideal_nll if stack == "encoder-decoder" else None
         self.best_nll = ideal(held_out.target) if ideal else None
 
@@ -64,10 +67,25 @@ class Dataset:
         members, lengths = self._plan(epoch)[place]
         source, target = self._rows.take(members)
         rows = Rows(source[:, : lengths[0]], target[:, : lengths[-1]])
-        return make_batch(rows, self._stack, self.target_vocab, _random(self._config.seed, MASKING, position))
+        return make_batch(rows, self._stack, self.target_vocab, stream(self._config.seed, MASKING, position))
+
+    def validation(self) -> Iterator[Batch]:
+        """The validation set, of sentences sorted by length; nothing where there is none."""
+        rows = self._split.validation
+        order = np.argsort(rows.lengths().sum(axis=1), kind="stable")
+        for start in range(0, len(order), VALIDATION_ROWS):
+            some = rows.take(order[start : start + VALIDATION_ROWS]).trimmed()
+            yield make_batch(some, self._stack, self.target_vocab, stream(0, VALIDATION, start))
+
+    def _unigram(self, batches: Iterable[Batch]) -> Unigram:
+        """The training set's label frequencies on the labels of ``batches``."""
+        target = self._rows.target
+        counted = target if self._stack != "encoder" else np.where(target == EOS, PAD, target)
+        labels = np.concatenate([batch.labels.numpy()[batch.weight.numpy() > 0] for batch in batches])
+        return Unigram.of(counted, labels, self.target_vocab)
 
     def _shuffled(self, epoch: int) -> list[tuple[np.ndarray, tuple[int, ...]]]:
-        random = _random(self._config.seed, ORDER, epoch)
+        random = stream(self._config.seed, ORDER, epoch)
         batches = []
         for bucket in self.buckets:
             members = np.resize(random.permutation(bucket.members), (bucket.batches, bucket.rows))
@@ -94,7 +112,7 @@ class Dataset:
         if data is None:
             name, split = (self._config.valid, "valid") if corpus.valid else (self._config.source, "train")
             pairs = corpus.valid or corpus.train
-            index = np.arange(len(pairs)) if corpus.valid else self._cut_out
+            index = np.arange(len(pairs)) if corpus.valid else self._split.cut_out
             name, tokens = f"{name} (held out)", pairs.source.pick(index)
             sides = [[side[i] for i in index] for side in corpus.lines(split)]
         else:
@@ -120,71 +138,21 @@ class Dataset:
             "target_vocab": self.target_vocab,
             "joint": self.joint,
             "pairs": len(self._corpus.train),
-            "left_out": self._left_out,
+            "left_out": self._split.left_out,
             "train": len(self._rows.source),
             "held_out": len(self._held_rows.source),
+            "validation": self.validation_sentences,
+            "validation_left_out": self._split.validation_left_out,
             "tokens_per_sentence": dict(zip(("source", "target"), self._lengths.mean(axis=0).tolist(), strict=True)),
             "buckets": [{"rows": b.rows, "lengths": b.lengths, "pairs": len(b.members)} for b in self.buckets],
             "batches_per_epoch": self.batches_per_epoch,
             "padding": 1 - float(sides.sum()) / used,
             "unigram": vars(self.unigram),
+            "validation_unigram": self.validation_unigram and vars(self.validation_unigram),
             "best_nll": self.best_nll,
             "train_sha256": _sha256(self._rows),
             "held_out_sha256": _sha256(self._held_rows),
         }
-
-
-def _split(corpus: Corpus, config: DataConfig) -> tuple[Rows, Rows, dict[str, int], np.ndarray]:
-    """Training rows, held-out rows (never equal to a training row), how many pairs were left out, and why.
-
-    And which pairs of the training text were held out, where there is no validation text.
-    """
-    empty, long = corpus.train.empty(), corpus.train.longer_than(config.max_length)
-    train = _rows(corpus.train, config, config.source)
-    hashes = train.hashes()
-    cut_out = np.empty(0, np.int64)
-    if corpus.valid is None:
-        # the smallest hashes: a choice by content, which neither the seed nor the order of the lines changes
-        first = np.unique(hashes, return_index=True)[1][: config.held_out]
-        held_out = train.take(first)
-        cut_out = np.flatnonzero(~empty & ~long)[first]
-    else:
-        held_out = _rows(corpus.valid, config, f"the validation text {config.valid}").take(slice(config.held_out))
-    if len(held_out.source) < config.held_out:
-        raise InputError(
-            f"{config.valid or config.source} has {len(held_out.source)} usable sentence pairs to hold out, and "
-            f"data.held_out asks for {config.held_out}: lower it, or give more text."
-        )
-    equal = np.isin(hashes, held_out.hashes())
-    train = train.take(~equal)
-    unused = 0
-    if config.fraction < 1:  # a prefix of one permutation, so that a smaller share lies inside a larger one
-        order = _random(config.seed, FRACTION).permutation(len(train.source))
-        kept = max(1, round(config.fraction * len(order)))
-        train, unused = train.take(np.sort(order[:kept])), len(order) - kept
-    left_out = {"empty": empty, "too_long": long & ~empty, "held_out": equal}
-    return (
-        train,
-        held_out.trimmed(),
-        {**{why: int(which.sum()) for why, which in left_out.items()}, "beyond_fraction": unused},
-        cut_out,
-    )
-
-
-def _rows(pairs: Pairs, config: DataConfig, name: str) -> Rows:
-    keep = ~pairs.empty() & ~pairs.longer_than(config.max_length)
-    if not keep.any():
-        reason = (
-            "have an empty side: check that the right files were given"
-            if pairs.empty().all()
-            else f"are empty or longer than data.max_length = {config.max_length} tokens: raise it"
-        )
-        raise InputError(f"all {len(pairs)} sentence pairs of {name} {reason}.")
-    return pairs.rows(keep)
-
-
-def _random(seed: int, *stream: int) -> np.random.Generator:
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=stream))
 
 
 def _sha256(rows: Rows) -> str:

@@ -134,11 +134,7 @@ def make_task(vocabulary: int = VOCABULARY, seed: int = SEED) -> Task:
 def load_synthetic(vocab_size: int) -> Corpus:
     """The task's corpus: the same for every configuration of one ``vocab_size``, and above 512 for all."""
     task = make_task(min(vocab_size, VOCABULARY))
-    random = np.random.default_rng(SEED + 1)
-    words, lengths = task.sentences(PAIRS, random)
-    real = np.arange(LONGEST) < lengths[:, None]
-    translated = task.translate(words, lengths, random)
-    sides = [Sentences((side[real] + len(SPECIALS)).astype(np.int32), lengths) for side in (words, translated)]
+    sides = _pairs(task, PAIRS, SEED + 1)
     vocabularies = [f"{CLASSES[kind]}{word}" for word, kind in enumerate(task.classes)], target_names(task)
 
     def decode(ids: Iterable[int], names: list[str] = vocabularies[1]) -> str:
@@ -148,20 +144,30 @@ def load_synthetic(vocab_size: int) -> Corpus:
         everything = np.arange(PAIRS)
         source, target = (
             [decode(ids.tolist(), names) for ids in side.pick(everything)]
-            for side, names in zip(sides, vocabularies, strict=True)
+            for side, names in zip((sides.source, sides.target), vocabularies, strict=True)
         )
         return source, target
 
     return Corpus(
-        train=Pairs(*sides),
+        train=sides,
         valid=None,
         source_vocab=len(task.classes) + len(SPECIALS),
         target_vocab=len(vocabularies[1]) + len(SPECIALS),
         joint=False,
         decode=decode,
         lines=lines,
+        fresh=lambda count: _pairs(task, count, SEED + 2),
         ideal_nll=task.nll,
     )
+
+
+def _pairs(task: Task, count: int, seed: int) -> Pairs:
+    random = np.random.default_rng(seed)
+    words, lengths = task.sentences(count, random)
+    real = np.arange(LONGEST) < lengths[:, None]
+    translated = task.translate(words, lengths, random)
+    source, target = (Sentences((side[real] + len(SPECIALS)).astype(np.int32), lengths) for side in (words, translated))
+    return Pairs(source, target)
 
 
 def target_names(task: Task) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..verdict import RECOVERY, RISE, STUCK_NATS, WINDOW, Evaluation, divergence, judge
+from ..verdict import RECOVERY, RISE, Evaluation, divergence, judge_recorded
 from .events import Event, detector
 from .evidence import Evidence, Grid
 from .series import level, noise
@@ -16,7 +16,6 @@ from .thresholds import (
     LEVEL_ROWS,
     NOISE_ROWS,
     PLATEAU_GAIN,
-    PLATEAU_NEAR,
     PLATEAU_RELAPSE,
     PLATEAU_ROWS,
     SPIKE_OF_LEVEL,
@@ -113,41 +112,31 @@ def plateau(evidence: Evidence) -> Iterator[Event]:
     """Stuck at the unigram baseline where that is known; else a loss that never fell, or gave back what it gained."""
     if len(evidence.steps) < PLATEAU_ROWS or next(loss_divergence(evidence), None) is not None:
         return
-    held_out, accuracy = evidence.metric("held_out_nll"), evidence.metric("held_out_accuracy")
-    if held_out is not None and accuracy is not None and evidence.unigram is not None:
-        yield from _at_unigram(evidence, held_out, accuracy)
+    if (held_out := evidence.metric("held_out_nll")) is not None and evidence.unigram is not None:
+        yield from _at_unigram(evidence, held_out)
     elif (grid := evidence.loss()) is not None:
         yield from _without_baseline(grid)
 
 
-def _at_unigram(evidence: Evidence, held_out: Grid, accuracy: Grid) -> Iterator[Event]:
-    unigram = evidence.unigram or {}
-    numbers = zip(held_out.steps, held_out.values[:, 0], accuracy.values[:, 0], strict=True)
-    evaluations = [Evaluation(int(step), float(nll), float(share)) for step, nll, share in numbers]
-    verdict = judge(
-        [e for e in evaluations if np.isfinite(e.nll)] or evaluations,
-        steps=_total(evidence, evaluations[-1].step),
-        unigram_nll=float(unigram["cross_entropy"]),
-        unigram_accuracy=float(unigram["accuracy"]),
-    )
-    before = [e.nll for e in evaluations if e.step <= (1 - WINDOW) * evaluations[-1].step]
-    falling = bool(before) and before[-1] - evaluations[-1].nll > STUCK_NATS
-    if verdict.state != "stuck" or (falling and verdict.nll_gap > PLATEAU_NEAR):
+def _at_unigram(evidence: Evidence, held_out: Grid) -> Iterator[Event]:
+    """What the state of the run says, by the rule that every page and table uses."""
+    ended = evidence.status.state in ("finished", "diverged")
+    verdict = judge_recorded(evidence.metrics.to_pydict(), evidence.run.manifest, whole=ended)
+    if verdict is None or verdict.state != "stuck":
         return
-    gap = float(held_out.values[-1, 0]) - float(unigram["cross_entropy"])
-    never = verdict.step == evaluations[0].step
-    since = "it never left it" if never else f"back on it since step {verdict.step}"
-    earlier = [e.step for e in evaluations if e.step < verdict.step]
+    first = int(held_out.steps[0])
+    since = "it never left it" if verdict.step == first else f"since step {verdict.step}"
+    earlier = held_out.steps[held_out.steps < verdict.step]
     yield Event(
         "plateau",
         "plateau",
         verdict.step,
         "reference",
-        f"held-out nll ends {gap:+.3f} nats from the unigram baseline, accuracy {verdict.accuracy_gap:+.3f}: {since}",
+        f"the held-out loss is stuck, {since}: {verdict.reason}",
         "failure",
-        after=earlier[-1] if earlier else None,
+        after=int(earlier[-1]) if len(earlier) else None,
         probe="held_out_nll",
-        numbers={"nll_minus_unigram": gap},
+        numbers={"nll_minus_unigram": verdict.nll_gap},
     )
 
 

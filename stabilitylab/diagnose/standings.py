@@ -111,7 +111,7 @@ def _loss_at(loss: Grid, step: int) -> float:
 
 def _standing(one: Evidence, loss: float) -> Standing:
     run, model = one.run, one.run.config.get("model", {})
-    judged = one.status.facts.get("verdict") or {}
+    judged = run.verdict
     speed, seed = one.metric("tokens_per_second"), run.config.get("train", {}).get("seed")
     layers = [model[key] for key in ("encoder_layers", "decoder_layers") if model.get(key)]
     first = diagnose(run).cause.first
@@ -121,9 +121,9 @@ def _standing(one: Evidence, loss: float) -> Standing:
         layers="-".join(f"{count}L" for count in layers),
         seed=None if seed is None else int(seed),
         updates=int(one.steps[-1]) + (one.status.state == "running"),
-        state=str(judged.get("state") or one.status.state),
+        state=judged.state if judged else one.status.state,
         loss=loss,
-        gap=float(judged.get("nll_gap", math.nan)),
+        gap=judged.nll_gap if judged else math.nan,
         gradient_decades=_decades(one.grid("grad_norm", "", True)),
         norm_growth=_growth(one.grid("ln_input")),
         moved=_largest(one.grid("model_update", "cumulative")),

@@ -47,9 +47,7 @@ SPIKE_OF_LEVEL, SPIKE_OF_START = 0.10, 0.02
 # Divergence of held-out or training nll is the verdict's (2 nats over the minimum, not undone within 5 %); of a loss
 # whose unit is unknown: ending above its start by this share of it.
 DIVERGED_SHARE = 0.10
-# A plateau at the unigram baseline is the verdict's "stuck", unless the run is further above it than this, in nats, and
-# still falls: then it is on its way. (Added after a look at a run of 40 updates that ended within its warm-up.)
-PLATEAU_NEAR = 0.5
+# A plateau at the unigram baseline is the verdict's "stuck" (stabilitylab/verdict.py).
 # A plateau without a baseline: all rows together gained less than this share of the first level, ...
 PLATEAU_GAIN = 0.02
 # ... or the end gave back more than this share of all that had been gained; judged from this number of rows on.

@@ -50,8 +50,10 @@ class ReferenceRows:
         parameters: Parameters,
         ranks: Ranks | None = None,
         recorder: Recorder | None = None,
+        measured: Callable[[int], bool] = lambda row: False,
     ) -> None:
         self.seconds = 0.0
+        self._measured = measured
         self._ranks = ranks
         self._boards = boards
         self._every: Cadence = every
@@ -70,15 +72,18 @@ class ReferenceRows:
         return is_due(row, self._every, REFERENCE_FINENESS)
 
     def fill(self, record: Record, last: bool = False) -> None:
-        """Adds the reference tables and metrics to ``record``, if its row is due or the last."""
+        """Adds the reference tables and metrics to ``record``, if its row is due or the last; the metrics alone where
+        they are wanted apart from the tables."""
         due = last or self.due(record.step)
-        if not due and not (self._update and self.due(record.step + 1)):
+        wanted = due or self._measured(record.step)
+        if not wanted and not (self._update and self.due(record.step + 1)):
             return
         began = time.perf_counter()
         outputs, metrics = self._run(record=due)
-        if due:
+        if wanted:
             for name, value in metrics.items():
                 record.metric(name, value)
+        if due:
             if self._update is not None:
                 self._compare(self._update, record.step, outputs)
             for board in self._boards:

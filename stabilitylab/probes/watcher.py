@@ -56,6 +56,7 @@ class Watcher:
     - ``mask``: True on real tokens: a tensor, a dict by stack name, or a function that returns one, asked once per
       forward pass (so once per micro-batch); a stack without a mask counts all tokens.
     - ``reference``: runs the model on a fixed batch; numbers in a dict that it returns become metrics of the row.
+    - ``measured``: rows at which ``reference`` is run for these numbers alone, beside those of ``update_every``.
     - ``schedule``: lets ``model_update`` separate what alpha did from what the parameters did.
     - ``output_site``: the module whose output is F. ``sites``: a regular expression that narrows the places of all
       probes, or a dict of them by probe; by kind ("layers", "norms", "activations", "outputs") one that full names of
@@ -88,6 +89,7 @@ class Watcher:
         total_every_step: bool = True,
         parallel: Parallel = "auto",
         recorder: Recorder | None = None,
+        measured: Callable[[int], bool] = lambda row: False,
     ) -> None:
         self.every: Cadence = checked(every, "every")
         self.update_every: Cadence = checked(update_every, "update_every")
@@ -132,6 +134,7 @@ class Watcher:
             self._parameters,
             ranks,
             recorder,
+            measured,
         )
         scaled = scaler is not None and scaler.is_enabled()
         self._forensics = Forensics(self._boards, self._parameters, self._order, self.sink, scaled)
@@ -256,13 +259,16 @@ class Watcher:
             self._record, self._owed = None, False
         self.flush()
 
-    def finish(self) -> Metrics:
-        """Sends the pending row, then row N, "after training": the reference pass alone. Returns row N's metrics."""
+    def finish(self, **metrics: torch.Tensor | float | None) -> Metrics:
+        """Sends the pending row, then row N, "after training": the reference pass alone, and ``metrics`` that were
+        measured by then. Returns row N's metrics."""
         self._check_open()
         self._send()
         self._state = "finished"
         if self._reference is not None:
             self._record = Record(self.t, self._parameters.device, self._ranks)
+            for name, value in metrics.items():
+                self._record.metric(name, value)
             with torch.no_grad():
                 self._reference.fill(self._record, last=True)
             self._send()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ from ..errors import StabilityLabError
 from ..store import Run, load_runs
 from ..store.combine import By
 from ..store.layout import flat
+from ..verdict import Verdict
 from . import style
 
 Frame = Any  # a pandas DataFrame; its bundled stubs call every selection a union of types
@@ -26,7 +28,7 @@ FREE = frozenset(
         *("preset", "model.arch", "model.decoder_arch", "model.init", "model.alpha", "model.qk_gain"),
         *("model.growth", "model.T", "model.t0", "train.seed", "data.seed", "train.device", "train.threads"),
         *("train.checkpoint_every", "train.final_checkpoint", "train.on_divergence"),
-        *("train.cuda_graphs", "train.activation_checkpointing"),
+        *("train.cuda_graphs", "train.activation_checkpointing", "train.evaluations"),
         *("probes.names", "probes.every", "probes.update_every"),
     ]
 )
@@ -54,10 +56,15 @@ class Record:
     def status(self) -> Any:
         return self.run.status
 
+    @cached_property
+    def judged(self) -> Verdict | None:
+        """The state of a run that has ended, with its evidence; None while it has none."""
+        return self.run.verdict
+
     @property
     def verdict(self) -> str:
-        """diverged, stuck, learning or trained; "" while that is open."""
-        return str((self.status.facts.get("verdict") or {}).get("state", ""))
+        """One of :data:`stabilitylab.verdict.STATES`; "" before the run's end, and where nothing was held out."""
+        return self.judged.state if self.judged else ""
 
     @property
     def ended(self) -> bool:
@@ -83,6 +90,15 @@ class Record:
         columns = ["step", "held_out_nll", "held_out_accuracy"]
         present = [column for column in columns if column in self.metrics]
         return self.metrics.loc[:, present].dropna() if len(present) == 3 else pd.DataFrame(columns=columns)
+
+    @property
+    def last_nll(self) -> float:
+        """Cross-entropy after training [nats/token]: on the validation set where there is one, else on the held-out
+        batch; NaN where neither was measured."""
+        if "validation_nll" in self.metrics and len(found := self.metrics["validation_nll"].dropna()):
+            return float(found.iloc[-1])
+        data = self.held_out()
+        return float(data["held_out_nll"].iloc[-1]) if len(data) else math.nan
 
     def frame(self, table: str, columns: Sequence[str] | None = None, by: By | None = None) -> Frame:
         """A probe's table at all its steps; kept where it has only one, since figures and claims ask for it again."""

@@ -130,11 +130,11 @@ def _lost(record: Record, *columns: str) -> int | None:
 
 def _breaks(record: Record, *columns: str) -> list[Reference]:
     """Where the run broke: the verdict's step, and the first number that is not finite."""
-    verdict = record.status.facts.get("verdict") or {}
+    verdict = record.judged
     lost = _lost(record, *columns)
     marks = [Reference(float(lost), "not finite", vertical=True)] if lost is not None else []
-    if verdict.get("state") == "diverged" and verdict["step"] != lost:
-        marks.append(Reference(float(verdict["step"]), "diverged", vertical=True))
+    if verdict and verdict.state == "diverged" and verdict.step != lost:
+        marks.append(Reference(float(verdict.step), "diverged", vertical=True))
     return marks
 
 
@@ -192,9 +192,8 @@ def _maps(table: str, grid: Grid, log: bool | None, columns: int) -> list[Panel]
 def _state(record: Record) -> str:
     """Such as ``diverged since step 31: the held-out loss is nan`` or, of a watched run, ``finished at step 90``."""
     status = record.status
-    verdict = status.facts.get("verdict") or {}
-    if verdict:
-        return f"{verdict['state']} since step {verdict['step']}: {verdict['reason']}"
+    if verdict := record.judged:
+        return f"{verdict.state} since step {verdict.step}: {verdict.reason}"
     why = f" ({status.reason})" if status.reason else ""
     lost = _lost(record, "loss", "nll")
     broken = "" if lost is None else f", loss not finite from step {lost} on"

@@ -171,10 +171,7 @@ def hidden(panels: Iterable[Panel]) -> list[str]:
 
 def last_nll(record: Record) -> float:
     """Held-out cross-entropy after training; inf for a run that diverged, NaN where none was measured."""
-    if record.verdict == "diverged":
-        return math.inf
-    data = record.held_out()
-    return float(data["held_out_nll"].iloc[-1]) if len(data) else math.nan
+    return math.inf if record.verdict == "diverged" else record.last_nll
 
 
 def differences(

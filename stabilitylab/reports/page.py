@@ -212,8 +212,7 @@ def _counted(words: Iterable[str]) -> str:
 
 def _row(record: Record, diagnosed: dict[str, str]) -> dict[str, Any]:
     status = record.status
-    verdict = status.facts.get("verdict") or {}
-    gap = verdict.get("nll_gap")
+    verdict = record.judged
     return {
         "name": record.name,
         "anchor": diagnosed.get(record.name, ""),
@@ -225,6 +224,6 @@ def _row(record: Record, diagnosed: dict[str, str]) -> dict[str, Any]:
         "step": status.step,
         "state": status.state,
         "verdict": record.verdict,
-        "gap": "" if gap is None or not math.isfinite(float(gap)) else f"{float(gap):+.3f}",
-        "reason": verdict.get("reason") or status.reason,
+        "gap": f"{verdict.nll_gap:+.3f}" if verdict and math.isfinite(verdict.nll_gap) else "",
+        "reason": verdict.reason if verdict else status.reason,
     }

@@ -12,11 +12,11 @@ import pandas as pd
 from ..config import RECIPES
 from ..registry import spelling
 from ..store.layout import flat
+from ..verdict import STATES
 from . import style
 from .collection import FREE, LAYERS, Record, Runs
 from .layerwise import one_ramp
 
-STATES = ("trained", "learning", "stuck", "diverged")
 COLUMNS = ("arch", "depth", "seeds", *STATES, "nll_gap", "low", "high")
 Row = Mapping[str, Any]
 
@@ -28,13 +28,13 @@ def layers_in_all(record: Record) -> int:
 
 def nll_gap(record: Record) -> float:
     """Held-out cross-entropy after training minus the unigram baseline's [nats/token]; NaN for a run that diverged."""
-    found = (record.status.facts.get("verdict") or {}).get("nll_gap")
-    return math.nan if record.verdict == "diverged" or found is None else float(found)
+    found = record.judged
+    return math.nan if found is None or found.state == "diverged" else found.nll_gap
 
 
 def judged(runs: Runs) -> Runs:
     """Training runs that have ended with a verdict."""
-    return runs.where(lambda run: run.ended and run.verdict in STATES, kind="train")
+    return runs.where(lambda run: run.ended and run.verdict != "", kind="train")
 
 
 def stability_table(runs: Runs) -> pd.DataFrame:

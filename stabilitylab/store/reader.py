@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ..errors import InputError, StabilityLabError, UsageError
 from ..schema import Table
+from ..verdict import RULE, Verdict, judge_recorded
 from .combine import By, combine
 from .files import is_locked, reading
 from .incident import read_incident
@@ -80,6 +81,18 @@ class Run:
         last = self._read(METRICS, STEP)["step"].to_numpy().max(initial=status.step)
         state, reason = ("running", status.reason) if alive else ("interrupted", "the process ended without a word")
         return Status(state, int(last), reason, status.updated, status.facts)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The state of a run that has ended, by the present rule (:func:`stabilitylab.verdict.judge`): what an older
+        version said of it is judged anew. None before its end, and where no held-out loss stands beside a baseline."""
+        status = self.status
+        if status.state not in ("finished", "diverged"):
+            return None
+        recorded = status.facts.get("verdict") or {}
+        if recorded.get("rule") == RULE:
+            return Verdict.of(recorded)
+        return judge_recorded(self.arrow(METRICS).to_pydict(), self.manifest, whole=True)
 
     def table(self, name: str) -> Table:
         if name not in self._tables:

@@ -111,7 +111,7 @@ def examine(experiment: Experiment, out: Path) -> Job:
     _check_same(run, experiment)
     status = run.status
     state: Any = "finished" if status.state == "diverged" else status.state
-    verdict = str((status.facts.get("verdict") or {}).get("state", ""))
+    verdict = found.state if (found := run.verdict) else ""
     resumable = state in ("interrupted", "failed") and 0 < _last_checkpoint(job.path) < job.steps
     return Job(experiment, out, state, status.step, status.reason, verdict, resumable)
 

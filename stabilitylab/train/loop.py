@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from ..config import Config
-from ..data import Batch, Dataset
+from ..data import Batch, Dataset, Unigram
 from ..errors import InputError
 from ..models import build_model
 from ..probes import Recorder, Watcher
+from ..probes.passes import evaluation
 from ..store import AbsentRun, RunWriter
-from ..verdict import Evaluation, Verdict, divergence, judge
+from ..verdict import Baseline, Evaluation, Verdict, divergence, judge
 from . import checkpoint
 from .environment import peak_memory
 from .recipe import accuracy, learning_rate, optimizer_of, own_rates, set_rate, token_losses
@@ -63,6 +64,7 @@ class Trainer:
         self.non_finite: tuple[int, str] | None = None
         self.held_out = dataset.held_out.to(device)
         self.masks = self.held_out.masks
+        self.validation = [batch.to(device) for batch in dataset.validation()]
 
         self.model = build_model(
             config.model, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab, seed=train.seed
@@ -89,6 +91,7 @@ class Trainer:
             schedule=self.model.schedule,
             reference=self.evaluate,
             recorder=recorder,
+            measured=self.evaluates,
         )
         # on a GPU a row is looked at while the next one is computed, unless what it says may end the run
         self.behind = int(device.type == "cuda" and train.on_divergence == "continue")
@@ -127,8 +130,9 @@ class Trainer:
         if train.final_checkpoint:
             self.save()
         self.model.set_row(self.row)
-        self._judge(self.row, self.watcher.finish())
-        return self.verdict()
+        after = self.watcher.finish(**self.validate())
+        self._judge(self.row, after)
+        return self.verdict(after)
 
     def update(self) -> Mapping[str, float | None]:
         """One optimizer update from theta_t to theta_{t+1}; returns row t's numbers."""
@@ -197,15 +201,42 @@ class Trainer:
             "held_out_accuracy": accuracy(logits, batch.labels, batch.weight),
         }
 
-    def verdict(self) -> Verdict:
-        """The run's state by the rules of :mod:`stabilitylab.verdict`."""
-        unigram = self.dataset.unigram
+    def evaluates(self, row: int) -> bool:
+        """Whether the held-out loss is measured at this row, apart from the probes: ``train.evaluations`` times, as
+        evenly over ``train.steps`` as rows allow, from row 0 on."""
+        count, steps = self.config.train.evaluations, self.config.train.steps
+        return row * count // steps != (row - 1) * count // steps
+
+    def validate(self) -> dict[str, Tensor]:
+        """Loss and accuracy on the whole validation set, under the current parameters and alpha; {} without one."""
+        if not self.validation:
+            return {}
+        training_masks = self.masks
+        nll = right = torch.zeros((), dtype=torch.float64, device=self.device)
+        with evaluation(self.spread):
+            for batch in self.validation:
+                self.masks = batch.masks
+                with self._autocast():
+                    logits = self.spread(**batch.inputs)
+                nll = nll + token_losses(logits, batch.labels, batch.weight, 0.0)[1]
+                right = right + accuracy(logits, batch.labels, batch.weight) * batch.tokens
+        self.masks = training_masks
+        tokens = sum(batch.tokens for batch in self.validation)
+        return {"validation_nll": nll / tokens, "validation_accuracy": right / tokens}
+
+    def verdict(self, after: Mapping[str, float | None]) -> Verdict:
+        """The run's state by the rules of :mod:`stabilitylab.verdict`; ``after``: its row after training."""
+        data, last = self.dataset, None
+        if data.validation_unigram is not None:
+            values = (after.get(f"validation_{name}") for name in ("nll", "accuracy"))
+            evaluation = Evaluation(self.row, *(math.nan if value is None else value for value in values))
+            last = evaluation, _baseline(data.validation_unigram), data.validation_sentences
         return judge(
             self.evaluations,
+            _baseline(data.unigram),
             steps=self.config.train.steps,
-            unigram_nll=unigram.cross_entropy,
-            unigram_accuracy=unigram.accuracy,
             non_finite=self.non_finite,
+            validation=last,
         )
 
     def save(self) -> None:
@@ -265,3 +296,7 @@ class Trainer:
         if self.config.train.on_divergence == "continue" or not self.evaluations:
             return False
         return bool(self.non_finite or divergence(self.evaluations, self.config.train.steps, self.config.train.steps))
+
+
+def _baseline(unigram: Unigram) -> Baseline:
+    return Baseline(unigram.cross_entropy, unigram.accuracy)

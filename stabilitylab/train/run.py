@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..config import Config, validated
+from ..config import Config, complete, validated
 from ..data import Dataset, load_data
 from ..errors import InputError, ResourceError, UsageError
 from ..labels import label
@@ -101,7 +101,7 @@ def start(plan: Plan, out: Path, name: str | None, audience: Audience) -> Result
 def resume(path: Path, steps: int | None, audience: Audience) -> Result:
     """Continue the run at ``path`` from its newest checkpoint, to ``steps`` updates in all if given."""
     stored = Run.open(path)
-    config = validated(stored.config)
+    config = validated(complete(stored.config))
     if steps is not None:
         config = config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
     prepared = plan(config)
@@ -134,6 +134,7 @@ def manifest(plan: Plan) -> dict[str, Any]:
         "config": config.model_dump(mode="json"),
         "data": data.describe(),
         "unigram": asdict(data.unigram),
+        "validation_unigram": data.validation_unigram and asdict(data.validation_unigram),
         "best_nll": data.best_nll,
         "parameters": plan.footprint.parameters,
         "loss_normalisation": "per real target token of the whole update",
@@ -163,7 +164,7 @@ def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | N
             run.set_status("interrupted", trainer.row, f"{name}; continue with --resume {run.path}")
             return Result(run.path, "interrupted", trainer.row, None, caught.signal)
         ended = "diverged" if verdict.state == "diverged" else "finished"
-        run.set_status(ended, trainer.row, verdict.reason, verdict=asdict(verdict))
+        run.set_status(ended, trainer.row, verdict.reason, verdict=verdict.recorded())
         return Result(run.path, ended, trainer.row, verdict)
     except BaseException as error:
         reason = "a second Ctrl-C" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__

@@ -87,9 +87,11 @@ def test_the_training_text_is_what_the_files_hold_without_the_held_out_lines(wri
     data = load_data(text_config(write_pair(source, target)), stack="encoder-decoder")
     trained = {data.decode(row.tolist()) for p in range(data.batches_per_epoch) for row in data.micro_batch(p).labels}
     held_out = {data.decode(row.tolist()) for row in data.held_out.labels}
-    assert len(held_out) == 48
-    assert trained | held_out == set(target)
-    assert not trained & held_out
+    validation = {data.decode(row.tolist()) for batch in data.validation() for row in batch.labels}
+    assert (len(held_out), len(validation)) == (48, 30)
+    assert trained | held_out | validation == set(target)
+    assert not trained & (held_out | validation)
+    assert not held_out & validation
 
 
 def test_every_batch_is_full_and_has_the_shape_of_a_bucket(data: Dataset, stack: Stack) -> None:

@@ -51,9 +51,12 @@ def test_without_a_validation_text_what_was_cut_out_of_the_training_text(train: 
     assert data.describe()["left_out"]["too_long"] > 0
     passage, lines = data.passage(), list(zip(*invented(200), strict=True))
     held_out = [data.decode(row.tolist()) for row in data.held_out.labels]
-    assert passage.reference == held_out
+    assert passage.reference[: len(held_out)] == held_out
+    validation = {data.decode(row.tolist()) for batch in data.validation() for row in batch.labels}
+    assert {*passage.reference[len(held_out) :]} == validation
+    assert validation
     assert set(zip(passage.source, passage.reference, strict=True)) <= set(lines)
-    for ids, row in zip(passage.tokens, data.held_out.inputs["source"].tolist(), strict=True):
+    for ids, row in zip(passage.tokens[: len(held_out)], data.held_out.inputs["source"].tolist(), strict=True):
         assert ids.tolist() == [token for token in row if token != PAD]
 
 
@@ -72,7 +75,7 @@ def test_another_text_enters_no_vocabulary(train: tuple[Path, Path], write_pair:
 
 
 def test_batches_hold_every_sentence_once(train: tuple[Path, Path]) -> None:
-    passage = load(train, max_length=40, held_out=50).passage()
+    passage = load(train, max_length=40, held_out=50, validation=0).passage()
     seen = {}
     for places, ids, mask in passage.batches(16):
         assert len(places) <= 16

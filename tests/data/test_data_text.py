@@ -204,7 +204,7 @@ def test_too_few_pairs_for_one_batch_and_the_held_out_part(write_pair: Writer) -
     refused(
         InputError, write_pair(source, target), "63 usable sentence pairs", "data.held_out asks for 64", held_out=64
     )
-    refused(InputError, write_pair(*invented(200)), "leaves 2 sentence pairs", fraction=0.01)
+    refused(InputError, write_pair(*invented(200)), "leaves 1 sentence pairs", fraction=0.01)
 
 
 def test_a_validation_text_that_is_too_small(write_pair: Writer) -> None:

@@ -20,6 +20,7 @@ from stabilitylab.store import Run
 from stabilitylab.sweep import Job, launchers, plan, run
 from stabilitylab.sweep.jobs import prepare
 from stabilitylab.sweep.launchers import Local, script
+from stabilitylab.verdict import STATES
 
 TELL = """
 import os
@@ -75,7 +76,7 @@ def test_a_sweep_trains_and_a_second_one_has_nothing_to_do(tmp_path: Path) -> No
     jobs = planned(tmp_path, "a", steps=2)
     outcome = run(jobs)
     assert outcome.exit_code == 0, [job.log_path.read_text() for job in jobs]
-    assert {job.verdict for job in outcome.jobs} <= {"stuck", "learning", "trained"}
+    assert {job.verdict for job in outcome.jobs} <= {*STATES}
     for job in outcome.jobs:
         found = Run.open(job.path)
         assert found.config == job.experiment.config.model_dump(mode="json")

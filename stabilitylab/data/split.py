@@ -1,0 +1,104 @@
+"""Which sentence pairs of a corpus are trained on, which are the held-out batch, and which the validation set."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..config import DataConfig
+from ..errors import InputError
+from .corpus import Corpus, Pairs, Rows
+
+ORDER, MASKING, FRACTION, HELD_OUT, VALIDATION = range(5)  # one independent stream of random numbers each
+LARGEST_SHARE = 10  # at most one in ten pairs of a text without a validation text becomes the validation set
+
+
+def stream(seed: int, *place: int) -> np.random.Generator:
+    """The random numbers of one purpose and position, independent of all others."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=place))
+
+
+class Split(NamedTuple):
+    """Rows of a corpus by their use; no row of ``held_out`` or ``validation`` equals a training row.
+
+    ``left_out`` and ``validation_left_out`` count the pairs that have no use, by reason. ``cut_out`` are the pairs of
+    the training text that were held out, where there is no validation text.
+    """
+
+    train: Rows
+    held_out: Rows
+    validation: Rows
+    left_out: dict[str, int]
+    validation_left_out: dict[str, int]
+    cut_out: np.ndarray
+
+
+def split(corpus: Corpus, config: DataConfig) -> Split:
+    """The rows of ``corpus`` by their use.
+
+    The held-out batch is the first ``config.held_out`` pairs of the validation text, the validation set all of it.
+    Without such a text both are chosen from the training text, by content; or the source makes fresh pairs for the
+    validation set. A validation set of 0 sentences is asked for by ``config.validation`` = 0.
+    """
+    empty, long = corpus.train.empty(), corpus.train.longer_than(config.max_length)
+    train = _rows(corpus.train, config, config.source)
+    hashes = train.hashes()
+    cut_out = np.empty(0, np.int64)
+    more: Pairs | None = corpus.valid
+    validation, outside = train.take(slice(0)), {"empty": 0, "too_long": 0}
+    if corpus.valid is None:
+        more = corpus.fresh(config.validation) if corpus.fresh and config.validation else None
+        spare = max(0, len(hashes) - config.held_out - config.sentences)
+        cut = 0 if corpus.fresh else min(config.validation, len(hashes) // LARGEST_SHARE, spare)
+        # the smallest hashes: a choice by content, which neither the seed nor the order of the lines changes
+        first = np.unique(hashes, return_index=True)[1][: config.held_out + cut]
+        held_out, validation = train.take(first[: config.held_out]), train.take(first[config.held_out :])
+        cut_out = np.flatnonzero(~empty & ~long)[first]
+    else:
+        held_out = _rows(corpus.valid, config, f"the validation text {config.valid}").take(slice(config.held_out))
+    if len(held_out.source) < config.held_out:
+        raise InputError(
+            f"{config.valid or config.source} has {len(held_out.source)} usable sentence pairs to hold out, and "
+            f"data.held_out asks for {config.held_out}: lower it, or give more text."
+        )
+    equal = np.isin(hashes, held_out.hashes())
+    if more is None:
+        equal |= np.isin(hashes, validation.hashes())
+    train = train.take(~equal)
+    if more is not None and config.validation:
+        nothing, beyond = more.empty(), more.longer_than(config.max_length)
+        validation = more.rows(~nothing & ~beyond)
+        seen = np.isin(validation.hashes(), train.hashes())
+        validation = validation.take(~seen)
+        outside = {
+            "empty": int(nothing.sum()),
+            "too_long": int((beyond & ~nothing).sum()),
+            "in_training": int(seen.sum()),
+        }
+    unused = 0
+    if config.fraction < 1:  # a prefix of one permutation, so that a smaller share lies inside a larger one
+        order = stream(config.seed, FRACTION).permutation(len(train.source))
+        kept = max(1, round(config.fraction * len(order)))
+        train, unused = train.take(np.sort(order[:kept])), len(order) - kept
+    left_out = {"empty": empty, "too_long": long & ~empty, "held_out": equal}
+    return Split(
+        train,
+        held_out.trimmed(),
+        validation,
+        {**{why: int(which.sum()) for why, which in left_out.items()}, "beyond_fraction": unused},
+        outside,
+        cut_out,
+    )
+
+
+def _rows(pairs: Pairs, config: DataConfig, name: str) -> Rows:
+    keep = ~pairs.empty() & ~pairs.longer_than(config.max_length)
+    if not keep.any():
+        reason = (
+            "have an empty side: check that the right files were given"
+            if pairs.empty().all()
+            else f"are empty or longer than data.max_length = {config.max_length} tokens: raise it"
+        )
+        raise InputError(f"all {len(pairs)} sentence pairs of {name} {reason}.")
+    return pairs.rows(keep)
