@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -31,24 +32,21 @@ def test_each_has_a_formula_and_a_source_of_its_own(name) -> None:
 
 def test_the_table_of_initial_gains_is_that_of_the_code() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "architectures.md").read_text(encoding="utf-8")
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:3] == "| `"][
-        1:
-    ]
+    lines = [line for line in text.splitlines() if line.startswith("| `") and "own gains" not in line]
+    said = {cells[0].split("`")[1]: cells[1:] for cells in (re.split(r"\s*\|\s*", line.strip("| ")) for line in lines)}
+    assert set(said) == set(GAINS) == set(get_args(ModelConfig.model_fields["init"].annotation))
     beta = ARCHS["deepnorm"].constants(Place("decoder", 0, "", 0, 6, 6))["beta"]
     values = {"1": 1.0, "1/sqrt(2)": math.sqrt(0.5), "beta": beta}
-    said = {row[0].split("`")[1]: row[1:] for row in rows}
-    assert set(said) == set(GAINS) == set(get_args(ModelConfig.model_fields["init"].annotation))
     for init, (qk, v, rest, own, labels) in said.items():
-        model = build_model(arch="postln", init=init, depth=12, source_vocab=9, target_vocab=9)
-        for residual in model.residuals():
-            if residual.place.stack == "decoder":
-                for matrix in residual.f.matrices:
-                    cell = qk if matrix in "qk" else v if matrix == "v" else rest
-                    assert GAINS[init](residual, matrix) == values[cell]
-        last = build_model(arch="postln-init", init=init, depth=12, source_vocab=9, target_vocab=9).residuals()[0]
-        assert (GAINS[init](last, "fc1") == 1 / 6) == (own == "applied")
-        found = (label(ModelConfig(arch=arch, init=init)) for arch in ("postln", "deepnorm"))
-        assert labels == ", ".join(f"`{name}`" for name in found)
+        postln, shrinking = (
+            list(build_model(arch=arch, init=init, depth=12, source_vocab=9, target_vocab=9).residuals())
+            for arch in ("postln", "postln-init")
+        )
+        for residual in postln:
+            for matrix in residual.f.matrices if residual.place.stack == "decoder" else ():
+                assert GAINS[init](residual, matrix) == values[qk if matrix in "qk" else v if matrix == "v" else rest]
+        assert (GAINS[init](shrinking[0], "out") == 1 / 6) == (own == "applied")
+        assert labels == ", ".join(f"`{label(ModelConfig(arch=arch, init=init))}`" for arch in ("postln", "deepnorm"))
 
 
 @pytest.mark.parametrize("name", EVERY)
