@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -40,11 +41,14 @@ class ModelConfig(Section):
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
     activation_dropout: float = Field(default=0.0, ge=0, lt=1)
     tie: Literal["output", "all", "none"] = "output"  # output: target embedding = output matrix; all: source too
-    init: Literal["arch", "xavier", "deepnorm"] = "arch"  # arch: the one that belongs to the architecture
+    # arch: the one that belongs to the architecture; xavier: Xavier with gain 1/sqrt(2) for q, k, v, as in fairseq;
+    # arch-1, xavier-1: the same with gain 1 for q, k, v too, as DeepNet defines Post-LN; deepnorm: DeepNorm's
+    init: Literal["arch", "xavier", "deepnorm", "arch-1", "xavier-1"] = "arch"
     alpha: float | None = Field(
         default=None, ge=0
     )  # replaces the arch's residual (DeepNorm) or branch (BranchNorm) constant
     qk_gain: float | None = Field(default=None, ge=0)  # replaces the initial gain of q and k
+    v_gain: float | None = Field(default=None, ge=0)  # replaces that of v
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # of every norm of the model
     qk_norm: bool = False  # normalise each head's queries and keys before their product
     growth: Literal["linear", "exp", "sigmoid"] = "linear"  # BranchNorm's schedule
@@ -69,6 +73,12 @@ class ModelConfig(Section):
         if self.tie == "all" and self.stack != "encoder-decoder":
             raise ValueError("model.tie = 'all' needs an encoder and a decoder: use 'output'")
         return self
+
+    @property
+    def qkv_gain(self) -> float:
+        """Initial gain of q, k and v in the base of all architectures: Xavier's own, or that of fairseq, whose q, k
+        and v are one fused (3d, d) matrix."""
+        return 1.0 if self.init in ("arch-1", "xavier-1") else math.sqrt(0.5)
 
     @property
     def depth(self) -> int:

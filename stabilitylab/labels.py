@@ -5,6 +5,12 @@ from __future__ import annotations
 from .config import ModelConfig
 from .registry import spelling
 
+BETA = ("deepnorm", "branchnorm")
+# What an architecture's own initial gains do with the base (``model.qkv_gain``); of one that does not stand here, such
+# as a plug-in's, the label says all that may tell it from another. A test holds this against the registry.
+REPLACE = (*BETA, "subln", "tfixup")
+MULTIPLY = ("postlninit", "dsinit", "dsinitcode", "rfixup")
+
 
 def label(config: ModelConfig) -> str:
     """Such as ``postln``, ``postln+beta``, ``branchnorm T=1``, ``deepnorm alpha-only`` or, mixed, ``postln/preln``."""
@@ -16,11 +22,9 @@ def label(config: ModelConfig) -> str:
 
 def _control(arch: str, config: ModelConfig) -> str:
     family = spelling(arch)
-    beta_is_its_own = family in ("deepnorm", "branchnorm")
-    own_gains = beta_is_its_own or family in ("postlninit", "dsinit", "dsinitcode", "rfixup", "tfixup", "subln")
-    xavier = config.init == "xavier" and own_gains
+    xavier = config.init in ("xavier", "xavier-1") and family in (*REPLACE, *MULTIPLY)
     name = arch
-    if config.init == "deepnorm" and not beta_is_its_own:
+    if config.init == "deepnorm" and family not in BETA:
         name += "+beta"
     if family == "deepnorm":
         if config.alpha is None:
@@ -37,5 +41,8 @@ def _control(arch: str, config: ModelConfig) -> str:
         elif family == "branchnorm" and config.growth != "linear":
             name += f" {config.growth}"
         name += " xavier" if xavier else ""
+    based = config.init == "xavier-1" or (config.init == "arch-1" and family not in REPLACE)
+    name += " gain=1" if based else ""
     name += "" if config.qk_gain is None else f" qk={config.qk_gain:g}"
+    name += "" if config.v_gain is None else f" v={config.v_gain:g}"
     return name + (" rmsnorm" if config.norm == "rmsnorm" else "") + (" qk-norm" if config.qk_norm else "")

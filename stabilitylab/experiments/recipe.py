@@ -87,6 +87,8 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "branchnorm T=1": {"arch": "branchnorm", "T": 1},
     "branchnorm alpha=0": {"arch": "branchnorm", "alpha": 0.0},
     "postln+beta": {"arch": "postln", "init": "deepnorm"},
+    "postln gain=1": {"arch": "postln", "init": "xavier-1"},  # Post-LN as DeepNet defines it
+    "deepnorm alpha-only gain=1": {"arch": "deepnorm", "init": "xavier-1"},
     "postln/preln": {"arch": "postln", "decoder_arch": "preln"},
 }
 

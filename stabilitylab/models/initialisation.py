@@ -17,6 +17,7 @@ GAINS: dict[str, Callable[[Residual, str], float]] = {
     "xavier": lambda residual, matrix: xavier_gain(residual.place, matrix),
     "deepnorm": lambda residual, matrix: deepnorm_gain(residual.place, matrix),
 }
+GAINS |= {f"{init}-1": GAINS[init] for init in ("arch", "xavier")}  # the same over a base that the place knows
 
 
 def named_normal(seed: int, role: str, shape: torch.Size) -> Tensor:
@@ -37,13 +38,14 @@ def initialise(model: Transformer, seed: int) -> None:
             assert isinstance(module, nn.Linear)
             weight = module.weight if rows is None else module.weight[rows]
             gain = GAINS[config.init](residual, matrix)
-            if config.qk_gain is not None and matrix in ("q", "k"):
-                gain = config.qk_gain
+            given = {"q": config.qk_gain, "k": config.qk_gain, "v": config.v_gain}.get(matrix)
+            if given is not None:
+                gain = given
             std = gain * math.sqrt(2 / sum(weight.shape))
             weight.copy_(named_normal(seed, f"{residual.place}.{matrix}", weight.shape) * std)
             if module.bias is not None:
                 module.bias.zero_()
-    own = config.init == "arch"
+    own = config.init in ("arch", "arch-1")
     gains = {stack.embedding.weight: stack.arch.embedding_gain(stack.place) for stack in reversed(stacks.values())}
     gains = {model.output.weight: model.last_stack.arch.output_gain} | gains  # the lowest stack decides on shared ones
     tables = {f"{name}.embedding": stack.embedding.weight for name, stack in stacks.items()}

@@ -77,7 +77,8 @@ class Stack(nn.Module):
         self.embedding = Embedding(vocab, config.d_model)
         causal = name == "decoder"
         above_encoder = causal and config.stack == "encoder-decoder"
-        place = Place(name, 0, "", config.d_model, config.encoder_layers, config.decoder_layers, config.norm)
+        layers = config.encoder_layers, config.decoder_layers
+        place = Place(name, 0, "", config.d_model, *layers, config.norm, config.qkv_gain)
 
         def layer(number: int) -> Layer:
             def join(f: SubLayer, sublayer: str, below: Residual | None) -> Residual:

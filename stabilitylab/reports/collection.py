@@ -25,7 +25,7 @@ PILOT_SEEDS, PILOT_WIDTH = (0, 1, 2), 64  # the thresholds of claims were set ne
 # Settings in which runs of one comparison may differ: what the label and the seed stand for, and what changes nothing.
 FREE = frozenset(
     [
-        *("preset", "model.arch", "model.decoder_arch", "model.init", "model.alpha", "model.qk_gain"),
+        *("preset", "model.arch", "model.decoder_arch", "model.init", "model.alpha", "model.qk_gain", "model.v_gain"),
         *("model.growth", "model.T", "model.t0", "train.seed", "data.seed", "train.device", "train.threads"),
         *("train.checkpoint_every", "train.final_checkpoint", "train.on_divergence"),
         *("train.cuda_graphs", "train.activation_checkpointing", "train.evaluations"),

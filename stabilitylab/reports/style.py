@@ -38,6 +38,7 @@ SPARE = (("#8c6d31", "X"), ("#6a51a3", "h"), ("#636363", "p"), ("#393b79", "*"))
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 CONTROLS = {  # the look of the controls that the sweeps run; any other gets one by its name
     "postln+beta": "dashed",
+    "postln gain=1": "dashdot",
     "postln/preln": "dotted",
     "branchnorm T=1": "dashed",
     "branchnorm alpha=0": "dotted",
@@ -45,6 +46,7 @@ CONTROLS = {  # the look of the controls that the sweeps run; any other gets one
     "branchnorm exp": "dashdot",
     "branchnorm sigmoid": "dotted",
     "deepnorm alpha-only": "dashed",
+    "deepnorm alpha-only gain=1": "dashdot",
     "deepnorm beta-only": "dotted",
 }
 NAMES = {

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import math
+import re
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from stabilitylab.models import ARCHS
+from stabilitylab.config import ModelConfig
+from stabilitylab.labels import label
+from stabilitylab.models import ARCHS, Place, build_model
 from stabilitylab.models.archs.facts import facts
+from stabilitylab.models.initialisation import GAINS
 
 EVERY = sorted(ARCHS)
 
@@ -21,6 +28,25 @@ def test_each_has_a_formula_and_a_source_of_its_own(name) -> None:
     assert "  " not in f"{said['formula']} {said['source']} {said['remarks']}"
     assert inspect.getdoc(ARCHS[name]) != inspect.getdoc(ARCHS[name].__base__)
     assert ARCHS[name].__module__.startswith("stabilitylab.models.archs.")
+
+
+def test_the_table_of_initial_gains_is_that_of_the_code() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "architectures.md").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.startswith("| `") and "own gains" not in line]
+    said = {cells[0].split("`")[1]: cells[1:] for cells in (re.split(r"\s*\|\s*", line.strip("| ")) for line in lines)}
+    assert set(said) == set(GAINS) == set(get_args(ModelConfig.model_fields["init"].annotation))
+    beta = ARCHS["deepnorm"].constants(Place("decoder", 0, "", 0, 6, 6))["beta"]
+    values = {"1": 1.0, "1/sqrt(2)": math.sqrt(0.5), "beta": beta}
+    for init, (qk, v, rest, own, labels) in said.items():
+        postln, shrinking = (
+            list(build_model(arch=arch, init=init, depth=12, source_vocab=9, target_vocab=9).residuals())
+            for arch in ("postln", "postln-init")
+        )
+        for residual in postln:
+            for matrix in residual.f.matrices if residual.place.stack == "decoder" else ():
+                assert GAINS[init](residual, matrix) == values[qk if matrix in "qk" else v if matrix == "v" else rest]
+        assert (GAINS[init](shrinking[0], "out") == 1 / 6) == (own == "applied")
+        assert labels == ", ".join(f"`{label(ModelConfig(arch=arch, init=init))}`" for arch in ("postln", "deepnorm"))
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from statistics import geometric_mean
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
+from stabilitylab.config import DataConfig
+from stabilitylab.data import load_data
 from stabilitylab.models import ARCHS, Place, Transformer, build_model, deepnorm_constants
 
 ENCODER_DECODER = """
@@ -64,14 +68,14 @@ def weights(model: Transformer) -> dict[str, Tensor]:
 
 def expected_gain(arch: str, init: str, stack: str, layer: int, matrix: str) -> float:
     """Gains of a 6L-6L model."""
-    if init == "deepnorm" or (init == "arch" and arch in ("deepnorm", "branchnorm")):
+    rule, _, one = init.partition("-")
+    if rule == "deepnorm" or (rule == "arch" and arch in ("deepnorm", "branchnorm")):
         return 1.0 if matrix in "qk" else {"encoder": 0.496989, "decoder": 0.343295}[stack]
-    if init == "arch" and arch == "postln-init":
-        return BASE[matrix] / (6 - layer + 1)
-    return BASE[matrix]
+    base = 1.0 if one else BASE[matrix]
+    return base / (6 - layer + 1) if rule == "arch" and arch == "postln-init" else base
 
 
-@pytest.mark.parametrize("init", ["arch", "xavier", "deepnorm"])
+@pytest.mark.parametrize("init", ["arch", "xavier", "deepnorm", "arch-1", "xavier-1"])
 @pytest.mark.parametrize("arch", ["postln", "preln", "postln-init", "deepnorm", "branchnorm", "admin"])
 def test_gains_of_every_matrix(arch, init) -> None:
     model = build_model(arch=arch, init=init, depth=12, source_vocab=9, target_vocab=9)
@@ -93,11 +97,16 @@ def test_gains_of_every_matrix(arch, init) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "q", "v", "out", "fc"),
-    [("postln", 0.5**0.5, 0.5**0.5, 1.0, 1.0), ("deepnorm", 1.0, None, None, None)],
+    ("arch", "init", "q", "v", "out", "fc"),
+    [
+        ("postln", "arch", 0.5**0.5, 0.5**0.5, 1.0, 1.0),
+        ("postln", "xavier-1", 1.0, 1.0, 1.0, 1.0),
+        ("deepnorm", "arch", 1.0, None, None, None),
+    ],
 )
-def test_standard_deviations_at_full_width(arch, q, v, out, fc) -> None:
-    model = build_model(arch=arch, depth=12, d_model=512, d_ffn=2048, heads=8, source_vocab=2000, target_vocab=2000)
+def test_standard_deviations_at_full_width(arch, init, q, v, out, fc) -> None:
+    sizes = {"d_model": 512, "d_ffn": 2048, "heads": 8, "source_vocab": 2000, "target_vocab": 2000}
+    model = build_model(arch=arch, init=init, depth=12, **sizes)
     for role, weight in weights(model).items():
         parts = role.split(".")
         if parts[-1] not in BASE:
@@ -117,6 +126,38 @@ def test_qk_gain_replaces_the_gain_of_q_and_k_alone() -> None:
     for role, weight in plain.items():
         factor = 0.25 if role.endswith((".q", ".k")) else 1.0
         torch.testing.assert_close(changed[role], weight * factor, rtol=1e-6, atol=0)
+
+
+def test_v_gain_replaces_the_gain_of_v_alone() -> None:
+    sizes = {"depth": 4, "source_vocab": 9, "target_vocab": 9}
+    plain, changed = (weights(build_model(arch="postln", **sizes, **more)) for more in ({}, {"v_gain": 1.0}))
+    for role, weight in plain.items():
+        torch.testing.assert_close(changed[role], weight * (2**0.5 if role.endswith(".v") else 1), rtol=1e-6, atol=0)
+
+
+def test_gain_1_is_that_of_q_k_and_v() -> None:
+    sizes = {"arch": "postln", "depth": 4, "source_vocab": 9, "target_vocab": 9}
+    one, given = (weights(build_model(**sizes, **more)) for more in ({"init": "xavier-1"}, {"qk_gain": 1, "v_gain": 1}))
+    assert all(torch.equal(weight, given[role]) for role, weight in one.items())
+
+
+@pytest.mark.parametrize(("init", "expected"), [("arch", 0.39), ("xavier-1", 0.162)])
+def test_gain_1_halves_how_much_gradient_reaches_the_first_decoder_layer_of_six(init, expected) -> None:
+    """fc2's gradient there over that in the last layer; measured on these seeds, which differ by a factor of 1.5."""
+    data = load_data(DataConfig(), stack="encoder-decoder")
+    ratios = []
+    for seed in (100, 101, 102):
+        sizes = {"depth": 12, "d_model": 128, "d_ffn": 512, "heads": 4, "seed": seed}
+        vocab = {"source_vocab": data.source_vocab, "target_vocab": data.target_vocab}
+        model = build_model(arch="postln", init=init, **sizes, **vocab)
+        batch = data.micro_batch(seed)
+        real = batch.weight > 0
+        cross_entropy(model(**batch.inputs)[real], batch.labels[real], label_smoothing=0.1).backward()
+        named = dict(model.named_parameters())
+        roles = (model.parameter_roles()[f"decoder.{layer}.ffn.fc2"][0] for layer in (1, 6))
+        first, last = (float(named[name].grad.norm()) for name in roles)
+        ratios.append(first / last)
+    assert geometric_mean(ratios) == pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.parametrize("arch", ["preln", "admin"])

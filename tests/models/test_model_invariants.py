@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -60,6 +61,24 @@ def test_unit_constants_give_postln_bit_for_bit(arch, settings, stack, small, ra
     expected, found = (gradients(model, loss_of(model, inputs)) for model in (postln, other))
     for name, gradient in expected.items():
         assert torch.equal(gradient, found[name]), name
+
+
+def test_deepnorm_without_alpha_is_branchnorm_without_ramp_bit_for_bit(pairs, loss_of) -> None:
+    """Beta alone under its two names, from its own initial weights and over an update."""
+    sizes: dict[str, Any] = {"depth": 6, "d_model": 16, "d_ffn": 32, "heads": 2, "source_vocab": 37, "target_vocab": 37}
+    deepnorm, branchnorm = (
+        build_model(arch="deepnorm", alpha=1.0, **sizes),
+        build_model(arch="branchnorm", T=1, **sizes),
+    )
+    for step in range(3):
+        branchnorm.set_row(step)
+        expected, found = (gradients(model, loss_of(model, pairs)) for model in (deepnorm, branchnorm))
+        assert all(torch.equal(gradient, found[name]) for name, gradient in expected.items())
+        with torch.no_grad():
+            for model, by_name in ((deepnorm, expected), (branchnorm, found)):
+                for name, parameter in model.named_parameters():
+                    parameter.sub_(by_name[name], alpha=0.1)
+        assert torch.equal(deepnorm(**pairs), branchnorm(**pairs))
 
 
 def test_another_constant_is_not_postln(small, pairs) -> None:

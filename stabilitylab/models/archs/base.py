@@ -29,6 +29,7 @@ class Place:
     encoder_layers: int
     decoder_layers: int
     norm: str = "layernorm"  # layernorm | rmsnorm
+    qkv_gain: float = math.sqrt(0.5)  # initial gain of q, k and v in the base of all architectures
 
     @property
     def layers(self) -> int:
@@ -50,8 +51,8 @@ class Place:
 
 
 def xavier_gain(place: Place, matrix: str) -> float:
-    """The base of all architectures: q, k, v as one fused (3d, d) Xavier matrix would have them."""
-    return math.sqrt(0.5) if matrix in ("q", "k", "v") else 1.0
+    """The base of all architectures: 1, but for q, k, v as ``model.init`` has them: 1/sqrt(2), or 1."""
+    return place.qkv_gain if matrix in ("q", "k", "v") else 1.0
 
 
 class Trunk(nn.Module):
