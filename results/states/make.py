@@ -38,13 +38,13 @@ COURSE = ("cell", "seed", "step", "nll", "accuracy")
 def config(cell: Cell, seed: int, data: Path) -> Config:
     files = {name: f"{data / name}.de.gz,{data / name}.en.gz" for name in ("train", "val")}
     settings = [f"model.arch={cell.arch}", f"train.seed={seed}", f"data.seed={seed}", f"train.steps={UPDATES}"]
-    settings += [f"data.source=text:{files['train']}", f"data.valid={files['val']}", "probes.names=[]"]
+    settings += [f"data.source=text:{files['train']}", f"data.valid={files['val']}", 'probes.names=["none"]']
     return resolve(parse_set([*settings, *cell.settings]), depth=cell.layers)
 
 
 def course(run: Run, after: int) -> list[tuple[int, float, float]]:
     """step, held-out loss, accuracy of the evaluations after row ``after``."""
-    data = run.arrow("metrics", columns=["step", "held_out_nll", "held_out_accuracy"]).to_pydict()
+    data = run.arrow("metrics", columns=["held_out_nll", "held_out_accuracy"]).to_pydict()
     rows = zip(data["step"], data["held_out_nll"], data["held_out_accuracy"], strict=True)
     return [(step, nll, share) for step, nll, share in rows if nll is not None and step > after]
 
