@@ -56,7 +56,7 @@ CELLS = (
 
 
 def order() -> Iterator[tuple[Cell, int]]:
-    """Seed by seed, shallow cells first, so that a stopped call has whole sets; of the choice the shallow ones first."""
+    """Seed by seed, shallow cells first, so that a stopped call has whole sets; deep ones to choose on come late."""
     shallow, deep = ([cell for cell in CELLS if (cell.layers > 12) == far] for far in (False, True))
     for seed in (*CHOICE[:1], *TEST):
         yield from ((cell, seed) for cell in shallow)

@@ -186,9 +186,9 @@ def _named(runs: Runs, names: Sequence[str]) -> list[Record]:
         if unknown := [name for name in names if name not in known]:
             raise UsageError(f"no run {unknown[0]!r} there; it has {', '.join(list(known)[:8])}.")
         return [known[name] for name in names]
-    order = {"diverged": 0, "stuck": 1, "": 2, "learning": 3, "trained": 4}
+    order = {"diverged": 0, "stuck": 1, "descending": 2, "learning": 4, "trained": 5}
     trained = [record for record in runs if record.kind != "onestep" and record.ended]
-    worst = sorted(trained or runs, key=lambda record: order.get(record.verdict, 2))
+    worst = sorted(trained or runs, key=lambda record: order.get(record.verdict, 3))
     return sorted(worst, key=lambda record: [r.label for r in worst[: worst.index(record)]].count(record.label))[
         :DIAGNOSED
     ]

@@ -22,6 +22,11 @@ def failed(record: Record) -> bool:
     return record.verdict in ("diverged", "stuck")
 
 
+def decided(runs: Runs) -> Runs:
+    """Those of which it can be said whether they failed: neither still descending to the baseline nor untold."""
+    return runs.where(lambda run: run.verdict not in ("descending", "cannot tell"))
+
+
 def one_ramp(runs: Runs, *free: str) -> tuple[Runs, list[str]]:
     """One run of each label, seed and value of ``free``; notes on BranchNorm's T, of several of which the commonest is
     kept.
@@ -90,8 +95,13 @@ def largest_group(
 
 
 def states(group: Runs) -> list[str]:
-    """A note on the runs that diverged, are stuck or have not ended; none where all is well."""
-    said = {"diverged": "diverged", "stuck": "stayed on the unigram plateau"}
+    """A note on the runs that diverged, are stuck, cannot be told or have not ended; none where all is well."""
+    said = {
+        "diverged": "diverged",
+        "stuck": "got stuck at or above the unigram baseline",
+        "descending": "still descended to the unigram baseline",
+        "cannot tell": "had too few evaluations to tell the state",
+    }
     counts = Counter(said.get(run.verdict, "") if run.ended else "did not end" for run in group)
     if len(group) == 1:
         return [f"The run {state}." for state in counts if state]

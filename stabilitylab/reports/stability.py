@@ -17,7 +17,8 @@ from . import style
 from .collection import FREE, LAYERS, Record, Runs
 from .layerwise import one_ramp
 
-COLUMNS = ("arch", "depth", "seeds", *STATES, "nll_gap", "low", "high")
+COUNTS = {state: state.replace(" ", "_") for state in STATES}  # state -> its column
+COLUMNS = ("arch", "depth", "seeds", *COUNTS.values(), "nll_gap", "low", "high")
 Row = Mapping[str, Any]
 
 
@@ -40,10 +41,11 @@ def judged(runs: Runs) -> Runs:
 def stability_table(runs: Runs) -> pd.DataFrame:
     """One row for each architecture and depth (both stacks together) of the training runs that have ended.
 
-    ``seeds`` counts the runs, one a seed; ``trained``, ``learning``, ``stuck`` and ``diverged`` say how many of them
-    ended so. ``nll_gap`` is the mean over seeds of the held-out cross-entropy minus the unigram baseline's
-    [nats/token], ``low`` and ``high`` its range, all without the runs that diverged: NaN where every one did. Of
-    several runs of one seed the last by name counts; runs with other settings are told apart by :func:`table_groups`.
+    ``seeds`` counts the runs, one a seed; ``trained``, ``learning``, ``descending``, ``stuck``, ``diverged`` and
+    ``cannot_tell`` say how many of them ended so. ``nll_gap`` is the mean over seeds of the held-out cross-entropy
+    minus the unigram baseline's [nats/token], ``low`` and ``high`` its range, all without the runs that diverged: NaN
+    where every one did. Of several runs of one seed the last by name counts; runs with other settings are told apart
+    by :func:`table_groups`.
     """
     ended = judged(runs)
     rows = []
@@ -110,16 +112,17 @@ def cell(row: Row) -> str:
     for state in ("stuck", "diverged"):
         if row[state] == n:
             return state
-    parts = ["learning"] if row["learning"] == n else [f"{row[s]} of {n} {s}" for s in STATES[1:] if row[s]]
+    others = {state: int(row[column]) for state, column in COUNTS.items() if state != "trained" and row[column]}
+    parts = [state if count == n else f"{count} of {n} {state}" for state, count in others.items()]
     return ", ".join(filter(None, [value, *parts]))
 
 
 def brief(row: Row, value: str = "") -> str:
-    """The same in a few letters, for a cell of a picture: the value in parentheses where seeds are still learning, and
+    """The same in a few letters, for a cell of a picture: the value in parentheses where seeds are not yet trained, and
     how many failed. ``value`` stands in for the nll_gap."""
     n, lost = int(row["seeds"]), int(row["stuck"] + row["diverged"])
     value = value or ("" if math.isnan(row["nll_gap"]) else f"{row['nll_gap']:+.2f}")
-    shown = f"({value})" if value and row["learning"] else value
+    shown = f"({value})" if value and int(row["trained"]) + lost < n else value
     word = "stuck" if not row["diverged"] else "diverged" if not row["stuck"] else "failed"
     if lost == n:
         return word

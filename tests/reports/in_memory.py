@@ -13,6 +13,7 @@ from stabilitylab.config import merge, resolve
 from stabilitylab.labels import label
 from stabilitylab.reports.collection import Record
 from stabilitylab.store.reader import Status
+from stabilitylab.verdict import Verdict
 
 
 def remembered(
@@ -23,6 +24,7 @@ def remembered(
     layers: int = 6,
     nll: float = 5.0,
     verdict: str = "trained",
+    gap: float = -1.0,
     settings: Mapping[str, Any] | None = None,
     metrics: Mapping[str, Sequence[float]] | None = None,
 ) -> Record:
@@ -40,7 +42,13 @@ def remembered(
         config=config.model_dump(mode="json"),
         manifest={"label": label(config.model)},
         tables=(),
-        status=Status(state, steps, "made up", "", {"verdict": {"state": verdict}}),
+        status=Status(state, steps, "made up", "", {}),
+        verdict=Verdict(verdict, 0, "made up", gap, 0.1) if verdict else None,  # type: ignore[arg-type]
         metrics=pd.DataFrame(known),
     )
     return Record(run, name)  # type: ignore[arg-type]
+
+
+def rejudge(record: Record, state: str) -> None:
+    """The record as if it had ended in this state."""
+    record.judged = Verdict(state, 0, "made up", -1.0, 0.1)  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ def test_a_ramp_on_which_the_model_was_lost_is_a_cross() -> None:
     assert [*zip(crosses.x, crosses.y, strict=True)] == [(2, 6.5), (2, 6.5)]
     assert crosses.colour == line.colour
     assert margin.series[0].x == [40, 200]
-    assert any("1 diverged, 1 stayed on the unigram plateau" in note for note in picture.notes)
+    assert any("1 diverged, 1 got stuck at or above the unigram baseline" in note for note in picture.notes)
 
 
 def test_learning_rates_with_one_ramp_are_left_out() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from in_memory import remembered
+from in_memory import rejudge, remembered
 
 from stabilitylab.config import merge
 from stabilitylab.reports.base import MissingRuns, Picture
@@ -135,7 +135,7 @@ def test_without_runs_it_names_the_command() -> None:
 def test_c50_counts_failures_in_all_settings(lost: int, expected: str) -> None:
     runs = sweep(faster)
     for run in runs[:lost]:
-        run.status.facts["verdict"]["state"] = "stuck"
+        rejudge(run, "stuck")
     found = verdict("C50", runs)
     assert found.verdict == expected
     assert (found.effects[0]["n"], found.effects[0]["mean"]) == (21, pytest.approx(lost / 21))
@@ -166,7 +166,7 @@ def test_c51_a_seed_without_a_value_is_left_out_and_divergence_decides_nothing()
     assert [effect["seeds"] for effect in verdict("C51", runs).effects] == [[3, 4, 5], [3, 4, 5], [3, 4]]
     for run in (runs := sweep(faster)):
         if run.name.startswith("deepnorm-lr-1"):
-            run.status.facts["verdict"]["state"] = "diverged"
+            rejudge(run, "diverged")
     found = verdict("C51", runs)
     assert found.verdict == "inconclusive"
     assert math.isnan(found.effects[0]["mean"])

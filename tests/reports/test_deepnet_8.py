@@ -124,7 +124,7 @@ def test_failures_are_no_points() -> None:
     runs += [remembered(f"lost-{n}", arch="deepnorm", layers=n, seed=9, nll=20, verdict="stuck") for n in DEPTHS]
     picture = drawn(runs)
     assert picture.panels[0].series[0].y == pytest.approx([9 - math.log(n) for n in DEPTHS])
-    assert any("5 stayed on the unigram plateau" in note for note in picture.notes)
+    assert any("5 got stuck at or above the unigram baseline" in note for note in picture.notes)
 
 
 def test_few_depths_are_drawn_without_a_fit() -> None:

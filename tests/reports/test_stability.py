@@ -10,16 +10,15 @@ import pytest
 from in_memory import remembered
 
 from stabilitylab.reports.collection import Record, Runs
-from stabilitylab.reports.stability import COLUMNS, brief, cell, markdown, stability_table, table_groups, wide
+from stabilitylab.reports.stability import COLUMNS, COUNTS, brief, cell, markdown, stability_table, table_groups, wide
 
 
 def ended(
     arch: str, layers: int, seed: int, verdict: str, gap: float | None = None, name: str = "", **more: Any
 ) -> Record:
     """A run that ended with this verdict, ``gap`` above the unigram baseline."""
-    record = remembered(name or f"{arch}-{layers}-{seed}", arch=arch, layers=layers, seed=seed, verdict=verdict, **more)
-    record.status.facts["verdict"]["nll_gap"] = gap
-    return record
+    known = {"arch": arch, "layers": layers, "seed": seed, "verdict": verdict, **more}
+    return remembered(name or f"{arch}-{layers}-{seed}", gap=math.nan if gap is None else gap, **known)
 
 
 def rows(records: list[Record]) -> list[tuple[Any, ...]]:
@@ -37,20 +36,20 @@ def test_each_cell_counts_its_seeds_and_their_range() -> None:
             ended("postln", 18, 4, "diverged", 5.0),
         ]
     )
-    assert [row[:7] for row in found] == [
-        ("postln", 12, 1, 1, 0, 0, 0),
-        ("postln", 36, 2, 0, 0, 1, 1),
-        ("deepnorm", 36, 3, 2, 1, 0, 0),
+    assert [row[:9] for row in found] == [
+        ("postln", 12, 1, 1, 0, 0, 0, 0, 0),
+        ("postln", 36, 2, 0, 0, 0, 1, 1, 0),
+        ("deepnorm", 36, 3, 2, 1, 0, 0, 0, 0),
     ]
-    assert found[0][7:] == (-0.5, -0.5, -0.5)
-    assert found[1][7:] == (0.01, 0.01, 0.01)  # the value of a run that diverged is no quality
-    assert found[2][7:] == pytest.approx((-0.9, -1.5, -0.2))
+    assert found[0][9:] == (-0.5, -0.5, -0.5)
+    assert found[1][9:] == (0.01, 0.01, 0.01)  # the value of a run that diverged is no quality
+    assert found[2][9:] == pytest.approx((-0.9, -1.5, -0.2))
 
 
 def test_where_all_diverged_there_is_no_value() -> None:
     (row,) = rows([ended("postln", 50, seed, "diverged", math.nan) for seed in (3, 4)])
-    assert row[:7] == ("postln", 100, 2, 0, 0, 0, 2)
-    assert all(math.isnan(value) for value in row[7:])
+    assert row[:9] == ("postln", 100, 2, 0, 0, 0, 0, 2, 0)
+    assert all(math.isnan(value) for value in row[9:])
 
 
 def test_depth_counts_both_stacks_whatever_they_are() -> None:
@@ -73,7 +72,7 @@ def test_only_training_runs_that_ended_count() -> None:
 
 def test_of_two_runs_with_one_seed_the_last_by_name_counts() -> None:
     found = rows([ended("deepnorm", 6, 3, "trained", -1.0, "b"), ended("deepnorm", 6, 3, "stuck", 0.0, "a")])
-    assert found == [("deepnorm", 12, 1, 1, 0, 0, 0, -1.0, -1.0, -1.0)]
+    assert found == [("deepnorm", 12, 1, 1, 0, 0, 0, 0, 0, -1.0, -1.0, -1.0)]
 
 
 def test_without_runs_it_is_empty_and_keeps_its_columns() -> None:
@@ -111,8 +110,8 @@ def test_of_two_ramps_the_commonest_counts() -> None:
     assert group.seeds == [5, 6, 7]
 
 
-def row(trained: int = 0, learning: int = 0, stuck: int = 0, diverged: int = 0, gap: float = -0.5) -> dict[str, Any]:
-    counts = {"trained": trained, "learning": learning, "stuck": stuck, "diverged": diverged}
+def row(gap: float = -0.5, **states: int) -> dict[str, Any]:
+    counts = {column: states.get(column, 0) for column in COUNTS.values()}
     return {**counts, "seeds": sum(counts.values()), "nll_gap": gap}
 
 
@@ -122,6 +121,8 @@ def row(trained: int = 0, learning: int = 0, stuck: int = 0, diverged: int = 0, 
         (row(trained=3), "-0.50", "-0.50"),
         (row(learning=3, gap=0.1), "+0.10, learning", "(+0.10)"),
         (row(trained=2, learning=1), "-0.50, 1 of 3 learning", "(-0.50)"),
+        (row(descending=2, trained=1), "-0.50, 2 of 3 descending", "(-0.50)"),
+        (row(cannot_tell=3, gap=0.1), "+0.10, cannot tell", "(+0.10)"),
         (row(trained=1, stuck=2), "-0.50, 2 of 3 stuck", "-0.50 2/3 stuck"),
         (row(learning=1, stuck=1, diverged=1), "-0.50, 1 of 3 learning, 1 of 3 stuck, 1 of 3 diverged",
          "(-0.50) 2/3 failed"),

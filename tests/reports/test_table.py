@@ -23,9 +23,8 @@ OPTIONS = {"beam": 4, "length_penalty": 0.6, "penalty_kind": "gnmt", "signature"
 
 
 def ended(arch: str, layers: int, seed: int, verdict: str, gap: float, **more: Any) -> Record:
-    record = remembered(f"{arch}-{layers}-{seed}", arch=arch, layers=layers, seed=seed, verdict=verdict, **more)
-    record.status.facts["verdict"]["nll_gap"] = gap
-    return record
+    known = {"arch": arch, "layers": layers, "seed": seed, "verdict": verdict, **more}
+    return remembered(f"{arch}-{layers}-{seed}", gap=gap, **known)
 
 
 def nine() -> list[Record]:

@@ -13,7 +13,7 @@ from .. import style
 from ..base import Figure, MissingRuns, Panel, Picture, Spread, figure
 from ..claims import Effect, Share, claim
 from ..collection import LAYERS, Record, Runs
-from ..layerwise import STACKS, comparable, counted, failed, hidden
+from ..layerwise import STACKS, comparable, counted, decided, failed, hidden
 from ..statistics import Region, r_squared, slope
 
 TABLE = "activation_grad_norm"
@@ -214,7 +214,7 @@ def preln_decoder_cures_vanishing(runs: Runs) -> list[Effect | Share]:
     name = "mixed models that failed"
     groups = [group for group in _long(runs).groups() if "postln/preln" in group.labels]
     if groups:
-        mixed, pure = (groups[0].where(label=label) for label in ("postln/preln", "preln"))
+        mixed, pure = (decided(groups[0].where(label=label)) for label in ("postln/preln", "preln"))
         lost = [[sum(map(failed, arm)), len(arm) - sum(map(failed, arm))] for arm in (mixed, pure)]
         p = float(np.asarray(fisher_exact(lost)[1])) if pure else math.nan
         share = Share(name, lost[0][0], len(mixed), Region(low=0.8), Region(high=0.5), p)

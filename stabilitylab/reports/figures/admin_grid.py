@@ -13,7 +13,7 @@ from .. import style
 from ..base import Figure, Map, MissingRuns, Panel, Picture, compared, figure
 from ..claims import Share, claim
 from ..collection import Record, Runs
-from ..layerwise import comparable, counted, failed, last_nll, states
+from ..layerwise import comparable, counted, decided, failed, last_nll, states
 from ..statistics import Region
 from .admin_3 import left_out
 from .outcomes import mark
@@ -67,9 +67,9 @@ class Grid(Figure):
         notes = [
             f"Drawn: {group.describe()}.",
             *states(group),
-            "Colour and number: mean over the seeds that converged, in parentheses where one of them is still within "
-            "0.25 nats of the unigram baseline; lost are those that diverged or are stuck, which colour a cell where "
-            "they are more than half.",
+            "Colour and number: mean over the seeds that converged, in parentheses where one of them is not "
+            "0.25 nats below the unigram baseline; lost are those that diverged or are stuck, which colour a cell "
+            "where they are more than half.",
             *left_out(Runs([run for one in found for run in one]), group),
         ]
         return Picture(compared(panels), _finding(group, both), notes, columns=min(3, len(panels)))
@@ -93,7 +93,7 @@ def _words(runs: Sequence[Record], value: float) -> str:
     lost = [run.verdict for run in runs if failed(run)]
     if len(lost) == len(runs):
         return lost[0] if len({*lost}) == 1 else "failed"
-    number = f"({value:.2f})" if any(run.verdict == "learning" for run in runs) else f"{value:.2f}"
+    number = f"({value:.2f})" if any(run.verdict != "trained" and not failed(run) for run in runs) else f"{value:.2f}"
     return f"{number}\n{len(lost)}/{len(runs)} lost" if lost else number
 
 
@@ -119,8 +119,9 @@ def _table(
 
 
 def paired(runs: Runs) -> Paired:
-    """Each setting and seed of which both architectures have a run."""
-    first, second = ({(setting(run), run.seed): run for run in runs.where(label=label)} for label in BOTH)
+    """Each setting and seed of which both architectures have a run whose state can be told."""
+    known = decided(runs)
+    first, second = ({(setting(run), run.seed): run for run in known.where(label=label)} for label in BOTH)
     return [(*at, first[at], second[at]) for at in sorted(first.keys() & second.keys())]
 
 

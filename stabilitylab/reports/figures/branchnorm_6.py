@@ -13,7 +13,7 @@ from .. import style
 from ..base import Figure, Map, MissingRuns, Panel, Picture, Series, compared, figure
 from ..claims import Effect, Share, claim
 from ..collection import Runs
-from ..layerwise import counted, failed, last_nll, states
+from ..layerwise import counted, decided, failed, last_nll, states
 from ..statistics import Region, signed_rank, t_interval
 from .loss_differences import measured
 from .outcomes import mark
@@ -161,7 +161,7 @@ def no_warmup_needed(runs: Runs) -> list[Effect | Share]:
     within = runs.where(lambda run: low <= run.settings[AXES[1]] <= high and run.verdict != "", kind="train")
     grid = _judged(within)
     cells: dict[tuple[object, ...], dict[str, bool]] = {}
-    for run in grid.runs:
+    for run in decided(grid.runs):
         cells.setdefault((*cell(run), run.seed), {})[run.label] = failed(run)
     both = [found for found in cells.values() if len(found) == len(BOTH)]
     differing = [found for found in both if found["branchnorm"] != found["deepnorm"]]

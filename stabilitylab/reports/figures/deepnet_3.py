@@ -12,7 +12,7 @@ from .. import style
 from ..base import Figure, MissingRuns, Panel, Picture, Spread, figure
 from ..claims import Effect, Share, claim
 from ..collection import LAYERS, Record, Runs, pairs
-from ..layerwise import by_layer, held_out_panel, layer_values
+from ..layerwise import by_layer, decided, held_out_panel, layer_values
 from ..statistics import Region
 from .branchnorm_5 import failed
 
@@ -157,7 +157,7 @@ def converges_where_postln_does_not(runs: Runs) -> list[Share]:
             "needs 18L-18L runs of 3,000 updates at width 512, six of each arch, which take a GPU",
             command("deepnet:3", "paper") + " --seeds 3..8",
         )
-    arms = [groups[0].where(label=label) for label in BOTH]
+    arms = [decided(groups[0].where(label=label)) for label in BOTH]
     counts = [(sum(map(failed, arm)), len(arm)) for arm in arms]
     p = float(np.asarray(fisher_exact([[lost, n - lost] for lost, n in counts])[1]))
     return [

@@ -14,7 +14,7 @@ from ...experiments import command
 from ..base import Figure, MissingRuns, Panel, Picture, Series, figure
 from ..claims import Effect, Share, claim
 from ..collection import FREE, Record, Runs
-from ..layerwise import counted, failed, held_out_panel, last_nll, one_ramp, states
+from ..layerwise import counted, decided, failed, held_out_panel, last_nll, one_ramp, states
 from ..statistics import Region, slope
 from .branchnorm_4 import mean_nll
 
@@ -153,7 +153,7 @@ def _said(axis: str, values: dict[Value, Runs]) -> str:
     sweep="deepnet:7",
 )
 def trains_in_every_setting(runs: Runs) -> list[Share]:
-    drawn = everything(_all_axes(runs))
+    drawn = decided(everything(_all_axes(runs)))
     lost = sum(map(failed, drawn))
     return [Share("runs that failed", lost, len(drawn), Region(high=0.2), Region(low=0.2), seeds=len(drawn.seeds))]
 

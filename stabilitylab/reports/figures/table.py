@@ -23,7 +23,7 @@ class StabilityTable(Figure):
     [nats/token], mean over seeds, without the runs that diverged; BLEU where all that trained were evaluated alike.
 
     A cell is marked stuck or diverged where more than half of its seeds are; its text has the counts, and parentheses
-    where seeds are "learning": off the plateau, but not 0.25 nats below it. Depth counts encoder and decoder layers
+    where seeds are not yet "trained", 0.25 nats below the baseline. Depth counts encoder and decoder layers
     together. Inferred: the papers say "diverged" of single runs and name no criterion.
     """
 
@@ -37,7 +37,7 @@ class StabilityTable(Figure):
         measured = quality(group)
         if measured.is_bleu:
             table = with_bleu(table, group, measured)
-        panel = Panel("Trained, learning, stuck or diverged", "encoder and decoder layers together", "",
+        panel = Panel("States, and nats below the unigram baseline", "encoder and decoder layers together", "",
                       map=_map(table, measured.is_bleu))  # fmt: skip
         extra = {"table.csv": table.to_csv(index=False), "table.md": markdown(table)}
         return Picture([panel], _finding(group, table), _notes(runs, group, table), columns=1, extra=extra)
@@ -74,14 +74,14 @@ def _finding(group: Runs, table: Frame) -> str:
     """The deepest depth: who trained there with all seeds, who with none; and how many runs failed in all."""
     depth = int(table["depth"].max())
     deepest = table[table["depth"] == depth]
-    whole = [style.title(row.arch) for row in deepest.itertuples() if row.stuck + row.diverged == 0]
+    whole = [style.title(row.arch) for row in deepest.itertuples() if row.trained + row.learning == row.seeds]
     none = [style.title(row.arch) for row in deepest.itertuples() if row.stuck + row.diverged == row.seeds]
     lost = int(table["stuck"].sum() + table["diverged"].sum())
     few, many = int(deepest["seeds"].min()), int(deepest["seeds"].max())
     seeds = counted(many) if few == many else f"{few} to {many}"
     parts = [
-        f"{len(whole)} of {len(deepest)} architectures left the unigram plateau with every seed ({seeds})",
-        *([f"{', '.join(none)} with none"] if none else []),
+        f"{len(whole)} of {len(deepest)} architectures were below the unigram baseline with every seed ({seeds})",
+        *([f"{', '.join(none)} diverged or got stuck with every seed"] if none else []),
     ]
     total = int(table["seeds"].sum())
     return f"At {depth} layers {'; '.join(parts)}. {lost} of {total} runs diverged or are stuck."

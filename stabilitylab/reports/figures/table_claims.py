@@ -8,7 +8,7 @@ from scipy.stats import fisher_exact
 from ..base import MissingRuns
 from ..claims import Share, claim
 from ..collection import LAYERS, Runs
-from ..layerwise import comparable, failed
+from ..layerwise import comparable, decided, failed
 from ..stability import judged
 from ..statistics import Region
 
@@ -33,7 +33,8 @@ def _arm(runs: Runs, label: str, exactly: int | None = None) -> Runs:
 
 
 def _counts(arm: Runs) -> tuple[int, int]:
-    return sum(map(failed, arm)), len(arm)
+    known = decided(arm)
+    return sum(map(failed, known)), len(known)
 
 
 @claim(
@@ -42,8 +43,8 @@ def _counts(arm: Runs) -> tuple[int, int]:
     paper="DeepNet",
     sentence="A deep Post-LN diverges where DeepNorm, BranchNorm and (18L) Admin train",
     source="DeepNet, BranchNorm and Admin, Tables 1 and 2",
-    statistic="share of runs, one a seed, that diverged or are stuck after 3,000 updates: Post-LN, DeepNorm and "
-    "BranchNorm at 50 layers a side or the next depth there is, Admin at 18",
+    statistic="share of runs of known state, one a seed, that diverged or are stuck after 3,000 updates: Post-LN, "
+    "DeepNorm and BranchNorm at 50 layers a side or the next depth there is, Admin at 18",
     threshold="R: more than half of Post-LN's, less than half of each other's; X: the reverse of any",
     sweep="table:stability",
 )
