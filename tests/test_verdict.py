@@ -1,46 +1,165 @@
+"""States of made-up courses; what the rule is worth on real ones stands in results/states."""
+
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
-from stabilitylab.verdict import Evaluation, Verdict, divergence, judge
+from stabilitylab.verdict import (
+    LEAST,
+    LEVEL_NATS,
+    MATERIAL,
+    RULE,
+    STATES,
+    TRAINED_NATS,
+    Baseline,
+    Evaluation,
+    Verdict,
+    divergence,
+    judge,
+    judge_recorded,
+    trend,
+)
 
 U, A = 5.0, 0.10
+BASE = Baseline(U, A)
 
 
 def evaluations(*nlls: float, accuracy: float = A, every: int = 10) -> list[Evaluation]:
     return [Evaluation(i * every, nll, accuracy) for i, nll in enumerate(nlls)]
 
 
-def state(series: list[Evaluation], **more) -> Verdict:
-    return judge(series, steps=series[-1].step, unigram_nll=U, unigram_accuracy=A, **more)
+def course(*, gap: float, fall: float = 0.0, noise: float = 0.0, count: int = 51) -> list[Evaluation]:
+    """So many evaluations of a run of 100 updates that ends ``gap`` above the baseline and falls by ``fall`` nats per
+    tenth of the run."""
+    steps = np.linspace(0, 100, count).round()
+    wobble = noise * np.where(np.arange(count) % 2, 1.0, -1.0)
+    return [
+        Evaluation(int(t), float(U + gap + fall * (100 - t) / 10 + w), A) for t, w in zip(steps, wobble, strict=True)
+    ]
 
 
-def test_a_plateau_at_the_unigram_loss_is_stuck_since_it_began() -> None:
-    verdict = state(evaluations(7.0, 5.5, 5.1, 5.0, 4.99, 4.98, 4.97, 4.96, 4.96, 4.96, 4.96))
-    assert (verdict.state, verdict.step) == ("stuck", 0)
-    assert verdict.nll_gap == pytest.approx(-0.04)
-    relapsed = state(evaluations(7.0, 4.5, 4.4, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0))
-    assert (relapsed.state, relapsed.step) == ("stuck", 30)
+def state(series: list[Evaluation], **more: Any) -> Verdict:
+    return judge(series, BASE, steps=series[-1].step, **more)
 
 
-def test_a_better_accuracy_alone_is_not_stuck() -> None:
-    assert state(evaluations(*[4.97] * 11, accuracy=A + 0.021)).state == "learning"
-    assert state(evaluations(*[4.97] * 11, accuracy=A + 0.019)).state == "stuck"
+@pytest.mark.parametrize(
+    ("series", "expected"),
+    [
+        (course(gap=0.0), "stuck"),
+        (course(gap=0.3), "stuck"),  # far above the baseline, and going nowhere
+        (course(gap=3.0), "stuck"),
+        (course(gap=0.1, fall=MATERIAL / 2), "stuck"),  # slower than matters
+        (course(gap=0.1, fall=-0.1), "stuck"),  # it rises
+        (course(gap=0.0, noise=0.005), "stuck"),
+        (course(gap=0.3, fall=0.1), "descending"),
+        (course(gap=0.0, fall=0.1), "descending"),
+        (course(gap=-LEVEL_NATS + 1e-6, fall=MATERIAL), "descending"),
+        (course(gap=0.1, fall=0.1, noise=0.01), "descending"),
+        (course(gap=0.3, noise=0.2), "cannot tell"),  # the interval reaches from a fall to a rise
+        (course(gap=0.1, fall=MATERIAL, noise=0.05), "cannot tell"),
+        (course(gap=-LEVEL_NATS - 1e-6), "learning"),
+        (course(gap=-TRAINED_NATS), "learning"),
+        (course(gap=-TRAINED_NATS - 1e-6), "trained"),
+        (course(gap=-1.0, noise=0.2), "trained"),
+    ],
+)
+def test_the_sign_of_the_gap_and_the_fall_decide(series: list[Evaluation], expected: str) -> None:
+    assert state(series).state == expected
 
 
-def test_learning_and_trained() -> None:
-    learning = state(evaluations(7.0, *[5.0] * 7, 4.9, 4.85, 4.8))
-    assert (learning.state, learning.step) == ("learning", 80)
-    trained = state(evaluations(7.0, *[5.0] * 7, 4.9, 4.74, 4.7))
-    assert (trained.state, trained.step) == ("trained", 90)
-    assert state(evaluations(7.0, *[5.0] * 9, 4.751)).state == "learning"
+def test_every_state_has_a_course() -> None:
+    marks = test_the_sign_of_the_gap_and_the_fall_decide.pytestmark  # type: ignore[attr-defined]
+    assert {case[1] for case in marks[0].args[1]} == {*STATES} - {"diverged"}
 
 
-def test_only_the_last_fifth_decides_stuck() -> None:
-    assert state(evaluations(*[5.0] * 10, 4.9)).state == "learning"
-    assert state(evaluations(*[4.0] * 8, *[5.0] * 3)).state == "stuck"
+def test_a_smooth_fall_above_the_baseline_is_not_stuck() -> None:
+    """A 12-layer DeepNorm's 60 updates: from 7.76 to 5.28 nats, above a baseline of 5.0."""
+    falling = [Evaluation(t, 7.76 - (7.76 - 5.28) * (t / 60) ** 0.8) for t in range(61)]
+    verdict = judge(falling, BASE, steps=60)
+    assert (verdict.state, verdict.step) == ("descending", 0)
+    assert "0.28 nats above the unigram baseline" in verdict.reason
+    assert "too early to say" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("gap", "words"),
+    [
+        (0.55, "0.55 nats above the unigram baseline"),
+        (0.04, "at the unigram baseline (+0.040 nats)"),
+        (-0.04, "at the unigram baseline (-0.040 nats)"),
+        (-0.12, "0.12 nats below the unigram baseline"),
+        (-0.54, "0.54 nats below the unigram baseline"),
+    ],
+)
+def test_the_words_go_by_the_sign_of_the_gap(gap: float, words: str) -> None:
+    for fall in (0.1, 0.0):
+        reason = state(course(gap=gap, fall=fall)).reason
+        assert reason.startswith(words)
+        assert ("falling by" in reason) == (fall > 0)
+        assert ("no longer falling" in reason) == (fall == 0)
+    assert "and rising by 0.100 [0.100, 0.100] nats per tenth" in state(course(gap=gap, fall=-0.1)).reason
+
+
+@pytest.mark.parametrize("count", [1, 2, LEAST - 1])
+def test_few_evaluations_cannot_tell_unless_the_gap_does(count: int) -> None:
+    few = state([Evaluation(10 * i + 10, U + 0.1, A) for i in range(count)])
+    assert few.state == "cannot tell"
+    assert f"{count} evaluation{'s' * (count > 1)} cannot show whether it falls: 8 are needed" in few.reason
+    assert few.trend is None
+    assert state([Evaluation(10 * i + 10, U - 1.0, A) for i in range(count)]).state == "trained"
+
+
+def test_the_log_cadence_of_older_runs_leaves_a_line_through_eight() -> None:
+    steps = [0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 18, 22, 27, 33, 40, 48, 58, 70, 84, 101, 122, 147, 160]
+    found = trend([Evaluation(t, U + 0.1, A) for t in steps])
+    assert found is not None
+    assert found.evaluations == LEAST  # of which only two lie in the last fifth
+
+
+def test_the_trend_is_the_t_interval_of_a_least_squares_slope() -> None:
+    noise = np.random.default_rng(0).normal(size=51)
+    series = [Evaluation(2 * i, U - 0.01 * i + 0.02 * float(noise[i]), A) for i in range(51)]
+    found = trend(series)
+    assert found is not None
+    last = [e for e in series if e.step >= 80]
+    assert found.evaluations == len(last) == 11
+    x, y = np.array([e.step / 10 for e in last]), np.array([e.nll for e in last])
+    line: Any = stats.linregress(x, y)
+    rest = y - line.intercept - line.slope * x
+    r = max(0.0, float(rest[1:] @ rest[:-1] / (rest @ rest)))
+    half = stats.t.ppf(0.975, 9) * line.stderr * math.sqrt((1 + r) / (1 - r))
+    expected = (-line.slope, -line.slope - half, -line.slope + half)
+    assert (found.fall, found.low, found.high) == pytest.approx(expected, rel=1e-9)
+
+
+def test_what_hangs_together_widens_the_interval() -> None:
+    wave = [0.02 * math.cos(0.6 * (i - 45)) for i in range(51)]  # even about the middle of the window: no slope
+    slow = trend([Evaluation(2 * i, U + w, A) for i, w in enumerate(wave)])
+    order = [*range(40), 40, 45, 41, 46, 42, 50, 44, 49, 43, 48, 47]  # the same numbers in another order
+    quick = trend([Evaluation(2 * i, U + wave[j], A) for i, j in enumerate(order)])
+    assert slow is not None and quick is not None  # noqa: PT018
+    assert slow.high - slow.low > 1.5 * (quick.high - quick.low)
+
+
+def test_since_when() -> None:
+    plateau = [7.0, 6.0, *[5.02] * 49]
+    assert state(evaluations(*plateau, every=2)).step == 4
+    below = [*[5.0] * 45, 4.9, 4.74, 4.7, 4.7, 4.7, 4.7]
+    assert (state(evaluations(*below, every=2)).state, state(evaluations(*below, every=2)).step) == ("trained", 92)
+
+
+def test_the_validation_set_has_the_last_word() -> None:
+    series = course(gap=0.02)
+    on_all = (Evaluation(100, 4.0, 0.3), Baseline(4.5, 0.2), 400)
+    verdict = state(series, validation=on_all)
+    assert (verdict.state, verdict.sentences) == ("trained", 400)
+    assert (verdict.nll_gap, verdict.accuracy_gap) == pytest.approx((-0.5, 0.1))
+    assert state(series).nll_gap == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -68,4 +187,49 @@ def test_a_non_finite_training_number_is_divergence() -> None:
 
 def test_no_evaluation_no_state() -> None:
     with pytest.raises(ValueError, match="without an evaluation"):
-        judge([], steps=10, unigram_nll=U, unigram_accuracy=A)
+        judge([], BASE, steps=10)
+
+
+def test_a_verdict_survives_the_file() -> None:
+    for verdict in (state(course(gap=0.1)), state([Evaluation(5, U, A)])):
+        assert Verdict.of(verdict.recorded()) == verdict
+        assert verdict.recorded()["rule"] == RULE
+
+
+MANIFEST = {"unigram": {"cross_entropy": U, "accuracy": A}, "config": {"train": {"steps": 100}}}
+
+
+def columns(series: list[Evaluation], **more: list[float | None]) -> dict[str, list[float | None]]:
+    known: dict[str, list[float | None]] = {
+        "step": [e.step for e in series],
+        "held_out_nll": [e.nll for e in series],
+        "held_out_accuracy": [e.accuracy for e in series],
+    }
+    return {**known, **more}
+
+
+def test_a_recorded_run_is_judged_alike() -> None:
+    series = course(gap=0.1)
+    assert judge_recorded(columns(series), MANIFEST, whole=True) == state(series)
+    assert judge_recorded(columns(series), {"config": {}}, whole=True) is None
+    assert judge_recorded({"step": [0, 1]}, MANIFEST, whole=True) is None
+    loss: list[float | None] = [None] * 51
+    loss[7] = math.nan
+    broken = judge_recorded(columns(series, loss=loss), MANIFEST, whole=True)
+    assert broken is not None
+    assert (broken.state, broken.step, broken.reason) == ("diverged", 14, "loss is nan at step 14")
+
+
+def test_the_validation_set_counts_after_training_alone() -> None:
+    series = course(gap=0.1)
+    last: list[float | None] = [*[None] * 50, 4.0]
+    manifest = {
+        **MANIFEST,
+        "validation_unigram": {"cross_entropy": 4.5, "accuracy": A},
+        "data": {"validation": 728},
+    }
+    recorded = columns(series, validation_nll=last, validation_accuracy=last)
+    done, open_ = (judge_recorded(recorded, manifest, whole=whole) for whole in (True, False))
+    assert done is not None and open_ is not None  # noqa: PT018
+    assert (done.state, done.sentences, done.nll_gap) == ("trained", 728, -0.5)
+    assert (open_.state, open_.sentences) == ("stuck", 0)
