@@ -65,7 +65,7 @@ $(VENV)-torch-$(TORCH)/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(@D)
 	grep -vE '^(torch|sympy)==' constraints.txt > $(@D)/constraints.txt
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt \
-	  'torch==$(TORCH).*' --editable '.[tests]'
+	  'torch==$(TORCH)' --editable '.[tests]'
 	@touch $@
 
 test-torch: $(VENV)-torch-$(TORCH)/.made
