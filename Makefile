@@ -1,12 +1,14 @@
 # make demo   from nothing to a report: environment, three 200-layer models on the synthetic task, one page about them
 # make docs   docs/_build/index.html: quickstart, probes, figures, how-tos, API
 # make test   lint, types, tests (the same environment)
+# make test-sets   the numerical tests once more under older instruction sets
+# make test-torch TORCH=2.15   those that lean on torch under another torch, in an environment of its own
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo docs test test-slow lint bench clean
+.PHONY: demo docs test test-slow test-sets test-torch lint clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -45,5 +47,30 @@ test: lint
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto -m slow
 
+# Sums are taken in another order there; tests/conftest.py refuses to start where torch does not follow.
+SETS ?= default avx2
+
+test-sets: $(VENV)/.dev
+	@set -e; for set in $(SETS); do \
+	  echo "under ATEN_CPU_CAPABILITY=$$set"; \
+	  ATEN_CPU_CAPABILITY=$$set $(BIN)/python -m pytest -n auto -m "not slow" tests/probes tests/models tests/train; \
+	done
+
+# The oldest that pyproject.toml promises, unless told otherwise. Torch pins sympy, so both are free here.
+TORCH ?= $(shell sed -n 's/^ *"torch>=\(.*\)",$$/\1/p' pyproject.toml)
+TORCH_TESTS ?= $(addprefix tests/,probes models train store onestep distributed)
+WORKERS ?= auto
+
+$(VENV)-torch-$(TORCH)/.made: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(@D)
+	grep -vE '^(torch|sympy)==' constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt \
+	  'torch==$(TORCH)' --editable '.[tests]'
+	@touch $@
+
+test-torch: $(VENV)-torch-$(TORCH)/.made
+	@$(<D)/bin/python -c 'import torch; print("under torch", torch.__version__)'
+	$(<D)/bin/python -m pytest -n $(WORKERS) $(TORCH_TESTS)
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis dist build docs/_build
+	rm -rf $(VENV) $(VENV)-torch-* .pytest_cache .ruff_cache .hypothesis dist build docs/_build

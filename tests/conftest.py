@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,15 @@ from stabilitylab import cli
 torch.set_num_threads(1)
 
 MULTI30K = Path(__file__).resolve().parents[2] / "shared" / "data" / "multi30k"
+
+
+def pytest_sessionstart() -> None:
+    """Under ATEN_CPU_CAPABILITY the tests run with that instruction set or not at all: torch ignores what it lacks."""
+    wanted = os.environ.get("ATEN_CPU_CAPABILITY")
+    with warnings.catch_warnings(action="ignore"):  # its own word on the matter, of which pytest would make a traceback
+        taken = torch.backends.cpu.get_cpu_capability()
+    if wanted and wanted.upper() != taken:
+        pytest.exit(f"ATEN_CPU_CAPABILITY={wanted} is not followed: torch runs with {taken}", returncode=4)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -60,9 +60,11 @@ class CudaGraphs:
         allocated to, and the next random number raises, since the generator counts them for the graph."""
         torch.cuda.set_stream(around)
         place = self._stream.device.index
-        for name in ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"):  # of new and of old versions
-            with suppress(AttributeError, RuntimeError):  # or the pool is closed already
-                getattr(torch._C, name)(place, self._pool)
+        names = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")  # of new and of old versions
+        end = next((getattr(torch._C, name) for name in names if hasattr(torch._C, name)), None)
+        with suppress(RuntimeError):  # the pool is closed already
+            if end is not None:
+                end(place, self._pool)
         self._pool = torch.cuda.graph_pool_handle()
         generator: Any = torch.cuda.default_generators[place]
         generator.graphsafe_set_state(generator.clone_state())

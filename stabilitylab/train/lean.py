@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -94,11 +95,23 @@ class LeanAdamW(torch.optim.AdamW):
 
     def _gathered(self, group: dict[str, Any], present: tuple[bool, ...]) -> _Lists:
         """The group's lists; makes the state that is missing and moves the step counts into a tensor of their own."""
-        parameters, means, squares, steps = [], [], [], []
-        self._init_group(group, parameters, [], means, squares, [], steps)
+        parameters = list(itertools.compress(group["params"], present))
         if not parameters:
             return _Lists(present, [], [], [], [], torch.empty(0))
-        count = torch.stack(steps)
-        for parameter, step in zip(parameters, views := list(count.unbind()), strict=True):
-            self.state[parameter]["step"] = step
+        states = [self._state_of(parameter) for parameter in parameters]
+        count = torch.stack([state["step"] for state in states])
+        for state, step in zip(states, views := list(count.unbind()), strict=True):
+            state["step"] = step
+        means, squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
         return _Lists(present, parameters, means, squares, views, count)
+
+    def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        """As AdamW's fused step makes it; by hand, as torch's own maker differs between versions."""
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise RuntimeError("AdamW takes no sparse gradients: build the embedding with sparse=False")
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return state

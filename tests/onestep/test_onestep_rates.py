@@ -61,7 +61,7 @@ def groups_of(subject: Subject) -> set[str]:
     return {group for group, pattern in GROUPS.items() if any(re.fullmatch(pattern, role) for role in roles)}
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own jvp uses it
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own jvp uses it; of either category
 @pytest.mark.parametrize(("arch", "stack"), CASES)
 def test_each_group_is_a_finite_difference_and_nearly_the_derivative(arch: str, stack: str) -> None:
     subject, lr = subject_of(arch, stack), 1e-6

@@ -19,11 +19,13 @@ from stabilitylab.probes.reference_pass import Replay
 from stabilitylab.probes.replaying import why
 from stabilitylab.probes.representations import Output
 
+ENDS = "_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"  # of new and of old versions of torch
+
 
 class Cuda:
     """The state that a capture changes, and what torch does to it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, end: str = ENDS[0]) -> None:
         self.stream, self.generator, self.pools, self.open = "main", "own", 0, set[int]()
         one = SimpleNamespace(clone_state=lambda: "fresh", graphsafe_set_state=lambda g: setattr(self, "generator", g))
         stand_ins: dict[str, Any] = {
@@ -37,7 +39,9 @@ class Cuda:
         }
         for name, stand_in in stand_ins.items():
             monkeypatch.setattr(torch.cuda, name, stand_in)
-        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda place, pool: self.open.remove(pool))
+        for name in ENDS:
+            monkeypatch.delattr(torch._C, name, raising=False)
+        monkeypatch.setattr(torch._C, end, lambda place, pool: self.open.remove(pool), raising=False)
 
     def handle(self) -> int:
         self.pools += 1
@@ -62,8 +66,11 @@ def fail() -> None:
     raise RuntimeError("operation not permitted when stream is capturing\nCompile with ...")
 
 
-def test_a_failed_capture_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = Cuda(monkeypatch)
+@pytest.mark.parametrize(
+    "end", ["_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"]
+)  # new and old torch
+def test_a_failed_capture_leaves_nothing_behind(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(monkeypatch, end)
     graphs = CudaGraphs(torch.device("cuda"))
     with pytest.raises(RuntimeError, match="previous error during capture"):
         graphs.record(fail)

@@ -99,6 +99,13 @@ def test_a_parameter_that_never_had_a_gradient_has_no_state_and_stays() -> None:
     assert [float(optimizer.state[p]["step"]) for p in (used, unused)] == [2.0, 2.0]
 
 
+def test_a_sparse_gradient_is_refused() -> None:
+    table = nn.Embedding(3, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="sparse=False"):
+        LeanAdamW(table.parameters(), **SETTINGS).step()
+
+
 @pytest.mark.parametrize("back", [False, True])
 def test_each_loads_what_the_other_saved(back: bool, tmp_path: Path) -> None:
     one = model(torch.float32)

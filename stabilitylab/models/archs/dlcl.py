@@ -26,9 +26,9 @@ class Combination(Trunk):
         self.history_norm = nn.ModuleList(place.new_norm() for _ in range(place.layers))
 
     def combined(self, history: History) -> Tensor:
-        weights = self.combination[len(history) - 1].unbind()
+        weights = self.combination[len(history) - 1, : len(history)].unbind()
         total = weights[0] * history[0]
-        for weight, y in zip(weights[1:], history[1:], strict=False):
+        for weight, y in zip(weights[1:], history[1:], strict=True):
             total = total + weight * y
         return total
 
