@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -17,6 +18,16 @@ Parallel = Literal["none", "ddp", "fsdp"]
 CudaGraphs = Literal["auto", "on", "off"]
 RUNS_PER_DEVICE = "STABILITYLAB_RUNS_PER_DEVICE"  # set by a sweep, read by each run's own check of memory
 MAX_LAYERS = 20_000  # beyond any published depth; a typo of 10^9 should not reach the allocator
+
+
+@dataclass(frozen=True)
+class Later:
+    """Marks a setting that came after runs had been recorded: they did what its value ``before`` does."""
+
+    before: Any
+
+
+NEUTRAL = "neutral"  # marks a setting that changes neither what a run measures nor whether it may be continued
 
 
 class Section(BaseModel):
@@ -109,13 +120,17 @@ class TrainConfig(Section):
     accumulate: int = Field(default=1, ge=1)  # micro-batches an update
     precision: Literal["fp32", "bf16"] = "fp32"
     activation_checkpointing: bool = False  # keep each layer's input alone, compute its inside again in the backward
-    device: str = "auto"  # auto | cpu | cuda | cuda:N
+    device: Annotated[str, NEUTRAL] = "auto"  # auto | cpu | cuda | cuda:N
     cuda_graphs: CudaGraphs = "auto"  # replay whole updates on a GPU; auto: where they can be recorded
     parallel: Parallel = "none"  # how the processes of torchrun share the model: replicas (ddp) or shards (fsdp)
-    threads: int = Field(default=1, ge=1, le=1024)
+    threads: Annotated[int, NEUTRAL] = Field(default=1, ge=1, le=1024)
     seed: int = Field(default=0, ge=0, lt=2**63)  # initial weights and dropout
-    checkpoint_every: int = Field(default=0, ge=0)  # updates between checkpoints; 0: at an interruption and at the end
-    final_checkpoint: bool = True  # False: what has ended keeps no weights, and can be neither evaluated nor continued
+    checkpoint_every: Annotated[int, NEUTRAL] = Field(
+        default=0, ge=0
+    )  # updates between checkpoints; 0: at an interruption and at the end
+    final_checkpoint: Annotated[bool, NEUTRAL] = (
+        True  # False: what has ended keeps no weights, and can be neither evaluated nor continued
+    )
     on_divergence: Literal["continue", "stop"] = "continue"
 
 
@@ -137,7 +152,7 @@ class ProbesConfig(Section):
 class Config(Section):
     """Everything that decides a run."""
 
-    preset: str = "tiny"
+    preset: Annotated[str, NEUTRAL] = "tiny"
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
@@ -217,9 +232,34 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def _marks() -> Iterator[tuple[str, str, list[Any]]]:
+    """(section or "", setting, marks) of every setting."""
+    for name, field in Config.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, Section):
+            yield from ((name, key, inner.metadata) for key, inner in section.model_fields.items())
+        else:
+            yield "", name, field.metadata
+
+
+def neutral_settings() -> frozenset[str]:
+    """The settings marked :data:`NEUTRAL`, as section.key."""
+    return frozenset(f"{section}.{key}".lstrip(".") for section, key, marks in _marks() if NEUTRAL in marks)
+
+
+def later_settings() -> dict[str, dict[str, Any]]:
+    """The settings marked :class:`Later`, at the value that earlier runs had without knowing it."""
+    found: dict[str, dict[str, Any]] = {}
+    for section, key, marks in _marks():
+        for mark in marks:
+            if isinstance(mark, Later):
+                found.setdefault(section, {})[key] = mark.before
+    return found
+
+
 def complete(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's recorded settings, and those that came after it at their defaults, which do what it did; {} stays {}."""
-    return merge(Config().model_dump(mode="json"), recorded) if recorded else {}
+    """A run's recorded settings, and those that came after it at what they were before; {} stays {}."""
+    return merge(Config().model_dump(mode="json"), later_settings(), recorded) if recorded else {}
 
 
 def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ from .options import QUIET, RUNS, VERBOSE
 
 if TYPE_CHECKING:
     from ..experiments import Experiment
-    from ..sweep import Job
+    from ..sweep import Job, Ledger
 
 
 def sweep(
@@ -52,6 +53,9 @@ def sweep(
         float | None, typer.Option(min=0, help="Then all runs stop after a checkpoint; the same command goes on.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of run directories.")] = RUNS,
+    ledger: Annotated[
+        Path | None, typer.Option(help="CSV to commit: finished runs are appended, and skipped where it has them.")
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     retries: Annotated[int, typer.Option(min=0, help="New attempts of a run that failed.")] = 1,
     launcher: Annotated[
@@ -77,17 +81,19 @@ def sweep(
     if not what:
         raise UsageError("name a figure, such as 'sweep branchnorm:8', or axes: sweep --grid arch=deepnorm seed=0..4.")
     table = not grid and {*map(experiments.FIGURES.resolve, what)} == {stability.TABLE}
+    kept = None if ledger is None else sweeping.Ledger(ledger)
     source = {key: value for key, value in (("source", data), ("valid", valid)) if value is not None}
     if table:
-        planned = [stability.planned(scale, source, set_ or (), archs, depths, seeds, steps, device, out)]
+        planned = [stability.planned(scale, source, set_ or (), archs, depths, seeds, steps, device, out, kept)]
     else:
         if archs is not None or depths is not None:
             raise UsageError("--archs and --depths go with 'sweep table': other figures and grids name their own.")
-        planned = _planned(what, scale, grid, source, seeds, steps, set_ or (), device, out)
+        planned = _planned(what, scale, grid, source, seeds, steps, set_ or (), device, out, kept)
     until = None if minutes is None else time.monotonic() + 60 * minutes
     if print_:
-        for jobs_of_one in planned:
-            print("\n".join(sweeping.commands(jobs_of_one)))
+        _show_skipped([job for jobs_of_one in planned for job in jobs_of_one if job.cell is not None], kept)
+        for line in (line for jobs_of_one in planned for line in sweeping.commands(jobs_of_one)):
+            print(line)
         return 0
     if status:
         _show([row for jobs_of_one in planned for row in sweeping.status_table(jobs_of_one)])
@@ -131,6 +137,7 @@ def _planned(
     set_: Any,
     device: str | None,
     out: Path,
+    ledger: Ledger | None,
 ) -> list[list[Job]]:
     """The jobs of each figure, or of the grid; figures that are drawn from the same runs come once."""
     from .. import sweep as sweeping
@@ -144,7 +151,7 @@ def _planned(
         if steps is not None:
             raise UsageError("--steps goes with figures: in a grid they are an axis, such as steps=400.")
         own = sweeping.grid(what, merge(parse_set(set_), {"data": data}))
-        return [sweeping.plan(on_device(own, device), out)]
+        return [sweeping.plan(on_device(own, device), out, ledger)]
     if set_:
         raise UsageError(
             "--set goes with --grid or with 'sweep table' alone: what a figure needs is fixed, so that its runs can be "
@@ -156,7 +163,17 @@ def _planned(
     for figure in what:
         wanted = experiments(figure, scale, data=data or None, seeds=seeds_of(seeds), steps=steps)
         found.setdefault(out / folder(figure, scale), {}).update({one.name: one for one in on_device(wanted, device)})
-    return [sweeping.plan(wanted.values(), path) for path, wanted in found.items()]
+    return [sweeping.plan(wanted.values(), path, ledger) for path, wanted in found.items()]
+
+
+def _show_skipped(jobs: Sequence[Job], ledger: Ledger | None) -> None:
+    """On stderr, since what --print prints on stdout are the commands of the rest."""
+    if jobs and ledger is not None:
+        names = ", ".join(job.name for job in jobs)
+        print(
+            f"{len(jobs)} skipped, since {ledger.path} has {'it' if len(jobs) == 1 else 'them'}: {names}",
+            file=sys.stderr,
+        )
 
 
 def _show(rows: list[dict[str, Any]]) -> None:

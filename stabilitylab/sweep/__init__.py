@@ -2,8 +2,9 @@
 
 from .grids import grid
 from .jobs import Job, commands, plan, status_table
+from .ledger import Ledger
 from .runner import Outcome, Silent, run
 from .show import Display
 from .tables import table
 
-__all__ = ["Display", "Job", "Outcome", "Silent", "commands", "grid", "plan", "run", "status_table", "table"]
+__all__ = ["Display", "Job", "Ledger", "Outcome", "Silent", "commands", "grid", "plan", "run", "status_table", "table"]

@@ -20,6 +20,12 @@ def config(arch: str = "deepnorm", steps: int = 4, seed: int = 3, **train: Any) 
     return resolve(SMALL, sections, depth=2)
 
 
+def on(folder: Path, **settings: Any) -> Config:
+    """A configuration on the files of the fixture ``texts``."""
+    data = {"source": f"text:{folder}/a.de,{folder}/a.en", "valid": f"{folder}/v.de,{folder}/v.en"}
+    return resolve({"data": data}, settings, depth=2)
+
+
 def experiment(name: str, kind: Kind = "train", **settings: Any) -> Experiment:
     return Experiment(name, config(**settings), kind)
 
