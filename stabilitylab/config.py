@@ -125,9 +125,8 @@ class TrainConfig(Section):
     parallel: Parallel = "none"  # how the processes of torchrun share the model: replicas (ddp) or shards (fsdp)
     threads: Annotated[int, NEUTRAL] = Field(default=1, ge=1, le=1024)
     seed: int = Field(default=0, ge=0, lt=2**63)  # initial weights and dropout
-    checkpoint_every: Annotated[int, NEUTRAL] = Field(
-        default=0, ge=0
-    )  # updates between checkpoints; 0: at an interruption and at the end
+    checkpoint_minutes: Annotated[float, NEUTRAL] = Field(default=10.0, ge=0)  # wall time between checkpoints; 0: none
+    checkpoint_every: Annotated[int, NEUTRAL] = Field(default=0, ge=0)  # updates between checkpoints; 0: by time alone
     final_checkpoint: Annotated[bool, NEUTRAL] = (
         True  # False: what has ended keeps no weights, and can be neither evaluated nor continued
     )
@@ -161,7 +160,7 @@ class Config(Section):
 
 # "tiny" is the model of DeepNet's Figure 5 with a recipe that shows something within two minutes on one CPU core;
 # "small" and "base" follow BranchNorm's Table 4 (learning rate, warm-up, T, batch in tokens scaled to one device).
-_PAPER = {"lr": 5e-4, "warmup": 4000, "steps": 100_000, "checkpoint_every": 1000}
+_PAPER = {"lr": 5e-4, "warmup": 4000, "steps": 100_000}
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "tiny": {"model": {"T": 100}},
     "small": {

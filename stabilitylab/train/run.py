@@ -164,6 +164,8 @@ def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | N
             return Result(run.path, "interrupted", trainer.row, None, caught.signal)
         ended = "diverged" if verdict.state == "diverged" else "finished"
         run.set_status(ended, trainer.row, verdict.reason, verdict=asdict(verdict))
+        if plan.team.first and not plan.config.train.final_checkpoint:
+            checkpoint.discard(run.path / "checkpoints")
         return Result(run.path, ended, trainer.row, verdict)
     except BaseException as error:
         reason = "a second Ctrl-C" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
