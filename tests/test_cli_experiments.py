@@ -60,6 +60,14 @@ def test_one_gpus_runs_are_printed_with_their_length_and_device(run) -> None:
     assert read_config_file(Path("grid/sweep/postln-2-s0.toml"))["train"]["device"] == "cuda:3"
 
 
+def test_a_grid_takes_its_updates_from_an_option_too(run) -> None:
+    code, out, _ = run("sweep", "--grid", "arch=postln", "depth=2", "seed=0..1", "--steps", "60", "--print")
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert read_config_file(Path("runs/sweep/postln-2-s1.toml"))["train"]["steps"] == 60
+    code, _, err = run("sweep", "--grid", "arch=postln", "depth=2", "--steps", "0", "--print")
+    assert (code, "0 is not in the range x>=1" in err) == (2, True)
+
+
 def test_a_sweep_whose_time_is_up_says_how_it_stands(run) -> None:
     axes = ["arch=deepnorm", "depth=2", "seed=3..4", "steps=2"]
     code, out, _ = run("sweep", "--grid", *axes, *SMALL, "--minutes", "0", "-q")
@@ -74,7 +82,8 @@ def test_a_sweep_whose_time_is_up_says_how_it_stands(run) -> None:
         (["sweep"], "name a figure"),
         (["sweep", "branchnorm:5", "--scale", "h200"], "no runs at scale h200"),
         (["sweep", "branchnorm:8", "--steps", "9"], "is fixed"),
-        (["sweep", "--grid", "arch=postln", "--steps", "9"], "steps=400"),
+        (["sweep", "--grid", "arch=postln", "steps=4,8", "--steps", "9"], "--steps 9 and an axis of steps exclude"),
+        (["sweep", "--grid", "train.steps=4", "--steps", "9"], "--steps 9 and an axis of steps exclude"),
         (["sweep", "branchnorm:77"], "unknown figure"),
         (["sweep", "branchnorm:8", "--scale", "paper"], "needs text of yours"),
         (["sweep", "branchnorm:8", "--seeds", "three"], "give them as 3..7"),

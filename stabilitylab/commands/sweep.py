@@ -46,7 +46,8 @@ def sweep(
         typer.Option(help="Instead of the figure's own, such as 3..5 or 3,4; of the table also how many, from 3 on."),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Updates of branchnorm:8's runs at scale h200.", show_default="2000")
+        int | None,
+        typer.Option(min=1, help="Updates: of a grid's runs (by preset), or branchnorm:8's at scale h200 (2000)."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="Of all runs: auto, cpu, cuda or cuda:N.")] = None,
     minutes: Annotated[
@@ -148,9 +149,10 @@ def _planned(
     if grid:
         if seeds is not None:
             raise UsageError("--seeds goes with figures: in a grid seeds are an axis, such as seed=3..5.")
-        if steps is not None:
-            raise UsageError("--steps goes with figures: in a grid they are an axis, such as steps=400.")
-        own = sweeping.grid(what, merge(parse_set(set_), {"data": data}))
+        updates = {} if steps is None else {"steps": steps}
+        if updates and any(axis.partition("=")[0].strip() in ("steps", "train.steps") for axis in what):
+            raise UsageError(f"--steps {steps} and an axis of steps exclude each other: leave out one of them.")
+        own = sweeping.grid(what, merge(parse_set(set_), {"data": data, "train": updates}))
         return [sweeping.plan(on_device(own, device), out, ledger)]
     if set_:
         raise UsageError(

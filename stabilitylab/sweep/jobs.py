@@ -78,12 +78,10 @@ class Job:
 
     @property
     def argv(self) -> list[str]:
-        """The command that starts or resumes it."""
-        command = [sys.executable, "-m", "stabilitylab", "probe" if self.experiment.kind == "train" else "onestep"]
-        if self.resumable:
-            return [*command, "--resume", str(self.path), "-q"]
+        """The command that starts it, or goes on with it."""
+        what = ["probe", "--resume", "auto"] if self.experiment.kind == "train" else ["onestep"]
         where = ["--config", str(self.config_path), "--name", self.name, "--out", str(self.out)]
-        return [*command, *where, "-q"]
+        return [sys.executable, "-m", "stabilitylab", *what, *where, "-q"]
 
     def now(self) -> Job:
         """The same job, looked at again."""
@@ -158,13 +156,13 @@ def _check_same(run: Run, experiment: Experiment) -> None:
     """A finished run of the same name counts only if it is the same run."""
     advice = "choose another --out, or move it away"
     if (kind := run.manifest.get("kind", "train")) != experiment.kind:
-        raise UsageError(f"{run.path} is a run of kind {kind!r}, where this sweep needs {experiment.kind!r}: {advice}.")
+        raise UsageError(f"{run.path} is a run of kind {kind!r}, where {experiment.kind!r} is asked for: {advice}.")
     stored, wanted = deciding(run.config), deciding(experiment.config.model_dump(mode="json"))
     for key, value in wanted.items():
         if experiment.kind == "onestep" and key.startswith(_TRAINING) and key != "train.seed":
             continue
         if (there := stored.get(key)) != value:
-            raise UsageError(f"{run.path} has {key} = {there!r}, where this sweep needs {value!r}: {advice}.")
+            raise UsageError(f"{run.path} has {key} = {there!r}, where {value!r} is asked for: {advice}.")
 
 
 def prepare(job: Job) -> Job:
@@ -175,13 +173,18 @@ def prepare(job: Job) -> Job:
     job = job.now()
     if job.state in RUNNABLE:
         replace_file(job.config_path, toml.dumps(job.experiment.config).encode())
-        if _must_make_way(job):
-            _move_aside(job)
+        make_way(job)
     return job
 
 
+def make_way(job: Job) -> None:
+    """Move a run aside that has not ended and has no checkpoint to go on from, so that it can start anew."""
+    if _must_make_way(job):
+        _move_aside(job)
+
+
 def _must_make_way(job: Job) -> bool:
-    return not job.resumable and (job.path / "run.json").exists()
+    return job.state in RUNNABLE and not job.resumable and (job.path / "run.json").exists()
 
 
 def _free_place(job: Job) -> Path:
@@ -204,14 +207,14 @@ def _move_aside(job: Job) -> None:
 
 def commands(jobs: Iterable[Job]) -> list[str]:
     """A shell line for each job that is still to be run, to be started in the current folder; writes their
-    configurations. A line whose run cannot be resumed begins by moving the old directory aside."""
+    configurations. Where a run of one step is to be made anew, its line begins by moving the old directory aside."""
     lines = []
     for job in jobs:
         if job.state not in RUNNABLE:
             continue
         replace_file(job.config_path, toml.dumps(job.experiment.config).encode())
         line = " ".join((*(f"{key}={value}" for key, value in job.environment.items()), shlex.join(job.argv)))
-        if _must_make_way(job):
+        if job.experiment.kind != "train" and _must_make_way(job):
             place, old = _free_place(job), job.path
             moves = (
                 ["mkdir", "-p", str(place.parent)],

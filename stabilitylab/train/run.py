@@ -119,6 +119,12 @@ def resume(path: Path, steps: int | None, audience: Audience) -> Result:
         return _carry_out(run, prepared, state, audience)
 
 
+def join(config: Config) -> None:
+    """What comes before everything else in a process that trains: its numbers' mode, and its team under torchrun."""
+    prepare_process(config.train.threads)
+    gather_team(config.train)
+
+
 def _warn_of_an_early_ramp(config: Config) -> None:
     model, warmup = config.model, config.train.warmup
     scheduled = any(ARCHS[name].scheduled for name in (model.arch, model.decoder_arch) if name)
@@ -143,9 +149,15 @@ def manifest(plan: Plan) -> dict[str, Any]:
     }
 
 
+def automatic_name(config: Config) -> str:
+    """Such as ``branchnorm-200-s0``."""
+    words = label(canonical(config.model)).replace(" ", "-").replace("/", "-")
+    return f"{words}-{config.model.depth}-s{config.train.seed}"
+
+
 def free_name(config: Config, out: Path) -> str:
-    """``branchnorm-200-s0``, or the first of ``branchnorm-200-s0-2``, ``-3``, ... that does not exist."""
-    base = f"{label(config.model).replace(' ', '-').replace('/', '-')}-{config.model.depth}-s{config.train.seed}"
+    """:func:`automatic_name`, or the first of ``branchnorm-200-s0-2``, ``-3``, ... that does not exist."""
+    base = automatic_name(config)
     if not (out / base).exists():
         return base
     return next(name for i in range(2, 10**6) if not (out / (name := f"{base}-{i}")).exists())

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from stabilitylab.commands import resuming
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.errors import StabilityLabError
 from stabilitylab.train import checkpoint, plan, resume, start
@@ -110,6 +111,30 @@ for kind in ("ddp", "fsdp"):
     for arch in ("branchnorm", "admin"):
         RUN_CASES[f"{kind}_{arch}"] = equal_to_one_process(kind, arch)
     RUN_CASES[f"{kind}_resumed"] = resumed(kind)
+
+
+def found(folder: Path) -> Any:
+    """How ``--resume auto`` finds runs of both ranks: before, after an interruption, under another configuration."""
+    states = []
+    config = prepared("ddp").config
+    for row in range(3):
+        job = resuming.found(config, folder, "ddp-auto")
+        states.append((job.state, job.resumable))
+        if row == 0:
+            silent, runs.Nobody = runs.Nobody, Interrupted
+            start(prepared("ddp"), folder, "ddp-auto", Silent())
+            runs.Nobody = silent
+        elif row == 1:
+            resume(job.path, None, Silent())
+        dist.barrier()
+    try:
+        resuming.found(prepared("ddp", "train.lr=1e-2").config, folder, "ddp-auto")
+    except StabilityLabError as error:
+        states.append(f"{type(error).__name__}: {error}")
+    return states
+
+
+RUN_CASES["found"] = found
 
 
 def refused(folder: Path) -> Any:

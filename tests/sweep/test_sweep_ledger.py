@@ -310,7 +310,7 @@ def test_a_setting_of_a_run_from_before_it_existed_counts_at_its_default(tmp_pat
     del document["config"]["train"]["accumulate"]
     (job.path / "run.json").write_text(json.dumps(document))
     assert planned(tmp_path, "a")[0].state == "finished"
-    with pytest.raises(UsageError, match=r"a has train.accumulate = 1, where this sweep needs 2"):
+    with pytest.raises(UsageError, match=r"a has train.accumulate = 1, where 2 is asked for"):
         planned(tmp_path, "a", accumulate=2)
 
 
