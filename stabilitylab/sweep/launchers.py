@@ -159,7 +159,7 @@ def script(argv: Sequence[str], environment: dict[str, str], *, log: Path, stop:
             "asked=''",
             f"{command} < /dev/null >> {log_file} 2>&1 &",
             "run=$!",
-            # The group stands. Job control would announce the run's end on the sweep's terminal, as would the shell a kill.
+            # The group stands. On the sweep's terminal job control would announce the run's end, and the shell a kill.
             "set +m",
             f"exec 2>> {log_file}",
             "while kill -0 $run 2> /dev/null; do",
