@@ -119,6 +119,29 @@ def test_evaluate_scores_a_run_and_compares_two(run) -> None:
     assert len(json.loads(out)["paired"]["systems"]) == 2
 
 
+def test_evaluate_says_how_many_sources_it_cut_and_where(run, tmp_path: Path) -> None:
+    for side in ("a", "b"):
+        short = [f"{side}{i % 7} {side}{i % 5} {side}{i % 3}" for i in range(60)]
+        long = [" ".join(f"{side}{(i + k) % 7}" for k in range(20)) for i in range(4)]
+        (tmp_path / side).write_text("\n".join(short) + "\n")
+        (tmp_path / f"{side}.valid").write_text("\n".join(short[:6] + long) + "\n")
+    arguments = ["--arch", "preln", "--depth", "2", "--steps", "3", "--data", "text:a,b", "--valid", "a.valid,b.valid"]
+    sets = [*SMALL, "--set", "data.max_length=12", "--set", "data.vocab_size=64"]
+    assert run("probe", *arguments, *sets, "-q", "--name", "short")[0] == 0
+    code, out, _ = run("evaluate", "runs/short", "-q")
+    assert code == 0
+    assert "on 10 sentences, 4 of them cut at 12 tokens (--max-length N takes more)\n" in out
+    result = json.loads(Path("runs/short/evaluation.json").read_text())
+    assert (result["truncated"], result["max_length"]) == (4, 12)
+    code, out, _ = run("evaluate", "runs/short", "-q", "--max-length", "60")
+    assert (code, "on 10 sentences\n" in out) == (0, True)
+    result = json.loads(Path("runs/short/evaluation.json").read_text())
+    assert (result["truncated"], result["max_length"]) == (0, 60)
+    code, out, _ = run("evaluate", "runs/short", "-q", "--max-length", "3")
+    assert "10 of them cut at 3 tokens" in out
+    assert run("evaluate", "runs/short", "--max-length", "0")[0] == 2
+
+
 def test_evaluate_says_what_is_missing(run) -> None:
     code, _, err = run("evaluate", "runs/nothing")
     assert code == 4

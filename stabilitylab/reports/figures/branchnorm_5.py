@@ -26,6 +26,7 @@ class Quality:
 
     is_bleu: bool
     values: dict[str, float]
+    cut: str = ""  # what the axis says of sources that were not translated whole
 
     @property
     def axis(self) -> str:
