@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -18,6 +19,16 @@ Parallel = Literal["none", "ddp", "fsdp"]
 CudaGraphs = Literal["auto", "on", "off"]
 RUNS_PER_DEVICE = "STABILITYLAB_RUNS_PER_DEVICE"  # set by a sweep, read by each run's own check of memory
 MAX_LAYERS = 20_000  # beyond any published depth; a typo of 10^9 should not reach the allocator
+
+
+@dataclass(frozen=True)
+class Later:
+    """Marks a setting that came after runs had been recorded: they did what its value ``before`` does."""
+
+    before: Any
+
+
+NEUTRAL = "neutral"  # marks a setting that changes neither what a run measures nor whether it may be continued
 
 
 class Section(BaseModel):
@@ -100,7 +111,7 @@ class DataConfig(Section):
     held_out: int = Field(default=24, ge=1)  # sentences of the fixed reference batch: the course of the run
     # sentences of the evaluation after training: with a validation text all of it, else so many (but at most a tenth
     # of the pairs); 0: the reference batch alone
-    validation: int = Field(default=400, ge=0)
+    validation: Annotated[int, Later(0)] = Field(default=400, ge=0)
     seed: int = Field(default=0, ge=0, lt=2**63)  # order of batches and masks; the same for all archs
 
 
@@ -122,15 +133,19 @@ class TrainConfig(Section):
     accumulate: int = Field(default=1, ge=1)  # micro-batches an update
     precision: Literal["fp32", "bf16"] = "fp32"
     activation_checkpointing: bool = False  # keep each layer's input alone, compute its inside again in the backward
-    device: str = "auto"  # auto | cpu | cuda | cuda:N
+    device: Annotated[str, NEUTRAL] = "auto"  # auto | cpu | cuda | cuda:N
     cuda_graphs: CudaGraphs = "auto"  # replay whole updates on a GPU; auto: where they can be recorded
     parallel: Parallel = "none"  # how the processes of torchrun share the model: replicas (ddp) or shards (fsdp)
-    threads: int = Field(default=1, ge=1, le=1024)
+    threads: Annotated[int, NEUTRAL] = Field(default=1, ge=1, le=1024)
     seed: int = Field(default=0, ge=0, lt=2**63)  # initial weights and dropout
-    checkpoint_every: int = Field(default=0, ge=0)  # updates between checkpoints; 0: at an interruption and at the end
-    final_checkpoint: bool = True  # False: what has ended keeps no weights, and can be neither evaluated nor continued
+    checkpoint_minutes: Annotated[float, NEUTRAL] = Field(default=10.0, ge=0)  # wall time between checkpoints; 0: none
+    checkpoint_every: Annotated[int, NEUTRAL] = Field(default=0, ge=0)  # updates between checkpoints; 0: by time alone
+    final_checkpoint: Annotated[bool, NEUTRAL] = (
+        True  # False: what has ended keeps no weights, and can be neither evaluated nor continued
+    )
     on_divergence: Literal["continue", "stop"] = "continue"
-    evaluations: int = Field(default=50, ge=0)  # of the held-out batch, evenly over the run, apart from the probes'
+    # of the held-out batch, evenly over the run, apart from the probes'
+    evaluations: Annotated[int, Later(0)] = Field(default=50, ge=0)
 
 
 class ProbesConfig(Section):
@@ -151,7 +166,7 @@ class ProbesConfig(Section):
 class Config(Section):
     """Everything that decides a run."""
 
-    preset: str = "tiny"
+    preset: Annotated[str, NEUTRAL] = "tiny"
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
@@ -160,7 +175,7 @@ class Config(Section):
 
 # "tiny" is the model of DeepNet's Figure 5 with a recipe that shows something within two minutes on one CPU core;
 # "small" and "base" follow BranchNorm's Table 4 (learning rate, warm-up, T, batch in tokens scaled to one device).
-_PAPER = {"lr": 5e-4, "warmup": 4000, "steps": 100_000, "checkpoint_every": 1000}
+_PAPER = {"lr": 5e-4, "warmup": 4000, "steps": 100_000}
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "tiny": {"model": {"T": 100}},
     "small": {
@@ -231,13 +246,34 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-# What runs did before a setting existed, where that is not its default.
-BEFORE: dict[str, dict[str, Any]] = {"data": {"validation": 0}, "train": {"evaluations": 0}}
+def _marks() -> Iterator[tuple[str, str, list[Any]]]:
+    """(section or "", setting, marks) of every setting."""
+    for name, field in Config.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, Section):
+            yield from ((name, key, inner.metadata) for key, inner in section.model_fields.items())
+        else:
+            yield "", name, field.metadata
+
+
+def neutral_settings() -> frozenset[str]:
+    """The settings marked :data:`NEUTRAL`, as section.key."""
+    return frozenset(f"{section}.{key}".lstrip(".") for section, key, marks in _marks() if NEUTRAL in marks)
+
+
+def later_settings() -> dict[str, dict[str, Any]]:
+    """The settings marked :class:`Later`, at the value that earlier runs had without knowing it."""
+    found: dict[str, dict[str, Any]] = {}
+    for section, key, marks in _marks():
+        for mark in marks:
+            if isinstance(mark, Later):
+                found.setdefault(section, {})[key] = mark.before
+    return found
 
 
 def complete(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's recorded settings, and those that came after it as it did without them; {} stays {}."""
-    return merge(Config().model_dump(mode="json"), BEFORE, recorded) if recorded else {}
+    """A run's recorded settings, and those that came after it at what they were before; {} stays {}."""
+    return merge(Config().model_dump(mode="json"), later_settings(), recorded) if recorded else {}
 
 
 def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:

@@ -34,7 +34,7 @@ def test_a_run_leaves_tables_that_pandas_reads_and_a_summary(run, tmp_path: Path
     assert code == 0
     assert "run: runs/first" in out
     assert "ln_input" in out
-    assert "held-out nll - unigram" in out
+    assert "400 validation sentences: nll - unigram" in out
     assert err.splitlines()[0].startswith("branchnorm 1L-1L, 64-128-2")
     assert "step 3/3" in err
     frame = pd.read_parquet(tmp_path / "runs" / "first" / "probes" / "ln_input")

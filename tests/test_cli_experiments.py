@@ -32,7 +32,7 @@ def test_a_grid_is_printed_run_and_then_found_finished(run) -> None:
     code, out, _ = run("sweep", "--grid", *axes, *SMALL, "--print")
     assert code == 0
     assert len(out.splitlines()) == 2
-    assert all("-m stabilitylab probe --config" in line for line in out.splitlines())
+    assert all("-m stabilitylab probe --resume auto --config" in line for line in out.splitlines())
     code, out, _ = run("sweep", "--grid", *axes, *SMALL, "-q")
     assert code == 0
     assert "2 runs: 2 finished" in out
@@ -60,6 +60,13 @@ def test_one_gpus_runs_are_printed_with_their_length_and_device(run) -> None:
     assert read_config_file(Path("grid/sweep/postln-2-s0.toml"))["train"]["device"] == "cuda:3"
 
 
+def test_a_grid_takes_its_updates_from_an_option_too(run) -> None:
+    code, out, _ = run("sweep", "--grid", "arch=postln", "depth=2", "seed=0..1", "--steps", "60", "--print")
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert read_config_file(Path("runs/sweep/postln-2-s1.toml"))["train"]["steps"] == 60
+    assert run("sweep", "--grid", "arch=postln", "depth=2", "--steps", "0", "--print")[0] == 2
+
+
 def test_a_sweep_whose_time_is_up_says_how_it_stands(run) -> None:
     axes = ["arch=deepnorm", "depth=2", "seed=3..4", "steps=2"]
     code, out, _ = run("sweep", "--grid", *axes, *SMALL, "--minutes", "0", "-q")
@@ -74,7 +81,8 @@ def test_a_sweep_whose_time_is_up_says_how_it_stands(run) -> None:
         (["sweep"], "name a figure"),
         (["sweep", "branchnorm:5", "--scale", "h200"], "no runs at scale h200"),
         (["sweep", "branchnorm:8", "--steps", "9"], "is fixed"),
-        (["sweep", "--grid", "arch=postln", "--steps", "9"], "steps=400"),
+        (["sweep", "--grid", "arch=postln", "steps=4,8", "--steps", "9"], "--steps 9 and an axis of steps exclude"),
+        (["sweep", "--grid", "train.steps=4", "--steps", "9"], "--steps 9 and an axis of steps exclude"),
         (["sweep", "branchnorm:77"], "unknown figure"),
         (["sweep", "branchnorm:8", "--scale", "paper"], "needs text of yours"),
         (["sweep", "branchnorm:8", "--seeds", "three"], "give them as 3..7"),
@@ -109,6 +117,29 @@ def test_evaluate_scores_a_run_and_compares_two(run) -> None:
     code, out, _ = run("evaluate", "runs/s3", "runs/s4", "--paired", "--json")
     assert code == 0
     assert len(json.loads(out)["paired"]["systems"]) == 2
+
+
+def test_evaluate_says_how_many_sources_it_cut_and_where(run, tmp_path: Path) -> None:
+    for side in ("a", "b"):
+        short = [f"{side}{i % 7} {side}{i % 5} {side}{i % 3}" for i in range(60)]
+        long = [" ".join(f"{side}{(i + k) % 7}" for k in range(20)) for i in range(4)]
+        (tmp_path / side).write_text("\n".join(short) + "\n")
+        (tmp_path / f"{side}.valid").write_text("\n".join(short[:6] + long) + "\n")
+    arguments = ["--arch", "preln", "--depth", "2", "--steps", "3", "--data", "text:a,b", "--valid", "a.valid,b.valid"]
+    sets = [*SMALL, "--set", "data.max_length=12", "--set", "data.vocab_size=64"]
+    assert run("probe", *arguments, *sets, "-q", "--name", "short")[0] == 0
+    code, out, _ = run("evaluate", "runs/short", "-q")
+    assert code == 0
+    assert "on 10 sentences, 4 of them cut at 12 tokens (--max-length N takes more)\n" in out
+    result = json.loads(Path("runs/short/evaluation.json").read_text())
+    assert (result["truncated"], result["max_length"]) == (4, 12)
+    code, out, _ = run("evaluate", "runs/short", "-q", "--max-length", "60")
+    assert (code, "on 10 sentences\n" in out) == (0, True)
+    result = json.loads(Path("runs/short/evaluation.json").read_text())
+    assert (result["truncated"], result["max_length"]) == (0, 60)
+    code, out, _ = run("evaluate", "runs/short", "-q", "--max-length", "3")
+    assert "10 of them cut at 3 tokens" in out
+    assert run("evaluate", "runs/short", "--max-length", "0")[0] == 2
 
 
 def test_evaluate_says_what_is_missing(run) -> None:

@@ -24,6 +24,14 @@ def evaluate(
         Literal["fairseq", "gnmt"], typer.Option(help="score / len^p, or score / ((5 + len) / 6)^p.")
     ] = "fairseq",
     sentences: Annotated[int | None, typer.Option(min=1, help="Only the first N.", show_default="all")] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Source tokens, end of sentence included, beyond which a sentence is cut.",
+            show_default="the run's data.max_length",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     paired: Annotated[
         bool, typer.Option("--paired", help="Compare evaluated runs with the first by paired bootstrap.")
@@ -55,6 +63,7 @@ def evaluate(
                 length_penalty=length_penalty,
                 penalty_kind=penalty_kind,
                 sentences=sentences,
+                max_length=max_length,
                 device=device,
                 progress=lambda done, total, bar=bar: progress.update(bar, completed=done, total=total),
             )
@@ -72,7 +81,7 @@ def evaluate(
 def _show(path: str, result: dict, short: bool) -> None:
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
     for line in (
-        f"{path}: BLEU {result['bleu']:.2f}, chrF {result['chrf']:.2f} on {result['sentences']} sentences",
+        f"{path}: BLEU {result['bleu']:.2f}, chrF {result['chrf']:.2f} on {_text(result)}",
         f"  {result['signature']}; beam {result['beam']}, length penalty {result['length_penalty']:g} "
         f"({result['penalty_kind']}), after {result['row']} updates"
         + ("" if result["alpha"] is None else f", alpha {result['alpha']:g}"),
@@ -83,3 +92,10 @@ def _show(path: str, result: dict, short: bool) -> None:
             console.print()
             for key, text in example.items():
                 console.print(f"  {key:<10} {text}", highlight=False, markup=False)
+
+
+def _text(result: dict) -> str:
+    """What was translated, and how much of it not whole: a source that is cut lowers the score."""
+    text, cut = f"{result['sentences']} sentences", result["truncated"]
+    where = f"{result['max_length']} tokens" if "max_length" in result else "data.max_length"
+    return f"{text}, {cut} of them cut at {where} (--max-length N takes more)" if cut else text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,9 +19,12 @@ from .options import JSON, RUNS
 
 if TYPE_CHECKING:
     from ..config import Config
+    from ..store import Run
     from ..terminal import Display
     from ..train import Result
     from ..verdict import Verdict
+
+AUTO = "auto"
 
 _model, _data, _training, _probes, _run = (
     partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Data", "Training", "Probes", "Run")
@@ -77,7 +80,14 @@ def probe(
     ] = None,
     out: Annotated[Path, _run(help="Folder of run directories.")] = RUNS,
     name: Annotated[str | None, _run(help="Name of the run directory.", show_default="arch-depth-seed")] = None,
-    resume: Annotated[Path | None, _run(help="Continue this run; only --steps may go with it.")] = None,
+    resume: Annotated[
+        str | None,
+        _run(
+            metavar="RUN|auto",
+            help="Continue this run; only --steps may go with it. auto: start the run that this command describes, or "
+            "continue it where it stands.",
+        ),
+    ] = None,
     config: Annotated[Path | None, _run(help="TOML file with sections model, data, train, probes.")] = None,
     set_: Annotated[
         list[str] | None, _run("--set", metavar="SECTION.KEY=VALUE", help="Any setting, such as train.lr=1e-3.")
@@ -112,16 +122,25 @@ def probe(
         "probes": {"every": _every(every), "update_every": _every(every), "names": _names(probes)},
     }
     flags = _given(flags)
-    if resume is not None:
+    if resume not in (None, AUTO):
         steps_only = not flags.get("train", {}).keys() - {"steps"}
         if set(flags) - {"train"} or not steps_only or depth or set_ or config or name or dry_run:
             raise UsageError("--resume continues a run with its own configuration: only --steps may go with it.")
-        return _resume(resume, steps, fail_on_divergence, as_json, quiet)
+        return _resume(Path(resume), steps, fail_on_divergence, as_json, quiet)
     from ..config import parse_set, read_config_file, resolve
 
     settings = resolve(read_config_file(config) if config else {}, flags, parse_set(set_ or ()), depth=depth)
     if dry_run:
         return _dry_run(settings, as_json)
+    if resume == AUTO:
+        from . import resuming
+
+        job = resuming.found(settings, out, name)
+        if job.state == "finished":
+            return resuming.say_ended(job.path, fail_on_divergence, as_json, quiet)
+        if job.resumable:
+            return _resume(job.path, None, fail_on_divergence, as_json, quiet)
+        name = job.name
     return _start(settings, out, name, fail_on_divergence, as_json, quiet)
 
 
@@ -210,21 +229,11 @@ def _watched(go: Callable[[Display], Result], fail: bool, as_json: bool, quiet: 
 
 def _finish(result: Result, fail: bool, as_json: bool, quiet: bool) -> int:
     from ..store import Run
-    from ..store.layout import plain
-    from ..terminal import summary
 
     run = Run.open(result.path)
     verdict = result.verdict
     if as_json:
-        head, body = summary(run)
-        facts = {
-            "run": str(result.path),
-            "state": result.state,
-            "step": result.row,
-            "verdict": verdict.recorded() if verdict else None,
-            "summary": [dict(zip(head, line, strict=True)) for line in body],
-        }
-        print(json.dumps(plain(facts), indent=2))
+        print_json(run, result.state, result.row, verdict.recorded() if verdict else None)
     elif not quiet:
         _print_summary(run, result)
     else:
@@ -234,6 +243,17 @@ def _finish(result: Result, fail: bool, as_json: bool, quiet: bool) -> int:
     if fail and verdict is not None and verdict.state == "diverged":
         raise DivergedError(f"the run diverged: {verdict.reason} ({result.path}).")
     return 0
+
+
+def print_json(run: Run, state: str, step: int, verdict: Mapping[str, Any] | None) -> None:
+    """What ``--json`` says of a run."""
+    from ..store.layout import plain
+    from ..terminal import summary
+
+    head, body = summary(run)
+    rows = [dict(zip(head, line, strict=True)) for line in body]
+    facts = {"run": str(run.path), "state": state, "step": step, "verdict": verdict, "summary": rows}
+    print(json.dumps(plain(facts), indent=2))
 
 
 def _print_summary(run: Any, result: Result) -> None:

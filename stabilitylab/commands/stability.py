@@ -17,7 +17,7 @@ from ..experiments import SEEDS, asked, experiments, folder, on_device
 from ..experiments import minutes as minutes_of
 
 if TYPE_CHECKING:
-    from ..sweep import Job
+    from ..sweep import Job, Ledger
 
 TABLE = "table:stability"
 
@@ -32,6 +32,7 @@ def planned(
     steps: int | None,
     device: str | None,
     out: Path,
+    ledger: Ledger | None = None,
 ) -> list[Job]:
     """The jobs of the table as it was asked for; what no scheme defines is left out with one sentence on stderr."""
     from .. import sweep as sweeping
@@ -44,7 +45,7 @@ def planned(
     runs, left_out = sweeping.table(ask, names, _depths(depths))
     if left_out:
         print(left_out, file=sys.stderr)
-    return sweeping.plan(on_device(runs, device), out / folder(TABLE, scale))
+    return sweeping.plan(on_device(runs, device), out / folder(TABLE, scale), ledger)
 
 
 def seeds_of(text: str | None, *, counted: bool = False) -> list[int] | None:
@@ -82,12 +83,16 @@ def minutes(jobs: Sequence[Job]) -> int:
 
 
 def show(jobs: Sequence[Job]) -> None:
-    """The table of those jobs that have ended, on stdout."""
+    """The table of those jobs that have ended here, on stdout."""
     from ..reports.collection import Record, Runs
     from ..reports.stability import stability_table, wide
     from ..store import Run
 
-    ended = [job for job in (job.now() for job in jobs) if job.state == "finished"]
+    now = [job.now() for job in jobs]
+    if elsewhere := [job for job in now if job.cell is not None]:
+        runs = f"{len(elsewhere)} run{'' if len(elsewhere) == 1 else 's'}"
+        print(f"not in the table below: {runs} that the ledger alone has", file=sys.stderr)
+    ended = [job for job in now if job.state == "finished" and job.cell is None]
     data = wide(stability_table(Runs(Record(Run.open(job.path), job.name) for job in ended)))
     if data.empty:
         print("no run of the table has ended", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ from .options import QUIET, RUNS, VERBOSE
 
 if TYPE_CHECKING:
     from ..experiments import Experiment
-    from ..sweep import Job
+    from ..sweep import Job, Ledger
 
 
 def sweep(
@@ -45,13 +46,17 @@ def sweep(
         typer.Option(help="Instead of the figure's own, such as 3..5 or 3,4; of the table also how many, from 3 on."),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Updates of branchnorm:8's runs at scale h200.", show_default="2000")
+        int | None,
+        typer.Option(min=1, help="Updates: of a grid's runs (by preset), or branchnorm:8's at scale h200 (2000)."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="Of all runs: auto, cpu, cuda or cuda:N.")] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Then all runs stop after a checkpoint; the same command goes on.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of run directories.")] = RUNS,
+    ledger: Annotated[
+        Path | None, typer.Option(help="CSV to commit: finished runs are appended, and skipped where it has them.")
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     retries: Annotated[int, typer.Option(min=0, help="New attempts of a run that failed.")] = 1,
     launcher: Annotated[
@@ -77,17 +82,19 @@ def sweep(
     if not what:
         raise UsageError("name a figure, such as 'sweep branchnorm:8', or axes: sweep --grid arch=deepnorm seed=0..4.")
     table = not grid and {*map(experiments.FIGURES.resolve, what)} == {stability.TABLE}
+    kept = None if ledger is None else sweeping.Ledger(ledger)
     source = {key: value for key, value in (("source", data), ("valid", valid)) if value is not None}
     if table:
-        planned = [stability.planned(scale, source, set_ or (), archs, depths, seeds, steps, device, out)]
+        planned = [stability.planned(scale, source, set_ or (), archs, depths, seeds, steps, device, out, kept)]
     else:
         if archs is not None or depths is not None:
             raise UsageError("--archs and --depths go with 'sweep table': other figures and grids name their own.")
-        planned = _planned(what, scale, grid, source, seeds, steps, set_ or (), device, out)
+        planned = _planned(what, scale, grid, source, seeds, steps, set_ or (), device, out, kept)
     until = None if minutes is None else time.monotonic() + 60 * minutes
     if print_:
-        for jobs_of_one in planned:
-            print("\n".join(sweeping.commands(jobs_of_one)))
+        _show_skipped([job for jobs_of_one in planned for job in jobs_of_one if job.cell is not None], kept)
+        for line in (line for jobs_of_one in planned for line in sweeping.commands(jobs_of_one)):
+            print(line)
         return 0
     if status:
         _show([row for jobs_of_one in planned for row in sweeping.status_table(jobs_of_one)])
@@ -131,6 +138,7 @@ def _planned(
     set_: Any,
     device: str | None,
     out: Path,
+    ledger: Ledger | None,
 ) -> list[list[Job]]:
     """The jobs of each figure, or of the grid; figures that are drawn from the same runs come once."""
     from .. import sweep as sweeping
@@ -141,10 +149,11 @@ def _planned(
     if grid:
         if seeds is not None:
             raise UsageError("--seeds goes with figures: in a grid seeds are an axis, such as seed=3..5.")
-        if steps is not None:
-            raise UsageError("--steps goes with figures: in a grid they are an axis, such as steps=400.")
-        own = sweeping.grid(what, merge(parse_set(set_), {"data": data}))
-        return [sweeping.plan(on_device(own, device), out)]
+        updates = {} if steps is None else {"steps": steps}
+        if updates and any(axis.partition("=")[0].strip() in ("steps", "train.steps") for axis in what):
+            raise UsageError(f"--steps {steps} and an axis of steps exclude each other: leave out one of them.")
+        own = sweeping.grid(what, merge(parse_set(set_), {"data": data, "train": updates}))
+        return [sweeping.plan(on_device(own, device), out, ledger)]
     if set_:
         raise UsageError(
             "--set goes with --grid or with 'sweep table' alone: what a figure needs is fixed, so that its runs can be "
@@ -156,7 +165,17 @@ def _planned(
     for figure in what:
         wanted = experiments(figure, scale, data=data or None, seeds=seeds_of(seeds), steps=steps)
         found.setdefault(out / folder(figure, scale), {}).update({one.name: one for one in on_device(wanted, device)})
-    return [sweeping.plan(wanted.values(), path) for path, wanted in found.items()]
+    return [sweeping.plan(wanted.values(), path, ledger) for path, wanted in found.items()]
+
+
+def _show_skipped(jobs: Sequence[Job], ledger: Ledger | None) -> None:
+    """On stderr, since what --print prints on stdout are the commands of the rest."""
+    if jobs and ledger is not None:
+        names = ", ".join(job.name for job in jobs)
+        print(
+            f"{len(jobs)} skipped, since {ledger.path} has {'it' if len(jobs) == 1 else 'them'}: {names}",
+            file=sys.stderr,
+        )
 
 
 def _show(rows: list[dict[str, Any]]) -> None:

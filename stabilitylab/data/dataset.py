@@ -102,13 +102,14 @@ class Dataset:
                 words.append(int(token))
         return self._corpus.decode(words)
 
-    def passage(self, data: str | None = None) -> Passage:
+    def passage(self, data: str | None = None, longest: int | None = None) -> Passage:
         """Whole sentences to translate: ``data`` = "text:SRC,TGT", in this vocabulary; or what was held out.
 
         That is all of the validation text, or without one the pairs that were cut out of the training text. Nothing is
-        left out: a source side of over ``max_length`` tokens, EOS included, is cut to that length and counted.
+        left out: a source side of over ``longest`` tokens, EOS included, is cut to that length and counted; None: those
+        that the model was trained on, data.max_length.
         """
-        corpus, longest = self._corpus, self._config.max_length
+        corpus, longest = self._corpus, longest or self._config.max_length
         if data is None:
             name, split = (self._config.valid, "valid") if corpus.valid else (self._config.source, "train")
             pairs = corpus.valid or corpus.train

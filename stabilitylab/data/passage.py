@@ -20,7 +20,8 @@ class Passage:
     tokens: list[np.ndarray]  # of each source side, ended by EOS
     source: list[str]
     reference: list[str]
-    truncated: np.ndarray  # (N,) bool: the source side was cut
+    truncated: np.ndarray  # (N,) bool: the source side was cut ...
+    longest: int  # ... to this many tokens, EOS included
 
     @classmethod
     def of(
@@ -29,7 +30,7 @@ class Passage:
         """``tokens``: without EOS; those beyond ``longest``, EOS included, are cut off."""
         cut = np.array([len(ids) + 1 > longest for ids in tokens], bool)
         ended = [np.append(ids[: longest - 1].astype(np.int64), EOS) for ids in tokens]
-        return cls(name, ended, source, reference, cut)
+        return cls(name, ended, source, reference, cut, longest)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -37,7 +38,8 @@ class Passage:
     def head(self, sentences: int | None) -> Passage:
         """The first ``sentences``, or all."""
         end = slice(sentences)
-        return Passage(self.name, self.tokens[end], self.source[end], self.reference[end], self.truncated[end])
+        sides = self.tokens[end], self.source[end], self.reference[end], self.truncated[end]
+        return Passage(self.name, *sides, self.longest)
 
     def batches(self, sentences: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
         """(places in the passage, ids (B, S), True on real tokens (B, S)); of like lengths, the longest first."""

@@ -48,7 +48,7 @@ def split(corpus: Corpus, config: DataConfig) -> Split:
     more: Pairs | None = corpus.valid
     validation, outside = train.take(slice(0)), {"empty": 0, "too_long": 0}
     if corpus.valid is None:
-        more = corpus.fresh(config.validation) if corpus.fresh and config.validation else None
+        more = corpus.fresh(2 * config.validation) if corpus.fresh and config.validation else None  # less doubles
         spare = max(0, len(hashes) - config.held_out - config.sentences)
         cut = 0 if corpus.fresh else min(config.validation, len(hashes) // LARGEST_SHARE, spare)
         # the smallest hashes: a choice by content, which neither the seed nor the order of the lines changes
@@ -70,7 +70,7 @@ def split(corpus: Corpus, config: DataConfig) -> Split:
         nothing, beyond = more.empty(), more.longer_than(config.max_length)
         validation = more.rows(~nothing & ~beyond)
         seen = np.isin(validation.hashes(), train.hashes())
-        validation = validation.take(~seen)
+        validation = validation.take(~seen).take(slice(None if corpus.valid else config.validation))
         outside = {
             "empty": int(nothing.sum()),
             "too_long": int((beyond & ~nothing).sum()),

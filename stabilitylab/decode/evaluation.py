@@ -38,6 +38,7 @@ def evaluate(
     length_penalty: float = 0.6,
     penalty_kind: str = "fairseq",
     sentences: int | None = None,
+    max_length: int | None = None,
     device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -53,13 +54,14 @@ def evaluate(
     """
     path = Path(path)
     run, config = _opened(path)
-    if sentences is not None and sentences < 1:
-        raise UsageError(f"sentences = {sentences} must be at least 1.")
+    for name, value in (("sentences", sentences), ("max_length", max_length)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} = {value} must be at least 1.")
     prepare_process(config.train.threads)
     where = resolve_device(config.train.model_copy(update={"device": device}))
     dataset = load_data(config.data, stack=config.model.stack)
     _same_data(run, dataset)
-    passage = dataset.passage(data).head(sentences)
+    passage = dataset.passage(data, max_length).head(sentences)
     model, row = _restored(path, config, dataset, where)
 
     started = time.perf_counter()
@@ -85,7 +87,8 @@ def evaluate(
         "row": row,
         "data": passage.name,
         "sentences": len(passage),
-        "truncated": int(passage.truncated.sum()),  # source sides longer than data.max_length
+        "truncated": int(passage.truncated.sum()),  # source sides that were longer than max_length, and cut
+        "max_length": passage.longest,
         "empty": sum(not line.strip() for line in hypotheses),
         "seconds": round(seconds, 3),
         "device": str(where),

@@ -18,7 +18,8 @@ LENGTH = 2000  # updates of branchnorm:8, where none are asked for
 RAMP = 5  # warm-up and T are this part of them: the paper's largest harmless T is 20000 of 100000 updates
 TEXT = {"data": {"sentences": 192, "max_length": 48, "held_out": 200}}  # rows of 48 tokens, of which half are padding
 WIDE = merge(TEXT, {"preset": "base", "data": {"vocab_size": 8000}, "train": {"precision": "bf16"}})
-NO_WEIGHTS = {"train": {"final_checkpoint": False}}  # 100L-100L at d = 512 would leave 9 GB a run
+# 100L-100L at d = 512 would leave 9 GB a run, and write them every ten minutes
+NO_WEIGHTS = {"train": {"final_checkpoint": False, "checkpoint_minutes": 0.0}}
 SIX = (*SEEDS, 8)
 
 

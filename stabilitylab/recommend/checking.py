@@ -13,7 +13,7 @@ from scipy import stats
 
 from ..errors import InputError
 from ..reports.collection import Record, Runs
-from ..reports.stability import STATES, stability_table
+from ..reports.stability import COUNTS, stability_table
 from ..store.layout import flat
 from .columns import COLUMNS, Column
 from .measuring import Measurement
@@ -72,7 +72,7 @@ def check(measurements: Sequence[Measurement], runs: Runs) -> Check:
         real=real,
         reliability=reliability(fit, [*real]),
         seeds=max(int(row["seeds"]) for row in table.values()),
-        states={state: sum(int(row[state]) for row in table.values()) for state in STATES},
+        states={state: sum(int(row[column]) for row in table.values()) for state, column in COUNTS.items()},
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import __version__, onestep
-from ..config import Config, DataConfig, Stack
+from ..config import Config, DataConfig, Stack, neutral_settings
 from ..data import Dataset, load_data
 from ..errors import InputError, ResourceError
 from ..labels import label
@@ -131,7 +131,8 @@ def _settings(config: Config) -> dict[str, Any]:
     settings = config.model_dump(mode="json")
     for key in ("probes", "preset"):
         settings.pop(key)
-    for key in ("steps", "checkpoint_every", "final_checkpoint", "on_divergence"):
+    neutral = {key.removeprefix("train.") for key in neutral_settings() if key.startswith("train.")}
+    for key in ("steps", "on_divergence", *neutral - {"device", "threads"}):
         if key != "steps" or config.train.schedule != "linear":
             settings["train"].pop(key)
     return settings

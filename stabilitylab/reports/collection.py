@@ -11,7 +11,7 @@ from typing import Any, overload
 import numpy as np
 import pandas as pd
 
-from ..config import complete
+from ..config import complete, neutral_settings
 from ..errors import StabilityLabError
 from ..store import Run, load_runs
 from ..store.combine import By
@@ -23,11 +23,10 @@ Frame = Any  # a pandas DataFrame; its bundled stubs call every selection a unio
 
 PILOT_SEEDS, PILOT_WIDTH = (0, 1, 2), 64  # the thresholds of claims were set next to these: no evidence for them
 # Settings in which runs of one comparison may differ: what the label and the seed stand for, and what changes nothing.
-FREE = frozenset(
+FREE = neutral_settings() | frozenset(
     [
-        *("preset", "model.arch", "model.decoder_arch", "model.init", "model.alpha", "model.qk_gain", "model.v_gain"),
-        *("model.growth", "model.T", "model.t0", "train.seed", "data.seed", "train.device", "train.threads"),
-        *("train.checkpoint_every", "train.final_checkpoint", "train.on_divergence"),
+        *("model.arch", "model.decoder_arch", "model.init", "model.alpha", "model.qk_gain", "model.v_gain"),
+        *("model.growth", "model.T", "model.t0", "train.seed", "data.seed", "train.on_divergence"),
         *("train.cuda_graphs", "train.activation_checkpointing", "train.evaluations"),
         *("probes.names", "probes.every", "probes.update_every"),
     ]

@@ -1,9 +1,24 @@
 """Sweeps: many runs, each its own process and run directory; what is finished is skipped, the rest is gone on with."""
 
 from .grids import grid
-from .jobs import Job, commands, plan, status_table
+from .jobs import Job, commands, examine, make_way, plan, status_table
+from .ledger import Ledger
 from .runner import Outcome, Silent, run
 from .show import Display
 from .tables import table
 
-__all__ = ["Display", "Job", "Outcome", "Silent", "commands", "grid", "plan", "run", "status_table", "table"]
+__all__ = [
+    "Display",
+    "Job",
+    "Ledger",
+    "Outcome",
+    "Silent",
+    "commands",
+    "examine",
+    "grid",
+    "make_way",
+    "plan",
+    "run",
+    "status_table",
+    "table",
+]

@@ -10,17 +10,17 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import InputError, UsageError
 from ..experiments import Experiment
-from ..registry import spelling
 from ..store import Run
 from ..store.files import Lock, is_locked, make_directory, replace_file, writing
-from ..store.layout import flat
 from . import toml
+from .identity import deciding
+from .ledger import Cell, Ledger
 
 State = Literal["new", "running", "finished", "interrupted", "failed"]
 RUNNABLE: tuple[State, ...] = ("new", "interrupted", "failed")
@@ -28,8 +28,6 @@ OWN_FOLDER = "sweep"  # below the folder of the runs: configurations, logs, dire
 ENDED = re.compile(r"\[exit (-?\d+)\]")  # the line with which the log of an attempt ends
 # Exit codes of what was asked to stop: by itself, or by the signal where it came before there was a run.
 STOPPED = tuple(code for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM) for code in (128 + number, -number))
-# Settings that change neither what a run measures nor whether it may be continued.
-FREE = frozenset(("preset", "train.device", "train.threads", "train.checkpoint_every", "train.final_checkpoint"))
 _TRAINING = ("train.", "probes.")  # says nothing about a run of one step, except for its seed
 
 
@@ -38,7 +36,8 @@ class Job:
     """One run of a sweep as the disk shows it.
 
     ``new``: no run directory; ``running``: a live process writes it; ``finished``: trained to its end, diverged or not;
-    ``interrupted``, ``failed``: with ``reason``. ``resumable``: from a checkpoint that is not the last one.
+    ``interrupted``, ``failed``: with ``reason``. ``resumable``: from a checkpoint that is not the last one. ``cell``:
+    its line in the ``ledger``, which makes it finished where no run has ended in its directory.
     """
 
     experiment: Experiment
@@ -48,6 +47,8 @@ class Job:
     reason: str = ""
     verdict: str = ""
     resumable: bool = False
+    ledger: Ledger | None = None
+    cell: Cell | None = None
 
     @property
     def name(self) -> str:
@@ -77,20 +78,23 @@ class Job:
 
     @property
     def argv(self) -> list[str]:
-        """The command that starts or resumes it."""
-        command = [sys.executable, "-m", "stabilitylab", "probe" if self.experiment.kind == "train" else "onestep"]
-        if self.resumable:
-            return [*command, "--resume", str(self.path), "-q"]
+        """The command that starts it, or goes on with it."""
+        what = ["probe", "--resume", "auto"] if self.experiment.kind == "train" else ["onestep"]
         where = ["--config", str(self.config_path), "--name", self.name, "--out", str(self.out)]
-        return [*command, *where, "-q"]
+        return [sys.executable, "-m", "stabilitylab", *what, *where, "-q"]
 
     def now(self) -> Job:
         """The same job, looked at again."""
-        return examine(self.experiment, self.out)
+        return examine(self.experiment, self.out, self.ledger)
+
+    def record(self) -> None:
+        """Append a training run that has ended here to the ledger, if there is one; what it holds is left alone."""
+        if self.ledger is not None and self.state == "finished" and self.cell is None and _has_line(self.experiment):
+            self.ledger.add(Run.open(self.path))
 
 
-def plan(experiments: Iterable[Experiment], out: Path) -> list[Job]:
-    """A job for each experiment, its run directory being ``out/<name>``.
+def plan(experiments: Iterable[Experiment], out: Path, ledger: Ledger | None = None) -> list[Job]:
+    """A job for each experiment, its run directory being ``out/<name>``; what ``ledger`` holds is finished.
 
     Raises UsageError where two have one name, or where a run of that name has another configuration, and InputError
     where a run cannot be read.
@@ -99,11 +103,26 @@ def plan(experiments: Iterable[Experiment], out: Path) -> list[Job]:
     for name, count in Counter(experiment.name for experiment in experiments).items():
         if count > 1 or name in ("", OWN_FOLDER) or name.startswith(".") or Path(name).name != name:
             raise UsageError(f"{name!r} cannot name {'two runs' if count > 1 else 'a run'} of a sweep: rename it.")
-    return [examine(experiment, out) for experiment in experiments]
+    return [examine(experiment, out, ledger) for experiment in experiments]
 
 
-def examine(experiment: Experiment, out: Path) -> Job:
-    """What stands in the run directory of ``experiment``."""
+def examine(experiment: Experiment, out: Path, ledger: Ledger | None = None) -> Job:
+    """What stands in the run directory of ``experiment``, or where none has ended there, in the ledger."""
+    job = replace(_on_disk(experiment, out), ledger=ledger)
+    if ledger is None or job.state not in RUNNABLE or not _has_line(experiment):
+        return job
+    if (cell := ledger.find(experiment.config)) is None:
+        return job
+    verdict, step = cell.get("verdict", ""), int(cell.get("step") or job.steps)
+    return replace(job, state="finished", step=step, reason="", verdict=verdict, resumable=False, cell=cell)
+
+
+def _has_line(experiment: Experiment) -> bool:
+    """What a run of one step measures are its tables, of which a ledger keeps nothing."""
+    return experiment.kind == "train"
+
+
+def _on_disk(experiment: Experiment, out: Path) -> Job:
     job = Job(experiment, out)
     if not (job.path / "run.json").exists():
         return _not_begun(job)
@@ -137,16 +156,13 @@ def _check_same(run: Run, experiment: Experiment) -> None:
     """A finished run of the same name counts only if it is the same run."""
     advice = "choose another --out, or move it away"
     if (kind := run.manifest.get("kind", "train")) != experiment.kind:
-        raise UsageError(f"{run.path} is a run of kind {kind!r}, where this sweep needs {experiment.kind!r}: {advice}.")
-    stored, wanted = dict(flat(run.config)), dict(flat(experiment.config.model_dump(mode="json")))
+        raise UsageError(f"{run.path} is a run of kind {kind!r}, where {experiment.kind!r} is asked for: {advice}.")
+    stored, wanted = deciding(run.config), deciding(experiment.config.model_dump(mode="json"))
     for key, value in wanted.items():
-        if key in FREE or (experiment.kind == "onestep" and key.startswith(_TRAINING) and key != "train.seed"):
+        if experiment.kind == "onestep" and key.startswith(_TRAINING) and key != "train.seed":
             continue
-        there = stored.get(key, value)  # a setting that did not exist then had the effect of its default
-        if key.endswith("arch") and value is not None and there is not None:
-            value, there = spelling(value), spelling(there)
-        if value != there:
-            raise UsageError(f"{run.path} has {key} = {there!r}, where this sweep needs {value!r}: {advice}.")
+        if (there := stored.get(key)) != value:
+            raise UsageError(f"{run.path} has {key} = {there!r}, where {value!r} is asked for: {advice}.")
 
 
 def prepare(job: Job) -> Job:
@@ -157,13 +173,18 @@ def prepare(job: Job) -> Job:
     job = job.now()
     if job.state in RUNNABLE:
         replace_file(job.config_path, toml.dumps(job.experiment.config).encode())
-        if _must_make_way(job):
-            _move_aside(job)
+        make_way(job)
     return job
 
 
+def make_way(job: Job) -> None:
+    """Move a run aside that has not ended and has no checkpoint to go on from, so that it can start anew."""
+    if _must_make_way(job):
+        _move_aside(job)
+
+
 def _must_make_way(job: Job) -> bool:
-    return not job.resumable and (job.path / "run.json").exists()
+    return job.state in RUNNABLE and not job.resumable and (job.path / "run.json").exists()
 
 
 def _free_place(job: Job) -> Path:
@@ -186,14 +207,14 @@ def _move_aside(job: Job) -> None:
 
 def commands(jobs: Iterable[Job]) -> list[str]:
     """A shell line for each job that is still to be run, to be started in the current folder; writes their
-    configurations. A line whose run cannot be resumed begins by moving the old directory aside."""
+    configurations. Where a run of one step is to be made anew, its line begins by moving the old directory aside."""
     lines = []
     for job in jobs:
         if job.state not in RUNNABLE:
             continue
         replace_file(job.config_path, toml.dumps(job.experiment.config).encode())
         line = " ".join((*(f"{key}={value}" for key, value in job.environment.items()), shlex.join(job.argv)))
-        if _must_make_way(job):
+        if job.experiment.kind != "train" and _must_make_way(job):
             place, old = _free_place(job), job.path
             moves = (
                 ["mkdir", "-p", str(place.parent)],
@@ -213,10 +234,16 @@ def status_table(jobs: Iterable[Job]) -> list[dict[str, str]]:
             "state": job.state,
             "verdict": job.verdict or "-",
             "step": f"{job.step}/{job.steps}" if job.experiment.kind == "train" and job.state != "new" else "-",
-            "reason": job.reason if job.state in ("interrupted", "failed") else "",
+            "reason": _reason(job),
         }
         for job in jobs
     ]
+
+
+def _reason(job: Job) -> str:
+    if job.ledger is not None and job.cell is not None:
+        return f"in {job.ledger.path} since {job.cell['finished']}"
+    return job.reason if job.state in ("interrupted", "failed") else ""
 
 
 def log_lines(path: Path) -> list[str]:

@@ -159,6 +159,9 @@ def script(argv: Sequence[str], environment: dict[str, str], *, log: Path, stop:
             "asked=''",
             f"{command} < /dev/null >> {log_file} 2>&1 &",
             "run=$!",
+            # The group stands. On the sweep's terminal job control would announce the run's end, and the shell a kill.
+            "set +m",
+            f"exec 2>> {log_file}",
             "while kill -0 $run 2> /dev/null; do",
             f"  [ -z $asked ] && [ -e {stop_file} ] && asked=1 && kill -TERM $run",  # once: a second one means at once
             "  sleep 0.3",

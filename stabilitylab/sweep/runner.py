@@ -66,7 +66,9 @@ class Outcome:
     def sentence(self) -> str:
         states: tuple[State, ...] = ("finished", "failed", "interrupted", "running", "new")
         counts = [f"{self.count(state)} {state}" for state in states if self.count(state)]
-        return f"{len(self.jobs)} run{'' if len(self.jobs) == 1 else 's'}: {', '.join(counts) or 'none'}"
+        skipped = [job for job in self.jobs if job.cell is not None]
+        where = f" ({len(skipped)} as {skipped[0].ledger.path} has it)" if skipped and skipped[0].ledger else ""
+        return f"{len(self.jobs)} run{'' if len(self.jobs) == 1 else 's'}: {', '.join(counts) or 'none'}{where}"
 
 
 @dataclass
@@ -99,6 +101,10 @@ def run(
     waiting = deque(job for job in jobs if job.state in RUNNABLE)
     latest = {job.name: job for job in jobs}
     audience.planned(jobs)
+    if jobs and jobs[0].ledger is not None:
+        jobs[0].ledger.prepare()
+    for job in jobs:
+        job.record()
     if not waiting:
         return Outcome(list(jobs))
     crew = _crew(launcher, jobs[0].out, min(workers, len(waiting)), gpus, parsl_config)
@@ -116,6 +122,7 @@ def run(
                     job, ready = _prepared(waiting.popleft())
                     latest[job.name] = job
                     if not ready:
+                        job.record()
                         audience.ended(job, 0.0, False)
                         continue
                     attempts[job.name] = attempts.get(job.name, 0) + 1
@@ -131,6 +138,7 @@ def run(
                     active.remove(attempt)
                     job, seconds = _ended(attempt, code)
                     latest[job.name] = job
+                    job.record()
                     left = attempts[job.name] <= retries and code != USAGE and not caught
                     again = job.state in RUNNABLE and left
                     if again:

@@ -39,8 +39,9 @@ class Display:
         """Which jobs there are, and how they stood before."""
         self._all = {job.name: job for job in jobs}
         self._began, self._work_before = time.monotonic(), self._work_done()
-        todo = sum(job.state in RUNNABLE for job in jobs)
-        self._print(f"{len(jobs)} run{'' if len(jobs) == 1 else 's'}, {todo} to be made")
+        todo, skipped = sum(job.state in RUNNABLE for job in jobs), [job for job in jobs if job.cell is not None]
+        where = f", {len(skipped)} skipped: {skipped[0].ledger.path} has it" if skipped and skipped[0].ledger else ""
+        self._print(f"{len(jobs)} run{'' if len(jobs) == 1 else 's'}, {todo} to be made{where}")
         if todo and not self.quiet and self.console.is_terminal:
             self._live = Live(self.panel(), console=self.console, refresh_per_second=2, transient=True)
             self._live.start()

@@ -1,5 +1,5 @@
 """The trainer of the reference Transformer: the first user of the probes."""
 
-from .run import Plan, Result, plan, resume, start
+from .run import Plan, Result, automatic_name, join, plan, resume, start
 
-__all__ = ["Plan", "Result", "plan", "resume", "start"]
+__all__ = ["Plan", "Result", "automatic_name", "join", "plan", "resume", "start"]

@@ -1,16 +1,41 @@
-"""Checkpoints of a run: written whole or not at all, the last two kept."""
+"""Checkpoints of a run: when they are due, written whole or not at all, the last two kept."""
 
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..config import TrainConfig
 from ..errors import InputError, ResourceError
+from .team import Team
 
 KEEP = 2
+clock = time.monotonic
+
+
+class Cadence:
+    """When the next checkpoint is due: ``checkpoint_minutes`` after the last one, or ``checkpoint_every`` updates.
+
+    Clocks of several ranks differ, and all must write at once: the first rank's decides.
+    """
+
+    def __init__(self, train: TrainConfig, team: Team) -> None:
+        self.every, self.seconds, self.team = train.checkpoint_every, 60 * train.checkpoint_minutes, team
+        self.restart()
+
+    def restart(self) -> None:
+        """A checkpoint was written, or training begins."""
+        self.last = clock()
+
+    def due(self, row: int) -> bool:
+        if self.every and row % self.every == 0:
+            return True
+        late = self.seconds > 0 and self.team.first and clock() - self.last >= self.seconds
+        return self.seconds > 0 and self.team.largest(int(late)) > 0
 
 
 def save(folder: Path, row: int, state: dict[str, Any]) -> Path:
@@ -35,6 +60,12 @@ def save(folder: Path, row: int, state: dict[str, Any]) -> Path:
 def found(folder: Path) -> list[Path]:
     """The checkpoints of a folder, oldest first."""
     return sorted(folder.glob("step-*.pt"))
+
+
+def discard(folder: Path) -> None:
+    """Remove the checkpoints of a run that has ended and is to keep no weights."""
+    for path in found(folder):
+        path.unlink(missing_ok=True)
 
 
 def load(folder: Path, device: torch.device) -> dict[str, Any]:

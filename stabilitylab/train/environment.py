@@ -53,6 +53,7 @@ def provenance(device: torch.device, threads: int) -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),  # instruction sets round sums differently
         "threads": threads,
         "flush_denormal": bool(torch.tensor(1e-39) * 1 == 0),  # then a recorded 0 reads "0, or below 1.2e-38"
         "git_revision": _git_revision(),

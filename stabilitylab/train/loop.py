@@ -62,6 +62,7 @@ class Trainer:
         self.row = 0
         self.evaluations: list[Evaluation] = []
         self.non_finite: tuple[int, str] | None = None
+        self.checkpoints = checkpoint.Cadence(train, self.team)
         self.held_out = dataset.held_out.to(device)
         self.masks = self.held_out.masks
         self.validation = [batch.to(device) for batch in dataset.validation()]
@@ -106,6 +107,7 @@ class Trainer:
         """Train to the last step, a divergence that ends the run, or ``stop()``; None if it was stopped."""
         train = self.config.train
         untold: deque[Report] = deque()
+        self.checkpoints.restart()
 
         def tell(keep: int = 0) -> None:
             while len(untold) > keep:
@@ -123,7 +125,7 @@ class Trainer:
             untold.append(Report(self.row, metrics, time.perf_counter() - started, self.watcher))
             tell(self.behind)
             self.row += 1
-            if train.checkpoint_every and self.row % train.checkpoint_every == 0 and self.row < train.steps:
+            if self.row < train.steps and self.checkpoints.due(self.row):
                 tell()
                 self.save()
         tell()
@@ -258,6 +260,7 @@ class Trainer:
         }
         if self.team.first:
             checkpoint.save(self.run.path / "checkpoints", self.row, state)
+        self.checkpoints.restart()
 
     def _load_model(self, state: dict[str, Any]) -> None:
         try:

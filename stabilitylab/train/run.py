@@ -119,6 +119,12 @@ def resume(path: Path, steps: int | None, audience: Audience) -> Result:
         return _carry_out(run, prepared, state, audience)
 
 
+def join(config: Config) -> None:
+    """What comes before everything else in a process that trains: its numbers' mode, and its team under torchrun."""
+    prepare_process(config.train.threads)
+    gather_team(config.train)
+
+
 def _warn_of_an_early_ramp(config: Config) -> None:
     model, warmup = config.model, config.train.warmup
     scheduled = any(ARCHS[name].scheduled for name in (model.arch, model.decoder_arch) if name)
@@ -144,9 +150,15 @@ def manifest(plan: Plan) -> dict[str, Any]:
     }
 
 
+def automatic_name(config: Config) -> str:
+    """Such as ``branchnorm-200-s0``."""
+    words = label(canonical(config.model)).replace(" ", "-").replace("/", "-")
+    return f"{words}-{config.model.depth}-s{config.train.seed}"
+
+
 def free_name(config: Config, out: Path) -> str:
-    """``branchnorm-200-s0``, or the first of ``branchnorm-200-s0-2``, ``-3``, ... that does not exist."""
-    base = f"{label(config.model).replace(' ', '-').replace('/', '-')}-{config.model.depth}-s{config.train.seed}"
+    """:func:`automatic_name`, or the first of ``branchnorm-200-s0-2``, ``-3``, ... that does not exist."""
+    base = automatic_name(config)
     if not (out / base).exists():
         return base
     return next(name for i in range(2, 10**6) if not (out / (name := f"{base}-{i}")).exists())
@@ -165,6 +177,8 @@ def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | N
             return Result(run.path, "interrupted", trainer.row, None, caught.signal)
         ended = "diverged" if verdict.state == "diverged" else "finished"
         run.set_status(ended, trainer.row, verdict.reason, verdict=verdict.recorded())
+        if plan.team.first and not plan.config.train.final_checkpoint:
+            checkpoint.discard(run.path / "checkpoints")
         return Result(run.path, ended, trainer.row, verdict)
     except BaseException as error:
         reason = "a second Ctrl-C" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__

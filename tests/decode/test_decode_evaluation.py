@@ -61,6 +61,7 @@ def test_a_run_is_scored_on_all_its_held_out_sentences(runs: dict[str, Path]) ->
     assert "tok:13a" in result["signature"]
     assert "nc:6" in result["chrf_signature"]
     kept = {"beam": 4, "length_penalty": 0.6, "penalty_kind": "fairseq", "row": 100, "alpha": None, "truncated": 0}
+    kept["max_length"] = 24
     assert result.items() >= kept.items()
     assert result["score"] == "log p / len^0.6, len counts EOS"
     pairs = list(zip(references, hypotheses, strict=True))
@@ -99,6 +100,8 @@ def test_a_text_of_another_kind_or_none_at_all(runs: dict[str, Path], tmp_path: 
         decode.evaluate(runs["long"], data="text:a,b")
     with pytest.raises(UsageError, match="sentences = 0"):
         decode.evaluate(runs["long"], sentences=0)
+    with pytest.raises(UsageError, match="max_length = 0"):
+        decode.evaluate(runs["long"], max_length=0)
     with pytest.raises(UsageError, match="unknown length penalty"):
         decode.evaluate(runs["long"], penalty_kind="none")
     assert not (runs["long"] / "evaluation.json").exists()

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch.distributed as dist
 
+from stabilitylab.commands import resuming
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.errors import StabilityLabError
-from stabilitylab.train import plan, resume, start
+from stabilitylab.train import checkpoint, plan, resume, start
 from stabilitylab.train import run as runs
-from stabilitylab.train.loop import Report
+from stabilitylab.train.loop import Report, Trainer
 from stabilitylab.train.run import Plan
 
 RUN_CASES: dict[str, Callable[[Path], Any]] = {}
@@ -78,11 +79,62 @@ def checkpointed(kind: str) -> Callable[[Path], Any]:
     return run
 
 
+def timed(kind: str) -> Callable[[Path], Any]:
+    """Ranks whose clocks disagree: ten minutes pass on the first after every second update, on the other at once."""
+
+    def run(folder: Path) -> Any:
+        plain = start(prepared(kind, "train.checkpoint_minutes=0"), folder, f"{kind}-untimed", Silent())
+        now, clock, save = [0.0], checkpoint.clock, Trainer.save
+        rows: list[int] = []
+
+        def passes() -> float:
+            now[0] += 300.0 if dist.get_rank() == 0 else 1e6
+            return now[0]
+
+        def noted(trainer: Trainer) -> None:
+            rows.append(trainer.row)
+            save(trainer)
+
+        checkpoint.clock, Trainer.save = passes, noted
+        try:
+            done = start(prepared(kind), folder, f"{kind}-timed", Silent())
+        finally:
+            checkpoint.clock, Trainer.save = clock, save
+        return {"rows": rows, "paths": (str(plain.path), str(done.path))}
+
+    return run
+
+
 for kind in ("ddp", "fsdp"):
+    RUN_CASES[f"{kind}_timed"] = timed(kind)
     RUN_CASES[f"{kind}_checkpointed"] = checkpointed(kind)
     for arch in ("branchnorm", "admin"):
         RUN_CASES[f"{kind}_{arch}"] = equal_to_one_process(kind, arch)
     RUN_CASES[f"{kind}_resumed"] = resumed(kind)
+
+
+def found(folder: Path) -> Any:
+    """How ``--resume auto`` finds runs of both ranks: before, after an interruption, under another configuration."""
+    states = []
+    config = prepared("ddp").config
+    for row in range(3):
+        job = resuming.found(config, folder, "ddp-auto")
+        states.append((job.state, job.resumable))
+        if row == 0:
+            silent, runs.Nobody = runs.Nobody, Interrupted
+            start(prepared("ddp"), folder, "ddp-auto", Silent())
+            runs.Nobody = silent
+        elif row == 1:
+            resume(job.path, None, Silent())
+        dist.barrier()
+    try:
+        resuming.found(prepared("ddp", "train.lr=1e-2").config, folder, "ddp-auto")
+    except StabilityLabError as error:
+        states.append(f"{type(error).__name__}: {error}")
+    return states
+
+
+RUN_CASES["found"] = found
 
 
 def refused(folder: Path) -> Any:

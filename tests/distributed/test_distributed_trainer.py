@@ -93,6 +93,25 @@ def test_layers_computed_again_make_the_same_run(ranks: Any, kind: str) -> None:
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_the_first_ranks_clock_says_when_all_write_a_checkpoint(ranks: Any, kind: str) -> None:
+    first, second = ranks(f"{kind}_timed")
+    assert first["rows"] == second["rows"] == [2, 4, 6]
+    plain, several = map(Run.open, first["paths"])
+    for name in plain.tables:
+        pd.testing.assert_frame_equal(plain.frame(name), several.frame(name), check_exact=True)
+    states = [checkpoint.load(run.path / "checkpoints", torch.device("cpu")) for run in (plain, several)]
+    assert all(torch.equal(states[0]["model"][key], states[1]["model"][key]) for key in states[0]["model"])
+
+
+def test_all_ranks_agree_on_what_there_is_to_be_done(ranks: Any) -> None:
+    first, second = ranks("found")
+    assert first == second
+    assert first[:3] == [("new", False), ("interrupted", True), ("finished", False)]
+    assert first[3].startswith("UsageError: ")
+    assert "has train.lr = 0.001, where 0.01 is asked for" in first[3]
+
+
 def test_what_cannot_start_says_so_on_every_rank(ranks: Any) -> None:
     for said in ranks("refused"):
         assert said[0].startswith("UsageError: ")

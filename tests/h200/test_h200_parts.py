@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from made_verdict import made_verdict
 
 from stabilitylab.config import resolve
 from stabilitylab.errors import InputError
@@ -128,7 +129,7 @@ def ended_run(path: Path, steps: int, state: str = "finished") -> None:
             run.append(
                 step, {"loss": 1.0 / (step + 1)}, {"grad_norm": Cells(np.array([[step / 7]]), np.zeros(1, bool))}
             )
-        run.set_status(state, steps, "", verdict={"state": "trained", "step": 0, "nll_gap": -1.0})  # type: ignore[arg-type]
+        run.set_status(state, steps, "", verdict=made_verdict("trained"))  # type: ignore[arg-type]
     (path / "checkpoints").mkdir()
     (path / "checkpoints" / "step-00000120.pt").write_bytes(b"weights")
     (path / "evaluation.tsv").write_text("ein Satz\ta sentence\n")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_verdict import made_verdict
 from recommend_cases import made
 
 from stabilitylab.config import merge, resolve
@@ -15,6 +16,7 @@ from stabilitylab.recommend import Measurement
 from stabilitylab.recommend.checking import agreement, alike, check, real_ranks
 from stabilitylab.reports.collection import Runs
 from stabilitylab.store import RunWriter
+from stabilitylab.verdict import STATES
 
 ARCHS = ("preln", "deepnorm", "admin", "subln", "postln", "dlcl")
 
@@ -29,7 +31,7 @@ def trained(folder: Path, arch: str, seed: int, state: str, gap: float, *more: A
     with RunWriter.create(folder / f"{arch}-{seed}-{len(list(folder.glob('*')))}", facts) as run:
         run.open([])
         run.append(0, {"loss": 1.0}, {})
-        run.set_status("finished", 1, "made up", verdict={"state": state, "nll_gap": gap, "step": 0})
+        run.set_status("finished", 1, "made up", verdict=made_verdict(state, gap))
 
 
 def measured(arch: str, seed: int = 0, **numbers: float) -> Measurement:
@@ -88,7 +90,7 @@ def test_a_column_that_knows_and_one_that_is_wrong(tmp_path: Path) -> None:
     assert by_name["headroom / lr"] == pytest.approx(-33 / math.sqrt(35 * 33 - 33 / 2), abs=0.02)
     assert math.isnan(by_name["sensitivity"])
     assert found.reliability == pytest.approx(1)
-    assert (found.seeds, found.states) == (2, {"trained": 8, "learning": 0, "stuck": 4, "diverged": 0})
+    assert (found.seeds, found.states) == (2, {**dict.fromkeys(STATES, 0), "trained": 8, "stuck": 4})
 
 
 def test_only_runs_with_the_settings_of_the_measurements_count(tmp_path: Path) -> None:

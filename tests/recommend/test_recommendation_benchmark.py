@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_verdict import made_verdict
 from recommend_cases import SMALL
 
 from stabilitylab.config import merge, resolve
@@ -28,7 +29,7 @@ def trained(folder: Path, arch: str, gap: float) -> None:
     with RunWriter.create(folder / arch, facts) as run:
         run.open([])
         run.append(0, {"loss": 1.0}, {})
-        run.set_status("finished", 1, "made up", verdict={"state": "trained", "nll_gap": gap, "step": 0})
+        run.set_status("finished", 1, "made up", verdict=made_verdict("trained", gap))
 
 
 def test_it_ranks_with_the_settings_of_the_runs(

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from made_verdict import made_verdict
 
 from stabilitylab.config import merge, resolve
 from stabilitylab.labels import label
 from stabilitylab.reports.collection import Runs
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import RunWriter
-from stabilitylab.verdict import RULE
 
 SUBLAYERS = {"encoder": ("self_attn", "ffn"), "decoder": ("self_attn", "cross_attn", "ffn")}
 Values = Callable[[int, Row], float | Sequence[float]]  # of a step and a place; one number a column
@@ -77,8 +77,7 @@ def make_run(
         for step in steps:
             numbers = {key: column[at.index(step)] for key, column in metrics.items() if step in at}
             run.append(step, numbers, {key: _cells(made, step) for key, made in tables.items() if step in made.steps})
-        judged = {"state": verdict, "step": 0, "reason": "made up", "nll_gap": -1.0, "accuracy_gap": 0.1, "rule": RULE}
-        run.set_status(state, steps[-1] if steps else 0, "made up", verdict=judged)  # type: ignore[arg-type]
+        run.set_status(state, steps[-1] if steps else 0, "made up", verdict=made_verdict(verdict))  # type: ignore[arg-type]
     return folder / name
 
 

@@ -13,7 +13,7 @@ import pytest
 from making import load, make_run
 
 from stabilitylab.reports.base import MissingRuns, Panel, Picture
-from stabilitylab.reports.figures.branchnorm_5 import QualityAgainstDepth
+from stabilitylab.reports.figures.branchnorm_5 import QualityAgainstDepth, quality
 
 HOW = {"row": 100, "beam": 4, "length_penalty": 0.6, "penalty_kind": "gnmt", "signature": "s", "data": "d"}
 
@@ -78,6 +78,14 @@ def test_bleu_is_drawn_where_every_model_of_a_panel_has_five(tmp_path: Path) -> 
     assert (many.y, many.series[0].y) == ("BLEU", [20.0, 25.0])
     assert (few.y, few.series[0].y) == ("held-out nll [nats/token]", [5.0, 5.0])
     assert "+0.00 nats on 10%, +5.00 BLEU on 100%" in picture.finding
+
+
+def test_the_axis_says_that_sources_were_cut(tmp_path: Path) -> None:
+    for depth in (2, 6):
+        make_model(tmp_path, "deepnorm", depth, bleu=20.0, how={**HOW, "truncated": 3})
+    assert quality(load(tmp_path)).axis == "BLEU, 3 of 10 sources cut"
+    make_model(tmp_path, "deepnorm", 18, bleu=20.0, how={**HOW, "truncated": 0})
+    assert quality(load(tmp_path)).axis == "held-out nll [nats/token]"  # what was cut otherwise does not compare
 
 
 @pytest.mark.parametrize("how", [{**HOW, "beam": 1}, {**HOW, "row": 50}, {**HOW, "data": "other"}, {"bleu": None}])

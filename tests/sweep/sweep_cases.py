@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from made_verdict import made_verdict
+
 from stabilitylab.config import Config, resolve
 from stabilitylab.experiments import Experiment, Kind
 from stabilitylab.labels import label
@@ -18,6 +20,12 @@ SMALL: dict[str, Any] = {"data": {"sentences": 4, "held_out": 6}, "probes": {"na
 def config(arch: str = "deepnorm", steps: int = 4, seed: int = 3, **train: Any) -> Config:
     sections = {"model": {"arch": arch}, "train": {"steps": steps, "seed": seed, **train}}
     return resolve(SMALL, sections, depth=2)
+
+
+def on(folder: Path, **settings: Any) -> Config:
+    """A configuration on the files of the fixture ``texts``."""
+    data = {"source": f"text:{folder}/a.de,{folder}/a.en", "valid": f"{folder}/v.de,{folder}/v.en"}
+    return resolve({"data": data}, settings, depth=2)
 
 
 def experiment(name: str, kind: Kind = "train", **settings: Any) -> Experiment:
@@ -39,7 +47,7 @@ def leave(
     if checkpoint:
         (job.path / "checkpoints").mkdir()
         (job.path / "checkpoints" / f"step-{checkpoint:08d}.pt").write_bytes(b"")
-    facts = {"verdict": {"state": verdict, **judged}} if verdict else {}
+    facts = {"verdict": {**made_verdict(verdict), **judged}} if verdict else {}
     writer.set_status(state, step, reason, **facts)  # type: ignore[arg-type]
     return writer
 
@@ -56,7 +64,7 @@ def finishes(job: Job) -> int:
         left(job, "finished", step=job.steps, verdict="trained")
     else:  # a resumed one; the store's own tests cover how
         with RunWriter.resume(job.path, part=2) as writer:
-            writer.set_status("finished", job.steps, "", verdict={"state": "trained"})
+            writer.set_status("finished", job.steps, "", verdict=made_verdict("trained"))
     return 0
 
 

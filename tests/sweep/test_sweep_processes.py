@@ -135,6 +135,32 @@ def test_the_script_hands_on_folder_environment_output_and_exit_code(tmp_path: P
     assert log.read_text().splitlines() == [f"$ {shlex.join([sys.executable, '-c', program])}", f"1 2 {tmp_path} ''"]
 
 
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("print(1)", 0),
+        ("import sys; sys.exit(7)", 7),
+        ("import time; time.sleep(1.0)", 0),
+        ("import os; os.kill(os.getpid(), 9)", 137),
+        ("import os; os.kill(os.getpid(), 15)", 143),
+        ("import os, time; time.sleep(0.5); os.kill(os.getpid(), 9)", 137),
+    ],
+)
+def test_the_script_says_nothing_of_its_own(program: str, code: int, tmp_path: Path) -> None:
+    """Job control, which gives the run its process group, would announce each end on the sweep's terminal."""
+    line = script([sys.executable, "-c", program], {}, log=tmp_path / "log", stop=tmp_path / "stop", folder=tmp_path)
+    said = subprocess.run(
+        ["bash", "-c", line],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+        env={**os.environ, "LC_ALL": "C"},
+    )
+    assert (said.returncode, said.stdout, said.stderr) == (code, "", "")
+    assert ("Killed" in (tmp_path / "log").read_text()) is (code == 137)
+
+
 ASKED = """
 import signal, sys, time
 got = []

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from made_verdict import made_verdict
 from rich.console import Console
 from sweep_cases import FakeLauncher, Heard, experiment, finishes, leave, left, planned, says
 
@@ -102,8 +103,9 @@ def test_a_killed_run_goes_on_from_its_checkpoint_or_starts_anew(checkpoint: int
     outcome = run(planned(tmp_path, "a"), launcher=crew, audience=heard)
     assert heard.ends == [("a", "failed", True), ("a", "finished", False)]
     first, second = crew.started
-    assert "--resume" not in first.argv
-    assert ("--resume" in second.argv) is bool(checkpoint)
+    assert not first.resumable
+    assert second.resumable is bool(checkpoint)
+    assert first.argv == second.argv
     assert (tmp_path / "sweep/aside/a-1").exists() is not bool(checkpoint)
     assert (outcome.jobs[0].state, outcome.jobs[0].verdict) == ("finished", "trained")
 
@@ -129,7 +131,7 @@ def test_a_run_that_somebody_else_interrupted_goes_on(tmp_path: Path) -> None:
     crew, heard = FakeLauncher({"a": [preempted, finishes]}), Heard()
     assert run(planned(tmp_path, "a"), launcher=crew, audience=heard).exit_code == 0
     assert heard.ends == [("a", "interrupted", True), ("a", "finished", False)]
-    assert "--resume" in crew.started[1].argv
+    assert crew.started[1].resumable
 
 
 def test_an_exit_code_of_0_without_a_finished_run_is_a_failure(tmp_path: Path) -> None:
@@ -195,7 +197,7 @@ def test_a_signal_stops_the_processes_and_starts_no_more(number: int, code: int,
     assert (outcome.signal, outcome.exit_code) == (number, code)
     rest = FakeLauncher(workers=2)
     assert run([job.now() for job in outcome.jobs], launcher=rest).exit_code == 0
-    assert ["--resume" in job.argv for job in rest.started] == [True, True, False]
+    assert [job.resumable for job in rest.started] == [True, True, False]
 
 
 def test_under_nohup_a_hangup_stays_ignored(tmp_path: Path) -> None:
@@ -314,7 +316,7 @@ def test_a_live_table_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert "about" in panel
         clock[0] += 50.0
         assert display.time_left() == 150.0  # 2 of 8 updates of equal models took 50 s
-        writer.set_status("finished", 4, verdict={"state": "stuck"})
+        writer.set_status("finished", 4, verdict=made_verdict("stuck"))
         writer.close()
         display.ended(jobs[0].now(), 3.0, False)
     assert "1/2" in text.getvalue()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,9 +15,10 @@ import torch
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.errors import InputError, UsageError
 from stabilitylab.store import Run
-from stabilitylab.train import plan, resume, start
+from stabilitylab.train import checkpoint, plan, resume, start
 from stabilitylab.train.loop import Report
 from stabilitylab.train.run import Plan
+from stabilitylab.train.team import Team
 from stabilitylab.verdict import STATES
 
 CLOCKS = ["tokens_per_second", "memory_bytes"]  # what no two runs share
@@ -90,6 +92,81 @@ def test_resume_with_accumulation_and_periodic_checkpoints(tmp_path: Path) -> No
     assert (broken.path / "aside").is_dir()
 
 
+class Clock:
+    """Wall time that passes by ``step`` seconds whenever it is asked for."""
+
+    def __init__(self, step: float) -> None:
+        self.now, self.step = 0.0, step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+def saved_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    rows: list[int] = []
+    write = checkpoint.save
+
+    def save(folder: Path, row: int, state: dict[str, Any]) -> Path:
+        rows.append(row)
+        return write(folder, row, state)
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("minutes", "every", "seconds", "rows"),
+    [
+        (10.0, 0, 0.0, [9]),  # a run of less than ten minutes writes its last one alone
+        (10.0, 0, 600.0, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        (10.0, 0, 250.0, [3, 6, 9]),
+        (10.0, 4, 250.0, [3, 4, 7, 8, 9]),  # one by updates starts the minutes anew
+        (0.0, 0, 1e9, [9]),
+        (0.0, 4, 1e9, [4, 8, 9]),
+    ],
+)
+def test_checkpoints_by_wall_time_change_nothing(
+    minutes: float, every: int, seconds: float, rows: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = (f"train.checkpoint_minutes={minutes}", f"train.checkpoint_every={every}")
+    whole = start(prepared("branchnorm", "train.checkpoint_minutes=0"), tmp_path, "whole", Silent())
+    monkeypatch.setattr(checkpoint, "clock", Clock(seconds))
+    written = saved_rows(monkeypatch)
+    timed = start(prepared("branchnorm", *settings), tmp_path, "timed", Silent())
+    assert written == rows
+    assert timed.verdict == whole.verdict
+    same(whole.path, timed.path)
+
+
+def test_after_kill_9_a_run_goes_on_from_its_last_ten_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = start(prepared(), tmp_path, "whole", Silent())
+    monkeypatch.setattr(checkpoint, "clock", Clock(250.0))
+    broken = start(prepared(), tmp_path, "broken", InterruptAt(6))
+    newest = checkpoint.found(broken.path / "checkpoints")[-1]
+    newest.unlink()  # which kill -9 would not have written
+    assert [path.name for path in checkpoint.found(broken.path / "checkpoints")] == ["step-00000006.pt"]
+    resume(broken.path, None, Silent())
+    same(whole.path, broken.path)
+
+
+def test_the_first_ranks_clock_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    heard: list[int] = []
+
+    class Ranks(Team):
+        def largest(self, number: int) -> int:
+            asked.append(number)
+            return max(number, heard[-1])
+
+    monkeypatch.setattr(checkpoint, "clock", Clock(601.0))
+    train = prepared().config.train
+    for rank, from_others, due in ((0, 0, True), (1, 0, False), (1, 1, True)):
+        heard.append(from_others)
+        assert checkpoint.Cadence(train, Ranks("ddp", rank, 2)).due(3) is due
+    assert asked == [1, 0, 0]  # every rank asks, and only the first one's watch counts
+
+
 def test_a_finished_run_can_be_continued_further(tmp_path: Path) -> None:
     whole = start(prepared(steps=9), tmp_path, "whole", Silent())
     short = start(prepared(steps=6), tmp_path, "short", Silent())
@@ -123,6 +200,9 @@ def test_without_a_final_checkpoint_a_run_is_the_same_and_keeps_no_weights(tmp_p
     assert [path.name for path in tmp_path.glob("kept/checkpoints/*")] == ["step-00000004.pt"]
     with pytest.raises(InputError, match="no checkpoint in"):
         resume(tmp_path / "light", 6, Silent())
+    settings = ("train.final_checkpoint=false", "train.checkpoint_every=1")
+    start(prepared("branchnorm", *settings, steps=4), tmp_path, "lighter", Silent())
+    assert list(tmp_path.glob("lighter/checkpoints/*")) == []  # nor those from on the way
 
 
 def test_an_interruption_leaves_a_checkpoint_all_the_same(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from ..layerwise import counted, failed, last_nll, one_ramp, states
 
 LEAST_BLEU = 5.0  # below it a model does not translate, and BLEU says nothing
 SHARE, DROPOUT = "data.fraction", "model.dropout"  # the paper's dropout goes with its size of the data
-EVALUATED = ("row", "beam", "length_penalty", "penalty_kind", "signature", "data", "sentences")
+EVALUATED = ("row", "beam", "length_penalty", "penalty_kind", "signature", "data", "sentences", "truncated")
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,11 @@ class Quality:
 
     is_bleu: bool
     values: dict[str, float]
+    cut: str = ""  # what the axis says of sources that were not translated whole
 
     @property
     def axis(self) -> str:
-        return "BLEU" if self.is_bleu else "held-out nll [nats/token]"
+        return f"BLEU{self.cut}" if self.is_bleu else "held-out nll [nats/token]"
 
     @property
     def unit(self) -> str:
@@ -47,7 +48,9 @@ def quality(runs: Iterable[Record]) -> Quality:
     trained = [found[record.name] for record in records if not failed(record)]
     alike = len({json.dumps([entry.get(key) for key in EVALUATED]) for entry in trained}) == 1
     if alike and all(entry.get("bleu", -math.inf) >= LEAST_BLEU for entry in trained):
-        return Quality(True, {name: entry.get("bleu", 0.0) for name, entry in found.items()})
+        cut, sentences = (trained[0].get(key) for key in ("truncated", "sentences"))
+        how = f", {cut:.0f} of {sentences:.0f} sources cut" if cut and sentences else ""
+        return Quality(True, {name: entry.get("bleu", 0.0) for name, entry in found.items()}, how)
     return Quality(False, {record.name: last_nll(record) for record in records})
 
 

@@ -1,0 +1,114 @@
+"""What a training run is, wherever it was made: the settings that decide what it measures, and a key made of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..config import Config, complete, later_settings, neutral_settings
+from ..errors import InputError
+from ..registry import spelling
+from ..store.layout import flat
+
+SCHEME = 1  # of the key: another way to make it must not meet an old one
+DIGITS = 16
+SOURCES = ("data.source", "data.valid")
+
+Digests = Mapping[str, str]  # path -> sha256 of the file as it was
+
+
+def deciding(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that decide what a run measures, by section.key; an architecture has one spelling.
+
+    A setting that came after the run has the value that it had before there was such a setting.
+    """
+    settings = {key: value for key, value in flat(complete(recorded)) if key not in neutral_settings()}
+    for key in ("model.arch", "model.decoder_arch"):
+        if isinstance(settings.get(key), str):
+            settings[key] = spelling(settings[key])
+    if settings.get("model.decoder_arch") == settings.get("model.arch"):
+        settings["model.decoder_arch"] = None
+    return settings
+
+
+def key_of(config: Config, digests: Digests | None = None) -> str:
+    """The same on every machine: a hash of the deciding settings, in which files stand for their content.
+
+    ``digests``: of the files as a run that has ended read them; without them, as they are now. A setting marked
+    :class:`~stabilitylab.config.Later` is left out where it has the value from before, so that older keys stay true.
+    Raises InputError for a file that cannot be read.
+    """
+    recorded = config.model_dump(mode="json")
+    settings = deciding(recorded)
+    for key, before in flat(later_settings()):
+        if settings.get(key) == before:
+            settings.pop(key, None)
+    for key, named in _named(config).items():
+        settings[key] = [named.scheme, *named.columns, *named.digests(digests)]
+    text = json.dumps([SCHEME, settings], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+
+
+def data_of(config: Config, digests: Digests | None = None) -> str:
+    """The data in words that hold on any machine, such as ``text:train.de@1f0c2a3b,train.en@9d8e7f60``."""
+    words = []
+    for key, value in zip(SOURCES, (config.data.source, config.data.valid), strict=True):
+        if (named := _named(config).get(key)) is not None:
+            files = [f"{path.name}@{d[:8]}" for path, d in zip(named.paths, named.digests(digests), strict=True)]
+            value = f"{named.scheme}:{','.join((*files, *named.columns))}"
+        if value is not None:
+            words.append(f"valid {value.removeprefix('text:')}" if key == "data.valid" else value)
+    return " ".join(words)
+
+
+@dataclass(frozen=True)
+class _Named:
+    """What a setting says of data that lie on this machine: files, or a folder and columns."""
+
+    scheme: str
+    paths: tuple[Path, ...]
+    columns: tuple[str, ...] = ()
+
+    def digests(self, known: Digests | None) -> list[str]:
+        return [(known or {}).get(str(path)) or content(path) for path in self.paths]
+
+
+def _named(config: Config) -> dict[str, _Named]:
+    scheme, _, rest = config.data.source.partition(":")
+    if scheme == "text":
+        files = zip(SOURCES, (rest, config.data.valid), strict=True)
+        return {key: _Named(scheme, _paths(names)) for key, names in files if names is not None}
+    folder, *columns = rest.split(",")
+    if scheme == "hf" and (path := _paths(folder)[0]).is_dir():
+        return {"data.source": _Named(scheme, (path,), tuple(columns))}
+    return {}
+
+
+def _paths(files: str) -> tuple[Path, ...]:
+    return tuple(Path(name.strip()).expanduser() for name in files.split(","))
+
+
+def content(path: Path) -> str:
+    """SHA-256 of a file, or of all files below a folder with their names."""
+    if not path.is_dir():
+        try:
+            return _file(str(path), path.stat().st_mtime_ns, path.stat().st_size)
+        except OSError as error:
+            raise InputError(
+                f"cannot read {path} ({error.strerror}), whose content is part of a cell's key: check the path."
+            ) from error
+    below = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith((".", "cache-")))
+    named = [(p.relative_to(path).as_posix(), content(p)) for p in below]
+    return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+
+
+@lru_cache(maxsize=256)
+def _file(path: str, changed: int, size: int) -> str:
+    """Of a file as it stands since ``changed``: corpora are read once, not once a run."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
