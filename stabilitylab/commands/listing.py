@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import InputError
+from ..labels import label_of
 from .options import JSON, RUNS
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def arch_lines(facts: dict[str, Any], at: str) -> list[str]:
         if values
     ]
     lines = [facts["formula"], f"source: {facts['source']}", f"learns besides: {facts['learns']}"]
+    lines.append(f"initial gains: {facts['gains']}")
     if constants:
         lines.append(f"at {at}: " + "; ".join(constants))
     elif not facts["constants"]:
@@ -135,7 +137,7 @@ def _described(run: Run) -> dict[str, Any]:
         run.name,
         status.state,
         verdict.get("state", "-"),
-        run.manifest.get("label", "-"),
+        label_of(run.manifest) or "-",
         f"{model['encoder_layers']}+{model['decoder_layers']}" if model else "-",
         model.get("d_model", "-"),
         sections.get("data", {}).get("source", "-").split(":")[0],
