@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import InputError
-from ..labels import label_of
 from .options import JSON, RUNS
 
 if TYPE_CHECKING:
@@ -130,6 +129,8 @@ DESCRIBED = ("run", "state", "verdict", "arch", "layers", "width", "data", "seed
 
 
 def _described(run: Run) -> dict[str, Any]:
+    from ..labels import label_of  # here, since it takes its time
+
     status, sections = run.status, run.config
     model, train = sections.get("model", {}), sections.get("train", {})
     verdict = status.facts.get("verdict") or {}
