@@ -36,7 +36,7 @@ def test_a_run_leaves_tables_that_pandas_reads_and_a_summary(run, tmp_path: Path
     assert err.splitlines()[0].startswith("branchnorm 1L-1L, 64-128-2")
     assert "step 3/3" in err
     frame = pd.read_parquet(tmp_path / "runs" / "first" / "probes" / "ln_input")
-    assert {"step", "site", "stack", "layer", "sublayer", "value", "absent"} <= {*frame.columns}
+    assert {"step", "site", "stack_name", "layer", "sublayer", "value", "absent"} <= {*frame.columns}
     assert json.loads((tmp_path / "runs/first/status.json").read_text())["state"] == "finished"
 
 

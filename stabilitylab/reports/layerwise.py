@@ -97,7 +97,7 @@ def states(group: Runs) -> list[str]:
 def layer_values(record: Record, table: str, column: str, stack: str, step: int | None = None) -> dict[int, float]:
     """Layer -> value at the probed step nearest to ``step`` (None: the last); what is outside the layers left out."""
     data = record.at(table, step, [column], by="layer")
-    data = data[(data["stack"] == stack) & (data["layer"] > 0)]
+    data = data[(data["stack_name"] == stack) & (data["layer"] > 0)]
     return dict(zip(data["layer"].tolist(), data[column].tolist(), strict=True))
 
 
