@@ -58,5 +58,5 @@ with tempfile.TemporaryDirectory() as folder:
 
 run = sl.Run.open(OUT)
 norms = run.frame("grad_norm", by="layer").query("step == 0 and layer > 0")
-print(norms[["stack", "layer", "value"]].to_string(index=False))
+print(norms[["stack_name", "layer", "value"]].to_string(index=False))
 print(f"next: stabilitylab diagnose {OUT}")

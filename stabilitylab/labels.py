@@ -1,15 +1,29 @@
-"""What a configuration is called in tables and figures: the architecture, or the control that it is."""
+"""What a configuration is called in tables and figures: the architecture, or the control that it is.
+
+Two models that differ in initial weights or formula have two labels, but for T of a ramp, which figures note; sizes,
+norms and dropout keep runs apart by themselves.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
 
 from .config import ModelConfig
 from .registry import spelling
 
+# What an architecture's own initial gains do with the base (``model.qkv_gain``); a test holds it against the registry.
+# Of one that does not stand here, a plug-in's, the label says all that may tell it from another.
 BETA = ("deepnorm", "branchnorm")
-# What an architecture's own initial gains do with the base (``model.qkv_gain``); of one that does not stand here, such
-# as a plug-in's, the label says all that may tell it from another. A test holds this against the registry.
 REPLACE = (*BETA, "subln", "tfixup")
 MULTIPLY = ("postlninit", "dsinit", "dsinitcode", "rfixup")
+NONE = (
+    *("postln", "preln", "admin", "rezero", "dlcl", "dlclpost", "normformer", "sandwich", "periln"),
+    *("layernormscaling", "residual"),
+)
+KNOWN = (*REPLACE, *MULTIPLY, *NONE)
 
 
 def label(config: ModelConfig) -> str:
@@ -20,29 +34,53 @@ def label(config: ModelConfig) -> str:
     return f"{_control(encoder, config)}/{_control(decoder, config)}"
 
 
+def label_of(manifest: Mapping[str, Any]) -> str:
+    """The label of a recorded run: today's, where its settings say more than the label that it was recorded with."""
+    recorded = str(manifest.get("label", ""))
+    model = (manifest.get("config") or {}).get("model")
+    if isinstance(model, Mapping) and model.get("arch") and recorded.startswith(str(model["arch"])):
+        try:
+            return label(ModelConfig.model_validate(model))
+        except ValidationError:  # settings of another version
+            pass
+    return recorded
+
+
+def may_follow_ramp(arch: str) -> bool:
+    """Does alpha's schedule drive this architecture? Of one that is not known here it may."""
+    return spelling(arch) == "branchnorm" or spelling(arch) not in KNOWN
+
+
+def has_ramp(config: ModelConfig) -> bool:
+    """Does alpha grow at all, or is it a constant?"""
+    return config.alpha is None and config.t0 < config.T
+
+
 def _control(arch: str, config: ModelConfig) -> str:
     family = spelling(arch)
-    xavier = config.init in ("xavier", "xavier-1") and family in (*REPLACE, *MULTIPLY)
-    name = arch
-    if config.init == "deepnorm" and family not in BETA:
-        name += "+beta"
-    if family == "deepnorm":
-        if config.alpha is None:
-            name += " alpha-only" if xavier else ""
-        elif config.alpha == 1 and not xavier:
-            name += " beta-only"
-        else:
-            name += f" alpha={config.alpha:g}" + (" xavier" if xavier else "")
-    else:
-        if family == "branchnorm" and config.alpha is not None:
-            name += f" alpha={config.alpha:g}"
-        elif family == "branchnorm" and config.T == 1:
-            name += " T=1"
-        elif family == "branchnorm" and config.growth != "linear":
-            name += f" {config.growth}"
-        name += " xavier" if xavier else ""
+    xavier = config.init in ("xavier", "xavier-1") and family not in NONE
     based = config.init == "xavier-1" or (config.init == "arch-1" and family not in REPLACE)
-    name += " gain=1" if based else ""
-    name += "" if config.qk_gain is None else f" qk={config.qk_gain:g}"
-    name += "" if config.v_gain is None else f" v={config.v_gain:g}"
-    return name + (" rmsnorm" if config.norm == "rmsnorm" else "") + (" qk-norm" if config.qk_norm else "")
+    alone = family == "deepnorm" and (xavier, config.alpha) in ((True, None), (False, 1.0))  # alpha alone, beta alone
+    words = [
+        *(["alpha-only" if xavier else "beta-only"] if alone else _alpha(arch, config)),
+        *(["xavier"] if xavier and not alone else []),
+        *(["gain=1"] if based else []),
+        *([] if config.qk_gain is None else [f"qk={config.qk_gain:g}"]),
+        *([] if config.v_gain is None else [f"v={config.v_gain:g}"]),
+        *(["rmsnorm"] if config.norm == "rmsnorm" else []),
+        *(["qk-norm"] if config.qk_norm else []),
+    ]
+    return " ".join([arch + ("+beta" if config.init == "deepnorm" and family not in BETA else ""), *words])
+
+
+def _alpha(arch: str, config: ModelConfig) -> list[str]:
+    """What is said of alpha: a constant in the arch's place or, of a schedule, all but the length of its ramp."""
+    if config.alpha is not None:
+        return [f"alpha={config.alpha:g}"] if may_follow_ramp(arch) or spelling(arch) in BETA else []
+    if not may_follow_ramp(arch):
+        return []
+    if not has_ramp(config):
+        return ["T=1"]  # alpha is 1 from the first row on
+    shape = config.growth if config.growth != "linear" and config.T > 1 else ""  # alpha_0 = 0 is that of all shapes
+    start = "" if config.t0 == 1 else f"t0={config.t0}"
+    return [word for word in ("T=1" if config.T == 1 else "", shape, start) if word]

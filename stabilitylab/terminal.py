@@ -191,9 +191,9 @@ def summary(run: Run) -> tuple[list[str], list[list[str]]]:
         column = table.columns[0]
         frame = run.frame(name, columns=[column], by="layer" if table.total else None)
         if not frame["layer"].to_numpy().any():
-            frame["layer"] = [tops.get(str(stack), 0) for stack in frame["stack"]]
+            frame["layer"] = [tops.get(str(stack), 0) for stack in frame["stack_name"]]
         inside = frame[(frame["layer"] > 0) & frame[column].notna()]
-        grid = inside.pivot_table(column, "step", ["stack", "layer"], aggfunc="mean", observed=True)
+        grid = inside.pivot_table(column, "step", ["stack_name", "layer"], aggfunc="mean", observed=True)
         for step in dict.fromkeys([*grid.index[:1], *grid.index[-1:]]):  # one line where there is one step
             at = grid.loc[step]
             body.append([name, str(step), *(number(at.get(place)) for place in places)])

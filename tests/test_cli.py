@@ -38,7 +38,7 @@ def test_a_run_leaves_tables_that_pandas_reads_and_a_summary(run, tmp_path: Path
     assert err.splitlines()[0].startswith("branchnorm 1L-1L, 64-128-2")
     assert "step 3/3" in err
     frame = pd.read_parquet(tmp_path / "runs" / "first" / "probes" / "ln_input")
-    assert {"step", "site", "stack", "layer", "sublayer", "value", "absent"} <= {*frame.columns}
+    assert {"step", "site", "stack_name", "layer", "sublayer", "value", "absent"} <= {*frame.columns}
     assert json.loads((tmp_path / "runs/first/status.json").read_text())["state"] == "finished"
 
 
@@ -85,15 +85,16 @@ def test_list_and_runs(run) -> None:
     assert "postln-2-s0" in run("runs")[1]
 
 
-FACTS = {"formula", "source", "remarks", "learns", "defined_for", "constants"}
+FACTS = {"formula", "source", "remarks", "learns", "gains", "defined_for", "constants"}
 
 
 def test_list_archs_prints_formula_source_extras_and_the_constants_of_a_depth(run) -> None:
-    blocks = run("list", "archs")[1].split("\ndeepnorm\n")[1].splitlines()[:4]
+    blocks = run("list", "archs")[1].split("\ndeepnorm\n")[1].splitlines()[:5]
     assert [line.strip() for line in blocks] == [
         "x_{l+1} = LN(alpha x_l + F(x_l)); v, out, fc1, fc2 drawn with gain beta",
         "source: DeepNet, Figure 2",
         "learns besides: nothing",
+        "initial gains: its own, in place of the base",
         "at 200 layers, encoder-decoder: encoder: alpha = 3.41574, beta = 0.20631; "
         "decoder: alpha = 4.16179, beta = 0.169904",
     ]

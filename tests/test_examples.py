@@ -43,6 +43,6 @@ def test_an_example_leaves_a_finished_run_of_a_model_that_learned(name: str, tmp
     assert metrics["loss"][updates - 10 : updates - 1].mean() < 0.95 * metrics["loss"][:10].mean()
     assert tables <= set(run.tables)
     norms = run.frame("grad_norm", by="layer").query("layer > 0 and step == 0")
-    assert set(norms["stack"]) == stacks
+    assert set(norms["stack_name"]) == stacks
     assert (norms["value"] > 0).all()
     assert {path.name for path in tmp_path.iterdir()} == {"run"}

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import pytest
 
 from stabilitylab.config import ModelConfig
-from stabilitylab.labels import label
+from stabilitylab.labels import has_ramp, label, label_of
+from stabilitylab.models import ARCHS, build_model
+from stabilitylab.models.archs import BranchNorm, arch
+from stabilitylab.models.schedules import Schedule
+from stabilitylab.reports.collection import FREE
 
 
 @pytest.mark.parametrize(
@@ -39,6 +46,17 @@ from stabilitylab.labels import label
         ({"arch": "branchnorm", "alpha": 0.5}, "branchnorm alpha=0.5"),
         ({"arch": "branchnorm", "growth": "exp"}, "branchnorm exp"),
         ({"arch": "branchnorm", "growth": "sigmoid", "T": 1}, "branchnorm T=1"),
+        ({"arch": "branchnorm", "t0": 0}, "branchnorm t0=0"),
+        ({"arch": "branchnorm", "t0": 50}, "branchnorm t0=50"),
+        ({"arch": "branchnorm", "T": 100, "t0": 100}, "branchnorm T=1"),
+        ({"arch": "branchnorm", "T": 1, "t0": 0, "growth": "exp"}, "branchnorm T=1 t0=0"),
+        ({"arch": "branchnorm", "growth": "exp", "t0": 0}, "branchnorm exp t0=0"),
+        ({"arch": "branchnorm", "alpha": 0.5, "t0": 0, "growth": "exp"}, "branchnorm alpha=0.5"),
+        ({"arch": "mine", "init": "xavier"}, "mine xavier"),
+        ({"arch": "mine", "init": "arch-1"}, "mine gain=1"),
+        ({"arch": "mine", "init": "deepnorm"}, "mine+beta"),
+        ({"arch": "mine", "alpha": 1.0}, "mine alpha=1"),
+        ({"arch": "mine", "growth": "exp", "t0": 0}, "mine exp t0=0"),
         ({"arch": "deepnorm", "growth": "exp", "T": 1}, "deepnorm"),
         ({"arch": "deepnorm"}, "deepnorm"),
         ({"arch": "deepnorm", "init": "xavier"}, "deepnorm alpha-only"),
@@ -58,6 +76,104 @@ from stabilitylab.labels import label
 )
 def test_label(settings, expected) -> None:
     assert label(ModelConfig.model_validate(settings)) == expected
+
+
+# How a figure tells two models apart that differ in this setting: by the label, by a note on T, or by drawing runs
+# with the same value only. A new setting needs a line here, and what the line says.
+SAID = {
+    **dict.fromkeys(("arch", "decoder_arch", "init", "alpha", "qk_gain", "v_gain", "growth", "t0"), "label"),
+    **dict.fromkeys(("stack", "encoder_layers", "decoder_layers", "d_model", "d_ffn", "heads", "tie"), "apart"),
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), "apart"),
+    **dict.fromkeys(("norm", "qk_norm"), "label and apart"),
+    "T": "note",
+}
+OTHER: dict[str, Any] = {"arch": "admin", "decoder_arch": "postln", "init": "xavier-1", "alpha": 0.5, "qk_gain": 0.5}
+OTHER |= {"v_gain": 0.5, "growth": "exp", "t0": 0, "norm": "rmsnorm", "qk_norm": True}
+
+
+def test_every_setting_of_a_model_is_told_by_its_label_by_a_note_or_by_runs_kept_apart() -> None:
+    assert SAID.keys() == ModelConfig.model_fields.keys()
+    assert {key for key, said in SAID.items() if "apart" not in said} == {
+        key.partition(".")[2] for key in FREE if key.startswith("model.")
+    }
+    for key in (key for key, said in SAID.items() if "label" in said):
+        assert label(ModelConfig.model_validate({key: OTHER[key]})) != label(ModelConfig()), key
+
+
+def weights_of(**settings: Any) -> bytes:
+    model = build_model(source_vocab=5, target_vocab=5, tie="none", d_model=4, d_ffn=4, heads=1, depth=4, **settings)
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    return digest.digest()
+
+
+@pytest.fixture
+def mine() -> Iterator[str]:
+    """An architecture that no part of this package knows: a ramp, an alpha and gains of its own."""
+
+    @arch("mine")
+    class Mine(BranchNorm):
+        def gain(self, matrix: str) -> float:
+            return 0.25 * super().gain(matrix)
+
+    yield "mine"
+    del ARCHS._entries["mine"], ARCHS._spellings["mine"]
+
+
+def test_models_that_differ_in_weights_or_formula_have_different_labels(mine) -> None:
+    """All combinations of what runs of one group may differ in; T stands beside a label where it is a ramp's."""
+    gains = [
+        {"init": init, "qk_gain": qk, "v_gain": v}
+        for init in get_args(ModelConfig.model_fields["init"].annotation)
+        for qk, v in ((None, None), (0.5, None), (None, 0.5))
+    ]
+    ramps = [
+        {"growth": growth, "T": T, "t0": t0}
+        for growth in ("linear", "exp", "sigmoid")
+        for T in (1, 4)
+        for t0 in (0, 1, 2, 4)
+    ]
+    ramps += [{**ramp, "alpha": alpha} for ramp in ramps[-2:] for alpha in (0.5, 1.0)]
+    models: dict[tuple[Any, ...], set[Any]] = {}
+    labels: dict[Any, set[str]] = {}
+    for name in ARCHS:
+        for gain in gains:
+            weights = weights_of(arch=name, **gain)
+            for ramp in ramps:
+                config = ModelConfig.model_validate({"arch": name, **gain, **ramp})
+                if config.alpha is not None and not ARCHS[name].takes_alpha:
+                    continue
+                schedule = Schedule(config)
+                course = tuple(map(schedule.at, range(5))) if ARCHS[name].scheduled else ()
+                constant = config.alpha if ARCHS[name].takes_alpha else None
+                ended = config.T if has_ramp(config) and "T=1" not in label(config) else None
+                model = (name, weights, course, constant)
+                models.setdefault((label(config), ended), set()).add(model)
+                labels.setdefault(model, set()).add(label(config))
+    assert len(models) > 500
+    assert {key: len(same) for key, same in models.items() if len(same) > 1} == {}
+    # and no model of ours has two labels, which would split its seeds
+    assert [same for (name, *_), same in labels.items() if len(same) > 1 and name != mine] == []
+
+
+@pytest.mark.parametrize(
+    ("recorded", "settings", "expected"),
+    [
+        ("branchnorm", {"arch": "branchnorm", "t0": 0}, "branchnorm t0=0"),
+        ("mine", {"arch": "mine", "init": "xavier"}, "mine xavier"),
+        ("GPT2LMHeadModel", {"arch": "branchnorm"}, "GPT2LMHeadModel"),
+        ("postln", {"arch": "postln", "of_another_version": 1}, "postln"),
+        ("branchnorm T=1", {}, "branchnorm T=1"),
+    ],
+)
+def test_a_run_of_before_gets_the_label_of_today(recorded, settings, expected) -> None:
+    assert label_of({"label": recorded, "config": {"model": settings}}) == expected
+
+
+def test_a_run_without_a_configuration_keeps_its_label() -> None:
+    assert label_of({"label": "BertModel", "config": {}}) == "BertModel"
+    assert label_of({}) == ""
 
 
 def test_labels_need_no_torch() -> None:

@@ -137,7 +137,11 @@ class Archs(SphinxDirective):
             for stack, values in said["constants"].items()
             for key, value in values.items()
         ]
-        rows = {"learns besides": said["learns"], "at 100L-100L": "; ".join(constants) or "no constant"}
+        rows = {
+            "learns besides": said["learns"],
+            "initial gains": said["gains"],
+            "at 100L-100L": "; ".join(constants) or "no constant",
+        }
         section += table([[prose(key), prose(value)] for key, value in rows.items()], (20, 80))
         return section
 

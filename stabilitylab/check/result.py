@@ -88,11 +88,13 @@ class Preflight:
         return next(iter(self.findings), None)
 
     def frame(self) -> pd.DataFrame:
-        """One row a layer."""
-        import pandas as pd
+        """One row a layer: stack_name, layer, site and the numbers."""
+        from ..store.frame import Frame  # here, since pandas takes its time
 
-        rows = [{"stack": o.stack, "layer": o.number, "site": o.site, **self._shown(o)} for o in self.layers]
-        return pd.DataFrame(rows)
+        return Frame(self._rows()).rename(columns={"stack": "stack_name"})
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [{"stack": o.stack, "layer": o.number, "site": o.site, **self._shown(o)} for o in self.layers]
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -101,7 +103,7 @@ class Preflight:
             "findings": [{**vars(finding), "place": finding.place} for finding in self.findings],
             "numbers": dict(self.numbers),
             "precision": self.precision,
-            "layers": self.frame().to_dict("records"),
+            "layers": self._rows(),
         }
 
     def __str__(self) -> str:

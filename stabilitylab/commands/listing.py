@@ -55,6 +55,7 @@ def arch_lines(facts: dict[str, Any], at: str) -> list[str]:
         if values
     ]
     lines = [facts["formula"], f"source: {facts['source']}", f"learns besides: {facts['learns']}"]
+    lines.append(f"initial gains: {facts['gains']}")
     if constants:
         lines.append(f"at {at}: " + "; ".join(constants))
     elif not facts["constants"]:
@@ -128,6 +129,8 @@ DESCRIBED = ("run", "state", "verdict", "arch", "layers", "width", "data", "seed
 
 
 def _described(run: Run) -> dict[str, Any]:
+    from ..labels import label_of  # here, since it takes its time
+
     status, sections = run.status, run.config
     model, train = sections.get("model", {}), sections.get("train", {})
     verdict = run.verdict
@@ -135,7 +138,7 @@ def _described(run: Run) -> dict[str, Any]:
         run.name,
         status.state,
         verdict.state if verdict else "-",
-        run.manifest.get("label", "-"),
+        label_of(run.manifest) or "-",
         f"{model['encoder_layers']}+{model['decoder_layers']}" if model else "-",
         model.get("d_model", "-"),
         sections.get("data", {}).get("source", "-").split(":")[0],

@@ -112,6 +112,6 @@ class Evidence:
         labels = frame.iloc[:count]
         rows = definition.rows
         if combined:
-            rows = tuple(Row("", str(s), int(n)) for s, n in zip(labels["stack"], labels["layer"], strict=True))
+            rows = tuple(Row("", str(s), int(n)) for s, n in zip(labels["stack_name"], labels["layer"], strict=True))
         values, absent = (frame[key].to_numpy().reshape(len(steps), count) for key in (column, "absent"))
         return Grid(table, column, phase_of_table(table), steps, rows, values, absent.astype(bool))

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..config import complete
 from ..errors import InputError
+from ..labels import label_of
 from ..store import Run
 from ..store.layout import flat
 from .diagnosis import diagnose
@@ -117,7 +118,7 @@ def _standing(one: Evidence, loss: float) -> Standing:
     first = diagnose(run).cause.first
     return Standing(
         run=str(run.path),
-        label=str(run.manifest.get("label", "")),
+        label=label_of(run.manifest),
         layers="-".join(f"{count}L" for count in layers),
         seed=None if seed is None else int(seed),
         updates=int(one.steps[-1]) + (one.status.state == "running"),

@@ -75,7 +75,7 @@ def _combined(run: Run, name: str, by: By) -> pa.Table:
         values = frame[column].to_numpy()
         if column in run.table(name).columns:
             content[column] = pa.array(values.astype(np.float64), mask=frame["absent"].to_numpy(), from_pandas=False)
-        elif column in ("stack", "sublayer"):
+        elif column in ("stack_name", "sublayer"):
             content[column] = pa.array(values.astype(str).tolist(), pa.string())
         else:
             content[column] = pa.array(values)

@@ -62,7 +62,7 @@ def _grid(run: Run, name: str) -> Layered | None:
     frame = frame[(frame["layer"] > 0) & ~frame["absent"]]
     if frame.empty:
         return None
-    wide = frame.pivot_table(column, "step", ["stack", "layer"], aggfunc="mean", observed=True, dropna=False)
+    wide = frame.pivot_table(column, "step", ["stack_name", "layer"], aggfunc="mean", observed=True, dropna=False)
     found = {(str(stack), int(n)): index for index, (stack, n) in enumerate(wide.columns)}
     return column, found, wide.index.to_numpy(), wide.to_numpy()
 

@@ -14,7 +14,7 @@ from ..store import Run
 from ..store.layout import METRICS
 
 MOST_PLACES = 48  # places of a stack that get a tag of their own; beyond, as many, evenly spaced
-LABELS = ("step", "site", "stack", "layer", "sublayer", "absent")
+LABELS = ("step", "site", "stack_name", "layer", "sublayer", "absent")
 
 
 def writer_class() -> Any:
@@ -51,7 +51,7 @@ def _points(name: str, data: pa.Table) -> Iterator[tuple[str, int, float]]:
         return
     steps = np.unique(data["step"].to_numpy())
     shape = (len(steps), data.num_rows // len(steps))
-    stacks = np.array(data["stack"].to_pylist()[: shape[1]])
+    stacks = np.array(data["stack_name"].to_pylist()[: shape[1]])
     places = _places(data, shape[1])
     absent = np.array(data["absent"].to_pylist(), bool).reshape(shape)
     for column in (column for column in data.column_names if column not in LABELS):

@@ -11,8 +11,9 @@ from typing import Any, overload
 import numpy as np
 import pandas as pd
 
-from ..config import complete, neutral_settings
+from ..config import ModelConfig, complete, neutral_settings
 from ..errors import StabilityLabError
+from ..labels import has_ramp, label_of, may_follow_ramp
 from ..store import Run, load_runs
 from ..store.combine import By
 from ..store.layout import flat
@@ -41,7 +42,7 @@ class Record:
         self.run, self.name = run, name
         self.settings: Mapping[str, Any] = dict(flat(complete(run.config)))
         self.kind: str = str(run.manifest.get("kind", "train" if run.config else "watched"))
-        self.label: str = str(run.manifest.get("label", "unlabelled"))
+        self.label: str = label_of(run.manifest) or "unlabelled"
         self.seed: int = int(self.settings.get("train.seed", 0))
         self.layers: tuple[int, int] = (int(self.settings.get(LAYERS[0], 0)), int(self.settings.get(LAYERS[1], 0)))
         self.width: int = int(self.settings.get("model.d_model", 0))
@@ -73,6 +74,14 @@ class Record:
     def updates(self) -> int:
         """How many it was to be trained for; 0 where that is not recorded."""
         return int(self.settings.get("train.steps", 0))
+
+    @cached_property
+    def ramp(self) -> int | None:
+        """T, where alpha may grow and the label does not say how long; None where it means nothing."""
+        model = {key.partition(".")[2]: value for key, value in self.settings.items() if key.startswith("model.")}
+        archs = [model[key] for key in ("arch", "decoder_arch") if model.get(key)]
+        grows = any(map(may_follow_ramp, archs)) and has_ramp(ModelConfig.model_construct(**model))
+        return int(model["T"]) if grows and model["T"] > 1 else None
 
     @property
     def depth(self) -> int:
@@ -209,7 +218,7 @@ class Runs(Sequence[Record]):
         return sorted({record.seed for record in self})
 
     def describe(self) -> str:
-        """What these runs have in common, and their seeds, in a few words."""
+        """What these runs have in common, their seeds, and the T of those that have a ramp, in a few words."""
         shared = {
             key: next(iter(values.values()))
             for key in {key: None for record in self for key in record.settings}
@@ -224,6 +233,7 @@ class Runs(Sequence[Record]):
             f"warm-up {shared['train.warmup']}" if "train.warmup" in shared and self[0].kind == "train" else "",
             f"{str(shared['data.source']).split(':')[0]} data" if "data.source" in shared else "",
             f"seed{'s' if len(self.seeds) > 1 else ''} {spans(self.seeds)}",
+            f"T = {', '.join(map(str, ramps))}" if (ramps := sorted({run.ramp for run in self if run.ramp})) else "",
         ]
         return ", ".join(word for word in words if word)
 

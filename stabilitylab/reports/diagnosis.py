@@ -65,15 +65,15 @@ def read(record: Record, table: str, column: str, *, by_layer: bool = True) -> G
     first = data.iloc[: len(data) // len(steps)]
     values, absent = (data[name].to_numpy().reshape(len(steps), -1).T for name in (column, "absent"))
     rows = np.flatnonzero(first["layer"].to_numpy() > 0) if layered else np.arange(len(first))
-    stacks, layers = first["stack"].to_numpy().astype(str)[rows], first["layer"].to_numpy()[rows]
+    stacks, layers = first["stack_name"].to_numpy().astype(str)[rows], first["layer"].to_numpy()[rows]
     names = [_name(first.iloc[row]) for row in rows]
     return Grid(steps, values[rows], absent[rows], stacks, layers, names, combined, column, definition.unit)
 
 
 def _name(row: Any) -> str:
     if row["layer"] < 1:
-        return str(row.get("site") or row["stack"])
-    stack = f" of {row['stack']}" if row["stack"] else ""
+        return str(row.get("site") or row["stack_name"])
+    stack = f" of {row['stack_name']}" if row["stack_name"] else ""
     part = f" ({row['sublayer']})" if row.get("sublayer") else ""
     return f"layer {row['layer']}{stack}{part}"
 
@@ -164,7 +164,7 @@ def _update(record: Record, columns: int) -> Panel:
         data = record.frame(UPDATE, ["cumulative"])
         for site, own in data.groupby("site", observed=True, sort=False):
             x, y = thin(own["step"].to_numpy(), own["cumulative"].to_numpy(), columns)
-            colour = COLOURS.get(str(own["stack"].iloc[0]), INK)
+            colour = COLOURS.get(str(own["stack_name"].iloc[0]), INK)
             lines.append(Series(str(site), x.tolist(), y.tolist(), colour=colour, dash="solid", marker="none"))
     marks = [Reference(math.sqrt(2 * record.width), "sqrt(2d)")] if record.width else []
     return Panel("Model update", "update", "||F - F at step 0|| per token", lines, marks)

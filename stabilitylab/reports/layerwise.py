@@ -28,30 +28,25 @@ def decided(runs: Runs) -> Runs:
 
 
 def one_ramp(runs: Runs, *free: str) -> tuple[Runs, list[str]]:
-    """One run of each label, seed and value of ``free``; notes on BranchNorm's T, of several of which the commonest is
+    """One run of each label, seed and value of ``free``; notes where there were several T, of which the commonest is
     kept.
 
-    T is free in a group of comparable runs since it means nothing elsewhere; averaged as if they were seeds, runs of
-    two ramps would show a spread that no seed made.
+    T is free in a group of comparable runs since it means nothing but to BranchNorm; averaged as if they were seeds,
+    runs of two ramps would show a spread that no seed made.
     """
     kept: dict[tuple[object, ...], Record] = {}
     notes = []
     for label in runs.labels:
         own = runs.where(label=label)
-        if "branchnorm" in label:
-            ramps = Counter(_ramp(record) for record in own)
+        ramps = Counter(record.ramp or 0 for record in own)
+        if len(ramps) > 1:
             chosen = max(ramps, key=lambda T: (ramps[T], T))
-            own = own.where(lambda record, T=chosen: _ramp(record) == T)
+            own = own.where(lambda record, T=chosen: (record.ramp or 0) == T)
             left = ", ".join(map(str, sorted(ramps.keys() - {chosen})))
-            if left or "=" not in label:
-                notes.append(f"{style.title(label)} with T = {chosen}{f'; left out: T = {left}' if left else ''}.")
+            notes.append(f"{style.title(label)} with T = {chosen}; left out: T = {left}.")
         for record in sorted(own, key=lambda record: record.name):
             kept[label, record.seed, *(repr(record.settings.get(key)) for key in free)] = record
     return Runs(kept.values()), notes
-
-
-def _ramp(record: Record) -> int:
-    return int(record.settings.get("model.T", 0))
 
 
 def comparable(runs: Runs, *free: str) -> list[Runs]:
@@ -112,7 +107,7 @@ def states(group: Runs) -> list[str]:
 def layer_values(record: Record, table: str, column: str, stack: str, step: int | None = None) -> dict[int, float]:
     """Layer -> value at the probed step nearest to ``step`` (None: the last); what is outside the layers left out."""
     data = record.at(table, step, [column], by="layer")
-    data = data[(data["stack"] == stack) & (data["layer"] > 0)]
+    data = data[(data["stack_name"] == stack) & (data["layer"] > 0)]
     return dict(zip(data["layer"].tolist(), data[column].tolist(), strict=True))
 
 

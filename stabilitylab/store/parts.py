@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ from .arrays import flags, floats, integers, strings
 from .files import replace_file
 from .journal import ABSENT, read_records
 from .layout import METRICS, part_path, parts
+from .names import found_as
 
-LABELS = ("site", "stack", "sublayer")
+LABELS = {"site": "site", "stack_name": "stack", "sublayer": "sublayer"}  # column -> what it is called in a Row
 
 
 def part_schema(table: Table) -> pa.Schema:
-    """step, site, stack, layer, sublayer, the value columns, absent."""
+    """step, site, stack_name, layer, sublayer, the value columns, absent."""
     text = pa.dictionary(pa.int32(), pa.string())
-    places = [("step", pa.int64()), ("site", text), ("stack", text), ("layer", pa.int32()), ("sublayer", text)]
+    places = [("step", pa.int64()), ("site", text), ("stack_name", text), ("layer", pa.int32()), ("sublayer", text)]
     return pa.schema([*places, *((name, pa.float64()) for name in table.columns), ("absent", pa.bool_())])
 
 
@@ -51,10 +53,10 @@ def tidy(table: Table, steps: np.ndarray | Sequence[int], values: np.ndarray, ab
     """``values`` (steps * rows, columns) with the places that they belong to."""
     count, rows = len(steps), len(table.rows)
     columns = {"step": integers(np.repeat(steps, rows), pa.int64())}
-    for label in LABELS:
+    for name, label in LABELS.items():
         codes, categories = encode([getattr(row, label) for row in table.rows])
         indices = integers(np.tile(codes, count), pa.int32())
-        columns[label] = pa.DictionaryArray.from_arrays(indices, strings(categories))
+        columns[name] = pa.DictionaryArray.from_arrays(indices, strings(categories))
     columns["layer"] = integers(np.tile([row.layer for row in table.rows], count), pa.int32())
     columns |= {name: floats(values[:, index], ~absent) for index, name in enumerate(table.columns)}
     columns["absent"] = flags(absent)
@@ -112,11 +114,30 @@ def _widen_first(run: Path, schema: pa.Schema) -> None:
 
 
 def read_part(path: Path, schema: pa.Schema | None) -> pa.Table:
-    """The columns of ``schema`` (None: all) of one part; anything else under its name is refused in one sentence."""
+    """The columns of ``schema`` (None: all) of one part, each under its old name where it has that alone."""
+    with _part(path) as file:
+        if schema is None:
+            return file.read(use_threads=False)
+        names = [found_as(name, file.schema_arrow.names) for name in schema.names]
+        return file.read(columns=names, use_threads=False).select(names).rename_columns(schema.names).cast(schema)
+
+
+def renew(run: Path, table: Table) -> None:
+    """Give parts of an earlier version today's names of columns: pandas takes those of a folder from its first file."""
+    schema = part_schema(table)
+    for path in parts(run, table.name).values():
+        with _part(path) as file:
+            present = file.schema_arrow.names
+        if any(found_as(name, present) != name for name in schema.names):
+            write_parquet(path, read_part(path, schema))
+
+
+@contextmanager
+def _part(path: Path) -> Iterator[pq.ParquetFile]:
+    """Anything that is no part of the run is refused in one sentence."""
     try:
         with pq.ParquetFile(path) as file:
-            data = file.read(columns=None if schema is None else schema.names, use_threads=False)
-        return data if schema is None else data.select(schema.names).cast(schema)
+            yield file
     except (FileNotFoundError, PermissionError):
         raise
     except (pa.ArrowException, OSError, KeyError) as error:

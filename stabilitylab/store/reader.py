@@ -20,7 +20,7 @@ from .files import is_locked, reading
 from .incident import read_incident
 from .journal import read_records
 from .layout import METRICS, flat, journals, part_path, parts, read_json, read_run_json
-from .parts import encode, metrics_of, part_schema, read_part, table_of
+from .parts import LABELS, encode, metrics_of, part_schema, read_part, table_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,12 +117,12 @@ class Run:
         config: Sequence[str] | bool = (),
         by: By | None = None,
     ) -> pd.DataFrame:
-        """A tidy frame: step, stack, layer, sublayer, site, the value columns (or only ``columns``), absent.
+        """A tidy frame: step, stack_name, layer, sublayer, site, the value columns (or only ``columns``), absent.
 
         ``config``: settings to add as columns, such as ``["model.arch", "train.seed"]``; True: all of them.
         ``by``: combine the rows of each layer or sub-layer. A NaN where ``absent`` is False was measured.
         """
-        import pandas as pd
+        from .frame import Frame  # here, since pandas takes its time
 
         settings = self._settings(config)
         if name == METRICS:
@@ -134,7 +134,7 @@ class Run:
             content = self._rows(self.table(name), columns, by)
         for key, value in settings.items():
             content[key] = _repeat(value, len(content["step"]))
-        return pd.DataFrame(content)
+        return Frame(content)
 
     def arrow(self, name: str, *, columns: Sequence[str] | None = None) -> pa.Table:
         """The same as stored, where a null (not given, or absent) and a NaN stay apart."""
@@ -161,13 +161,13 @@ class Run:
         if by is not None:
             rows, values, absent = combine(table, values, absent, by)
         content: dict[str, Any] = {"step": np.repeat(steps, len(rows))}
-        for label in ("stack", "layer", "sublayer", "site")[: {"layer": 2, "sublayer": 3}.get(by or "", 4)]:
-            labels = [getattr(row, label) for row in rows]
-            if label == "layer":
-                content[label] = np.tile(np.array(labels, np.int32), len(steps))
+        for name in ("stack_name", "layer", "sublayer", "site")[: {"layer": 2, "sublayer": 3}.get(by or "", 4)]:
+            labels = [getattr(row, LABELS.get(name, name)) for row in rows]
+            if name == "layer":
+                content[name] = np.tile(np.array(labels, np.int32), len(steps))
             else:
                 codes, categories = encode(labels)
-                content[label] = pd.Categorical.from_codes(np.tile(codes, len(steps)), pd.Index(categories))
+                content[name] = pd.Categorical.from_codes(np.tile(codes, len(steps)), pd.Index(categories))
         return content | {name: array.ravel() for name, array in values.items()} | {"absent": absent.ravel()}
 
     def _read(self, name: str, schema: pa.Schema | None) -> pa.Table:

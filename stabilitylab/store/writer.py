@@ -31,7 +31,8 @@ from .layout import (
     tables_on_disk,
     write_run_json,
 )
-from .parts import compact, part_schema, read_part
+from .names import RENAMED
+from .parts import compact, part_schema, read_part, renew
 
 State = Literal["running", "finished", "diverged", "interrupted", "failed"]
 JOURNAL_LIMIT = 32 * 2**20  # bytes; compacting that many takes a few tenths of a second
@@ -96,6 +97,9 @@ class RunWriter:
             _check_complete(path, part)
             _set_aside(path, part, attempt=len(document["attempts"]))
             writer._compact()
+            with writing(path):
+                for table in document["tables"].values():
+                    renew(path, table)
             if part > 1:
                 steps = read_part(part_path(path, METRICS, part - 1), pa.schema([("step", pa.int64())]))
                 writer._last_step = int(np.max(steps["step"].to_numpy()))
@@ -241,7 +245,7 @@ def _set_aside(run: Path, part: int, attempt: int) -> None:
 
 
 def _check(table: Table) -> None:
-    reserved = {*part_schema(Table("", (), ())).names}
+    reserved = {*part_schema(Table("", (), ())).names, *RENAMED}
     if not TABLE_NAME.fullmatch(table.name) or table.name in ("step", METRICS):
         raise UsageError(f"{table.name!r} cannot name a table: use letters, digits, - and _, not 'step' or 'metrics'.")
     if not table.rows or not table.columns or reserved & {*table.columns}:

@@ -151,7 +151,7 @@ def test_a_fit_from_a_checkpoint_goes_on_in_the_same_run(tmp_path: Path) -> None
     with torch.no_grad():  # the start that the update is measured from is that of the first fit
         start, end = (m.transformer.eval()(**held_out).last_hidden_state for m in (model(), then.model))
     moved = (end - start).norm(dim=-1)[held_out["attention_mask"].bool()].mean().item()
-    recorded = run.frame("model_update").query("step == 4 and stack == 'model.transformer'")["cumulative"].item()
+    recorded = run.frame("model_update").query("step == 4 and stack_name == 'model.transformer'")["cumulative"].item()
     assert recorded == pytest.approx(moved, rel=1e-12)
 
 

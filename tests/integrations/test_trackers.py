@@ -91,7 +91,7 @@ def test_a_tracker_gets_every_row_and_never_one_number_a_layer(tmp_path: Path) -
     assert list(tracker.rows) == [0, 1, 2]
     for step, values in tracker.rows.items():
         frame = run.frame("ln_input")
-        numbers = frame[(frame["step"] == step) & (frame["stack"] == "transformer")]["value"]
+        numbers = frame[(frame["step"] == step) & (frame["stack_name"] == "transformer")]["value"]
         for name in ("min", "median", "max"):
             assert values[f"ln_input.value/transformer/{name}"] == getattr(numbers, name)()
         assert values["metrics/loss"] == run.metrics["loss"][step]
@@ -145,7 +145,7 @@ def test_tensorboard_reads_what_the_run_holds(tmp_path: Path) -> None:
     run = sl.Run.open(tmp_path / "run")
     points = [(event.step, event.value) for event in events.Scalars("metrics/loss")]
     assert points == [(step, float(np.float32(loss))) for step, loss in enumerate(run.metrics["loss"])]
-    largest = run.frame("grad_norm").query("stack == 'transformer'").groupby("step")["value"].max()
+    largest = run.frame("grad_norm").query("stack_name == 'transformer'").groupby("step")["value"].max()
     points = [event.value for event in events.Scalars("grad_norm.value/transformer/max")]
     np.testing.assert_allclose(points, largest, rtol=1e-6)
 

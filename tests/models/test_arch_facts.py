@@ -11,10 +11,11 @@ from typing import get_args
 import pytest
 
 from stabilitylab.config import ModelConfig
-from stabilitylab.labels import label
+from stabilitylab.labels import BETA, KNOWN, MULTIPLY, NONE, REPLACE, label, may_follow_ramp
 from stabilitylab.models import ARCHS, Place, build_model
 from stabilitylab.models.archs.facts import facts
 from stabilitylab.models.initialisation import GAINS
+from stabilitylab.registry import spelling
 
 EVERY = sorted(ARCHS)
 
@@ -47,6 +48,15 @@ def test_the_table_of_initial_gains_is_that_of_the_code() -> None:
                 assert GAINS[init](residual, matrix) == values[qk if matrix in "qk" else v if matrix == "v" else rest]
         assert (GAINS[init](shrinking[0], "out") == 1 / 6) == (own == "applied")
         assert labels == ", ".join(f"`{label(ModelConfig(arch=arch, init=init))}`" for arch in ("postln", "deepnorm"))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_labels_know_what_each_architectures_gains_do(name) -> None:
+    said = {"the base": NONE, "its own, times the base": MULTIPLY, "its own, in place of the base": REPLACE}
+    assert spelling(name) in said[facts(name, 6, 6)["gains"]]
+    assert {spelling(arch) for arch in EVERY} == {*KNOWN}
+    assert may_follow_ramp(name) == ARCHS[name].scheduled
+    assert ARCHS[name].takes_alpha == (spelling(name) in BETA)
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -80,7 +80,7 @@ def test_the_picture_is_the_loss_and_who_is_ahead() -> None:
         "[-0.500, -0.500] nats from DeepNorm (2 seeds); BranchNorm T=1 -1.000 [-1.000, -1.000] nats from DeepNorm "
         "(2 seeds)."
     )
-    assert "BranchNorm with T = 100." in picture.notes
+    assert "T = 100. Lines are means over seeds" in picture.notes[0]
 
 
 def test_runs_that_failed_are_no_difference() -> None:

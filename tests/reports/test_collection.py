@@ -9,6 +9,7 @@ import pytest
 from making import Made, layer_rows, load, make_run
 
 from stabilitylab.errors import InputError
+from stabilitylab.reports.layerwise import comparable
 
 
 def test_a_record_knows_what_it_is_chosen_by(tmp_path: Path) -> None:
@@ -40,6 +41,31 @@ def test_a_repeated_run_counts_once(tmp_path: Path) -> None:
         make_run(tmp_path, name)
     (group,) = load(tmp_path).groups()
     assert [record.name for record in group] == ["x-2"]
+
+
+def test_models_of_different_formula_do_not_stand_for_each_other(tmp_path: Path) -> None:
+    """Recorded with one label, as they were before labels told t0."""
+    for t0 in (0, 1, 50):
+        path = make_run(tmp_path, f"t0-{t0}", settings={"model": {"t0": t0}}) / "run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"label": "branchnorm"}))
+    (group,) = load(tmp_path).groups()
+    assert group.labels == ["branchnorm", "branchnorm t0=0", "branchnorm t0=50"]
+    assert [len(comparable(group)), len(comparable(group)[0])] == [1, 3]
+    assert group.describe().endswith("seed 3, T = 100")
+
+
+def test_a_ramp_is_told_where_alpha_grows_and_the_label_does_not_say_how_long(tmp_path: Path) -> None:
+    cases = [
+        ({}, 100),
+        ({"T": 1}, None),
+        ({"T": 7, "t0": 7}, None),
+        ({"alpha": 0.5}, None),
+        ({"arch": "deepnorm"}, None),
+    ]
+    cases += [({"arch": "postln", "decoder_arch": "branchnorm", "T": 9}, 9), ({"arch": "mine", "T": 9}, 9)]
+    for number, (model, _) in enumerate(cases):
+        make_run(tmp_path, f"{number}", settings={"model": model})
+    assert [record.ramp for record in load(tmp_path)] == [ramp for _, ramp in cases]
 
 
 def test_pilots_and_open_runs_are_no_evidence(tmp_path: Path) -> None:

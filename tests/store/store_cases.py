@@ -101,7 +101,8 @@ def _check_metrics(frame: pd.DataFrame, steps: list[int]) -> int:
 def _check(frame: pd.DataFrame, table: Table, steps: list[int]) -> None:
     assert frame["step"].tolist() == [step for step in steps for _ in table.rows]
     for label in ("site", "stack", "layer", "sublayer"):
-        assert frame[label].tolist() == [getattr(row, label) for row in table.rows] * len(steps)
+        column = "stack_name" if label == "stack" else label
+        assert frame[column].tolist() == [getattr(row, label) for row in table.rows] * len(steps)
     if not steps:
         return
     values = np.concatenate([np.where(c.absent[:, None], np.nan, c.values) for c in (cells(table, s) for s in steps)])

@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Run:
 
 def test_a_frame_is_tidy(run: Run) -> None:
     frame = run.frame("grad_norm")
-    assert frame.columns.tolist() == ["step", "stack", "layer", "sublayer", "site", "value", "entries", "absent"]
+    assert frame.columns.tolist() == ["step", "stack_name", "layer", "sublayer", "site", "value", "entries", "absent"]
     assert frame.dtypes.astype(str).tolist() == [
         "int64",
         "category",
@@ -44,7 +44,7 @@ def test_a_frame_is_tidy(run: Run) -> None:
     ]
     assert len(frame) == 6 * 5
     row = frame[(frame["step"] == 4) & (frame["site"] == "encoder.layers.0.ffn.fc1")].iloc[0]
-    assert (row["stack"], row["layer"], row["sublayer"], row["value"], row["entries"]) == (
+    assert (row["stack_name"], row["layer"], row["sublayer"], row["value"], row["entries"]) == (
         "encoder",
         1,
         "ffn",
@@ -60,8 +60,8 @@ def test_the_same_frame_by_pandas_alone_once_the_run_has_ended(tmp_path: Path) -
     new_run(tmp_path / "run", *range(7)).close()
     plain = pd.read_parquet(tmp_path / "run" / "probes" / "grad_norm")
     frame = Run.open(tmp_path / "run").frame("grad_norm")
-    pd.testing.assert_frame_equal(plain[frame.columns.tolist()], frame)
-    assert plain.columns.tolist() == ["step", "site", "stack", "layer", "sublayer", "value", "entries", "absent"]
+    pd.testing.assert_frame_equal(plain[frame.columns.tolist()], pd.DataFrame(frame))
+    assert plain.columns.tolist() == ["step", "site", "stack_name", "layer", "sublayer", "value", "entries", "absent"]
 
 
 def test_metrics_have_one_row_a_step_and_every_column(run: Run) -> None:
@@ -111,9 +111,9 @@ def test_columns_and_configuration_on_request(run: Run) -> None:
 def test_rows_combine_by_layer_and_by_sublayer(run: Run) -> None:
     rows = run.frame("grad_norm")
     layers = run.frame("grad_norm", by="layer")
-    assert layers.columns.tolist() == ["step", "stack", "layer", "value", "entries", "absent"]
-    assert run.frame("grad_norm", by="sublayer").columns.tolist()[:4] == ["step", "stack", "layer", "sublayer"]
-    for by, keys in (("layer", ["stack", "layer"]), ("sublayer", ["stack", "layer", "sublayer"])):
+    assert layers.columns.tolist() == ["step", "stack_name", "layer", "value", "entries", "absent"]
+    assert run.frame("grad_norm", by="sublayer").columns.tolist()[:4] == ["step", "stack_name", "layer", "sublayer"]
+    for by, keys in (("layer", ["stack_name", "layer"]), ("sublayer", ["stack_name", "layer", "sublayer"])):
         for place, group in run.frame("grad_norm", by=by).groupby(["step", *keys], observed=True):
             members = rows[(rows[["step", *keys]].astype(object) == list(place)).all(axis=1)]
             present = members[~members["absent"]]
@@ -178,7 +178,7 @@ def test_a_run_without_rows_yet_has_typed_empty_frames(tmp_path: Path) -> None:
     frame = run.frame("grad_norm", by="layer", config=["train.seed", "model.arch"])
     assert frame.columns.tolist() == [
         "step",
-        "stack",
+        "stack_name",
         "layer",
         "value",
         "entries",

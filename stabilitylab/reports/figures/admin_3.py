@@ -26,7 +26,7 @@ FAST = "claims:fast"
 def gradients(record: Record, stack: str) -> dict[int, float]:
     """Layer -> ||dE/dx_l|| at step 0, x_l the layer's output (that of its feed-forward sub-layer)."""
     data = record.at(TABLE, 0, ["value"])
-    data = data[(data["step"] == 0) & (data["stack"] == stack) & (data["sublayer"] == "ffn")]
+    data = data[(data["step"] == 0) & (data["stack_name"] == stack) & (data["sublayer"] == "ffn")]
     return dict(zip(data["layer"].tolist(), data["value"].tolist(), strict=True))
 
 
@@ -193,7 +193,7 @@ def preln_bottom_heavy(runs: Runs) -> list[Effect]:
     ratio = {}
     for seed, record in at_initialisation(runs, "preln", DEPTH, "grad_norm").items():
         data = record.at("grad_norm", 0, ["value"], by="layer")
-        data = data[(data["stack"] == "encoder") & (data["layer"] > 0)]
+        data = data[(data["stack_name"] == "encoder") & (data["layer"] > 0)]
         ratio[seed] = first_over_last(dict(zip(data["layer"].tolist(), data["value"].tolist(), strict=True)))
     return [Effect("first / last", ratio, Region(low=1.5), Region(high=1), log=True)]
 

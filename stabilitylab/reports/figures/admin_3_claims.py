@@ -45,7 +45,7 @@ def adam_balances(runs: Runs) -> list[Effect]:
 
 def _balance(record: Record) -> float:
     data = record.frame("update_ratio", ["rms"])
-    data = data[(data["stack"] == "decoder") & (data["layer"] > 0) & (data["step"] < EARLY)]
+    data = data[(data["stack_name"] == "decoder") & (data["layer"] > 0) & (data["step"] < EARLY)]
     squares = data.assign(rms=data["rms"] ** 2).pivot_table("rms", "step", "layer", observed=True)
     ratio = np.sqrt(squares.iloc[:, 0] / squares.iloc[:, -1].replace(0.0, np.nan))
     return float(ratio.mean())

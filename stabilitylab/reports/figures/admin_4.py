@@ -28,7 +28,7 @@ SUBLAYERS = 2  # of an encoder layer
 def output_changes(record: Record) -> dict[str, float]:
     """Mean square change of the encoder's normalised output, by kind of perturbation; NaN without an encoder."""
     data = record.at(TABLE, 0, [*KINDS])
-    data = data[(data["stack"] == "encoder") & (data["layer"] == 0)]
+    data = data[(data["stack_name"] == "encoder") & (data["layer"] == 0)]
     return {kind: float(data[kind].iloc[0]) if len(data) else math.nan for kind in KINDS}
 
 
@@ -102,7 +102,7 @@ def _along(runs: Runs, title: str, kind: str) -> Panel:
         spread = Spread(log=True)
         for record in runs.where(label=label):
             data = record.at(TABLE, 0, [kind])
-            values = data.loc[(data["stack"] == "encoder") & (data["layer"] > 0), kind].tolist()
+            values = data.loc[(data["stack_name"] == "encoder") & (data["layer"] > 0), kind].tolist()
             if any(values):
                 spread.add(range(1, len(values) + 1), values)
         if spread.points:
@@ -214,7 +214,7 @@ def deepnorm_beta(n: int, m: int) -> float:
 def dependency(record: Record) -> float:
     """sum_i beta_ii^2 of the encoder at initialisation, beta_ii^2 = Var(branch) / Var(sum)."""
     data = record.at("branch_variance", 0, ["branch", "sum"])
-    data = data[data["stack"] == "encoder"]
+    data = data[data["stack_name"] == "encoder"]
     return float((data["branch"] / data["sum"]).sum())
 
 

@@ -131,7 +131,7 @@ def _profiles(group: Runs) -> list[Panel]:
         data = record.frame("grad_norm", ["value"], by="layer")
         data = data.loc[data["layer"] > 0]
         for meant, step in _probed(np.unique(data["step"].to_numpy())).items():
-            for stack, own in data.loc[data["step"] == step].groupby("stack", observed=True):
+            for stack, own in data.loc[data["step"] == step].groupby("stack_name", observed=True):
                 spread = found.setdefault((str(stack), record.label, meant, step), Spread(log=True))
                 spread.add(own["layer"].tolist(), own["value"].tolist())
     panels = []

@@ -23,7 +23,7 @@ def _unevenness(record: Record) -> float:
     Without the top layer: its gradient has not passed a LayerNorm, which removes two directions once for all below.
     """
     data = record.at("activation_grad_norm", 0, ["value"])
-    data = data[(data["stack"] == "decoder") & (data["sublayer"] == "ffn")]
+    data = data[(data["stack_name"] == "decoder") & (data["sublayer"] == "ffn")]
     values = data.loc[data["layer"] < data["layer"].max(), "value"].to_numpy(float)
     return float(values.max() / values.min()) if len(values) > 1 and values.min() > 0 else math.nan
 

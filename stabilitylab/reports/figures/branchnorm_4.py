@@ -66,8 +66,7 @@ class QualityOverUpdates(Figure):
         levels = _levels(group)
         panels = [held_out_panel(group), _against_deepnorm(group), _reached(group, levels), *_bleu(group)]
         panels = [panel for panel in panels if panel.series]
-        notes = [f"Drawn: {group.describe()}. Lines are means over seeds, bands their range.", *_ramps(group)]
-        notes += states(group)
+        notes = [f"Drawn: {group.describe()}. Lines are means over seeds, bands their range.", *states(group)]
         if len(group) > len(trained := group.where(lambda run: not failed(run))):
             notes.append("Differences and first updates are those of the runs that trained.")
         if ABLATION not in group.labels:
@@ -92,11 +91,6 @@ def _group(runs: Runs) -> Runs:
         return min(ENOUGH, len(compared)), group[0].updates, len(group.labels), len(compared)
 
     return max(both, key=weight)[0]
-
-
-def _ramps(group: Runs) -> list[str]:
-    ramps = sorted({int(run.settings["model.T"]) for run in group.where(label="branchnorm")})
-    return [f"BranchNorm with T = {', '.join(map(str, ramps))}."] if ramps else []
 
 
 def _against_deepnorm(group: Runs) -> Panel:

@@ -33,7 +33,7 @@ class GrowthStrategies(Figure):
         gaps = _differences(group)
         panels = [panel for panel in (alpha, loss, _margin(gaps)) if panel.series]
         notes = [
-            f"Drawn: {group.describe()}, T = {ramp}. Lines are means over seeds, bands their range.",
+            f"Drawn: {group.describe()}. Lines are means over seeds, bands their range.",
             *states(group),
         ]
         if others := len(ramped(runs)) - len(group):

@@ -155,7 +155,7 @@ def _difference_at_equal_beta(first: Record, second: Record) -> float:
         variances = variances.assign(share=variances["branch"] / variances["sum"])
         for place, stack in enumerate(STACKS):
             cosine = layer_values(record, TABLE, "raw", stack)
-            beta = variances.loc[variances["stack"] == stack].groupby("layer")["share"].mean()
+            beta = variances.loc[variances["stack_name"] == stack].groupby("layer")["share"].mean()
             rows += [
                 (cosine[layer], is_first, beta[layer], float(place), 1.0)
                 for layer in sorted(cosine.keys() & {*beta.index})

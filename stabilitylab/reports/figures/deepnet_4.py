@@ -37,8 +37,8 @@ def _name(label: str, updates: int) -> str:
 def update(record: Record) -> dict[int, dict[str, float]]:
     """Step -> cumulative and one_update of the last stack's output, ||dF|| per token."""
     data = record.frame("model_update", ["cumulative", "one_update"])
-    stacks = data["stack"].unique().tolist()
-    data = data[data["stack"] == ("decoder" if "decoder" in stacks else stacks[0])]
+    stacks = data["stack_name"].unique().tolist()
+    data = data[data["stack_name"] == ("decoder" if "decoder" in stacks else stacks[0])]
     return {
         int(step): {"cumulative": a, "one_update": b}
         for step, a, b in zip(data["step"], data["cumulative"], data["one_update"], strict=True)
@@ -131,7 +131,7 @@ def _gradients(own: dict[tuple[str, int], Runs]) -> Panel:
         for record in runs:
             data = record.at("grad_norm", FIRST, ["value"], by="layer")
             steps |= set(data["step"].tolist())
-            data = data[(data["stack"] == "decoder") & (data["layer"] > 0)]
+            data = data[(data["stack_name"] == "decoder") & (data["layer"] > 0)]
             spread.add(data["layer"].tolist(), data["value"].tolist())
         dash, detail = DASHES[arm[1] == 0], _ramp(arm[1])
         lines.append(spread.series(style.title(arm[0]), arch=arm[0], dash=dash, detail=detail))
@@ -274,7 +274,7 @@ def order_of_events(runs: Runs) -> list[Share]:
 
 def _times(record: Record) -> tuple[int, int, int]:
     data = record.frame("activation_grad_norm", ["value"])
-    data = data[(data["stack"] == "decoder") & (data["sublayer"] == "ffn")]
+    data = data[(data["stack_name"] == "decoder") & (data["sublayer"] == "ffn")]
     ends = data.pivot_table(index="step", columns="layer", values="value")
     with np.errstate(divide="ignore"):
         lost = -np.log(ends[ends.columns.min()] / ends[ends.columns.max()])

@@ -27,7 +27,7 @@ UNDEFINED = ("dlcl", "dlcl-post")  # a layer's input is a learnt mixture of all 
 def variances(record: Record, step: int | None) -> dict[str, np.ndarray]:
     """branch, shortcut, sum of the encoder's sub-layers from the bottom up, at ``step`` (None: the last)."""
     data = record.at(TABLE, step, PARTS)
-    data = data[data["stack"] == "encoder"]
+    data = data[data["stack_name"] == "encoder"]
     return {part: data[part].to_numpy(float) for part in PARTS}
 
 

@@ -53,7 +53,8 @@ def gaps_beside(
 def ramped(runs: Runs) -> Runs:
     """BranchNorm as the paper has it, whatever its schedule: no control of its initialisation or of alpha itself."""
     own: dict[str, Any] = dict.fromkeys(f"model__{key}" for key in ("alpha", "decoder_arch", "qk_gain", "v_gain"))
-    return runs.where(lambda run: style.family(run.label) == "branchnorm", kind="train", model__init="arch", **own)
+    own |= {"model__init": "arch", "model__t0": 1}
+    return runs.where(lambda run: style.family(run.label) == "branchnorm", kind="train", **own)
 
 
 def between_values(runs: Runs, setting: str, count: int, where: str = "") -> list[Effect]:
