@@ -37,10 +37,11 @@ class Loss:
         return first_place(self.bad, self.grid.phase)
 
     @property
-    def way(self) -> float:
-        """How far from the input its place stands (in a backward pass, from the output), as a share of the rows."""
+    def way(self) -> tuple[bool, float]:
+        """Whether its place is outside the layers, which tells less; and how far from the input (in a backward pass,
+        from the output) it stands, as a share of the rows."""
         share = self.place / len(self.bad)
-        return 1 - share if self.grid.phase == "backward" else share
+        return self.grid.rows[self.place].layer < 1, 1 - share if self.grid.phase == "backward" else share
 
 
 def sources(evidence: Evidence) -> list[Grid]:
@@ -64,14 +65,14 @@ def non_finite(evidence: Evidence) -> Iterator[Event]:
     grids = sources(evidence)
     lost = sorted(
         (loss for grid in grids if (loss := first_lost(grid)) is not None),
-        key=lambda loss: (*loss.moment, loss.grid.is_metric, loss.way),
+        key=lambda loss: (*loss.moment, loss.grid.is_metric, *loss.way),
     )
     # where a vector is zero, 0 / 0 is no number that went wrong on its way
     lost = [loss for loss in lost if loss.grid.is_metric or evidence.run.table(loss.grid.table).sound]
     if not lost:
         return
     first = lost[0]
-    place, words = _placed(first, lost[1:]) if first.grid.is_metric else (first, _beside(first, lost[1:]))
+    place, words = (_placed if first.grid.is_metric else _beside)(first, lost[1:])
     text = [_sentence(first), *words, *_enclosed(grids, first)]
     value = first.grid.values[first.at, first.place]
     row = place.grid.rows[place.place] if not place.grid.is_metric else None
@@ -94,8 +95,7 @@ def _placed(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
     """Where a metric's number was lost, as far as a table of that row, or of the next one with tables, tells."""
     tables = [loss for loss in others if not loss.grid.is_metric]
     if below := next((loss for loss in tables if loss.step == first.step), None):
-        later = rank(below.grid.phase) > rank(first.grid.phase)
-        return below, [f"after it, in the same step: {_sentence(below)}"] if later else []
+        return below, [f"after it, in the same step: {_sentence(below)}"]
     if not tables:
         return first, []
     row = [loss for loss in tables if loss.step == tables[0].step]
@@ -106,17 +106,19 @@ def _placed(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
     return first, [f"by the next recorded row with tables, {row[0].step}, every place of {broken} is broken"]
 
 
-def _beside(first: Loss, others: Sequence[Loss]) -> list[str]:
-    """What other tables of its row say: as early as the first, and in the training pass after the reference pass."""
+def _beside(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
+    """What other tables of its row say: as early as the first, and in the training pass after the reference pass,
+    which runs the same parameters and so may know the layer where the first does not."""
     tables = [loss for loss in others if not loss.grid.is_metric and loss.step == first.step]
-    text = []
+    place, text = first, []
     if rivals := [loss for loss in tables if loss.moment == first.moment]:
         why = f"as early, since it depends on {depends_on(first.grid.phase)} too"
         text.append(f"{why}: {listed([_sentence(loss) for loss in rivals])}")
     if first.grid.phase in ("step", "reference"):
-        training = [loss for loss in tables if loss.grid.phase == "forward"]
-        text += [f"after it, in the training pass of that row: {_sentence(loss)}" for loss in training[:1]]
-    return text
+        for training in [loss for loss in tables if loss.grid.phase == "forward"][:1]:
+            text.append(f"after it, in the training pass of that row: {_sentence(training)}")
+            place = training if first.way[0] else first
+    return place, text
 
 
 def from_incident(incident: dict[str, Any]) -> Event:

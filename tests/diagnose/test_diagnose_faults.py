@@ -65,8 +65,7 @@ def test_a_nan_in_one_weight_is_found_where_it_enters_the_forward_pass(tmp_path:
     event = only(diagnosis, "non_finite")
     assert (event.step, event.phase) == (AT, "reference")  # which depends on the weights alone
     assert event.place is not None
-    assert event.place.layer == LAYER
-    assert f"layer {LAYER - 1} of layers" in event.evidence.partition("; ")[2]
+    assert (event.place.layer, event.place.sublayer) == (LAYER, "norm2")  # the norm behind linear1
     behind = f"after it, in the training pass of that row: ln_input.value of layer {LAYER} of layers (norm2) is nan"
     assert behind in event.evidence
     assert ("does not decide" in event.evidence) == (every == 4)  # the update of step 23 was not recorded
