@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
+
+# What a row's numbers depend on: parameters as theta_t holds them, and the held-out batch under theta_t; the training
+# batch too; its gradients; the update made of those, theta_t -> theta_{t+1}.
+Phase = Literal["step", "reference", "forward", "backward", "update"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,10 @@ class Table:
     """One probe's table: a fixed set of rows times a fixed set of float64 columns, filled at each probed step.
 
     ``total`` says how rows of one layer combine: ``"norm"`` (root of the sum of squares), ``"mean"``, or ``""``
-    where combining them means nothing.
+    where combining them means nothing. ``phase``: what its numbers depend on. ``main``: the column that is drawn and
+    looked at where one must do, the first if not given; ``unit`` is that of this column; ``log``: whether it is drawn
+    on a logarithmic axis, None where its numbers shall decide. ``undefined``: columns where NaN or inf may just mean a
+    division by 0. Raises ValueError for a phase or a column that does not exist.
     """
 
     name: str
@@ -33,6 +40,24 @@ class Table:
     unit: str = ""
     definition: str = ""
     total: str = ""
+    phase: Phase = "forward"
+    main: str = ""
+    log: bool | None = None
+    undefined: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.phase not in get_args(Phase):
+            raise ValueError(f"unknown phase {self.phase!r} of {self.name!r}; choose one of {', '.join(get_args(Phase))}")
+        if unknown := [column for column in (self.main, *self.undefined) if column not in ("", *self.columns)]:
+            raise ValueError(f"{self.name!r} has no column {unknown[0]!r}; it has {', '.join(self.columns)}")
+        if not self.main and self.columns:
+            object.__setattr__(self, "main", self.columns[0])
+
+    @property
+    def sound(self) -> str:
+        """The main column, or the first instead of it in which every NaN is a finding; "" for none."""
+        told = [column for column in (self.main, *self.columns) if column not in self.undefined]
+        return told[0] if told else ""
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ def summary(run: Run) -> tuple[list[str], list[list[str]]]:
     body: list[list[str]] = []
     for name in run.tables:
         table = run.table(name)
-        column = table.columns[0]
+        column = table.main
         frame = run.frame(name, columns=[column], by="layer" if table.total else None)
         if not frame["layer"].to_numpy().any():
             frame["layer"] = [tops.get(str(stack), 0) for stack in frame["stack_name"]]

@@ -27,7 +27,7 @@ def attention_collapse(evidence: Evidence) -> Iterator[Event]:
                 "attention_collapse",
                 "attention entropy collapse",
                 int(entropy.steps[row]),
-                "forward",
+                entropy.phase,
                 f"attention entropy of {describe(entropy.rows[place])} is {share[row, place]:.2g} of its ceiling at "
                 f"step {entropy.steps[row]}, {share[0, place]:.2g} at the start",
                 after=entropy.before(row),
@@ -48,7 +48,7 @@ def attention_collapse(evidence: Evidence) -> Iterator[Event]:
                 "attention_logits",
                 "large attention logits",
                 int(logit.steps[row]),
-                "forward",
+                logit.phase,
                 f"largest attention logit {logit.values[row, place]:.3g} at step {logit.steps[row]} "
                 f"({describe(logit.rows[place])}), bound {MAX_LOGIT:g}",
                 after=logit.before(row),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .events import Event
+from .order import comes_before, depends_on
 
 EXPLAINS = {"lr_jump": ("update_jump",), "weight_jump": ("update_jump", "ln_growth")}  # by arithmetic, not by dynamics
 
@@ -21,10 +22,15 @@ class Cause:
     def first(self) -> Event | None:
         return self.chain[0] if self.chain else None
 
+    @property
+    def together(self) -> tuple[Event, ...]:
+        """The first event and those of its rivals that are of the same row, so that no finer cadence parts them."""
+        return self.chain[:1] + tuple(rival for rival in self.rivals if together(self.chain[0], rival))
+
 
 def ordered(events: Sequence[Event]) -> list[Event]:
-    """By order of execution. What a run ends in (a plateau that it never left, say) comes after what else began then,
-    and what began in an earlier row than it was seen in cannot be told apart from it."""
+    """By row, and in a row by what numbers depend on. What a run ends in (a plateau that it never left, say) comes after
+    what else began then, and what began in an earlier row than it was seen in cannot be told apart from it."""
     return sorted(
         events,
         key=lambda event: (
@@ -38,13 +44,23 @@ def ordered(events: Sequence[Event]) -> list[Event]:
 
 def certainly_before(a: Event, b: Event) -> bool:
     """Whether the rows show that ``a`` began before ``b``: seen before the last row without ``b``; or both began at
-    one and the same step, and ``a`` is computed before ``b``; or ``a`` came from outside and explains ``b``."""
+    one and the same step, and what ``b`` was seen in depends on what ``a`` was seen in; or ``a`` came from outside and
+    explains ``b``."""
     if b.after is not None and a.step <= b.after:
         return True
-    if b.kind in EXPLAINS.get(a.kind, ()) and a.step <= b.step:
+    leads = a.step < b.step or (a.step == b.step and comes_before(a.phase, b.phase))
+    if b.kind in EXPLAINS.get(a.kind, ()) and leads:
         return True
-    same = a.step == b.step and ((a.resolved and b.resolved) or a.after is b.after is None)
-    return same and a.moment < b.moment
+    return _same_step(a, b) and leads
+
+
+def _same_step(a: Event, b: Event) -> bool:
+    return a.step == b.step and ((a.resolved and b.resolved) or a.after is b.after is None)
+
+
+def together(a: Event, b: Event) -> bool:
+    """Whether both began at one and the same step, and neither was seen in what depends on the other."""
+    return _same_step(a, b) and not comes_before(a.phase, b.phase) and not comes_before(b.phase, a.phase)
 
 
 def explain(events: Sequence[Event]) -> Cause:
@@ -64,8 +80,15 @@ def explain(events: Sequence[Event]) -> Cause:
 
 
 def sentence(cause: Cause) -> str:
-    """Such as ``learning-rate jump at step 40 -> update jump at step 40 -> loss spike at step 41``."""
-    return " -> ".join(_named(event) for event in cause.chain)
+    """Such as ``learning-rate jump at step 40 -> update jump at step 40 -> loss spike at step 41``; events of one row of
+    which neither comes first are joined by "and"."""
+    groups: list[list[Event]] = []
+    for event in cause.chain:
+        if groups and event.role == groups[-1][0].role == "mechanism" and together(groups[-1][0], event):
+            groups[-1].append(event)
+        else:
+            groups.append([event])
+    return " -> ".join(" and ".join([*(one.title for one in group[:-1]), _named(group[-1])]) for group in groups)
 
 
 def undecided(cause: Cause) -> list[str]:
@@ -82,7 +105,16 @@ def _named(event: Event) -> str:
 
 def _between(a: Event, b: Event) -> str:
     head = f"the evidence does not decide between {_named(a)} and {_named(b)}"
-    if a.step == b.step and a.after == b.after and (a.resolved or a.after is None):
-        return f"{head}: both are first seen in the {a.phase} pass of that step"
+    if together(a, b):
+        return f"{head}: {why_together(a, b)}"
     gaps = [f"{event.title} began after step {event.after} and by step {event.step}" for event in (a, b)]
     return f"{head}: {gaps[0]}, {gaps[1]}; record every step (every=1) to tell them apart"
+
+
+def why_together(*events: Event) -> str:
+    """Why none of these events of one row comes first."""
+    many = "both" if len(events) == 2 else f"all {len(events)}"
+    shared = {depends_on(event.phase) for event in events}
+    if len(shared) == 1 and len({event.moment for event in events}) == 1:
+        return f"{many} are seen in what depends on {shared.pop()}"
+    return f"they are seen in numbers of which none depends on {'the other' if len(events) == 2 else 'another'}"

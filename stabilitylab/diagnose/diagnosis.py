@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import InputError
 from ..store import Run
 from . import attention, finite, gradients, jumps, losses  # noqa: F401  (registers the detectors)
-from .cause import Cause, explain, ordered, sentence, undecided
+from .cause import Cause, explain, ordered, sentence, undecided, why_together
 from .events import DETECTORS, Event
 from .evidence import Evidence
 from .order import listed
@@ -61,12 +61,13 @@ class Diagnosis:
             text = f"{self.run} is healthy: {ended}, and none of {len(self.checked)} kinds of trouble was found.{notes}"
             return text if self.checked else f"{self.run}: {ended}, and nothing was recorded that could be checked."
         what = "something broke" if self.verdict == "failure" else "there are warnings"
-        words = [f"{self.run}: {ended}; {what}. First came {first.title}: {first.evidence.rstrip('.')}."]
+        words = [f"{self.run}: {ended}; {what}. {_first(self.cause.together)}."]
         if len(self.cause.chain) > 1:
             words.append(f"In order: {sentence(self.cause)}.")
         if self.layers:
             words.append(f"Places concerned: {listed(self.layers, 4)}.")
-        words += [f"{text[0].upper()}{text[1:]}." for text in undecided(self.cause)]
+        apart = Cause(self.cause.chain, tuple(r for r in self.cause.rivals if r not in self.cause.together))
+        words += [f"{text[0].upper()}{text[1:]}." for text in undecided(apart)]
         return " ".join(words)
 
     def as_dict(self) -> dict[str, Any]:
@@ -78,12 +79,22 @@ class Diagnosis:
             "verdict": self.verdict,
             "paragraph": self.paragraph,
             "chain": [event.kind for event in self.cause.chain],
+            "first": [event.kind for event in self.cause.together],
             "undecided": undecided(self.cause),
             "layers": self.layers,
             "events": [event.as_dict() for event in self.events],
             "checked": dict(self.checked),
             "unchecked": dict(self.unchecked),
         }
+
+
+def _first(events: Sequence[Event]) -> str:
+    """Such as ``First came loss spike: ...``; of several events of which none comes first, all."""
+    evidence = "; ".join(event.evidence.rstrip(".") for event in events)
+    if len(events) == 1:
+        return f"First came {events[0].title}: {evidence}"
+    named = f"{', '.join(event.title for event in events[:-1])} and {events[-1].title}"
+    return f"First came, at one point of step {events[0].step}, {named} ({why_together(*events)}): {evidence}"
 
 
 def diagnose(run: Run) -> Diagnosis:

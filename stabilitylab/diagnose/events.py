@@ -42,7 +42,7 @@ class Event:
 
     @property
     def moment(self) -> tuple[int, int]:
-        """Step and rank of the phase: the order of execution."""
+        """Step and rank of the phase: later moments of a row depend on earlier ones."""
         return self.step, rank(self.phase)
 
     @property

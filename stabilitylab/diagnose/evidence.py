@@ -13,14 +13,14 @@ import pyarrow.compute as pc
 from ..schema import Row
 from ..store import Run
 from ..store.layout import METRICS
-from .order import phase_of_metric, phase_of_table
+from .order import phase_of_metric
 
 LOSSES = ("nll", "loss")  # the first that is there is what spikes are judged on
 
 
 @dataclass(frozen=True)
 class Grid:
-    """One column: ``values`` and ``absent`` (steps, places), the places, and the phase in which it is computed."""
+    """One column: ``values`` and ``absent`` (steps, places), the places, and the phase: what it depends on."""
 
     table: str
     column: str
@@ -96,11 +96,11 @@ class Evidence:
         return None
 
     def _grid(self, table: str, column: str = "", by_layer: bool = False) -> Grid | None:
-        """A column of a table (its first one without a name); ``by_layer`` combines rows where the table allows it."""
+        """A column of a table (its main one without a name); ``by_layer`` combines rows where the table allows it."""
         if table not in self.run.tables:
             return None
         definition = self.run.table(table)
-        column = column or definition.columns[0]
+        column = column or definition.main
         if column not in definition.columns:
             return None
         combined = by_layer and bool(definition.total) and any(row.layer > 0 for row in definition.rows)
@@ -114,4 +114,4 @@ class Evidence:
         if combined:
             rows = tuple(Row("", str(s), int(n)) for s, n in zip(labels["stack_name"], labels["layer"], strict=True))
         values, absent = (frame[key].to_numpy().reshape(len(steps), count) for key in (column, "absent"))
-        return Grid(table, column, phase_of_table(table), steps, rows, values, absent.astype(bool))
+        return Grid(table, column, definition.phase, steps, rows, values, absent.astype(bool))

@@ -1,8 +1,8 @@
-"""The first number that is not finite, in order of execution, and how closely the recorded rows enclose it."""
+"""The first number that is not finite, by what numbers depend on, and how closely the recorded rows enclose it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,8 @@ import numpy as np
 from ..schema import Row
 from .events import Event, detector
 from .evidence import Evidence, Grid
-from .order import describe, first_place, rank
+from .order import depends_on, describe, first_place, listed, rank
 
-RATIOS = ("cosine_similarity",)  # 0 / 0 where a vector is zero, which is no number that went wrong on its way
-MAIN = {"update_ratio": "rms"}  # its value is a ratio over weights that may be 0
 TITLE = "non-finite numbers"
 
 
@@ -38,11 +36,18 @@ class Loss:
     def place(self) -> int:
         return first_place(self.bad, self.grid.phase)
 
+    @property
+    def way(self) -> tuple[bool, float]:
+        """Whether its place is outside the layers, which tells less; and how far from the input (in a backward pass,
+        from the output) it stands, as a share of the rows."""
+        share = self.place / len(self.bad)
+        return self.grid.rows[self.place].layer < 1, 1 - share if self.grid.phase == "backward" else share
+
 
 def sources(evidence: Evidence) -> list[Grid]:
-    """Every metric, and the main column of every table."""
+    """Every metric, and of every table the main column, or one whose NaN cannot come of a division by 0."""
     metrics = [evidence.metric(name) for name in evidence.metrics.column_names if name != "step"]
-    tables = [evidence.grid(name, MAIN.get(name, "")) for name in evidence.run.tables]
+    tables = [evidence.grid(name, evidence.run.table(name).sound) for name in evidence.run.tables]
     return [grid for grid in (*metrics, *tables) if grid is not None]
 
 
@@ -60,30 +65,15 @@ def non_finite(evidence: Evidence) -> Iterator[Event]:
     grids = sources(evidence)
     lost = sorted(
         (loss for grid in grids if (loss := first_lost(grid)) is not None),
-        key=lambda loss: (*loss.moment, loss.grid.is_metric),
+        key=lambda loss: (*loss.moment, loss.grid.is_metric, *loss.way),
     )
-    sound = [loss for loss in lost if loss.grid.table not in RATIOS]
-    lost = [loss for loss in lost if sound and loss.step >= sound[0].step]
+    # where a vector is zero, 0 / 0 is no number that went wrong on its way
+    lost = [loss for loss in lost if loss.grid.is_metric or evidence.run.table(loss.grid.table).sound]
     if not lost:
         return
-    first, place = lost[0], lost[0]
-    whole = first.grid.is_metric
-    after = _last_sound(grids, first)
-    text = [_sentence(first)]
-    if whole:
-        below = next((one for one in lost[1:] if not one.grid.is_metric and one.step == first.step), None)
-        later = next((one for one in lost[1:] if not one.grid.is_metric), None)
-        tells = later is not None and not later.bad.all()  # one update carries it into every gradient, so every weight
-        place = below or (later if later is not None and tells else first)
-        if later is not None and below is None:
-            text.append(
-                f"the next recorded row with tables says where: {_sentence(later)}"
-                if tells
-                else f"by the next recorded row with tables, {later.step}, every place of {later.grid.table} is broken"
-            )
-        elif below is not None and rank(below.grid.phase) > rank(first.grid.phase):
-            text.append(f"after it, in the same step: {_sentence(below)}")
-    text += _enclosed(grids, first)
+    first = lost[0]
+    place, words = (_placed if first.grid.is_metric else _beside)(first, lost[1:])
+    text = [_sentence(first), *words, *_enclosed(grids, first)]
     value = first.grid.values[first.at, first.place]
     row = place.grid.rows[place.place] if not place.grid.is_metric else None
     yield Event(
@@ -93,7 +83,7 @@ def non_finite(evidence: Evidence) -> Iterator[Event]:
         first.grid.phase,
         "; ".join(text),
         "failure",
-        after=after,
+        after=_last_sound(grids, first),
         place=row,
         places=1,
         probe=first.grid.name,
@@ -101,14 +91,46 @@ def non_finite(evidence: Evidence) -> Iterator[Event]:
     )
 
 
+def _placed(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
+    """Where a metric's number was lost, as far as a table of that row, or of the next one with tables, tells."""
+    tables = [loss for loss in others if not loss.grid.is_metric]
+    if below := next((loss for loss in tables if loss.step == first.step), None):
+        return below, [f"after it, in the same step: {_sentence(below)}"]
+    if not tables:
+        return first, []
+    row = [loss for loss in tables if loss.step == tables[0].step]
+    # one update carries it into every gradient, so every weight; and a table may have a single place
+    if telling := next((loss for loss in row if not loss.bad.all()), None):
+        return telling, [f"the next recorded row with tables says where: {_sentence(telling)}"]
+    broken = listed([loss.grid.table for loss in row])
+    return first, [f"by the next recorded row with tables, {row[0].step}, every place of {broken} is broken"]
+
+
+def _beside(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
+    """What other tables of its row say: as early as the first, and in the training pass after the reference pass,
+    which runs the same parameters and so may know the layer where the first does not."""
+    tables = [loss for loss in others if not loss.grid.is_metric and loss.step == first.step]
+    place, text = first, []
+    if rivals := [loss for loss in tables if loss.moment == first.moment]:
+        why = f"as early, since it depends on {depends_on(first.grid.phase)} too"
+        text.append(f"{why}: {listed([_sentence(loss) for loss in rivals])}")
+    if first.grid.phase in ("step", "reference"):
+        for training in [loss for loss in tables if loss.grid.phase == "forward"][:1]:
+            text.append(f"after it, in the training pass of that row: {_sentence(training)}")
+            place = training if first.way[0] else first
+    return place, text
+
+
 def from_incident(incident: dict[str, Any]) -> Event:
     """What the run itself wrote down at the very moment."""
     step = incident["step"]
+    # a parameter's own value is what the row starts from; "optimizer" is what runs before schema 2 called an update
+    phase = "step" if incident["kind"] == "parameter" else {"optimizer": "update"}.get(incident["phase"])
     return Event(
         "non_finite",
         TITLE,
         step,
-        incident["phase"],
+        phase or incident["phase"],
         incident["paragraph"],
         "failure",
         after=step - 1 if step else None,
@@ -150,7 +172,7 @@ def _open_questions(tables: list[Grid], step: int, phase: int) -> list[str]:
     # a gradient that broke first had a finite loss, so the forward pass is not in question
     least = rank("backward") if phase >= rank("backward") else 0
     passes = [g for g in tables if step not in g.steps and least <= rank(g.phase) <= phase and g.phase != "reference"]
-    updates = [g for g in tables if g.phase == "optimizer" and step and step - 1 not in g.steps]
+    updates = [g for g in tables if g.phase == "update" and step and step - 1 not in g.steps]
     text = []
     if passes:
         names = ", ".join(sorted({g.table for g in passes}))
@@ -178,5 +200,5 @@ def _sound_at(grid: Grid, step: int) -> bool:
 
 def _last_sound(grids: list[Grid], first: Loss) -> int | None:
     """The last step before it at which a source of an earlier or the same phase was recorded (and so was finite)."""
-    steps = [g.steps[g.steps < first.step] for g in grids if rank(g.phase) >= rank("forward")]
+    steps = [g.steps[g.steps < first.step] for g in grids if g.phase not in ("between", "setting")]
     return max((int(each[-1]) for each in steps if len(each)), default=None)

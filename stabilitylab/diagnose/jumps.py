@@ -76,7 +76,7 @@ def lr_jump(evidence: Evidence) -> Iterator[Event]:
         "lr_jump",
         "learning-rate jump",
         int(grid.steps[row]),
-        "setting",
+        grid.phase,
         f"learning rate {size:.3g} at step {grid.steps[row]}, {factor:.3g} times its maximum before",
         after=grid.before(row),
         probe=grid.column,
@@ -98,16 +98,14 @@ def update_jump(evidence: Evidence) -> Iterator[Event]:
         values = np.where(grid.absent, np.nan, grid.values)
         felt = values >= UPDATE_SHARE * np.fmax.reduce(values, axis=1, initial=0.0)[:, None]
         ratio = np.where(felt, times(values, past_largest(values)), np.nan)
-        yield from _update(grid, ratio, "optimizer", "update rms")
+        yield from _update(grid, ratio, "update rms")
     grid = evidence.grid("model_update", "one_update")
     if grid is not None:
-        # row t compares theta_t with theta_{t-1}: what happened between the passes of the two steps
-        yield from _update(
-            grid, times(grid.values, past_largest(grid.values)), "between", "||dF|| since the step before"
-        )
+        # row t compares theta_t with theta_{t-1}: what the updates before it did
+        yield from _update(grid, times(grid.values, past_largest(grid.values)), "||dF|| since the step before")
 
 
-def _update(grid: Grid, ratio: np.ndarray, phase: str, what: str) -> Iterator[Event]:
+def _update(grid: Grid, ratio: np.ndarray, what: str) -> Iterator[Event]:
     found = first_above(ratio, UPDATE_JUMP, grid.steps)
     if found is None:
         return
@@ -118,7 +116,7 @@ def _update(grid: Grid, ratio: np.ndarray, phase: str, what: str) -> Iterator[Ev
         "update_jump",
         "update jump",
         step,
-        phase,
+        grid.phase,
         f"{what} {size:.3g} at step {step} ({describe(grid.rows[place])}), {size / median:.3g} times the median of "
         f"{rows}",
         after=grid.before(row),

@@ -1,4 +1,4 @@
-"""Order of execution within a step: which recorded number comes into being before which."""
+"""What the numbers of a row depend on: which of them comes before which."""
 
 from __future__ import annotations
 
@@ -8,40 +8,46 @@ import numpy as np
 
 from ..schema import Row
 
-# "between": after the update of the step before and outside of this step's passes. The reference pass of row t runs
-# theta_t after its backward pass and before the optimizer's step.
-PHASES = ("between", "setting", "forward", "loss", "backward", "reference", "optimizer")
-TABLES = {
-    "ln_input": "forward",
-    "branch_variance": "reference",
-    "activation_sparsity": "reference",
-    "cosine_similarity": "reference",
-    "model_update": "reference",
-    "activation_grad_norm": "backward",
-    "grad_norm": "backward",
-    "update_ratio": "optimizer",
-}
-SETTINGS = ("lr", "learning_rate", "alpha", "tokens", "epoch")
+# Row t by what its numbers depend on: each point on those before it, two phases of one point on the same, so that
+# neither comes first. To the phases of tables come "between" (what reached the row from outside: weights that something
+# other than an update changed, the schedule's alpha, the batch), "loss", and "setting": a learning rate, on which the
+# update alone depends, and which depends on nothing.
+POINTS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("between",), "nothing in the run"),
+    (("step", "reference"), "theta_t alone"),
+    (("forward",), "theta_t and the batch"),
+    (("loss",), "the forward pass"),
+    (("backward",), "the forward pass and the loss"),
+    (("setting",), "nothing in the run"),
+    (("update",), "the gradients and the learning rate"),
+)
+PHASES = tuple(phase for phases, _ in POINTS for phase in phases)
+RATES = ("lr", "learning_rate")
+OUTSIDE = ("alpha", "tokens", "epoch")
 CLOCKS = ("tokens_per_second", "memory_bytes", "seconds")  # differ between any two runs and say nothing about them
 
 
-def phase_of_table(name: str) -> str:
-    """Known tables by name; of a probe of the user's own the name is all that a run directory tells."""
-    if name in TABLES:
-        return TABLES[name]
-    return "backward" if "grad" in name else "optimizer" if "update" in name else "forward"
-
-
 def phase_of_metric(name: str) -> str:
-    if name in SETTINGS:
-        return "setting"
+    if name in RATES or name in OUTSIDE:
+        return "setting" if name in RATES else "between"
     if name.startswith("held_out"):
         return "reference"
     return "backward" if name.startswith("grad") else "loss"
 
 
 def rank(phase: str) -> int:
-    return PHASES.index(phase)
+    """The place of a phase's point in a row."""
+    return next(place for place, (phases, _) in enumerate(POINTS) if phase in phases)
+
+
+def comes_before(a: str, b: str) -> bool:
+    """Whether the numbers of phase ``b`` depend on those of phase ``a`` of the same row."""
+    return rank(a) < rank(b) and (a != "setting" or b == "update") and b != "setting"
+
+
+def depends_on(phase: str) -> str:
+    """In words, what the numbers of a phase depend on."""
+    return POINTS[rank(phase)][1]
 
 
 def first_place(bad: np.ndarray, phase: str) -> int:

@@ -115,7 +115,7 @@ def _standing(one: Evidence, loss: float) -> Standing:
     judged = run.verdict
     speed, seed = one.metric("tokens_per_second"), run.config.get("train", {}).get("seed")
     layers = [model[key] for key in ("encoder_layers", "decoder_layers") if model.get(key)]
-    first = diagnose(run).cause.first
+    first = diagnose(run).cause.together
     return Standing(
         run=str(run.path),
         label=label_of(run.manifest),
@@ -129,7 +129,7 @@ def _standing(one: Evidence, loss: float) -> Standing:
         norm_growth=_growth(one.grid("ln_input")),
         moved=_largest(one.grid("model_update", "cumulative")),
         tokens_per_second=float(np.median(speed.values)) if speed is not None else math.nan,
-        trouble="" if first is None else f"{first.title}, step {first.step}",
+        trouble=f"{' and '.join(event.title for event in first)}, step {first[0].step}" if first else "",
     )
 
 

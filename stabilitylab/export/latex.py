@@ -57,7 +57,7 @@ Layered = tuple[str, dict[Place, int], np.ndarray, np.ndarray]  # column, place 
 
 def _grid(run: Run, name: str) -> Layered | None:
     table = run.table(name)
-    column = table.columns[0]
+    column = table.main
     frame = run.frame(name, columns=[column], by="layer" if table.total else None)
     frame = frame[(frame["layer"] > 0) & ~frame["absent"]]
     if frame.empty:

@@ -28,6 +28,8 @@ def lemma41(width: int, seed: int) -> Filled:
         {"ratio": ratio, "bound": bound},
         unit="ratio of L2 norms",
         definition=DEFINITION,
+        phase="step",
+        log=False,
     )
 
 

@@ -54,4 +54,13 @@ class Jacobians:
     def table(self) -> Filled:
         sites = self._subject.sites.norms
         columns = {column: [self._means[site][i] for site in sites] for i, column in enumerate(COLUMNS)}
-        return filled("ln_jacobian", [s.row for s in sites], columns, unit="norm", definition=DEFINITION, total="mean")
+        return filled(
+            "ln_jacobian",
+            [site.row for site in sites],
+            columns,
+            unit="norm",
+            definition=DEFINITION,
+            phase="forward",
+            log=True,
+            total="mean",
+        )

@@ -60,6 +60,8 @@ def perturbation(subject: Subject, before: Outputs) -> Filled:
         columns,
         unit="mean squared difference of x / std(x)",
         definition=DEFINITION,
+        phase="forward",
+        log=True,
     )
 
 

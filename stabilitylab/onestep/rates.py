@@ -68,4 +68,6 @@ def update_rate(subject: Subject, directions: Mapping[str, Direction], start: Te
         {"value": list(rates.values())},
         unit="L2 norm per token and learning rate",
         definition=DEFINITION,
+        phase="update",
+        log=True,
     )

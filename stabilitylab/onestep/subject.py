@@ -17,7 +17,7 @@ from ..data import Batch, Dataset
 from ..models import Transformer, build_model
 from ..probes import Sites, find_sites
 from ..probes.parameters import GROUP_OF, Parameters
-from ..schema import Cells, Row, Table
+from ..schema import Cells, Phase, Row, Table
 
 Filled = tuple[Table, Cells]
 Hook = Callable[[nn.Module, tuple[Any, ...], Any], None]
@@ -104,9 +104,19 @@ def moved(tensors: Sequence[Tensor], by: Iterable[Tensor], factor: float) -> Ite
 
 
 def filled(
-    name: str, rows: Sequence[Row], columns: Mapping[str, Sequence[Any]], *, unit: str, definition: str, total: str = ""
+    name: str,
+    rows: Sequence[Row],
+    columns: Mapping[str, Sequence[Any]],
+    *,
+    unit: str,
+    definition: str,
+    phase: Phase,
+    log: bool,
+    total: str = "",
 ) -> Filled:
-    """A table with its numbers: one sequence of floats or 0-dim tensors a column."""
+    """A table with its numbers: one sequence of floats or 0-dim tensors a column, the main one first."""
     values = np.array([[float(value) for value in column] for column in columns.values()]).T
-    table = Table(name, tuple(columns), tuple(rows), unit, " ".join(definition.split()), total)
+    table = Table(
+        name, tuple(columns), tuple(rows), unit, " ".join(definition.split()), total, phase=phase, log=log
+    )
     return table, Cells(values.reshape(len(rows), len(columns)), np.zeros(len(rows), dtype=bool))

@@ -91,6 +91,8 @@ def theorem(
         columns,
         unit="L2 norm per token, over sqrt(d), and learning rate",
         definition=DEFINITION,
+        phase="update",
+        log=True,
     )
 
 

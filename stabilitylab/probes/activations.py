@@ -20,6 +20,7 @@ EPS = 0.01  # of a token's rms, under which an activation counts as off
     total="mean",
     columns={"value": Mean(), **{tap: Mean() for tap in TAPS}, "p99": Quantile("value", 0.99)},
     default=True,
+    log=True,
 )
 class LNInput(Probe):
     """E_t ||x_t||_2 of what enters each norm (s x + alpha F in Post-LN) and its 99th percentile over tokens; apart from
@@ -43,6 +44,7 @@ class LNInput(Probe):
     total="mean",
     columns={"nonzero_fraction": Mean(), "active_fraction": Mean()},
     default=True,
+    log=False,
 )
 class ActivationSparsity(Probe):
     """Share of entries of what a feed-forward block's second linear sees; smaller is sparser. nonzero_fraction: those

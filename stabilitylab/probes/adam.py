@@ -25,8 +25,9 @@ Tensors = list[torch.Tensor]
 @probe(
     "adam",
     on="update",
-    unit="ratio; share of entries",
+    unit={"rms_t": "ratio", "update_rms": "ratio", "eps_floor": "share of entries"},
     columns={"rms_t": Ratio(), "update_rms": Ratio(), "eps_floor": Mean()},
+    log=True,
 )
 class AdamState(ParameterProbe):
     """rms_t: sqrt(mean(g^2 / max(v, eps^2))) over the entries of a row, v the second moment right after this update (so

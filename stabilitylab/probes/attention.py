@@ -24,8 +24,9 @@ Caught = dict[str, torch.Tensor]  # each (..., queries): the numbers of one soft
     "attention",
     on="reference",
     at=attentions,
-    unit="nats; logits",
+    unit={"entropy": "nats", "entropy_min": "nats", "ceiling": "nats", "max_logit": "logits"},
     columns={"entropy": Mean(), "entropy_min": Mean(), "ceiling": Mean(), "max_logit": Max()},
+    log=False,
 )
 class Attention(Probe):
     """entropy: -sum_j A_ij log A_ij in nats, mean over heads and real queries; entropy_min: of each query's lowest

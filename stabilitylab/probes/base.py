@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..registry import Registry
-from ..schema import Row, Table
+from ..schema import Phase, Row, Table
 from .sites import Site, Sites
 
 if TYPE_CHECKING:
@@ -176,9 +176,13 @@ class Probe:
 
     name: ClassVar[str]
     on: ClassVar[When]
+    phase: ClassVar[Phase]
     at: ClassVar[Callable[[Sites], Sequence[Site]]]
-    unit: ClassVar[str]
+    unit: ClassVar[str]  # all of them in words
+    units: ClassVar[Mapping[str, str]]  # that of each column
     total: ClassVar[str]
+    main: ClassVar[str]
+    log: ClassVar[bool | None]
     columns: ClassVar[Mapping[str, Rule]]
     default: ClassVar[bool]
     undefined: ClassVar[frozenset[str]] = frozenset()  # columns where NaN or inf may just mean a division by 0
@@ -206,7 +210,19 @@ class Probe:
     @classmethod
     def table(cls, rows: Sequence[Row], columns: Sequence[str]) -> Table:
         definition = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())  # the first paragraph
-        return Table(cls.name, tuple(columns), tuple(rows), cls.unit, definition, cls.total)
+        main = cls.main if cls.main in columns else columns[0]
+        return Table(
+            cls.name,
+            tuple(columns),
+            tuple(rows),
+            cls.units[main],
+            definition,
+            cls.total,
+            phase=cls.phase,
+            main=main,
+            log=cls.log if main == cls.main else None,
+            undefined=tuple(column for column in columns if column in cls.undefined),
+        )
 
 
 class ParameterProbe(Probe):
@@ -264,16 +280,28 @@ def probe(
     *,
     on: When,
     at: Callable[[Sites], Sequence[Site]] | None = None,
-    unit: str = "",
+    unit: str | Mapping[str, str] = "",
     total: str = "",
     columns: Mapping[str, Rule] = MappingProxyType({"value": Mean()}),
     default: bool = False,
+    main: str = "",
+    log: bool | None = None,
+    phase: Phase | None = None,
 ) -> Callable[[type[P]], type[P]]:
     """Registers a probe class: when (``on``) and where (``at``; not for probes of parameters) it measures, and the
-    rules that make columns of its numbers. ``total`` as in :class:`Table`; ``default`` probes run unless left out."""
+    rules that make columns of its numbers, all of one ``unit`` or each of its own. ``total``, ``main`` and ``log`` as
+    in :class:`Table`; ``default`` probes run unless left out.
+
+    ``phase``, what the numbers depend on, follows from ``on``; of ``on="step"``, which sees parameters and gradients,
+    it is "backward" unless said: "step" for one that looks at the parameters alone."""
+    if unknown := [column for column in (main, *(() if isinstance(unit, str) else unit)) if column not in ("", *columns)]:
+        raise ValueError(f"probe {name!r} has no column {unknown[0]!r}; it has {', '.join(columns)}")
 
     def decorate(cls: type[P]) -> type[P]:
-        cls.name, cls.on, cls.unit, cls.total, cls.columns, cls.default = name, on, unit, total, columns, default
+        cls.name, cls.on, cls.total, cls.columns, cls.default = name, on, total, columns, default
+        cls.main, cls.log, cls.phase = main or next(iter(columns)), log, phase or ("backward" if on == "step" else on)
+        cls.units = dict.fromkeys(columns, unit) if isinstance(unit, str) else {c: unit.get(c, "") for c in columns}
+        cls.unit = "; ".join(dict.fromkeys(filter(None, cls.units.values())))
         cls.at = staticmethod(at or (lambda sites: ()))
         PROBES.register(name)(cls)
         return cls

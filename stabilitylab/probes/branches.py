@@ -18,6 +18,8 @@ from .sites import Site, branches, layers
     total="mean",
     # sum stands first, since that is the column of the sub-layer's own call; the others are those of its taps
     columns={"sum": Mean(), "branch": Mean("scaled_branch"), "shortcut": Mean()},
+    main="branch",
+    log=True,
 )
 class BranchVariance(Probe):
     """Var_d of the branch as added (alpha F), of the shortcut s x, and of their sum (what Post-LN normalises, Pre-LN's
@@ -43,9 +45,10 @@ class BranchVariance(Probe):
     "layer_branch",
     on="reference",
     at=layers,
-    unit="variance over d; ratio",
+    unit={"ratio": "ratio", "branch": "variance over d", "shortcut": "variance over d"},
     total="mean",
     columns={"ratio": Mean(), "branch": Mean(), "shortcut": Mean()},
+    log=True,
 )
 class LayerBranch(Probe):
     """What a layer adds to what enters it, in any model: branch = Var_d(y - x), shortcut = Var_d(x), ratio = branch

@@ -13,7 +13,7 @@ from .norms import Squares
 from .parameters import Parameters
 
 
-@probe("ln_gain", on="step", unit="gain", columns={"rms": Ratio(), "max_abs": Max()})
+@probe("ln_gain", on="step", phase="step", unit="gain", columns={"rms": Ratio(), "max_abs": Max()}, log=False)
 class LNGain(ParameterProbe):
     """rms and max_abs of the weight gamma of each norm, LayerNorm, RMSNorm or any other, as theta_t holds it: 1 at the
     usual initialisation. Where the gain is 1 + weight (Gemma), these are the numbers of the weight. Wortsman et al.

@@ -21,6 +21,7 @@ from .sites import Site, stream
     total="norm",
     columns={"value": Norm(), **{group: Norm() for group in GROUPS}},
     default=True,
+    log=True,
 )
 class GradNorm(ParameterProbe):
     """||dE/dtheta||_2 per sub-layer (its norm and omega included), and of its v/out/FFN weights, q/k weights, biases,
@@ -57,6 +58,7 @@ class GradNorm(ParameterProbe):
     unit="Frobenius norm",
     columns={"value": Norm()},
     default=True,
+    log=True,
 )
 class ActivationGradNorm(Probe):
     """||dE/dx_l||_F over the whole (batch, tokens, width) tensor that enters the stack (layer 0) and leaves each

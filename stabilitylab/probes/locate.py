@@ -13,7 +13,7 @@ from ..schema import Cells, Row
 from .accumulate import Board
 from .parameters import Parameters
 
-Phase = Literal["forward", "loss", "backward", "optimizer", "reference"]
+Phase = Literal["forward", "loss", "backward", "update", "reference"]
 Metrics = Mapping[str, float | None]
 NOWHERE = Row("")
 Order = Mapping[tuple[str, int], int]  # (table, row) -> when the place is called in a forward pass
@@ -109,9 +109,9 @@ class Locator:
             yield Place("backward", "gradient", -math.inf, evidence.metrics["grad_norm_total"] or math.nan)
 
     def _updates(self, evidence: Evidence) -> Iterator[Place]:
-        yield from self._pieces(evidence, "update", "update", "optimizer")
+        yield from self._pieces(evidence, "update", "update", "update")
         if "update" not in evidence.pieces:
-            yield from self._table(evidence, "update_ratio", "update", "optimizer")
+            yield from self._table(evidence, "update_ratio", "update", "update")
 
     def _pieces(self, evidence: Evidence, what: str, kind: str, phase: Phase) -> Iterator[Place]:
         squares = evidence.pieces.get(what, np.empty(0))

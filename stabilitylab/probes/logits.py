@@ -16,6 +16,7 @@ from .sites import Site, logits
     at=logits,
     unit="nats",
     columns={"log_z": Mean(), "abs_log_z_p99": Quantile("abs_log_z", 0.99), "mean": Mean(), "max_abs": Max()},
+    log=False,
 )
 class Logits(Probe):
     """log_z: log Z = logsumexp of a token's logits over the vocabulary, mean over real tokens; abs_log_z_p99: 99 %

@@ -20,8 +20,9 @@ def hidden(sites: Sites) -> Sequence[Site]:
     "outliers",
     on="reference",
     at=hidden,
-    unit="ratio; max_abs in units of x",
+    unit={"kurtosis": "ratio", "max_abs": "units of x", "max_over_rms": "ratio", "max_over_median": "ratio"},
     columns={"kurtosis": Mean(), "max_abs": Max(), "max_over_rms": Max(), "max_over_median": Max()},
+    log=True,
 )
 class Outliers(Probe):
     """kurtosis: E_d[(x - mu)^4] / E_d[(x - mu)^2]^2 over a token's entries, mean over real tokens (3 for a Gaussian, d

@@ -15,9 +15,13 @@ from .sites import Site, layers
     "rank",
     on="reference",
     at=layers,
-    unit="cosine; ratio; directions",
+    unit={
+        "token_cosine": "cosine", "residual_rank_one": "ratio", "effective_rank": "directions",
+        "stable_rank": "directions",
+    },
     total="mean",
     columns={"token_cosine": Mean(), "residual_rank_one": Mean(), "effective_rank": Mean(), "stable_rank": Mean()},
+    log=False,
 )
 class Rank(Probe):
     """Of each layer's output X, real tokens only. token_cosine: mean cosine of a token with the others of its sentence,

@@ -21,6 +21,7 @@ from .sites import Site, layers, outputs
     total="mean",
     columns={"raw": Mean(), "centred": Mean()},
     default=True,
+    log=False,
 )
 class CosineSimilarity(Probe):
     """Cosine over d between a layer's input and output, per token, then the mean over real tokens; row l compares
@@ -61,6 +62,7 @@ class Output:
     unit="L2 norm per token",
     columns={"cumulative": Mean(), "one_update": Mean(), "parameters": Mean(), "schedule": Mean()},
     default=True,
+    log=False,
 )
 class ModelUpdate(Probe):
     """||F(x; theta_t, alpha_t) - F(x; theta_0, alpha_0)||_2 per token, mean over real tokens (cumulative); against row

@@ -14,8 +14,9 @@ from .sites import Site, outputs, stream
     "residual_norm",
     on="forward",
     at=stream,
-    unit="L2 norm per token; variance over d",
+    unit={"value": "L2 norm per token", "variance": "variance over d"},
     columns={"value": Mean(), "variance": Mean()},
+    log=True,
 )
 class ResidualNorm(Probe):
     """value: ||x_l||_2, variance: Var_d(x_l) (divided by d), of what enters each stack (layer 0) and leaves each
@@ -40,7 +41,7 @@ class ResidualNorm(Probe):
         return {"value": norm, "variance": variance(y)} if self.keeps("variance") else norm
 
 
-@probe("output_norm", on="reference", at=outputs, unit="L2 norm per token", columns={"value": Mean()})
+@probe("output_norm", on="reference", at=outputs, unit="L2 norm per token", columns={"value": Mean()}, log=False)
 class OutputNorm(Probe):
     """||F||_2 per token of each stack's output, its final norm included, mean over real tokens: what the model update
     ||dF|| is relative to. sqrt(d) behind a LayerNorm whose gain is 1.

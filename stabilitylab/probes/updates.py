@@ -12,7 +12,14 @@ from .copies import keep, parts, room_for
 from .parameters import Parameters
 
 
-@probe("update_ratio", on="update", unit="ratio", columns={"value": Ratio(), "rms": Ratio()}, default=True)
+@probe(
+    "update_ratio",
+    on="update",
+    unit={"value": "ratio", "rms": "units of theta"},
+    columns={"value": Ratio(), "rms": Ratio()},
+    default=True,
+    log=True,
+)
 class UpdateRatio(ParameterProbe):
     """||theta_{t+1} - theta_t||_2 / ||theta_t||_2 per sub-layer, and the update's root mean square over entries (rms);
     row t holds them. Keeps one copy of the parameters; of a model that fills a GPU on the host."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
 from ..schema import Row, Table
 from .files import reading, replace_file
+from .older import facts
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1: tables without phase, main, log, undefined
 METRICS = "metrics"
 PART = re.compile(r"part-(\d{6,})\.parquet")
 JOURNAL = re.compile(r"journal-(\d{6,})\.arrows")
@@ -55,7 +56,8 @@ def tables_on_disk(run: Path) -> list[str]:
 
 
 def read_run_json(run: Path) -> dict[str, Any]:
-    """run.json with its tables as :class:`Table`; one sentence for everything that can be wrong with it."""
+    """run.json with its tables as :class:`Table`, those of an older schema completed (:mod:`.older`); one sentence for
+    everything that can be wrong with it."""
     with reading(run):
         if not run.exists():
             raise InputError(f"there is no run at {run}: check the path, or list the runs with `stabilitylab runs`.")
@@ -69,16 +71,19 @@ def read_run_json(run: Path) -> dict[str, Any]:
             "upgrade with `pip install --upgrade stabilitylab`."
         )
     try:
-        if version != SCHEMA_VERSION or not isinstance(document["attempts"], list):
+        if version not in range(1, SCHEMA_VERSION + 1) or not isinstance(document["attempts"], list):
             raise ValueError(f"schema version {version!r}")
-        tables = {name: _table_from_json(name, entry) for name, entry in document["tables"].items()}
+        later = facts if version == 1 else _facts_from_json
+        tables = {name: _table_from_json(name, entry, later) for name, entry in document["tables"].items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{run / 'run.json'} is damaged ({error!r}): restore it from a copy.") from error
     return {**document, "tables": tables}
 
 
 def write_run_json(run: Path, document: Mapping[str, Any]) -> None:
+    """As this version has it, whichever version the document was read from."""
     tables = {name: _table_to_json(table) for name, table in document["tables"].items()}
+    document = {**document, "schema_version": SCHEMA_VERSION}
     head = json.dumps(plain({key: value for key, value in document.items() if key != "tables"}), indent=2)
     # The tables' thousands of rows go last and on one line each, so that the rest stays readable by people.
     lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(entry)}" for name, entry in tables.items())
@@ -119,22 +124,35 @@ def _table_to_json(table: Table) -> dict[str, Any]:
         "unit": table.unit,
         "definition": table.definition,
         "total": table.total,
+        "phase": table.phase,
+        "main": table.main,
+        "log": table.log,
+        "undefined": list(table.undefined),
         "rows": {
             label: [getattr(row, label) for row in table.rows] for label in ("site", "stack", "layer", "sublayer")
         },
     }
 
 
-def _table_from_json(name: str, entry: Mapping[str, Any]) -> Table:
+def _facts_from_json(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(entry["log"], bool | None):
+        raise ValueError(f"log = {entry['log']!r} of {name!r}")
+    undefined = tuple(entry["undefined"])
+    return {key: entry[key] for key in ("phase", "main", "log", "unit")} | {"undefined": undefined}
+
+
+def _table_from_json(
+    name: str, entry: Mapping[str, Any], facts: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
+) -> Table:
     rows = entry["rows"]
     places = zip(rows["site"], rows["stack"], rows["layer"], rows["sublayer"], strict=True)
     return Table(
         name=name,
         columns=tuple(entry["columns"]),
         rows=tuple(Row(site, stack, int(layer), sublayer) for site, stack, layer, sublayer in places),
-        unit=entry["unit"],
         definition=entry["definition"],
         total=entry["total"],
+        **facts(name, entry),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import stabilitylab as sl
 from stabilitylab.diagnose import Diagnosis, Event, diagnose
+from stabilitylab.probes import PROBES
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import Run, RunWriter
 
@@ -124,6 +125,13 @@ class Made:
     absent: Callable[[int, Row], bool] = lambda step, row: False
 
 
+def defined(name: str, made: Made) -> Table:
+    """With the facts of the probe of that name, where there is one with these columns."""
+    if name in PROBES and {*made.columns} <= {*PROBES[name].columns}:
+        return replace(PROBES[name].table(made.rows, made.columns), total=made.total)
+    return Table(name, tuple(made.columns), tuple(made.rows), total=made.total)
+
+
 def made(
     path: Path,
     metrics: Mapping[str, Sequence[float | None]] | None = None,
@@ -137,7 +145,7 @@ def made(
     at = list(steps) if steps is not None else list(range(count))
     every = sorted({*at, *(step for table in tables.values() for step in table.steps)})
     with RunWriter.create(path, {"label": "made", "config": {}, **facts}) as run:
-        run.open([Table(name, tuple(t.columns), tuple(t.rows), total=t.total) for name, t in tables.items()])
+        run.open([defined(name, table) for name, table in tables.items()])
         for step in every:
             numbers = {name: values[at.index(step)] for name, values in metrics.items() if step in at}
             cells = {}

@@ -51,7 +51,7 @@ def test_an_update_jump_names_the_layer_with_the_largest(tmp_path: Path, factor:
     assert ("update_jump" in kinds(diagnosis)) == seen
     if seen:
         event = only(diagnosis, "update_jump")
-        assert (event.step, event.phase, event.place) == (AT, "optimizer", layer_rows(4)[3])
+        assert (event.step, event.phase, event.place) == (AT, "update", layer_rows(4)[3])
         assert f"{factor:.3g} times the median of rows 0-29" in event.evidence
 
 

@@ -58,15 +58,16 @@ def test_a_nan_in_one_weight_is_found_where_it_enters_the_forward_pass(tmp_path:
     run = train(tmp_path / "run", fault=nan_in_a_weight, every=every)
     told = only(found(run), "non_finite")
     assert told.place is not None
-    assert (told.step, told.phase, told.place.layer, told.place.sublayer) == (AT, "forward", LAYER, "linear1")
+    assert (told.step, told.phase, told.place.layer, told.place.sublayer) == (AT, "step", LAYER, "linear1")
     assert "parameter layers.2.linear1.weight (stack layers, layer 3) holds a value that is NaN" in told.evidence
     (tmp_path / "run" / "incident.json").unlink()  # from here on, what the tables alone say
     diagnosis = found(run)
     event = only(diagnosis, "non_finite")
-    assert (event.step, event.phase) == (AT, "forward")
+    assert (event.step, event.phase) == (AT, "reference")  # which depends on the weights alone
     assert event.place is not None
     assert (event.place.layer, event.place.sublayer) == (LAYER, "norm2")  # the norm behind linear1
-    assert f"layer {LAYER} of layers (norm1) before it is finite" in event.evidence
+    behind = f"after it, in the training pass of that row: ln_input.value of layer {LAYER} of layers (norm2) is nan"
+    assert behind in event.evidence
     assert ("does not decide" in event.evidence) == (every == 4)  # the update of step 23 was not recorded
     assert diagnosis.verdict == "failure"
     assert diagnosis.cause.first is event
@@ -91,7 +92,7 @@ def test_between_probed_rows_the_loss_tells_the_step_and_nothing_the_place(tmp_p
     event = only(diagnosis, "non_finite")
     assert (event.step, event.phase, event.after) == (AT, "loss", AT - 1)
     assert event.place is None  # one update later every weight is NaN
-    assert "by the next recorded row with tables, 32, every place of ln_input is broken" in event.evidence
+    assert "by the next recorded row with tables, 32, every place of model_update, ln_input, " in event.evidence
     assert "ln_input recorded step 16 and step 32 but not step 24" in event.evidence
     assert "does not decide between the update of step 23 and the passes of step 24" in event.evidence
 

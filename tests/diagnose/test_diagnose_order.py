@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
-from diagnose_cases import Made, falling, found, layer_rows, made
+from diagnose_cases import Made, falling, found, layer_rows, made, only
 
 from stabilitylab.diagnose.cause import certainly_before, explain, ordered, sentence, undecided
 from stabilitylab.diagnose.events import DETECTORS, Event
-from stabilitylab.diagnose.order import PHASES, describe, gathered
-from stabilitylab.schema import Row
+from stabilitylab.diagnose.order import PHASES, comes_before, describe, gathered
+from stabilitylab.schema import Phase, Row
 
 
 def event(kind: str, step: int, after: int | None, phase: str = "forward", **more) -> Event:
@@ -29,7 +31,18 @@ def event(kind: str, step: int, after: int | None, phase: str = "forward", **mor
         (event("x", 40, 39), event("y", 40, 39), False),  # one pass
         (event("x", 40, 36), event("y", 40, 36, "loss"), False),  # one row, several steps
         (event("x", 0, None), event("y", 0, None, "loss"), True),
-        (event("lr_jump", 40, 39, "setting"), event("update_jump", 41, 37, "optimizer"), True),  # by arithmetic
+        (event("x", 40, 39, "reference"), event("y", 40, 39), True),  # theta_t alone; and the batch too
+        (event("x", 40, 39, "step"), event("y", 40, 39), True),
+        (event("x", 40, 39, "reference"), event("y", 40, 39, "backward"), True),
+        (event("x", 40, 39), event("y", 40, 39, "reference"), False),
+        (event("x", 40, 39, "step"), event("y", 40, 39, "reference"), False),  # one point
+        (event("x", 40, 39, "reference"), event("y", 40, 39, "step"), False),
+        (event("x", 40, 39, "backward"), event("y", 40, 39, "update"), True),
+        (event("lr_jump", 40, 39, "setting"), event("x", 40, 39), False),  # the rate acts in the update of its row
+        (event("lr_jump", 40, 39, "setting"), event("update_jump", 40, 39, "update"), True),
+        (event("lr_jump", 40, 39, "setting"), event("update_jump", 40, 39, "reference"), False),  # of the update before
+        (event("lr_jump", 40, 39, "setting"), event("update_jump", 41, 40, "reference"), True),
+        (event("lr_jump", 40, 39, "setting"), event("update_jump", 41, 37, "update"), True),  # by arithmetic
         (event("lr_jump", 40, 39, "setting"), event("ln_growth", 41, 37), False),
     ],
 )
@@ -44,7 +57,7 @@ def test_the_chain_holds_the_first_of_each_kind_and_outcomes_from_the_start_come
         event("loss_spike", 41, 40, "loss"),
         event("loss_spike", 60, 59, "loss"),
         event("lr_jump", 40, 39, "setting"),
-        event("update_jump", 40, 39, "optimizer"),
+        event("update_jump", 40, 39, "update"),
         event("dead_layer", 0, None, severity="note"),
     ]
     cause = explain(events)
@@ -62,8 +75,8 @@ def test_what_the_cadence_leaves_open_is_said() -> None:
     (text,) = undecided(cause)
     assert text.startswith("the evidence does not decide between loss spike at step 42 and ln growth at step 44")
     assert "ln growth began after step 40 and by step 44; record every step (every=1)" in text
-    (text,) = undecided(explain([event("ln_growth", 42, 41), event("attention_collapse", 42, 41)]))
-    assert text.endswith("both are first seen in the forward pass of that step")
+    (text,) = undecided(explain([event("ln_growth", 42, 41), event("exploding", 42, 41)]))
+    assert text.endswith("both are seen in what depends on theta_t and the batch")
 
 
 def test_of_two_findings_of_one_moment_the_one_with_a_place_comes_first() -> None:
@@ -71,8 +84,19 @@ def test_of_two_findings_of_one_moment_the_one_with_a_place_comes_first() -> Non
     assert ordered([event("exploding_gradient", 3, 2, "backward"), placed])[0] is placed
 
 
-def test_the_phases_are_those_of_an_update() -> None:
-    assert PHASES == ("between", "setting", "forward", "loss", "backward", "reference", "optimizer")
+def test_every_phase_of_a_table_has_a_point_and_dependence_is_transitive() -> None:
+    assert {*get_args(Phase)} < {*PHASES}
+    for a, b, c in itertools.product(PHASES, repeat=3):
+        if comes_before(a, b) and comes_before(b, c):
+            assert comes_before(a, c)
+        assert not (comes_before(a, b) and comes_before(b, a))
+    row = ("between", "step", "forward", "loss", "backward", "update")
+    assert all(comes_before(a, b) for a, b in itertools.combinations(row, 2))
+    assert not comes_before("step", "reference")
+    assert not comes_before("reference", "step")
+    # a learning rate acts in the update of its row, on nothing before it
+    assert [phase for phase in PHASES if comes_before("setting", phase)] == ["update"]
+    assert not any(comes_before(phase, "setting") for phase in PHASES)
 
 
 def test_a_whole_layer_is_named_once() -> None:
@@ -136,3 +160,86 @@ def test_a_table_without_a_single_number_checks_nothing(tmp_path: Path) -> None:
         table = Made(layer_rows(3), ("value",), lambda t, v=values: v, range(40), absent=lambda t, row, a=absent: a)
         diagnosis = found(made(tmp_path / name, {"loss": falling(40)}, {"grad_norm": table}))
         assert ("exploding_gradient" in diagnosis.unchecked) == absent
+
+
+AT = 30
+STEPS = range(40)
+
+
+def from_then(before: float, after: float, columns: int = 1, layers: int = 3):
+    return lambda t: np.full((layers, columns), after if t >= AT else before)
+
+
+def test_two_events_of_one_point_are_named_together(tmp_path: Path) -> None:
+    """Attention that collapses in the reference pass of a row whose gains became infinite: both are theta_t's."""
+    attention = Made(
+        layer_rows(3), ("entropy", "ceiling"), lambda t: [[0.05 if t >= AT else 2.0, 3.0]] * 3, STEPS
+    )
+    gains = Made(layer_rows(3), ("rms",), from_then(1.0, np.inf), STEPS)
+    diagnosis = found(made(tmp_path / "run", {"loss": falling(40)}, {"attention": attention, "ln_gain": gains}))
+    assert [event.phase for event in diagnosis.cause.together] == ["reference", "step"]
+    assert (
+        "First came, at one point of step 30, attention entropy collapse and non-finite numbers (both are seen in what "
+        "depends on theta_t alone): attention entropy of layer 1 of encoder (ffn) is 0.017 of its ceiling"
+    ) in diagnosis.paragraph
+    assert "; ln_gain.rms of layer 1 of encoder (ffn) is inf at step 30" in diagnosis.paragraph
+    assert sentence(diagnosis.cause) == "attention entropy collapse and non-finite numbers at step 30"
+    facts = diagnosis.as_dict()
+    assert facts["first"] == ["attention_collapse", "non_finite"]
+    (text,) = facts["undecided"]
+    assert "does not decide between attention entropy collapse at step 30 and non-finite numbers at step 30" in text
+
+
+def test_the_reference_pass_comes_before_the_training_pass_of_its_row(tmp_path: Path) -> None:
+    """It depends on theta_t alone; the training pass on the batch too. The tables stand the other way round."""
+    tables = {
+        "ln_input": Made(layer_rows(3), ("value",), from_then(1.0, 50.0), STEPS),
+        "attention": Made(layer_rows(3), ("entropy", "ceiling"), lambda t: [[0.05 if t >= AT else 2.0, 3.0]] * 3, STEPS),
+    }
+    diagnosis = found(made(tmp_path / "run", {"loss": falling(40)}, tables))
+    assert [event.kind for event in diagnosis.cause.chain] == ["attention_collapse", "ln_growth"]
+    assert diagnosis.cause.rivals == ()
+    assert "First came attention entropy collapse: " in diagnosis.paragraph
+
+
+@pytest.mark.parametrize("gradient", ["grad_norm", "activation_grad_norm"])
+def test_what_the_forward_pass_shows_comes_before_the_gradient_and_that_before_the_update(
+    tmp_path: Path, gradient: str
+) -> None:
+    lost = {
+        "update_ratio": Made(layer_rows(3), ("value", "rms"), from_then(1.0, np.nan, 2), STEPS),
+        gradient: Made(layer_rows(3), ("value",), from_then(1.0, np.nan), STEPS),
+        "residual_norm": Made(layer_rows(3), ("value",), from_then(1.0, np.nan), STEPS),
+        "logits": Made([Row("head")], ("log_z",), lambda t: [[np.nan if t >= AT else 1.0]], STEPS),
+    }
+    for name, phase in (("logits", "reference"), ("residual_norm", "forward"), (gradient, "backward")):
+        event = only(found(made(tmp_path / name, {"loss": falling(40)}, lost)), "non_finite")
+        assert (event.step, event.phase) == (AT, phase)
+        assert event.probe.startswith(f"{name}.")
+        del lost[name]
+    event = only(found(made(tmp_path / "update", {"loss": falling(40)}, lost)), "non_finite")
+    assert (event.phase, event.probe) == ("update", "update_ratio.rms")  # its value may divide by 0
+
+
+def test_numbers_that_are_lost_at_one_point_are_all_named(tmp_path: Path) -> None:
+    """Gains and two tables of the reference pass; the training pass of the row is said to come after them."""
+    lost = from_then(1.0, np.nan)
+    tables = {
+        "ln_input": Made(layer_rows(3), ("value",), lost, STEPS),
+        "output_norm": Made(layer_rows(3), ("value",), lost, STEPS),
+        "ln_gain": Made(layer_rows(3), ("rms",), lost, STEPS),
+    }
+    event = only(found(made(tmp_path / "run", {"loss": falling(40)}, tables)), "non_finite")
+    assert event.evidence.startswith("output_norm.value of layer 1 of encoder (ffn) is nan at step 30")
+    assert "as early, since it depends on theta_t alone too: ln_gain.rms of layer 1" in event.evidence
+    assert "after it, in the training pass of that row: ln_input.value of layer 1" in event.evidence
+
+
+def test_a_ratio_that_divides_by_0_is_no_number_that_broke(tmp_path: Path) -> None:
+    """All columns of the table may: a NaN of it alone is no event, and one beside a broken number is not its cause."""
+    ratio = Made(layer_rows(3), ("raw", "centred"), from_then(1.0, np.nan, 2), STEPS)
+    alone = found(made(tmp_path / "alone", {"loss": falling(40)}, {"cosine_similarity": ratio}))
+    assert "non_finite" not in {event.kind for event in alone.events}
+    broken = Made(layer_rows(3), ("value",), from_then(1.0, np.nan), STEPS)
+    both = {"cosine_similarity": ratio, "ln_input": broken}
+    assert only(found(made(tmp_path / "both", {"loss": falling(40)}, both)), "non_finite").phase == "forward"

@@ -174,7 +174,7 @@ def test_the_loss_comes_before_its_gradients() -> None:
 def test_an_update_that_is_not_finite() -> None:
     watcher, _ = train(rate=lambda t: math.inf if t == BROKEN else 1e-3)
     step, phase, kind, *_ = places(watcher)
-    assert (step, phase, kind) == (BROKEN, "optimizer", "update")
+    assert (step, phase, kind) == (BROKEN, "update", "update")
 
 
 def test_a_row_that_is_not_probed_tells_the_step_alone() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from made_verdict import made_verdict
 
 from stabilitylab.config import merge, resolve
 from stabilitylab.labels import label
+from stabilitylab.probes import PROBES
 from stabilitylab.reports.collection import Runs
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import RunWriter
@@ -45,6 +46,14 @@ class Made:
     unit: str = "L2 norm"
 
 
+def table(name: str, made: Made) -> Table:
+    """With the facts of the probe of that name, where there is one with these columns."""
+    if name in PROBES and {*made.columns} <= {*PROBES[name].columns}:
+        found = PROBES[name].table(made.rows, made.columns)
+        return replace(found, unit=made.unit, definition="", total=made.total)
+    return Table(name, tuple(made.columns), tuple(made.rows), made.unit, "", made.total)
+
+
 def make_run(
     folder: Path,
     name: str,
@@ -65,9 +74,7 @@ def make_run(
     tables, metrics = tables or {}, metrics or {}
     base = {"model": {"arch": arch, "encoder_layers": layers, "decoder_layers": layers}, "train": {"seed": seed}}
     config = resolve(merge(base, settings or {}))
-    defined = [
-        Table(name, tuple(made.columns), tuple(made.rows), made.unit, "", made.total) for name, made in tables.items()
-    ]
+    defined = [table(name, made) for name, made in tables.items()]
     count = max((len(column) for column in metrics.values()), default=0)
     at = list(metric_steps) if metric_steps is not None else list(range(count))
     steps = sorted({*at, *(step for made in tables.values() for step in made.steps)})

@@ -54,7 +54,7 @@ def test_a_directory_that_is_no_run(tmp_path: Path) -> None:
 def test_a_newer_schema(run: Path) -> None:
     rewrite(run / "run.json", schema_version=SCHEMA_VERSION + 1)
     for reader in (Run.open, lambda path: RunWriter.resume(path, part=1)):
-        with pytest.raises(InputError, match=r"newer stabilitylab \(schema 2, this one reads 1\): upgrade") as caught:
+        with pytest.raises(InputError, match=r"newer stabilitylab \(schema 3, this one reads 2\): upgrade") as caught:
             reader(run)
         assert one_sentence(caught.value)
 

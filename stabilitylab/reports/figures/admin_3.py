@@ -106,7 +106,7 @@ def at_initialisation(runs: Runs, label: str, depth: int, table: str) -> dict[in
 
 
 def _starts(record: Record, table: str) -> bool:
-    data = record.at(table, 0, [record.run.table(table).columns[0]])
+    data = record.at(table, 0, [record.run.table(table).main])
     return len(data) > 0 and data["step"].iloc[0] == 0
 
 
