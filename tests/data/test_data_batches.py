@@ -242,3 +242,36 @@ def test_the_unigram_baseline_against_a_count_by_hand(data: Dataset, stack: Stac
     frequent = max(counts, key=lambda token: counts[token])
     assert data.unigram.cross_entropy == pytest.approx(np.mean(cost), rel=1e-12)
     assert data.unigram.accuracy == pytest.approx(labels.count(frequent) / len(labels), rel=1e-12)
+
+
+def test_the_validation_set_is_the_whole_validation_text(write_pair: Writer, stack: Stack) -> None:
+    source, target = invented(400)
+    train, valid = write_pair(source[:300], target[:300]), write_pair(source[290:], target[290:], name="valid")
+    config = text_config(train, valid=f"{valid[0]},{valid[1]}", max_length=11)
+    data = load_data(config, stack=stack)
+    batches = [*data.validation()]
+    validation = [data.decode(row.tolist()) for batch in batches for row in batch.labels]
+    facts = data.describe()
+    assert len(validation) == facts["validation"] == data.validation_sentences
+    assert facts["validation"] + sum(facts["validation_left_out"].values()) == 110
+    assert facts["validation_left_out"]["too_long"] > 0
+    trained = {data.decode(row.tolist()) for p in range(data.batches_per_epoch) for row in data.micro_batch(p).labels}
+    assert not trained & {*validation}
+    held_out = {data.decode(row.tolist()) for row in data.held_out.labels}
+    assert held_out <= {*validation}  # the batch of the course is a part of it
+    assert data.validation_unigram is not None
+    assert data.validation_unigram != data.unigram
+    again = [*load_data(config.model_copy(update={"seed": 7}), stack=stack).validation()]
+    assert all(map(same, batches, again))  # whatever the seed
+    assert not [*load_data(config.model_copy(update={"validation": 0}), stack=stack).validation()]
+
+
+@pytest.mark.parametrize("asked", [40, 400])
+def test_the_synthetic_task_makes_fresh_pairs_to_validate(asked: int) -> None:
+    data, without = (load_data(DataConfig(validation=count), stack="encoder-decoder") for count in (asked, 0))
+    assert data.validation_sentences == asked
+    assert data.describe()["train_sha256"] == without.describe()["train_sha256"]  # training is what it was
+    trained = {data.decode(row.tolist()) for p in range(data.batches_per_epoch) for row in data.micro_batch(p).labels}
+    validation = [data.decode(row.tolist()) for batch in data.validation() for row in batch.labels]
+    assert len(validation) == asked
+    assert sum(line in trained for line in validation) < 0.5 * asked  # a translation may stand with another source

@@ -1,0 +1,138 @@
+"""When and on what a run is evaluated, that its training does not notice, and that its state is read as it was given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from stabilitylab.config import parse_set, resolve
+from stabilitylab.models import build_model
+from stabilitylab.store import Run
+from stabilitylab.train import checkpoint, plan, start
+from stabilitylab.train.run import Nobody, Plan
+from stabilitylab.verdict import RULE
+
+
+def prepared(*settings: str, steps: int = 20, stack: str = "encoder-decoder") -> Plan:
+    common = (
+        "model.T=6 model.dropout=0.1 train.warmup=3 train.lr=1e-3 data.sentences=4 data.held_out=6 data.validation=90"
+    )
+    sets = [*common.split(), "model.arch=branchnorm", f"model.stack={stack}", f"train.steps={steps}", *settings]
+    return plan(resolve(parse_set(sets), depth=2))
+
+
+def trained(folder: Path, *settings: str, **more: Any) -> Run:
+    return Run.open(start(prepared(*settings, **more), folder, "run", Nobody()).path)
+
+
+def evaluated(run: Run) -> list[int]:
+    data = run.arrow("metrics", columns=["held_out_nll"]).to_pydict()
+    return [step for step, nll in zip(data["step"], data["held_out_nll"], strict=True) if nll is not None]
+
+
+@pytest.mark.parametrize(
+    ("count", "rows"),
+    [
+        (50, range(21)),  # as many as there are rows
+        (10, range(0, 21, 2)),
+        (4, (0, 5, 10, 15, 20)),
+        (3, (0, 7, 14, 20)),  # ceil(k 20 / 3), and the row after training
+        (0, (0, 20)),  # the probes' own pass alone
+    ],
+)
+def test_evaluations_are_spread_evenly_apart_from_the_probes(count: int, rows: Any, tmp_path: Path) -> None:
+    run = trained(tmp_path, "probes.update_every=20", f"train.evaluations={count}")
+    assert evaluated(run) == [*rows]
+
+
+def test_the_probes_rows_are_evaluated_as_well(tmp_path: Path) -> None:
+    run = trained(tmp_path, "probes.update_every=3", "train.evaluations=4")
+    assert evaluated(run) == sorted({*range(0, 21, 3), *range(0, 21, 5)})
+    assert run.frame("model_update")["step"].unique().tolist() == [*range(0, 20, 3), 20]
+
+
+@pytest.mark.parametrize("stack", ["encoder-decoder", "decoder", "encoder"])
+def test_training_does_not_notice(stack: str, tmp_path: Path) -> None:
+    often, never = (
+        trained(tmp_path / name, *sets, stack=stack)
+        for name, sets in (("often", ()), ("never", ("train.evaluations=0", "data.validation=0")))
+    )
+    for name in ("loss", "grad_norm_total"):
+        one, two = (run.metrics[name].dropna().tolist() for run in (often, never))
+        assert one == two
+    a, b = (checkpoint.load(run.path / "checkpoints", torch.device("cpu"))["model"] for run in (often, never))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+    assert "validation_nll" in often.metrics
+    assert "validation_nll" not in never.metrics
+
+
+@pytest.mark.parametrize("stack", ["encoder-decoder", "decoder"])
+def test_the_loss_after_training_is_that_of_all_sentences(stack: str, tmp_path: Path) -> None:
+    """Against a float64 copy of the trained model, sentence by sentence, without padding."""
+    ready = prepared(stack=stack)
+    run = Run.open(start(ready, tmp_path, "run", Nobody()).path)
+    data = ready.dataset
+    model = build_model(ready.config.model, source_vocab=data.source_vocab, target_vocab=data.target_vocab, seed=0)
+    model.load_state_dict(checkpoint.load(run.path / "checkpoints", torch.device("cpu"))["model"])
+    model.double().eval()
+    model.set_row(20)
+    total, right, tokens, sentences = 0.0, 0, 0, 0
+    for batch in data.validation():
+        for n in range(len(batch.labels)):
+            real = batch.weight[n] > 0
+            inputs = {name: tensor[n : n + 1] for name, tensor in batch.inputs.items()}
+            for name in ("source", "target", "tokens"):
+                mask = inputs.get({"tokens": "mask"}.get(name, f"{name}_mask"))
+                if name in inputs and mask is not None:
+                    inputs[name] = inputs[name][:, mask[0]]
+            inputs = {name: torch.ones_like(t[:, t[0]]) if "mask" in name else t for name, t in inputs.items()}
+            with torch.no_grad():
+                logits = model(**inputs)[0]
+            labels = batch.labels[n][real]
+            total += float(cross_entropy(logits, labels, reduction="sum"))
+            right += int((logits.argmax(-1) == labels).sum())
+            tokens, sentences = tokens + len(labels), sentences + 1
+    last = run.arrow("metrics").to_pylist()[-1]
+    assert last["step"] == 20
+    assert last["validation_nll"] == pytest.approx(total / tokens, rel=1e-5)
+    assert last["validation_accuracy"] == pytest.approx(right / tokens, abs=2 / tokens)
+    assert sentences == 90 == run.manifest["data"]["validation"]
+    assert run.metrics["validation_nll"].notna().sum() == 1
+
+
+def test_the_verdict_is_about_all_sentences_and_is_read_as_it_was_given(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    verdict = run.verdict
+    assert verdict is not None
+    assert verdict.recorded() == run.status.facts["verdict"]
+    assert (verdict.sentences, verdict.rule) == (90, RULE)
+    last, base = run.arrow("metrics").to_pylist()[-1], run.manifest["validation_unigram"]
+    assert verdict.nll_gap == pytest.approx(last["validation_nll"] - base["cross_entropy"])
+    _recorded_before(run.path)
+    assert run.verdict == verdict  # judged anew, from the tables alone
+    assert verdict.trend is not None
+    assert verdict.trend.evaluations == 8
+
+
+def _recorded_before(path: Path) -> None:
+    """As an older version wrote it, by an older rule."""
+    document = json.loads((path / "status.json").read_text())
+    document["facts"]["verdict"] = {"state": "stuck", "step": 0, "reason": "", "nll_gap": 0.0, "accuracy_gap": 0.0}
+    (path / "status.json").write_text(json.dumps(document))
+
+
+def test_an_old_run_with_few_evaluations_cannot_be_told(tmp_path: Path) -> None:
+    run = trained(tmp_path, "train.evaluations=0", "data.validation=0", "probes.update_every=log")
+    _recorded_before(run.path)
+    assert run.verdict is not None
+    assert len(evaluated(run)) > 8  # rows 0 to 6 among them, long before the end
+    run = trained(tmp_path / "fewer", "train.evaluations=0", "data.validation=0", "probes.update_every=10")
+    _recorded_before(run.path)
+    assert run.verdict is not None
+    assert (run.verdict.state, run.verdict.sentences) == ("cannot tell", 0)
+    assert "3 evaluations cannot show whether it falls" in run.verdict.reason
