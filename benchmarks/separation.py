@@ -41,17 +41,18 @@ def make(arch: str, depth: int, seed: int, arguments: argparse.Namespace) -> Non
 
 
 def row(run: Run) -> dict[str, object]:
-    verdict, metrics = run.status.facts["verdict"], run.metrics
+    verdict, metrics = run.verdict, run.metrics
+    assert verdict is not None
     arch, depth, seed = run.name.rsplit("-", 2)
     seconds = (metrics["tokens"] / metrics["tokens_per_second"]).sum()
     return {
         "arch": arch,
         "depth": int(depth),
         "seed": int(seed[1:]),
-        "state": verdict["state"],
-        "since": verdict["step"],
-        "nll_gap": round(float(verdict["nll_gap"]), 3),
-        "accuracy_gap": round(float(verdict["accuracy_gap"]), 3),
+        "state": verdict.state,
+        "since": verdict.step,
+        "nll_gap": round(verdict.nll_gap, 3),
+        "accuracy_gap": round(verdict.accuracy_gap, 3),
         "minutes": round(seconds / 60, 2),
         "grad_norm_last": float(f"{metrics['grad_norm_total'].dropna().iloc[-1]:.3g}"),
     }
@@ -72,7 +73,7 @@ def main() -> None:
     with ThreadPoolExecutor(arguments.jobs) as pool:
         list(pool.map(lambda job: make(job[2], job[0], job[1], arguments), jobs))
     runs = [Run.open(arguments.out / f"{arch}-{depth}-s{seed}") for depth, seed, arch in jobs]
-    table = pd.DataFrame([row(run) for run in runs if run.status.facts.get("verdict")], columns=COLUMNS)
+    table = pd.DataFrame([row(run) for run in runs if run.verdict], columns=COLUMNS)
     table = table.sort_values(["depth", "arch", "seed"])
     table.to_csv(arguments.out / "table.csv", index=False)
     print(table.to_string(index=False))

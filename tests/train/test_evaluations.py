@@ -1,4 +1,4 @@
-"""When and on what a run is evaluated, that its training does not notice, and that its state is read as it was given."""
+"""When and on what a run is evaluated, that training does not notice, and that a state is read as it was given."""
 
 from __future__ import annotations
 
