@@ -84,12 +84,12 @@ def runs(path: Path) -> None:
 
 def described(run: Run) -> dict[str, Any]:
     status, config = run.status, run.config
-    verdict = status.facts.get("verdict") or {}
+    verdict = run.verdict
     metrics = run.metrics
     speed = metrics["tokens_per_second"].iloc[10:].median() if "tokens_per_second" in metrics else math.nan
     scored = run.path / "evaluation.json"
     score = json.loads(scored.read_text(encoding="utf-8")) if scored.exists() else {}
-    losses = metrics["held_out_nll"].dropna() if "held_out_nll" in metrics else []
+    ends = {name: metrics[name].dropna() for name in ("held_out_nll", "validation_nll") if name in metrics}
     facts: Mapping[str, Any] = {
         "run": run.path.relative_to("runs").as_posix(),
         "label": run.manifest.get("label", ""),
@@ -101,10 +101,10 @@ def described(run: Run) -> dict[str, Any]:
         "T": config["model"]["T"],
         "precision": config["train"]["precision"],
         "state": status.state,
-        "verdict": verdict.get("state", ""),
-        "since": verdict.get("step", ""),
-        "nll_gap": verdict.get("nll_gap", ""),
-        "held_out_nll": losses.iloc[-1] if len(losses) else "",
+        "verdict": verdict.state if verdict else "",
+        "since": verdict.step if verdict else "",
+        "nll_gap": verdict.nll_gap if verdict else "",
+        **{name: losses.iloc[-1] if len(losses) else "" for name, losses in ends.items()},
         "bleu": score.get("bleu", ""),
         "chrf": score.get("chrf", ""),
         "bleu_signature": score.get("signature", ""),

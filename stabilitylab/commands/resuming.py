@@ -44,7 +44,8 @@ def say_ended(path: Path, fail: bool, as_json: bool, quiet: bool) -> int:
     run = Run.open(path)
     status = run.status
     if as_json:
-        print_json(run, status.state, status.step, status.facts.get("verdict"))
+        verdict = run.verdict
+        print_json(run, status.state, status.step, verdict.recorded() if verdict else None)
     else:
         if not quiet:
             print(f"nothing to do: {path} has ended already, {status.state} at step {status.step}", file=sys.stderr)
