@@ -131,7 +131,9 @@ def test_a_control_keeps_its_archs_colour_but_not_its_look() -> None:
     assert (control.dash, control.filled) != (own.dash, own.filled)
     assert style.style("postln-init").colour != style.style("postln+beta").colour == style.style("postln").colour
     assert style.title("branchnorm T=1") == "BranchNorm T=1"
-    assert style.style("somebody's own") == style.style("somebody's own")
+    own = style.style("somebody's own")
+    assert (own.colour, own.marker) == style.SPARE[0]  # in every process, whatever its hashes
+    assert (style.style("somebody's owo").colour, own.dash) == (style.SPARE[1][0], "solid")
 
 
 def test_a_spread_is_the_mean_and_the_range_over_seeds() -> None:
