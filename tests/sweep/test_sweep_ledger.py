@@ -17,8 +17,8 @@ from stabilitylab.errors import InputError, ResourceError, UsageError
 from stabilitylab.store import Run
 from stabilitylab.sweep import Job, Ledger, commands, plan, run, runner, status_table
 from stabilitylab.sweep import ledger as ledgers
+from stabilitylab.sweep.cells import COLUMNS, cell_of
 from stabilitylab.sweep.identity import key_of
-from stabilitylab.sweep.ledger import COLUMNS, cell_of
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,8 @@ def test_a_line_says_what_was_run_by_what_and_how_it_ended(texts: Path, tmp_path
     job = Job(type(job.experiment)("a", conf), tmp_path)
     writer = leave(job, "running", step=1)
     writer.append(1, {"held_out_nll": 0.1 + 0.2, "held_out_accuracy": math.nan, "loss": None}, {})
-    writer.set_status("diverged", 160, "so it was", verdict={"state": "diverged", "step": 3, "nll_gap": -0.25})
+    verdict = {"state": "diverged", "step": 3, "reason": "so it was", "nll_gap": -0.25, "trend": {"fall": 0.1 + 0.2}}
+    writer.set_status("diverged", 160, "so it was", verdict=verdict)
     writer.close()
     cell = cell_of(Run.open(job.path))
     assert {*cell} == {*COLUMNS}
@@ -61,6 +62,7 @@ def test_a_line_says_what_was_run_by_what_and_how_it_ended(texts: Path, tmp_path
         "-0.25",
         "",
     )
+    assert cell["evidence"] == "step=3 trend.fall=0.30000000000000004"
     assert cell["metrics"] == "held_out_nll=0.30000000000000004 held_out_accuracy=nan"
     assert cell["key"] == key_of(conf)
     assert str(tmp_path) not in str(cell)
