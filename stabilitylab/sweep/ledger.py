@@ -8,54 +8,33 @@ from __future__ import annotations
 import csv
 import fcntl
 import io
-import json
 import logging
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..config import Config, complete, depth_layers, validated
 from ..errors import InputError, ResourceError
 from ..store import Run
 from ..store.files import NO_LOCKS, make_directory, sync_directory, write_all
-from ..store.layout import METRICS, flat
-from .identity import DIGITS, SOURCES, data_of, deciding, key_of
+from .cells import COLUMNS, Cell, cell_of, spread
+from .identity import DIGITS, key_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ..config import Config
+
 log = logging.getLogger(__name__)
 
-COLUMNS = (
-    "key",  # what the run is, see identity.key_of
-    *("label", "arch", "layers", "seed", "steps", "lr", "warmup", "T", "data"),  # layers: encoder and decoder together
-    "settings",  # what else differs from the defaults
-    *("version", "git_revision", "torch", "cpu_capability", "device"),
-    *("state", "verdict", "nll_gap", "accuracy_gap", "step"),
-    "metrics",  # all numbers of the last row by name
-    "finished",  # last: a line that ends with a time was written whole
-)
-NUMBERS = ("layers", "seed", "steps", "lr", "warmup", "T", "nll_gap", "accuracy_gap", "step")
 BOM = b"\xef\xbb\xbf"
 KEY = re.compile(rf"[0-9a-f]{{{DIGITS}}}")
 BEGINNING = re.compile(rf"[0-9a-f]{{0,{DIGITS}}}")
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")
-OWN = {  # settings that have a column
-    "model.arch": "arch",
-    "train.seed": "seed",
-    "train.steps": "steps",
-    "train.lr": "lr",
-    "train.warmup": "warmup",
-    "model.T": "T",
-}
 PATIENCE, POLL = 60.0, 0.02  # seconds for another process to finish its line
-
-Cell = Mapping[str, str]  # a line by column
 
 
 class _Content(NamedTuple):
@@ -111,16 +90,7 @@ class Ledger:
         """All lines as a table of numbers and words, each setting and metric in a column of its own by name."""
         import pandas as pd
 
-        rows = []
-        for cell in self.cells().values():
-            split = {
-                f"{column}.{name}" if column == METRICS else name: _read(value)
-                for column in ("settings", METRICS)
-                for name, value in (word.split("=", 1) for word in cell.get(column, "").split(" ") if word)
-            }
-            own = {column: cell[column] for column in cell if column not in ("settings", METRICS)}
-            rows.append({**own, **{column: _read(own[column]) for column in NUMBERS if column in own}, **split})
-        return pd.DataFrame(rows)
+        return pd.DataFrame([spread(cell) for cell in self.cells().values()])
 
     def _append(self, cell: Cell | None) -> bool:
         try:
@@ -145,67 +115,6 @@ class Ledger:
                 "sweep adds their lines once it can be written."
             ) from error
         return new
-
-
-def cell_of(run: Run) -> dict[str, str]:
-    """The line of a training run that has ended."""
-    manifest, status = run.manifest, run.status
-    recorded = complete(run.config)
-    config = validated(recorded)
-    digests = manifest.get("data", {}).get("files_sha256")
-    own = {column: dict(flat(recorded))[key] for key, column in OWN.items()}
-    verdict = run.verdict
-    values: dict[str, Any] = {
-        "key": key_of(config, digests),
-        "label": manifest.get("label"),
-        "layers": config.model.depth,
-        **own,
-        "data": data_of(config, digests),
-        "settings": " ".join(f"{key}={_word(value)}" for key, value in _others(config)),
-        "version": manifest.get("stabilitylab"),
-        **{key: manifest.get(key) for key in ("git_revision", "torch", "cpu_capability", "device")},
-        "state": status.state,
-        "verdict": verdict and verdict.state,
-        **{key: getattr(verdict, key, None) for key in ("nll_gap", "accuracy_gap")},
-        "step": status.step,
-        "metrics": " ".join(f"{name}={value!r}" for name, value in last_row(run).items()),
-        "finished": datetime.fromisoformat(status.updated).astimezone(UTC).isoformat(timespec="seconds"),
-    }
-    return {column: "" if value is None else " ".join(str(value).split()) for column, value in values.items()}
-
-
-def last_row(run: Run) -> dict[str, float]:
-    """The metrics of the last row, without those that were not given there; a NaN was measured."""
-    table = run.arrow(METRICS)
-    rows = table.slice(max(0, table.num_rows - 1)).to_pylist()
-    return {name: value for row in rows for name, value in row.items() if name != "step" and value is not None}
-
-
-def _others(config: Config) -> Iterator[tuple[str, Any]]:
-    """Settings without a column that differ from the defaults, or from what the columns let expect."""
-    model, usual = config.model, deciding(Config().model_dump(mode="json"))
-    if model.depth % 2 == 0 or model.stack != "encoder-decoder":
-        layers = depth_layers(model.depth, model.stack)
-        usual |= zip(("model.encoder_layers", "model.decoder_layers"), layers, strict=True)
-    usual["data.seed"] = config.train.seed
-    for key, value in deciding(config.model_dump(mode="json")).items():
-        if value != usual[key] and key not in (*OWN, *SOURCES):
-            yield key, value
-
-
-def _word(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-    return "".join(text.split())
-
-
-def _read(text: str) -> Any:
-    """A number where it is one."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text or None
 
 
 def _parsed(path: Path, content: bytes) -> _Content:

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_verdict import made_verdict
 from sweep_cases import FakeLauncher, Heard, config, experiment, finishes, leave, left, on, planned
 
 from stabilitylab.errors import InputError, ResourceError, UsageError
 from stabilitylab.store import Run
 from stabilitylab.sweep import Job, Ledger, commands, plan, run, runner, status_table
 from stabilitylab.sweep import ledger as ledgers
+from stabilitylab.sweep.cells import COLUMNS, cell_of
 from stabilitylab.sweep.identity import key_of
-from stabilitylab.sweep.ledger import COLUMNS, cell_of
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +46,8 @@ def test_a_line_says_what_was_run_by_what_and_how_it_ended(texts: Path, tmp_path
     job = Job(type(job.experiment)("a", conf), tmp_path)
     writer = leave(job, "running", step=1)
     writer.append(1, {"held_out_nll": 0.1 + 0.2, "held_out_accuracy": math.nan, "loss": None}, {})
-    writer.set_status("diverged", 160, "so it was", verdict=made_verdict("diverged", -0.25, 3))
+    verdict = Verdict("diverged", 3, "so it was", -0.25, 0.1, Trend(0.1 + 0.2, 0.25, 0.35, 8), 400)
+    writer.set_status("diverged", 160, "so it was", verdict=verdict.recorded())
     writer.close()
     cell = cell_of(Run.open(job.path))
     assert {*cell} == {*COLUMNS}
@@ -61,6 +61,9 @@ def test_a_line_says_what_was_run_by_what_and_how_it_ended(texts: Path, tmp_path
         "diverged",
         "-0.25",
         "0.1",
+    )
+    assert cell["evidence"] == (
+        "step=3 trend.fall=0.30000000000000004 trend.low=0.25 trend.high=0.35 trend.evaluations=8 sentences=400 rule=2"
     )
     assert cell["metrics"] == "held_out_nll=0.30000000000000004 held_out_accuracy=nan"
     assert cell["key"] == key_of(conf)
@@ -194,6 +197,7 @@ import sys
 from pathlib import Path
 from stabilitylab.store import Run
 from stabilitylab.sweep import Ledger
+from stabilitylab.verdict import Trend, Verdict
 ledger = Ledger(sys.argv[1])
 for path in sys.argv[2:]:
     ledger.add(Run.open(path))
