@@ -47,7 +47,9 @@ class Table:
 
     def __post_init__(self) -> None:
         if self.phase not in get_args(Phase):
-            raise ValueError(f"unknown phase {self.phase!r} of {self.name!r}; choose one of {', '.join(get_args(Phase))}")
+            raise ValueError(
+                f"unknown phase {self.phase!r} of {self.name!r}; choose one of {', '.join(get_args(Phase))}"
+            )
         if unknown := [column for column in (self.main, *self.undefined) if column not in ("", *self.columns)]:
             raise ValueError(f"{self.name!r} has no column {unknown[0]!r}; it has {', '.join(self.columns)}")
         if not self.main and self.columns:

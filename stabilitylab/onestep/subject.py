@@ -116,7 +116,5 @@ def filled(
 ) -> Filled:
     """A table with its numbers: one sequence of floats or 0-dim tensors a column, the main one first."""
     values = np.array([[float(value) for value in column] for column in columns.values()]).T
-    table = Table(
-        name, tuple(columns), tuple(rows), unit, " ".join(definition.split()), total, phase=phase, log=log
-    )
+    table = Table(name, tuple(columns), tuple(rows), unit, " ".join(definition.split()), total, phase=phase, log=log)
     return table, Cells(values.reshape(len(rows), len(columns)), np.zeros(len(rows), dtype=bool))

@@ -294,7 +294,9 @@ def probe(
 
     ``phase``, what the numbers depend on, follows from ``on``; of ``on="step"``, which sees parameters and gradients,
     it is "backward" unless said: "step" for one that looks at the parameters alone."""
-    if unknown := [column for column in (main, *(() if isinstance(unit, str) else unit)) if column not in ("", *columns)]:
+    if unknown := [
+        column for column in (main, *(() if isinstance(unit, str) else unit)) if column not in ("", *columns)
+    ]:
         raise ValueError(f"probe {name!r} has no column {unknown[0]!r}; it has {', '.join(columns)}")
 
     def decorate(cls: type[P]) -> type[P]:

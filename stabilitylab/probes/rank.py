@@ -16,7 +16,9 @@ from .sites import Site, layers
     on="reference",
     at=layers,
     unit={
-        "token_cosine": "cosine", "residual_rank_one": "ratio", "effective_rank": "directions",
+        "token_cosine": "cosine",
+        "residual_rank_one": "ratio",
+        "effective_rank": "directions",
         "stable_rank": "directions",
     },
     total="mean",

@@ -172,9 +172,7 @@ def from_then(before: float, after: float, columns: int = 1, layers: int = 3):
 
 def test_two_events_of_one_point_are_named_together(tmp_path: Path) -> None:
     """Attention that collapses in the reference pass of a row whose gains became infinite: both are theta_t's."""
-    attention = Made(
-        layer_rows(3), ("entropy", "ceiling"), lambda t: [[0.05 if t >= AT else 2.0, 3.0]] * 3, STEPS
-    )
+    attention = Made(layer_rows(3), ("entropy", "ceiling"), lambda t: [[0.05 if t >= AT else 2.0, 3.0]] * 3, STEPS)
     gains = Made(layer_rows(3), ("rms",), from_then(1.0, np.inf), STEPS)
     diagnosis = found(made(tmp_path / "run", {"loss": falling(40)}, {"attention": attention, "ln_gain": gains}))
     assert [event.phase for event in diagnosis.cause.together] == ["reference", "step"]
@@ -194,7 +192,9 @@ def test_the_reference_pass_comes_before_the_training_pass_of_its_row(tmp_path: 
     """It depends on theta_t alone; the training pass on the batch too. The tables stand the other way round."""
     tables = {
         "ln_input": Made(layer_rows(3), ("value",), from_then(1.0, 50.0), STEPS),
-        "attention": Made(layer_rows(3), ("entropy", "ceiling"), lambda t: [[0.05 if t >= AT else 2.0, 3.0]] * 3, STEPS),
+        "attention": Made(
+            layer_rows(3), ("entropy", "ceiling"), lambda t: [[0.05 if t >= AT else 2.0, 3.0]] * 3, STEPS
+        ),
     }
     diagnosis = found(made(tmp_path / "run", {"loss": falling(40)}, tables))
     assert [event.kind for event in diagnosis.cause.chain] == ["attention_collapse", "ln_growth"]
