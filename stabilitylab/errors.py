@@ -9,6 +9,14 @@ class StabilityLabError(Exception):
     exit_code = 1
 
 
+def in_words(error: Exception) -> str:
+    """One sentence on any error: one of ours as it stands, another with its type."""
+    text = " ".join(str(error).split())
+    if isinstance(error, StabilityLabError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 class UsageError(StabilityLabError):
     """A wrong argument, name or configuration value (exit code 2)."""
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,8 +35,11 @@ def claims(
     as_json: Annotated[bool, JSON] = False,
     quiet: Annotated[bool, QUIET] = False,
     verbose: Annotated[bool, VERBOSE] = False,
-) -> None:
-    """Judge the papers' claims on the runs at hand; exit 0 whatever the verdicts."""
+) -> int:
+    """Judge the papers' claims on the runs at hand.
+
+    Exit 0 whatever the verdicts, 1 where a claim's test itself fails.
+    """
     if fast:
         _make_fast(folder, jobs, data, quiet)
     from ..reports import figures  # noqa: F401  (registers the claims)
@@ -51,8 +55,14 @@ def claims(
         from ..store.layout import plain
 
         print(json.dumps(plain({"claims": [finding.as_dict() for finding in findings]}), indent=2))
-        return
-    _show(findings)
+    else:
+        _show(findings)
+    failed = [finding for finding in findings if finding.error is not None]
+    for finding in failed:
+        print(f"{finding.claim.id}: {finding.why}", file=sys.stderr)
+        if verbose:
+            traceback.print_exception(finding.error)
+    return int(bool(failed))
 
 
 def _make_fast(out: Path, jobs: int, data: str | None, quiet: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,8 +30,11 @@ def report(
     as_json: Annotated[bool, JSON] = False,
     quiet: Annotated[bool, QUIET] = False,
     verbose: Annotated[bool, VERBOSE] = False,
-) -> None:
-    """Make the papers' figures, the ledger of claims and one page of them, as far as the runs allow."""
+) -> int:
+    """Make the papers' figures, the ledger of claims and one page of them, as far as the runs allow.
+
+    Exit 1 where an error kept a figure, a run's part of the page or a claim's verdict from being made; all others are.
+    """
     from ..reports.build import build
 
     console = Console(stderr=True)
@@ -49,6 +53,12 @@ def report(
         print(built.page)
     else:
         _show(built)
+    for one in built.failed:
+        if quiet or as_json:
+            print(f"{one.id}: {one.sentence}", file=sys.stderr)
+        if verbose:
+            traceback.print_exception(one.error)
+    return int(bool(built.failed))
 
 
 def _counts(built: Built) -> dict[str, int]:
@@ -63,6 +73,7 @@ def _facts(built: Built) -> dict[str, object]:
             {"id": section.id, "finding": section.picture.finding, "files": section.files} for section in built.sections
         ],
         "missing": [{"id": one.id, "why": one.sentence, "command": one.command} for one in built.missing],
+        "failed": [{"id": one.id, "why": one.sentence} for one in built.failed],
         "claims": _counts(built),
         "unreadable": [{"run": str(path), "why": sentence} for path, sentence in built.broken],
     }
@@ -78,6 +89,10 @@ def _show(built: Built) -> None:
         console.print("\nnot made, for want of runs:", highlight=False)
         for one in built.missing:
             console.print(f"{one.id}: {one.sentence}; {one.command}", highlight=False, markup=False)
+    if built.failed:
+        console.print("\nnot made, because of an error (-v shows where):", highlight=False)
+        for one in built.failed:
+            console.print(f"{one.id}: {one.sentence}", highlight=False, markup=False)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in _counts(built).items())
     console.print(f"\n{len(built.findings)} claims: {counts}", highlight=False, markup=False)
     for path, sentence in built.broken:

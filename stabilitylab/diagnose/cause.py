@@ -29,8 +29,8 @@ class Cause:
 
 
 def ordered(events: Sequence[Event]) -> list[Event]:
-    """By row, and in a row by what numbers depend on. What a run ends in (a plateau that it never left, say) comes after
-    what else began then, and what began in an earlier row than it was seen in cannot be told apart from it."""
+    """By row, and in a row by what numbers depend on. What a run ends in (a plateau that it never left, say) comes
+    after what else began then, and what began in an earlier row than it was seen in cannot be told apart from it."""
     return sorted(
         events,
         key=lambda event: (
@@ -80,8 +80,8 @@ def explain(events: Sequence[Event]) -> Cause:
 
 
 def sentence(cause: Cause) -> str:
-    """Such as ``learning-rate jump at step 40 -> update jump at step 40 -> loss spike at step 41``; events of one row of
-    which neither comes first are joined by "and"."""
+    """Such as ``learning-rate jump at step 40 -> update jump at step 40 -> loss spike at step 41``; events of one row
+    of which none comes first are joined by "and"."""
     groups: list[list[Event]] = []
     for event in cause.chain:
         if groups and event.role == groups[-1][0].role == "mechanism" and together(groups[-1][0], event):

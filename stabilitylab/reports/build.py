@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..errors import InputError, ResourceError, UsageError
+from ..errors import InputError, ResourceError, UsageError, in_words
 from ..experiments import command
 from ..store.layout import plain
 from . import page, paper
@@ -40,12 +40,28 @@ class Missing:
 
 
 @dataclass(frozen=True)
+class Failed:
+    """A figure, a run's part of the page (``run:NAME``) or a claim's verdict, and the error that kept it from being
+    made."""
+
+    id: str
+    title: str
+    sentence: str
+    error: Exception
+
+    @classmethod
+    def of(cls, id: str, title: str, error: Exception) -> Failed:
+        return cls(id, title, in_words(error), error)
+
+
+@dataclass(frozen=True)
 class Built:
     """What a report came to."""
 
     page: Path
     sections: Sequence[page.Section]
     missing: Sequence[Missing]
+    failed: Sequence[Failed]
     findings: Sequence[Finding]
     broken: Sequence[tuple[Path, str]]
 
@@ -60,40 +76,39 @@ def build(
 ) -> Built:
     """Write the report on the runs below ``folder`` to ``out``: index.html, figures/, claims.json, claims.csv.
 
-    ``figures`` and ``diagnosed`` (names of runs) choose; empty: all figures, and the runs that most need a look.
-    Raises InputError where ``folder`` holds no run, UsageError for a name that does not exist, ResourceError where
-    ``out`` cannot be written.
+    ``figures`` and ``diagnosed`` (names of runs) choose; empty: all figures, and the runs that most need a look. What
+    an error keeps from being made is left out, and listed in ``failed`` and on the page. Raises InputError where
+    ``folder`` holds no run, UsageError for a name that does not exist, ResourceError where ``out`` cannot be written.
     """
     from . import figures as _  # noqa: F401  (registers them)
 
     chosen = [FIGURES.resolve(name) for name in figures] or sorted(FIGURES, key=_order)
     runs, broken = load(folder)
     named = _named(runs, diagnosed)
-    sections, missing = [], []
+    kept: list[Missing | Failed | None] = []
     try:
         with Press(out) as press:
             for id in chosen:
                 entry = FIGURES[id]
                 progress(id)
-                try:
-                    picture = entry().picture(runs)
-                except MissingRuns as lacking:
-                    missing.append(Missing(id, entry.title, lacking.sentence, lacking.command or command(id)))
-                    continue
-                sections.append(press.section(id, entry.title, entry.source, picture, "figures"))
+                kept.append(_press(press, id, entry.title, entry.source, "figures", lambda e=entry: e().picture(runs)))
             for record in named:
                 progress(record.name)
-                try:
-                    picture = diagnose(record)
-                except MissingRuns as lacking:
-                    log.warning("%s: %s", record.name, lacking.sentence)
-                    continue
-                title = "one run, step by step"
-                sections.append(press.section(f"run:{record.name}", record.name, title, picture, "runs"))
+                id, source = f"run:{record.name}", "one run, step by step"
+                made = _press(press, id, record.name, source, "runs", lambda r=record: diagnose(r))
+                if isinstance(made, Missing):
+                    log.warning("%s: %s", record.name, made.sentence)
+                else:
+                    kept.append(made)
             progress("claims")
             findings = ledger(runs)
             write_ledger(findings, out)
             progress("files of the figures")
+            sections, unprinted = press.printed()
+        missing = [one for one in kept if isinstance(one, Missing)]
+        failed = [one for one in kept if isinstance(one, Failed)]
+        failed += [Failed.of(section.id, section.title, error) for section, error in unprinted]
+        failed += [Failed.of(one.claim.id, one.claim.sentence, one.error) for one in findings if one.error is not None]
         progress("page")
         path = page.write(
             out,
@@ -103,11 +118,37 @@ def build(
             runs=runs,
             broken=broken,
             missing=[(entry.id, entry.title, entry.sentence, entry.command) for entry in missing],
+            failed=[(entry.id, entry.title, entry.sentence) for entry in failed],
         )
     except OSError as error:
         reason = error.strerror or error
         raise ResourceError(f"cannot write the report to {out} ({reason}): choose another --out.") from error
-    return Built(path, sections, missing, findings, broken)
+    return Built(path, sections, missing, failed, findings, broken)
+
+
+def _press(
+    press: Press, id: str, title: str, source: str, group: page.Group, draw: Callable[[], Picture]
+) -> Missing | Failed | None:
+    """Hands to the press what ``draw`` makes; what keeps it from being made, whatever that is, else None."""
+    try:
+        press.section(id, title, source, draw(), group)
+    except MissingRuns as lacking:
+        return _lacking(id, title, lacking, group)
+    except Exception as error:
+        return Failed.of(id, title, error)
+    return None
+
+
+def _lacking(id: str, title: str, lacking: MissingRuns, group: page.Group) -> Missing | Failed:
+    if lacking.command or group == "runs":
+        return Missing(id, title, lacking.sentence, lacking.command)
+    try:
+        return Missing(id, title, lacking.sentence, command(id))
+    except UsageError as error:  # a figure of somebody's, whose runs no sweep makes
+        sentence = (
+            f"{lacking.sentence.rstrip('.')}, and MissingRuns names no command that makes them: {in_words(error)}"
+        )
+        return Failed(id, title, sentence, error)
 
 
 def load(folder: Path) -> tuple[Runs, list[tuple[Path, str]]]:
@@ -149,8 +190,7 @@ def _order(id: str) -> tuple[int, str]:
 class Press:
     """Prints figures in other processes while this one reads runs: matplotlib takes most of a report's time.
 
-    A context manager: it ends when all files stand, raising what went wrong in printing; after an error in it, or a
-    Ctrl-C, what is not being printed yet is dropped.
+    A context manager: after an error in it, or a Ctrl-C, what is not being printed yet is dropped.
     """
 
     def __init__(self, out: Path) -> None:
@@ -159,24 +199,39 @@ class Press:
         spawn = multiprocessing.get_context("spawn")
         count = min(WORKERS, os.cpu_count() or 1)
         self._workers = ProcessPoolExecutor(count, spawn, signal.signal, (signal.SIGINT, signal.SIG_IGN))
-        self._printing: list[Future[object]] = []
+        self._printing: list[tuple[page.Section, Future[object]]] = []
 
     def __enter__(self) -> Press:
         return self
 
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        try:
-            for printed in self._printing if error is None else ():
-                printed.result()
-        finally:
-            self._workers.shutdown(cancel_futures=True)
+    def __exit__(self, *_: object) -> None:
+        self._workers.shutdown(cancel_futures=True)
 
-    def section(self, id: str, title: str, source: str, picture: Picture, group: page.Group) -> page.Section:
+    def section(self, id: str, title: str, source: str, picture: Picture, group: page.Group) -> None:
+        """Begin to print a figure; raises here what would keep it off the page."""
         name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in id)
-        self._printing.append(self._workers.submit(paper.write, picture, self._folder, name))
         paths = paper.paths(self._folder, name, picture.extra)
         files = {kind: path.relative_to(self._out).as_posix() for kind, path in paths.items()}
-        return page.Section(id, title, source, picture, files, group=group)
+        section = page.Section(id, title, source, picture, files, group=group)
+        section.check()
+        self._printing.append((section, self._workers.submit(paper.write, picture, self._folder, name)))
+
+    def printed(self) -> tuple[list[page.Section], list[tuple[page.Section, Exception]]]:
+        """Waits: the sections whose files all stand, and the others, which leave none, with what went wrong.
+
+        Raises OSError where the files cannot be written."""
+        done, failed = [], []
+        for section, printing in self._printing:
+            try:
+                printing.result()
+                done.append(section)
+            except OSError:
+                raise
+            except Exception as error:
+                failed.append((section, error))
+                for path in section.files.values():
+                    (self._out / path).unlink(missing_ok=True)
+        return done, failed
 
 
 def _named(runs: Runs, names: Sequence[str]) -> list[Record]:

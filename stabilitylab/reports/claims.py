@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..errors import in_words
 from ..experiments import command
 from ..registry import Registry
 from .base import MissingRuns
@@ -111,6 +112,7 @@ class Finding:
     effects: list[dict[str, Any]] = field(default_factory=list)
     why: str = ""  # not testable: what is missing
     command: str = ""
+    error: Exception | None = None  # of the test itself, which then says nothing
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it: regions as they print themselves."""
@@ -163,11 +165,19 @@ def judge(entry: Claim, runs: Runs) -> Finding:
     return Finding(entry, together, effects)
 
 
+def tried(entry: Claim, runs: Runs) -> Finding:
+    """As :func:`judge`; a claim whose test fails is not testable, and keeps the error."""
+    try:
+        return judge(entry, runs)
+    except Exception as error:
+        return Finding(entry, "not testable", why=f"its test failed ({in_words(error)})", error=error)
+
+
 def ledger(runs: Runs) -> list[Finding]:
     """Every claim in the order of its number, with Holm's correction of the printed p values within a paper."""
     from . import figures  # noqa: F401  (registers them)
 
-    findings = [judge(CLAIMS[id], runs) for id in sorted(CLAIMS)]
+    findings = [tried(CLAIMS[id], runs) for id in sorted(CLAIMS)]
     for paper in {finding.claim.paper for finding in findings}:
         effects = [effect for finding in findings if finding.claim.paper == paper for effect in finding.effects]
         for effect, adjusted in zip(effects, holm([effect["p"] for effect in effects]), strict=True):

@@ -15,22 +15,12 @@ from .collection import Record
 from .pooling import COLUMNS, findings, pool, thin
 from .style import GREY, INK
 
-MAIN = {  # table -> its main column, and whether its colours are logarithmic
-    "grad_norm": ("value", True),
-    "activation_grad_norm": ("value", True),
-    "ln_input": ("value", True),
-    "update_ratio": ("value", True),
-    "cosine_similarity": ("raw", False),
-    "activation_sparsity": ("nonzero_fraction", False),
-    "branch_variance": ("branch", True),
-}
-UPDATE = "model_update"  # has no layers: a line a stack
-# without layers, and of one step only: their figures are deepnet:5 and admin:4
-UNMAPPED = {UPDATE, "update_rate", "perturbation", "ln_jacobian", "theorem43", "theorem42", "lemma41"}
+UPDATE = "model_update"  # has a panel of its own
 VANISHED = 1e-4  # of the largest gradient norm in the stack: below it a layer hardly learns
 LINES = {"nll": "training", "held_out_nll": "held out", "loss": "training"}
 COLOURS = {"encoder": "#0072B2", "decoder": "#D55E00"}
-NAMED = 12  # places of a model without layers that a note can still name
+NAMED = 20  # places of a table without layers that a note can still name
+SPAN = 30  # largest over smallest number from which colours are logarithmic, where the table does not say
 
 
 @dataclass(frozen=True)
@@ -47,15 +37,29 @@ class Grid:
     by_layer: bool
     column: str
     unit: str
+    log: bool | None
+
+    @property
+    def outputs(self) -> bool:
+        """Whether these are a few numbers of whole stacks, one each: lines rather than maps of a single row."""
+        return not self.layers.any() and len({*self.stacks.tolist()}) == len(self.stacks) and len(self.steps) > 1
+
+    @property
+    def label(self) -> str:
+        """Such as ``entropy [nats]``."""
+        column = self.column.replace("_", " ")
+        return f"{column} [{self.unit}]" if self.column != "value" and self.unit else self.unit or column
 
     @property
     def lost(self) -> np.ndarray:
         return ~self.absent & ~np.isfinite(self.values)
 
 
-def read(record: Record, table: str, column: str, *, by_layer: bool = True) -> Grid | None:
-    """``by_layer`` combines the rows of a layer, where they combine; None: nothing recorded yet."""
+def read(record: Record, table: str, *, by_layer: bool = True) -> Grid | None:
+    """The main column of a table; ``by_layer`` combines the rows of a layer, where they combine; None: nothing recorded
+    yet."""
     definition = record.run.table(table)
+    column = definition.main
     layered = any(row.layer > 0 for row in definition.rows)
     combined = by_layer and layered and bool(definition.total)
     data = record.frame(table, [column], by="layer" if combined else None)
@@ -67,7 +71,9 @@ def read(record: Record, table: str, column: str, *, by_layer: bool = True) -> G
     rows = np.flatnonzero(first["layer"].to_numpy() > 0) if layered else np.arange(len(first))
     stacks, layers = first["stack_name"].to_numpy().astype(str)[rows], first["layer"].to_numpy()[rows]
     names = [_name(first.iloc[row]) for row in rows]
-    return Grid(steps, values[rows], absent[rows], stacks, layers, names, combined, column, definition.unit)
+    return Grid(
+        steps, values[rows], absent[rows], stacks, layers, names, combined, column, definition.unit, definition.log
+    )
 
 
 def _name(row: Any) -> str:
@@ -85,16 +91,16 @@ def diagnose(record: Record, columns: int = COLUMNS) -> Picture:
     """
     lines = [_loss(record, columns), _gradient(record, columns), _update(record, columns)]
     panels = [panel for panel in lines if panel.series]
-    tables = [*(name for name in MAIN if name in record.tables), *sorted(record.tables - MAIN.keys() - UNMAPPED)]
     most = 1
     notes = []
-    for table in tables:
-        column, log = MAIN.get(table, ("", None))
-        known = record.run.table(table).columns
-        grid = read(record, table, column if column in known else known[0])
+    for table in record.run.tables:
+        grid = read(record, table) if table != UPDATE else None
         if grid is None:
             continue
-        panels += _maps(table, grid, log, columns)
+        if grid.outputs:
+            panels.append(_outputs(table, grid, columns))
+            continue
+        panels += _maps(table, grid, columns)
         most = max(most, math.ceil(len(grid.steps) / columns))
         if not grid.layers.any() and len(grid.names) <= NAMED:
             called = ", ".join(f"{place} {name}" for place, name in enumerate(grid.names, 1))
@@ -170,22 +176,42 @@ def _update(record: Record, columns: int) -> Panel:
     return Panel("Model update", "update", "||F - F at step 0|| per token", lines, marks)
 
 
-def _maps(table: str, grid: Grid, log: bool | None, columns: int) -> list[Panel]:
+def _outputs(table: str, grid: Grid, columns: int) -> Panel:
+    """A line a stack."""
+    lines, marks = [], []
+    for name, stack, values in zip(
+        grid.names, grid.stacks.tolist(), np.where(grid.absent, np.nan, grid.values), strict=True
+    ):
+        x, y = thin(grid.steps, values, columns)
+        lines.append(Series(name, x.tolist(), y.tolist(), colour=COLOURS.get(stack, INK), dash="solid", marker="none"))
+    if grid.lost.any():
+        marks.append(Reference(float(grid.steps[grid.lost.any(0)][0]), "not finite", vertical=True))
+    usual = grid.values[np.isfinite(grid.values)]
+    return Panel(_title(table), "update", grid.label, lines, marks, log_y=_logarithmic(grid.log, usual))
+
+
+def _title(table: str) -> str:
+    return table.replace("_", " ")
+
+
+def _logarithmic(log: bool | None, usual: np.ndarray) -> bool:
+    """Whether these numbers are drawn on a logarithmic scale: as their table says, or else where they span decades."""
+    if not len(usual) or not (usual > 0).all():
+        return False
+    return bool(usual.max() > SPAN * usual.min()) if log is None else log
+
+
+def _maps(table: str, grid: Grid, columns: int) -> list[Panel]:
     """A panel for each stack: one row a layer, where the table's rows combine; else one row a place."""
-    unit = f"{grid.column.replace('_', ' ')} [{grid.unit}]" if grid.column != "value" and grid.unit else grid.unit
     panels = []
     for stack in dict.fromkeys(grid.stacks.tolist()):
         rows = grid.stacks == stack
         x, z, finding = pool(grid.steps, grid.values[rows], findings(grid.values[rows], grid.absent[rows]), columns)
-        usual = z[finding == 0]
-        positive = bool(len(usual)) and bool((usual > 0).all())
-        spans = positive and usual.max() > 30 * usual.min()  # of a probe that this table does not know
         y = grid.layers[rows] if grid.by_layer else np.arange(1, rows.sum() + 1)
         axis = "layer" if grid.by_layer else ("sub-layer" if grid.layers.any() else "place")
-        heat = Map(
-            x.tolist(), y.tolist(), z, finding, unit or grid.column, log=positive and (spans if log is None else log)
-        )
-        panels.append(Panel(f"{table.replace('_', ' ')}{f', {stack}' if stack else ''}", "update", axis, map=heat))
+        log = _logarithmic(grid.log, z[finding == 0])
+        heat = Map(x.tolist(), y.tolist(), z, finding, grid.label, log=log)
+        panels.append(Panel(f"{_title(table)}{f', {stack}' if stack else ''}", "update", axis, map=heat))
     return panels
 
 
@@ -208,7 +234,7 @@ def _finding(record: Record) -> str:
 
 def _first_break(record: Record) -> str:
     """The first place whose gradient is not finite, or else the first that vanishes beside its stack's largest."""
-    grid = read(record, "grad_norm", "value") if "grad_norm" in record.tables else None
+    grid = read(record, "grad_norm") if "grad_norm" in record.tables else None
     if grid is None:
         return ""
     found = [sentence for sentence in (_lost_gradient(grid), _lost_input(record)) if sentence]
@@ -231,7 +257,7 @@ def _lost_gradient(grid: Grid) -> str:
 
 def _lost_input(record: Record) -> str:
     """The forward pass carries it upwards: the lowest norm with such an input is where it began."""
-    grid = read(record, "ln_input", "value", by_layer=False) if "ln_input" in record.tables else None
+    grid = read(record, "ln_input", by_layer=False) if "ln_input" in record.tables else None
     if grid is None or not grid.lost.any():
         return ""
     columns = np.flatnonzero(grid.lost.any(0))
@@ -266,7 +292,7 @@ def _vanishing(grid: Grid) -> str:
 
 
 def _worst_input(record: Record) -> str:
-    grid = read(record, "ln_input", "value", by_layer=False) if "ln_input" in record.tables else None
+    grid = read(record, "ln_input", by_layer=False) if "ln_input" in record.tables else None
     if grid is None:
         return ""
     usual = np.where(np.isfinite(grid.values) & ~grid.absent, grid.values, np.nan)

@@ -6,11 +6,13 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
 import jinja2
+import pandas as pd
 from markupsafe import Markup
 
 from ..store.files import replace_file
@@ -47,6 +49,26 @@ class Section:
     def anchor(self) -> str:
         return anchor(self.id)
 
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """Exactly what is drawn, one row a point."""
+        return self.picture.frame()
+
+    @cached_property
+    def plots(self) -> str:
+        """The data of its plots, as JSON."""
+        return self.pooled(COLUMNS)
+
+    def pooled(self, columns: int) -> str:
+        """The same with maps of at most so many columns."""
+        return json.dumps(screen.plots(self.picture, columns), separators=(",", ":"), allow_nan=False)
+
+    def check(self) -> None:
+        """Raises now what would end the page later; what it takes is kept."""
+        "".join((self.picture.finding, *self.picture.notes))  # text
+        self.plots  # noqa: B018
+        _described(self, (), LISTED)
+
 
 def anchor(id: str) -> str:
     """``id`` as the name of a place on the page."""
@@ -62,8 +84,10 @@ def write(
     runs: Runs,
     broken: Sequence[tuple[Path, str]],
     missing: Sequence[tuple[str, str, str, str]],
+    failed: Sequence[tuple[str, str, str]] = (),
 ) -> Path:
-    """Write ``folder/index.html``; ``missing``: (id, title, why, command) of figures that could not be made."""
+    """Write ``folder/index.html``; ``missing``: (id, title, why, command) of figures that could not be made;
+    ``failed``: (id, title, why) of what an error kept from being made."""
     from plotly.offline import get_plotlyjs
 
     environment = jinja2.Environment(
@@ -82,6 +106,7 @@ def write(
         figures=[one for one in described if one["group"] == "figures"],
         diagnoses=[one for one in described if one["group"] == "runs"],
         missing=[{"id": id, "title": name, "why": why, "command": how} for id, name, why, how in missing],
+        failed=[{"id": id, "title": name, "why": why} for id, name, why in failed],
         findings=[_claim(finding, {section.id for section in sections}) for finding in findings],
         ledger_files={kind: name for kind, name in LEDGER.items() if (folder / name).exists()},
         all_runs=[_row(record, diagnosed) for record in runs],
@@ -102,15 +127,15 @@ def _fitting(sections: Sequence[Section]) -> Markup:
     fewer columns each, so that the page stays small."""
     columns = COLUMNS
     while True:
-        data = {section.anchor: screen.plots(section.picture, columns) for section in sections}
-        text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+        data = [(one.anchor, one.plots if columns == COLUMNS else one.pooled(columns)) for one in sections]
+        text = f"{{{','.join(f'{json.dumps(name)}:{plots}' for name, plots in data)}}}".replace("<", "\\u003c")
         if len(text) <= ROOM or columns <= NARROWEST:
             return Markup(text)
         columns = max(NARROWEST, min(columns * 2 // 3, int(columns * ROOM / len(text))))
 
 
 def _described(section: Section, findings: Sequence[Finding], listed: int) -> dict[str, Any]:
-    frame = section.picture.frame()
+    frame = section.frame
     shown = frame.head(listed).dropna(axis="columns", how="all")
     text = shown.map(lambda x: "" if x is None or x != x else f"{x:.5g}" if isinstance(x, float) else str(x))
     files = {kind: quote(path) for kind, path in section.files.items()}

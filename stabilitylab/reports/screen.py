@@ -37,9 +37,9 @@ def _plot(panel: Panel, columns: int) -> dict[str, Any]:
     left = [one for one in panel.series if not one.right]
     return {
         "title": panel.title,
-        "x": {"title": panel.x, "log": panel.log_x, "ticks": numbers(panel.ticks), **_names(panel.map, "x")},
-        "y": {"title": panel.y, "log": panel.log_y, **_names(panel.map, "y")},
-        "right": {"title": panel.right, "log": panel.log_right} if len(left) < len(panel.series) else None,
+        "x": {"title": panel.x, "log": bool(panel.log_x), "ticks": numbers(panel.ticks), **_names(panel.map, "x")},
+        "y": {"title": panel.y, "log": bool(panel.log_y), **_names(panel.map, "y")},
+        "right": {"title": panel.right, "log": bool(panel.log_right)} if len(left) < len(panel.series) else None,
         "traces": [_trace(one, columns) for one in panel.series],
         "references": [
             {"value": _number(float(line.value)), "label": line.label, "vertical": line.vertical}
@@ -126,7 +126,7 @@ def _map(heat: Map, columns: int) -> dict[str, Any]:
         "cells": packed(codes),
         "low": low,
         "span": span,
-        "log": heat.log,
+        "log": bool(heat.log),  # a figure may have taken it from an array
         "unit": heat.unit,
         "text": heat.text.tolist() if heat.text is not None else None,
         "findings": [name for kind, name in FINDINGS.items() if (finding == kind).any()],

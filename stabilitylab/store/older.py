@@ -1,4 +1,4 @@
-"""What run.json did not say about a table in schema 1, which closed with this list: later tables carry it themselves."""
+"""What run.json did not say about a table in schema 1. The list is closed: tables carry it themselves since."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_zero_absent_and_not_finite_are_told_apart_from_small(tmp_path: Path) ->
     rows = tuple(layer_rows(5, ("encoder",)))
     values = np.array([[1e-300], [0.0], [np.nan], [np.nan], [np.inf]])
     absent = np.array([False, False, True, False, False])
-    table = Table("grad_norm", ("value",), rows, "L2 norm", "", "norm")
+    table = Table("grad_norm", ("value",), rows, "L2 norm", "", "norm", log=True)
     found = heat(diagnose(watched(tmp_path, [table], lambda step, _: Cells(values, absent))), "grad norm, encoder")
     assert found.finding[:, 0].tolist() == [0, ZERO, ABSENT, NONFINITE, NONFINITE]
     assert found.z[0, 0] == 1e-300
@@ -255,7 +255,7 @@ def test_a_watched_model_without_configuration(tmp_path: Path) -> None:
 
 def test_a_model_without_layers_has_places(tmp_path: Path) -> None:
     rows = (Row("0", "", 0, "0"), Row("2", "", 0, "2"))
-    table = Table("grad_norm", ("value",), rows, "L2 norm", "", "norm")
+    table = Table("grad_norm", ("value",), rows, "L2 norm", "", "norm", log=True)
     cells = Cells(np.array([[1.0], [2.0]]), np.zeros(2, bool))
     picture = diagnose(watched(tmp_path, [table], lambda step, _: cells, loss=math.nan))
     found = heat(picture, "grad norm")
