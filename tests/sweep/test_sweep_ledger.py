@@ -19,6 +19,7 @@ from stabilitylab.sweep import Job, Ledger, commands, plan, run, runner, status_
 from stabilitylab.sweep import ledger as ledgers
 from stabilitylab.sweep.cells import COLUMNS, cell_of
 from stabilitylab.sweep.identity import key_of
+from stabilitylab.verdict import Trend, Verdict
 
 
 @pytest.fixture(autouse=True)
@@ -197,7 +198,6 @@ import sys
 from pathlib import Path
 from stabilitylab.store import Run
 from stabilitylab.sweep import Ledger
-from stabilitylab.verdict import Trend, Verdict
 ledger = Ledger(sys.argv[1])
 for path in sys.argv[2:]:
     ledger.add(Run.open(path))
