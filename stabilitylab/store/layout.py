@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import InputError
 from ..schema import Row, Table
 from .files import reading, replace_file
+from .names import VALUES
 
 SCHEMA_VERSION = 1
 METRICS = "metrics"
@@ -126,11 +127,11 @@ def _table_to_json(table: Table) -> dict[str, Any]:
 
 
 def _table_from_json(name: str, entry: Mapping[str, Any]) -> Table:
-    rows = entry["rows"]
+    rows, names = entry["rows"], VALUES.get(name, {})
     places = zip(rows["site"], rows["stack"], rows["layer"], rows["sublayer"], strict=True)
     return Table(
         name=name,
-        columns=tuple(entry["columns"]),
+        columns=tuple(names[column] if column in names else column for column in entry["columns"]),
         rows=tuple(Row(site, stack, int(layer), sublayer) for site, stack, layer, sublayer in places),
         unit=entry["unit"],
         definition=entry["definition"],
