@@ -16,15 +16,15 @@ from .sites import Site, branches, layers
     at=branches,
     unit="variance over d",
     total="mean",
-    # sum stands first, since that is the column of the sub-layer's own call; the others are those of its taps
-    columns={"sum": Mean(), "branch": Mean("scaled_branch"), "shortcut": Mean()},
+    # total stands first, since that is the column of the sub-layer's own call; the others are those of its taps
+    columns={"total": Mean(), "branch": Mean("scaled_branch"), "shortcut": Mean()},
     main="branch",
     log=True,
 )
 class BranchVariance(Probe):
-    """Var_d of the branch as added (alpha F), of the shortcut s x, and of their sum (what Post-LN normalises, Pre-LN's
-    stream after the addition), per token, then the mean over real tokens: beta_ii^2 = branch / sum. Variances do not
-    add up where branch and shortcut correlate. Admin, Sec. 4.2 and Thm. 2."""
+    """Var_d of the branch as added (alpha F), of the shortcut s x, and of their sum (total: what Post-LN normalises,
+    Pre-LN's stream after the addition), per token, then the mean over real tokens: beta_ii^2 = branch / total.
+    Variances do not add up where branch and shortcut correlate. Admin, Sec. 4.2 and Thm. 2."""
 
     taps = ("scaled_branch", "shortcut")
 

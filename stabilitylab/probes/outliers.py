@@ -20,15 +20,15 @@ def hidden(sites: Sites) -> Sequence[Site]:
     "outliers",
     on="reference",
     at=hidden,
-    unit={"kurtosis": "ratio", "max_abs": "units of x", "max_over_rms": "ratio", "max_over_median": "ratio"},
-    columns={"kurtosis": Mean(), "max_abs": Max(), "max_over_rms": Max(), "max_over_median": Max()},
+    unit={"pearson_kurtosis": "ratio", "max_abs": "units of x", "max_over_rms": "ratio", "max_over_median": "ratio"},
+    columns={"pearson_kurtosis": Mean(), "max_abs": Max(), "max_over_rms": Max(), "max_over_median": Max()},
     log=True,
 )
 class Outliers(Probe):
-    """kurtosis: E_d[(x - mu)^4] / E_d[(x - mu)^2]^2 over a token's entries, mean over real tokens (3 for a Gaussian, d
-    where one entry holds everything, 0 where all are equal). max_abs: the largest |x|; max_over_rms, max_over_median:
-    a token's largest |x| over its own rms and median |x|, largest over real tokens; no median after activations, where
-    it may be 0. Sun et al. 2024 (2402.17762: massive activations, |x| > 100 and over 1000 medians).
+    """pearson_kurtosis: E_d[(x - mu)^4] / E_d[(x - mu)^2]^2 over a token's entries, mean over real tokens (3 for a
+    Gaussian, d where one entry holds everything, 0 where all are equal). max_abs: the largest |x|; max_over_rms,
+    max_over_median: a token's largest |x| over its own rms and median |x|, largest over real tokens; no median after
+    activations, where it may be 0. Sun et al. 2024 (2402.17762: massive activations, |x| > 100 and over 1000 medians).
 
     Look for a kurtosis that grows with depth or from row to row (fp8 and int8 lose the small entries), and for a
     layer from which max_over_median jumps by orders of magnitude. max_abs near 65504 overflows in fp16. The paper's
@@ -44,7 +44,7 @@ class Outliers(Probe):
         size = y.abs()
         largest = size.amax(-1)
         numbers = {
-            "kurtosis": kurtosis(y),
+            "pearson_kurtosis": kurtosis(y),
             "max_abs": largest,
             "max_over_rms": largest / y.square().mean(-1).sqrt(),
         }

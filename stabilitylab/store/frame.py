@@ -8,11 +8,12 @@ from typing import Any
 
 import pandas as pd
 
-from .names import today
+from .names import moved, today
 
 
 class Frame(pd.DataFrame):
-    """A pandas DataFrame; ``stack`` means ``stack_name``, with a warning, in ``[...]``, ``groupby`` and ``query``."""
+    """A pandas DataFrame; ``stack`` means ``stack_name``, with a warning, in ``[...]``, ``groupby`` and ``query``, as
+    do the other names of :data:`stabilitylab.store.names.RENAMED`."""
 
     @property
     def _constructor(self) -> Callable[..., Frame]:
@@ -34,8 +35,7 @@ class Frame(pd.DataFrame):
         found = [today(name, self.columns) if isinstance(name, str) else name for name in names]
         for old, new in zip(names, found, strict=True):
             if old is not new:
-                text = f"the column {old!r} is called {new!r} now, since DataFrame.{old} is a method of pandas"
-                warnings.warn(f"{text}: use the new name", FutureWarning, stacklevel=3)
+                warnings.warn(moved(old, new), FutureWarning, stacklevel=3)
         return found if isinstance(key, list) else found[0]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import InputError
 from ..schema import Row, Table
 from .files import reading, replace_file
+from .names import VALUES
 from .older import facts
 
 SCHEMA_VERSION = 2  # 1: tables without phase, main, log, undefined
@@ -144,11 +145,12 @@ def _facts_from_json(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
 def _table_from_json(
     name: str, entry: Mapping[str, Any], facts: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 ) -> Table:
-    rows = entry["rows"]
+    rows, names = entry["rows"], VALUES.get(name, {})
+    entry = {**entry, "columns": tuple(names.get(column, column) for column in entry["columns"])}
     places = zip(rows["site"], rows["stack"], rows["layer"], rows["sublayer"], strict=True)
     return Table(
         name=name,
-        columns=tuple(entry["columns"]),
+        columns=entry["columns"],
         rows=tuple(Row(site, stack, int(layer), sublayer) for site, stack, layer, sublayer in places),
         definition=entry["definition"],
         total=entry["total"],

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-RENAMED = {"stack": "stack_name"}  # old -> new
+PLACES = {"stack": "stack_name"}  # old -> new, in every table
+VALUES: dict[str, dict[str, str]] = {  # the same of a table's own columns
+    "branch_variance": {"sum": "total"},
+    "logits": {"mean": "mean_logit"},
+    "outliers": {"kurtosis": "pearson_kurtosis"},
+}
+RENAMED = {old: new for names in (PLACES, *VALUES.values()) for old, new in names.items()}
 BEFORE = {new: old for old, new in RENAMED.items()}
 
 
@@ -16,3 +22,8 @@ def found_as(name: str, present: Container[str]) -> str:
 def today(name: str, present: Container[str]) -> str:
     """What replaced ``name`` where only that is among ``present``, else ``name``."""
     return RENAMED[name] if name in RENAMED and name not in present and RENAMED[name] in present else name
+
+
+def moved(old: str, new: str) -> str:
+    """What a warning says."""
+    return f"the column {old!r} is called {new!r} now, since DataFrame.{old} is a method of pandas: use the new name"

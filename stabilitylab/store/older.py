@@ -21,7 +21,7 @@ _SCHEMA_1: dict[str, tuple[Phase, str, bool, tuple[str, ...]]] = {
     "ln_input": ("forward", "value", True, ()),
     "logits": ("reference", "log_z", False, ()),
     "model_update": ("reference", "cumulative", False, ()),
-    "outliers": ("reference", "kurtosis", True, ("max_over_rms", "max_over_median")),
+    "outliers": ("reference", "pearson_kurtosis", True, ("max_over_rms", "max_over_median")),
     "output_norm": ("reference", "value", False, ()),
     "rank": (
         *("reference", "token_cosine", False),

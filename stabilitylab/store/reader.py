@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from .files import is_locked, reading
 from .incident import read_incident
 from .journal import read_records
 from .layout import METRICS, flat, journals, part_path, parts, read_json, read_run_json
+from .names import moved, today
 from .parts import LABELS, encode, metrics_of, part_schema, read_part, table_of
 
 if TYPE_CHECKING:
@@ -202,9 +204,13 @@ class Run:
     def _chosen(self, known: Sequence[str], columns: Sequence[str] | None, name: str) -> list[str]:
         if columns is None:
             return list(known)
+        for old, new in ((column, today(column, known)) for column in columns):
+            if old != new:
+                warnings.warn(moved(old, new), FutureWarning, stacklevel=4)
+        columns = [today(column, known) for column in columns]
         if unknown := [column for column in columns if column not in known]:
             raise UsageError(f"{name!r} of {self.path} has no column {unknown[0]!r}; it has {', '.join(known)}.")
-        return list(columns)
+        return columns
 
     def _settings(self, config: Sequence[str] | bool) -> dict[str, Any]:
         if config is False:

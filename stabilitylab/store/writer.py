@@ -31,7 +31,7 @@ from .layout import (
     tables_on_disk,
     write_run_json,
 )
-from .names import RENAMED
+from .names import PLACES
 from .parts import compact, part_schema, read_part, renew
 
 State = Literal["running", "finished", "diverged", "interrupted", "failed"]
@@ -245,7 +245,7 @@ def _set_aside(run: Path, part: int, attempt: int) -> None:
 
 
 def _check(table: Table) -> None:
-    reserved = {*part_schema(Table("", (), ())).names, *RENAMED}
+    reserved = {*part_schema(Table("", (), ())).names, *PLACES}
     if not TABLE_NAME.fullmatch(table.name) or table.name in ("step", METRICS):
         raise UsageError(f"{table.name!r} cannot name a table: use letters, digits, - and _, not 'step' or 'metrics'.")
     if not table.rows or not table.columns or reserved & {*table.columns}:

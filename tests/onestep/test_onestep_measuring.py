@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from onestep_cases import config_of
 
@@ -87,6 +88,9 @@ def test_the_ordinary_tables_are_row_0_of_a_training_run(arch: str, tmp_path: Pa
         np.testing.assert_allclose(one.frame(name)[columns].to_numpy(), theirs, rtol=2e-4, atol=1e-6 * scale)
         assert one.table(name) == trained.table(name)
     assert one.table("branch_variance").rows == trained.table("branch_variance").rows
+    for run in (one, trained):  # no column is hidden by a method of pandas
+        for name in ("metrics", *run.tables):
+            assert [column for column in run.frame(name).columns if hasattr(pd.DataFrame, column)] == []
     for name in ("loss", "nll", "grad_norm_total", "alpha", "grad_norm_nonbranch", "grad_norm_branch_encoder"):
         assert one.metrics[name][0] == pytest.approx(trained.metrics[name][0], rel=1e-4, nan_ok=True)
 

@@ -44,7 +44,7 @@ def variance(tokens: list[Tensor]) -> float:
 
 def expected(case: str, dtype: torch.dtype, t: int) -> dict[str, Column]:
     run = run_of(case, dtype)
-    model, columns = run.twins[t].eval(), {name: {} for name in ("branch", "shortcut", "sum")}
+    model, columns = run.twins[t].eval(), {name: {} for name in ("branch", "shortcut", "total")}
     with torch.no_grad():
         passes = [listen(model, batch) for batch in run.held_out]
     for place, residual in sublayers(model):
@@ -54,14 +54,14 @@ def expected(case: str, dtype: torch.dtype, t: int) -> dict[str, Column]:
         added = [alpha * seen.branch[place][m] for seen, m in zip(passes, real, strict=True)]
         kept = [scale * seen.x[place][m] for seen, m in zip(passes, real, strict=True)]
         columns["branch"][place], columns["shortcut"][place] = variance(added), variance(kept)
-        columns["sum"][place] = variance([a + b for a, b in zip(added, kept, strict=True)])
+        columns["total"][place] = variance([a + b for a, b in zip(added, kept, strict=True)])
     return columns
 
 
 @RUNS
 def test_branch_shortcut_and_sum_of_every_sublayer(case: str, dtype: torch.dtype) -> None:
     run = run_of(case, dtype)
-    assert set(run.tables["branch_variance"].columns) == {"branch", "shortcut", "sum"}
+    assert set(run.tables["branch_variance"].columns) == {"branch", "shortcut", "total"}
     for t in (0, UPDATES):
         for name, column in expected(case, dtype, t).items():
             agree(run.column(t, "branch_variance", name), column, dtype)
@@ -79,19 +79,19 @@ def test_the_sum_is_what_post_ln_normalises_and_what_pre_ln_passes_on(case: str)
         passed_on = listen(model, batch).out
     where = passed_on if case == "preln" else normalised
     sums = {place: variance([value[batch.masks[place[0]]]]) for place, value in where.items()}
-    agree(run.column(0, "branch_variance", "sum"), sums, torch.float64)
+    agree(run.column(0, "branch_variance", "total"), sums, torch.float64)
 
 
 def test_branch_and_shortcut_are_not_mixed_up_and_do_not_add_up() -> None:
     run = run_of("branchnorm", torch.float64)  # alpha = 1/7: the branch is the smaller one
-    branch, shortcut, total = (run.column(0, "branch_variance", name) for name in ("branch", "shortcut", "sum"))
+    branch, shortcut, total = (run.column(0, "branch_variance", name) for name in ("branch", "shortcut", "total"))
     assert all(branch[place] < 0.5 * shortcut[place] for place in branch)
     assert any(total[place] != pytest.approx(branch[place] + shortcut[place], rel=1e-3) for place in branch)
 
 
 def test_padding_does_not_count() -> None:
     masked, all_tokens = run_of("deepnorm", torch.float64), watched_run("deepnorm", torch.float64, masked=False)
-    for name in ("branch", "shortcut", "sum"):
+    for name in ("branch", "shortcut", "total"):
         one, other = (run.column(0, "branch_variance", name) for run in (masked, all_tokens))
         assert one != pytest.approx(other, rel=1e-3)
 
@@ -140,7 +140,7 @@ def test_a_foreign_model_needs_taps_of_these_names_only() -> None:
     watcher.flush()
     first = model["layers"][0][0]  # type: ignore[index]
     x = torch.ones(6).cumsum(-1).sin()
-    expected = {"branch": first.f(x), "shortcut": 2 * x, "sum": first.f(x) + 2 * x}
+    expected = {"branch": first.f(x), "shortcut": 2 * x, "total": first.f(x) + 2 * x}
     for name, value in expected.items():
         want = value.var(correction=0).item()
         for row in (0, 1):

@@ -27,7 +27,7 @@ def test_log_z_of_real_tokens(dtype: torch.dtype, calls: int) -> None:
     log_z = [math.log(math.fsum(math.exp(logit) for logit in x)) for x in tokens]
     expected = {
         "log_z": statistics.fmean(log_z),
-        "mean": statistics.fmean(statistics.fmean(x) for x in tokens),
+        "mean_logit": statistics.fmean(statistics.fmean(x) for x in tokens),
         "max_abs": max(abs(logit) for x in tokens for logit in x),
     }
     for column, number in expected.items():
@@ -47,7 +47,7 @@ def test_equal_logits_have_log_z_log_v_plus_their_value(shift: float) -> None:
     log_z = math.log(VOCAB) + shift
     assert numbers["abs_log_z_p99"] == pytest.approx(abs(log_z), rel=0.0222)  # a negative one has a size too
     del numbers["abs_log_z_p99"]
-    assert numbers == pytest.approx({"log_z": log_z, "mean": shift, "max_abs": abs(shift)})
+    assert numbers == pytest.approx({"log_z": log_z, "mean_logit": shift, "max_abs": abs(shift)})
 
 
 def test_large_logits_do_not_overflow() -> None:

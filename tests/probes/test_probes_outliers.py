@@ -27,7 +27,7 @@ def expected(tokens: list[list[float]]) -> dict[str, float]:
         over_rms.append(max(size) / math.sqrt(statistics.fmean(entry**2 for entry in x)))
         over_median.append(max(size) / median if (median := statistics.median_low(size)) else math.inf)
     return {
-        "kurtosis": statistics.fmean(kurtoses),
+        "pearson_kurtosis": statistics.fmean(kurtoses),
         "max_abs": max(largest),
         "max_over_rms": max(over_rms),
         "max_over_median": max(over_median),

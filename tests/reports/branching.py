@@ -23,7 +23,7 @@ def share_table(layers: int, share: Shares, steps: tuple[int, ...] = (0,), short
         own = share(step, inside.index(row) + 1)
         return 4.0, 4 * own, 4 * (1 - own) + shortcut
 
-    return Made(rows, ("sum", "branch", "shortcut"), value, steps, total="mean", unit="variance over d")
+    return Made(rows, ("total", "branch", "shortcut"), value, steps, total="mean", unit="variance over d")
 
 
 def run(folder: Path, arch: str, share: Shares, *, layers: int = 3, seed: int = 3, **how: object) -> None:

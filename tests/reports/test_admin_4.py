@@ -51,7 +51,7 @@ def one_step(
 
     tables = {"perturbation": Made(rows, ("random", "gradient"), perturbed, total="")}
     if share is not None:
-        parts = Made(sublayer_rows(1), ("sum", "branch"), lambda step, row: (2.0, 2 * share), total="mean")
+        parts = Made(sublayer_rows(1), ("total", "branch"), lambda step, row: (2.0, 2 * share), total="mean")
         tables["branch_variance"] = parts
     name = f"{arch}-{layers}-{seed}-{kind}" + ("-set" if settings else "")
     make_run(folder, name, arch=arch, seed=seed, layers=layers, tables=tables, kind=kind, settings=settings)

@@ -41,11 +41,11 @@ def test_postln_shares_are_those_of_vectors_followed_through_the_norms(shortcut:
     vectors = uncorrelated(6)
     x, branches = vectors[0], vectors[1:]
     weights = np.zeros((5, 5))
-    found: dict[str, list[float]] = {"branch": [], "sum": []}
+    found: dict[str, list[float]] = {"branch": [], "total": []}
     for i, branch in enumerate(branches):
         total = shortcut * x + branch
         found["branch"].append(branch.var())
-        found["sum"].append(total.var())
+        found["total"].append(total.var())
         weights[i] = shortcut * weights[i - 1] if i else 0
         weights[i, i] = 1
         weights[i] /= total.std()
@@ -58,7 +58,7 @@ def test_postln_shares_are_those_of_vectors_followed_through_the_norms(shortcut:
 def test_preln_shares_are_those_of_the_stream() -> None:
     vectors = uncorrelated(6)
     stream = np.cumsum(vectors, axis=0)[1:]
-    found = {"branch": vectors[1:].var(axis=1), "sum": stream.var(axis=1)}
+    found = {"branch": vectors[1:].var(axis=1), "total": stream.var(axis=1)}
     beta = dependency_map(found, renormalised=False)
     for i in range(5):
         for j in range(5):

@@ -51,7 +51,7 @@ def make_similarity(
             branch = 10.0 if row.sublayer == "ffn" else 1.0
             return branch / beta(step, row), branch
 
-        tables["branch_variance"] = Made(sublayer_rows(layers), ("sum", "branch"), variances, steps, "mean")
+        tables["branch_variance"] = Made(sublayer_rows(layers), ("total", "branch"), variances, steps, "mean")
     own = {"model": {"T": RAMP}, "train": {"steps": max(*steps, 1)}, **(settings or {})}
     metrics = {
         "held_out_nll": [8.0 - step / 10 - seed / 100 for step in steps],

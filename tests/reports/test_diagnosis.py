@@ -99,7 +99,7 @@ def test_places_that_do_not_combine_have_rows_of_their_own(tmp_path: Path) -> No
 def test_each_probe_shows_its_main_column(tmp_path: Path) -> None:
     tables = {
         "cosine_similarity": Made(layer_rows(2), ("centred", "raw"), lambda s, r: (0.1, 0.9), STEPS, "mean", "cosine"),
-        "branch_variance": Made(sublayer_rows(2), ("sum", "branch"), lambda s, r: (9.0, 2.0), STEPS, "mean"),
+        "branch_variance": Made(sublayer_rows(2), ("total", "branch"), lambda s, r: (9.0, 2.0), STEPS, "mean"),
         "of_my_own": Made(layer_rows(2), ("first", "second"), lambda s, r: (10.0 ** (3 * r.layer), 0.0), STEPS, "mean"),
         "narrow": Made(layer_rows(2), ("first",), lambda s, r: float(r.layer), STEPS, "mean"),
         "signed": Made(layer_rows(2), ("first",), lambda s, r: (-100.0) ** r.layer, STEPS, "mean"),

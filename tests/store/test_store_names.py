@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from store_cases import GRAD_NORM, TABLES, new_run, put, steps_in
 
 from stabilitylab.errors import UsageError
-from stabilitylab.schema import Row, Table
+from stabilitylab.probes import PROBES
+from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import Run, RunWriter
 from stabilitylab.store.names import BEFORE, RENAMED
 from stabilitylab.store.parts import part_schema
@@ -34,6 +36,11 @@ def old(tmp_path: Path) -> Path:
     return aged(tmp_path / "run")
 
 
+@pytest.mark.parametrize("name", sorted(PROBES))
+def test_no_column_of_a_probe_is_hidden_by_pandas(name) -> None:
+    assert [column for column in PROBES[name].columns if hasattr(pd.DataFrame, column)] == []
+
+
 def test_no_column_of_places_is_hidden_by_pandas() -> None:
     names = part_schema(Table("", (), ())).names
     assert "stack_name" in names
@@ -49,6 +56,28 @@ def test_a_run_of_before_is_read_under_the_new_name(old) -> None:
         assert found.arrow(name).equals(expected.arrow(name))
         pd.testing.assert_frame_equal(found.frame(name), expected.frame(name))
     assert found.frame("grad_norm").stack_name.tolist() == [row.stack for row in GRAD_NORM.rows] * 6
+
+
+def test_columns_of_a_table_of_before_are_read_under_their_new_names(tmp_path: Path) -> None:
+    """As an earlier version wrote them: parts and run.json have the old names."""
+    before = Table("branch_variance", ("sum", "branch"), (Row("a", "encoder", 1, "ffn"),), total="mean")
+    mine = Table("mine", ("sum", "mean"), before.rows)
+    both = Cells(np.array([[3.0, 2.0]]), np.array([False]))
+    with RunWriter.create(tmp_path / "run", {}) as writer:
+        writer.open([before, mine])
+        writer.append(0, {}, {"branch_variance": both, "mine": both})
+        writer.seal()
+        writer.append(1, {}, {"branch_variance": both, "mine": both})
+    run = Run.open(aged(tmp_path / "run"))
+    assert run.table("branch_variance").columns == ("total", "branch")
+    frame = run.frame("branch_variance", columns=["total"])
+    assert frame["total"].tolist() == [3.0, 3.0]
+    with pytest.warns(FutureWarning, match="the column 'sum' is called 'total' now"):
+        assert frame["sum"].tolist() == [3.0, 3.0]
+    with pytest.warns(FutureWarning, match="the column 'sum' is called 'total' now") as caught:
+        assert "total" in run.frame("branch_variance", columns=["sum"])
+    assert caught[0].filename == __file__
+    assert run.frame("mine")["mean"].tolist() == [2.0, 2.0]  # a probe of somebody's own keeps its names
 
 
 def test_a_resumed_run_of_before_is_one_table_to_pandas(old) -> None:

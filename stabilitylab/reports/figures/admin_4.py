@@ -213,9 +213,9 @@ def deepnorm_beta(n: int, m: int) -> float:
 
 def dependency(record: Record) -> float:
     """sum_i beta_ii^2 of the encoder at initialisation, beta_ii^2 = Var(branch) / Var(sum)."""
-    data = record.at("branch_variance", 0, ["branch", "sum"])
+    data = record.at("branch_variance", 0, ["branch", "total"])
     data = data[data["stack_name"] == "encoder"]
-    return float((data["branch"] / data["sum"]).sum())
+    return float((data["branch"] / data["total"]).sum())
 
 
 def relative_dependency(record: Record) -> float:

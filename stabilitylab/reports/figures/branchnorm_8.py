@@ -151,8 +151,8 @@ def _difference_at_equal_beta(first: Record, second: Record) -> float:
     """Coefficient of ``first`` in a least-squares fit of the cosine on it, the layer's beta_ii^2 and the stack."""
     rows = []
     for is_first, record in ((1.0, first), (0.0, second)):
-        variances = record.at("branch_variance", None, ["branch", "sum"])
-        variances = variances.assign(share=variances["branch"] / variances["sum"])
+        variances = record.at("branch_variance", None, ["branch", "total"])
+        variances = variances.assign(share=variances["branch"] / variances["total"])
         for place, stack in enumerate(STACKS):
             cosine = layer_values(record, TABLE, "raw", stack)
             beta = variances.loc[variances["stack_name"] == stack].groupby("layer")["share"].mean()

@@ -16,7 +16,7 @@ from ..layerwise import Pairs, comparable, counted, failed
 from .admin_3 import left_out
 
 TABLE = "branch_variance"
-PARTS = ("branch", "shortcut", "sum")
+PARTS = ("branch", "shortcut", "total")
 MAPPED = (6, 18)  # layers of the paper's maps
 MOST_LAYERS = 200  # of a map: more cells than that are no picture
 # Architectures whose stream is a plain sum; that of the others is normalised at each sub-layer.
@@ -25,7 +25,7 @@ UNDEFINED = ("dlcl", "dlcl-post")  # a layer's input is a learnt mixture of all 
 
 
 def variances(record: Record, step: int | None) -> dict[str, np.ndarray]:
-    """branch, shortcut, sum of the encoder's sub-layers from the bottom up, at ``step`` (None: the last)."""
+    """branch, shortcut, total of the encoder's sub-layers from the bottom up, at ``step`` (None: the last)."""
     data = record.at(TABLE, step, PARTS)
     data = data[data["stack_name"] == "encoder"]
     return {part: data[part].to_numpy(float) for part in PARTS}
@@ -34,7 +34,7 @@ def variances(record: Record, step: int | None) -> dict[str, np.ndarray]:
 def own_share(record: Record, step: int | None) -> np.ndarray:
     """beta_ii^2 = Var(branch_i) / Var(sum_i) of the encoder's sub-layers."""
     found = variances(record, step)
-    return found["branch"] / found["sum"]
+    return found["branch"] / found["total"]
 
 
 def dependency_map(found: dict[str, np.ndarray], *, renormalised: bool) -> np.ndarray:
@@ -44,7 +44,7 @@ def dependency_map(found: dict[str, np.ndarray], *, renormalised: bool) -> np.nd
     beta_ij = beta_{i-1,j} sqrt(1 - beta_ii^2); else (Pre-LN) beta_ij = Std(a_j) / Std(sum_i). Branches are taken to be
     uncorrelated.
     """
-    branch, total = found["branch"], found["sum"]
+    branch, total = found["branch"], found["total"]
     if not renormalised:
         return np.tril(np.sqrt(branch / total[:, None]))
     share = branch / total
@@ -62,7 +62,7 @@ def layer_dependency(record: Record, step: int | None) -> np.ndarray:
 def measured_over_assumed(record: Record, step: int | None) -> float:
     """(Var(branch) + Var(shortcut)) / Var(sum), mean over sub-layers: 1 where the two are uncorrelated."""
     found = variances(record, step)
-    return float(((found["branch"] + found["shortcut"]) / found["sum"]).mean())
+    return float(((found["branch"] + found["shortcut"]) / found["total"]).mean())
 
 
 class LayerDependency(Figure):
@@ -110,7 +110,7 @@ def trained(run: Record) -> bool:
     """Has it an encoder, did it learn, and record the branches after that?"""
     if run.kind != "train" or failed(run) or not run.layers[0]:
         return False
-    data = run.at(TABLE, None, ["sum"])
+    data = run.at(TABLE, None, ["total"])
     return len(data) > 0 and data["step"].iloc[0] > 0
 
 
