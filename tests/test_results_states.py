@@ -39,7 +39,7 @@ def test_the_documentation_has_the_same_matrix() -> None:
 
 def test_the_error_rate_is_on_runs_that_made_no_constant() -> None:
     table = pd.read_csv(STATES / "states.csv")
-    test = table[table["seed"].isin((3, 4, 5))]
+    test = table[table["seed"].isin((3, 4, 5, 6))]
     stuck = test[test["state"] == "stuck"]
     assert len(stuck) >= 30
     assert len(test) - len(stuck) >= 30

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 UPDATES, LATER = 160, 1600  # a state is given after the first, and what became of the run is looked up after the second
-CHOICE, TEST = (100, 101, 102), (3, 4, 5)  # seeds on which constants were chosen, and on which the rule is judged
+CHOICE, TEST = (100, 101, 102), (3, 4, 5, 6)  # seeds on which constants were chosen, and on which the rule is judged
 
 
 @dataclass(frozen=True)

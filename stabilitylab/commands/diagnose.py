@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def diagnose(
     run: Annotated[Path, typer.Argument(help="Run directory, of 'probe' or of watch().", show_default=False)],
-    fail: Annotated[bool, typer.Option("--fail", help="Exit 1 unless the run is healthy.")] = False,
+    fail: Annotated[bool, typer.Option("--fail", help="Exit 1 at a warning or a failure.")] = False,
     as_json: Annotated[bool, JSON] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> int:
@@ -36,7 +36,7 @@ def diagnose(
         print(json.dumps(plain(found.as_dict()), indent=2))
     else:
         _show(found)
-    return int(fail and found.verdict != "healthy")
+    return int(fail and found.verdict in ("warning", "failure"))
 
 
 def _show(found: Diagnosis) -> None:

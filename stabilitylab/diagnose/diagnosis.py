@@ -17,7 +17,7 @@ from .evidence import Evidence
 from .order import listed
 from .thresholds import LEAST_PAST, LEAST_ROWS, PLATEAU_ROWS
 
-Verdict = Literal["healthy", "warning", "failure"]
+Verdict = Literal["healthy", "open", "warning", "failure"]
 FOR_ROWS = {
     **dict.fromkeys(("lr_jump", "update_jump", "weight_jump", "exploding_gradient"), LEAST_PAST + 1),
     "loss_spike": LEAST_ROWS,
@@ -28,7 +28,8 @@ FOR_ROWS = {
 @dataclass(frozen=True)
 class Diagnosis:
     """What happened in a run and in which order. ``checked``: kind -> the sources that were read; ``unchecked``:
-    kind -> why not, and what records it."""
+    kind -> why not, and what records it. ``open``: what the held-out loss says of a run of which it cannot be told
+    whether it trains; "" where it can, or where there is no baseline to judge by."""
 
     run: str
     state: str
@@ -38,11 +39,14 @@ class Diagnosis:
     cause: Cause
     checked: Mapping[str, list[str]]
     unchecked: Mapping[str, str]
+    open: str = ""
 
     @property
     def verdict(self) -> Verdict:
         severities = {event.severity for event in self.events}
-        return "failure" if "failure" in severities else "warning" if "warning" in severities else "healthy"
+        if severities & {"failure", "warning"}:
+            return "failure" if "failure" in severities else "warning"
+        return "open" if self.open else "healthy"
 
     @property
     def layers(self) -> list[str]:
@@ -52,13 +56,16 @@ class Diagnosis:
     @property
     def paragraph(self) -> str:
         """The finding in plain words."""
-        ended = f"{self.state} at step {self.step}" + (f" ({self.reason})" if self.reason else "")
+        reason = f" ({self.reason})" if self.reason and not self.open.endswith(self.reason) else ""
+        ended = f"{self.state} at step {self.step}{reason}"
         first = self.cause.first
         if first is None:
             notes = "".join(
                 f" Note: {event.evidence}." for event in {e.kind: e for e in reversed(self.events)}.values()
             )
-            text = f"{self.run} is healthy: {ended}, and none of {len(self.checked)} kinds of trouble was found.{notes}"
+            nothing = f"{ended}, and none of {len(self.checked)} kinds of trouble was found"
+            whether = f"{self.run}: {nothing}; but whether it trains is open: {self.open}."
+            text = (whether if self.open else f"{self.run} is healthy: {nothing}.") + notes
             return text if self.checked else f"{self.run}: {ended}, and nothing was recorded that could be checked."
         what = "something broke" if self.verdict == "failure" else "there are warnings"
         words = [f"{self.run}: {ended}; {what}. {_first(self.cause.together)}."]
@@ -120,10 +127,12 @@ def diagnose(run: Run) -> Diagnosis:
             checked[kind] = sources
             with np.errstate(all="ignore"):  # a run holds any number, 1e-310 and inf among them
                 events += detector.find(evidence)
-    found = ordered(_weighed(events, learns="plateau" in checked))
-    status = evidence.status
+    status, judged = evidence.status, evidence.verdict
+    open_ = f"{judged.state}, {judged.reason}" if judged and judged.state in ("descending", "cannot tell") else ""
+    found = ordered(_weighed(events, learns="plateau" in checked and not open_))
     return Diagnosis(
-        str(run.path), status.state, status.step, status.reason, tuple(found), explain(found), checked, unchecked
+        *(str(run.path), status.state, status.step, status.reason),
+        *(tuple(found), explain(found), checked, unchecked, open_),
     )
 
 

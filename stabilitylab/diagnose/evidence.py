@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from ..schema import Row
 from ..store import Run
 from ..store.layout import METRICS
+from ..verdict import Verdict, judge_recorded
 from .order import phase_of_metric
 
 LOSSES = ("nll", "loss")  # the first that is there is what spikes are judged on
@@ -73,6 +74,12 @@ class Evidence:
     def unigram(self) -> Mapping[str, Any] | None:
         """The unigram baseline's ``cross_entropy`` and ``accuracy``, where the data's is known."""
         return self.run.manifest.get("unigram") or None
+
+    @cached_property
+    def verdict(self) -> Verdict | None:
+        """The state of the run, ended or not, by the rule that every page and table uses; None without a baseline."""
+        ended = self.status.state in ("finished", "diverged")
+        return judge_recorded(self.metrics.to_pydict(), self.run.manifest, whole=ended)
 
     @property
     def flushed(self) -> bool:

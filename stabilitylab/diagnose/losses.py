@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..verdict import RECOVERY, RISE, Evaluation, divergence, judge_recorded
+from ..verdict import LEVEL_NATS, RECOVERY, RISE, Evaluation, divergence
 from .events import Event, detector
 from .evidence import Evidence, Grid
 from .series import level, noise
@@ -120,19 +120,20 @@ def plateau(evidence: Evidence) -> Iterator[Event]:
 
 def _at_unigram(evidence: Evidence, held_out: Grid) -> Iterator[Event]:
     """What the state of the run says, by the rule that every page and table uses."""
-    ended = evidence.status.state in ("finished", "diverged")
-    verdict = judge_recorded(evidence.metrics.to_pydict(), evidence.run.manifest, whole=ended)
+    verdict = evidence.verdict
     if verdict is None or verdict.state != "stuck":
         return
-    first = int(held_out.steps[0])
-    since = "it never left it" if verdict.step == first else f"since step {verdict.step}"
+    gaps = held_out.values[:, 0] - float((evidence.unigram or {})["cross_entropy"])
+    best = int(np.nanargmin(gaps))
+    lowest = f"{-gaps[best]:.2f} nats below it at step {held_out.steps[best]}"
+    before = f"its best was {lowest}" if gaps[best] < -LEVEL_NATS else "it was never below it"
     earlier = held_out.steps[held_out.steps < verdict.step]
     yield Event(
         "plateau",
         "plateau",
         verdict.step,
         held_out.phase,
-        f"the held-out loss is stuck, {since}: {verdict.reason}",
+        f"the held-out loss is stuck since step {verdict.step}: {verdict.reason}; {before}",
         "failure",
         after=int(earlier[-1]) if len(earlier) else None,
         probe="held_out_nll",

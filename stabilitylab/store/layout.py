@@ -147,6 +147,7 @@ def _table_from_json(
 ) -> Table:
     rows, names = entry["rows"], VALUES.get(name, {})
     entry = {**entry, "columns": tuple(names.get(column, column) for column in entry["columns"])}
+    entry["main"] = names.get(main := entry.get("main", ""), main)
     places = zip(rows["site"], rows["stack"], rows["layer"], rows["sublayer"], strict=True)
     return Table(
         name=name,

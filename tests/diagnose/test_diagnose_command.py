@@ -35,12 +35,12 @@ def test_the_default_run_of_200_layers_is_healthy(run, arch: str) -> None:
 
 
 def test_a_collapsed_post_ln_names_what_came_first_and_fails_where_asked(run) -> None:
-    hot = ["--set", "train.lr=0.03", "--set", "train.warmup=0", "--steps", "60"]
+    hot = ["--set", "train.lr=0.03", "--set", "train.warmup=0", "--set", "train.schedule=linear", "--steps", "60"]
     path = run("probe", "--arch", "postln", "--depth", "12", *hot, *TINY)[1].strip()
     code, out, _ = run("diagnose", path)
     assert code == 0
     assert "something broke. First came vanishing gradient" in out
-    assert "plateau from the start" in out
+    assert "vanishing gradient at step 2 -> plateau at step" in out
     assert run("diagnose", path, "--fail")[0] == 1
     code, out, err = run("diagnose", path, "--json")
     facts = json.loads(out)

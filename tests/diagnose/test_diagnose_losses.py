@@ -83,7 +83,10 @@ def test_the_unigram_baseline_decides_where_it_is_known(tmp_path: Path, nll: flo
     diagnosis = found(path)
     assert ("plateau" in kinds(diagnosis)) == stuck
     if stuck:
-        assert "it never left it" in only(diagnosis, "plateau").evidence
+        event = only(diagnosis, "plateau")
+        assert (event.step, event.after) == (19, 18)  # where it stopped to fall
+        assert "stuck since step 19: at the unigram baseline" in event.evidence
+        assert "it was never below it" in event.evidence
 
 
 def test_a_run_that_still_falls_towards_the_baseline_is_not_stuck(tmp_path: Path) -> None:
@@ -91,6 +94,8 @@ def test_a_run_that_still_falls_towards_the_baseline_is_not_stuck(tmp_path: Path
     metrics = {"loss": held_out, "held_out_nll": held_out, "held_out_accuracy": [0.1] * 40}
     diagnosis = found(made(tmp_path / "run", metrics, unigram={"cross_entropy": 5.0, "accuracy": 0.1}))
     assert kinds(diagnosis) == set()
+    assert diagnosis.verdict == "open"  # not healthy either
+    assert "whether it trains is open: descending, 0.80 nats above the unigram baseline" in diagnosis.paragraph
 
 
 def test_too_few_rows_are_said_not_judged(tmp_path: Path) -> None:
