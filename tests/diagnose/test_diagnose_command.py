@@ -10,6 +10,7 @@ from diagnose_cases import falling, made
 
 from stabilitylab.store import RunWriter
 
+QUICK = ["--set", "train.lr=2e-3"]
 TINY = ["--set", "data.sentences=8", "--set", "data.held_out=8", "--quiet"]
 
 
@@ -17,7 +18,7 @@ TINY = ["--set", "data.sentences=8", "--set", "data.held_out=8", "--quiet"]
     ("arch", "depth", "seed"), [("postln", "6", "0"), ("preln", "6", "1"), ("branchnorm", "8", "2")]
 )
 def test_a_run_that_learns_is_healthy(run, arch: str, depth: str, seed: str) -> None:
-    path = run("probe", "--arch", arch, "--depth", depth, "--seed", seed, "--steps", "120", *TINY)[1].strip()
+    path = run("probe", "--arch", arch, "--depth", depth, "--seed", seed, "--steps", "120", *QUICK, *TINY)[1].strip()
     code, out, err = run("diagnose", path, "--fail")
     assert (code, err) == (0, "")
     assert f"{path} is healthy: finished at step 120" in out
