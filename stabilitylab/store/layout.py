@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import InputError
 from ..schema import Row, Table
 from .files import reading, replace_file
-from .names import VALUES
+from .names import current
 
 SCHEMA_VERSION = 1
 METRICS = "metrics"
@@ -127,11 +127,11 @@ def _table_to_json(table: Table) -> dict[str, Any]:
 
 
 def _table_from_json(name: str, entry: Mapping[str, Any]) -> Table:
-    rows, names = entry["rows"], VALUES.get(name, {})
+    rows = entry["rows"]
     places = zip(rows["site"], rows["stack"], rows["layer"], rows["sublayer"], strict=True)
     return Table(
         name=name,
-        columns=tuple(names[column] if column in names else column for column in entry["columns"]),
+        columns=current(name, entry["columns"]),
         rows=tuple(Row(site, stack, int(layer), sublayer) for site, stack, layer, sublayer in places),
         unit=entry["unit"],
         definition=entry["definition"],
