@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import InputError
 from ..schema import Row, Table
 from .files import reading, replace_file
-from .names import VALUES
+from .names import current
 from .older import facts
 
 SCHEMA_VERSION = 2  # 1: tables without phase, main, log, undefined
@@ -145,9 +145,9 @@ def _facts_from_json(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
 def _table_from_json(
     name: str, entry: Mapping[str, Any], facts: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 ) -> Table:
-    rows, names = entry["rows"], VALUES.get(name, {})
-    entry = {**entry, "columns": tuple(names.get(column, column) for column in entry["columns"])}
-    entry["main"] = names.get(main := entry.get("main", ""), main)
+    rows = entry["rows"]
+    (main,) = current(name, [entry.get("main", "")])
+    entry = {**entry, "columns": current(name, entry["columns"]), "main": main}
     places = zip(rows["site"], rows["stack"], rows["layer"], rows["sublayer"], strict=True)
     return Table(
         name=name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 PLACES = {"stack": "stack_name"}  # old -> new, in every table
 VALUES: dict[str, dict[str, str]] = {  # the same of a table's own columns
@@ -12,6 +12,12 @@ VALUES: dict[str, dict[str, str]] = {  # the same of a table's own columns
 }
 RENAMED = {old: new for names in (PLACES, *VALUES.values()) for old, new in names.items()}
 BEFORE = {new: old for old, new in RENAMED.items()}
+
+
+def current(table: str, columns: Sequence[str]) -> tuple[str, ...]:
+    """A table's own columns in today's names."""
+    names = VALUES.get(table, {})
+    return tuple(names.get(column, column) for column in columns)
 
 
 def found_as(name: str, present: Container[str]) -> str:
