@@ -133,6 +133,10 @@ class Picture:
     columns: int = 2  # panels a row at full width
     extra: Mapping[str, str] = field(default_factory=dict)  # further files: end of the name, such as table.md -> text
 
+    def letter(self, place: int) -> str:
+        """What stands before a panel's title: ``(a) `` where there are several, as far as the alphabet goes."""
+        return f"({chr(ord('a') + place)}) " if 1 < len(self.panels) <= 26 else ""
+
     def frame(self) -> pd.DataFrame:
         """Exactly what is drawn, one row a point: panel, series, x, y, low, high, seeds, finding."""
         pieces = [piece for panel in self.panels for piece in _drawn(panel)]

@@ -144,11 +144,9 @@ def _lacking(id: str, title: str, lacking: MissingRuns, group: page.Group) -> Mi
         return Missing(id, title, lacking.sentence, lacking.command)
     try:
         return Missing(id, title, lacking.sentence, command(id))
-    except UsageError as error:  # a figure of somebody's, whose runs no sweep makes
-        sentence = (
-            f"{lacking.sentence.rstrip('.')}, and MissingRuns names no command that makes them: {in_words(error)}"
-        )
-        return Failed(id, title, sentence, error)
+    except UsageError as error:  # a figure of somebody's
+        told = f"{lacking.sentence.rstrip('.')}; which command makes them is not said: there is no sweep {id!r}, and "
+        return Failed(id, title, f"{told}its MissingRuns has none", error)
 
 
 def load(folder: Path) -> tuple[Runs, list[tuple[Path, str]]]:

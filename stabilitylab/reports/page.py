@@ -161,9 +161,8 @@ def _described(section: Section, findings: Sequence[Finding], listed: int) -> di
 
 def _panel(picture: Picture, place: int) -> dict[str, Any]:
     panel = picture.panels[place]
-    letter = f"({chr(ord('a') + place)}) " if 1 < len(picture.panels) <= 26 else ""
     return {
-        "title": letter + panel.title,
+        "title": picture.letter(place) + panel.title,
         "scale": "colour" if panel.map is not None else "y",
         "log": panel.map.log if panel.map is not None else panel.log_y,
         "switchable": screen.switchable(panel),

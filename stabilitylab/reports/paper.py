@@ -78,8 +78,7 @@ def draw(picture: Picture, width: float) -> Figure:
     grid = drawn.subplots(rows, columns, squeeze=False, height_ratios=heights)
     for place, axes in enumerate(grid.flat):
         if place < len(picture.panels):
-            letter = f"({chr(ord('a') + place)}) " if len(picture.panels) > 1 else ""
-            _panel(axes, picture.panels[place], letter, letters=int(width / columns / TITLE_LETTER))
+            _panel(axes, picture.panels[place], picture.letter(place), letters=int(width / columns / TITLE_LETTER))
         else:
             axes.set_axis_off()
     if entries:

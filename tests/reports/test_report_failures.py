@@ -1,0 +1,148 @@
+"""What fails in a report is listed with its sentence; everything else is written, and the exit code says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_page import Document
+from test_report_command import some_runs
+
+from stabilitylab.errors import UsageError, in_words
+from stabilitylab.reports import FIGURES, Figure, MissingRuns, Panel, Picture, Series, build, figure, figures
+from stabilitylab.reports.claims import CLAIMS, claim
+
+assert figures
+LINE = Series("x", [1, 2], [1.0, 2.0])
+FACTS = {
+    "paper": "Mine",
+    "sentence": "It holds",
+    "source": "",
+    "statistic": "",
+    "threshold": "",
+    "sweep": "branchnorm:8",
+}
+
+
+def picture(line: Series = LINE, finding: str = "all is well") -> Picture:
+    return Picture([Panel("Panel", "x", "y", [line])], finding)
+
+
+@pytest.fixture
+def register() -> Iterator:
+    """Registers a figure that calls a function; figures and claims of a test are gone after it."""
+    kept = [(one, dict(one._entries), dict(one._spellings)) for one in (FIGURES, CLAIMS)]
+
+    def made(id: str, draw) -> None:
+        @figure(id, title=f"Figure {id}", source="Mine")
+        class Mine(Figure):
+            def picture(self, runs):
+                return draw(runs)
+
+    yield made
+    for registry, entries, spellings in kept:
+        registry._entries, registry._spellings = entries, spellings
+
+
+def fails(_) -> Picture:
+    raise ValueError("no column 'x'\nin this table")
+
+
+def lacks(_) -> Picture:
+    raise MissingRuns("needs runs of mine.")
+
+
+WAYS = {
+    "mine:exception": (fails, "ValueError: no column 'x' in this table"),
+    "mine:sweep": (
+        lacks,
+        "needs runs of mine; which command makes them is not said: there is no sweep 'mine:sweep', and its",
+    ),
+    "mine:lengths": (lambda _: picture(Series("x", [1, 2, 3], [1.0])), "ValueError: "),  # it is no table
+    "mine:page": (lambda _: picture(finding=3), "TypeError: "),
+    "mine:paper": (lambda _: picture(Series("x", [1], [1.0], marker="none such")), "ValueError: "),
+    "mine:nothing": (lambda _: None, "AttributeError: "),
+}
+
+
+def test_what_fails_is_listed_and_everything_else_is_written(run, register, monkeypatch, tmp_path: Path) -> None:
+    """In each way in which a figure can, a run's part of the page, and a claim's test."""
+    some_runs(tmp_path / "runs", seeds=(3,))
+    for id, (draw, _) in WAYS.items():
+        register(id, draw)
+    register("mine:sound", lambda _: picture())
+    claim("C99", figure="mine:sound", **FACTS)(fails)
+    diagnosed = build.diagnose
+    monkeypatch.setattr(build, "diagnose", lambda r: fails(r) if r.name == "deepnorm-3" else diagnosed(r))
+    names = [*WAYS, "mine:sound", "deepnet:3"]
+    arguments = [word for name in names for word in ("--figure", name)]
+    code, out, err = run("report", *arguments, "--run", "deepnorm-3", "--run", "branchnorm-3")
+    assert code == 1
+    assert err == ""
+    document = Document(tmp_path / "report" / "index.html")
+    (wanting, listed) = document.classed("ul", "missing")
+    expected = {id: sentence for id, (_, sentence) in WAYS.items()} | dict.fromkeys(
+        ("run:deepnorm-3", "C99"), "ValueError: no column 'x' in this table"
+    )
+    for id, sentence in expected.items():
+        assert f"{id}: {sentence}" in out
+        assert f"{id} {sentence}" in listed[1]
+    assert "deepnet:3" in wanting[1]  # which only lacks its runs
+    assert document.plots.keys() == {"mine-sound", "run-branchnorm-2d-3"}
+    made = {path.name for path in (tmp_path / "report" / "figures").iterdir()}
+    assert {"mine-sound.png", "mine-sound.csv", "run-branchnorm-3.pdf"} <= made
+    assert not any(name.startswith("mine-") and not name.startswith("mine-sound") for name in made)  # no half of one
+    ledger = {one["id"]: one for one in json.loads((tmp_path / "report" / "claims.json").read_text())["claims"]}
+    assert (ledger["C99"]["verdict"], ledger["C41"]["effects"][0]["n"]) == ("not testable", 1)
+    assert "its test failed (ValueError: no column 'x' in this table)" in ledger["C99"]["why"]
+
+
+def test_scripts_are_told_and_v_shows_where(run, register, tmp_path: Path) -> None:
+    some_runs(tmp_path / "runs", seeds=(3,))
+    register("mine:exception", fails)
+    asked = ("report", "--figure", "mine:exception", "--run", "deepnorm-3")
+    code, out, err = run(*asked, "--json")
+    assert code == 1
+    assert json.loads(out)["failed"] == [{"id": "mine:exception", "why": "ValueError: no column 'x' in this table"}]
+    assert err == "mine:exception: ValueError: no column 'x' in this table\n"
+    code, out, err = run(*asked, "--quiet", "-v")
+    assert (code, out) == (1, "report/index.html\n")
+    assert "in fails" in err
+    assert "Traceback" in err
+
+
+def test_a_run_with_a_damaged_table_costs_only_what_reads_it(run, register, tmp_path: Path) -> None:
+    some_runs(tmp_path / "runs", seeds=(3, 4))
+    register("mine:sound", lambda _: picture())
+    for part in (tmp_path / "runs" / "deepnorm-4" / "probes" / "grad_norm").glob("part-*.parquet"):
+        part.write_bytes(b"no table")
+    names = ("deepnorm-3", "deepnorm-4")
+    asked = ("--figure", "8", "--figure", "mine:sound", *(word for name in names for word in ("--run", name)))
+    code, out, _ = run("report", *asked, "--json")
+    assert code == 1
+    facts = json.loads(out)
+    assert [one["id"] for one in facts["figures"]] == ["mine:sound", "run:deepnorm-3"]
+    failed = {one["id"]: one["why"] for one in facts["failed"] if not one["id"].startswith("C")}
+    assert failed.keys() == {"branchnorm:8", "run:deepnorm-4"}
+    for why in failed.values():
+        assert "part-000001.parquet is damaged" in why
+        assert "restore it from a copy" in why
+    assert (tmp_path / "report" / "index.html").exists()
+
+
+def test_a_claim_whose_test_fails_is_not_testable_and_the_others_are_judged(run, register, tmp_path: Path) -> None:
+    some_runs(tmp_path / "runs")
+    claim("C99", figure="branchnorm:8", **FACTS)(fails)
+    code, out, err = run("claims", "--json", "--claim", "C99", "--claim", "C41")
+    assert code == 1
+    assert [one["verdict"] for one in json.loads(out)["claims"]] == ["reproduced", "not testable"]
+    assert err == "C99: its test failed (ValueError: no column 'x' in this table)\n"
+    assert run("claims", "--claim", "C41")[0] == 0
+
+
+def test_an_error_in_words() -> None:
+    assert in_words(UsageError("give a\n  number")) == "give a number"
+    assert in_words(KeyError("loss")) == "KeyError: 'loss'"
+    assert in_words(RuntimeError()) == "RuntimeError"
