@@ -89,7 +89,8 @@ class Job:
 
     def record(self) -> None:
         """Append a training run that has ended here to the ledger, if there is one; what it holds is left alone."""
-        if self.ledger is not None and self.state == "finished" and self.cell is None and _has_line(self.experiment):
+        ended_here = self.state == "finished" and self.cell is None and _has_line(self.experiment)
+        if self.ledger is not None and ended_here and self.ledger.find(self.experiment.config) is None:
             self.ledger.add(Run.open(self.path))
 
 
