@@ -37,12 +37,32 @@ def tables(layers: int) -> list[Table]:
     whole = [Row(f"{stack}.{n}", stack, n) for stack in SUBLAYERS for n in range(1, layers + 1)]
     ffn = [place for place in places if place.sublayer == "ffn"]
     return [
-        Table("grad_norm", ("value", "vo_ffn", "qk", "bias", "ln"), tuple(places), "L2 norm", "", "norm"),
-        Table("activation_grad_norm", ("value",), tuple(places), "L2 norm", "", "norm"),
-        Table("ln_input", ("value", "branch", "shortcut", "p99"), tuple(places), "L2 norm per token", "", "mean"),
-        Table("cosine_similarity", ("raw", "centred"), tuple(whole), "cosine", "", "mean"),
-        Table("activation_sparsity", ("nonzero_fraction",), tuple(ffn), "share of entries", "", "mean"),
-        Table("update_ratio", ("value", "rms"), tuple(places), "", "", ""),
+        Table(
+            "grad_norm",
+            ("value", "vo_ffn", "qk", "bias", "ln"),
+            tuple(places),
+            "L2 norm",
+            "",
+            "norm",
+            "backward",
+            log=True,
+        ),
+        Table("activation_grad_norm", ("value",), tuple(places), "L2 norm", "", "norm", "backward", log=True),
+        Table(
+            "ln_input", ("value", "branch", "shortcut", "p99"), tuple(places), "L2 norm per token", "", "mean", log=True
+        ),
+        Table("cosine_similarity", ("raw", "centred"), tuple(whole), "cosine", "", "mean", "reference", log=False),
+        Table(
+            "activation_sparsity",
+            ("nonzero_fraction",),
+            tuple(ffn),
+            "share of entries",
+            "",
+            "mean",
+            "reference",
+            log=False,
+        ),
+        Table("update_ratio", ("value", "rms"), tuple(places), "ratio", "", "", "update", log=True),
     ]
 
 

@@ -27,7 +27,7 @@ def compare(
     as_json: Annotated[bool, JSON] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:
-    """Put runs side by side; of two, find the first step, layer and probe where they part, in order of execution.
+    """Put runs side by side; of two, find the first step, layer and probe where they part.
 
     Works while they are going. Without a tolerance equal means bit for bit; exit 0 whatever it says.
     """

@@ -84,7 +84,7 @@ def sentence(cause: Cause) -> str:
     of which none comes first are joined by "and"."""
     groups: list[list[Event]] = []
     for event in cause.chain:
-        if groups and event.role == groups[-1][0].role == "mechanism" and together(groups[-1][0], event):
+        if groups and "outcome" not in (event.role, groups[-1][0].role) and together(groups[-1][0], event):
             groups[-1].append(event)
         else:
             groups.append([event])

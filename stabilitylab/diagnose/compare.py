@@ -1,4 +1,4 @@
-"""Where two runs part: the first step, place and number that differ, in order of execution, and how fast they part."""
+"""Where two runs part: the first step, place and number that differ, in order of dependence, and how fast."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``first``: where they part, in order of execution; ``first_in_table``: the same among tables, which name a
-    place; ``identical_through``: the last common step before; ``growth``: level -> first difference above it."""
+    """``first``: where they part, by row and by what its numbers depend on; ``first_in_table``: the same among tables,
+    which name a place; ``identical_through``: the last common step before; ``growth``: level -> first difference above
+    it."""
 
     a: str
     b: str

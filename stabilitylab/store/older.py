@@ -8,7 +8,7 @@ from typing import Any
 from ..schema import Phase
 
 # table -> phase, main column, whether it is drawn on a logarithmic axis, and columns that may divide by 0
-_SCHEMA_1: dict[str, tuple[Phase, str, bool, tuple[str, ...]]] = {
+SCHEMA_1: dict[str, tuple[Phase, str, bool, tuple[str, ...]]] = {
     "activation_grad_norm": ("backward", "value", True, ()),
     "activation_sparsity": ("reference", "nonzero_fraction", False, ()),
     "adam": ("update", "rms_t", True, ()),
@@ -52,7 +52,7 @@ def facts(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     """phase, main, log, undefined and unit of a table of schema 1; of one that is not ours, what its name suggests."""
     columns = entry["columns"]
     phase: Phase = "backward" if "grad" in name else "update" if "update" in name else "forward"
-    phase, main, log, undefined = _SCHEMA_1.get(name, (phase, "", None, ()))
+    phase, main, log, undefined = SCHEMA_1.get(name, (phase, "", None, ()))
     known = main in columns
     return {
         "phase": phase,

@@ -243,3 +243,22 @@ def test_a_ratio_that_divides_by_0_is_no_number_that_broke(tmp_path: Path) -> No
     broken = Made(layer_rows(3), ("value",), from_then(1.0, np.nan), STEPS)
     both = {"cosine_similarity": ratio, "ln_input": broken}
     assert only(found(made(tmp_path / "both", {"loss": falling(40)}, both)), "non_finite").phase == "forward"
+
+
+def test_a_rate_that_jumps_in_the_row_of_something_else_is_not_said_to_precede_it(tmp_path: Path) -> None:
+    """The rate acts in the update of row 30, after that row's training pass: both are named, the update follows."""
+    tables = {
+        "ln_input": Made(layer_rows(3), ("value",), from_then(1.0, 50.0), STEPS),
+        "update_ratio": Made(layer_rows(3), ("value", "rms"), from_then(1e-3, 1.0, 2), STEPS),
+    }
+    rates = [1e-4 if t < AT else 1e-2 for t in STEPS]
+    diagnosis = found(made(tmp_path / "run", {"loss": falling(40), "lr": rates}, tables))
+    assert "First came, at one point of step 30, growth of norm inputs and learning-rate jump" in diagnosis.paragraph
+    assert "(they are seen in numbers of which none depends on the other)" in diagnosis.paragraph
+    assert sentence(diagnosis.cause) == (
+        "growth of norm inputs and learning-rate jump at step 30 -> update jump at step 30"
+    )
+    later = {**tables, "ln_input": Made(layer_rows(3), ("value",), lambda t: [[50.0 if t > AT else 1.0]] * 3, STEPS)}
+    diagnosis = found(made(tmp_path / "later", {"loss": falling(40), "lr": rates}, later))
+    assert [event.kind for event in diagnosis.cause.chain] == ["lr_jump", "update_jump", "ln_growth"]
+    assert len(diagnosis.cause.together) == 1

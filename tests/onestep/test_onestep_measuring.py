@@ -17,6 +17,7 @@ from stabilitylab.labels import label
 from stabilitylab.models import ARCHS
 from stabilitylab.onestep import measure
 from stabilitylab.store import Run, RunWriter
+from stabilitylab.store.older import facts
 from stabilitylab.train import plan, start
 
 ORDINARY = [
@@ -53,6 +54,8 @@ def test_a_finished_run_of_kind_onestep_with_everything_at_step_0(arch: str, tmp
         assert frame["step"].tolist() == [0] * len(table.rows)
         assert not frame["absent"].any()
         assert table.unit
+        told = facts(name, {"columns": list(table.columns), "unit": table.unit})  # of runs from before tables said it
+        assert told == {fact: getattr(table, fact) for fact in told}
         assert len(table.definition) > 40
         columns = table.columns[:1] if name in ORDINARY else table.columns  # an embedding has no vo_ffn, say
         assert np.isfinite(frame[[*columns]].to_numpy()).all()

@@ -167,7 +167,7 @@ def test_a_foreign_model_under_watch_reaches_the_page_with_foreign_probes(run, t
     assert (code, json.loads(out)["failed"]) == (0, []), err
     found = shown(Document(tmp_path / "report" / "index.html"), record.run)
     assert units(found["tanh_saturation"]) == {"share of units"}
-    printed = tmp_path / "report" / "figures" / "run-runs-mine.png"
+    printed = tmp_path / "report" / "figures" / "run-mine.png"
     assert printed.stat().st_size > 0, sorted(path.name for path in printed.parent.iterdir())
     facts = {name: record.run.table(name) for name in ("tanh_saturation", "spread", "weight_norm", "ln_gain", "adam")}
     assert [table.phase for table in facts.values()] == ["forward", "reference", "step", "step", "update"]
