@@ -59,7 +59,7 @@ class ModelConfig(Section):
         default=None, ge=0
     )  # replaces the arch's residual (DeepNorm) or branch (BranchNorm) constant
     qk_gain: float | None = Field(default=None, ge=0)  # replaces the initial gain of q and k
-    v_gain: float | None = Field(default=None, ge=0)  # replaces that of v
+    v_gain: Annotated[float | None, Later(None)] = Field(default=None, ge=0)  # replaces that of v
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # of every norm of the model
     qk_norm: bool = False  # normalise each head's queries and keys before their product
     growth: Literal["linear", "exp", "sigmoid"] = "linear"  # BranchNorm's schedule

@@ -55,7 +55,7 @@ def test_a_cell_is_the_mean_over_seeds_and_its_text_has_the_counts() -> None:
     assert table.finding.tolist() == [[0, DIVERGED], [0, 0]]  # one stuck and one diverged: the worse of two equals
     assert table.unit == "nll - unigram [nats/token]"
     assert picture.finding == (
-        "At 100 layers 1 of 2 architectures left the unigram plateau with every seed (2 to 3). "
+        "At 100 layers 1 of 2 architectures were below the unigram baseline with every seed (2 to 3). "
         "2 of 9 runs diverged or are stuck."
     )
     assert any("2 to 3 seeds a cell" in note for note in picture.notes)
@@ -68,7 +68,7 @@ def test_more_than_half_of_the_seeds_mark_a_cell() -> None:
     assert table.finding.tolist() == [[STUCK, 0]]
     assert picture.finding.startswith("At 36 layers 0 of 1 architectures")
     _, picture = drawn(stuck)
-    assert "Post-LN with none" in picture.finding
+    assert "Post-LN diverged or got stuck with every seed" in picture.finding
 
 
 def test_the_table_is_a_file_that_pandas_reads_and_one_in_markdown(tmp_path: Path) -> None:
