@@ -262,7 +262,7 @@ def test_the_rows_around_it_stand_in_the_run_directory(tmp_path: Path) -> None:
     assert sorted(set(kept["step"])) == list(range(10, 34))
     stored = run.frame("ln_input").query("10 <= step < 34").reset_index(drop=True)
     columns = ["step", "site", "layer", "value"]
-    pd.testing.assert_frame_equal(kept[columns], stored[columns], check_categorical=False, check_dtype=False)
+    pd.testing.assert_frame_equal(stored[columns], kept[columns], check_categorical=False, check_dtype=False)
     metrics = pd.read_parquet(out / "incident" / "metrics.parquet")
     assert metrics["loss"].isna().tolist() == [step >= 30 for step in range(10, 34)]
     assert Run.open(out).status.state == "finished"
