@@ -5,7 +5,7 @@ sizes, for GPUs and data that the user names. Seeds 0, 1 and 2 were pilots at wi
 to them), so sweeps begin with 3.
 """
 
-from . import admin, branchnorm, deepnet, table  # registers the figures
+from . import admin, branchnorm, deepnet, protocol, table  # registers the figures
 from .lookup import asked, command, experiments, folder, minutes, on_device
 from .one_gpu import ONE_GPU
 from .recipe import CONTROLS, FIGURES, SEEDS, Experiment, Kind, Recipe, name_of, slug
@@ -30,6 +30,7 @@ __all__ = [
     "minutes",
     "name_of",
     "on_device",
+    "protocol",
     "slug",
     "table",
     "table_runs",

@@ -107,7 +107,8 @@ sys.exit(run(planned(Path(sys.argv[2]), "a", "b", steps=int(sys.argv[3])), worke
 @pytest.mark.slow
 def test_ctrl_c_checkpoints_and_the_next_sweep_goes_on_there(tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", SWEEP, str(Path(__file__).parent), str(tmp_path), "200"]
-    child = subprocess.Popen(arguments, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
+    path = os.pathsep.join(map(str, (Path(__file__).parents[2], Path(__file__).parents[1])))
+    child = subprocess.Popen(arguments, env={**os.environ, "PYTHONPATH": path})
     until(lambda: (tmp_path / "a/journal-000001.arrows").exists(), "the first run begins")
     child.send_signal(signal.SIGINT)
     assert child.wait(DEADLINE) == 130
