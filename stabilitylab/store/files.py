@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ..errors import InputError, ResourceError, UsageError
+from ..errors import DamagedError, InputError, ResourceError, UsageError
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
@@ -48,6 +48,14 @@ def reading(path: Path) -> Iterator[None]:
         raise InputError(f"cannot read {path} ({reason}): check its permissions and the disk.") from error
 
 
+def inside(run: Path, path: Path) -> Path:
+    """``path`` below ``run``, unless a link leads out of it: such a link is neither read nor written through."""
+    real = os.path.realpath(path)
+    if not real.startswith(os.path.realpath(run) + os.sep):
+        raise DamagedError(f"{path} is a link out of the run, to {real}: put there what it points to.", run)
+    return path
+
+
 def make_directory(path: Path) -> None:
     """``mkdir -p`` that lasts."""
     if not path.exists():
@@ -61,11 +69,13 @@ def replace_file(path: Path, data: bytes | pa.Buffer) -> None:
 
     The temporary name begins with a dot: ``pd.read_parquet(folder)`` passes over such names.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two sweeps may write one configuration
     with writing(path):
         make_directory(path.parent)
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)  # left by a crash; or a link, through which nothing is written
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             try:
                 write_all(descriptor, data)
                 os.fsync(descriptor)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,7 +15,8 @@ import pyarrow as pa
 
 from ..errors import InputError, UsageError
 from ..schema import Cells, Table
-from .files import Lock, make_directory, reading, replace_file, sync_directory, writing
+from . import inventory
+from .files import Lock, inside, make_directory, reading, replace_file, sync_directory, writing
 from .incident import Kept, write_incident
 from .journal import Journal
 from .layout import (
@@ -22,6 +24,7 @@ from .layout import (
     OWN_KEYS,
     SCHEMA_VERSION,
     TABLE_NAME,
+    is_name,
     journal_path,
     journals,
     part_path,
@@ -33,6 +36,7 @@ from .layout import (
 )
 from .names import PLACES
 from .parts import compact, part_schema, read_part, renew
+from .telling import tell
 
 State = Literal["running", "finished", "diverged", "interrupted", "failed"]
 JOURNAL_LIMIT = 32 * 2**20  # bytes; compacting that many takes a few tenths of a second
@@ -95,13 +99,14 @@ class RunWriter:
             document = read_run_json(path)
             writer = cls(path, lock, document, part)
             _check_complete(path, part)
+            inventory.keep_before(path, part)
             _set_aside(path, part, attempt=len(document["attempts"]))
             writer._compact()
             with writing(path):
                 for table in document["tables"].values():
                     renew(path, table)
             if part > 1:
-                steps = read_part(part_path(path, METRICS, part - 1), pa.schema([("step", pa.int64())]))
+                steps = read_part(path, part_path(path, METRICS, part - 1), pa.schema([("step", pa.int64())]))
                 writer._last_step = int(np.max(steps["step"].to_numpy()))
             new = {key: value for key, value in plain(manifest).items() if key != "created"}
             replaced = {key: document.get(key) for key, value in new.items() if document.get(key) != value}
@@ -210,8 +215,14 @@ class RunWriter:
         with writing(self.path):
             for number, path in journals(self.path).items():
                 if number < self._number:
-                    compact(self.path, number, path, self._document["tables"])
-                    os.unlink(path)  # only now: until all parts stand, readers take this journal for the missing ones
+                    records = compact(self.path, number, path, self._document["tables"])
+                    if complaint := records.complaint():
+                        tell(f"{path}: {complaint}")
+                    # only now: until all parts stand, readers take this journal for the missing ones
+                    if records.dropped:
+                        os.replace(path, _free(self.path, "damaged", path))
+                    else:
+                        os.unlink(path)
                     sync_directory(self.path)
 
 
@@ -235,13 +246,20 @@ def _set_aside(run: Path, part: int, attempt: int) -> None:
         later += [path for number, path in journals(run).items() if number >= part]
     with writing(run):
         for path in later:
-            target = run / "aside" / f"attempt-{attempt}" / path.relative_to(run)
-            make_directory(target.parent)
-            os.replace(path, target)
-        for path in run.rglob(".part-*.tmp"):
+            os.replace(path, _free(run, f"attempt-{attempt}", path))
+        for path in run.rglob(".*.tmp"):
             os.unlink(path)
         for path in {path.parent for path in later}:
             sync_directory(path)
+
+
+def _free(run: Path, folder: str, path: Path) -> Path:
+    """Where ``path`` goes below aside/, its folder made: nothing that stands there is overwritten."""
+    names = chain([folder], (f"{folder}-{number}" for number in count(2)))
+    places = (run / "aside" / name / path.relative_to(run) for name in names)
+    target = inside(run, next(place for place in places if not place.exists()))
+    make_directory(target.parent)
+    return target
 
 
 def _check(table: Table) -> None:
@@ -250,6 +268,10 @@ def _check(table: Table) -> None:
         raise UsageError(f"{table.name!r} cannot name a table: use letters, digits, - and _, not 'step' or 'metrics'.")
     if not table.rows or not table.columns or reserved & {*table.columns}:
         raise UsageError(f"table {table.name!r} needs rows and columns, none named {', '.join(sorted(reserved))}.")
+    told = [*table.columns, table.unit, table.definition, table.total]
+    told += [text for row in table.rows for text in (row.site, row.stack, row.sublayer)]
+    if wrong := [text for text in told if not is_name(text)]:
+        raise UsageError(f"table {table.name!r} calls something {wrong[0][:60]!r}, which is not one printable line.")
 
 
 def _refuse_own_keys(manifest: Mapping[str, Any]) -> None:
