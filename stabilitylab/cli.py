@@ -22,6 +22,7 @@ from .commands.probe import probe
 from .commands.recommend import recommend
 from .commands.report import report
 from .commands.sweep import sweep
+from .commands.verify import verify
 from .errors import StabilityLabError
 
 INTERRUPTED = 130
@@ -97,3 +98,4 @@ app.command()(compare)
 app.command()(export)
 app.command("list")(list_)
 app.command()(runs)
+app.command()(verify)

@@ -110,7 +110,7 @@ class Record:
             for name, values, seen in queue:
                 piece = numbers[start : (start := start + values.numel())]
                 if seen is None:  # of ranks, behind it, how many had it
-                    given = piece[-1] or piece.size == 1 and piece.view(np.int64)[0] != EMPTY
+                    given = piece[-1] or (piece.size == 1 and piece.view(np.int64)[0] != EMPTY)
                     self._metrics[name] = float(piece[0]) if given else None
                 elif isinstance(seen, str):
                     self.aside[name] = piece

@@ -78,6 +78,8 @@ def add(run: Path, entries: Iterable[Entry]) -> None:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
         try:
             size = os.fstat(file).st_size
+            if not text:
+                return
             torn = size and os.pread(file, 1, size - 1) != b"\n"
             try:
                 write_all(file, ("\n" * bool(torn) + text).encode())

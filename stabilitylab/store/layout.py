@@ -19,7 +19,8 @@ SCHEMA_VERSION = 3  # 1: tables without phase, main, log, undefined; 2: journals
 METRICS = "metrics"
 PART = re.compile(r"part-(\d{6,})\.parquet")
 JOURNAL = re.compile(r"journal-(\d{6,})\.(?:records|arrows)")  # .arrows: up to schema 2
-TABLE_NAME = re.compile(r"[A-Za-z0-9][\w-]*", re.ASCII)
+CHECKPOINT = re.compile(r"step-(\d{8,18})\.pt", re.ASCII)
+TABLE_NAME = re.compile(r"[A-Za-z0-9][\w-]{0,99}", re.ASCII)
 LONGEST = 10_000  # letters of a name or a definition
 OWN_KEYS = ("schema_version", "attempts", "tables")  # of run.json: not the caller's to set
 
@@ -51,6 +52,13 @@ def parts(run: Path, table: str) -> dict[int, Path]:
         elif not path.name.startswith("."):
             raise DamagedError(f"{where} holds {path.name!r}, which is not part of the run: move it elsewhere.", run)
     return found
+
+
+def checkpoints(run: Path, folder: str = "checkpoints") -> dict[int, Path]:
+    """By the number of updates, the oldest first; other files are none."""
+    where = inside(run, run / folder)
+    named = ((CHECKPOINT.fullmatch(path.name), path) for path in (sorted(where.iterdir()) if where.is_dir() else ()))
+    return {int(match[1]): inside(run, path) for match, path in named if match}
 
 
 def tables_on_disk(run: Path) -> list[str]:

@@ -286,6 +286,11 @@ def load_runs(directory: str | Path, broken: list[tuple[Path, str]] | None = Non
     return runs
 
 
+def run_directories(path: Path) -> list[Path]:
+    """``path`` where it is a run, or a folder without any below it; else the runs below it, sorted."""
+    return sorted(_run_directories(path)) or [path]
+
+
 def _run_directories(directory: Path) -> Iterator[Path]:
     for where, below, files in os.walk(directory):
         if "run.json" in files:

@@ -121,6 +121,7 @@ class RunWriter:
         self._document["attempts"].append(
             {"started": _now(), "argv": list(argv), "pid": os.getpid(), "part": self._number, **facts}
         )
+        inventory.add(self.path, [])  # where there is none yet
         # run.json last: where it stands, status.json stands too
         self.set_status("running", self._last_step or 0)
         write_run_json(self.path, self._document)
@@ -228,7 +229,7 @@ class RunWriter:
 
 def _matters(path: Path) -> bool:
     """False for what is left of a run that died before it had a run.json."""
-    return not path.name.startswith(".") and path.name != "status.json"
+    return not path.name.startswith(".") and path.name not in ("status.json", inventory.FILE)
 
 
 def _check_complete(run: Path, part: int) -> None:

@@ -18,6 +18,7 @@ from ..errors import InputError, UsageError
 from ..experiments import Experiment
 from ..store import Run
 from ..store.files import Lock, is_locked, make_directory, replace_file, writing
+from ..store.layout import checkpoints
 from . import toml
 from .identity import deciding
 from .ledger import Cell, Ledger
@@ -150,7 +151,7 @@ def _not_begun(job: Job) -> Job:
 
 def _last_checkpoint(path: Path) -> int:
     """Updates in the newest checkpoint; 0 where there is none."""
-    return max((int(found.stem.removeprefix("step-")) for found in path.glob("checkpoints/step-*.pt")), default=0)
+    return max(checkpoints(path), default=0)
 
 
 def _check_same(run: Run, experiment: Experiment) -> None:
