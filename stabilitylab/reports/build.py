@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..errors import InputError, ResourceError, UsageError, in_words
+from ..errors import DamagedError, InputError, ResourceError, UsageError, in_words
 from ..experiments import command
 from ..store.layout import plain
 from . import page, paper
 from .base import FIGURES, MissingRuns, Picture
 from .claims import Finding, ledger
-from .collection import Record, Runs
+from .collection import Record, Runs, spared
 from .diagnosis import diagnose
 
 log = logging.getLogger(__name__)
@@ -84,24 +84,28 @@ def build(
 
     chosen = [FIGURES.resolve(name) for name in figures] or sorted(FIGURES, key=_order)
     runs, broken = load(folder)
-    named = _named(runs, diagnosed)
+    _named(runs, diagnosed)  # a wrong name shows now
     kept: list[Missing | Failed | None] = []
     try:
         with Press(out) as press:
             for id in chosen:
                 entry = FIGURES[id]
                 progress(id)
-                kept.append(_press(press, id, entry.title, entry.source, "figures", lambda e=entry: e().picture(runs)))
-            for record in named:
-                progress(record.name)
-                id, source = f"run:{record.name}", "one run, step by step"
-                made = _press(press, id, record.name, source, "runs", lambda r=record: diagnose(r))
-                if isinstance(made, Missing):
-                    log.warning("%s: %s", record.name, made.sentence)
-                else:
-                    kept.append(made)
+                title, source = entry.title, entry.source
+                made, runs = spared(
+                    runs,
+                    broken,
+                    lambda left, e=entry, i=id, t=title, s=source: _press(
+                        press, i, t, s, "figures", lambda: e().picture(left)
+                    ),
+                )
+                kept.append(made)
+            shown, runs = spared(runs, broken, lambda left: _diagnosed(press, left, diagnosed, progress))
+            kept += shown
             progress("claims")
-            findings = ledger(runs)
+            findings = ledger(runs, broken)
+            damaged = {path for path, _ in broken}
+            runs = runs.where(lambda record: record.run.path not in damaged)
             write_ledger(findings, out)
             progress("files of the figures")
             sections, unprinted = press.printed()
@@ -134,9 +138,47 @@ def _press(
         press.section(id, title, source, draw(), group)
     except MissingRuns as lacking:
         return _lacking(id, title, lacking, group)
+    except DamagedError:
+        raise
     except Exception as error:
         return Failed.of(id, title, error)
     return None
+
+
+def _diagnosed(
+    press: Press, runs: Runs, names: Sequence[str], progress: Callable[[str], None]
+) -> list[Missing | Failed | None]:
+    """The runs' own parts of the page; one that is damaged raises before any is begun that another would replace."""
+    known = {record.name for record in runs}
+    chosen = _named(runs, [name for name in names if name in known]) if not names or known & {*names} else []
+    pictures: list[tuple[Record, Callable[[], Picture]]] = []
+    kept: list[Missing | Failed | None] = []
+    for record in chosen:
+        progress(record.name)
+        pictures.append((record, _drawn(record)))
+    for record, draw in pictures:
+        made = _press(press, f"run:{record.name}", record.name, "one run, step by step", "runs", draw)
+        if isinstance(made, Missing):
+            log.warning("%s: %s", record.name, made.sentence)
+        else:
+            kept.append(made)
+    return kept
+
+
+def _drawn(record: Record) -> Callable[[], Picture]:
+    """The diagnosis of a run, made now; any error but damage is kept for whoever asks for it."""
+    try:
+        picture = diagnose(record)
+    except DamagedError:
+        raise
+    except Exception as error:
+        found = error
+
+        def fail() -> Picture:
+            raise found
+
+        return fail
+    return lambda: picture
 
 
 def _lacking(id: str, title: str, lacking: MissingRuns, group: page.Group) -> Missing | Failed:

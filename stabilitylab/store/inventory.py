@@ -1,6 +1,6 @@
 """What must be there: ``inventory.jsonl``, a line for each part with its rows, size and digests, added when it is made.
 
-Each line ends in its own CRC. A part has several where it was made anew, and is one of them. Runs of schema 2 and before
+Each line ends in its own CRC. A part has several where it was made anew, and is one of them. Runs of before schema 3
 have no such file.
 """
 
@@ -41,8 +41,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What was written, by (table, number), of a part that was made anew all of it; ``damaged``: lines that are not what
-    was written."""
+    """What was written, by (table, number), all of it of a part that was made anew; ``damaged``: lines that are another
+    than was written."""
 
     entries: dict[tuple[str, int], list[Entry]]
     damaged: int = 0

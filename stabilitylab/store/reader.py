@@ -73,6 +73,13 @@ class Run:
         return self.manifest.get("config", {})
 
     @property
+    def kind(self) -> str:
+        """``train``, ``onestep``, or ``watched``: a loop of somebody's own, whose configuration may be anything."""
+        sections = (self.config.get(name) for name in ("model", "train"))
+        ours = "train" if all(isinstance(section, Mapping) for section in sections) else "watched"
+        return str(self.manifest.get("kind", ours))
+
+    @property
     def tables(self) -> tuple[str, ...]:
         """The probes' tables; ``"metrics"`` is read by the same methods."""
         return tuple(self._tables)
@@ -100,10 +107,14 @@ class Run:
         status = self.status
         if status.state not in ("finished", "diverged"):
             return None
-        recorded = status.facts.get("verdict") or {}
-        if recorded.get("rule") == RULE:
-            return Verdict.of(recorded)
-        return judge_recorded(self.arrow(METRICS).to_pydict(), self.manifest, whole=True)
+        try:
+            recorded = status.facts.get("verdict") or {}
+            if recorded.get("rule") == RULE:
+                return Verdict.of(recorded)
+            return judge_recorded(self.arrow(METRICS).to_pydict(), self.manifest, whole=True)
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+            told = f"{self.path} has a damaged verdict or settings ({error!r:.100}): restore it from a copy."
+            raise DamagedError(told, self.path) from error
 
     def table(self, name: str) -> Table:
         if name not in self._tables:

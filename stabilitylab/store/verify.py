@@ -44,7 +44,7 @@ class Verified:
 
 
 def verify(path: str | Path) -> Verified:
-    """Checks a run directory: its JSON files, the checksum, digest and schema of every part, parts against inventory and
+    """Checks a run directory: its JSON files, checksum, digest and schema of every part, parts against inventory and
     journals, that steps follow each other, checkpoints. Raises InputError where there is no run."""
     path = Path(path)
     found = Verified(path, is_locked(path) if path.is_dir() else False)

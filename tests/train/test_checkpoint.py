@@ -60,12 +60,11 @@ def test_a_flipped_bit_anywhere_is_never_loaded_in_silence(tmp_path: Path) -> No
         damaged[place] ^= 1 << chance.randrange(8)
         path.write_bytes(damaged)
         try:
-            state = checkpoint.load(tmp_path / "c", CPU)
-        except InputError as error:
-            assert "cannot be read" in str(error)
+            loaded = checkpoint.load(tmp_path / "c", CPU)["x"]
+        except InputError:
             refused += 1
         else:  # in the digest's own name, which nothing depends on
-            assert torch.equal(state["x"], weights)
+            assert torch.equal(loaded, weights)
     assert refused >= 198
 
 
