@@ -24,7 +24,7 @@ def verify(
 
     Exit 1 where something is wrong with one of them.
     """
-    from ..store.reader import run_directories
+    from ..store.folders import run_directories
     from ..store.verify import verify as verified
 
     found = [verified(path) for given in runs for path in run_directories(given)]

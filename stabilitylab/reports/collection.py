@@ -252,8 +252,8 @@ class Runs(Sequence[Record]):
 
 
 def spared(runs: Runs, broken: list[tuple[Path, str]], make: Callable[[Runs], T]) -> tuple[T, Runs]:
-    """What ``make`` makes of ``runs``, and those that it was made of: one that turns out to be damaged goes to ``broken``,
-    and the others are the runs."""
+    """What ``make`` makes of ``runs``, and those that it was made of: one that turns out to be damaged goes to
+    ``broken``, and ``make`` is called again without it."""
     while True:
         try:
             return make(runs), runs

@@ -112,8 +112,10 @@ class Lock:
     """An exclusive ``flock`` on a run directory; the kernel releases it when the process ends, however it ends."""
 
     def __init__(self, run: Path) -> None:
+        self._run = run
         with writing(run):
-            self._descriptor: int | None = os.open(run / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
+            self._descriptor: int | None = os.open(run / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            self._file, self._directory = _identity(run / LOCK_NAME), _identity(run)
             # A reader that asks whether the run is alive holds the lock for an instant: hence several attempts.
             for _ in range(20):
                 if _flock(self._descriptor, fcntl.LOCK_EX):
@@ -122,10 +124,27 @@ class Lock:
         self.release()
         raise UsageError(f"{run} is being written by another process: wait for it to end, or choose another --name.")
 
+    def check(self) -> None:
+        """Raises ResourceError where the directory is no longer there, or the lock no longer this one: another process
+        may write the run, and what both write in one place neither could tell apart."""
+        advice = "what was recorded is safe; continue the run with --resume once nobody else writes it."
+        if _identity(self._run) != self._directory:
+            raise ResourceError(f"{self._run} was moved or removed while it was written: {advice}")
+        if self._descriptor is not None and _identity(self._run / LOCK_NAME) != self._file:
+            raise ResourceError(f"the lock of {self._run} was removed, or another process has taken it: {advice}")
+
     def release(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path, follow_symlinks=True)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def is_locked(run: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from ..errors import DamagedError, InputError, StabilityLabError, UsageError
+from ..errors import DamagedError, InputError, UsageError
 from ..schema import Table
 from ..verdict import RULE, Verdict, judge_recorded
 from . import inventory
@@ -276,37 +275,6 @@ class Run:
         if unknown := [key for key in wanted if key not in known]:
             raise UsageError(f"{self.path} has no setting {unknown[0]!r}; it has {', '.join(known) or 'none'}.")
         return {key: known[key] for key in wanted}
-
-
-def load_runs(directory: str | Path, broken: list[tuple[Path, str]] | None = None) -> list[Run]:
-    """Every run below ``directory``, sorted by path; one that cannot be read goes to ``broken`` with the reason.
-
-    Without a list for ``broken``, such a run raises.
-    """
-    directory = Path(directory)
-    if not directory.is_dir():
-        raise InputError(f"there is no directory {directory}: give the one that holds the runs.")
-    runs = []
-    for path in sorted(_run_directories(directory)):
-        try:
-            runs.append(Run.open(path))
-        except StabilityLabError as error:
-            if broken is None:
-                raise
-            broken.append((path, str(error)))
-    return runs
-
-
-def run_directories(path: Path) -> list[Path]:
-    """``path`` where it is a run, or a folder without any below it; else the runs below it, sorted."""
-    return sorted(_run_directories(path)) or [path]
-
-
-def _run_directories(directory: Path) -> Iterator[Path]:
-    for where, below, files in os.walk(directory):
-        if "run.json" in files:
-            below.clear()
-            yield Path(where)
 
 
 def _told(entry: Mapping[str, Any], name: str, kind: Any) -> Any:

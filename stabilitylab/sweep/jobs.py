@@ -37,8 +37,9 @@ class Job:
     """One run of a sweep as the disk shows it.
 
     ``new``: no run directory; ``running``: a live process writes it; ``finished``: trained to its end, diverged or not;
-    ``interrupted``, ``failed``: with ``reason``. ``resumable``: from a checkpoint that is not the last one. ``cell``:
-    its line in the ``ledger``, which makes it finished where no run has ended in its directory.
+    ``interrupted``, ``failed``: with ``reason``. ``resumable``: from a checkpoint, be it that after the last update,
+    when only its end is missing. ``cell``: its line in the ``ledger``, which makes it finished where no run has ended
+    in its directory.
     """
 
     experiment: Experiment
@@ -133,7 +134,7 @@ def _on_disk(experiment: Experiment, out: Path) -> Job:
     status = run.status
     state: Any = "finished" if status.state == "diverged" else status.state
     verdict = found.state if (found := run.verdict) else ""
-    resumable = state in ("interrupted", "failed") and 0 < _last_checkpoint(job.path) < job.steps
+    resumable = state in ("interrupted", "failed") and 0 < _last_checkpoint(job.path) <= job.steps
     return Job(experiment, out, state, status.step, status.reason, verdict, resumable)
 
 
