@@ -200,6 +200,11 @@ def _check_names(name: str, entry: Mapping[str, Any]) -> None:
         raise ValueError(f"{name!r} has two columns of one name")
 
 
+def is_run_name(name: str) -> bool:
+    """Can a run directory be called so? One folder, printable, not hidden."""
+    return is_name(name) and Path(name).name == name and not name.startswith(".") and len(name.encode()) <= 200
+
+
 def is_name(text: str) -> bool:
     """Can it stand on one line of a terminal or a file as it is?"""
     return text.isprintable() and len(text) <= LONGEST

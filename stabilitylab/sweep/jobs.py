@@ -16,9 +16,10 @@ from typing import Any, Literal
 
 from ..errors import InputError, UsageError
 from ..experiments import Experiment
+from ..inputs import shown
 from ..store import Run
 from ..store.files import Lock, is_locked, make_directory, replace_file, writing
-from ..store.layout import checkpoints
+from ..store.layout import checkpoints, is_run_name
 from . import toml
 from .identity import deciding
 from .ledger import Cell, Ledger
@@ -104,8 +105,8 @@ def plan(experiments: Iterable[Experiment], out: Path, ledger: Ledger | None = N
     """
     experiments = list(experiments)
     for name, count in Counter(experiment.name for experiment in experiments).items():
-        if count > 1 or name in ("", OWN_FOLDER) or name.startswith(".") or Path(name).name != name:
-            raise UsageError(f"{name!r} cannot name {'two runs' if count > 1 else 'a run'} of a sweep: rename it.")
+        if count > 1 or name == OWN_FOLDER or not is_run_name(name):
+            raise UsageError(f"{shown(name)} cannot name {'two runs' if count > 1 else 'a run'} of a sweep: rename it.")
     return [examine(experiment, out, ledger) for experiment in experiments]
 
 

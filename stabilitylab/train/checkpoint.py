@@ -49,7 +49,7 @@ def save(folder: Path, row: int, state: dict[str, Any]) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         temporary.unlink(missing_ok=True)  # left by a crash, or a link
         with temporary.open("xb") as file:
-            torch.save(state, hashed := Hashed(file))
+            torch.save(state, hashed := Hashed(file))  # pyright: ignore[reportArgumentType]
             hashed.seal()
             file.flush()
             os.fsync(file.fileno())
