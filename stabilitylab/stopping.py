@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 APART = 1.0  # seconds between two Ctrl-C that are two
@@ -35,24 +35,42 @@ class Requests:
         self.count += first or again
 
 
+class Stopped(KeyboardInterrupt):
+    """A request to stop, by ``signal``, of work that has nothing to save: what it was at is undone on the way out."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.signal = number
+
+
 @contextmanager
-def listening(at_once: bool = False) -> Iterator[Requests]:
+def stopping() -> Iterator[None]:
+    """Raises :class:`Stopped` at the first request, once: clean-up is not interrupted by the same request again."""
+    with listening(raising=lambda requests: Stopped(requests.signal or signal.SIGINT)):
+        yield
+
+
+@contextmanager
+def listening(at_once: bool = False, raising: Callable[[Requests], BaseException] | None = None) -> Iterator[Requests]:
     """Collects requests instead of dying of them, in the main thread, which alone gets signals. ``at_once``: the second
-    raises KeyboardInterrupt. A hangup that is ignored (under nohup) stays so."""
+    raises KeyboardInterrupt; ``raising``: each raises what this says. A hangup that is ignored (nohup) stays so."""
     requests = Requests()
     if threading.current_thread() is not threading.main_thread():
         yield requests
         return
 
     def catch(number: int, frame: object) -> None:
+        before = requests.count
         requests.hear(number)
+        if raising is not None and requests.count > before:
+            raise raising(requests)
         if at_once and requests.count > 1:
             raise KeyboardInterrupt
 
     numbers = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, catch) for number in numbers}
+    handlers = {number: signal.signal(number, catch) for number in numbers}
     try:
         yield requests
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)

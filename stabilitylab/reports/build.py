@@ -16,6 +16,8 @@ import pandas as pd
 
 from ..errors import DamagedError, InputError, ResourceError, UsageError, in_words
 from ..experiments import command
+from ..stopping import SIGNALS
+from ..store.files import replace_file
 from ..store.layout import plain
 from . import page, paper
 from .base import FIGURES, MissingRuns, Picture
@@ -209,7 +211,7 @@ def write_ledger(findings: Sequence[Finding], out: Path) -> None:
     """claims.json, and claims.csv with one row an effect."""
     out.mkdir(parents=True, exist_ok=True)
     entries = [finding.as_dict() for finding in findings]
-    (out / "claims.json").write_text(json.dumps(plain({"claims": entries}), indent=1) + "\n", encoding="utf-8")
+    replace_file(out / "claims.json", (json.dumps(plain({"claims": entries}), indent=1) + "\n").encode())
     rows = [
         {
             **{key: value for key, value in entry.items() if key != "effects"},
@@ -218,7 +220,7 @@ def write_ledger(findings: Sequence[Finding], out: Path) -> None:
         for entry in entries
         for one in (entry["effects"] or [{}])
     ]
-    pd.DataFrame(rows).to_csv(out / "claims.csv", index=False)
+    replace_file(out / "claims.csv", pd.DataFrame(rows).to_csv(index=False).encode())
 
 
 def _order(id: str) -> tuple[int, str]:
@@ -238,7 +240,7 @@ class Press:
         self._folder.mkdir(parents=True, exist_ok=True)
         spawn = multiprocessing.get_context("spawn")
         count = min(WORKERS, os.cpu_count() or 1)
-        self._workers = ProcessPoolExecutor(count, spawn, signal.signal, (signal.SIGINT, signal.SIG_IGN))
+        self._workers = ProcessPoolExecutor(count, spawn, _deaf)
         self._printing: list[tuple[page.Section, Future[object]]] = []
 
     def __enter__(self) -> Press:
@@ -272,6 +274,12 @@ class Press:
                 for path in section.files.values():
                     (self._out / path).unlink(missing_ok=True)
         return done, failed
+
+
+def _deaf() -> None:
+    """Of a process that prints: whoever stops the report stops it, after the figure at hand."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _named(runs: Runs, names: Sequence[str]) -> list[Record]:
