@@ -23,8 +23,9 @@ from .commands.recommend import recommend
 from .commands.report import report
 from .commands.sweep import sweep
 from .commands.verify import verify
-from .errors import StabilityLabError, UsageError
-from .inputs import bounded, shown
+from .errors import StabilityLabError, UsageError, bounded
+from .inputs import shown
+from .stopping import Stopped
 
 INTERRUPTED = 130
 app = typer.Typer(
@@ -54,6 +55,8 @@ def main() -> None:
         code = _complain(error, error.exit_code, verbose)
     except (KeyboardInterrupt, typer.Abort):  # other versions of typer let it through
         code = _complain("stopped by Ctrl-C; what was recorded is kept.", INTERRUPTED, verbose)
+    except Stopped as stop:
+        code = _complain(f"stopped by {stop}; what was there before is as it was.", 128 + stop.signal, False)
     except BrokenPipeError:
         sys.stderr.close()
         code = 0

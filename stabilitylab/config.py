@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from .errors import InputError, UsageError
-from .inputs import bounded, contents, shown
+from .errors import InputError, UsageError, bounded
+from .inputs import contents, shown
 from .registry import spelling
 
 Stack = Literal["encoder-decoder", "encoder", "decoder"]

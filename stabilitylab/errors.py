@@ -11,6 +11,12 @@ class StabilityLabError(Exception):
     exit_code = 1
 
 
+def bounded(sentence: str, most: int = 1500) -> str:
+    """One line, without its middle where it is too long."""
+    line = " ".join(sentence.split())
+    return line if len(line) <= most else f"{line[: 2 * most // 3]} [...] {line[-most // 4 :]}"
+
+
 def in_words(error: Exception) -> str:
     """One sentence on any error: one of ours as it stands, another with its type."""
     text = " ".join(str(error).split())
@@ -41,7 +47,7 @@ class DamagedError(InputError):
     """A file of the run at ``run`` is not what was written (exit code 4); other runs are none the worse for it."""
 
     def __init__(self, message: str, run: Path) -> None:
-        super().__init__(message)
+        super().__init__(bounded(message, 600))  # what it quotes may be anything
         self.run = run
 
     def __reduce__(self) -> tuple[type[DamagedError], tuple[str, Path]]:

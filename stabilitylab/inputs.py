@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError
+from .errors import InputError, bounded
 
 CHUNK = 1 << 20
 SHOWN = 80  # letters of a value that a sentence shows
@@ -31,12 +31,6 @@ def shown(value: Any, most: int = SHOWN) -> str:
     except (RecursionError, ValueError):
         return f"a {type(value).__name__} too long to be shown"
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
-
-
-def bounded(sentence: str, most: int = 1500) -> str:
-    """One line, without its middle where it is too long."""
-    line = " ".join(sentence.split())
-    return line if len(line) <= most else f"{line[: most - 300]} [...] {line[-280:]}"
 
 
 def regular(path: Path) -> int:

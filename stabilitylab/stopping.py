@@ -35,7 +35,7 @@ class Requests:
         self.count += first or again
 
 
-class Stopped(KeyboardInterrupt):
+class Stopped(BaseException):
     """A request to stop, by ``signal``, of work that has nothing to save: what it was at is undone on the way out."""
 
     def __init__(self, number: int) -> None:
@@ -48,6 +48,17 @@ def stopping() -> Iterator[None]:
     """Raises :class:`Stopped` at the first request, once: clean-up is not interrupted by the same request again."""
     with listening(raising=lambda requests: Stopped(requests.signal or signal.SIGINT)):
         yield
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Processes that are started within are never asked to stop: whoever started them sees to their end. They inherit
+    that these signals are blocked, also while they still start."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

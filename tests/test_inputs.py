@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from stabilitylab import cli
 from stabilitylab.config import Config, DataConfig, parse_set, read_config_file, resolve, validated
 from stabilitylab.data import load_data
-from stabilitylab.errors import InputError, UsageError
-from stabilitylab.inputs import bounded, shown
+from stabilitylab.errors import InputError, UsageError, bounded
+from stabilitylab.inputs import shown
 
 LONGEST = 1600
 SECTIONS = {name: type(getattr(Config(), name)) for name in ("model", "data", "train", "probes")}

@@ -55,6 +55,20 @@ def test_handlers_are_put_back_and_an_ignored_hangup_stays_so(monkeypatch: pytes
         signal.signal(HUP, before)
 
 
+def test_work_that_saves_nothing_is_stopped_once() -> None:
+    done = []
+    with pytest.raises(stopping.Stopped, match="SIGTERM") as caught, stopping.stopping():  # noqa: PT012
+        try:
+            os.kill(os.getpid(), TERM)
+        finally:
+            os.kill(os.getpid(), TERM)  # while it cleans up
+            done.append(True)
+    assert (caught.value.signal, done) == (TERM, [True])
+    with stopping.undisturbed():
+        assert {*signal.pthread_sigmask(signal.SIG_BLOCK, [])} >= {INT, TERM, HUP}
+    assert TERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
 def test_another_thread_gets_no_signals() -> None:
     heard = []
     thread = threading.Thread(target=lambda: heard.append(listening().__enter__().signal))

@@ -36,24 +36,18 @@ def report(
     Exit 1 where an error kept a figure, a run's part of the page or a claim's verdict from being made; all others are.
     """
     from ..reports.build import build
-    from ..stopping import Stopped, stopping
+    from ..stopping import stopping
 
     console = Console(stderr=True)
-    try:
-        with stopping(), console.status("report") as status:
-            shown = console.is_terminal and not quiet
-            built = build(
-                folder,
-                out,
-                figures=figure or (),
-                diagnosed=run or (),
-                progress=lambda what: status.update(f"report: {what}") if shown else None,
-            )
-    except Stopped as stop:
-        print(
-            f"stabilitylab: stopped by {stop}; the page in {out}, if there is one, is that of before.", file=sys.stderr
+    with stopping(), console.status("report") as status:
+        shown = console.is_terminal and not quiet
+        built = build(
+            folder,
+            out,
+            figures=figure or (),
+            diagnosed=run or (),
+            progress=lambda what: status.update(f"report: {what}") if shown else None,
         )
-        return 128 + stop.signal
     if as_json:
         print(json.dumps(_facts(built), indent=2))
     elif quiet:

@@ -6,7 +6,6 @@ import json
 import logging
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import pandas as pd
 
 from ..errors import DamagedError, InputError, ResourceError, UsageError, in_words
 from ..experiments import command
-from ..stopping import SIGNALS
+from ..stopping import undisturbed
 from ..store.files import replace_file
 from ..store.layout import plain
 from . import page, paper
@@ -240,7 +239,7 @@ class Press:
         self._folder.mkdir(parents=True, exist_ok=True)
         spawn = multiprocessing.get_context("spawn")
         count = min(WORKERS, os.cpu_count() or 1)
-        self._workers = ProcessPoolExecutor(count, spawn, _deaf)
+        self._workers = ProcessPoolExecutor(count, spawn)
         self._printing: list[tuple[page.Section, Future[object]]] = []
 
     def __enter__(self) -> Press:
@@ -256,7 +255,9 @@ class Press:
         files = {kind: path.relative_to(self._out).as_posix() for kind, path in paths.items()}
         section = page.Section(id, title, source, picture, files, group=group)
         section.check()
-        self._printing.append((section, self._workers.submit(paper.write, picture, self._folder, name)))
+        with undisturbed():  # a process that prints ends its figure, and then it is told
+            printing = self._workers.submit(paper.write, picture, self._folder, name)
+        self._printing.append((section, printing))
 
     def printed(self) -> tuple[list[page.Section], list[tuple[page.Section, Exception]]]:
         """Waits: the sections whose files all stand, and the others, which leave none, with what went wrong.
@@ -274,12 +275,6 @@ class Press:
                 for path in section.files.values():
                     (self._out / path).unlink(missing_ok=True)
         return done, failed
-
-
-def _deaf() -> None:
-    """Of a process that prints: whoever stops the report stops it, after the figure at hand."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _named(runs: Runs, names: Sequence[str]) -> list[Record]:

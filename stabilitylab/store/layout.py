@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DamagedError, InputError
+from ..inputs import shown
 from ..schema import Row, Table
 from .files import inside, reading, replace_file
 from .names import current
@@ -83,7 +84,7 @@ def read_run_json(run: Path) -> dict[str, Any]:
         )
     try:
         if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
-            raise ValueError(f"schema version {version!r}")
+            raise ValueError(f"schema version {shown(version)}")
         for key, kind in (("attempts", list), ("tables", dict), ("config", dict), ("label", str)):
             if not isinstance(document.get(key, kind()), kind) or (
                 key in ("attempts", "tables") and key not in document
@@ -196,6 +197,9 @@ def _check_names(name: str, entry: Mapping[str, Any]) -> None:
     for text in told:
         if not isinstance(text, str) or not is_name(text):
             raise ValueError(f"{str(text)[:60]!r} cannot be a name in {name!r}")
+    for layer in rows["layer"]:
+        if type(layer) is not int or not 0 <= layer < 2**31:
+            raise ValueError(f"layer {shown(layer)} of {name!r}")
     if len({*entry["columns"]}) < len(entry["columns"]):
         raise ValueError(f"{name!r} has two columns of one name")
 

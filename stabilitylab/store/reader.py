@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import DamagedError, InputError, UsageError
+from ..inputs import shown
 from ..schema import Table
 from ..verdict import RULE, Verdict, judge_recorded
 from . import inventory
@@ -278,9 +279,10 @@ class Run:
 
 
 def _told(entry: Mapping[str, Any], name: str, kind: Any) -> Any:
-    if not isinstance(entry[name], kind) or isinstance(entry[name], bool):
-        raise ValueError(f"{name} = {str(entry[name])[:60]!r}")
-    return entry[name]
+    value = entry[name]
+    if not isinstance(value, kind) or isinstance(value, bool) or (kind is int and not 0 <= value < 2**62):
+        raise ValueError(f"{name} = {shown(value)}")
+    return value
 
 
 def _repeat(value: Any, count: int) -> Any:

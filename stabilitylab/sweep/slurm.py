@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ..errors import ResourceError, UsageError
-from ..inputs import bounded
+from ..errors import ResourceError, UsageError, bounded
 from ..store.files import make_directory, replace_file, writing
 from .jobs import OWN_FOLDER, RUNNABLE, Job, commands
 
