@@ -109,6 +109,7 @@ def watch(
     ...         optimizer.step(), optimizer.zero_grad()
     """
     manifest = {
+        "kind": "watched",
         "label": type(model).__name__,
         "config": dict(config or {}),
         "stabilitylab": __version__,

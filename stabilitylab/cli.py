@@ -22,7 +22,10 @@ from .commands.probe import probe
 from .commands.recommend import recommend
 from .commands.report import report
 from .commands.sweep import sweep
-from .errors import StabilityLabError
+from .commands.verify import verify
+from .errors import StabilityLabError, UsageError, bounded
+from .inputs import shown
+from .stopping import Stopped
 
 INTERRUPTED = 130
 app = typer.Typer(
@@ -43,6 +46,8 @@ def main() -> None:
     """Entry point: errors of ours become one sentence on stderr and their exit code."""
     verbose = any(flag in sys.argv[1:] for flag in ("-v", "--verbose"))
     try:
+        if any("\0" in argument for argument in sys.argv):
+            raise UsageError("an argument holds a NUL, which no path and no name does.")
         code = app(standalone_mode=False)
         if code == INTERRUPTED:  # typer makes a KeyboardInterrupt this code; a command that caught it returns it
             code = _complain("stopped by Ctrl-C; what was recorded is kept.", INTERRUPTED, False)
@@ -50,9 +55,14 @@ def main() -> None:
         code = _complain(error, error.exit_code, verbose)
     except (KeyboardInterrupt, typer.Abort):  # other versions of typer let it through
         code = _complain("stopped by Ctrl-C; what was recorded is kept.", INTERRUPTED, verbose)
+    except Stopped as stop:
+        code = _complain(f"stopped by {stop}; what was there before is as it was.", 128 + stop.signal, False)
     except BrokenPipeError:
         sys.stderr.close()
         code = 0
+    except OSError as error:  # whoever opened it had nothing to say of it: a name that is too long, a folder for a file
+        named = shown(str(error.filename), 300) if error.filename else "a file"
+        code = _complain(f"cannot use {named} ({error.strerror or error}): check the path.", 4, verbose)
     except Exception as error:
         if isinstance(error, CommandLineError):
             message = error.format_message()  # type: ignore[attr-defined]
@@ -65,7 +75,7 @@ def main() -> None:
 def _complain(message: object, code: int, verbose: bool) -> int:
     if verbose:
         traceback.print_exc()
-    print(f"stabilitylab: {message}", file=sys.stderr)
+    print(f"stabilitylab: {bounded(str(message))}", file=sys.stderr)
     return code
 
 
@@ -97,3 +107,4 @@ app.command()(compare)
 app.command()(export)
 app.command("list")(list_)
 app.command()(runs)
+app.command()(verify)

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from .errors import InputError, UsageError
+from .errors import InputError, UsageError, bounded
+from .inputs import contents, shown
 from .registry import spelling
 
 Stack = Literal["encoder-decoder", "encoder", "decoder"]
@@ -28,13 +30,27 @@ class Later:
     before: Any
 
 
+CONFIG_FILE = 1_000_000  # bytes
 NEUTRAL = "neutral"  # marks a setting that changes neither what a run measures nor whether it may be continued
+
+
+LARGEST = 1e38  # beyond it a float32 is infinite
+MOST = 10**9  # updates, say: what a typo makes of it is refused
+SENTENCES = 10**6  # of what is held out and kept in memory
 
 
 class Section(BaseModel):
     """A frozen group of settings; an unknown key is refused by name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        field = cls.model_fields.get(info.field_name or "")
+        if isinstance(value, bool) and field is not None and field.annotation is not bool:
+            raise PydanticCustomError("truth", "Input should not be true or false")
+        return value
 
 
 class ModelConfig(Section):
@@ -47,7 +63,7 @@ class ModelConfig(Section):
     decoder_layers: int = Field(default=100, ge=0, le=MAX_LAYERS)
     d_model: int = Field(default=64, ge=2, le=65_536)
     d_ffn: int = Field(default=128, ge=1, le=1_048_576)
-    heads: int = Field(default=2, ge=1)
+    heads: int = Field(default=2, ge=1, le=65_536)
     dropout: float = Field(default=0.0, ge=0, lt=1)
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
     activation_dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -56,15 +72,15 @@ class ModelConfig(Section):
     # arch-1, xavier-1: the same with gain 1 for q, k, v too, as DeepNet defines Post-LN; deepnorm: DeepNorm's
     init: Literal["arch", "xavier", "deepnorm", "arch-1", "xavier-1"] = "arch"
     alpha: float | None = Field(
-        default=None, ge=0
+        default=None, ge=0, le=LARGEST
     )  # replaces the arch's residual (DeepNorm) or branch (BranchNorm) constant
-    qk_gain: float | None = Field(default=None, ge=0)  # replaces the initial gain of q and k
-    v_gain: Annotated[float | None, Later(None)] = Field(default=None, ge=0)  # replaces that of v
+    qk_gain: float | None = Field(default=None, ge=0, le=LARGEST)  # replaces the initial gain of q and k
+    v_gain: Annotated[float | None, Later(None)] = Field(default=None, ge=0, le=LARGEST)  # replaces that of v
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # of every norm of the model
     qk_norm: bool = False  # normalise each head's queries and keys before their product
     growth: Literal["linear", "exp", "sigmoid"] = "linear"  # BranchNorm's schedule
-    T: int = Field(default=4000, ge=1)  # BranchNorm: updates until alpha reaches 1
-    t0: int = Field(default=1, ge=0)  # BranchNorm: row t uses alpha_{t + t0}
+    T: int = Field(default=4000, ge=1, le=MOST)  # BranchNorm: updates until alpha reaches 1
+    t0: int = Field(default=1, ge=0, le=MOST)  # BranchNorm: row t uses alpha_{t + t0}
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> ModelConfig:
@@ -103,34 +119,37 @@ class DataConfig(Section):
     source: str = "synthetic"  # synthetic | text:SRC,TGT | hf:DATASET,SRC_COLUMN,TGT_COLUMN
     valid: str | None = None  # SRC,TGT held-out files (text) or a split name (hf); None: cut from the training text
     vocab_size: int = Field(default=2000, ge=64, le=1_000_000)  # joint BPE size
-    sentences: int = Field(default=16, ge=1)  # rows of a batch in the longest shape bucket
+    sentences: int = Field(default=16, ge=1, le=SENTENCES)  # rows of a batch in the longest shape bucket
     max_length: int = Field(
         default=24, ge=4, le=4096
     )  # tokens a side, end of sentence included; longer pairs are left out
     fraction: float = Field(default=1.0, gt=0, le=1)  # share of the training pairs that is used
-    held_out: int = Field(default=24, ge=1)  # sentences of the fixed reference batch: the course of the run
+    held_out: int = Field(default=24, ge=1, le=SENTENCES)  # sentences of the fixed reference batch
     # sentences of the evaluation after training: with a validation text all of it, else so many (but at most a tenth
     # of the pairs); 0: the reference batch alone
-    validation: Annotated[int, Later(0)] = Field(default=400, ge=0)
+    validation: Annotated[int, Later(0)] = Field(default=400, ge=0, le=SENTENCES)
+    # of a text file, unpacked, which is held in memory; and of one line of it: a longer one is no sentence
+    max_file_mb: Annotated[int, NEUTRAL] = Field(default=1000, ge=1, le=MOST)
+    max_line_kb: Annotated[int, NEUTRAL] = Field(default=1000, ge=1, le=MOST)
     seed: int = Field(default=0, ge=0, lt=2**63)  # order of batches and masks; the same for all archs
 
 
 class TrainConfig(Section):
     """The papers' recipe where they state one: Adam (.9, .98), eps 1e-8, weight decay 1e-4, inverse square root."""
 
-    steps: int = Field(default=160, ge=1)
-    lr: float = Field(default=3e-4, gt=0)
-    warmup: int = Field(default=40, ge=0)  # updates; 0: none
-    warmup_init_lr: float = Field(default=1e-7, ge=0)
+    steps: int = Field(default=160, ge=1, le=MOST)
+    lr: float = Field(default=3e-4, gt=0, le=LARGEST)
+    warmup: int = Field(default=40, ge=0, le=MOST)  # updates; 0: none
+    warmup_init_lr: float = Field(default=1e-7, ge=0, le=LARGEST)
     schedule: Literal["inverse_sqrt", "constant", "linear"] = "inverse_sqrt"  # linear: to 0 at the end (Admin's grid)
     optimizer: Literal["adamw", "radam"] = "adamw"  # radam: Admin's published recipe
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.98, ge=0, lt=1)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=1e-4, ge=0)  # decoupled
+    eps: float = Field(default=1e-8, gt=0, le=LARGEST)
+    weight_decay: float = Field(default=1e-4, ge=0, le=LARGEST)  # decoupled
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
-    clip_norm: float = Field(default=0.0, ge=0)  # 0: no clipping
-    accumulate: int = Field(default=1, ge=1)  # micro-batches an update
+    clip_norm: float = Field(default=0.0, ge=0, le=LARGEST)  # 0: no clipping
+    accumulate: int = Field(default=1, ge=1, le=SENTENCES)  # micro-batches an update
     precision: Literal["fp32", "bf16"] = "fp32"
     activation_checkpointing: bool = False  # keep each layer's input alone, compute its inside again in the backward
     device: Annotated[str, NEUTRAL] = "auto"  # auto | cpu | cuda | cuda:N
@@ -138,14 +157,15 @@ class TrainConfig(Section):
     parallel: Parallel = "none"  # how the processes of torchrun share the model: replicas (ddp) or shards (fsdp)
     threads: Annotated[int, NEUTRAL] = Field(default=1, ge=1, le=1024)
     seed: int = Field(default=0, ge=0, lt=2**63)  # initial weights and dropout
-    checkpoint_minutes: Annotated[float, NEUTRAL] = Field(default=10.0, ge=0)  # wall time between checkpoints; 0: none
-    checkpoint_every: Annotated[int, NEUTRAL] = Field(default=0, ge=0)  # updates between checkpoints; 0: by time alone
+    # wall time and updates between checkpoints; 0: none, and by time alone
+    checkpoint_minutes: Annotated[float, NEUTRAL] = Field(default=10.0, ge=0, le=MOST)
+    checkpoint_every: Annotated[int, NEUTRAL] = Field(default=0, ge=0, le=MOST)
     final_checkpoint: Annotated[bool, NEUTRAL] = (
         True  # False: what has ended keeps no weights, and can be neither evaluated nor continued
     )
     on_divergence: Literal["continue", "stop"] = "continue"
     # of the held-out batch, evenly over the run, apart from the probes'
-    evaluations: Annotated[int, Later(0)] = Field(default=50, ge=0)
+    evaluations: Annotated[int, Later(0)] = Field(default=50, ge=0, le=MOST)
 
 
 class ProbesConfig(Section):
@@ -158,7 +178,7 @@ class ProbesConfig(Section):
     @model_validator(mode="after")
     def _positive(self) -> ProbesConfig:
         for key in ("every", "update_every"):
-            if isinstance(value := getattr(self, key), int) and value < 1:
+            if isinstance(value := getattr(self, key), int) and not 1 <= value <= MOST:
                 raise ValueError(f"probes.{key} must be at least 1, or 'log'")
         return self
 
@@ -217,21 +237,28 @@ def parse_set(assignments: Iterable[str]) -> dict[str, dict[str, Any]]:
         key, equals, text = assignment.partition("=")
         section, dot, name = key.strip().partition(".")
         if not (equals and dot and section and name):
-            raise UsageError(f"--set {assignment!r} is not of the form section.key=value, such as train.lr=3e-4.")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
-        settings.setdefault(section, {})[name] = value
+            raise UsageError(f"--set {shown(assignment)} is not of the form section.key=value, such as train.lr=3e-4.")
+        settings.setdefault(section, {})[name] = toml_value(text)
     return settings
+
+
+def toml_value(text: str) -> Any:
+    """``text`` as TOML where it is one value, else as it stands."""
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except (RecursionError, ValueError):  # no TOML, too deep, a number of 5,000 digits
+        return text.strip()
+    return found["value"] if len(found) == 1 else text.strip()
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
     """Settings of a TOML file with the sections of :class:`Config`."""
+    content = contents(path, CONFIG_FILE, "no option")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"cannot read the configuration {path}: {error}") from error
+        return tomllib.loads(content.decode())
+    except (RecursionError, ValueError) as error:
+        told = bounded(str(error), 200).rstrip(".")
+        raise InputError(f"cannot read the configuration {path}: {told}.") from error
 
 
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,10 +307,11 @@ def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
     """Preset < ``layers`` (file, flags, ``--set``), validated; ``depth`` fills the layers that none of them names."""
     settings = merge(*layers)
     preset = settings.setdefault("preset", "tiny")
-    if preset not in PRESETS:
-        raise UsageError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}.")
+    if not isinstance(preset, str) or preset not in PRESETS:
+        raise UsageError(f"unknown preset {shown(preset)}; choose one of {', '.join(PRESETS)}.")
     model = settings.get("model", {})
-    own = RECIPES.get(spelling(str(model.get("arch", ""))), {}) if isinstance(model, dict) else {}
+    arch = model.get("arch") if isinstance(model, dict) else None
+    own = RECIPES.get(spelling(arch), {}) if isinstance(arch, str) else {}
     settings = merge(PRESETS[preset], own, settings)
     model = settings.setdefault("model", {})
     if isinstance(model, dict):
@@ -306,9 +334,9 @@ def validated(settings: Mapping[str, Any]) -> Config:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part != "constrained-int")
         if first["type"] == "extra_forbidden":
-            raise UsageError(f"unknown setting {where!r}{_known(first['loc'])}.") from error
-        text = first["msg"].removeprefix("Value error, ")
-        prefix = "" if first["type"] == "value_error" else f"setting {where} = {first['input']!r}: "
+            raise UsageError(f"unknown setting {shown(where)}{_known(first['loc'])}.") from error
+        text = bounded(first["msg"].removeprefix("Value error, "), 500)
+        prefix = "" if first["type"] == "value_error" else f"setting {where} = {shown(first['input'])}: "
         raise UsageError(f"{prefix}{text}.") from error
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class StabilityLabError(Exception):
     """Base of every error that the command line prints as one sentence (exit code 1)."""
 
     exit_code = 1
+
+
+def bounded(sentence: str, most: int = 1500) -> str:
+    """One line, without its middle where it is too long."""
+    line = " ".join(sentence.split())
+    return line if len(line) <= most else f"{line[: 2 * most // 3]} [...] {line[-most // 4 :]}"
 
 
 def in_words(error: Exception) -> str:
@@ -33,6 +41,17 @@ class InputError(StabilityLabError):
     """Input, data, a run or a checkpoint is missing or cannot be read (exit code 4)."""
 
     exit_code = 4
+
+
+class DamagedError(InputError):
+    """A file of the run at ``run`` is not what was written (exit code 4); other runs are none the worse for it."""
+
+    def __init__(self, message: str, run: Path) -> None:
+        super().__init__(bounded(message, 600))  # what it quotes may be anything
+        self.run = run
+
+    def __reduce__(self) -> tuple[type[DamagedError], tuple[str, Path]]:
+        return DamagedError, (str(self), self.run)
 
 
 class ResourceError(StabilityLabError):

@@ -64,10 +64,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Cells:
-    """One table at one step: ``values`` (rows, columns) float64; ``absent`` (rows,) True where no gradient existed."""
+    """One table at one step: ``values`` (rows, columns) float64; ``absent`` (rows,) True where no gradient existed.
+
+    ``missing`` (rows, columns): True where there is no such cell (a group of parameters that a row has not), which is
+    something else than a NaN that was measured; None: nowhere.
+    """
 
     values: np.ndarray
     absent: np.ndarray
+    missing: np.ndarray | None = None
 
 
 class Sink(Protocol):

@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,8 @@ class Display:
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
-            self._live.stop()
+            with suppress(OSError):
+                self._live.stop()
 
     def opened(self, path: Path, manifest: Mapping[str, Any]) -> None:
         """The run directory exists: what is being trained, and the unigram baseline that it has to beat."""
@@ -106,10 +108,11 @@ class Display:
         self.seconds.append(report.seconds)
         if self.quiet:
             return
-        if self._live is not None:
-            self._live.update(self.panel(report))
-        elif report.row % max(1, self.steps // PLAIN_LINES) == 0 or report.row + 1 == self.steps:
-            self._print(self.line(report))
+        with suppress(OSError):  # the terminal went away; the run need not
+            if self._live is not None:
+                self._live.update(self.panel(report))
+            elif report.row % max(1, self.steps // PLAIN_LINES) == 0 or report.row + 1 == self.steps:
+                self._print(self.line(report))
 
     def line(self, report: Report) -> str:
         metrics = report.metrics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -298,3 +299,34 @@ def test_one_card_estimates_where_there_is_none(main: Any, tmp_path: Path) -> No
     assert int(parameters.replace(",", "")) > 1e6
     assert 20 < int(tokens) < 200
     assert float(estimated) > 0
+
+
+def test_the_attack_holds_and_can_fall(
+    script: Any, main: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.fork", lambda: pytest.fail("the kind with processes is left to the script"))
+    attack = script("attack")
+    for name in ("journal", "part", "lost file", "checkpoint", "JSON value", "setting", "TOML file"):
+        with pytest.raises(SystemExit) as end:
+            main("attack", "--only", name, "--cases", "4")
+        assert end.value.code == 0, capsys.readouterr().out
+        assert f"| {name} | 4 | 4 | 0 |" in capsys.readouterr().out
+    monkeypatch.setattr("stabilitylab.store.journal.crc32", lambda data: 0)  # nothing is checked any more
+    with pytest.raises(SystemExit) as end:
+        main("attack", "--only", "journal", "--cases", "20")
+    assert end.value.code == 1
+    assert "--only 'journal' --seed 0 --first" in capsys.readouterr().out
+    assert attack.STEPS == 12
+
+
+def test_the_long_run_and_the_many_say_what_they_measured(main: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    main("long_run", "--rows", "60", "--every", "20", "--part", "25")
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["rows"], facts["probed"], facts["read"]["rows"]) == (60, 3, 60)
+
+
+@pytest.mark.slow
+def test_the_many_runs_are_read_by_each_command(main: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    main("many_runs", "--runs", "6")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
+    assert [line.rsplit("|", 2)[1].strip() for line in lines] == ["0"] * 5

@@ -206,7 +206,7 @@ def test_divergence_is_a_result_unless_asked_to_fail(run) -> None:
 def test_stopping_flushes_and_checkpoints(tmp_path: Path, number: signal.Signals, code: int) -> None:
     steps = ["--depth", "2", "--steps", "100000", "--set", "data.sentences=4", "--every", "1"]
     child = spawn("probe", *steps, "--name", "long", cwd=tmp_path)
-    metrics = tmp_path / "runs/long/journal-000001.arrows"
+    metrics = tmp_path / "runs/long/journal-000001.records"
     deadline = time.monotonic() + 120
     while not metrics.exists() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -94,7 +94,7 @@ def test_config_file(tmp_path: Path) -> None:
     path.write_text("[train\n")
     with pytest.raises(InputError, match="cannot read the configuration"):
         read_config_file(path)
-    with pytest.raises(InputError, match="cannot read the configuration"):
+    with pytest.raises(InputError, match=r"cannot read .*absent\.toml"):
         read_config_file(tmp_path / "absent.toml")
 
 

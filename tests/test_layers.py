@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "stabilitylab"
 LEVEL = {
-    **dict.fromkeys(("errors", "registry", "schema", "config", "labels", "verdict"), 1),
+    **dict.fromkeys(("errors", "registry", "schema", "config", "inputs", "labels", "stopping", "verdict"), 1),
     **dict.fromkeys(("models", "probes", "store"), 2),
     **dict.fromkeys(("data", "experiments"), 3),
     **dict.fromkeys(

@@ -48,7 +48,7 @@ def claims(
 
     chosen = {CLAIMS.resolve(id) for id in only or CLAIMS}
     runs, broken = load(folder)
-    findings = [finding for finding in ledger(runs) if finding.claim.id in chosen]
+    findings = [finding for finding in ledger(runs, broken) if finding.claim.id in chosen]
     for path, sentence in broken:
         print(f"{path.name}: {sentence}", file=sys.stderr)
     if as_json:

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..errors import UsageError
+from ..errors import DamagedError, UsageError
 from .options import JSON, VERBOSE
 
 if TYPE_CHECKING:
@@ -40,12 +40,24 @@ def compare(
     from ..store import Run
     from ..store.layout import plain
 
-    opened = [Run.open(path) for path in runs]
-    found = compared(opened[0], opened[1], rtol=rtol, atol=atol) if len(opened) == 2 else None
-    standings = side_by_side(opened)
+    left, unreadable = list(runs), []
+    while True:
+        try:
+            opened = [Run.open(path) for path in left]
+            found = compared(opened[0], opened[1], rtol=rtol, atol=atol) if len(opened) == 2 else None
+            standings = side_by_side(opened)
+            break
+        except DamagedError as error:
+            if len(left) <= 2:
+                raise
+            left.remove(error.run)
+            unreadable.append({"run": str(error.run), "why": str(error)})
+    for one in unreadable:
+        print(f"left out: {one['why']}", file=sys.stderr)
     if as_json:
         facts = {} if found is None else found.as_dict()
-        print(json.dumps(plain(facts | {"side_by_side": standings.as_dict()}), indent=2))
+        more = {"side_by_side": standings.as_dict(), "unreadable": unreadable}
+        print(json.dumps(plain(facts | more), indent=2))
         return
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
     if found is not None:

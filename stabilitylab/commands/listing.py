@@ -120,6 +120,8 @@ def run_table(folder: Path) -> list[dict[str, Any]]:
             rows.append(_described(run))
         except InputError as error:
             broken.append((run.path, str(error)))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # settings of another kind than ours
+            broken.append((run.path, f"its configuration is damaged ({type(error).__name__}: {error})"))
     for path, sentence in broken:
         rows.append({**dict.fromkeys(DESCRIBED, "-"), "run": path.name, "state": "unreadable", "reason": sentence})
     return rows
@@ -131,7 +133,7 @@ DESCRIBED = ("run", "state", "verdict", "arch", "layers", "width", "data", "seed
 def _described(run: Run) -> dict[str, Any]:
     from ..labels import label_of  # here, since it takes its time
 
-    status, sections = run.status, run.config
+    status, sections = run.status, run.config if run.kind != "watched" else {}
     model, train = sections.get("model", {}), sections.get("train", {})
     verdict = run.verdict
     values = (
@@ -139,11 +141,11 @@ def _described(run: Run) -> dict[str, Any]:
         status.state,
         verdict.state if verdict else "-",
         label_of(run.manifest) or "-",
-        f"{model['encoder_layers']}+{model['decoder_layers']}" if model else "-",
+        f"{model['encoder_layers']}+{model['decoder_layers']}" if "encoder_layers" in model else "-",
         model.get("d_model", "-"),
         sections.get("data", {}).get("source", "-").split(":")[0],
         train.get("seed", "-"),
-        f"{status.step}/{train['steps']}" if train else str(status.step),
+        f"{status.step}/{train['steps']}" if "steps" in train else str(status.step),
         f"{verdict.nll_gap:+.3f}" if verdict else "-",
         verdict.reason if verdict else status.reason,
     )

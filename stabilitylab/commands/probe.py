@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import DivergedError, UsageError
+from ..inputs import shown
 from .options import JSON, RUNS
 
 if TYPE_CHECKING:
@@ -128,7 +131,12 @@ def probe(
             raise UsageError("--resume continues a run with its own configuration: only --steps may go with it.")
         return _resume(Path(resume), steps, fail_on_divergence, as_json, quiet)
     from ..config import parse_set, read_config_file, resolve
+    from ..store.layout import is_run_name
 
+    if name is not None and not is_run_name(name):
+        raise UsageError(
+            f"--name {shown(name)} cannot name a run directory: give one name without slashes; --out is its folder."
+        )
     settings = resolve(read_config_file(config) if config else {}, flags, parse_set(set_ or ()), depth=depth)
     if dry_run:
         return _dry_run(settings, as_json)
@@ -145,7 +153,8 @@ def probe(
 
 
 def _every(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.lstrip("-").isdigit() else text
+    """A number where it is one; what else it is, the configuration refuses."""
+    return int(text) if text is not None and re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:
@@ -230,6 +239,8 @@ def _watched(go: Callable[[Display], Result], fail: bool, as_json: bool, quiet: 
 def _finish(result: Result, fail: bool, as_json: bool, quiet: bool) -> int:
     from ..store import Run
 
+    if result.signal == signal.SIGHUP:  # whoever would read what is printed is gone
+        return 128 + signal.SIGHUP
     run = Run.open(result.path)
     verdict = result.verdict
     if as_json:

@@ -36,9 +36,10 @@ def report(
     Exit 1 where an error kept a figure, a run's part of the page or a claim's verdict from being made; all others are.
     """
     from ..reports.build import build
+    from ..stopping import stopping
 
     console = Console(stderr=True)
-    with console.status("report") as status:
+    with stopping(), console.status("report") as status:
         shown = console.is_terminal and not quiet
         built = build(
             folder,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -57,11 +58,20 @@ def sweep(
     ledger: Annotated[
         Path | None, typer.Option(help="CSV to commit: finished runs are appended, and skipped where it has them.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time.", show_default="1; of a Slurm array all")
+    ] = None,
     retries: Annotated[int, typer.Option(min=0, help="New attempts of a run that failed.")] = 1,
     launcher: Annotated[
-        Literal["local", "parsl"], typer.Option(help="parsl: several GPUs, Slurm (pip install 'stabilitylab[sweep]').")
+        Literal["local", "slurm-array", "parsl"],
+        typer.Option(
+            help="slurm-array: submit one array and return; parsl: executors of yours (pip install "
+            "'stabilitylab[sweep]')."
+        ),
     ] = "local",
+    sbatch: Annotated[
+        str | None, typer.Option(help="Options of sbatch for a Slurm array, such as '--gpus=1 --time=4:00:00'.")
+    ] = None,
     parsl_config: Annotated[Path | None, typer.Option(help="Python file that defines parsl's config.")] = None,
     gpus: Annotated[str | None, typer.Option(help="Devices to spread runs over, such as 0,1,2,3.")] = None,
     set_: Annotated[
@@ -91,6 +101,8 @@ def sweep(
             raise UsageError("--archs and --depths go with 'sweep table': other figures and grids name their own.")
         planned = _planned(what, scale, grid, source, seeds, steps, set_ or (), device, out, kept)
     until = None if minutes is None else time.monotonic() + 60 * minutes
+    if sbatch is not None and launcher != "slurm-array":
+        raise UsageError("--sbatch goes with --launcher slurm-array.")
     if print_:
         _show_skipped([job for jobs_of_one in planned for job in jobs_of_one if job.cell is not None], kept)
         for line in (line for jobs_of_one in planned for line in sweeping.commands(jobs_of_one)):
@@ -101,6 +113,10 @@ def sweep(
         if table:
             stability.show(planned[0])
         return 0
+    if launcher == "slurm-array":
+        if gpus or parsl_config is not None or minutes is not None:
+            raise UsageError("--gpus, --parsl-config and --minutes do not go with a Slurm array: use --sbatch.")
+        return _submit(planned, sbatch, jobs)
     if scale == "tiny" and not grid and not quiet:
         asked = {figure: experiments.minutes(figure) for figure in what}
         if table:
@@ -111,7 +127,7 @@ def sweep(
         with sweeping.Display(Console(stderr=True), quiet) as display:
             outcome = sweeping.run(
                 jobs_of_one,
-                workers=jobs,
+                workers=jobs or 1,
                 launcher=launcher,
                 retries=retries,
                 audience=display,
@@ -126,6 +142,22 @@ def sweep(
     if table:
         stability.show(planned[0])
     return worst
+
+
+def _submit(planned: Sequence[list[Job]], sbatch: str | None, at_once: int | None) -> int:
+    from .. import sweep as sweeping
+
+    try:
+        options = shlex.split(sbatch or "")
+    except ValueError as error:
+        raise UsageError(f"--sbatch cannot be cut into words ({error}): close its quotes.") from error
+    for jobs_of_one in planned:
+        done = sweeping.submit(jobs_of_one, options, at_once)
+        for one in done:
+            print(f"{jobs_of_one[0].out}: {one.sentence()}")
+        if not done:
+            print(f"{jobs_of_one[0].out}: {sweeping.Outcome(jobs_of_one).sentence()}; nothing was submitted")
+    return 0
 
 
 def _planned(

@@ -24,9 +24,9 @@ def load_data(config: DataConfig, *, stack: Stack) -> Dataset:
 
         corpus = load_synthetic(config.vocab_size)
     elif scheme == "text":
-        from .text import load_text
+        from .text import Bounds, load_text
 
-        corpus = load_text(rest, config.valid, config.vocab_size)
+        corpus = load_text(rest, config.valid, config.vocab_size, Bounds.of(config))
     elif scheme == "hf":
         from .hub import load_hub
 

@@ -17,7 +17,7 @@ from .buckets import choose_buckets
 from .corpus import BOS, EOS, PAD, Corpus, Rows
 from .passage import Passage
 from .split import HELD_OUT, MASKING, ORDER, VALIDATION, split, stream
-from .text import read_pair
+from .text import Bounds, read_pair
 from .unigram import Unigram
 
 VALIDATION_ROWS = 64  # sentences of a batch of the validation set
@@ -122,7 +122,7 @@ class Dataset:
             scheme, _, files = data.partition(":")
             if scheme != "text":
                 raise UsageError(f"cannot translate {data!r}: the form is text:SRC,TGT.")
-            name, sides = data, list(read_pair(files, "text:SRC,TGT"))
+            name, sides = data, list(read_pair(files, "text:SRC,TGT", Bounds.of(self._config)))
             encoded = corpus.encode(sides[0])
             tokens = encoded.pick(np.arange(len(encoded.lengths)))
         return Passage.of(name, tokens, *sides, longest=longest)

@@ -2,41 +2,58 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
+
+from ..config import DataConfig
 from ..errors import InputError, UsageError
+from ..inputs import contents, unpacked
 from . import bpe
 from .corpus import Corpus
 
+MORE = "--set data.max_file_mb"
 
-def load_text(files: str, valid: str | None, vocab_size: int) -> Corpus:
+
+class Bounds(NamedTuple):
+    """The most bytes of a file, unpacked, and of one line; a corpus is held in memory."""
+
+    file: int = 1_000_000_000
+    line: int = 1_000_000
+
+    @classmethod
+    def of(cls, config: DataConfig) -> Bounds:
+        return cls(config.max_file_mb * 1_000_000, config.max_line_kb * 1000)
+
+
+def load_text(files: str, valid: str | None, vocab_size: int, bounds: Bounds = Bounds()) -> Corpus:
     """``files`` and ``valid`` are "SRC,TGT"."""
     paths = {"train": _two(files, "--data text:SRC,TGT")}
     if valid is not None:
         paths["valid"] = _two(valid, "data.valid = SRC,TGT")
-    raw = {path: _bytes(path) for pair in paths.values() for path in pair}
+    raw = {path: _bytes(path, bounds) for pair in paths.values() for path in pair}
     hashes = {path: hashlib.sha256(content).hexdigest() for path, content in raw.items()}
     return bpe.encode_corpus(
         [hashes[path] for pair in paths.values() for path in pair],
-        lambda: {split: _lines(pair, raw.__getitem__) for split, pair in paths.items()},
+        lambda: {split: _lines(pair, raw.__getitem__, bounds) for split, pair in paths.items()},
         vocab_size,
         {"files_sha256": {str(path): digest for path, digest in hashes.items()}},
-        lines=lambda split: _lines(paths[split], _bytes),  # read again: a run need not hold the text in memory
+        # read again: a run need not hold the text in memory
+        lines=lambda split: _lines(paths[split], lambda path: _bytes(path, bounds), bounds),
     )
 
 
-def read_pair(files: str, form: str) -> bpe.Lines:
+def read_pair(files: str, form: str, bounds: Bounds) -> bpe.Lines:
     """The lines of both files of "SRC,TGT"; ``form`` is how a message says that they are named."""
-    return _lines(_two(files, form), _bytes)
+    return _lines(_two(files, form), lambda path: _bytes(path, bounds), bounds)
 
 
-def _lines(pair: tuple[Path, Path], content: Callable[[Path], bytes]) -> bpe.Lines:
+def _lines(pair: tuple[Path, Path], content: Callable[[Path], bytes], bounds: Bounds) -> bpe.Lines:
     source, target = pair
-    lines = decoded(source, content(source)), decoded(target, content(target))
+    lines = decoded(source, content(source), bounds), decoded(target, content(target), bounds)
     if len(lines[0]) != len(lines[1]):
         raise InputError(
             f"{source} has {len(lines[0])} lines and {target} has {len(lines[1])}: "
@@ -45,13 +62,19 @@ def _lines(pair: tuple[Path, Path], content: Callable[[Path], bytes]) -> bpe.Lin
     return lines
 
 
-def decoded(path: Path, content: bytes) -> list[str]:
+def decoded(path: Path, content: bytes, bounds: Bounds) -> list[str]:
     """The lines of a file. Only a newline ends one: text may well contain the other separators of Unicode."""
-    if path.suffix == ".gz":
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise InputError(f"{path} is not a whole gzip file ({error}): fetch it again.") from error
+    content = unpacked(path, content, bounds.file, MORE)
+    if b"\n" not in content and b"\r" in content.rstrip(b"\r"):
+        raise InputError(
+            f"{path} ends its lines by carriage returns alone: convert it, with tr '\\r' '\\n' for instance."
+        )
+    number, longest = _longest(content)
+    if longest > bounds.line:
+        raise InputError(
+            f"line {number} of {path} has {longest:,} bytes, where a sentence stands on each: is it the right file? "
+            "--set data.max_line_kb raises the bound."
+        )
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -70,8 +93,12 @@ def _two(files: str, form: str) -> tuple[Path, Path]:
     return Path(names[0]).expanduser(), Path(names[1]).expanduser()
 
 
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {path} ({error.strerror}): check the path.") from error
+def _bytes(path: Path, bounds: Bounds) -> bytes:
+    return contents(path, bounds.file, MORE)
+
+
+def _longest(content: bytes) -> tuple[int, int]:
+    """Number and bytes of the longest line."""
+    ends = np.flatnonzero(np.frombuffer(content, np.uint8) == ord("\n"))
+    lengths = np.diff(ends, prepend=-1, append=len(content)) - 1
+    return int(lengths.argmax()) + 1, int(lengths.max())

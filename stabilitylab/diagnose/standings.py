@@ -92,7 +92,7 @@ def side_by_side(runs: Sequence[Run]) -> Standings:
     step = min((int(loss.steps[-1]) for loss in losses), default=None)
     found = [_loss_at(loss, step) for loss in losses] if step is not None else [math.nan] * len(read)
     rows = tuple(_standing(one, loss) for one, loss in zip(read, found, strict=True))
-    return Standings(name, step, rows, _differing([run.config for run in runs]))
+    return Standings(name, step, rows, _differing(runs))
 
 
 def _common_loss(read: Sequence[Evidence]) -> tuple[str, list[Grid]]:
@@ -111,9 +111,11 @@ def _loss_at(loss: Grid, step: int) -> float:
 
 
 def _standing(one: Evidence, loss: float) -> Standing:
-    run, model = one.run, one.run.config.get("model", {})
+    run = one.run
+    model, train = (run.config.get(name) if run.kind != "watched" else None for name in ("model", "train"))
+    model, train = model or {}, train or {}
     judged = run.verdict
-    speed, seed = one.metric("tokens_per_second"), run.config.get("train", {}).get("seed")
+    speed, seed = one.metric("tokens_per_second"), train.get("seed")
     layers = [model[key] for key in ("encoder_layers", "decoder_layers") if model.get(key)]
     first = diagnose(run).cause.together
     return Standing(
@@ -158,8 +160,8 @@ def _largest(grid: Grid | None) -> float:
     return float(np.nanmax(grid.values[-1]))
 
 
-def _differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
-    settings = [dict(flat(complete(config))) for config in configs]
+def _differing(runs: Sequence[Run]) -> dict[str, tuple[Any, ...]]:
+    settings = [dict(flat(run.config if run.kind == "watched" else complete(run.config))) for run in runs]
     names = {name: None for one in settings for name in one}
     values = {name: tuple(one.get(name) for one in settings) for name in names if name not in NOT_DRAWN}
     return {name: each for name, each in values.items() if any(value != each[0] for value in each)}

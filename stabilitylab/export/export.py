@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 from ..errors import InputError, UsageError
@@ -56,7 +55,7 @@ def export(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} holds something already: choose another --out, or remove it.")
     combine = {name for name in chosen if by and name != METRICS and run.table(name).total}
-    data = {name: _combined(run, name, by) if by and name in combine else run.arrow(name) for name in chosen}
+    data = {name: run.arrow(name, by=by if name in combine else None) for name in chosen}
     data = {name: table for name, table in data.items() if table.num_rows}
     if not data:
         raise InputError(f"{run.path} has recorded nothing of {', '.join(chosen)}: export it after its first steps.")
@@ -65,18 +64,3 @@ def export(
         written = FORMATS[to](run, data, out)
     left = tuple(name for name in data if by and name != METRICS and name not in combine)
     return Exported(out, tuple(written), left)
-
-
-def _combined(run: Run, name: str, by: By) -> pa.Table:
-    """As :meth:`Run.arrow`: null where absent, NaN where measured."""
-    frame = run.frame(name, by=by)
-    content = {}
-    for column in frame.columns:
-        values = frame[column].to_numpy()
-        if column in run.table(name).columns:
-            content[column] = pa.array(values.astype(np.float64), mask=frame["absent"].to_numpy(), from_pandas=False)
-        elif column in ("stack_name", "sublayer"):
-            content[column] = pa.array(values.astype(str).tolist(), pa.string())
-        else:
-            content[column] = pa.array(values)
-    return pa.table(content)

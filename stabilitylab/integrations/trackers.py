@@ -127,11 +127,12 @@ class TrackerSink:
 
 
 class Tee:
-    """A sink that hands everything to a run and then to a second sink; incidents are the run's alone."""
+    """A sink that hands everything to a run and then to a second sink; incidents, and what is known of a row before it
+    is whole, are the run's alone."""
 
     def __init__(self, run: Any, second: Sink) -> None:
         self._both = (run, second)
-        self.incident = run.incident
+        self.incident, self.begin = run.incident, run.begin
 
     def open(self, tables: Sequence[Table]) -> None:
         for sink in self._both:

@@ -224,6 +224,7 @@ class CleanPasses:
 
 
 def cells(values: np.ndarray, seen: np.ndarray) -> Cells:
-    """A board's columns as the sink's cells: NaN where nothing was recorded, absent where a whole row is empty."""
+    """A board's columns as the sink's cells: missing where nothing was recorded, absent where a whole row is empty."""
     grid: Any = values.reshape(seen.shape[1], seen.shape[0]).T
-    return Cells(np.where(seen, grid, np.nan), np.logical_not(seen.any(axis=1)))
+    missing = None if seen.all() else np.logical_not(seen)
+    return Cells(np.where(seen, grid, np.nan), np.logical_not(seen.any(axis=1)), missing)

@@ -110,7 +110,8 @@ class Record:
             for name, values, seen in queue:
                 piece = numbers[start : (start := start + values.numel())]
                 if seen is None:  # of ranks, behind it, how many had it
-                    self._metrics[name] = float(piece[0]) if piece[-1] or piece.size == 1 else None
+                    given = piece[-1] or (piece.size == 1 and piece.view(np.int64)[0] != EMPTY)
+                    self._metrics[name] = float(piece[0]) if given else None
                 elif isinstance(seen, str):
                     self.aside[name] = piece
                 elif isinstance(seen, tuple):
@@ -132,7 +133,10 @@ class Record:
 
     def state_dict(self) -> dict[str, Any]:
         metrics, tables = self.read()
-        packed = {n: (torch.from_numpy(c.values), torch.from_numpy(c.absent)) for n, c in tables.items()}
+        packed = {
+            n: [torch.from_numpy(array) for array in (c.values, c.absent, c.missing) if array is not None]
+            for n, c in tables.items()
+        }
         broken = {name: torch.from_numpy(cells) for name, cells in self.broken.items()}
         aside = {name: torch.from_numpy(values) for name, values in self.aside.items()}
         return {"step": self.step, "metrics": dict(metrics), "tables": packed, "broken": broken, "aside": aside}
@@ -143,7 +147,7 @@ class Record:
         record._metrics = dict(state["metrics"])
         record.broken = {name: cells.numpy() for name, cells in state["broken"].items()}
         record.aside = {name: values.numpy() for name, values in state["aside"].items()}
-        record._tables = {n: Cells(values.numpy(), absent.numpy()) for n, (values, absent) in state["tables"].items()}
+        record._tables = {n: Cells(*(array.numpy() for array in arrays)) for n, arrays in state["tables"].items()}
         return record
 
     def _copy(self, value: torch.Tensor) -> torch.Tensor:

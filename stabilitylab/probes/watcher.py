@@ -45,8 +45,10 @@ class Watcher:
     """Records probes of ``model`` into ``sink``, one row per optimizer update; use it as a context manager.
 
     Each update: forward, backward, (``scaler.unscale_``), ``watcher.step(loss=loss)``, (clipping), optimizer's step.
-    Row t describes theta_t; numbers about theta_t -> theta_{t+1} stand in row t too, so a row reaches the sink at the
-    next ``step``, ``flush`` or ``finish``. Leaving the ``with`` block finishes (after an error: flushes) and closes.
+    Row t describes theta_t; numbers about theta_t -> theta_{t+1} stand in row t too, so a row reaches the sink whole at
+    the next ``step``, ``flush`` or ``finish``. What is known of it does when ``step`` returns, on a CPU without ranks;
+    a GPU would have to be waited for, which is done only once a number was not finite. Leaving the ``with`` block
+    finishes (after an error: flushes) and closes.
 
     - ``scaler``: the loop's GradScaler; a scaled loss without it is recorded with its scale.
     - ``probes``: "default", "all", "none", names, "-name" to leave one out; "standard" is cheapest: norms of each
@@ -198,6 +200,7 @@ class Watcher:
             return RowMetrics(record)
         if not self._owed:
             record.ship()
+        self._begin(record)
         self.t += 1
         self._arm()
         self._step_seconds += time.perf_counter() - began - (self.cost.reference - reference)
@@ -414,6 +417,14 @@ class Watcher:
             self._record = None
             self.sink.append(*self.last)
             self._forensics.examine(*self.last, record.broken, record.aside)
+
+    def _begin(self, record: Record) -> None:
+        """What is known of the row to a sink that takes it (``begin``): where reading it waits for nothing, and on a
+        GPU too once a number was not finite, since then each row may be the last."""
+        begin = getattr(self.sink, "begin", None)
+        if begin is None or record.waits or (self._parameters.device.type != "cpu" and self.incident is None):
+            return
+        begin(record.step, *record.read())
 
     def _check_open(self) -> None:
         if self._state != "open":

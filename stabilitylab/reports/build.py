@@ -6,7 +6,6 @@ import json
 import logging
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
@@ -14,13 +13,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..errors import InputError, ResourceError, UsageError, in_words
+from ..errors import DamagedError, InputError, ResourceError, UsageError, in_words
 from ..experiments import command
+from ..stopping import undisturbed
+from ..store.files import replace_file
 from ..store.layout import plain
 from . import page, paper
 from .base import FIGURES, MissingRuns, Picture
 from .claims import Finding, ledger
-from .collection import Record, Runs
+from .collection import Record, Runs, spared
 from .diagnosis import diagnose
 
 log = logging.getLogger(__name__)
@@ -84,24 +85,28 @@ def build(
 
     chosen = [FIGURES.resolve(name) for name in figures] or sorted(FIGURES, key=_order)
     runs, broken = load(folder)
-    named = _named(runs, diagnosed)
+    _named(runs, diagnosed)  # a wrong name shows now
     kept: list[Missing | Failed | None] = []
     try:
         with Press(out) as press:
             for id in chosen:
                 entry = FIGURES[id]
                 progress(id)
-                kept.append(_press(press, id, entry.title, entry.source, "figures", lambda e=entry: e().picture(runs)))
-            for record in named:
-                progress(record.name)
-                id, source = f"run:{record.name}", "one run, step by step"
-                made = _press(press, id, record.name, source, "runs", lambda r=record: diagnose(r))
-                if isinstance(made, Missing):
-                    log.warning("%s: %s", record.name, made.sentence)
-                else:
-                    kept.append(made)
+                title, source = entry.title, entry.source
+                made, runs = spared(
+                    runs,
+                    broken,
+                    lambda left, e=entry, i=id, t=title, s=source: _press(
+                        press, i, t, s, "figures", lambda: e().picture(left)
+                    ),
+                )
+                kept.append(made)
+            shown, runs = spared(runs, broken, lambda left: _diagnosed(press, left, diagnosed, progress))
+            kept += shown
             progress("claims")
-            findings = ledger(runs)
+            findings = ledger(runs, broken)
+            damaged = {path for path, _ in broken}
+            runs = runs.where(lambda record: record.run.path not in damaged)
             write_ledger(findings, out)
             progress("files of the figures")
             sections, unprinted = press.printed()
@@ -134,9 +139,47 @@ def _press(
         press.section(id, title, source, draw(), group)
     except MissingRuns as lacking:
         return _lacking(id, title, lacking, group)
+    except DamagedError:
+        raise
     except Exception as error:
         return Failed.of(id, title, error)
     return None
+
+
+def _diagnosed(
+    press: Press, runs: Runs, names: Sequence[str], progress: Callable[[str], None]
+) -> list[Missing | Failed | None]:
+    """The runs' own parts of the page; one that is damaged raises before any is begun that another would replace."""
+    known = {record.name for record in runs}
+    chosen = _named(runs, [name for name in names if name in known]) if not names or known & {*names} else []
+    pictures: list[tuple[Record, Callable[[], Picture]]] = []
+    kept: list[Missing | Failed | None] = []
+    for record in chosen:
+        progress(record.name)
+        pictures.append((record, _drawn(record)))
+    for record, draw in pictures:
+        made = _press(press, f"run:{record.name}", record.name, "one run, step by step", "runs", draw)
+        if isinstance(made, Missing):
+            log.warning("%s: %s", record.name, made.sentence)
+        else:
+            kept.append(made)
+    return kept
+
+
+def _drawn(record: Record) -> Callable[[], Picture]:
+    """The diagnosis of a run, made now; any error but damage is kept for whoever asks for it."""
+    try:
+        picture = diagnose(record)
+    except DamagedError:
+        raise
+    except Exception as error:
+        found = error
+
+        def fail() -> Picture:
+            raise found
+
+        return fail
+    return lambda: picture
 
 
 def _lacking(id: str, title: str, lacking: MissingRuns, group: page.Group) -> Missing | Failed:
@@ -167,7 +210,7 @@ def write_ledger(findings: Sequence[Finding], out: Path) -> None:
     """claims.json, and claims.csv with one row an effect."""
     out.mkdir(parents=True, exist_ok=True)
     entries = [finding.as_dict() for finding in findings]
-    (out / "claims.json").write_text(json.dumps(plain({"claims": entries}), indent=1) + "\n", encoding="utf-8")
+    replace_file(out / "claims.json", (json.dumps(plain({"claims": entries}), indent=1) + "\n").encode())
     rows = [
         {
             **{key: value for key, value in entry.items() if key != "effects"},
@@ -176,7 +219,7 @@ def write_ledger(findings: Sequence[Finding], out: Path) -> None:
         for entry in entries
         for one in (entry["effects"] or [{}])
     ]
-    pd.DataFrame(rows).to_csv(out / "claims.csv", index=False)
+    replace_file(out / "claims.csv", pd.DataFrame(rows).to_csv(index=False).encode())
 
 
 def _order(id: str) -> tuple[int, str]:
@@ -196,7 +239,7 @@ class Press:
         self._folder.mkdir(parents=True, exist_ok=True)
         spawn = multiprocessing.get_context("spawn")
         count = min(WORKERS, os.cpu_count() or 1)
-        self._workers = ProcessPoolExecutor(count, spawn, signal.signal, (signal.SIGINT, signal.SIG_IGN))
+        self._workers = ProcessPoolExecutor(count, spawn)
         self._printing: list[tuple[page.Section, Future[object]]] = []
 
     def __enter__(self) -> Press:
@@ -212,7 +255,9 @@ class Press:
         files = {kind: path.relative_to(self._out).as_posix() for kind, path in paths.items()}
         section = page.Section(id, title, source, picture, files, group=group)
         section.check()
-        self._printing.append((section, self._workers.submit(paper.write, picture, self._folder, name)))
+        with undisturbed():  # a process that prints ends its figure, and then it is told
+            printing = self._workers.submit(paper.write, picture, self._folder, name)
+        self._printing.append((section, printing))
 
     def printed(self) -> tuple[list[page.Section], list[tuple[page.Section, Exception]]]:
         """Waits: the sections whose files all stand, and the others, which leave none, with what went wrong.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import in_words
+from ..errors import DamagedError, in_words
 from ..experiments import command
 from ..registry import Registry
 from .base import MissingRuns
-from .collection import Runs
+from .collection import Runs, spared
 from .statistics import Region, decide, holm, seeds_needed, share_interval, t_interval
 
 Outcome = Literal["reproduced", "contradicted", "inconclusive", "not testable"]
@@ -169,15 +170,21 @@ def tried(entry: Claim, runs: Runs) -> Finding:
     """As :func:`judge`; a claim whose test fails is not testable, and keeps the error."""
     try:
         return judge(entry, runs)
+    except DamagedError:
+        raise
     except Exception as error:
         return Finding(entry, "not testable", why=f"its test failed ({in_words(error)})", error=error)
 
 
-def ledger(runs: Runs) -> list[Finding]:
-    """Every claim in the order of its number, with Holm's correction of the printed p values within a paper."""
+def ledger(runs: Runs, broken: list[tuple[Path, str]] | None = None) -> list[Finding]:
+    """Every claim in the order of its number, with Holm's correction of the printed p values within a paper; a run that
+    turns out to be damaged goes to ``broken``."""
     from . import figures  # noqa: F401  (registers them)
 
-    findings = [tried(CLAIMS[id], runs) for id in sorted(CLAIMS)]
+    findings = []
+    for id in sorted(CLAIMS):
+        found, runs = spared(runs, [] if broken is None else broken, lambda left, id=id: tried(CLAIMS[id], left))
+        findings.append(found)
     for paper in {finding.claim.paper for finding in findings}:
         effects = [effect for finding in findings if finding.claim.paper == paper for effect in finding.effects]
         for effect, adjusted in zip(effects, holm([effect["p"] for effect in effects]), strict=True):

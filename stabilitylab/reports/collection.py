@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import pandas as pd
 
 from ..config import ModelConfig, complete, neutral_settings
-from ..errors import StabilityLabError
+from ..errors import DamagedError, StabilityLabError
 from ..labels import has_ramp, label_of, may_follow_ramp
 from ..store import Run, load_runs
 from ..store.combine import By
@@ -20,6 +20,7 @@ from ..store.layout import flat
 from ..verdict import Verdict
 from . import style
 
+T = TypeVar("T")
 Frame = Any  # a pandas DataFrame; its bundled stubs call every selection a union of types
 
 PILOT_SEEDS, PILOT_WIDTH = (0, 1, 2), 64  # the thresholds of claims were set next to these: no evidence for them
@@ -40,8 +41,8 @@ class Record:
 
     def __init__(self, run: Run, name: str) -> None:
         self.run, self.name = run, name
-        self.settings: Mapping[str, Any] = dict(flat(complete(run.config)))
-        self.kind: str = str(run.manifest.get("kind", "train" if run.config else "watched"))
+        self.kind: str = run.kind
+        self.settings: Mapping[str, Any] = dict(flat(complete(run.config))) if self.kind != "watched" else {}
         self.label: str = label_of(run.manifest) or "unlabelled"
         self.seed: int = int(self.settings.get("train.seed", 0))
         self.layers: tuple[int, int] = (int(self.settings.get(LAYERS[0], 0)), int(self.settings.get(LAYERS[1], 0)))
@@ -137,13 +138,21 @@ class Runs(Sequence[Record]):
 
     @classmethod
     def load(cls, folder: str | Path, broken: list[tuple[Path, str]] | None = None) -> Runs:
-        """Every run below ``folder``; those that cannot be read go to ``broken`` with the reason."""
+        """Every run below ``folder``; those that cannot be read go to ``broken`` with the reason. (What is damaged in
+        their tables shows when these are read: :func:`spared`.)"""
         folder = Path(folder)
         records = []
         for run in load_runs(folder, broken):
             try:
-                records.append(Record(run, run.path.relative_to(folder).as_posix() if run.path != folder else run.name))
-            except (StabilityLabError, AttributeError, TypeError, ValueError) as error:
+                name = run.path.relative_to(folder).as_posix() if run.path != folder else run.name
+                record = Record(run, name)
+                _ = record.status, record.judged
+                records.append(record)
+            except StabilityLabError as error:
+                if broken is None:
+                    raise
+                broken.append((run.path, str(error)))
+            except (AttributeError, TypeError, ValueError) as error:
                 if broken is None:
                     raise
                 broken.append((run.path, f"its configuration is damaged ({error})"))
@@ -240,6 +249,20 @@ class Runs(Sequence[Record]):
     def by_seed(self) -> dict[int, Record]:
         """Seed -> run; of several with one seed the last."""
         return {record.seed: record for record in sorted(self, key=lambda record: record.name)}
+
+
+def spared(runs: Runs, broken: list[tuple[Path, str]], make: Callable[[Runs], T]) -> tuple[T, Runs]:
+    """What ``make`` makes of ``runs``, and those that it was made of: one that turns out to be damaged goes to
+    ``broken``, and ``make`` is called again without it."""
+    while True:
+        try:
+            return make(runs), runs
+        except DamagedError as error:
+            left = runs.where(lambda record, damaged=error.run: record.run.path != damaged)
+            if len(left) == len(runs):
+                raise
+            broken.append((error.run, str(error)))
+            runs = left
 
 
 def pairs(first: Runs, second: Runs) -> list[tuple[int, Record, Record]]:

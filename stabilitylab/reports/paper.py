@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,14 @@ def paths(folder: Path, name: str, extra: Iterable[str] = ()) -> dict[str, Path]
 
 
 def write(picture: Picture, folder: Path, name: str) -> dict[str, Path]:
-    """Write all files of a figure; returns their :func:`paths`."""
+    """Write all files of a figure, each whole or not at all; returns their :func:`paths`."""
     folder.mkdir(parents=True, exist_ok=True)
     files = paths(folder, name, picture.extra)
     for end, text in picture.extra.items():
-        files[end].write_text(text, encoding="utf-8")
+        _put(files[end], lambda part, text=text: part.write_text(text, encoding="utf-8"))
     # pandas takes ten times as long for the maps of a long run
-    csv.write_csv(pa.Table.from_pandas(picture.frame(), preserve_index=False), files["csv"])
+    table = pa.Table.from_pandas(picture.frame(), preserve_index=False)
+    _put(files["csv"], lambda part: csv.write_csv(table, part))
     with matplotlib.rc_context():
         style.use_print_style()
         for width, suffix in WIDTHS:
@@ -56,8 +58,19 @@ def write(picture: Picture, folder: Path, name: str) -> dict[str, Path]:
             drawn.draw_without_rendering()
             drawn.set_layout_engine("none")  # the layout stands; each format would compute it again
             for kind in KINDS:
-                drawn.savefig(files[kind + suffix], metadata=_dateless(kind))
+                save = partial(drawn.savefig, format=kind, metadata=_dateless(kind))
+                _put(files[kind + suffix], save)
     return files
+
+
+def _put(path: Path, write: Callable[[Path], object]) -> None:
+    """Under a hidden name first, so that nobody sees a part of it."""
+    part = path.with_name(f".{path.name}.tmp")
+    try:
+        write(part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _dateless(kind: str) -> dict[str, Any]:

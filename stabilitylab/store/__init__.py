@@ -1,8 +1,9 @@
 """Run directories: written while training runs, readable at any moment and after any crash."""
 
 from .absent import AbsentRun
+from .folders import load_runs
 from .layout import SCHEMA_VERSION
-from .reader import Run, Status, load_runs
+from .reader import Run, Status
 from .writer import RunWriter
 
 __all__ = ["SCHEMA_VERSION", "AbsentRun", "Run", "RunWriter", "Status", "load_runs"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -13,12 +14,27 @@ from ..schema import Row, Table
 By = Literal["layer", "sublayer"]
 
 
-def combine(
-    table: Table, columns: Mapping[str, np.ndarray], absent: np.ndarray, by: By
-) -> tuple[tuple[Row, ...], dict[str, np.ndarray], np.ndarray]:
-    """Groups, their values and their absence, from values and absence of shape (steps, rows).
+class Combined(NamedTuple):
+    """Groups of rows, and of each step (steps, groups): their values by column, where these do not exist, and where the
+    whole group is absent."""
 
-    Absent rows add nothing; a group is absent where all its rows are. What stands outside the layers is layer 0.
+    rows: tuple[Row, ...]
+    values: dict[str, np.ndarray]
+    missing: dict[str, np.ndarray]
+    absent: np.ndarray
+
+
+def combine(
+    table: Table,
+    columns: Mapping[str, np.ndarray],
+    absent: np.ndarray,
+    by: By,
+    missing: Mapping[str, np.ndarray] = MappingProxyType({}),
+) -> Combined:
+    """Values, their absence and that of single cells (``missing``, by column), all of shape (steps, rows), by group.
+
+    Absent rows add nothing, missing cells neither; a group is absent where all its rows are, a cell of it missing where
+    all its cells are. What stands outside the layers is layer 0.
     """
     if by not in ("layer", "sublayer"):
         raise UsageError(f"rows combine by 'layer' or 'sublayer', not by {by!r}.")
@@ -32,12 +48,14 @@ def combine(
     starts = np.searchsorted(codes[order], np.arange(len(unique)))
     absent = absent[:, order]
     gone = np.logical_and.reduceat(absent, starts, axis=1)  # (steps, groups)
-    combined = {}
+    combined, none = {}, {}
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         for name, values in columns.items():
-            result = _RULES[table.total](np.where(absent, 0.0, values[:, order]), ~absent, starts, codes[order])
-            combined[name] = np.where(gone, np.nan, result)
-    return unique, combined, gone
+            left_out = absent | missing[name][:, order] if name in missing else absent
+            result = _RULES[table.total](np.where(left_out, 0.0, values[:, order]), ~left_out, starts, codes[order])
+            none[name] = np.logical_and.reduceat(left_out, starts, axis=1)
+            combined[name] = np.where(none[name], np.nan, result)
+    return Combined(unique, combined, none, gone)
 
 
 def _norm(values: np.ndarray, present: np.ndarray, starts: np.ndarray, codes: np.ndarray) -> np.ndarray:

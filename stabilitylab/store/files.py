@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ..errors import InputError, ResourceError, UsageError
+from ..errors import DamagedError, InputError, ResourceError, UsageError
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
@@ -48,6 +48,14 @@ def reading(path: Path) -> Iterator[None]:
         raise InputError(f"cannot read {path} ({reason}): check its permissions and the disk.") from error
 
 
+def inside(run: Path, path: Path) -> Path:
+    """``path`` below ``run``, unless a link leads out of it: such a link is neither read nor written through."""
+    real = os.path.realpath(path)
+    if not real.startswith(os.path.realpath(run) + os.sep):
+        raise DamagedError(f"{path} is a link out of the run, to {real}: put there what it points to.", run)
+    return path
+
+
 def make_directory(path: Path) -> None:
     """``mkdir -p`` that lasts."""
     if not path.exists():
@@ -61,11 +69,13 @@ def replace_file(path: Path, data: bytes | pa.Buffer) -> None:
 
     The temporary name begins with a dot: ``pd.read_parquet(folder)`` passes over such names.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two sweeps may write one configuration
     with writing(path):
         make_directory(path.parent)
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)  # left by a crash; or a link, through which nothing is written
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             try:
                 write_all(descriptor, data)
                 os.fsync(descriptor)
@@ -102,8 +112,10 @@ class Lock:
     """An exclusive ``flock`` on a run directory; the kernel releases it when the process ends, however it ends."""
 
     def __init__(self, run: Path) -> None:
+        self._run = run
         with writing(run):
-            self._descriptor: int | None = os.open(run / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
+            self._descriptor: int | None = os.open(run / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            self._file, self._directory = _identity(run / LOCK_NAME), _identity(run)
             # A reader that asks whether the run is alive holds the lock for an instant: hence several attempts.
             for _ in range(20):
                 if _flock(self._descriptor, fcntl.LOCK_EX):
@@ -112,10 +124,27 @@ class Lock:
         self.release()
         raise UsageError(f"{run} is being written by another process: wait for it to end, or choose another --name.")
 
+    def check(self) -> None:
+        """Raises ResourceError where the directory is no longer there, or the lock no longer this one: another process
+        may write the run, and what both write in one place neither could tell apart."""
+        advice = "what was recorded is safe; continue the run with --resume once nobody else writes it."
+        if _identity(self._run) != self._directory:
+            raise ResourceError(f"{self._run} was moved or removed while it was written: {advice}")
+        if self._descriptor is not None and _identity(self._run / LOCK_NAME) != self._file:
+            raise ResourceError(f"the lock of {self._run} was removed, or another process has taken it: {advice}")
+
     def release(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path, follow_symlinks=True)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def is_locked(run: Path) -> bool:

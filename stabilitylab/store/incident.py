@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..errors import InputError
+from ..errors import DamagedError
 from ..schema import Cells, Table
 from .arrays import floats, integers
-from .files import make_directory, replace_file
+from .files import inside, make_directory, replace_file
 from .layout import METRICS, plain, read_json
-from .parts import tidy, write_parquet
+from .parts import parquet, tidy
 
 FILE, FOLDER = "incident.json", "incident"
 Kept = tuple[int, Mapping[str, float | None], Mapping[str, Cells]]  # step, metrics, tables
@@ -23,11 +23,11 @@ Kept = tuple[int, Mapping[str, float | None], Mapping[str, Cells]]  # step, metr
 
 def write_incident(run: Path, facts: Mapping[str, Any], rows: Sequence[Kept], tables: Mapping[str, Table]) -> None:
     """Rows first, so that where ``incident.json`` stands its rows do too."""
-    make_directory(run / FOLDER)
-    write_parquet(run / FOLDER / f"{METRICS}.parquet", _metrics(rows))
+    make_directory(inside(run, run / FOLDER))
+    replace_file(run / FOLDER / f"{METRICS}.parquet", parquet(_metrics(rows)))
     for name in dict.fromkeys(name for _, _, recorded in rows for name in recorded):
         recorded = [(step, cells[name]) for step, _, cells in rows if name in cells]
-        write_parquet(run / FOLDER / f"{name}.parquet", _table(tables[name], recorded))
+        replace_file(run / FOLDER / f"{name}.parquet", parquet(_table(tables[name], recorded)))
     replace_file(run / FILE, (json.dumps(plain(facts), indent=2) + "\n").encode())
 
 
@@ -35,9 +35,9 @@ def read_incident(run: Path) -> dict[str, Any] | None:
     """What :class:`stabilitylab.probes.Incident` says, as a dict; None for a run in which every number was finite."""
     if not (run / FILE).is_file():
         return None
-    facts = read_json(run / FILE)
+    facts = read_json(run, FILE)
     if not isinstance(facts.get("step"), int):
-        raise InputError(f"{run / FILE} is damaged (no step): move it away, or restore it from a copy.")
+        raise DamagedError(f"{run / FILE} is damaged (no step): move it away, or restore it from a copy.", run)
     return facts
 
 
@@ -53,4 +53,7 @@ def _metrics(rows: Sequence[Kept]) -> pa.Table:
 
 def _table(table: Table, recorded: Sequence[tuple[int, Cells]]) -> pa.Table:
     values = np.concatenate([cells.values for _, cells in recorded])
-    return tidy(table, [step for step, _ in recorded], values, np.concatenate([cells.absent for _, cells in recorded]))
+    absent = np.concatenate([cells.absent for _, cells in recorded])
+    none = np.zeros((len(table.rows), len(table.columns)), bool)
+    missing = np.concatenate([none if cells.missing is None else cells.missing for _, cells in recorded])
+    return tidy(table, [step for step, _ in recorded], values, absent, missing)

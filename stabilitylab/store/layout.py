@@ -9,17 +9,20 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
+from ..errors import DamagedError, InputError
+from ..inputs import shown
 from ..schema import Row, Table
-from .files import reading, replace_file
+from .files import inside, reading, replace_file
 from .names import current
 from .older import facts
 
-SCHEMA_VERSION = 2  # 1: tables without phase, main, log, undefined
+SCHEMA_VERSION = 3  # 1: tables without phase, main, log, undefined; 2: journals are Arrow streams, no inventory
 METRICS = "metrics"
 PART = re.compile(r"part-(\d{6,})\.parquet")
-JOURNAL = re.compile(r"journal-(\d{6,})\.arrows")
-TABLE_NAME = re.compile(r"[A-Za-z0-9][\w-]*", re.ASCII)
+JOURNAL = re.compile(r"journal-(\d{6,})\.(?:records|arrows)")  # .arrows: up to schema 2
+CHECKPOINT = re.compile(r"step-(\d{8,18})\.pt", re.ASCII)
+TABLE_NAME = re.compile(r"[A-Za-z0-9][\w-]{0,99}", re.ASCII)
+LONGEST = 10_000  # letters of a name or a definition
 OWN_KEYS = ("schema_version", "attempts", "tables")  # of run.json: not the caller's to set
 
 
@@ -32,11 +35,12 @@ def part_path(run: Path, table: str, number: int) -> Path:
 
 
 def journal_path(run: Path, number: int) -> Path:
-    return run / f"journal-{number:06d}.arrows"
+    return run / f"journal-{number:06d}.records"
 
 
 def journals(run: Path) -> dict[int, Path]:
-    return {int(match[1]): path for path in sorted(run.iterdir()) if (match := JOURNAL.fullmatch(path.name))}
+    named = ((JOURNAL.fullmatch(path.name), path) for path in sorted(run.iterdir()))
+    return {int(match[1]): inside(run, path) for match, path in named if match}
 
 
 def parts(run: Path, table: str) -> dict[int, Path]:
@@ -45,10 +49,17 @@ def parts(run: Path, table: str) -> dict[int, Path]:
     where = folder(run, table)
     for path in sorted(where.iterdir()) if where.is_dir() else ():
         if match := PART.fullmatch(path.name):
-            found[int(match[1])] = path
+            found[int(match[1])] = inside(run, path)
         elif not path.name.startswith("."):
-            raise InputError(f"{where} holds {path.name!r}, which is not part of the run: move it elsewhere.")
+            raise DamagedError(f"{where} holds {path.name!r}, which is not part of the run: move it elsewhere.", run)
     return found
+
+
+def checkpoints(run: Path, folder: str = "checkpoints") -> dict[int, Path]:
+    """By the number of updates, the oldest first; other files are none."""
+    where = inside(run, run / folder)
+    named = ((CHECKPOINT.fullmatch(path.name), path) for path in (sorted(where.iterdir()) if where.is_dir() else ()))
+    return {int(match[1]): inside(run, path) for match, path in named if match}
 
 
 def tables_on_disk(run: Path) -> list[str]:
@@ -64,7 +75,7 @@ def read_run_json(run: Path) -> dict[str, Any]:
             raise InputError(f"there is no run at {run}: check the path, or list the runs with `stabilitylab runs`.")
         if not (run / "run.json").is_file():
             raise InputError(f"{run} is not a run directory: it has no run.json.")
-    document = read_json(run / "run.json")
+    document = read_json(run, "run.json")
     version = document.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise InputError(
@@ -72,12 +83,17 @@ def read_run_json(run: Path) -> dict[str, Any]:
             "upgrade with `pip install --upgrade stabilitylab`."
         )
     try:
-        if version not in range(1, SCHEMA_VERSION + 1) or not isinstance(document["attempts"], list):
-            raise ValueError(f"schema version {version!r}")
+        if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
+            raise ValueError(f"schema version {shown(version)}")
+        for key, kind in (("attempts", list), ("tables", dict), ("config", dict), ("label", str)):
+            if not isinstance(document.get(key, kind()), kind) or (
+                key in ("attempts", "tables") and key not in document
+            ):
+                raise ValueError(f"{key} is {document.get(key)!r}"[:80])
         later = facts if version == 1 else _facts_from_json
         tables = {name: _table_from_json(name, entry, later) for name, entry in document["tables"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{run / 'run.json'} is damaged ({error!r}): restore it from a copy.") from error
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise DamagedError(f"{run / 'run.json'} is damaged ({error!r}): restore it from a copy.", run) from error
     return {**document, "tables": tables}
 
 
@@ -92,18 +108,24 @@ def write_run_json(run: Path, document: Mapping[str, Any]) -> None:
     replace_file(run / "run.json", body.encode())
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(run: Path, name: str) -> dict[str, Any]:
+    """A JSON file of ``run``; NaN and infinities, which no JSON has, are damage."""
+    path = inside(run, run / name)
     try:
         with reading(path):
             data = path.read_bytes()
-        document = json.loads(data.decode())
+        document = json.loads(data.decode(), parse_constant=_no_number)
         if not isinstance(document, dict):
             raise ValueError("it holds no JSON object")
     except FileNotFoundError as error:
-        raise InputError(f"{path} is missing: restore it from a copy.") from error
-    except ValueError as error:  # covers broken JSON and broken UTF-8
-        raise InputError(f"{path} is damaged ({error}): restore it from a copy.") from error
+        raise DamagedError(f"{path} is missing: restore it from a copy.", run) from error
+    except (RecursionError, ValueError) as error:  # covers broken JSON and broken UTF-8
+        raise DamagedError(f"{path} is damaged ({error}): restore it from a copy.", run) from error
     return document
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def plain(value: Any) -> Any:
@@ -145,6 +167,7 @@ def _facts_from_json(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
 def _table_from_json(
     name: str, entry: Mapping[str, Any], facts: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 ) -> Table:
+    _check_names(name, entry)
     rows = entry["rows"]
     (main,) = current(name, [entry.get("main", "")])
     entry = {**entry, "columns": current(name, entry["columns"]), "main": main}
@@ -157,6 +180,38 @@ def _table_from_json(
         total=entry["total"],
         **facts(name, entry),
     )
+
+
+def _check_names(name: str, entry: Mapping[str, Any]) -> None:
+    """Names become those of files, columns and lines on a terminal: what cannot be one is damage, or worse."""
+    rows = entry["rows"]
+    if not TABLE_NAME.fullmatch(name) or name in ("step", METRICS):
+        raise ValueError(f"{name[:60]!r} cannot name a table")
+    told = [
+        *entry["columns"],
+        *(entry[key] for key in ("definition", "total", "unit")),
+        *rows["site"],
+        *rows["stack"],
+        *rows["sublayer"],
+    ]
+    for text in told:
+        if not isinstance(text, str) or not is_name(text):
+            raise ValueError(f"{str(text)[:60]!r} cannot be a name in {name!r}")
+    for layer in rows["layer"]:
+        if type(layer) is not int or not 0 <= layer < 2**31:
+            raise ValueError(f"layer {shown(layer)} of {name!r}")
+    if len({*entry["columns"]}) < len(entry["columns"]):
+        raise ValueError(f"{name!r} has two columns of one name")
+
+
+def is_run_name(name: str) -> bool:
+    """Can a run directory be called so? One folder, printable, not hidden."""
+    return is_name(name) and Path(name).name == name and not name.startswith(".") and len(name.encode()) <= 200
+
+
+def is_name(text: str) -> bool:
+    """Can it stand on one line of a terminal or a file as it is?"""
+    return text.isprintable() and len(text) <= LONGEST
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..errors import InputError
+from ..errors import DamagedError
 from ..schema import Table
+from . import inventory
 from .arrays import flags, floats, integers, strings
-from .files import replace_file
-from .journal import ABSENT, read_records
-from .layout import METRICS, part_path, parts
+from .files import inside, replace_file
+from .inventory import entry_of, footer_crc_of
+from .journal import ABSENT, Records, read_records
+from .layout import METRICS, is_name, part_path, parts
 from .names import found_as
 
 LABELS = {"site": "site", "stack_name": "stack", "sublayer": "sublayer"}  # column -> what it is called in a Row
@@ -36,21 +38,31 @@ def encode(labels: Sequence[str]) -> tuple[np.ndarray, list[str]]:
     return np.array([index[label] for label in labels], np.int32), categories
 
 
-def table_of(records: pa.Table, table: Table) -> pa.Table:
+def table_of(records: pa.Table, table: Table, run: Path) -> pa.Table:
     """A table's rows out of journal records: only here do sites join the numbers. Where absent, values are null."""
     if table.name not in records.column_names:  # the journal is older than the table
         return part_schema(table).empty_table()
     recorded = records.select(["step", table.name, table.name + ABSENT]).filter(records[table.name].is_valid())
     steps, rows, width = recorded.num_rows, len(table.rows), len(table.columns)
-    values = recorded[1].combine_chunks().flatten().to_numpy()
-    if len(values) != steps * rows * width:
-        raise InputError(f"a journal does not fit run.json's table {table.name!r}: restore run.json from a copy.")
-    absent = recorded[2].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    return tidy(table, recorded[0].to_numpy(), values.reshape(steps * rows, width), absent)
+    values, absent = (recorded[place].combine_chunks().flatten() for place in (1, 2))
+    if len(values) != steps * rows * width or len(absent) != steps * rows:
+        told = f"a journal of {run} does not fit run.json's table {table.name!r}: restore run.json from a copy."
+        raise DamagedError(told, run)
+    missing = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
+    numbers, gone = (array.to_numpy(zero_copy_only=False) for array in (values, absent))
+    shape = (steps * rows, width)
+    where = None if missing is None else missing.reshape(shape)
+    return tidy(table, recorded[0].to_numpy(), numbers.reshape(shape), gone, where)
 
 
-def tidy(table: Table, steps: np.ndarray | Sequence[int], values: np.ndarray, absent: np.ndarray) -> pa.Table:
-    """``values`` (steps * rows, columns) with the places that they belong to."""
+def tidy(
+    table: Table,
+    steps: np.ndarray | Sequence[int],
+    values: np.ndarray,
+    absent: np.ndarray,
+    missing: np.ndarray | None = None,
+) -> pa.Table:
+    """``values`` (steps * rows, columns) with the places that they belong to; null where absent or missing."""
     count, rows = len(steps), len(table.rows)
     columns = {"step": integers(np.repeat(steps, rows), pa.int64())}
     for name, label in LABELS.items():
@@ -58,22 +70,28 @@ def tidy(table: Table, steps: np.ndarray | Sequence[int], values: np.ndarray, ab
         indices = integers(np.tile(codes, count), pa.int32())
         columns[name] = pa.DictionaryArray.from_arrays(indices, strings(categories))
     columns["layer"] = integers(np.tile([row.layer for row in table.rows], count), pa.int32())
-    columns |= {name: floats(values[:, index], ~absent) for index, name in enumerate(table.columns)}
+    for index, name in enumerate(table.columns):
+        columns[name] = floats(values[:, index], ~absent if missing is None else ~(absent | missing[:, index]))
     columns["absent"] = flags(absent)
     schema = part_schema(table)
     return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
-def metrics_of(records: pa.Table) -> pa.Table:
-    """One row a step, one float64 column a metric in order of first appearance; null where not given."""
+def metrics_of(records: pa.Table, run: Path) -> pa.Table:
+    """One row a step, one float64 column a metric in order of first appearance; null where not given.
+
+    A step may have two records, what was known of it at first and the rest."""
     column = records["metrics"].combine_chunks()
-    count = len(column)
-    owner = np.repeat(np.arange(count), np.diff(column.offsets.to_numpy()))
+    steps, row = np.unique(records["step"].to_numpy(), return_inverse=True)
+    count = len(steps)
+    owner = np.repeat(row, np.diff(column.offsets.to_numpy()))
     keys = column.keys.dictionary_encode()
     which = keys.indices.to_numpy()
     given, items = column.items.is_valid().to_numpy(zero_copy_only=False), column.items.to_numpy(zero_copy_only=False)
-    columns = {"step": records["step"].combine_chunks()}
+    columns = {"step": integers(steps, pa.int64())}
     for code, name in enumerate(keys.dictionary.to_pylist()):
+        if not is_name(name):
+            raise DamagedError(f"a journal of {run} has a metric called {name[:60]!r}, no name: move it away.", run)
         chosen = which == code
         values, valid = np.zeros(count), np.zeros(count, bool)
         values[owner[chosen]], valid[owner[chosen]] = items[chosen], given[chosen]
@@ -81,21 +99,31 @@ def metrics_of(records: pa.Table) -> pa.Table:
     return pa.Table.from_arrays(list(columns.values()), names=list(columns))
 
 
-def compact(run: Path, number: int, journal: Path, tables: Mapping[str, Table]) -> None:
-    """Journal ``number`` as one part of each table that it holds. May be repeated: it writes the same files again."""
+def compact(run: Path, number: int, journal: Path, tables: Mapping[str, Table]) -> Records:
+    """Journal ``number``, which is returned, as one part of each table that it holds, listed in the inventory. May be
+    repeated: it writes the same files again."""
     records = read_records(journal)
-    if records is None:
-        return
-    for table in tables.values():
-        data = table_of(records, table)
-        if data.num_rows:
-            write_parquet(part_path(run, table.name, number), data)
-    metrics = metrics_of(records)
-    _widen_first(run, metrics.schema)
-    write_parquet(part_path(run, METRICS, number), metrics)
+    if records.table is None:
+        return records
+    made: list[Part] = [(table.name, number, table_of(records.table, table, run)) for table in tables.values()]
+    metrics = metrics_of(records.table, run)
+    _write_parts(run, [*made, *_widened(run, metrics.schema), (METRICS, number, metrics)])
+    return records
 
 
-def _widen_first(run: Path, schema: pa.Schema) -> None:
+Part = tuple[str, int, pa.Table]  # table, number, content
+
+
+def _write_parts(run: Path, made: Iterable[Part]) -> None:
+    """Listed first: a reader that finds one listed and not there takes its journal, and one that is made anew may be
+    either until it stands."""
+    encoded = [(table, number, data["step"], parquet(data)) for table, number, data in made if data.num_rows]
+    inventory.add(run, [entry_of(table, n, steps.to_numpy(), memoryview(file)) for table, n, steps, file in encoded])
+    for table, number, _, file in encoded:
+        replace_file(inside(run, part_path(run, table, number)), file)
+
+
+def _widened(run: Path, schema: pa.Schema) -> list[Part]:
     """Give the first metrics part every column of ``schema``: pandas takes a folder's columns from its first file.
 
     Rewriting one small file when a column first appears is cheaper than a schema fixed beforehand, and the later
@@ -103,20 +131,25 @@ def _widen_first(run: Path, schema: pa.Schema) -> None:
     """
     present = parts(run, METRICS)
     if not present:
-        return
-    first = present[min(present)]
-    data = read_part(first, None)
+        return []
+    first = min(present)
+    data = read_part(run, present[first], None)
     new = [field for field in schema if field.name not in data.column_names]
     for field in new:
         data = data.append_column(field, pa.nulls(data.num_rows, field.type))
-    if new:
-        write_parquet(first, data)
+    return [(METRICS, first, data)] if new else []
 
 
-def read_part(path: Path, schema: pa.Schema | None) -> pa.Table:
-    """The columns of ``schema`` (None: all) of one part, each under its old name where it has that alone."""
-    with _part(path) as file:
+def read_part(run: Path, path: Path, schema: pa.Schema | None, footers: Collection[int] = ()) -> pa.Table:
+    """The columns of ``schema`` (None: all) of one part, each under its old name where it has that alone.
+
+    ``footers``: CRCs one of which its footer has, since page checksums leave it out; none: not known."""
+    with _part(run, path) as file:
+        if footers and footer_crc_of(path) not in footers:
+            raise pa.ArrowException("its footer is not what was written")
         if schema is None:
+            if wrong := [name for name in file.schema_arrow.names if not is_name(name)]:
+                raise pa.ArrowException(f"a column is called {wrong[0][:60]!r}")
             return file.read(use_threads=False)
         names = [found_as(name, file.schema_arrow.names) for name in schema.names]
         return file.read(columns=names, use_threads=False).select(names).rename_columns(schema.names).cast(schema)
@@ -125,38 +158,40 @@ def read_part(path: Path, schema: pa.Schema | None) -> pa.Table:
 def renew(run: Path, table: Table) -> None:
     """Give parts of an earlier version today's names of columns: pandas takes those of a folder from its first file."""
     schema = part_schema(table)
-    for path in parts(run, table.name).values():
-        with _part(path) as file:
+    for number, path in parts(run, table.name).items():
+        with _part(run, path) as file:
             present = file.schema_arrow.names
         if any(found_as(name, present) != name for name in schema.names):
-            write_parquet(path, read_part(path, schema))
+            _write_parts(run, [(table.name, number, read_part(run, path, schema))])
 
 
 @contextmanager
-def _part(path: Path) -> Iterator[pq.ParquetFile]:
+def _part(run: Path, path: Path) -> Iterator[pq.ParquetFile]:
     """Anything that is no part of the run is refused in one sentence."""
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             yield file
     except (FileNotFoundError, PermissionError):
         raise
-    except (pa.ArrowException, OSError, KeyError) as error:
+    except (pa.ArrowException, OSError, KeyError, MemoryError, UnicodeDecodeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(
+        raise DamagedError(
             f"{path} is damaged or not part of the run ({reason.rstrip('.')}): restore it from a copy, or move it away "
-            "to read the other steps."
+            "to read the other steps.",
+            run,
         ) from error
 
 
-def write_parquet(path: Path, data: pa.Table) -> None:
-    """Whole or not at all."""
+def parquet(data: pa.Table) -> pa.Buffer:
+    """A Parquet file."""
     sink = pa.BufferOutputStream()
     values = [field.name for field in data.schema if field.type == pa.float64()]
     labels = [name for name in data.column_names if name not in (*values, "absent")]
     options: dict[str, Any] = {  # 1.2 to 1.8 times smaller than the defaults, and read as fast
+        "write_page_checksum": True,
         "compression": "zstd",
         "use_dictionary": labels,
         "column_encoding": dict.fromkeys(values, "BYTE_STREAM_SPLIT"),
     }
     pq.write_table(data, sink, **options)
-    replace_file(path, sink.getvalue())
+    return sink.getvalue()

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from ..errors import InputError, StabilityLabError, UsageError
+from ..errors import DamagedError, InputError, UsageError
+from ..inputs import shown
 from ..schema import Table
 from ..verdict import RULE, Verdict, judge_recorded
+from . import inventory
+from .arrays import floats
 from .combine import By, combine
 from .files import is_locked, reading
 from .incident import read_incident
+from .inventory import Entry
 from .journal import read_records
 from .layout import METRICS, flat, journals, part_path, parts, read_json, read_run_json
 from .names import moved, today
 from .parts import LABELS, encode, metrics_of, part_schema, read_part, table_of
+from .telling import tell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +45,9 @@ class Status:
     reason: str
     updated: str
     facts: Mapping[str, Any]
+
+
+KINDS: dict[str, type | tuple[type, ...]] = {"state": str, "step": int, "reason": str, "updated": str, "facts": dict}
 
 
 class Run:
@@ -65,6 +73,13 @@ class Run:
         return self.manifest.get("config", {})
 
     @property
+    def kind(self) -> str:
+        """``train``, ``onestep``, or ``watched``: a loop of somebody's own, whose configuration may be anything."""
+        sections = (self.config.get(name) for name in ("model", "train"))
+        ours = "train" if all(isinstance(section, Mapping) for section in sections) else "watched"
+        return str(self.manifest.get("kind", ours))
+
+    @property
     def tables(self) -> tuple[str, ...]:
         """The probes' tables; ``"metrics"`` is read by the same methods."""
         return tuple(self._tables)
@@ -73,11 +88,12 @@ class Run:
     def status(self) -> Status:
         """status.json; of a run without its end, the last step on disk and whether anybody still writes."""
         alive = is_locked(self.path)  # asked first: a writer sets its last state before it lets go
-        entry = read_json(self.path / "status.json")
+        entry = read_json(self.path, "status.json")
         try:
-            status = Status(entry["state"], int(entry["step"]), entry["reason"], entry["updated"], entry["facts"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{self.path / 'status.json'} is damaged ({error!r}): restore it from a copy.") from error
+            status = Status(**{name: _told(entry, name, kind) for name, kind in KINDS.items()})
+        except (KeyError, ValueError) as error:
+            told = f"{self.path / 'status.json'} is damaged ({error!r}): restore it from a copy."
+            raise DamagedError(told, self.path) from error
         if status.state != "running":
             return status
         last = self._read(METRICS, STEP)["step"].to_numpy().max(initial=status.step)
@@ -91,10 +107,14 @@ class Run:
         status = self.status
         if status.state not in ("finished", "diverged"):
             return None
-        recorded = status.facts.get("verdict") or {}
-        if recorded.get("rule") == RULE:
-            return Verdict.of(recorded)
-        return judge_recorded(self.arrow(METRICS).to_pydict(), self.manifest, whole=True)
+        try:
+            recorded = status.facts.get("verdict") or {}
+            if recorded.get("rule") == RULE:
+                return Verdict.of(recorded)
+            return judge_recorded(self.arrow(METRICS).to_pydict(), self.manifest, whole=True)
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+            told = f"{self.path} has a damaged verdict or settings ({error!r:.100}): restore it from a copy."
+            raise DamagedError(told, self.path) from error
 
     def table(self, name: str) -> Table:
         if name not in self._tables:
@@ -122,7 +142,8 @@ class Run:
         """A tidy frame: step, stack_name, layer, sublayer, site, the value columns (or only ``columns``), absent.
 
         ``config``: settings to add as columns, such as ``["model.arch", "train.seed"]``; True: all of them.
-        ``by``: combine the rows of each layer or sub-layer. A NaN where ``absent`` is False was measured.
+        ``by``: combine the rows of each layer or sub-layer. A NaN where ``absent`` is False was measured, or there is
+        no such cell: :meth:`arrow` tells them apart.
         """
         from .frame import Frame  # here, since pandas takes its time
 
@@ -133,13 +154,22 @@ class Run:
             data = self.arrow(METRICS, columns=columns)
             content: dict[str, Any] = {column: data[column].to_numpy() for column in data.column_names}
         else:
-            content = self._rows(self.table(name), columns, by)
+            content, _ = self._rows(self.table(name), columns, by)
         for key, value in settings.items():
             content[key] = _repeat(value, len(content["step"]))
         return Frame(content)
 
-    def arrow(self, name: str, *, columns: Sequence[str] | None = None) -> pa.Table:
-        """The same as stored, where a null (not given, or absent) and a NaN stay apart."""
+    def arrow(self, name: str, *, columns: Sequence[str] | None = None, by: By | None = None) -> pa.Table:
+        """The same as stored: null where absent, or where there is no such cell (of metrics: not given), and NaN where
+        NaN was measured."""
+        if by is not None:
+            content, missing = self._rows(self.table(name), columns, by)
+            return pa.table(
+                {
+                    column: floats(values, ~missing[column]) if column in missing else pa.array(values)
+                    for column, values in content.items()
+                }
+            )
         if name != METRICS:
             schema = part_schema(self.table(name))
             left_out = {*self.table(name).columns} - {*self._chosen(self.table(name).columns, columns, name)}
@@ -147,7 +177,10 @@ class Run:
         data = self._read(name, None)
         return data.select(["step", *self._chosen(data.column_names[1:], columns, name)])
 
-    def _rows(self, table: Table, columns: Sequence[str] | None, by: By | None) -> dict[str, Any]:
+    def _rows(
+        self, table: Table, columns: Sequence[str] | None, by: By | None
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """The columns of a frame; and of the value columns, where there is no number."""
         import pandas as pd
 
         names = self._chosen(table.columns, columns, table.name)
@@ -155,13 +188,14 @@ class Run:
         # Places are not read but repeated from the definition: every step holds all rows, in its order.
         data = self._read(table.name, pa.schema(fields))
         if data.num_rows % len(table.rows):
-            raise InputError(f"{self.path} holds half a step of {table.name!r}: restore it from a copy.")
+            raise DamagedError(f"{self.path} holds half a step of {table.name!r}: restore it from a copy.", self.path)
         shape = (-1, len(table.rows))
         steps = data["step"].to_numpy().reshape(shape)[:, 0]
         values = {name: data[name].to_numpy().reshape(shape) for name in names}
         absent, rows = data["absent"].to_numpy().astype(bool).reshape(shape), table.rows
+        missing = {name: data[name].is_null().to_numpy().reshape(shape) for name in names}
         if by is not None:
-            rows, values, absent = combine(table, values, absent, by)
+            rows, values, missing, absent = combine(table, values, absent, by, missing)
         content: dict[str, Any] = {"step": np.repeat(steps, len(rows))}
         for name in ("stack_name", "layer", "sublayer", "site")[: {"layer": 2, "sublayer": 3}.get(by or "", 4)]:
             labels = [getattr(row, LABELS.get(name, name)) for row in rows]
@@ -170,7 +204,8 @@ class Run:
             else:
                 codes, categories = encode(labels)
                 content[name] = pd.Categorical.from_codes(np.tile(codes, len(steps)), pd.Index(categories))
-        return content | {name: array.ravel() for name, array in values.items()} | {"absent": absent.ravel()}
+        content |= {name: array.ravel() for name, array in values.items()} | {"absent": absent.ravel()}
+        return content, {name: array.ravel() for name, array in missing.items()}
 
     def _read(self, name: str, schema: pa.Schema | None) -> pa.Table:
         for _ in range(ATTEMPTS):
@@ -182,24 +217,45 @@ class Run:
                 continue
             empty = (schema or STEP).empty_table()
             return pa.concat_tables([empty, *pieces], promote_options="default").combine_chunks()
-        raise InputError(f"the files of {self.path} keep vanishing while they are read: is something deleting them?")
+        told = f"the files of {self.path} keep vanishing while they are read: is something deleting them?"
+        raise DamagedError(told, self.path)
 
     def _pieces(self, name: str, schema: pa.Schema | None) -> Iterator[pa.Table]:
         """Each part, or its journal where the part does not stand yet."""
         waiting = journals(self.path)  # listed before the parts: what leaves the one has entered the other
         done = parts(self.path, name)
+        listed = self._listed(name, {*waiting, *done})
         for number in sorted({*waiting, *done}):
+            footers = {entry.footer for entry in listed.get(number, ())}
             if number in done:
-                yield read_part(done[number], schema)
+                yield read_part(self.path, done[number], schema, footers)
                 continue
             try:
                 records = read_records(waiting[number])
             except FileNotFoundError:  # gone since it was listed, so its part stands by now
-                yield read_part(part_path(self.path, name, number), schema)
+                yield read_part(self.path, part_path(self.path, name, number), schema)
                 continue
-            if records is not None:
-                data = metrics_of(records) if name == METRICS else table_of(records, self._tables[name])
-                yield data if schema is None else data.select(schema.names)
+            if (complaint := records.complaint()) and not is_locked(self.path):  # else it is being written
+                tell(f"{waiting[number]}: {complaint}")
+            if records.table is not None:
+                data = metrics_of if name == METRICS else partial(table_of, table=self._tables[name])
+                found = data(records.table, run=self.path)
+                yield found if schema is None else found.select(schema.names)
+
+    def _listed(self, name: str, present: set[int]) -> dict[int, list[Entry]]:
+        """The parts that ``name`` must have; what is lost of them is said once."""
+        found = inventory.read(self.path)  # after the files were listed: a resume shortens it before it moves any
+        listed = {} if found is None else found.of(name)
+        if lost := sorted(listed.keys() - present):
+            again = {*journals(self.path), *parts(self.path, name)}  # some may have come since
+            lost = [number for number in lost if number not in again]
+        advice = "restore it from a copy; the other steps are read"
+        for number in lost[:1]:
+            more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+            tell(f"{self.path}: part {number} of {name} ({listed[number][-1].steps()}){more} is missing: {advice}")
+        if name == METRICS and (gaps := {*range(1, max(present, default=0))} - present - listed.keys()):
+            tell(f"{self.path}: part {min(gaps)} of {name} is missing: {advice}")
+        return listed
 
     def _chosen(self, known: Sequence[str], columns: Sequence[str] | None, name: str) -> list[str]:
         if columns is None:
@@ -222,30 +278,11 @@ class Run:
         return {key: known[key] for key in wanted}
 
 
-def load_runs(directory: str | Path, broken: list[tuple[Path, str]] | None = None) -> list[Run]:
-    """Every run below ``directory``, sorted by path; one that cannot be read goes to ``broken`` with the reason.
-
-    Without a list for ``broken``, such a run raises.
-    """
-    directory = Path(directory)
-    if not directory.is_dir():
-        raise InputError(f"there is no directory {directory}: give the one that holds the runs.")
-    runs = []
-    for path in sorted(_run_directories(directory)):
-        try:
-            runs.append(Run.open(path))
-        except StabilityLabError as error:
-            if broken is None:
-                raise
-            broken.append((path, str(error)))
-    return runs
-
-
-def _run_directories(directory: Path) -> Iterator[Path]:
-    for where, below, files in os.walk(directory):
-        if "run.json" in files:
-            below.clear()
-            yield Path(where)
+def _told(entry: Mapping[str, Any], name: str, kind: Any) -> Any:
+    value = entry[name]
+    if not isinstance(value, kind) or isinstance(value, bool) or (kind is int and not 0 <= value < 2**62):
+        raise ValueError(f"{name} = {shown(value)}")
+    return value
 
 
 def _repeat(value: Any, count: int) -> Any:

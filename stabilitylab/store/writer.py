@@ -7,14 +7,16 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pyarrow as pa
 
-from ..errors import InputError, UsageError
+from ..errors import UsageError
 from ..schema import Cells, Table
-from .files import Lock, make_directory, reading, replace_file, sync_directory, writing
+from . import inventory
+from .aside import check_complete, free_place, set_aside
+from .files import Lock, make_directory, replace_file, sync_directory, writing
 from .incident import Kept, write_incident
 from .journal import Journal
 from .layout import (
@@ -22,20 +24,28 @@ from .layout import (
     OWN_KEYS,
     SCHEMA_VERSION,
     TABLE_NAME,
+    is_name,
     journal_path,
     journals,
     part_path,
-    parts,
     plain,
     read_run_json,
-    tables_on_disk,
     write_run_json,
 )
 from .names import PLACES
 from .parts import compact, part_schema, read_part, renew
+from .telling import tell
 
 State = Literal["running", "finished", "diverged", "interrupted", "failed"]
 JOURNAL_LIMIT = 32 * 2**20  # bytes; compacting that many takes a few tenths of a second
+
+
+class _Begun(NamedTuple):
+    """A step of which a part is in the journal ``number``: the metrics and tables of these names."""
+
+    step: int
+    number: int
+    names: frozenset[str]
 
 
 class RunWriter:
@@ -52,6 +62,7 @@ class RunWriter:
         self._tables: tuple[Table, ...] = ()
         self._journal: Journal | None = None
         self._last_step: int | None = None
+        self._begun: _Begun | None = None
         self._closed = False
 
     @classmethod
@@ -94,14 +105,15 @@ class RunWriter:
         try:
             document = read_run_json(path)
             writer = cls(path, lock, document, part)
-            _check_complete(path, part)
-            _set_aside(path, part, attempt=len(document["attempts"]))
+            check_complete(path, part)
+            inventory.keep_before(path, part)
+            set_aside(path, part, attempt=len(document["attempts"]))
             writer._compact()
             with writing(path):
                 for table in document["tables"].values():
                     renew(path, table)
             if part > 1:
-                steps = read_part(part_path(path, METRICS, part - 1), pa.schema([("step", pa.int64())]))
+                steps = read_part(path, part_path(path, METRICS, part - 1), pa.schema([("step", pa.int64())]))
                 writer._last_step = int(np.max(steps["step"].to_numpy()))
             new = {key: value for key, value in plain(manifest).items() if key != "created"}
             replaced = {key: document.get(key) for key, value in new.items() if document.get(key) != value}
@@ -116,6 +128,7 @@ class RunWriter:
         self._document["attempts"].append(
             {"started": _now(), "argv": list(argv), "pid": os.getpid(), "part": self._number, **facts}
         )
+        inventory.add(self.path, [])  # where there is none yet
         # run.json last: where it stands, status.json stands too
         self.set_status("running", self._last_step or 0)
         write_run_json(self.path, self._document)
@@ -128,6 +141,7 @@ class RunWriter:
 
     def open(self, tables: Sequence[Table]) -> None:
         """Declare the tables that follow; those of an earlier attempt must have the same rows and columns."""
+        self._lock.check()
         known: dict[str, Table] = self._document["tables"]
         for table in tables:
             _check(table)
@@ -143,14 +157,36 @@ class RunWriter:
         write_run_json(self.path, self._document)
 
     def append(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
-        """One step, everything in it: it is in the run when this returns, and no part of it is if this raises."""
+        """One step, everything in it: it is in the run when this returns, and no part of it is if this raises (of a
+        step that was begun, no further part)."""
+        begun = self._begun if self._begun is not None and self._begun.step == step else None
+        if begun is None:
+            self._add(step, metrics, tables)
+            return
+        self._begun = None
+        metrics = {name: value for name, value in metrics.items() if name not in begun.names}
+        tables = {name: cells for name, cells in tables.items() if name not in begun.names}
+        if (metrics or tables) and begun.number == self._number:  # else it was sealed as it was known then
+            self._add(step, metrics, tables, rest=True)
+
+    def begin(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
+        """What is known of a step by now: should the process die before it is appended whole, this much is there."""
+        self._add(step, metrics, tables)
+        self._begun = _Begun(step, self._number, frozenset((*metrics, *tables)))
+
+    def _add(
+        self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells], rest: bool = False
+    ) -> None:
         if self._closed:
             raise ValueError(f"{self.path} was closed: resume it to append")
-        if self._last_step is not None and step <= self._last_step:
+        if self._last_step is not None and step <= self._last_step and not rest:
             raise ValueError(f"step {step} comes after step {self._last_step}: each step is appended once, in order")
         if unknown := tables.keys() - {table.name for table in self._tables}:
             raise ValueError(f"tables {sorted(unknown)} were not given to open()")
-        if self._journal is not None and self._journal.size >= self.journal_limit:
+        if wrong := [name for name in metrics if not is_name(name)]:
+            raise ValueError(f"a metric is called {wrong[0][:60]!r}: give it a name of one printable line")
+        self._lock.check()
+        if self._journal is not None and self._journal.size >= self.journal_limit and not rest:
             self._roll()
             self._compact()
         if self._journal is None:
@@ -167,6 +203,7 @@ class RunWriter:
 
     def seal(self) -> int:
         """End the current part and return the next one's number, which a checkpoint stores for :meth:`resume`."""
+        self._lock.check()
         self._roll()
         self._compact()
         return self._number
@@ -175,17 +212,20 @@ class RunWriter:
         """Replace status.json; ``facts`` are kept beside the state."""
         if state not in get_args(State):
             raise ValueError(f"unknown state {state!r}; choose one of {', '.join(get_args(State))}")
+        self._lock.check()
         status = {"state": state, "step": step, "reason": reason, "updated": _now(), "facts": facts}
         replace_file(self.path / "status.json", (json.dumps(plain(status), indent=2) + "\n").encode())
 
     def record(self, **facts: Any) -> None:
         """Add entries to run.json that were not known at :meth:`create`, such as the probes that found no site."""
         _refuse_own_keys(facts)
+        self._lock.check()
         self._document.update(facts)
         write_run_json(self.path, self._document)
 
     def incident(self, facts: Mapping[str, Any], rows: Sequence[Kept]) -> None:
         """Where the run first broke, and the rows around it; called again with more rows it writes them anew."""
+        self._lock.check()
         with writing(self.path):
             write_incident(self.path, facts, rows, {table.name: table for table in self._tables})
 
@@ -210,38 +250,20 @@ class RunWriter:
         with writing(self.path):
             for number, path in journals(self.path).items():
                 if number < self._number:
-                    compact(self.path, number, path, self._document["tables"])
-                    os.unlink(path)  # only now: until all parts stand, readers take this journal for the missing ones
+                    records = compact(self.path, number, path, self._document["tables"])
+                    if complaint := records.complaint():
+                        tell(f"{path}: {complaint}")
+                    # only now: until all parts stand, readers take this journal for the missing ones
+                    if records.dropped:
+                        os.replace(path, free_place(self.path, "damaged", path))
+                    else:
+                        os.unlink(path)
                     sync_directory(self.path)
 
 
 def _matters(path: Path) -> bool:
     """False for what is left of a run that died before it had a run.json."""
-    return not path.name.startswith(".") and path.name != "status.json"
-
-
-def _check_complete(run: Path, part: int) -> None:
-    with reading(run):
-        present = journals(run).keys() | parts(run, METRICS).keys()
-    missing = [number for number in range(1, part) if number not in present]
-    if missing:
-        raise InputError(f"{run} lacks part {missing[0]}, which comes before its checkpoint: restore it from a copy.")
-
-
-def _set_aside(run: Path, part: int, attempt: int) -> None:
-    """Move what the last attempt recorded after the checkpoint, and delete what it did not finish writing."""
-    with reading(run):
-        later = [path for name in tables_on_disk(run) for number, path in parts(run, name).items() if number >= part]
-        later += [path for number, path in journals(run).items() if number >= part]
-    with writing(run):
-        for path in later:
-            target = run / "aside" / f"attempt-{attempt}" / path.relative_to(run)
-            make_directory(target.parent)
-            os.replace(path, target)
-        for path in run.rglob(".part-*.tmp"):
-            os.unlink(path)
-        for path in {path.parent for path in later}:
-            sync_directory(path)
+    return not path.name.startswith(".") and path.name not in ("status.json", inventory.FILE)
 
 
 def _check(table: Table) -> None:
@@ -250,6 +272,10 @@ def _check(table: Table) -> None:
         raise UsageError(f"{table.name!r} cannot name a table: use letters, digits, - and _, not 'step' or 'metrics'.")
     if not table.rows or not table.columns or reserved & {*table.columns}:
         raise UsageError(f"table {table.name!r} needs rows and columns, none named {', '.join(sorted(reserved))}.")
+    told = [*table.columns, table.unit, table.definition, table.total]
+    told += [text for row in table.rows for text in (row.site, row.stack, row.sublayer)]
+    if wrong := [text for text in told if not is_name(text)]:
+        raise UsageError(f"table {table.name!r} calls something {wrong[0][:60]!r}, which is not one printable line.")
 
 
 def _refuse_own_keys(manifest: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from .jobs import Job, commands, examine, make_way, plan, status_table
 from .ledger import Ledger
 from .runner import Outcome, Silent, run
 from .show import Display
+from .slurm import Submitted, submit
 from .tables import table
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Ledger",
     "Outcome",
     "Silent",
+    "Submitted",
     "commands",
     "examine",
     "grid",
@@ -20,5 +22,6 @@ __all__ = [
     "plan",
     "run",
     "status_table",
+    "submit",
     "table",
 ]

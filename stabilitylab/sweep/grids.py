@@ -8,12 +8,21 @@ import math
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from ..config import Config, DataConfig, ModelConfig, ProbesConfig, TrainConfig, depth_layers, merge, resolve
+from ..config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    ProbesConfig,
+    TrainConfig,
+    depth_layers,
+    merge,
+    resolve,
+    toml_value,
+)
 from ..errors import ResourceError, UsageError
 from ..experiments import CONTROLS, Experiment, Kind, name_of, slug
 from ..registry import Registry, spelling
@@ -31,7 +40,7 @@ ALIASES = {
 }
 SECTIONS = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig, "probes": ProbesConfig}
 LIMIT = 100_000  # runs; a typo such as seed=0..10^9 should not fill the memory
-RANGE = re.compile(r"(\d+)\.\.(\d+)")
+RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
 PIECE = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'[^']*'|\[[^\]]*\]|[^,]*?)\s*,""")
 IN_NAMES = ("arch", "depth", "seed")  # axes that stand in a run's name anyway
 
@@ -99,10 +108,7 @@ def _values(piece: str, axis: str) -> list[Any]:
         if last - first >= LIMIT:
             raise UsageError(f"--grid {axis!r}: the range {piece} is longer than {LIMIT:,}.")
         return list(range(first, last + 1))
-    try:
-        return [tomllib.loads(f"value = {piece}")["value"]]
-    except tomllib.TOMLDecodeError:
-        return [piece]
+    return [toml_value(piece)]
 
 
 def _rejoined(pieces: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +13,7 @@ from typing import Any
 
 from ..config import Config, complete, later_settings, neutral_settings
 from ..errors import InputError
+from ..inputs import regular
 from ..registry import spelling
 from ..store.layout import flat
 
@@ -95,7 +97,8 @@ def _paths(files: str) -> tuple[Path, ...]:
 
 def content(path: Path) -> str:
     """SHA-256 of a file, or of all files below a folder with their names."""
-    if not path.is_dir():
+    if not os.path.isdir(path):  # of a name that is too long, Path.is_dir raises
+        regular(path)
         try:
             return _file(str(path), path.stat().st_mtime_ns, path.stat().st_size)
         except OSError as error:

@@ -16,8 +16,10 @@ from typing import Any, Literal
 
 from ..errors import InputError, UsageError
 from ..experiments import Experiment
+from ..inputs import shown
 from ..store import Run
 from ..store.files import Lock, is_locked, make_directory, replace_file, writing
+from ..store.layout import checkpoints, is_run_name
 from . import toml
 from .identity import deciding
 from .ledger import Cell, Ledger
@@ -36,8 +38,9 @@ class Job:
     """One run of a sweep as the disk shows it.
 
     ``new``: no run directory; ``running``: a live process writes it; ``finished``: trained to its end, diverged or not;
-    ``interrupted``, ``failed``: with ``reason``. ``resumable``: from a checkpoint that is not the last one. ``cell``:
-    its line in the ``ledger``, which makes it finished where no run has ended in its directory.
+    ``interrupted``, ``failed``: with ``reason``. ``resumable``: from a checkpoint, be it that after the last update,
+    when only its end is missing. ``cell``: its line in the ``ledger``, which makes it finished where no run has ended
+    in its directory.
     """
 
     experiment: Experiment
@@ -102,8 +105,8 @@ def plan(experiments: Iterable[Experiment], out: Path, ledger: Ledger | None = N
     """
     experiments = list(experiments)
     for name, count in Counter(experiment.name for experiment in experiments).items():
-        if count > 1 or name in ("", OWN_FOLDER) or name.startswith(".") or Path(name).name != name:
-            raise UsageError(f"{name!r} cannot name {'two runs' if count > 1 else 'a run'} of a sweep: rename it.")
+        if count > 1 or name == OWN_FOLDER or not is_run_name(name):
+            raise UsageError(f"{shown(name)} cannot name {'two runs' if count > 1 else 'a run'} of a sweep: rename it.")
     return [examine(experiment, out, ledger) for experiment in experiments]
 
 
@@ -132,7 +135,7 @@ def _on_disk(experiment: Experiment, out: Path) -> Job:
     status = run.status
     state: Any = "finished" if status.state == "diverged" else status.state
     verdict = found.state if (found := run.verdict) else ""
-    resumable = state in ("interrupted", "failed") and 0 < _last_checkpoint(job.path) < job.steps
+    resumable = state in ("interrupted", "failed") and 0 < _last_checkpoint(job.path) <= job.steps
     return Job(experiment, out, state, status.step, status.reason, verdict, resumable)
 
 
@@ -150,7 +153,7 @@ def _not_begun(job: Job) -> Job:
 
 def _last_checkpoint(path: Path) -> int:
     """Updates in the newest checkpoint; 0 where there is none."""
-    return max((int(found.stem.removeprefix("step-")) for found in path.glob("checkpoints/step-*.pt")), default=0)
+    return max(checkpoints(path), default=0)
 
 
 def _check_same(run: Run, experiment: Experiment) -> None:

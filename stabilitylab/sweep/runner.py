@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
 from ..errors import InputError, StabilityLabError, UsageError
+from ..stopping import listening
 from ..store.files import writing
 from .jobs import RUNNABLE, STOPPED, Job, State, last_words, prepare
 from .launchers import Launcher, Local, Parsl, Process
@@ -58,10 +57,11 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """0; 1 where a run failed; 128 + the signal that stopped the sweep (130 for Ctrl-C)."""
+        """0 where all runs have ended; 1 where one failed, or another process still writes it; 128 + the signal that
+        stopped the sweep (130 for Ctrl-C)."""
         if self.signal is not None:
             return 128 + self.signal
-        return 1 if any(job.state in RUNNABLE for job in self.jobs) else 0
+        return 1 if any(job.state != "finished" for job in self.jobs) else 0
 
     def sentence(self) -> str:
         states: tuple[State, ...] = ("finished", "failed", "interrupted", "running", "new")
@@ -93,8 +93,8 @@ def run(
 
     ``workers`` at a time, dealt out over ``gpus`` (by CUDA_VISIBLE_DEVICES). A failed one is tried ``retries`` times
     more, from its checkpoint where it has one. The first SIGINT, SIGTERM or SIGHUP asks the processes to stop after
-    a checkpoint, the second at once, the third kills them. ``until``, a time of :func:`time.monotonic`, acts as a
-    SIGTERM.
+    a checkpoint; then a Ctrl-C a second later at once, and one more kills them (:mod:`stabilitylab.stopping`).
+    ``until``, a time of :func:`time.monotonic`, acts as a SIGTERM.
     """
     _check(jobs, workers, retries, gpus)
     audience = audience or Silent()
@@ -112,13 +112,13 @@ def run(
     active: list[_Attempt] = []
     looked = 0.0
     try:
-        with _signals() as caught:
+        with listening() as caught:
             asked = 0
-            while active or (waiting and not caught):
+            while active or (waiting and not caught.count):
                 if until is not None and time.monotonic() >= until:
                     until = None
-                    caught.append(signal.SIGTERM)
-                while waiting and crew.free() and not caught:
+                    caught.hear(signal.SIGTERM)
+                while waiting and crew.free() and not caught.count:
                     job, ready = _prepared(waiting.popleft())
                     latest[job.name] = job
                     if not ready:
@@ -128,7 +128,7 @@ def run(
                     attempts[job.name] = attempts.get(job.name, 0) + 1
                     active.append(_Attempt(job, crew.start(job)))
                     audience.started(job)
-                while asked < len(caught):
+                while asked < caught.count:
                     asked += 1
                     for attempt in active:
                         attempt.process.stop(asked)
@@ -139,7 +139,7 @@ def run(
                     job, seconds = _ended(attempt, code)
                     latest[job.name] = job
                     job.record()
-                    left = attempts[job.name] <= retries and code != USAGE and not caught
+                    left = attempts[job.name] <= retries and code != USAGE and not caught.count
                     again = job.state in RUNNABLE and left
                     if again:
                         waiting.append(job)
@@ -151,7 +151,7 @@ def run(
     finally:
         _stop_all(active)
         crew.close()
-    return Outcome([latest[job.name] for job in jobs], caught[0] if caught else None)
+    return Outcome([latest[job.name] for job in jobs], caught.signal)
 
 
 def _check(jobs: Sequence[Job], workers: int, retries: int, gpus: Sequence[str]) -> None:
@@ -222,21 +222,3 @@ def _stop_all(active: Sequence[_Attempt]) -> None:
     for attempt in active:
         while attempt.process.poll() is None:
             time.sleep(POLL)
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collects the signals that ask to stop, instead of dying of them; in the main thread, which alone gets them."""
-    caught: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup it stays ignored
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, lambda number, _: caught.append(number)) for number in numbers}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

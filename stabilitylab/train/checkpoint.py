@@ -11,6 +11,9 @@ import torch
 
 from ..config import TrainConfig
 from ..errors import InputError, ResourceError
+from ..store.digest import Hashed, is_whole
+from ..store.files import inside, sync_directory
+from ..store.layout import checkpoints
 from .team import Team
 
 KEEP = 2
@@ -39,16 +42,19 @@ class Cadence:
 
 
 def save(folder: Path, row: int, state: dict[str, Any]) -> Path:
-    """Write ``state`` as ``folder/step-<row>.pt`` (fsynced, then renamed) and remove all but the newest two."""
-    path = folder / f"step-{row:08d}.pt"
+    """Write ``state`` as ``folder/step-<row>.pt`` (with a digest, fsynced, then renamed); the newest two are kept."""
+    path = inside(folder.parent, folder / f"step-{row:08d}.pt")
     temporary = folder / f".{path.name}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            torch.save(state, file)
+        temporary.unlink(missing_ok=True)  # left by a crash, or a link
+        with temporary.open("xb") as file:
+            torch.save(state, hashed := Hashed(file))  # pyright: ignore[reportArgumentType]
+            hashed.seal()
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        sync_directory(folder)
         for old in found(folder)[:-KEEP]:
             old.unlink()
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError of its zip writer
@@ -59,7 +65,7 @@ def save(folder: Path, row: int, state: dict[str, Any]) -> Path:
 
 def found(folder: Path) -> list[Path]:
     """The checkpoints of a folder, oldest first."""
-    return sorted(folder.glob("step-*.pt"))
+    return [*checkpoints(folder.parent, folder.name).values()]
 
 
 def discard(folder: Path) -> None:
@@ -74,6 +80,8 @@ def load(folder: Path, device: torch.device) -> dict[str, Any]:
     if not paths:
         raise InputError(f"no checkpoint in {folder}: the run cannot be resumed; start it again under another --name.")
     try:
+        if is_whole(paths[-1]) is False:
+            raise ValueError("its content is not what was written")
         return torch.load(paths[-1], map_location=device, weights_only=True)
     except Exception as error:  # a damaged file surfaces as one of many types
         older = f" to resume from {paths[-2].name}" if len(paths) > 1 else " and start the run again"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from ..models import ARCHS, canonical
 from ..probes import Recorder
 from ..probes.distributed import from_first_rank, on_first_rank
 from ..probes.selection import chosen
+from ..stopping import Requests, listening
 from ..store import AbsentRun, Run, RunWriter
 from ..verdict import Verdict
 from . import checkpoint
@@ -99,7 +100,8 @@ def start(plan: Plan, out: Path, name: str | None, audience: Audience) -> Result
 
 
 def resume(path: Path, steps: int | None, audience: Audience) -> Result:
-    """Continue the run at ``path`` from its newest checkpoint, to ``steps`` updates in all if given."""
+    """Continue the run at ``path`` from its newest checkpoint, to ``steps`` updates in all if given; of a run that was
+    killed after the last update, the last held-out pass and the verdict are made."""
     stored = Run.open(path)
     config = validated(complete(stored.config))
     if steps is not None:
@@ -107,7 +109,7 @@ def resume(path: Path, steps: int | None, audience: Audience) -> Result:
     prepared = plan(config)
     state = checkpoint.load(path / "checkpoints", prepared.device)
     prepared.team.own(state)
-    if state["row"] >= config.train.steps:
+    if state["row"] >= config.train.steps and stored.status.state in ("finished", "diverged"):
         raise UsageError(f"{path} has all its {config.train.steps} steps; --steps N with a larger N continues it.")
     now, then = prepared.dataset.describe(), stored.manifest["data"]
     if any(now[key] != then[key] for key in ("train_sha256", "held_out_sha256")):
@@ -167,10 +169,11 @@ def free_name(config: Config, out: Path) -> str:
 def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | None, audience: Audience) -> Result:
     trainer = None
     try:
-        with termination(patient=plan.team.size > 1) as caught:
+        # several ranks hear of one Ctrl-C more than once, and torchrun sees to the end itself
+        with listening(at_once=plan.team.size == 1) as caught:
             trainer = Trainer(plan.config, plan.dataset, run, plan.device, state, plan.team, plan.recorder)
             run.record(probes_dropped=dict(trainer.watcher.dropped))
-            verdict = trainer.fit(stop=lambda: caught.agreed(plan.team), show=audience.show)
+            verdict = trainer.fit(stop=lambda: agreed(caught, plan.team), show=audience.show)
         if verdict is None:
             name = signal.Signals(caught.signal or signal.SIGINT).name
             run.set_status("interrupted", trainer.row, f"{name}; continue with --resume {run.path}")
@@ -181,6 +184,9 @@ def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | N
             checkpoint.discard(run.path / "checkpoints")
         return Result(run.path, ended, trainer.row, verdict)
     except BaseException as error:
+        if trainer is not None:
+            with suppress(Exception):  # what went wrong first may well have taken the device with it
+                trainer.watcher.salvage()
         reason = "a second Ctrl-C" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
         with suppress(ResourceError):  # a full disk must not hide what went wrong first
             state_now = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -195,33 +201,7 @@ def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | N
             trainer.watcher.close()
 
 
-class Caught:
-    """The first SIGINT or SIGTERM since :func:`termination` began."""
-
-    signal: int | None = None
-
-    def agreed(self, team: Team) -> bool:
-        """Whether any rank of the team caught one: all stop after the same update, with the same signal."""
-        self.signal = team.largest(self.signal or 0) or None
-        return self.signal is not None
-
-
-@contextmanager
-def termination(patient: bool = False) -> Iterator[Caught]:
-    """The first Ctrl-C or SIGTERM asks to stop after the update at hand; a second Ctrl-C stops at once.
-
-    ``patient``: it does not. Several ranks hear of one Ctrl-C more than once, and torchrun sees to the end itself.
-    """
-    caught = Caught()
-
-    def catch(number: int, frame: object) -> None:
-        if caught.signal is not None and not patient:
-            raise KeyboardInterrupt
-        caught.signal = number
-
-    before = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def agreed(caught: Requests, team: Team) -> bool:
+    """Whether any rank of the team was asked to stop: all stop after the same update, with the same signal."""
+    caught.signal = team.largest(caught.signal or 0) or None
+    return caught.signal is not None

@@ -39,6 +39,7 @@ def remembered(
     run = SimpleNamespace(
         path=Path("nowhere") / name,
         name=name,
+        kind="train",
         config=config.model_dump(mode="json"),
         manifest={"label": label(config.model)},
         tables=(),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import Run, RunWriter
@@ -60,6 +64,21 @@ def new_run(path: Path, *steps: int) -> RunWriter:
     writer.open(TABLES)
     put(writer, *steps)
     return writer
+
+
+@contextmanager
+def full_device(name: str) -> Iterator[None]:
+    """Whoever writes a file of that name writes to /dev/full."""
+    opened = os.open
+
+    def to_full(path: Any, flags: int, *rest: Any) -> int:
+        if Path(path).name.startswith(f".{name}."):
+            return opened("/dev/full", os.O_WRONLY)
+        return opened(path, flags, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", to_full)
+        yield
 
 
 def steps_in(path: Path, live: bool = False) -> int:

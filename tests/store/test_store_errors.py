@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_cases import GRAD_NORM, SIMILARITY, TABLES, cells, new_run, put, steps_in
+from store_cases import GRAD_NORM, SIMILARITY, TABLES, cells, full_device, new_run, put, steps_in
 
 from stabilitylab.errors import InputError, ResourceError, StabilityLabError, UsageError
 from stabilitylab.schema import Cells, Row, Table
@@ -54,7 +54,7 @@ def test_a_directory_that_is_no_run(tmp_path: Path) -> None:
 def test_a_newer_schema(run: Path) -> None:
     rewrite(run / "run.json", schema_version=SCHEMA_VERSION + 1)
     for reader in (Run.open, lambda path: RunWriter.resume(path, part=1)):
-        with pytest.raises(InputError, match=r"newer stabilitylab \(schema 3, this one reads 2\): upgrade") as caught:
+        with pytest.raises(InputError, match=r"newer stabilitylab \(schema 4, this one reads 3\): upgrade") as caught:
             reader(run)
         assert one_sentence(caught.value)
 
@@ -109,15 +109,15 @@ def test_rows_that_do_not_fit_their_definition_are_refused(run: Path) -> None:
     with RunWriter.resume(run, part=3) as writer:
         writer.open(TABLES)
         put(writer, 4)
-        journal = (run / "journal-000003.arrows").read_bytes()
+        journal = (run / "journal-000003.records").read_bytes()
     document = json.loads((run / "run.json").read_text())
     for labels in document["tables"]["grad_norm"]["rows"].values():
         labels.append(labels[-1])
     rewrite(run / "run.json", **document)
     with pytest.raises(InputError, match="half a step of 'grad_norm'"):
         Run.open(run).frame("grad_norm")
-    (run / "journal-000004.arrows").write_bytes(journal)
-    with pytest.raises(InputError, match=r"a journal does not fit run\.json's table 'grad_norm'"):
+    (run / "journal-000004.records").write_bytes(journal)
+    with pytest.raises(InputError, match=r"a journal of .* does not fit run\.json's table 'grad_norm'"):
         Run.open(run).frame("grad_norm")
 
 
@@ -201,8 +201,8 @@ def test_a_run_that_became_read_only_can_still_be_read(run: Path, monkeypatch: p
 
 def test_a_full_device_refuses_a_status_and_keeps_the_old_one(run: Path) -> None:
     writer = RunWriter.resume(run, part=3)
-    (run / ".status.json.tmp").symlink_to("/dev/full")
-    with pytest.raises(ResourceError, match=r"cannot write .*status\.json \(No space left on device\)") as caught:
+    told = r"cannot write .*status\.json \(No space left on device\)"
+    with full_device("status.json"), pytest.raises(ResourceError, match=told) as caught:
         writer.set_status("finished", 3)
     assert one_sentence(caught.value)
     assert Run.open(run).status.state == "running"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_cases import new_run, put, steps_in
+from store_cases import full_device, new_run, put, steps_in
 
 from stabilitylab.errors import ResourceError
 from stabilitylab.schema import Cells, Row, Table
@@ -53,7 +53,7 @@ def test_every_number_comes_back_and_absent_is_not_nan(rows, loss, sealed) -> No
 
 def test_a_tail_torn_at_any_byte_costs_the_last_step_only(tmp_path: Path) -> None:
     writer = new_run(tmp_path / "run", 0, 1)
-    journal = tmp_path / "run" / "journal-000001.arrows"
+    journal = tmp_path / "run" / "journal-000001.records"
     two = journal.stat().st_size
     put(writer, 2)
     three, run = journal.read_bytes(), Run.open(tmp_path / "run")
@@ -68,7 +68,7 @@ def test_a_tail_torn_at_any_byte_costs_the_last_step_only(tmp_path: Path) -> Non
 
 def test_a_first_record_torn_anywhere_is_an_empty_run(tmp_path: Path) -> None:
     writer = new_run(tmp_path / "run", 0)
-    journal = tmp_path / "run" / "journal-000001.arrows"
+    journal = tmp_path / "run" / "journal-000001.records"
     one, run = journal.read_bytes(), Run.open(tmp_path / "run")
     for length in range(0, len(one), 3):
         journal.write_bytes(one[:length])
@@ -81,7 +81,7 @@ def test_a_first_record_torn_anywhere_is_an_empty_run(tmp_path: Path) -> None:
 
 def test_a_power_cut_that_left_zeros_is_a_torn_tail(tmp_path: Path) -> None:
     writer = new_run(tmp_path / "run", 0, 1)
-    journal = tmp_path / "run" / "journal-000001.arrows"
+    journal = tmp_path / "run" / "journal-000001.records"
     journal.write_bytes(journal.read_bytes() + bytes(4096))
     assert steps_in(tmp_path / "run") == 2
     writer.close()
@@ -141,11 +141,9 @@ def test_after_a_full_disk_the_same_writer_goes_on(tmp_path: Path, monkeypatch: 
 
 def test_a_device_that_is_really_full_refuses_a_part_and_keeps_the_journal(tmp_path: Path) -> None:
     writer = new_run(tmp_path / "run", 0, 1, 2, 3)
-    (tmp_path / "run" / "metrics").mkdir()
-    (tmp_path / "run" / "metrics" / ".part-000001.parquet.tmp").symlink_to("/dev/full")
-    with pytest.raises(ResourceError, match="No space left"):
+    with full_device("part-000001.parquet"), pytest.raises(ResourceError, match="No space left"):
         writer.seal()
-    assert (tmp_path / "run" / "journal-000001.arrows").exists()
+    assert (tmp_path / "run" / "journal-000001.records").exists()
     assert steps_in(tmp_path / "run") == 4
     assert writer.seal() == 2
     assert steps_in(tmp_path / "run") == 4

@@ -90,5 +90,5 @@ def test_killed_five_times_and_resumed(writers: Writers, tmp_path: Path, chain: 
     writer.close()
     assert steps_in(path) == step
     assert not [
-        file for file in path.rglob("*") if file.name.endswith((".tmp", ".arrows")) and "aside" not in file.parts
+        file for file in path.rglob("*") if file.name.endswith((".tmp", ".records")) and "aside" not in file.parts
     ]

@@ -23,6 +23,7 @@ def aged(run: Path) -> Path:
     for part in run.glob("probes/*/part-*.parquet"):
         data = pq.read_table(part, partitioning=None)
         pq.write_table(data.rename_columns([BEFORE.get(name, name) for name in data.column_names]), part)
+    (run / "inventory.jsonl").unlink(missing_ok=True)
     return run
 
 

@@ -136,7 +136,7 @@ NUMBERS = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e300, max
 def test_norm_and_mean_of_scattered_rows_without_underflow(values: list[float], absent: list[bool]) -> None:
     for total, rule in (("norm", math.hypot), ("mean", lambda *present: math.fsum(v / len(present) for v in present))):
         table = Table("t", ("value",), SCATTERED, total=total)
-        rows, columns, gone = combine(table, {"value": np.array([values])}, np.array([absent]), "layer")
+        rows, columns, _, gone = combine(table, {"value": np.array([values])}, np.array([absent]), "layer")
         assert [row.layer for row in rows] == [2, 1]
         for index, members in enumerate(([0, 2, 4], [1, 3])):
             present = [values[i] for i in members if not absent[i]]
@@ -153,7 +153,7 @@ def test_nan_and_inf_pass_through_a_total() -> None:
     for total in ("norm", "mean"):
         table = Table("t", ("value",), SCATTERED, total=total)
         values = np.array([[math.inf, math.nan, 1.0, 2.0, 3.0], [0.0, 1e-200, 0.0, 1e-200, 0.0]])
-        _, columns, gone = combine(table, {"value": values}, np.zeros((2, 5), bool), "layer")
+        _, columns, _, gone = combine(table, {"value": values}, np.zeros((2, 5), bool), "layer")
         assert columns["value"][0, 0] == math.inf
         assert math.isnan(columns["value"][0, 1])
         assert columns["value"][1, 0] == 0
@@ -246,7 +246,7 @@ def test_a_resume_moves_later_parts_aside_and_keeps_them(tmp_path: Path) -> None
     assert steps_in(tmp_path / "run") == 3
     aside = tmp_path / "run" / "aside" / "attempt-1"
     assert {str(path.relative_to(aside)) for path in aside.rglob("*") if path.is_file()} == {
-        "journal-000003.arrows",
+        "journal-000003.records",
         "metrics/part-000002.parquet",
         "probes/cosine_similarity/part-000002.parquet",
         "probes/grad_norm/part-000002.parquet",

@@ -54,8 +54,10 @@ def test_a_run_that_a_process_writes_is_running_and_one_that_it_left_is_interrup
     assert job.now().reason == "the process ended without a word"
 
 
-@pytest.mark.parametrize(("checkpoint", "resumable"), [(0, False), (3, True), (4, False)])
-def test_only_a_checkpoint_before_the_end_can_be_gone_on_from(checkpoint: int, resumable: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("checkpoint", "resumable"), [(0, False), (3, True), (4, True), (5, False)])
+def test_a_checkpoint_can_be_gone_on_from_that_after_the_last_update_too(
+    checkpoint: int, resumable: bool, tmp_path: Path
+) -> None:
     job = only(planned(tmp_path, "a", steps=4))
     left(job, "interrupted", checkpoint=checkpoint)
     assert job.now().resumable is resumable

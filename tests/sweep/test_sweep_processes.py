@@ -109,7 +109,7 @@ def test_ctrl_c_checkpoints_and_the_next_sweep_goes_on_there(tmp_path: Path) -> 
     arguments = [sys.executable, "-c", SWEEP, str(Path(__file__).parent), str(tmp_path), "200"]
     path = os.pathsep.join(map(str, (Path(__file__).parents[2], Path(__file__).parents[1])))
     child = subprocess.Popen(arguments, env={**os.environ, "PYTHONPATH": path})
-    until(lambda: (tmp_path / "a/journal-000001.arrows").exists(), "the first run begins")
+    until(lambda: (tmp_path / "a/journal-000001.records").exists(), "the first run begins")
     child.send_signal(signal.SIGINT)
     assert child.wait(DEADLINE) == 130
     first, second = planned(tmp_path, "a", "b", steps=200)

@@ -147,7 +147,7 @@ def test_a_run_that_another_process_writes_is_left_alone(tmp_path: Path) -> None
     writer.close()
     assert [job.name for job in crew.started] == ["b"]
     assert [job.state for job in outcome.jobs] == ["running", "finished"]
-    assert outcome.exit_code == 0
+    assert outcome.exit_code == 1  # something remains
 
 
 def test_a_run_that_another_sweep_took_at_the_last_moment_is_left_alone(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_run_that_another_sweep_took_at_the_last_moment_is_left_alone(tmp_path
         return says("stabilitylab: a exists already and is never overwritten.", 2)(job)
 
     outcome = run(planned(tmp_path, "a"), launcher=FakeLauncher({"a": [taken]}))
-    assert (outcome.jobs[0].state, outcome.exit_code) == ("running", 0)
+    assert (outcome.jobs[0].state, outcome.exit_code) == ("running", 1)
     writers[0].close()
 
 
@@ -222,7 +222,9 @@ def test_in_another_thread_signals_are_left_to_the_main_one(tmp_path: Path) -> N
     assert codes == [0]
 
 
-def test_each_further_signal_is_passed_on(tmp_path: Path) -> None:
+def test_each_further_ctrl_c_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stabilitylab.stopping.APART", -1.0)
+
     class Stubborn(FakeLauncher):
         def start(self, job: Job):
             process = super().start(job)
@@ -241,6 +243,39 @@ def test_each_further_signal_is_passed_on(tmp_path: Path) -> None:
     crew = Stubborn({"a": [killed()]}, polls=10**9)
     assert run(planned(tmp_path, "a"), launcher=crew).exit_code == 130
     assert crew.processes[0].stops == [1, 2, 3]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_arrives_several_times_asks_once(tmp_path: Path, number: int) -> None:
+    class Scheduler(FakeLauncher):
+        def start(self, job: Job):
+            process = super().start(job)
+            for _ in range(3):
+                os.kill(os.getpid(), number)
+            return process
+
+    crew = Scheduler({"a": [killed()]}, polls=10**9)
+    assert run(planned(tmp_path, "a"), launcher=crew).exit_code == 128 + number
+    assert crew.processes[0].stops == [1]
+
+
+def test_what_another_process_writes_still_remains(tmp_path: Path) -> None:
+    job = planned(tmp_path, "a")[0]
+    writer = leave(job, "running")
+    outcome = run(planned(tmp_path, "a", "b"), launcher=FakeLauncher())
+    assert [one.state for one in outcome.jobs] == ["running", "finished"]
+    assert outcome.exit_code == 1
+    writer.close()
+
+
+def test_a_run_killed_before_it_said_that_it_ended_is_finished_not_made_anew(tmp_path: Path) -> None:
+    job = planned(tmp_path, "a")[0]
+    leave(job, "running", step=4, checkpoint=4)._lock.release()
+    (again,) = planned(tmp_path, "a")
+    assert (again.state, again.resumable) == ("interrupted", True)
+    outcome = run([again], launcher=FakeLauncher())
+    assert outcome.exit_code == 0
+    assert not (tmp_path / "sweep/aside").exists()
 
 
 def test_an_error_of_the_sweep_itself_leaves_no_process_behind(tmp_path: Path) -> None:

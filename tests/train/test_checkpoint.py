@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,39 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch: p
         checkpoint.save(tmp_path, 2, {"row": 2})
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.pt"]
     assert checkpoint.load(tmp_path, CPU)["row"] == 1
+
+
+def test_a_flipped_bit_anywhere_is_never_loaded_in_silence(tmp_path: Path) -> None:
+    weights = torch.arange(500.0)
+    path = checkpoint.save(tmp_path / "c", 1, {"row": 1, "x": weights})
+    data, chance, refused = path.read_bytes(), random.Random(3), 0
+    places = [data.index(weights[250:251].numpy().tobytes()), *chance.sample(range(len(data)), 200)]
+    for place in places:
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            loaded = checkpoint.load(tmp_path / "c", CPU)["x"]
+        except InputError:
+            refused += 1
+        else:  # in the digest's own name, which nothing depends on
+            assert torch.equal(loaded, weights)
+    assert refused >= 198
+
+
+def test_a_checkpoint_without_a_digest_is_read_as_before(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    torch.save({"row": 7}, tmp_path / "c" / "step-00000007.pt")
+    (tmp_path / "c" / "step-best.pt").write_text("mine")
+    assert checkpoint.load(tmp_path / "c", CPU) == {"row": 7}
+
+
+def test_a_checkpoint_elsewhere_is_neither_read_nor_written(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run/checkpoints").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="link out of the run"):
+        checkpoint.save(tmp_path / "run/checkpoints", 1, {})
+    with pytest.raises(InputError, match="link out of the run"):
+        checkpoint.load(tmp_path / "run/checkpoints", CPU)
+    assert not [*(tmp_path / "elsewhere").iterdir()]

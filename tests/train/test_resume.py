@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.errors import InputError, UsageError
-from stabilitylab.store import Run
+from stabilitylab.store import Run, RunWriter
 from stabilitylab.train import checkpoint, plan, resume, start
 from stabilitylab.train.loop import Report
 from stabilitylab.train.run import Plan
@@ -176,6 +177,76 @@ def test_a_finished_run_can_be_continued_further(tmp_path: Path) -> None:
     assert longer.verdict == whole.verdict
     same(whole.path, short.path)
     assert Run.open(short.path).config["train"]["steps"] == 9
+
+
+class Dies(Exception):
+    pass
+
+
+@pytest.mark.parametrize("when", ["checkpoint", "row"])
+def test_a_run_killed_after_its_last_update_is_ended_by_a_resume(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed behind the last checkpoint, and between the row after training and the status that says so."""
+    whole = start(prepared(), tmp_path, "whole", Silent())
+    lost = start(prepared(), tmp_path, "lost", Silent())
+    status = json.loads((lost.path / "status.json").read_text())
+    running = {**status, "state": "running", "reason": "", "step": 0, "facts": {}}
+    (lost.path / "status.json").write_text(json.dumps(running))
+    if when == "checkpoint":
+        RunWriter.resume(lost.path, checkpoint.load(lost.path / "checkpoints", torch.device("cpu"))["part"]).close()
+    done = resume(lost.path, None, Silent())
+    assert (done.state, done.verdict) == ("finished", whole.verdict)
+    same(whole.path, lost.path)
+    with pytest.raises(UsageError, match="has all its 9 steps"):
+        resume(lost.path, None, Silent())
+
+
+def test_after_any_error_the_last_row_is_there(tmp_path: Path) -> None:
+    class Fails(Silent):
+        def show(self, report: Report) -> None:
+            if report.row == 3:
+                raise Dies("the disk of the display")
+
+    with pytest.raises(Dies):
+        start(prepared("branchnorm", "probes.every=1"), tmp_path, "run", Fails())
+    run = Run.open(tmp_path / "run")
+    assert run.status.state == "failed"
+    assert run.metrics["step"].tolist() == [0, 1, 2, 3]
+    assert run.frame("update_ratio")["step"].max() == 3
+
+
+class Twice(Silent):
+    """Signals itself again and again within one update, as a scheduler does that signals process and group."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def show(self, report: Report) -> None:
+        if report.row == 2:
+            for _ in range(3):
+                os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_signals_in_a_row_are_one_request(number: signal.Signals, tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        result = start(prepared(), tmp_path, "run", Twice(number))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (result.state, result.signal, result.row) == ("interrupted", number, 3)
+    assert Run.open(result.path).status.reason.startswith(number.name)
+    assert [path.name for path in checkpoint.found(result.path / "checkpoints")] == ["step-00000003.pt"]
+
+
+def test_a_second_ctrl_c_a_second_later_stops_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stabilitylab.stopping.APART", -1.0)
+    with pytest.raises(KeyboardInterrupt):
+        start(prepared(), tmp_path, "run", Twice(signal.SIGINT))
+    run = Run.open(tmp_path / "run")
+    assert (run.status.state, run.status.reason) == ("interrupted", "a second Ctrl-C")
+    assert run.metrics["step"].tolist() == [0, 1, 2]
 
 
 def test_a_corrupt_checkpoint_loses_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""``verify``: whether runs are what was written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .options import JSON, QUIET, VERBOSE
+
+if TYPE_CHECKING:
+    from ..store.verify import Verified
+
+
+def verify(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.", show_default=False)],
+    as_json: Annotated[bool, JSON] = False,
+    quiet: Annotated[bool, QUIET] = False,
+    verbose: Annotated[bool, VERBOSE] = False,
+) -> int:
+    """Check runs: checksums and digests, schema, parts against inventory and journal, that no step is missing.
+
+    Exit 1 where something is wrong with one of them.
+    """
+    from ..store.folders import run_directories
+    from ..store.verify import verify as verified
+
+    found = [verified(path) for given in runs for path in run_directories(given)]
+    if as_json:
+        print(json.dumps({"runs": [_facts(one) for one in found]}, indent=2))
+    else:
+        for one in found:
+            if one.findings or not quiet:
+                print(_sentence(one))
+            for finding in one.findings:
+                print(f"  {finding}")
+    return int(any(one.findings for one in found))
+
+
+def _facts(one: Verified) -> dict[str, object]:
+    told = {"rows": one.rows, "files": one.files, "without_digest": one.unchecked, "being_written": one.live}
+    return {"run": str(one.path), "ok": not one.findings, **told, "findings": one.findings}
+
+
+def _sentence(one: Verified) -> str:
+    words = [f"{one.rows:,} rows, {one.files:,} files"]
+    words += [f"{one.unchecked:,} of them from before there were digests"] * bool(one.unchecked)
+    words += ["being written"] * one.live
+    verdict = f"{len(one.findings)} thing{'s' * (len(one.findings) > 1)} wrong" if one.findings else "ok"
+    return f"{one.path}: {verdict} ({', '.join(words)})"

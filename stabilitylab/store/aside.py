@@ -1,0 +1,42 @@
+"""What a resume does not go on from is kept below ``aside/``; nothing there is ever overwritten."""
+
+from __future__ import annotations
+
+import os
+from itertools import chain, count
+from pathlib import Path
+
+from ..errors import InputError
+from .files import inside, make_directory, reading, sync_directory, writing
+from .layout import METRICS, journals, parts, tables_on_disk
+
+
+def check_complete(run: Path, part: int) -> None:
+    with reading(run):
+        present = journals(run).keys() | parts(run, METRICS).keys()
+    missing = [number for number in range(1, part) if number not in present]
+    if missing:
+        raise InputError(f"{run} lacks part {missing[0]}, which comes before its checkpoint: restore it from a copy.")
+
+
+def set_aside(run: Path, part: int, attempt: int) -> None:
+    """Move what the last attempt recorded after the checkpoint, and delete what it did not finish writing."""
+    with reading(run):
+        later = [path for name in tables_on_disk(run) for number, path in parts(run, name).items() if number >= part]
+        later += [path for number, path in journals(run).items() if number >= part]
+    with writing(run):
+        for path in later:
+            os.replace(path, free_place(run, f"attempt-{attempt}", path))
+        for path in run.rglob(".*.tmp"):
+            os.unlink(path)
+        for path in {path.parent for path in later}:
+            sync_directory(path)
+
+
+def free_place(run: Path, folder: str, path: Path) -> Path:
+    """Where ``path`` goes below aside/, its folder made: nothing that stands there is overwritten."""
+    names = chain([folder], (f"{folder}-{number}" for number in count(2)))
+    places = (run / "aside" / name / path.relative_to(run) for name in names)
+    target = inside(run, next(place for place in places if not place.exists()))
+    make_directory(target.parent)
+    return target

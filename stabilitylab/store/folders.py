@@ -1,0 +1,41 @@
+"""Folders of run directories."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import InputError, StabilityLabError
+from .reader import Run
+
+
+def load_runs(directory: str | Path, broken: list[tuple[Path, str]] | None = None) -> list[Run]:
+    """Every run below ``directory``, sorted by path; one that cannot be read goes to ``broken`` with the reason.
+
+    Without a list for ``broken``, such a run raises.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise InputError(f"there is no directory {directory}: give the one that holds the runs.")
+    runs = []
+    for path in sorted(_run_directories(directory)):
+        try:
+            runs.append(Run.open(path))
+        except StabilityLabError as error:
+            if broken is None:
+                raise
+            broken.append((path, str(error)))
+    return runs
+
+
+def run_directories(path: Path) -> list[Path]:
+    """``path`` where it is a run, or a folder without any below it; else the runs below it, sorted."""
+    return sorted(_run_directories(path)) or [path]
+
+
+def _run_directories(directory: Path) -> Iterator[Path]:
+    for where, below, files in os.walk(directory):
+        if "run.json" in files:
+            below.clear()
+            yield Path(where)

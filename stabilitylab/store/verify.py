@@ -1,0 +1,217 @@
+"""Is a run what was written? Everything that can be checked, and each thing that is wrong in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import file_digest
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import InputError
+from ..schema import Table
+from . import inventory
+from .digest import is_whole
+from .files import is_locked
+from .journal import read_records
+from .layout import METRICS, checkpoints, journals, parts, tables_on_disk
+from .parts import metrics_of, part_schema, read_part, table_of
+from .reader import Run
+
+
+@dataclass
+class Verified:
+    """What was looked at and what is wrong; ``live``: a process writes the run, so that it is not all there yet."""
+
+    path: Path
+    live: bool
+    rows: int = 0
+    files: int = 0
+    unchecked: int = 0  # files of before there were digests
+    findings: list[str] = field(default_factory=list)
+
+    def check(self, look: Callable[[], object]) -> None:
+        """What ``look`` raises is a finding."""
+        try:
+            look()
+        except (InputError, FileNotFoundError) as error:
+            self.findings.append(str(error).rstrip("."))
+
+    def say(self, finding: str) -> None:
+        self.findings.append(finding)
+
+
+def verify(path: str | Path) -> Verified:
+    """Checks a run directory: its JSON files, checksum, digest and schema of every part, parts against inventory and
+    journals, that steps follow each other, checkpoints. Raises InputError where there is no run."""
+    path = Path(path)
+    found = Verified(path, is_locked(path) if path.is_dir() else False)
+    try:
+        run = Run.open(path)
+    except InputError as error:
+        if not (path / "run.json").is_file():
+            raise
+        found.say(str(error).rstrip("."))
+        return found
+    found.files += 1
+    found.check(lambda: run.status)
+    found.check(lambda: run.incident)
+    found.check(lambda: _checkpoints(run, found))
+    steps = _Steps()
+    for name in [METRICS, *run.tables]:
+        found.check(lambda name=name: _table(run, name, found, steps))
+    found.check(lambda: _strangers(run, found))
+    found.check(lambda: _journals(run, found))
+    steps.judge(run, found)
+    found.rows = len(steps.metrics)
+    return found
+
+
+class _Steps:
+    """The steps of the metrics, and of every table those that they should be among."""
+
+    def __init__(self) -> None:
+        self.metrics: np.ndarray = np.empty(0, np.int64)
+        self.tables: dict[str, np.ndarray] = {}
+
+    def judge(self, run: Run, found: Verified) -> None:
+        steps = self.metrics
+        if (late := np.flatnonzero(np.diff(steps) <= 0)).size:
+            found.say(f"step {steps[late[0] + 1]} comes after step {steps[late[0]]}")
+        if (gaps := np.flatnonzero(np.diff(steps) > 1)).size:
+            first, last = int(steps[gaps[0]]) + 1, int(steps[gaps[0] + 1]) - 1
+            more = f", and {len(gaps) - 1} more gaps" if len(gaps) > 1 else ""
+            found.say(f"step{'' if first == last else 's'} {spelt(first, last)} are missing{more}")
+        for name, own in self.tables.items():
+            if (alone := np.setdiff1d(own, steps)).size:
+                found.say(f"{name} has step {alone[0]}, of which there are no metrics")
+        try:
+            status = run.status
+        except InputError:
+            return  # said already
+        last = int(steps.max(initial=-1))
+        if status.state in ("finished", "diverged") and last < status.step - 1:
+            found.say(f"it {status.state} at step {status.step}, and its rows end at step {last}")
+
+
+def spelt(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
+
+
+def _table(run: Run, name: str, found: Verified, steps: _Steps) -> None:
+    """Every part of a table, and the journal where a part does not stand yet."""
+    waiting, done = journals(run.path), parts(run.path, name)
+    listing = inventory.read(run.path)
+    listed = {} if listing is None else listing.of(name)
+    for number in sorted(listed.keys() - done.keys() - waiting.keys()):
+        found.say(f"part {number} of {name} ({listed[number][-1].steps()}) is missing")
+    seen = []
+    for number in sorted(waiting.keys() | done.keys()):
+        if number in done:
+            found.files += 1
+            if listing is not None and number in listed:
+                _digest(done[number], listed[number], found)
+            else:
+                found.unchecked += 1
+        try:
+            piece = _piece(run, name, number, waiting, done)
+        except InputError as error:
+            found.say(str(error).rstrip("."))
+            continue
+        if piece is not None:
+            seen.append(_whole_steps(run, name, number, piece, found))
+    together = np.concatenate(seen) if seen else np.empty(0, np.int64)
+    if name == METRICS:
+        steps.metrics = together
+    else:
+        steps.tables[name] = together
+        if (np.diff(together) <= 0).any():
+            found.say(f"the steps of {name} do not follow each other")
+
+
+def _piece(run: Run, name: str, number: int, waiting: dict[int, Path], done: dict[int, Path]) -> pa.Table | None:
+    """The part; from the journal too where that still stands, which must then say the same."""
+    schema = None if name == METRICS else part_schema(run.table(name))
+    part = read_part(run.path, done[number], schema) if number in done else None
+    if number not in waiting or (records := read_records(waiting[number]).table) is None:
+        return part
+    made = metrics_of(records, run.path) if name == METRICS else table_of(records, run.table(name), run.path)
+    if part is not None and not _same(part, made):
+        raise InputError(f"part {number} of {name} does not say what its journal says.")
+    return made if part is None else part
+
+
+def _same(part: pa.Table, made: pa.Table) -> bool:
+    """Of metrics the part may have columns that came later; NaN equals NaN, bit for bit."""
+    if not {*made.column_names} <= {*part.column_names}:
+        return False
+    part = part.select(made.column_names).cast(made.schema)
+    return all(_bits(a) == _bits(b) for a, b in zip(part.columns, made.columns, strict=True))
+
+
+def _bits(column: pa.ChunkedArray) -> object:
+    if pa.types.is_float64(column.type):
+        filled = column.fill_null(0.0).combine_chunks().to_numpy(zero_copy_only=False)
+        return filled.tobytes(), column.is_null().to_pylist()
+    return column.to_pylist()
+
+
+def _digest(path: Path, entries: list[inventory.Entry], found: Verified) -> None:
+    with path.open("rb") as file:
+        sha256 = file_digest(file, "sha256").hexdigest()
+    if sha256 not in {entry.sha256 for entry in entries}:
+        found.say(f"{path} is not what was written (its digest is another): restore it from a copy")
+
+
+def _whole_steps(run: Run, name: str, number: int, piece: pa.Table, found: Verified) -> np.ndarray:
+    steps = piece["step"].to_numpy()
+    if name == METRICS:
+        return steps
+    rows = len(run.table(name).rows)
+    if len(steps) % rows or (steps.reshape(-1, rows) != steps[::rows, None]).any():
+        found.say(f"part {number} of {name} holds half a step")
+        return np.unique(steps)
+    _places(run.table(name), piece, number, found)
+    return steps[::rows]
+
+
+def _places(table: Table, piece: pa.Table, number: int, found: Verified) -> None:
+    """Does each row stand for the place that run.json says?"""
+    for column, label in (("site", "site"), ("layer", "layer")):
+        expected = [getattr(row, label) for row in table.rows]
+        told = piece[column].slice(0, len(expected)).to_pylist()
+        if told != expected:
+            found.say(f"part {number} of {table.name} has other places than run.json")
+            return
+
+
+def _strangers(run: Run, found: Verified) -> None:
+    """Tables and inventory that run.json or this schema does not know."""
+    for name in tables_on_disk(run.path):
+        if name not in (METRICS, *run.tables):
+            found.say(f"run.json has no table {name!r}, of which there is a folder")
+    listing = inventory.read(run.path)
+    if listing is None and run.manifest["schema_version"] > 2:
+        found.say(f"{inventory.FILE} is missing, so that lost parts would not show")
+    if listing is not None and listing.damaged:
+        found.say(f"{listing.damaged} lines of {inventory.FILE} are damaged")
+
+
+def _journals(run: Run, found: Verified) -> None:
+    for path in journals(run.path).values():
+        found.files += 1
+        if (complaint := read_records(path).complaint()) and not found.live:
+            found.say(f"{path.name}: {complaint}")
+
+
+def _checkpoints(run: Run, found: Verified) -> None:
+    for path in checkpoints(run.path).values():
+        found.files += 1
+        whole = is_whole(path)
+        found.unchecked += whole is None
+        if whole is False:
+            found.say(
+                f"{path} is not what was written (its digest is another): remove it to resume from the one before"
+            )
