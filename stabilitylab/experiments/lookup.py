@@ -12,6 +12,7 @@ from .recipe import FIGURES, Experiment, Recipe, Scale, Settings, slug
 
 # Figures that are drawn from the same runs share a folder, so that none of them runs twice.
 _FOLDERS = {
+    "branchnorm:1": "branchnorm:8",
     "branchnorm:4": "branchnorm:8",
     "branchnorm:7": "branchnorm:T",
     "branchnorm:9": "branchnorm:8",
@@ -20,11 +21,13 @@ _FOLDERS = {
     "table:stability": "table",
     "admin:4": "claims:fast",
     "admin:5": "branchnorm:8",
-    "admin:6": "branchnorm:1",
-    "admin:7": "branchnorm:1",
+    "admin:7": "admin:6",
 }
 # Where a figure has runs of its own at one scale, and nothing in common with those it is drawn from at others.
-_ALONE = {("deepnet:5", "h200"), ("deepnet:6", "paper")}
+_ALONE = {
+    *(("branchnorm:1", "paper"), ("branchnorm:7", "tiny"), ("admin:5", "tiny")),
+    *(("deepnet:5", "h200"), ("deepnet:6", "paper")),
+}
 # Core-minutes at scale tiny on synthetic data: CPU time of one process of each kind, its 3.4 s of start included (torch
 # 2.13, one thread of a shared two-core machine; 50 to 300 updates, scaled to the full number), times the runs.
 _MINUTES = {
