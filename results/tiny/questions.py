@@ -57,7 +57,7 @@ def differences(question: Question, losses: Losses) -> dict[int, float]:
 
 def answer(low: float, high: float) -> str:
     """The words for an interval."""
-    if -MARGIN < low and high < MARGIN:
+    if low > -MARGIN and high < MARGIN:
         return "equivalent"
     if low > MARGIN or high < -MARGIN:
         return "matters"

@@ -22,7 +22,9 @@ UPDATES, CHOICE_UPDATES, RAMP_UPDATES = 6000, 1500, 3000
 SEEDS, CHOICE_SEEDS = (3, 4, 5, 6, 7, 8), (100, 101)
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)  # to choose from; a best one at their edge is followed by another, half or twice of it
 LEAST_RATE, MOST_RATE = RATES[0] / 16, RATES[-1] * 16
-CHOSEN: Mapping[str, Mapping[int, float]] = {}  # arm -> layers a side -> rate; results/tiny/choice.csv has the losses
+CHOSEN: Mapping[str, Mapping[int, float]] = {
+    arm: {6: 1e-3, 18: 1e-3} for arm in (*ARMS, ALPHA_ALONE)
+}  # arm -> layers a side -> rate; results/tiny/choice.csv has the losses
 SHARES = (0.001, 0.004, 0.04, 0.2)  # the paper's T of 100, 400, 4,000 and 20,000 of its 100,000 updates
 DEEPEST, DEEPEST_RATES, DEEPEST_RAMPS = 100, (3e-4, 1e-3), (1, 6, 100)  # layers a side; T of 160 updates
 WITH_LAYERS = probing("default", "branch_variance")
@@ -85,47 +87,57 @@ def best(losses: Mapping[float, float]) -> tuple[float, float | None]:
     return chosen, None
 
 
+def length(ask: Recipe, usual: int) -> tuple[int, list[str]]:
+    """Updates of the runs that are asked for, and what tells those of an unusual length apart in their names."""
+    return (usual, []) if ask.steps in (None, usual) else (int(ask.steps or usual), [f"steps{ask.steps}"])
+
+
 def main(
     ask: Recipe, layers: Iterable[int] = tuple(reversed(LAYERS)), only: Sequence[str] = ()
 ) -> Iterator[Experiment]:
     """The comparison: all arms (or ``only`` these) at their own rates, seed by seed, so that whatever is finished is
     paired; with the tables of Figures 8 and 9."""
     layers = tuple(layers)
+    updates, tags = length(ask, UPDATES)
     for seed in ask.seeds or SEEDS:
         for depth in layers:
             for arm in arms(depth):
                 if not only or arm in only:
-                    yield run(arm, depth, seed, chosen(arm, depth), UPDATES, WITH_LAYERS, ask.settings)
+                    rate = chosen(arm, depth)
+                    yield run(arm, depth, seed, rate, updates, WITH_LAYERS, ask.settings, tags=tags)
 
 
 def beginning(ask: Recipe) -> Iterator[Experiment]:
     """The ramp of the runs of :func:`main` with gradient norms in every row: their first 4 %, bit for bit, since the
     decay begins after it."""
-    first: Settings = {"train": {"steps": share(UPDATES), "warmup": share(UPDATES), "final_checkpoint": False}}
+    updates, tags = length(ask, UPDATES)
+    first: Settings = {"train": {"steps": share(updates), "warmup": share(updates), "final_checkpoint": False}}
     every_row = probing("grad_norm", every=1, update_every=10)
     for seed in ask.seeds or SEEDS:
         for depth in reversed(LAYERS):
             for arm in ARMS:
-                yield run(arm, depth, seed, chosen(arm, depth), UPDATES, every_row, ask.settings, first)
+                rate = chosen(arm, depth)
+                yield run(arm, depth, seed, rate, updates, every_row, ask.settings, first, tags=tags)
 
 
 def ramps(ask: Recipe) -> Iterator[Experiment]:
     """BranchNorm, 18 layers a side, with the paper's T as shares of the run; warm-up stays 4 %."""
+    updates, tags = length(ask, RAMP_UPDATES)
     for seed in ask.seeds or SEEDS:
         for part in SHARES:
-            T = share(RAMP_UPDATES, part)
+            T = share(updates, part)
             own: Settings = {"model": {"T": T}}
-            yield run(
-                BRANCH, 18, seed, chosen(BRANCH, 18), RAMP_UPDATES, WITH_LAYERS, ask.settings, own, tags=[f"T{T}"]
-            )
+            rate = chosen(BRANCH, 18)
+            yield run(BRANCH, 18, seed, rate, updates, WITH_LAYERS, ask.settings, own, tags=[f"T{T}", *tags])
 
 
 def growths(ask: Recipe) -> Iterator[Experiment]:
     """BranchNorm, 6 layers a side, with three shapes of alpha's ramp, 4 % of the run long."""
+    updates, tags = length(ask, RAMP_UPDATES)
     for seed in ask.seeds or SEEDS:
         for growth in ("linear", "exp", "sigmoid"):
             own: Settings = {"model": {"growth": growth}}
-            yield run(BRANCH, 6, seed, chosen(BRANCH, 6), RAMP_UPDATES, WITH_LAYERS, ask.settings, own, tags=["ramp"])
+            yield run(BRANCH, 6, seed, chosen(BRANCH, 6), updates, WITH_LAYERS, ask.settings, own, tags=["ramp", *tags])
 
 
 def deepest(ask: Recipe) -> Iterator[Experiment]:
