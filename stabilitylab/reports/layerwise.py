@@ -29,6 +29,16 @@ def decided(runs: Runs) -> Runs:
     return runs.where(lambda run: run.verdict not in ("descending", "cannot tell"))
 
 
+def lost_by_seed(runs: Runs) -> dict[int, tuple[int, int]]:
+    """Seed -> how many of its runs diverged or are stuck, of how many whose state can be told."""
+    known = decided(runs)
+    return {seed: (sum(map(failed, own)), len(own)) for seed in known.seeds if (own := [*of_seed(known, seed)])}
+
+
+def of_seed(runs: Runs, seed: int) -> Runs:
+    return runs.where(lambda run: run.seed == seed)
+
+
 def one_ramp(runs: Runs, *free: str) -> tuple[Runs, list[str]]:
     """One run of each label, seed and value of ``free``; notes where there were several T, of which that is kept whose
     share of the run is nearest to the protocol's 4 %.
@@ -57,18 +67,21 @@ def comparable(runs: Runs, *free: str) -> list[Runs]:
 
     Beside the groups of one learning rate stand those in which each architecture has, at each depth, one of its own.
     """
-    groups = [one_ramp(group, *free)[0] for group in _grouped(runs, *free)]
+    groups = [one_ramp(group, *free)[0] for group in grouped(runs, *free)]
     return sorted(groups, key=lambda group: (len(group.labels), len(group), group[0].updates), reverse=True)
 
 
-def _grouped(runs: Runs, *free: str) -> list[Runs]:
+def grouped(runs: Runs, *free: str) -> list[Runs]:
+    """Groups of runs that differ in nothing but architecture, seed, T and ``free``, and those in which besides each
+    architecture has, wherever it stands, one learning rate of its own."""
     groups = runs.groups(*free)
     if RATE in free:
         return groups
     for group in runs.groups(*free, RATE):
-        rates: dict[tuple[str, tuple[int, int]], set[float]] = {}
+        rates: dict[tuple[object, ...], set[float]] = {}
         for run in group:
-            rates.setdefault((run.label, run.layers), set()).add(float(run.settings.get(RATE, math.nan)))
+            place = run.label, run.layers, *(repr(run.settings.get(key)) for key in free)
+            rates.setdefault(place, set()).add(float(run.settings.get(RATE, math.nan)))
         if all(len(own) == 1 for own in rates.values()) and len(set.union(*rates.values())) > 1:
             groups.append(group)
     return groups
@@ -88,6 +101,11 @@ def with_the_protocols_ramp(runs: Runs) -> Runs:
                 f"{style.title(label)} ramped for {said}: architectures are compared with a ramp of 4 % of the run"
             )
     return kept
+
+
+def both(found: Pairs) -> list[Record]:
+    """All runs of these pairs."""
+    return [run for _, *two in found for run in two]
 
 
 def matched(runs: Runs, first: str, second: str, table: str) -> Pairs:
@@ -117,7 +135,7 @@ def largest_group(
     if not fit:
         raise MissingRuns(f"no training run with {' and '.join(tables) or 'metrics'}", command(figure))
     done = fit.where(lambda run: run.ended) if ended else fit
-    groups = _grouped(done or fit, *free)
+    groups = grouped(done or fit, *free)
     first = max(groups, key=lambda group: (len(group.labels), len(group), group[0].updates))
     group, ramps = one_ramp(first, *free)
     notes = [f"Drawn: {group.describe()}. Lines are means over seeds, bands their range.", *ramps, *states(group)]
