@@ -8,12 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
+from making import by_protocol
 
-from stabilitylab.config import merge, resolve
 from stabilitylab.labels import label
 from stabilitylab.reports.collection import Record
 from stabilitylab.store.reader import Status
 from stabilitylab.verdict import Verdict
+
+
+UNIGRAM = 6.0  # cross-entropy of the unigram baseline
 
 
 def remembered(
@@ -30,7 +33,7 @@ def remembered(
 ) -> Record:
     """An ended training run with the held-out loss ``nll``, or with ``metrics`` of one number a step."""
     base = {"model": {"arch": arch, "encoder_layers": layers, "decoder_layers": layers}, "train": {"seed": seed}}
-    config = resolve(merge(base, settings or {}))
+    config = by_protocol(base, settings or {})
     steps = config.train.steps
     known: dict[str, Any] = {"step": [0, steps], "held_out_nll": [8.0, nll], "held_out_accuracy": [0.1, 0.3]}
     if metrics is not None:
@@ -40,7 +43,7 @@ def remembered(
         path=Path("nowhere") / name,
         name=name,
         config=config.model_dump(mode="json"),
-        manifest={"label": label(config.model)},
+        manifest={"label": label(config.model), "unigram": {"cross_entropy": UNIGRAM, "accuracy": 0.05}},
         tables=(),
         status=Status(state, steps, "made up", "", {}),
         verdict=Verdict(verdict, 0, "made up", gap, 0.1) if verdict else None,  # type: ignore[arg-type]
