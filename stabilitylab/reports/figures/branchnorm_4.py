@@ -18,7 +18,7 @@ from .branchnorm_5 import quality
 from .loss_differences import between_architectures, measured
 
 ABLATION = "branchnorm T=1"  # Post-LN drawn as DeepNorm: BranchNorm without its ramp
-SHOWN = ("deepnorm", "branchnorm", ABLATION)
+SHOWN = ("deepnorm", "branchnorm", ABLATION, "postln gain=1", "deepnorm alpha-only gain=1")
 LEVEL = 0.5  # nats between the levels whose first update is looked up
 
 
@@ -57,7 +57,8 @@ class QualityOverUpdates(Figure):
     update at which it falls to given levels (linear between measurements); BLEU where the runs were evaluated.
 
     Inferred: the paper has test BLEU of checkpoints from 20,000 updates on and says "better" without a measure of it.
-    BranchNorm without a ramp (T = 1) stands beside the two: what is left of the difference is not the ramp's.
+    BranchNorm without a ramp (T = 1) stands beside the two: what is left of the difference is not the ramp's. So do,
+    where they were trained, a Post-LN of Xavier gain 1 and DeepNorm's alpha alone.
     """
 
     def picture(self, runs: Runs) -> Picture:
@@ -87,7 +88,7 @@ def _group(runs: Runs) -> Runs:
 
     def weight(one: tuple[Runs, Sequence[object]]) -> tuple[float, ...]:
         group, compared = one
-        return min(ENOUGH, len(compared)), group[0].updates, len(group.labels), len(compared)
+        return min(ENOUGH, len(compared)), group[0].updates, group[0].depth, len(group.labels), len(compared)
 
     return max(both, key=weight)[0]
 

@@ -41,7 +41,7 @@ class AdjacentSimilarity(Figure):
     """
 
     def picture(self, runs: Runs) -> Picture:
-        group, notes = largest_group(runs, [TABLE], self.id, ended=True)
+        group, notes = largest_group(runs, [TABLE], self.id, ended=True, between=("deepnorm", "branchnorm"))
         similarity = stack_panels(group, TABLE, "raw", "layer l, against l - 1", "cosine similarity", first=FIRST)
         panels = [*similarity, held_out_panel(group), gradient_panel(group)]
         panels = [panel for panel in panels if panel.series]

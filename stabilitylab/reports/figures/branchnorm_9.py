@@ -40,7 +40,7 @@ class NonzeroShare(Figure):
     """
 
     def picture(self, runs: Runs) -> Picture:
-        group, notes = largest_group(runs, [TABLE], self.id, ended=True)
+        group, notes = largest_group(runs, [TABLE], self.id, ended=True, between=("deepnorm", "branchnorm"))
         sparsity = stack_panels(group, TABLE, COLUMN, "layer", "share of nonzero activations")
         panels = [panel for panel in (*sparsity, held_out_panel(group), gradient_panel(group)) if panel.series]
         return Picture(panels, _finding(group), [*notes, *hidden(panels)])

@@ -26,7 +26,7 @@ def by_gain(runs: Runs, measure: Callable[[Runs, str], Sequence[Effect | Share]]
             continue
         found += [described(effect) for effect in effects] if found else effects
     if not found:
-        raise lacking[0]
+        raise lacking[0 if any(label.endswith(OWN) for label in runs.labels) else -1]  # about runs that are there
     return found
 
 
