@@ -160,8 +160,8 @@ def test_without_runs_it_names_the_command(tmp_path: Path) -> None:
     [
         (lambda seed, step, row: 0.01 + seed / 1000, "reproduced"),  # in all pairs, however little
         (lambda seed, step, row: -0.03 - seed / 1000, "contradicted"),
-        (lambda seed, step, row: 0.03 if row.layer == 2 else -0.03, "not reproduced"),  # in 1 of 10 layers
-        (lambda seed, step, row: 0.03 if row.layer < 8 else -0.03, "inconclusive"),  # in 6 of 10
+        (lambda seed, step, row: 0.03 if row.layer == 2 else -0.03, "contradicted"),  # in 1 of 10 layers
+        (lambda seed, step, row: 0.03 if row.layer < 8 else -0.03, "not reproduced"),  # in 6 of 10
         (lambda seed, step, row: (seed - 4) / 10, "inconclusive"),
         (lambda seed, step, row: 0.03 if step == 250 else -1.0, "reproduced"),  # what counts is the end
     ],

@@ -16,10 +16,12 @@ from ..layerwise import comparable, counted, decided, failed, last_nll, lost_by_
 from ..statistics import Region
 from .admin_3 import left_out
 from .outcomes import mark
+from .sensitivity import PAPER_WIDTH, at_width
 
 AXES = ("train.lr", "train.beta2")
 BOTH = ("postln", "preln")
 NAMES = [style.title(label) for label in BOTH]
+PAPER_RATES = (1e-4, 5e-4)  # the least and the largest of the paper, whose model is 512 wide
 COLD = 1  # updates of warm-up, at most, of the runs that the claims are about
 Setting = tuple[float, float]  # learning rate and beta2
 Paired = list[tuple[Setting, int, Record, Record]]  # with the seed and a run of each of BOTH
@@ -50,8 +52,8 @@ class Grid(Figure):
     diverged nor stuck at the unigram baseline, as stabilitylab judges any run. The paper's numbers are BLEU.
 
     The paper has 6L-6L on IWSLT'14, learning rates 1 to 5e-4, and (in its repository) RAdam, one warm-up update and a
-    rate that falls linearly to 0. At scale tiny: AdamW and ten times the learning rates, since a model of an eighth of
-    the width bears more; where Post-LN begins to fail there says nothing about the paper's size. Inferred: how the
+    rate that falls linearly to 0. At scale tiny: AdamW and ten times the learning rates, where the rule of branchnorm:6,
+    512 / width, would have eight times; where Post-LN begins to fail there says nothing about the paper's size. Inferred: how the
     paper tells diverged from converged.
     """
 
@@ -69,9 +71,16 @@ class Grid(Figure):
             "Colour and number: mean over the seeds that converged, in parentheses where one of them is not "
             "0.25 nats below the unigram baseline; lost are those that diverged or are stuck, which colour a cell "
             "where they are more than half.",
+            _papers_rates(group),
             *left_out(Runs([run for one in found for run in one]), group),
         ]
         return Picture(compared(panels), _finding(group, both), notes, columns=min(3, len(panels)))
+
+
+def _papers_rates(group: Runs) -> str:
+    """The paper's learning rates as they count at the width of these runs."""
+    low, high = (at_width(rate, group[0].width) for rate in PAPER_RATES)
+    return f"The paper's learning rates times {PAPER_WIDTH} / width are {low:g} to {high:g} here."
 
 
 def _ends(runs: Runs, label: str, ticks: tuple[list[float], list[float]]) -> Panel:

@@ -10,7 +10,7 @@ import numpy as np
 from ...experiments import command
 from .. import style
 from ..base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
-from ..claims import Effect, claim
+from ..claims import NAMED_LATER, Effect, claim
 from ..collection import LAYERS, Runs
 from ..curves import LEAST, Curve, curves, log_over_best
 from ..layerwise import comparable, counted, failed, last_nll, states
@@ -135,11 +135,12 @@ def _finding(points: Points, measured: Quality, means: dict[int, float], fitted:
     paper="DeepNet",
     sentence="Quality grows with the logarithm of depth",
     source="DeepNet, Fig. 8",
-    statistic="of DeepNorm's quality (BLEU where all reach 5, else -nll), at each seed: AIC of A log d + B minus the "
-    "least of it, a straight line and a saturating A (1 - exp(-d / c)) + B; beside it A itself. A seed that failed at "
-    "one of its depths is undecided",
+    statistic="of DeepNorm's quality (BLEU where all reach 5, else -nll), at each seed: AIC of A log d + B with A >= 0 "
+    "minus the least of A log d + B, a straight line and a saturating A (1 - exp(-d / c)) + B; beside it A itself. A "
+    "seed that failed at one of its depths is undecided",
     threshold="R: < 2; X: > 2 (the plan names no X: ours)",
     sweep="deepnet:8",
+    after=f"{NAMED_LATER}: A >= 0 stood beside it",
 )
 def logarithmic_in_depth(runs: Runs) -> list[Effect]:
     groups = comparable(runs.where(even, kind="train", label=LABEL), *LAYERS)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from .. import style
 from ..base import MissingRuns
-from ..claims import NAMED_LATER, Share, claim
+from ..claims import NAMED_LATER, Effect, Share, claim
 from ..collection import LAYERS, Record, Runs
 from ..layerwise import comparable, decided, failed, lost_by_seed, with_the_protocols_ramp
 from ..stability import judged
 from ..statistics import Region
+from .gains import by_gain
 
 LONG, DEEP = 3000, 50  # updates, and layers a side, from which divergence is judged
 COMMAND = f"stabilitylab sweep --grid arch=postln,deepnorm,branchnorm,admin depth=36,100 seed=3..8 steps={LONG}"
@@ -43,8 +44,12 @@ def _arm(runs: Runs, label: str, exactly: int | None = None) -> Runs:
     sweep="table:stability",
     after=NAMED_LATER,
 )
-def deep_postln_diverges(runs: Runs) -> list[Share]:
-    labels = ("postln", "deepnorm", "branchnorm", "admin")
+def deep_postln_diverges(runs: Runs) -> list[Effect | Share]:
+    return by_gain(runs, _only_postln_fails)
+
+
+def _only_postln_fails(runs: Runs, gain: str) -> list[Share]:
+    labels = (f"postln{gain}", "deepnorm", "branchnorm", "admin")
     long = _long(runs.where(label=labels))
     arms = {label: _arm(long, label, 18 if label == "admin" else None) for label in labels}
     known = {label: {run.seed: run for run in decided(arm)} for label, arm in arms.items()}
