@@ -19,7 +19,7 @@ from ..experiments import command
 from ..store.layout import plain
 from . import page, paper
 from .base import FIGURES, MissingRuns, Picture
-from .claims import Finding, ledger
+from .claims import Finding, headline, ledger
 from .collection import Record, Runs
 from .diagnosis import diagnose
 
@@ -164,10 +164,11 @@ def load(folder: Path) -> tuple[Runs, list[tuple[Path, str]]]:
 
 
 def write_ledger(findings: Sequence[Finding], out: Path) -> None:
-    """claims.json, and claims.csv with one row an effect."""
+    """claims.json, and claims.csv with one row an effect, a claim's first ("primary") before those that describe."""
     out.mkdir(parents=True, exist_ok=True)
     entries = [finding.as_dict() for finding in findings]
-    (out / "claims.json").write_text(json.dumps(plain({"claims": entries}), indent=1) + "\n", encoding="utf-8")
+    facts = plain({"headline": headline(findings), "claims": entries})
+    (out / "claims.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     rows = [
         {
             **{key: value for key, value in entry.items() if key != "effects"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 from ..errors import in_words
 from ..experiments import command
@@ -33,6 +33,8 @@ Outcome = Literal["reproduced", "contradicted", "not reproduced", "inconclusive"
 # have made a published effect; ours: a question that no paper asks
 Kind = Literal["published", "implied", "control", "ours"]
 VERDICTS: tuple[Outcome, ...] = ("reproduced", "contradicted", "not reproduced", "inconclusive", "not testable")
+# what a claim's ``after`` says where its first effect is not one that stood before the runs
+NAMED_LATER = "its primary effect was named when runs of it had been seen (2026-11-22)"
 LEAST_COUNTED = 6  # runs an arm, below which a count decides nothing
 LEAST_SEEDS = 3  # of counts in which a seed has several runs
 
@@ -86,7 +88,7 @@ class Share:
         count, n = effective(known.values())
         low, high = share_interval(count, n) if n else (math.nan, math.nan)
         enough = total >= LEAST_COUNTED and len(known) >= LEAST_SEEDS
-        if total and len(known) < 2 < total:  # one seed alone has no spread
+        if len(known) == 1 < total:  # one seed alone has no spread
             low, high = math.nan, math.nan
         return _judged(
             self,
@@ -152,6 +154,27 @@ def _tested(verdict: str, reproduced: Region, contradicted: Region | None) -> li
 
 
 Measure = Callable[[Runs], Sequence[Effect | Share]]
+AnyEffect = TypeVar("AnyEffect", bound=Effect | Share)
+
+
+def described(effect: AnyEffect, name: str = "") -> AnyEffect:
+    """The same without regions, so that it describes and decides nothing; ``name``: under another name."""
+    return replace(effect, name=name or effect.name, reproduced=None, contradicted=None)
+
+
+def together(
+    name: str,
+    effects: Sequence[Effect],
+    how: Callable[[list[float]], Any],
+    reproduced: Region | None = None,
+    contradicted: Region | None = None,
+) -> Effect:
+    """One number of several effects, seed by seed (of seeds that all have): their mean, the largest, ...; with ``log``
+    where they all have it, and of all their runs."""
+    seeds = sorted(set.intersection(*({*effect.values} for effect in effects))) if effects else []
+    values = {seed: float(how([effect.values[seed] for effect in effects])) for seed in seeds}
+    log, of = all(effect.log for effect in effects), [record for effect in effects for record in effect.of]
+    return Effect(name, values, reproduced, contradicted, log=log, of=of)
 
 
 @dataclass(frozen=True)
@@ -271,6 +294,47 @@ def corrected(findings: Sequence[Finding]) -> list[Finding]:
 def _p(finding: Finding) -> float:
     p = finding.effects[0]["p"] if finding.effects else math.nan
     return 1.0 if math.isnan(p) else p
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a headline counts together: the published claims of one paper, or all claims of another kind."""
+
+    name: str
+    counts: Mapping[Outcome, int]
+    survive: int | None = None  # verdicts that survive Holm, of published claims
+    listed: int = 0  # published claims of that paper, over which Holm's correction goes
+
+    def __str__(self) -> str:
+        """``BranchNorm: 2 reproduced, 1 contradicted, of which 1 survives Holm over the 20 published claims of that
+        paper``."""
+        found = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items() if count)
+        if self.survive is None:
+            return f"{self.name}: {found}"
+        many = "survives" if self.survive == 1 else "survive"
+        over = f"the {self.listed} published claims of that paper" if self.listed > 1 else "that one published claim"
+        return f"{self.name}: {found}, of which {self.survive} {many} Holm over {over}"
+
+
+def tallies(findings: Iterable[Finding], registered: Iterable[Finding] | None = None) -> list[Tally]:
+    """The published claims of each paper, then each other kind; ``registered``: the whole ledger, where ``findings``
+    are some of it."""
+    some = list(findings)
+    everything = some if registered is None else list(registered)
+    found = []
+    for paper in dict.fromkeys(one.claim.paper for one in everything):
+        own = [one for one in some if one.claim.paper == paper and one.claim.kind == "published"]
+        listed = sum(one.claim.paper == paper and one.claim.kind == "published" for one in everything)
+        if own:
+            found.append(Tally(paper, _counts(own), sum(bool(one.survives) for one in own), listed))
+    for kind in get_args(Kind)[1:]:
+        if own := [one for one in some if one.claim.kind == kind]:
+            found.append(Tally(kind, _counts(own)))
+    return found
+
+
+def _counts(findings: Sequence[Finding]) -> dict[Outcome, int]:
+    return {verdict: sum(one.verdict == verdict for one in findings) for verdict in VERDICTS}
 
 
 def headline(findings: Iterable[Finding]) -> dict[str, dict[str, int]]:

@@ -41,9 +41,13 @@ def conditions(records: Iterable[Record]) -> str:
 
 
 def _several(runs: list[Record], of: Callable[[Record], str]) -> str:
-    """All values in the order in which they stand; of more than four the first and the last."""
-    found = list(dict.fromkeys(of(run) for run in runs))
-    return " / ".join(found) if len(found) <= 4 else f"{found[0]} ... {found[-1]}"
+    """All values in the order in which they stand."""
+    return _listed(list(dict.fromkeys(of(run) for run in runs)))
+
+
+def _listed(values: list[str]) -> str:
+    """``a / b / c``; of more than four the first and the last."""
+    return " / ".join(values) if len(values) <= 4 else f"{values[0]} ... {values[-1]}"
 
 
 def _data(run: Record) -> str:
@@ -54,13 +58,14 @@ def _data(run: Record) -> str:
 
 
 def _rates(runs: list[Record]) -> str:
-    """One rate, or that of each architecture where each has its own."""
-    rates: dict[str, dict[str, None]] = {}
+    """Those that all have, or those of each architecture where they differ."""
+    rates: dict[str, set[float]] = {}
     for run in runs:
-        rates.setdefault(style.title(run.label), {})[f"{run.settings.get('train.lr', math.nan):g}"] = None
-    if len({tuple(own) for own in rates.values()}) == 1 or any(len(own) > 1 for own in rates.values()):
-        return _several(runs, lambda run: f"{run.settings.get('train.lr', math.nan):g}")
-    return ", ".join(f"{next(iter(own))} ({name})" for name, own in rates.items())
+        rates.setdefault(style.title(run.label), set()).add(float(run.settings.get("train.lr", math.nan)))
+    said = {name: _listed([f"{rate:g}" for rate in sorted(own)]) for name, own in rates.items()}
+    if len(set(said.values())) == 1:
+        return next(iter(said.values()))
+    return ", ".join(f"{own} ({name})" for name, own in said.items())
 
 
 def _share(run: Record, updates: Any) -> str:

@@ -29,6 +29,16 @@ def decided(runs: Runs) -> Runs:
     return runs.where(lambda run: run.verdict not in ("descending", "cannot tell"))
 
 
+def lost_by_seed(runs: Runs) -> dict[int, tuple[int, int]]:
+    """Seed -> how many of its runs diverged or are stuck, of how many whose state can be told."""
+    known = decided(runs)
+    return {seed: (sum(map(failed, own)), len(own)) for seed in known.seeds if (own := [*of_seed(known, seed)])}
+
+
+def of_seed(runs: Runs, seed: int) -> Runs:
+    return runs.where(lambda run: run.seed == seed)
+
+
 def one_ramp(runs: Runs, *free: str) -> tuple[Runs, list[str]]:
     """One run of each label, seed and value of ``free``; notes where there were several T, of which that is kept whose
     share of the run is nearest to the protocol's 4 %.
@@ -57,19 +67,24 @@ def comparable(runs: Runs, *free: str) -> list[Runs]:
 
     Beside the groups of one learning rate stand those in which each architecture has, at each depth, one of its own.
     """
-    groups = [one_ramp(group, *free)[0] for group in _grouped(runs, *free)]
+    groups = [one_ramp(group, *free)[0] for group in grouped(runs, *free)]
     return sorted(groups, key=lambda group: (len(group.labels), len(group), group[0].updates), reverse=True)
 
 
-def _grouped(runs: Runs, *free: str) -> list[Runs]:
+def grouped(runs: Runs, *free: str) -> list[Runs]:
+    """Groups of runs that differ in nothing but architecture, seed, T and ``free``, and those in which besides each
+    architecture has, wherever it stands, one learning rate of its own."""
     groups = runs.groups(*free)
     if RATE in free:
         return groups
     for group in runs.groups(*free, RATE):
-        rates: dict[tuple[str, tuple[int, int]], set[float]] = {}
+        rates: dict[tuple[object, ...], dict[str, set[float]]] = {}
         for run in group:
-            rates.setdefault((run.label, run.layers), set()).add(float(run.settings.get(RATE, math.nan)))
-        if all(len(own) == 1 for own in rates.values()) and len(set.union(*rates.values())) > 1:
+            place = rates.setdefault((run.layers, *(repr(run.settings.get(key)) for key in free)), {})
+            place.setdefault(run.label, set()).add(float(run.settings.get(RATE, math.nan)))
+        each = [own for place in rates.values() for own in place.values()]
+        shared = any(len(place) > 1 for place in rates.values())  # two architectures in one place
+        if shared and all(len(own) == 1 for own in each) and len(set.union(*each)) > 1:
             groups.append(group)
     return groups
 
@@ -90,35 +105,45 @@ def with_the_protocols_ramp(runs: Runs) -> Runs:
     return kept
 
 
+def both(found: Pairs) -> list[Record]:
+    """All runs of these pairs."""
+    return [run for _, *two in found for run in two]
+
+
 def matched(runs: Runs, first: str, second: str, table: str) -> Pairs:
     """Runs of two labels by seed, that have trained with the protocol's ramp: of all comparable groups the one trained
     longest, with enough seeds, and then the deepest. Raises MissingRuns."""
     trained = runs.where(lambda run: not failed(run), kind="train", label=(first, second), table=table)
     trained = with_the_protocols_ramp(trained)
     found = [(group, pairs(group.where(label=first), group.where(label=second))) for group in comparable(trained)]
-    best = max(
-        found,
-        key=lambda one: (min(len(one[1]), ENOUGH), one[0][0].updates, one[0][0].depth, len(one[1])),
-        default=None,
-    )
+    best = max(found, key=lambda one: _weight(one[0], first, second), default=None)
     if best is None or not best[1]:
         raise MissingRuns(f"needs {first} and {second} trained with the same seeds and settings, with {table}")
     return best[1]
 
 
+def _weight(group: Runs, *between: str) -> tuple[int, ...]:
+    """What a group counts for the comparison of two labels: enough seeds that trained with the protocol's ramp, then a
+    long training, then depth, then more seeds; nothing without a pair."""
+    trained = group.where(lambda run: not failed(run) and by_protocol(run))
+    count = len(pairs(*(trained.where(label=label) for label in between))) if between else 0
+    return (min(count, ENOUGH), group[0].updates, group[0].depth, count) if count else (0,) * 4
+
+
 def largest_group(
-    runs: Runs, tables: Sequence[str], figure: str, *free: str, ended: bool = False
+    runs: Runs, tables: Sequence[str], figure: str, *free: str, ended: bool = False, between: tuple[str, ...] = ()
 ) -> tuple[Runs, list[str]]:
     """The richest group of comparable training runs with these tables, and notes on it and on what was left out.
 
+    ``between``: two labels that the figure compares; the group that :func:`matched` takes for them comes first.
     ``ended``: where some have ended, those that have not are left out: their last step is another one.
     """
     fit = runs.where(kind="train", table=tables)
     if not fit:
         raise MissingRuns(f"no training run with {' and '.join(tables) or 'metrics'}", command(figure))
     done = fit.where(lambda run: run.ended) if ended else fit
-    groups = _grouped(done or fit, *free)
-    first = max(groups, key=lambda group: (len(group.labels), len(group), group[0].updates))
+    groups = grouped(done or fit, *free)
+    first = max(groups, key=lambda group: (*_weight(group, *between), len(group.labels), len(group), group[0].updates))
     group, ramps = one_ramp(first, *free)
     notes = [f"Drawn: {group.describe()}. Lines are means over seeds, bands their range.", *ramps, *states(group)]
     drawn = {id(run) for run in first}

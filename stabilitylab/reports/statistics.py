@@ -83,7 +83,10 @@ def t_outside(values: Iterable[float], region: Region, *, log: bool = False) -> 
     mean, error = float(sample.mean()), float(sample.std(ddof=1)) / math.sqrt(len(sample))
     found = 0.0
     for end, side in ((region.low, 1.0), (region.high, -1.0)):
-        if math.isinf(end) or (log and end <= 0):
+        if math.isinf(end):
+            continue
+        if log and end <= 0:  # below every ratio
+            found = max(found, float(side < 0))
             continue
         away = side * (mean - (math.log(end) if log else end))
         if error > 0:
