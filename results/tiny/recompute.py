@@ -28,6 +28,7 @@ from stabilitylab.sweep import Ledger
 HERE = Path(__file__).parent
 PAGES = tuple(HERE.parents[1] / name for name in ("README.md", "docs/results.md"))
 BLOCK = re.compile(r"<!-- results:(\w+) -->\n.*?<!-- end -->", re.DOTALL)
+COLUMNS = ["label", "layers", "steps", "seed", "lr", "T", "verdict", "nll_gap", "metrics.validation_nll"]
 TITLES = {
     protocol.POST: "Post-LN (gain 1)",
     protocol.SMALL: "Post-LN, DeepNorm's initialisation (T = 1)",
@@ -42,7 +43,7 @@ def title(arm: str) -> str:
 @cache
 def cells() -> pd.DataFrame:
     """A row a run of ledger.csv, with settings and metrics as columns."""
-    return Ledger(HERE / "ledger.csv").frame()
+    return Ledger(HERE / "ledger.csv").frame().reindex(columns=COLUMNS)
 
 
 def losses(arm: str, layers: int, updates: int = protocol.UPDATES) -> Mapping[int, float]:
@@ -141,7 +142,7 @@ def ramps() -> list[str]:
     data = cells()
     data = data[(data["label"] == protocol.BRANCH) & (data["layers"] == 36) & (data["steps"] == protocol.RAMP_UPDATES)]
     by_ramp = {T: own.set_index("seed")["metrics.validation_nll"].astype(float) for T, own in data.groupby("T")}
-    base = by_ramp[protocol.share(protocol.RAMP_UPDATES)]
+    base = by_ramp.get(protocol.share(protocol.RAMP_UPDATES), pd.Series(dtype=float))
     rows = []
     for T, own in sorted(by_ramp.items()):
         found = t_interval((own - base).dropna())
