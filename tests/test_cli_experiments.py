@@ -45,16 +45,16 @@ def test_a_grid_is_printed_run_and_then_found_finished(run) -> None:
 def test_a_figures_sweep_states_its_runs_and_figures_of_one_folder_come_once(run) -> None:
     code, out, _ = run("sweep", "branchnorm:8", "9", "--seeds", "3..4", "--status")
     assert code == 0
-    assert out.count(" new ") == 12  # six architectures, two seeds
+    assert out.count(" new ") == 18  # four arms at two depths and one at 6 layers a side, two seeds
 
 
 def test_one_gpus_runs_are_printed_with_their_length_and_device(run) -> None:
     code, out, _ = run("sweep", "9", "--scale", "h200", "--seeds", "3", "--steps", "700", "--device", "cuda", "--print")
     assert code == 0
     lines = out.splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 6
     settings = read_config_file(Path("runs/h200/branchnorm-8/sweep/branchnorm-36-s3.toml"))
-    assert (settings["train"]["steps"], settings["train"]["device"], settings["model"]["T"]) == (700, "cuda", 140)
+    assert (settings["train"]["steps"], settings["train"]["device"], settings["model"]["T"]) == (700, "cuda", 28)
     code, out, _ = run("sweep", "--grid", "arch=postln", "depth=2", "--device", "cuda:3", "--out", "grid", "--print")
     assert code == 0
     assert read_config_file(Path("grid/sweep/postln-2-s0.toml"))["train"]["device"] == "cuda:3"
@@ -80,7 +80,7 @@ def test_a_sweep_whose_time_is_up_says_how_it_stands(run) -> None:
     [
         (["sweep"], "name a figure"),
         (["sweep", "branchnorm:5", "--scale", "h200"], "no runs at scale h200"),
-        (["sweep", "branchnorm:8", "--steps", "9"], "is fixed"),
+        (["sweep", "branchnorm:5", "--steps", "9"], "is fixed"),
         (["sweep", "--grid", "arch=postln", "steps=4,8", "--steps", "9"], "--steps 9 and an axis of steps exclude"),
         (["sweep", "--grid", "train.steps=4", "--steps", "9"], "--steps 9 and an axis of steps exclude"),
         (["sweep", "branchnorm:77"], "unknown figure"),

@@ -1,75 +1,128 @@
 #!/usr/bin/env python
-"""Makes the runs of Protocol 2 and keeps what its figures and claims are drawn from.
+"""Makes the runs of Protocol 2 and keeps what its figures and claims can be checked by.
 
-    python results/tiny/make.py rates --data PATH/multi30k [--layers 6] [--runs runs/tiny/protocol]
+    python results/tiny/make.py PART ... --data PATH/multi30k [--runs runs] [--backwards]
 
-``rates``: the choice of a learning rate for each arm, into the ledger ``rates.csv``. What stands in a ledger is not
-made again, so that a stopped call goes on where it was.
+``rates``: the choice of a learning rate for each arm, into the ledger ``rates.csv``; ``choice.csv`` has the means. The
+other parts go into ``ledger.csv``, and small tables beside it (keep.py). What stands in a ledger is not made again, so
+that a stopped call goes on where it was; two calls may share a part, one of them backwards.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from stabilitylab.experiments import Experiment, protocol
+import keep
+
+from stabilitylab.experiments import FIGURES, Experiment, Recipe, folder, protocol
+from stabilitylab.store import Run
 from stabilitylab.sweep import Ledger, plan, run
 
 HERE = Path(__file__).parent
+Keep = Callable[[Run], None]
+COMPARED: Sequence[Keep] = (keep.course, keep.layers, keep.sentences)
+PARTS: dict[str, tuple[str, Callable[[Recipe], Iterable[Experiment]], Sequence[Keep]]] = {
+    "main": (folder("branchnorm:8"), protocol.main, COMPARED),
+    "beginning": (folder("branchnorm:3"), protocol.beginning, (keep.beginning,)),
+    "ramps": (folder("branchnorm:T"), protocol.ramps, COMPARED),
+    "growths": (folder("branchnorm:7"), protocol.growths, COMPARED),
+    "deepest": ("tiny/deepest", protocol.deepest, (keep.course,)),
+    "fifty": ("tiny/fifty", protocol.fifty, (keep.course,)),
+    "depth": (folder("branchnorm:5"), FIGURES["branchnorm:5"], ()),
+    "grid": (folder("branchnorm:6"), FIGURES["branchnorm:6"], ()),
+}
 
 
-def files(folder: Path) -> dict[str, str]:
-    train, valid = (f"{folder / name}.de.gz,{folder / name}.en.gz" for name in ("train", "val"))
-    return {"source": f"text:{train}", "valid": valid}
+def recipe(data: Path) -> Recipe:
+    train, valid = (f"{data / name}.de.gz,{data / name}.en.gz" for name in ("train", "val"))
+    return Recipe("tiny", {"data": {"source": f"text:{train}", "valid": valid}})
 
 
-def make(experiments: Iterable[Experiment], folder: Path, ledger: Ledger) -> None:
+def make(experiments: Iterable[Experiment], where: Path, ledger: Ledger, keeping: Sequence[Keep] = ()) -> None:
     """Train what the ledger lacks; ends the process where it is asked to stop, or a run fails twice."""
     for experiment in experiments:
-        outcome = run(plan([experiment], folder, ledger))
-        print(f"{experiment.name}: {outcome.sentence()}", flush=True)
+        jobs = plan([experiment], where, ledger)
+        outcome = run(jobs)
+        if jobs[0].state not in ("finished", "running"):
+            print(f"{experiment.name}: {outcome.sentence()}", flush=True)
         if outcome.exit_code:
             raise SystemExit(outcome.exit_code)
+        if (where / experiment.name / "run.json").exists() and outcome.jobs[0].state == "finished":
+            made = Run.open(where / experiment.name)
+            for each in keeping:
+                if not keep.has(f"{each.__name__}.csv", made):
+                    each(made)
 
 
-def losses(ledger: Ledger, experiments: Iterable[Experiment]) -> dict[float, float]:
-    """The mean validation loss by rate."""
+def losses(ledger: Ledger, experiments: Iterable[Experiment]) -> dict[float, list[float]]:
+    """The validation losses of both seeds by rate."""
     found: dict[float, list[float]] = defaultdict(list)
     for experiment in experiments:
         if (cell := ledger.find(experiment.config)) is not None:
             metrics = dict(word.split("=", 1) for word in cell["metrics"].split())
             found[experiment.config.train.lr].append(float(metrics.get("validation_nll", math.nan)))
-    return {rate: sum(values) / len(values) for rate, values in found.items()}
+    return found
 
 
-def rates(data: dict[str, str], folder: Path, layers: int, ledger: Ledger) -> None:
-    """The four rates of each arm, and others for as long as the best one stands at the edge."""
-    make(protocol.choice(layers, data), folder, ledger)
+def rates(ask: Recipe, where: Path, layers: int, ledger: Ledger, backwards: bool) -> None:
+    """The four rates of each arm, and others for as long as the best one stands at the edge; then ``choice.csv``."""
+    first = list(protocol.choice(layers, ask.settings))
+    make(reversed(first) if backwards else first, where, ledger)
     tried = {arm: list(protocol.RATES) for arm in protocol.arms(layers)}
     while True:
         more = {}
         for arm, known in tried.items():
-            made = protocol.choice(layers, data, {arm: tuple(known)})
-            if (further := protocol.best(losses(ledger, made))[1]) is not None:
+            found = losses(ledger, protocol.choice(layers, ask.settings, {arm: tuple(known)}))
+            if any(len(own) < len(protocol.CHOICE_SEEDS) for own in found.values()) or len(found) < len(known):
+                raise SystemExit(f"{arm}, {layers} layers a side: another call is still at its runs; call again.")
+            if (further := protocol.best({rate: sum(own) / len(own) for rate, own in found.items()})[1]) is not None:
                 more[arm] = (further,)
                 known.append(further)
         if not more:
             return
-        make(protocol.choice(layers, data, more), folder, ledger)
+        make(protocol.choice(layers, ask.settings, more), where, ledger)
+
+
+def write_choice(ask: Recipe, ledger: Ledger) -> None:
+    """``choice.csv``: the mean validation loss of every arm at every rate, and which is the least."""
+    span = [protocol.RATES[0] * 2.0**power for power in range(-4, 8)]
+    with (HERE / "choice.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("arm", "layers", "lr", "nll_100", "nll_101", "nll", "chosen"))
+        for layers in protocol.LAYERS:
+            for arm in protocol.arms(layers):
+                found = losses(ledger, protocol.choice(layers, ask.settings, {arm: tuple(span)}))
+                means = {rate: sum(own) / len(own) for rate, own in sorted(found.items()) if len(own) == 2}
+                for rate, mean in means.items():
+                    chosen = int(rate == protocol.best(means)[0])
+                    own = (f"{loss:.6f}" for loss in found[rate])
+                    writer.writerow((arm, layers, f"{rate:g}", *own, f"{mean:.6f}", chosen))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("rates",))
+    parser.add_argument("parts", nargs="+", choices=("rates", *PARTS))
     parser.add_argument("--data", type=Path, required=True, help="folder of Multi30k")
-    parser.add_argument("--runs", type=Path, default=Path("runs/tiny/protocol"))
-    parser.add_argument("--layers", type=int, choices=protocol.LAYERS, help="a side; both unless given")
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--layers", type=int, choices=protocol.LAYERS, help="of rates: a side; both unless given")
+    parser.add_argument("--backwards", action="store_true", help="the last run first, for a second call at once")
     given = parser.parse_args()
-    for layers in (given.layers,) if given.layers else protocol.LAYERS:
-        rates(files(given.data), given.runs / given.part, layers, Ledger(HERE / "rates.csv"))
+    ask = recipe(given.data)
+    for part in given.parts:
+        if part == "rates":
+            for layers in (given.layers,) if given.layers else protocol.LAYERS:
+                rates(ask, given.runs / "tiny/rates", layers, Ledger(HERE / "rates.csv"), given.backwards)
+            write_choice(ask, Ledger(HERE / "rates.csv"))
+        else:
+            name, experiments, keeping = PARTS[part]
+            wanted = list(experiments(ask))
+            ordered = reversed(wanted) if given.backwards else wanted
+            make(ordered, given.runs / name, Ledger(HERE / "ledger.csv"), keeping)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from ..config import merge
 from .recipe import BRANCHNORM, DEEPNET, EARLY, FIGURES, SEEDS, Experiment, Recipe, Settings, probing
 
+GAIN_1 = ("postln gain=1", "postln-init gain=1")  # DeepNet's own definition of the two
 DYNAMICS = ("activation_grad_norm", "grad_norm", "ln_input", "model_update")
 
 
 @FIGURES.register("deepnet:3")
 def _gradient_norm_of_the_last_layer(ask: Recipe) -> Iterator[Experiment]:
-    archs, depths = ("postln", "postln-init"), (6, 12, 18, 24)
+    """Post-LN as DeepNet defines it, with Xavier gain 1 for every matrix, and as fairseq draws it beside it."""
+    archs, depths = (*GAIN_1, "postln", "postln-init"), (6, 12, 18, 24)
     if ask.tiny:
         yield from ask.runs(archs, depths, EARLY, probing("grad_norm", every=10), {"train": {"steps": 101}})
         converging = {"train": {"lr": 3e-4, "warmup": 40, "steps": 160}}
@@ -28,13 +30,25 @@ def _accumulated_update(ask: Recipe) -> Iterator[Experiment]:
     size = EARLY if ask.tiny else DEEPNET
     shared = (size, first, probing(*DYNAMICS, every=1, update_every=1))
     cold, warm = {"train": {"warmup": 0}}, {"train": {"warmup": 4000}}
-    yield from ask.runs(["postln"], [18], *shared, cold, seeds=range(3, 13), tag="warmup0")
-    yield from ask.runs(["postln-init"], [18], *shared, cold, tag="warmup0")
-    yield from ask.runs(["postln", "postln-init", "deepnorm", "branchnorm"], [18], *shared, warm, tag="warmup4000")
+    for post, init in (GAIN_1, ("postln", "postln-init")):
+        yield from ask.runs([post], [18], *shared, cold, seeds=range(3, 13), tag="warmup0")
+        yield from ask.runs([init], [18], *shared, cold, tag="warmup0")
+        yield from ask.runs([post, init], [18], *shared, warm, tag="warmup4000")
+    yield from ask.runs(["deepnorm", "branchnorm"], [18], *shared, warm, tag="warmup4000")
 
 
 ONE_STEP_BASE = {"preset": "base", "data": {"sentences": 16}}
-ONE_STEP = ("postln", "preln", "postln-init", "postln+beta", "deepnorm", "branchnorm", "branchnorm T=1", "admin")
+ONE_STEP = (
+    *GAIN_1,
+    "postln",
+    "preln",
+    "postln-init",
+    "postln+beta",
+    "deepnorm",
+    "branchnorm",
+    "branchnorm T=1",
+    "admin",
+)
 
 
 @FIGURES.register("admin:4")
@@ -50,7 +64,7 @@ def _output_change(ask: Recipe) -> Iterator[Experiment]:
 def _update_against_depth(ask: Recipe) -> Iterator[Experiment]:
     """DeepNet's own model is 64-128-2, so both scales are of that size; at scale paper the early training as well."""
     size: Settings = {"model": {"T": 4000}}
-    deep = ("postln", "deepnorm", "branchnorm")
+    deep = (GAIN_1[0], "postln", "deepnorm", "branchnorm")
     if ask.tiny:
         yield from _output_change(ask)
         yield from ask.runs(deep, [100], size, seeds=SEEDS[:3], kind="onestep")

@@ -12,6 +12,7 @@ from .recipe import FIGURES, Experiment, Recipe, Scale, Settings, slug
 
 # Figures that are drawn from the same runs share a folder, so that none of them runs twice.
 _FOLDERS = {
+    "branchnorm:1": "branchnorm:8",
     "branchnorm:4": "branchnorm:8",
     "branchnorm:7": "branchnorm:T",
     "branchnorm:9": "branchnorm:8",
@@ -20,36 +21,44 @@ _FOLDERS = {
     "table:stability": "table",
     "admin:4": "claims:fast",
     "admin:5": "branchnorm:8",
-    "admin:6": "branchnorm:1",
-    "admin:7": "branchnorm:1",
+    "admin:7": "admin:6",
 }
 # Where a figure has runs of its own at one scale, and nothing in common with those it is drawn from at others.
-_ALONE = {("deepnet:5", "h200"), ("deepnet:6", "paper")}
+_ALONE = {
+    *(("branchnorm:1", "paper"), ("branchnorm:7", "tiny"), ("admin:5", "tiny")),
+    *(("deepnet:5", "h200"), ("deepnet:6", "paper")),
+}
+# Figures whose runs may have any length: their ramps and warm-ups are shares of it.
+_ANY_LENGTH = {
+    *((f"branchnorm:{name}", "tiny") for name in ("1", "3", "4", "7", "8", "9", "T")),
+    *(("branchnorm:8", "h200"), ("branchnorm:9", "h200")),
+}
 # Core-minutes at scale tiny on synthetic data: CPU time of one process of each kind, its 3.4 s of start included (torch
-# 2.13, one thread of a shared two-core machine; 50 to 300 updates, scaled to the full number), times the runs.
+# 2.13, one thread of a shared two-core machine; 50 to 300 updates, scaled to the full number), times the runs. Those of
+# Protocol 2 (branchnorm:*) are 2.7 ms a layer and update, a tenth more with probes.
 _MINUTES = {
-    "branchnorm:1": 18,
-    "branchnorm:3": 6,
-    "branchnorm:4": 26,
-    "branchnorm:5": 19,
-    "branchnorm:6": 29,
-    "branchnorm:7": 16,
-    "branchnorm:8": 26,
-    "branchnorm:9": 26,
-    "branchnorm:T": 32,
-    "deepnet:3": 10,
-    "deepnet:4": 10,
-    "deepnet:5": 23,
+    "branchnorm:1": 172,
+    "branchnorm:3": 16,
+    "branchnorm:4": 367,
+    "branchnorm:5": 21,
+    "branchnorm:6": 63,
+    "branchnorm:7": 33,
+    "branchnorm:8": 367,
+    "branchnorm:9": 367,
+    "branchnorm:T": 130,
+    "deepnet:3": 20,
+    "deepnet:4": 17,
+    "deepnet:5": 29,
     "deepnet:6": 97,
     "deepnet:7": 19,
     "deepnet:8": 14,
     "table:stability": 97,
-    "admin:4": 21,
+    "admin:4": 26,
     "admin:5": 12,
     "admin:6": 5,
     "admin:7": 10,
     "admin:grid": 16,
-    "claims:fast": 21,
+    "claims:fast": 26,
 }
 
 
@@ -63,9 +72,10 @@ def experiments(
 ) -> list[Experiment]:
     """The runs of ``figure`` ("branchnorm:8", or "8" for short) at ``scale``; ``data`` sets data.* for all of them.
 
-    ``seeds`` replaces the figure's own, ``steps`` the number of updates where that is free: what Figures 8 and 9 need
-    at scale ``h200``. Raises UsageError for an unknown figure or scale, for one that has no runs at that scale, at
-    scale ``paper`` without ``data["source"]``, and for ``steps`` elsewhere.
+    ``seeds`` replaces the figure's own, ``steps`` the number of updates where that is free: in the comparisons by
+    Protocol 2 (branchnorm:1, 3, 4, 7, 8, 9 and T) at scale ``tiny``, and in Figures 8 and 9 at scale ``h200``. Raises
+    UsageError for an unknown figure or scale, for one that has no runs at that scale, at scale ``paper`` without
+    ``data["source"]``, and for ``steps`` elsewhere.
     """
     name = FIGURES.resolve(figure)
     recipe = asked(name, scale, {"data": dict(data or {})}, seeds, steps)
@@ -85,7 +95,7 @@ def asked(
         )
     if scale == "h200" and name not in ONE_GPU:
         raise UsageError(f"{name} has no runs at scale h200; there are {', '.join(ONE_GPU)}.")
-    if steps is not None and (scale, folder(name)) != ("h200", folder("branchnorm:8")):
+    if steps is not None and (name, scale) not in _ANY_LENGTH:
         raise UsageError(f"the length of the runs of {name} at scale {scale} is fixed, so that they can be compared.")
     if steps is not None and steps < 1:
         raise UsageError(f"{steps} updates: give at least one.")

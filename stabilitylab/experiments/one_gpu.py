@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 
 from ..config import merge
 from ..registry import Registry
+from .protocol import WITH_LAYERS, share
 from .recipe import EARLY, SEEDS, Experiment, FigureRuns, Recipe, probing
 
 ONE_GPU: Registry[FigureRuns] = Registry("figure at scale h200")
 LENGTH = 2000  # updates of branchnorm:8, where none are asked for
-RAMP = 5  # warm-up and T are this part of them: the paper's largest harmless T is 20000 of 100000 updates
+RAMP, LONG_RAMP = 0.04, 0.2  # warm-up and T are 4 % of them (Protocol 2); a second arm has the paper's largest T
 TEXT = {"data": {"sentences": 192, "max_length": 48, "held_out": 200}}  # rows of 48 tokens, of which half are padding
 WIDE = merge(TEXT, {"preset": "base", "data": {"vocab_size": 8000}, "train": {"precision": "bf16"}})
 # 100L-100L at d = 512 would leave 9 GB a run, and write them every ten minutes
@@ -41,13 +42,18 @@ def _gradient_norm_at_the_beginning(ask: Recipe) -> Iterator[Experiment]:
 
 @ONE_GPU.register("branchnorm:8")
 def _similarity_and_sparsity(ask: Recipe) -> Iterator[Experiment]:
-    """18L-18L; six seeds of the two that the figures compare come before the ablation, and that before the others."""
+    """18L-18L; six seeds of the two that the figures compare come before the ablation, that before Post-LN and Admin,
+    and last BranchNorm with a ramp of 20 %."""
     steps = ask.steps or LENGTH
-    ramp = max(1, steps // RAMP)
-    length = {"model": {"T": ramp, "dropout": 0.2}, "train": {"steps": steps, "warmup": ramp, "lr": 5e-4}}
-    for archs in (("deepnorm", "branchnorm"), ("branchnorm T=1",), ("postln", "admin")):
+    ramp = share(steps, RAMP)
+    train = {"steps": steps, "warmup": ramp, "lr": 5e-4, "schedule": "linear"}
+    length = {"model": {"T": ramp, "dropout": 0.2}, "train": train}
+    for archs in (("deepnorm", "branchnorm"), ("branchnorm T=1",), ("postln gain=1", "admin")):
         for one in _by_seed(ask, SIX):
-            yield from one.runs(archs, [18], WIDE, length, probing("default", "branch_variance"))
+            yield from one.runs(archs, [18], WIDE, length, WITH_LAYERS)
+    longer = share(steps, LONG_RAMP)
+    for one in _by_seed(ask, SIX):
+        yield from one.runs(["branchnorm"], [18], WIDE, length, {"model": {"T": longer}}, WITH_LAYERS, tag=f"T{longer}")
 
 
 ONE_GPU.register("branchnorm:9")(_similarity_and_sparsity)

@@ -7,25 +7,27 @@ judged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..config import resolve
-from .recipe import CONTROLS, Experiment, Settings, name_of, probing
+from .recipe import CONTROLS, Experiment, Recipe, Settings, name_of, probing
 
 RAMP = 0.04  # of the run: warm-up, and BranchNorm's T
-ARMS = ("postln gain=1", "branchnorm T=1", "deepnorm", "branchnorm")
+POST, SMALL, DEEP, BRANCH = ARMS = ("postln gain=1", "branchnorm T=1", "deepnorm", "branchnorm")
 ALPHA_ALONE = "deepnorm alpha-only gain=1"  # beside them, at 6 layers a side
 LAYERS = (6, 18)  # a side
-UPDATES, CHOICE_UPDATES = 6000, 1500
+UPDATES, CHOICE_UPDATES, RAMP_UPDATES = 6000, 1500, 3000
 SEEDS, CHOICE_SEEDS = (3, 4, 5, 6, 7, 8), (100, 101)
-RATES = (
-    5e-4,
-    1e-3,
-    2e-3,
-    4e-3,
-)  # the four to choose from; a best one at their edge is followed by another, twice beyond
+RATES = (5e-4, 1e-3, 2e-3, 4e-3)  # to choose from; a best one at their edge is followed by another, half or twice of it
 LEAST_RATE, MOST_RATE = RATES[0] / 16, RATES[-1] * 16
+CHOSEN: Mapping[str, Mapping[int, float]] = {
+    arm: {6: 1e-3, 18: 1e-3} for arm in (*ARMS, ALPHA_ALONE)
+}  # arm -> layers a side -> rate; results/tiny/choice.csv has the losses
+SHARES = (0.001, 0.004, 0.04, 0.2)  # the paper's T of 100, 400, 4,000 and 20,000 of its 100,000 updates
+DEEPEST, DEEPEST_RATES, DEEPEST_RAMPS = 100, (3e-4, 1e-3), (1, 6, 100)  # layers a side; T of 160 updates
+WITH_LAYERS = probing("default", "branch_variance")
 
 
 def arms(layers: int) -> tuple[str, ...]:
@@ -38,8 +40,14 @@ def share(updates: int, part: float = RAMP) -> int:
     return max(1, round(part * updates))
 
 
+def chosen(arm: str, layers: int) -> float:
+    """The learning rate of an arm; at a depth without a choice of its own that of the nearest one."""
+    own = CHOSEN[arm]
+    return own[min(own, key=lambda known: abs(math.log(known / layers)))]
+
+
 def run(
-    arm: str, layers: int, seed: int, rate: float, updates: int, data: Settings, *settings: Settings, tag: str = ""
+    arm: str, layers: int, seed: int, rate: float, updates: int, *settings: Settings, tags: Sequence[str] = ()
 ) -> Experiment:
     """One run of ``arm``, ``layers`` a side, at learning rate ``rate``, whose warm-up and T are 4 % of ``updates``.
 
@@ -47,21 +55,22 @@ def run(
     """
     common: dict[str, Any] = {
         "model": {"T": share(updates), "encoder_layers": layers, "decoder_layers": layers},
-        "data": dict(data),
         "train": {"steps": updates, "warmup": share(updates), "schedule": "linear", "lr": rate},
     }
     own = {"model": CONTROLS[arm], "data": {"seed": seed}, "train": {"seed": seed}}
     config = resolve(common, *settings, own)
-    return Experiment(name_of(config, *filter(None, (f"lr{rate:g}", tag))), config)
+    return Experiment(name_of(config, f"lr{rate:g}", *tags), config)
 
 
-def choice(layers: int, data: Settings, rates: Mapping[str, tuple[float, ...]] | None = None) -> Iterator[Experiment]:
+def choice(
+    layers: int, settings: Settings, rates: Mapping[str, tuple[float, ...]] | None = None
+) -> Iterator[Experiment]:
     """The runs from which the rate of each arm is chosen; ``rates``: others than the four."""
     light: Settings = {"train": {"final_checkpoint": False}}
     for seed in CHOICE_SEEDS:
         for arm in arms(layers):
             for rate in RATES if rates is None else rates.get(arm, ()):
-                yield run(arm, layers, seed, rate, CHOICE_UPDATES, data, probing(), light)
+                yield run(arm, layers, seed, rate, CHOICE_UPDATES, settings, probing(), light)
 
 
 def best(losses: Mapping[float, float]) -> tuple[float, float | None]:
@@ -76,3 +85,78 @@ def best(losses: Mapping[float, float]) -> tuple[float, float | None]:
     if chosen == max(losses) and chosen * 2 <= MOST_RATE:
         return chosen, chosen * 2
     return chosen, None
+
+
+def length(ask: Recipe, usual: int) -> tuple[int, list[str]]:
+    """Updates of the runs that are asked for, and what tells those of an unusual length apart in their names."""
+    return (usual, []) if ask.steps in (None, usual) else (int(ask.steps or usual), [f"steps{ask.steps}"])
+
+
+def main(
+    ask: Recipe, layers: Iterable[int] = tuple(reversed(LAYERS)), only: Sequence[str] = ()
+) -> Iterator[Experiment]:
+    """The comparison: all arms (or ``only`` these) at their own rates, seed by seed, so that whatever is finished is
+    paired; with the tables of Figures 8 and 9."""
+    layers = tuple(layers)
+    updates, tags = length(ask, UPDATES)
+    for seed in ask.seeds or SEEDS:
+        for depth in layers:
+            for arm in arms(depth):
+                if not only or arm in only:
+                    rate = chosen(arm, depth)
+                    yield run(arm, depth, seed, rate, updates, WITH_LAYERS, ask.settings, tags=tags)
+
+
+def beginning(ask: Recipe) -> Iterator[Experiment]:
+    """The ramp of the runs of :func:`main` with gradient norms in every row: their first 4 %, bit for bit, since the
+    decay begins after it."""
+    updates, tags = length(ask, UPDATES)
+    first: Settings = {"train": {"steps": share(updates), "warmup": share(updates), "final_checkpoint": False}}
+    every_row = probing("grad_norm", every=1, update_every=10)
+    for seed in ask.seeds or SEEDS:
+        for depth in reversed(LAYERS):
+            for arm in ARMS:
+                rate = chosen(arm, depth)
+                yield run(arm, depth, seed, rate, updates, every_row, ask.settings, first, tags=tags)
+
+
+def ramps(ask: Recipe) -> Iterator[Experiment]:
+    """BranchNorm, 18 layers a side, with the paper's T as shares of the run; warm-up stays 4 %."""
+    updates, tags = length(ask, RAMP_UPDATES)
+    for seed in ask.seeds or SEEDS:
+        for part in SHARES:
+            T = share(updates, part)
+            own: Settings = {"model": {"T": T}}
+            rate = chosen(BRANCH, 18)
+            yield run(BRANCH, 18, seed, rate, updates, WITH_LAYERS, ask.settings, own, tags=[f"T{T}", *tags])
+
+
+def growths(ask: Recipe) -> Iterator[Experiment]:
+    """BranchNorm, 6 layers a side, with three shapes of alpha's ramp, 4 % of the run long."""
+    updates, tags = length(ask, RAMP_UPDATES)
+    for seed in ask.seeds or SEEDS:
+        for growth in ("linear", "exp", "sigmoid"):
+            own: Settings = {"model": {"growth": growth}}
+            yield run(BRANCH, 6, seed, chosen(BRANCH, 6), updates, WITH_LAYERS, ask.settings, own, tags=["ramp", *tags])
+
+
+def deepest(ask: Recipe) -> Iterator[Experiment]:
+    """100L-100L with the default recipe of 160 updates: two rates, and T = 1, 4 % and 60 % of the run. T = 1 asks
+    whether DeepNorm's initialisation needs a ramp beside it at all."""
+    for seed in ask.seeds or SEEDS:
+        for rate in DEEPEST_RATES:
+            for T in DEEPEST_RAMPS:
+                own = {
+                    "model": {"arch": BRANCH, "encoder_layers": DEEPEST, "decoder_layers": DEEPEST, "T": T},
+                    "data": {"seed": seed},
+                    "train": {"seed": seed, "lr": rate},
+                }
+                config = resolve(probing(), ask.settings, own)
+                yield Experiment(name_of(config, f"lr{rate:g}", f"T{T}"), config)
+
+
+def fifty(ask: Recipe) -> Iterator[Experiment]:
+    """50L-50L at the rates of 18 layers a side, half as long as the comparison."""
+    for seed in ask.seeds or SEEDS:
+        for arm in ARMS:
+            yield run(arm, 50, seed, chosen(arm, 50), RAMP_UPDATES, probing(), ask.settings)

@@ -88,6 +88,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "branchnorm alpha=0": {"arch": "branchnorm", "alpha": 0.0},
     "postln+beta": {"arch": "postln", "init": "deepnorm"},
     "postln gain=1": {"arch": "postln", "init": "xavier-1"},  # Post-LN as DeepNet defines it
+    "postln-init gain=1": {"arch": "postln-init", "init": "arch-1"},
     "deepnorm alpha-only gain=1": {"arch": "deepnorm", "init": "xavier-1"},
     "postln/preln": {"arch": "postln", "decoder_arch": "preln"},
 }

@@ -20,7 +20,7 @@ from ..store.files import replace_file
 from ..store.layout import plain
 from . import page, paper
 from .base import FIGURES, MissingRuns, Picture
-from .claims import Finding, ledger
+from .claims import Finding, headline, ledger
 from .collection import Record, Runs, spared
 from .diagnosis import diagnose
 
@@ -207,10 +207,11 @@ def load(folder: Path) -> tuple[Runs, list[tuple[Path, str]]]:
 
 
 def write_ledger(findings: Sequence[Finding], out: Path) -> None:
-    """claims.json, and claims.csv with one row an effect."""
+    """claims.json, and claims.csv with one row an effect, a claim's first ("primary") before those that describe."""
     out.mkdir(parents=True, exist_ok=True)
     entries = [finding.as_dict() for finding in findings]
-    replace_file(out / "claims.json", (json.dumps(plain({"claims": entries}), indent=1) + "\n").encode())
+    facts = plain({"headline": headline(findings), "claims": entries})
+    replace_file(out / "claims.json", (json.dumps(facts, indent=1) + "\n").encode())
     rows = [
         {
             **{key: value for key, value in entry.items() if key != "effects"},

@@ -3,94 +3,185 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 from ..errors import DamagedError, in_words
 from ..experiments import command
 from ..registry import Registry
 from .base import MissingRuns
-from .collection import Runs, spared
-from .statistics import Region, decide, holm, seeds_needed, share_interval, t_interval
+from .collection import Record, Runs, spared
+from .conditions import conditions, limits
+from .statistics import (
+    TAIL,
+    Count,
+    Region,
+    Verdict,
+    binomial_outside,
+    decide,
+    effective,
+    holm,
+    seeds_needed,
+    share_interval,
+    t_interval,
+    t_outside,
+)
 
-Outcome = Literal["reproduced", "contradicted", "inconclusive", "not testable"]
+Outcome = Literal["reproduced", "contradicted", "not reproduced", "inconclusive", "not testable"]
+# published: a paper says it; implied: it follows from what a paper says or draws; control: it tests what else might
+# have made a published effect; ours: a question that no paper asks
+Kind = Literal["published", "implied", "control", "ours"]
+VERDICTS: tuple[Outcome, ...] = ("reproduced", "contradicted", "not reproduced", "inconclusive", "not testable")
+# what a claim's ``after`` says where its first effect is not one that stood before the runs
+NAMED_LATER = "its primary effect was named when runs of it had been seen (2026-11-22)"
 LEAST_COUNTED = 6  # runs an arm, below which a count decides nothing
 LEAST_SEEDS = 3  # of counts in which a seed has several runs
 
 
 @dataclass(frozen=True)
 class Effect:
-    """One number a seed, and the regions in which it decides. ``log``: a ratio or norm, averaged in logs."""
+    """One number a seed, and the regions in which its mean decides. ``log``: a ratio or norm, averaged in logs.
+
+    ``of``: the runs that it was measured on. Without regions it describes and decides nothing.
+    """
 
     name: str
     values: Mapping[int, float]
-    reproduced: Region
+    reproduced: Region | None = None
     contradicted: Region | None = None
     log: bool = False
-    p: float = math.nan  # of the test that the ledger names; printed, never decisive
+    of: Iterable[Record] = ()
 
     def judge(self) -> dict[str, Any]:
         sample = list(self.values.values())
         interval = t_interval(sample, log=self.log)
-        return {
-            "effect": self.name,
-            "mean": interval.mean,
-            "low": interval.low,
-            "high": interval.high,
-            "n": interval.n,
-            "seeds": sorted(self.values),
-            "log": self.log,
-            "reproduced": self.reproduced,
-            "contradicted": self.contradicted,
-            "verdict": decide(interval.low, interval.high, self.reproduced, self.contradicted),
-            "p": self.p,
-            "needed": seeds_needed(sample, self.reproduced, self.contradicted, log=self.log),
-        }
+        return _judged(
+            self,
+            (interval.mean, interval.low, interval.high),
+            sorted(self.values),
+            lambda region: t_outside(sample, region, log=self.log),
+            lambda: self.reproduced and seeds_needed(sample, self.reproduced, self.contradicted, log=self.log),
+            values={str(seed): self.values[seed] for seed in sorted(self.values)},
+            log=self.log,
+        )
 
 
 @dataclass(frozen=True)
 class Share:
-    """``count`` of ``n`` independent runs (a diverged one, say), judged by the Clopper-Pearson interval.
+    """Of each seed's runs, layers or pairs so many (seed -> count, of how many): the share over all seeds.
 
-    ``seeds``: how many there are, where one seed has several of these runs, which share start and order of data; fewer
-    than three decide nothing then.
+    Its interval is Korn and Graubard's (:func:`~stabilitylab.reports.statistics.effective`): Clopper and Pearson's at
+    the effective number, in which the seeds are the units; it never leaves [0, 1]. Counts of fewer than six runs, or
+    several of fewer than three seeds, decide nothing.
     """
 
     name: str
-    count: int
-    n: int
-    reproduced: Region
+    counts: Mapping[int, Count]
+    reproduced: Region | None = None
     contradicted: Region | None = None
-    p: float = math.nan
-    seeds: int | None = None
+    of: Iterable[Record] = ()
 
     def judge(self) -> dict[str, Any]:
-        low, high = share_interval(self.count, self.n) if self.n else (math.nan, math.nan)
-        enough = self.n >= LEAST_COUNTED and (self.seeds is None or self.seeds >= LEAST_SEEDS)
-        return {
-            "effect": self.name,
-            "mean": self.count / self.n if self.n else math.nan,
-            "low": low,
-            "high": high,
-            "n": self.n,
-            "seeds": [],
-            "log": False,
-            "reproduced": self.reproduced,
-            "contradicted": self.contradicted,
-            "verdict": decide(low, high, self.reproduced, self.contradicted) if enough else "inconclusive",
-            "p": self.p,
-            "needed": None if enough else LEAST_COUNTED,
-        }
+        known = {seed: count for seed, count in sorted(self.counts.items()) if count[1] > 0}
+        total = sum(m for _, m in known.values())
+        count, n = effective(known.values())
+        low, high = share_interval(count, n) if n else (math.nan, math.nan)
+        enough = total >= LEAST_COUNTED and len(known) >= LEAST_SEEDS
+        if len(known) == 1 < total:  # one seed alone has no spread
+            low, high = math.nan, math.nan
+        return _judged(
+            self,
+            (sum(k for k, _ in known.values()) / total if total else math.nan, low, high),
+            list(known),
+            lambda region: binomial_outside(count, n, region) if enough else math.nan,
+            lambda: None if enough else LEAST_COUNTED,
+            values={str(seed): f"{k:g}/{m:g}" for seed, (k, m) in known.items()},
+            log=False,
+            decides=enough,
+        )
+
+
+def _judged(
+    effect: Effect | Share,
+    measured: tuple[float, float, float],
+    seeds: Sequence[int],
+    p_of: Callable[[Region], float],
+    needed: Callable[[], int | None],
+    *,
+    values: Mapping[str, Any],
+    log: bool,
+    decides: bool = True,
+) -> dict[str, Any]:
+    """An effect by name: its interval, what it decides, and p of the region in which it lies or which it leaves."""
+    mean, low, high = measured
+    verdict: Verdict | Literal[""] = ""
+    p = math.nan
+    if effect.reproduced is not None:
+        verdict = decide(low, high, effect.reproduced, effect.contradicted) if decides else "inconclusive"
+        tests = [p_of(region) for region in _tested(verdict, effect.reproduced, effect.contradicted)]
+        p = min((p for p in tests if not math.isnan(p)), default=math.nan)
+    records = list(effect.of)
+    return {
+        "effect": effect.name,
+        "mean": mean,
+        "low": low,
+        "high": high,
+        "n": len(seeds),
+        "seeds": list(seeds),
+        "values": dict(values),
+        "log": log,
+        "reproduced": effect.reproduced,
+        "contradicted": effect.contradicted,
+        "verdict": verdict,
+        "p": p,
+        "needed": needed() if verdict == "inconclusive" else None,
+        "conditions": conditions(records),
+        "limits": limits(records),
+    }
+
+
+def _tested(verdict: str, reproduced: Region, contradicted: Region | None) -> list[Region]:
+    """The regions of which it is tested whether the mean lies outside: that of the verdict; beyond R on either side
+    where it is "not reproduced"; both where nothing is decided."""
+    if verdict == "reproduced":
+        return [reproduced]
+    if verdict == "contradicted" and contradicted is not None:
+        return [contradicted]
+    beyond = [Region(high=reproduced.low)] if math.isfinite(reproduced.low) else []
+    beyond += [Region(low=reproduced.high)] if math.isfinite(reproduced.high) else []
+    return beyond if verdict == "not reproduced" else [reproduced, *beyond]
 
 
 Measure = Callable[[Runs], Sequence[Effect | Share]]
+AnyEffect = TypeVar("AnyEffect", bound=Effect | Share)
+
+
+def described(effect: AnyEffect, name: str = "") -> AnyEffect:
+    """The same without regions, so that it describes and decides nothing; ``name``: under another name."""
+    return replace(effect, name=name or effect.name, reproduced=None, contradicted=None)
+
+
+def together(
+    name: str,
+    effects: Sequence[Effect],
+    how: Callable[[list[float]], Any],
+    reproduced: Region | None = None,
+    contradicted: Region | None = None,
+) -> Effect:
+    """One number of several effects, seed by seed (of seeds that all have): their mean, the largest, ...; with ``log``
+    where they all have it, and of all their runs."""
+    seeds = sorted(set.intersection(*({*effect.values} for effect in effects))) if effects else []
+    values = {seed: float(how([effect.values[seed] for effect in effects])) for seed in seeds}
+    log, of = all(effect.log for effect in effects), [record for effect in effects for record in effect.of]
+    return Effect(name, values, reproduced, contradicted, log=log, of=of)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper as a falsifiable test. ``measure`` raises :class:`MissingRuns` where runs are missing."""
+    """A sentence of a paper as a falsifiable test. ``measure`` raises :class:`MissingRuns` where runs are missing; of
+    what it returns the first effect decides, the others describe."""
 
     id: str
     figure: str  # the figure that shows it
@@ -98,15 +189,18 @@ class Claim:
     sentence: str
     source: str
     statistic: str
-    threshold: str  # set before the runs
+    threshold: str
     sweep: str  # of :mod:`stabilitylab.experiments`: what makes it testable
     pilot: str  # what the pilot measured, where thresholds were set next to one
     measure: Measure
+    kind: Kind = "published"
+    after: str = ""  # what of its statistic or thresholds was added or moved after runs had been seen
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim with what the runs at hand say: every effect's interval and verdict, and the verdict of all together."""
+    """A claim with what the runs at hand say: its effects' intervals, the verdict of the first, and whether that is
+    still decided among all published claims of its paper (``survives``; None where it does not count)."""
 
     claim: Claim
     verdict: Outcome
@@ -114,6 +208,8 @@ class Finding:
     why: str = ""  # not testable: what is missing
     command: str = ""
     error: Exception | None = None  # of the test itself, which then says nothing
+    holm: float = math.nan  # p of the first effect after Holm's correction
+    survives: bool | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it: regions as they print themselves."""
@@ -122,7 +218,8 @@ class Finding:
             {**effect, **{kind: str(effect[kind] or "") for kind in ("reproduced", "contradicted")}}
             for effect in self.effects
         ]
-        return {**facts, "verdict": self.verdict, "effects": effects, "why": self.why, "command": self.command}
+        own = {"why": self.why, "command": self.command, "holm": self.holm, "survives": self.survives}
+        return {**facts, "verdict": self.verdict, "effects": effects, **own}
 
 
 CLAIMS: Registry[Claim] = Registry("claim")
@@ -139,31 +236,31 @@ def claim(
     threshold: str,
     sweep: str,
     pilot: str = "",
+    kind: Kind = "published",
+    after: str = "",
 ) -> Callable[[Measure], Claim]:
     """Registers a function from runs to effects as a claim: ``@claim("C41", figure="branchnorm:8", ...)``."""
 
     def decorate(measure: Measure) -> Claim:
-        entry = Claim(id, figure, paper, sentence, source, statistic, threshold, sweep, pilot, measure)
+        entry = Claim(id, figure, paper, sentence, source, statistic, threshold, sweep, pilot, measure, kind, after)
         return CLAIMS.register(id)(entry)
 
     return decorate
 
 
 def judge(entry: Claim, runs: Runs) -> Finding:
-    """Reproduced where all effects are, contradicted where one is, else inconclusive; pilot runs are no evidence."""
+    """The verdict of the claim's first effect; pilot runs are no evidence."""
     try:
-        effects = [effect.judge() for effect in entry.measure(runs.evidence())]
-        if not effects:
+        measured = entry.measure(runs.evidence())
+        if not measured:
             raise MissingRuns("no runs that this claim is about")
     except MissingRuns as missing:
         return Finding(entry, "not testable", why=missing.sentence, command=missing.command or command(entry.sweep))
-    verdicts = {effect["verdict"] for effect in effects}
-    together: Outcome = "inconclusive"
-    if verdicts == {"reproduced"}:
-        together = "reproduced"
-    elif "contradicted" in verdicts:
-        together = "contradicted"
-    return Finding(entry, together, effects)
+    first, *others = (effect.judge() for effect in measured)
+    first["role"] = "primary"
+    for effect in others:
+        effect |= {"role": "descriptive", "verdict": "", "p": math.nan, "needed": None}
+    return Finding(entry, first["verdict"] or "inconclusive", [first, *others])
 
 
 def tried(entry: Claim, runs: Runs) -> Finding:
@@ -177,16 +274,82 @@ def tried(entry: Claim, runs: Runs) -> Finding:
 
 
 def ledger(runs: Runs, broken: list[tuple[Path, str]] | None = None) -> list[Finding]:
-    """Every claim in the order of its number, with Holm's correction of the printed p values within a paper; a run that
-    turns out to be damaged goes to ``broken``."""
+    """Every claim in the order of its number; of the published ones of each paper, which verdicts survive Holm. A run
+    that turns out to be damaged goes to ``broken``."""
     from . import figures  # noqa: F401  (registers them)
 
     findings = []
     for id in sorted(CLAIMS):
         found, runs = spared(runs, [] if broken is None else broken, lambda left, id=id: tried(CLAIMS[id], left))
         findings.append(found)
-    for paper in {finding.claim.paper for finding in findings}:
-        effects = [effect for finding in findings if finding.claim.paper == paper for effect in finding.effects]
-        for effect, adjusted in zip(effects, holm([effect["p"] for effect in effects]), strict=True):
-            effect["holm"] = adjusted
-    return findings
+    return corrected(findings)
+
+
+def corrected(findings: Sequence[Finding]) -> list[Finding]:
+    """With Holm's correction over the registered published claims of each paper: one that was not tested has p = 1, so
+    that the list stays the same whatever was run. A verdict survives with an adjusted p below .025, the level of each
+    end of its interval."""
+    found = list(findings)
+    for paper in {finding.claim.paper for finding in found}:
+        own = [i for i, one in enumerate(found) if one.claim.paper == paper and one.claim.kind == "published"]
+        p_values = [_p(found[i]) for i in own]
+        for i, adjusted in zip(own, holm(p_values), strict=True):
+            decided = found[i].verdict in VERDICTS[:3]
+            found[i] = replace(found[i], holm=adjusted, survives=adjusted < TAIL if decided else None)
+    return found
+
+
+def _p(finding: Finding) -> float:
+    p = finding.effects[0]["p"] if finding.effects else math.nan
+    return 1.0 if math.isnan(p) else p
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a headline counts together: the published claims of one paper, or all claims of another kind."""
+
+    name: str
+    counts: Mapping[Outcome, int]
+    survive: int | None = None  # verdicts that survive Holm, of published claims
+    listed: int = 0  # published claims of that paper, over which Holm's correction goes
+
+    def __str__(self) -> str:
+        """``BranchNorm: 2 reproduced, 1 contradicted, of which 1 survives Holm over the 20 published claims of that
+        paper``."""
+        found = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items() if count)
+        if self.survive is None:
+            return f"{self.name}: {found}"
+        many = "survives" if self.survive == 1 else "survive"
+        over = f"the {self.listed} published claims of that paper" if self.listed > 1 else "that one published claim"
+        return f"{self.name}: {found}, of which {self.survive} {many} Holm over {over}"
+
+
+def tallies(findings: Iterable[Finding], registered: Iterable[Finding] | None = None) -> list[Tally]:
+    """The published claims of each paper, then each other kind; ``registered``: the whole ledger, where ``findings``
+    are some of it."""
+    some = list(findings)
+    everything = some if registered is None else list(registered)
+    found = []
+    for paper in dict.fromkeys(one.claim.paper for one in everything):
+        own = [one for one in some if one.claim.paper == paper and one.claim.kind == "published"]
+        listed = sum(one.claim.paper == paper and one.claim.kind == "published" for one in everything)
+        if own:
+            found.append(Tally(paper, _counts(own), sum(bool(one.survives) for one in own), listed))
+    for kind in get_args(Kind)[1:]:
+        if own := [one for one in some if one.claim.kind == kind]:
+            found.append(Tally(kind, _counts(own)))
+    return found
+
+
+def _counts(findings: Sequence[Finding]) -> dict[Outcome, int]:
+    return {verdict: sum(one.verdict == verdict for one in findings) for verdict in VERDICTS}
+
+
+def headline(findings: Iterable[Finding]) -> dict[str, dict[str, int]]:
+    """Kind -> verdict -> how many; of published claims also how many verdicts ``survive`` Holm."""
+    counts: dict[str, dict[str, int]] = {}
+    for one in findings:
+        own = counts.setdefault(one.claim.kind, dict.fromkeys(VERDICTS, 0) | {"survive": 0})
+        own[one.verdict] += 1
+        own["survive"] += bool(one.survives)
+    return counts

@@ -109,6 +109,13 @@ class Record:
         data = self.held_out()
         return float(data["held_out_nll"].iloc[-1]) if len(data) else math.nan
 
+    @property
+    def baseline(self) -> float:
+        """Cross-entropy of the unigram baseline on the text of ``last_nll`` [nats/token]; NaN where none is known."""
+        whole = "validation_nll" in self.metrics and self.metrics["validation_nll"].notna().any()
+        found = self.run.manifest.get("validation_unigram" if whole else "unigram") or {}
+        return float(found.get("cross_entropy", math.nan))
+
     def frame(self, table: str, columns: Sequence[str] | None = None, by: By | None = None) -> Frame:
         """A probe's table at all its steps; kept where it has only one, since figures and claims ask for it again."""
         if self.kind != "onestep":

@@ -41,9 +41,11 @@ def curves(depths: Sequence[float], values: Sequence[float]) -> dict[str, Curve]
 
 
 def log_over_best(depths: Sequence[float], values: Sequence[float]) -> float:
-    """AIC of the logarithmic curve minus the least AIC of the three; 0 where the logarithm is best."""
+    """AIC of the logarithmic curve that grows (A >= 0) minus the least AIC of the three; 0 where it is best."""
     found = curves(depths, values)
-    return found["logarithmic"].aic - min(curve.aic for curve in found.values())
+    log = found["logarithmic"]
+    own = log.aic if log.slope >= 0 else len(values) * math.log(np.var(values)) + 2 * 3  # of values that fall: A = 0
+    return own - min(curve.aic for curve in found.values())
 
 
 def _fit(shape: Shape, d: np.ndarray, y: np.ndarray, parameters: int = 3) -> Curve:

@@ -12,8 +12,10 @@ from ..experiments import command
 from . import style
 from .base import MissingRuns, Panel, Series, Spread
 from .collection import Record, Runs, pairs
+from .conditions import RAMP, by_protocol
 
 STACKS = ("encoder", "decoder")
+RATE = "train.lr"
 ENOUGH = 3  # seeds; beyond them a longer training counts for more than another seed
 Pairs = list[tuple[int, Record, Record]]  # seed, run, run
 
@@ -27,9 +29,19 @@ def decided(runs: Runs) -> Runs:
     return runs.where(lambda run: run.verdict not in ("descending", "cannot tell"))
 
 
+def lost_by_seed(runs: Runs) -> dict[int, tuple[int, int]]:
+    """Seed -> how many of its runs diverged or are stuck, of how many whose state can be told."""
+    known = decided(runs)
+    return {seed: (sum(map(failed, own)), len(own)) for seed in known.seeds if (own := [*of_seed(known, seed)])}
+
+
+def of_seed(runs: Runs, seed: int) -> Runs:
+    return runs.where(lambda run: run.seed == seed)
+
+
 def one_ramp(runs: Runs, *free: str) -> tuple[Runs, list[str]]:
-    """One run of each label, seed and value of ``free``; notes where there were several T, of which the commonest is
-    kept.
+    """One run of each label, seed and value of ``free``; notes where there were several T, of which that is kept whose
+    share of the run is nearest to the protocol's 4 %.
 
     T is free in a group of comparable runs since it means nothing but to BranchNorm; averaged as if they were seeds,
     runs of two ramps would show a spread that no seed made.
@@ -38,11 +50,12 @@ def one_ramp(runs: Runs, *free: str) -> tuple[Runs, list[str]]:
     notes = []
     for label in runs.labels:
         own = runs.where(label=label)
-        ramps = Counter(record.ramp or 0 for record in own)
+        ramps = {record.ramp or 0 for record in own}
         if len(ramps) > 1:
-            chosen = max(ramps, key=lambda T: (ramps[T], T))
+            wanted = RAMP * max(record.updates for record in own)
+            chosen = min(ramps, key=lambda T: (abs(math.log(max(T, 1) / max(wanted, 1))), T))
             own = own.where(lambda record, T=chosen: (record.ramp or 0) == T)
-            left = ", ".join(map(str, sorted(ramps.keys() - {chosen})))
+            left = ", ".join(map(str, sorted(ramps - {chosen})))
             notes.append(f"{style.title(label)} with T = {chosen}; left out: T = {left}.")
         for record in sorted(own, key=lambda record: record.name):
             kept[label, record.seed, *(repr(record.settings.get(key)) for key in free)] = record
@@ -50,38 +63,92 @@ def one_ramp(runs: Runs, *free: str) -> tuple[Runs, list[str]]:
 
 
 def comparable(runs: Runs, *free: str) -> list[Runs]:
-    """Groups of runs that differ in nothing but architecture, seed and ``free``, each with one ramp; richest first."""
-    groups = [one_ramp(group, *free)[0] for group in runs.groups(*free)]
+    """Groups of runs that differ in nothing but architecture, seed and ``free``, each with one ramp; richest first.
+
+    Beside the groups of one learning rate stand those in which each architecture has, at each depth, one of its own.
+    """
+    groups = [one_ramp(group, *free)[0] for group in grouped(runs, *free)]
     return sorted(groups, key=lambda group: (len(group.labels), len(group), group[0].updates), reverse=True)
 
 
+def grouped(runs: Runs, *free: str) -> list[Runs]:
+    """Groups of runs that differ in nothing but architecture, seed, T and ``free``, and those in which besides each
+    architecture has, wherever it stands, one learning rate of its own."""
+    groups = runs.groups(*free)
+    if RATE in free:
+        return groups
+    for group in runs.groups(*free, RATE):
+        rates: dict[tuple[object, ...], dict[str, set[float]]] = {}
+        for run in group:
+            place = rates.setdefault((run.layers, *(repr(run.settings.get(key)) for key in free)), {})
+            place.setdefault(run.label, set()).add(float(run.settings.get(RATE, math.nan)))
+        each = [own for place in rates.values() for own in place.values()]
+        shared = any(len(place) > 1 for place in rates.values())  # two architectures in one place
+        if shared and all(len(own) == 1 for own in each) and len(set.union(*each)) > 1:
+            groups.append(group)
+    return groups
+
+
+def with_the_protocols_ramp(runs: Runs) -> Runs:
+    """Runs of which architectures are compared: those whose T is 4 % of the run, or which have no ramp.
+
+    Raises MissingRuns where an architecture with a ramp would have no run left.
+    """
+    kept = runs.where(by_protocol)
+    for label in runs.labels:
+        if label not in kept.labels:
+            ramps = sorted({(run.ramp or 0, run.updates) for run in runs.where(label=label)})
+            said = ", ".join(f"{T} of {updates:,} updates" for T, updates in ramps[:3])
+            raise MissingRuns(
+                f"{style.title(label)} ramped for {said}: architectures are compared with a ramp of 4 % of the run"
+            )
+    return kept
+
+
+def both(found: Pairs) -> list[Record]:
+    """All runs of these pairs."""
+    return [run for _, *two in found for run in two]
+
+
 def matched(runs: Runs, first: str, second: str, table: str) -> Pairs:
-    """Runs of two labels by seed, that have trained: of all comparable groups the one trained longest, with enough
-    seeds. Raises MissingRuns."""
+    """Runs of two labels by seed, that have trained with the protocol's ramp: of all comparable groups the one trained
+    longest, with enough seeds, and then the deepest. Raises MissingRuns."""
     trained = runs.where(lambda run: not failed(run), kind="train", label=(first, second), table=table)
+    trained = with_the_protocols_ramp(trained)
     found = [(group, pairs(group.where(label=first), group.where(label=second))) for group in comparable(trained)]
-    best = max(found, key=lambda one: (min(len(one[1]), ENOUGH), one[0][0].updates, len(one[1])), default=None)
+    best = max(found, key=lambda one: _weight(one[0], first, second), default=None)
     if best is None or not best[1]:
         raise MissingRuns(f"needs {first} and {second} trained with the same seeds and settings, with {table}")
     return best[1]
 
 
+def _weight(group: Runs, *between: str) -> tuple[int, ...]:
+    """What a group counts for the comparison of two labels: enough seeds that trained with the protocol's ramp, then a
+    long training, then depth, then more seeds; nothing without a pair."""
+    trained = group.where(lambda run: not failed(run) and by_protocol(run))
+    count = len(pairs(*(trained.where(label=label) for label in between))) if between else 0
+    return (min(count, ENOUGH), group[0].updates, group[0].depth, count) if count else (0,) * 4
+
+
 def largest_group(
-    runs: Runs, tables: Sequence[str], figure: str, *free: str, ended: bool = False
+    runs: Runs, tables: Sequence[str], figure: str, *free: str, ended: bool = False, between: tuple[str, ...] = ()
 ) -> tuple[Runs, list[str]]:
     """The richest group of comparable training runs with these tables, and notes on it and on what was left out.
 
+    ``between``: two labels that the figure compares; the group that :func:`matched` takes for them comes first.
     ``ended``: where some have ended, those that have not are left out: their last step is another one.
     """
     fit = runs.where(kind="train", table=tables)
     if not fit:
         raise MissingRuns(f"no training run with {' and '.join(tables) or 'metrics'}", command(figure))
     done = fit.where(lambda run: run.ended) if ended else fit
-    groups = (done or fit).groups(*free)
-    first, *others = groups
+    groups = grouped(done or fit, *free)
+    first = max(groups, key=lambda group: (*_weight(group, *between), len(group.labels), len(group), group[0].updates))
     group, ramps = one_ramp(first, *free)
     notes = [f"Drawn: {group.describe()}. Lines are means over seeds, bands their range.", *ramps, *states(group)]
-    if count := sum(map(len, others)):
+    drawn = {id(run) for run in first}
+    if count := sum(id(run) not in drawn for run in done or fit):
+        others = [other for other in (done or fit).groups(*free) if not drawn & {id(run) for run in other}]
         apart = f" ({len(others)} groups)" if len(others) > 1 else ""
         notes.append(f"Not drawn: {count} run{'s' * (count > 1)} with other settings{apart}.")
     if done and (count := len(fit) - len(done)):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from urllib.parse import quote
 
 import jinja2
@@ -18,7 +18,7 @@ from markupsafe import Markup
 from ..store.files import replace_file
 from . import screen, style
 from .base import Panel, Picture
-from .claims import Finding
+from .claims import VERDICTS, Finding, Kind, tallies
 from .collection import Record, Runs, spans
 from .intervals import interval, mark
 from .pooling import COLUMNS
@@ -27,7 +27,7 @@ LISTED, ALL_LISTED = 200, 4000  # rows of one figure's table, and of all of them
 ROOM = 2_200_000  # bytes of embedded data: with plotly's 4.8 MB and the text the page stays below 8 MB
 NARROWEST = 40  # columns of a heat map, however many maps there are
 PAPERS = ("BranchNorm", "DeepNet", "Admin")
-VERDICTS = ("reproduced", "contradicted", "inconclusive", "not testable")
+SHOWN = 4  # descriptive effects of a claim that stand open
 LEDGER = {"CSV": "claims.csv", "JSON": "claims.json"}  # offered where they stand beside the page
 
 
@@ -112,6 +112,8 @@ def write(
         all_runs=[_row(record, diagnosed) for record in runs],
         broken=[{"name": path.name, "why": why} for path, why in broken],
         verdicts=[(verdict, sum(f.verdict == verdict for f in findings)) for verdict in VERDICTS],
+        kinds=[kind for kind in get_args(Kind) if any(f.claim.kind == kind for f in findings)],
+        tallies=tallies(findings),
         papers=list(dict.fromkeys([*PAPERS, *(finding.claim.paper for finding in findings)])),
         plots=_fitting(sections),
         plotly=Markup(get_plotlyjs().replace("</script", "<\\/script")),
@@ -206,9 +208,18 @@ def _claim(finding: Finding, shown: set[str]) -> dict[str, Any]:
         "verdict": finding.verdict,
         "why": finding.why,
         "command": finding.command,
+        "survives": finding.survives,
+        "holm": finding.holm,
         "anchor": anchor(entry.figure) if entry.figure in shown else "",
-        "effects": [{**effect, "text": interval(effect), "mark": mark(effect)} for effect in finding.effects],
+        "effects": [_effect(effect, finding.effects[0]) for effect in finding.effects],
+        "open": len(finding.effects) <= 1 + SHOWN,
     }
+
+
+def _effect(effect: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
+    """With its words and mark; conditions and limits where they are not those of the first effect."""
+    said = [effect[key] for key in ("conditions", "limits") if effect[key] != first[key] or effect is first]
+    return {**effect, "text": interval(effect), "mark": mark(effect), "said": [words for words in said if words]}
 
 
 def _what(runs: Runs) -> list[tuple[str, str]]:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 LEVEL = 0.95
+TAIL = (1 - LEVEL) / 2  # one-sided level of each end of an interval, and of what Holm leaves as decided
 MOST_SEEDS = 1000  # beyond it a decision is called out of reach
-Verdict = Literal["reproduced", "contradicted", "inconclusive"]
+Verdict = Literal["reproduced", "contradicted", "not reproduced", "inconclusive"]
+Count = tuple[float, float]  # so many of so many
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,12 @@ class Region:
     high: float = math.inf
 
     def holds(self, low: float, high: float) -> bool:
+        """Does the interval from ``low`` to ``high`` lie wholly inside?"""
         return self.low < low and high < self.high
+
+    def excludes(self, low: float, high: float) -> bool:
+        """Does it lie wholly outside?"""
+        return high <= self.low or low >= self.high
 
     def __str__(self) -> str:
         if math.isinf(self.low):
@@ -33,7 +40,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over ``n`` seeds with its 95 % t-interval; NaN bounds where one seed alone gives none."""
+    """A mean over ``n`` seeds with its 95 % interval; NaN bounds where one seed alone gives none."""
 
     mean: float
     low: float
@@ -43,18 +50,21 @@ class Interval:
 
 def t_interval(values: Iterable[float], *, log: bool = False) -> Interval:
     """Student's t-interval of the mean; with ``log`` of the geometric mean (all values must be > 0, else NaN)."""
-    sample = np.asarray(list(values), dtype=float)
+    sample = _logs(values) if log else np.asarray(list(values), dtype=float)
     n = len(sample)
-    if log:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            sample = np.where(sample > 0, np.log(np.where(sample > 0, sample, 1)), np.nan)
     if n == 0:
         return Interval(math.nan, math.nan, math.nan, 0)
     with np.errstate(invalid="ignore"):  # one infinite value leaves no interval
         mean = float(sample.mean())
-        half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1) * sample.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
+        half = float(stats.t.ppf(1 - TAIL, n - 1) * sample.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
     middle, low, high = (_exp(end) if log else end for end in (mean, mean - half, mean + half))
     return Interval(middle, low, high, n)
+
+
+def _logs(values: Iterable[float]) -> np.ndarray:
+    sample = np.asarray(list(values), dtype=float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(sample > 0, np.log(np.where(sample > 0, sample, 1)), np.nan)
 
 
 def _exp(x: float) -> float:
@@ -63,34 +73,93 @@ def _exp(x: float) -> float:
         return float(np.exp(x))
 
 
+def t_outside(values: Iterable[float], region: Region, *, log: bool = False) -> float:
+    """p of the one-sided t test that the mean does not lie in ``region``: of its two ends the larger p (Schuirmann's
+    two one-sided tests). NaN for fewer than two values, or one that is not finite; below .025 exactly where the 95 %
+    interval lies inside the region."""
+    sample = _logs(values) if log else np.asarray(list(values), dtype=float)
+    if len(sample) < 2 or not np.isfinite(sample).all():
+        return math.nan
+    mean, error = float(sample.mean()), float(sample.std(ddof=1)) / math.sqrt(len(sample))
+    found = 0.0
+    for end, side in ((region.low, 1.0), (region.high, -1.0)):
+        if math.isinf(end):
+            continue
+        if log and end <= 0:  # below every ratio
+            found = max(found, float(side < 0))
+            continue
+        away = side * (mean - (math.log(end) if log else end))
+        if error > 0:
+            found = max(found, float(stats.t.sf(away / error, len(sample) - 1)))
+        elif away <= 0:
+            found = 1.0
+    return found
+
+
 def decide(low: float, high: float, reproduced: Region, contradicted: Region | None) -> Verdict:
-    """Wholly inside R: reproduced; wholly inside X: contradicted; else, or without an interval: inconclusive."""
+    """Wholly inside R: reproduced; wholly inside X: contradicted; wholly outside R, but not in X: not reproduced; else,
+    or without an interval: inconclusive."""
     if reproduced.holds(low, high):
         return "reproduced"
-    return "contradicted" if contradicted is not None and contradicted.holds(low, high) else "inconclusive"
+    if contradicted is not None and contradicted.holds(low, high):
+        return "contradicted"
+    return "not reproduced" if reproduced.excludes(low, high) else "inconclusive"
 
 
 def seeds_needed(
     values: Sequence[float], reproduced: Region, contradicted: Region | None, *, log: bool = False
 ) -> int | None:
     """The smallest n at which the sample's own mean and standard deviation would decide; None: not within reach."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        sample = np.log(values) if log else np.asarray(values, dtype=float)
+    sample = _logs(values) if log else np.asarray(values, dtype=float)
     if len(sample) < 2 or not np.isfinite(sample).all():
         return None
     mean, deviation = float(sample.mean()), float(sample.std(ddof=1))
     for n in range(2, MOST_SEEDS + 1):
-        half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * deviation / math.sqrt(n)
+        half = float(stats.t.ppf(1 - TAIL, n - 1)) * deviation / math.sqrt(n)
         low, high = (_exp(mean - half), _exp(mean + half)) if log else (mean - half, mean + half)
         if decide(low, high, reproduced, contradicted) != "inconclusive":
             return n
     return None
 
 
-def share_interval(count: int, n: int) -> tuple[float, float]:
-    """Clopper-Pearson interval of a share: exact, whatever n."""
-    found = stats.binomtest(count, n).proportion_ci(LEVEL, "exact")
-    return float(found.low), float(found.high)
+def share_interval(count: float, n: float) -> tuple[float, float]:
+    """Clopper-Pearson interval of a share, exact for whole numbers; its ends are quantiles of beta distributions, by
+    which ``count`` and ``n`` may be parts of an effective number."""
+    low = 0.0 if count <= 0 else float(special.betaincinv(count, n - count + 1, TAIL))
+    high = 1.0 if count >= n else float(special.betaincinv(count + 1, n - count, 1 - TAIL))
+    return low, high
+
+
+def effective(counts: Iterable[Count]) -> Count:
+    """Counts of clusters, such as the runs of one seed each, as so many of an effective number of independent ones.
+
+    Korn and Graubard 1998 (Survey Methodology 24, 193-201): n_eff = p (1 - p) / var(p), where var(p) is the ratio
+    estimator's over the clusters, times the square of t's quantile at n - 1 over that at (clusters - 1) degrees of
+    freedom, and at most n. Where the clusters show no spread (all or none), n stands for p (1 - p) / var(p). With one
+    run a cluster nothing changes.
+    """
+    known = [(float(k), float(m)) for k, m in counts if m > 0]
+    clusters, n = len(known), sum(m for _, m in known)
+    if clusters == n or clusters < 2:
+        return sum(k for k, _ in known), n
+    share = sum(k for k, _ in known) / n
+    scatter = sum((k - share * m) ** 2 for k, m in known)
+    variance = clusters / (clusters - 1) * scatter / n**2
+    fewer = (float(stats.t.ppf(1 - TAIL, n - 1)) / float(stats.t.ppf(1 - TAIL, clusters - 1))) ** 2
+    independent = min(n, (share * (1 - share) / variance if variance > 0 else n) * fewer)
+    return share * independent, independent
+
+
+def binomial_outside(count: float, n: float, region: Region) -> float:
+    """p of the one-sided exact binomial test that a share does not lie in ``region``: of its two ends the larger p."""
+    if n <= 0:
+        return math.nan
+    found = 0.0
+    if region.low >= 0:
+        found = max(found, 1.0 if count <= 0 else float(special.betainc(count, n - count + 1, min(region.low, 1.0))))
+    if region.high <= 1:
+        found = max(found, 1.0 if count >= n else float(special.betaincc(count + 1, n - count, max(region.high, 0.0))))
+    return found
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
@@ -113,15 +182,6 @@ def aic(x: np.ndarray, y: np.ndarray, parameters: int = 3) -> float:
     a, b = np.polynomial.polynomial.polyfit(x, y, 1)
     noise = float(np.mean((y - a - b * x) ** 2))
     return len(y) * math.log(max(noise, 1e-24 * float(np.mean(y**2)), np.finfo(float).tiny)) + 2 * parameters
-
-
-def signed_rank(differences: Sequence[float]) -> float:
-    """Two-sided p of Wilcoxon's signed-rank test of seed-paired differences; printed, never decisive."""
-    sample = np.asarray(differences, dtype=float)
-    if len(sample) < 2 or not sample.any():
-        return math.nan
-    test: Any = stats.wilcoxon(sample, method="exact" if len(sample) < 25 and sample.all() else "auto")
-    return float(test.pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from made_verdict import made_verdict
 
-from stabilitylab.config import merge, resolve
+from stabilitylab.config import Config, merge, resolve
 from stabilitylab.labels import label
 from stabilitylab.probes import PROBES
 from stabilitylab.reports.collection import Runs
@@ -19,6 +19,14 @@ from stabilitylab.store import RunWriter
 
 SUBLAYERS = {"encoder": ("self_attn", "ffn"), "decoder": ("self_attn", "cross_attn", "ffn")}
 Values = Callable[[int, Row], float | Sequence[float]]  # of a step and a place; one number a column
+
+
+def by_protocol(base: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
+    """Resolved, with a T of 4 % of the updates where ``settings`` name none."""
+    config = resolve(merge(base, settings))
+    if "T" in settings.get("model", {}):
+        return config
+    return resolve(merge(base, settings, {"model": {"T": max(2, round(0.04 * config.train.steps))}}))
 
 
 def sublayer_rows(layers: int, stacks: Sequence[str] = ("encoder", "decoder")) -> list[Row]:
@@ -73,7 +81,7 @@ def make_run(
     """A finished run at ``folder/name``. ``metrics``: column -> one number a step (None: not measured then)."""
     tables, metrics = tables or {}, metrics or {}
     base = {"model": {"arch": arch, "encoder_layers": layers, "decoder_layers": layers}, "train": {"seed": seed}}
-    config = resolve(merge(base, settings or {}))
+    config = by_protocol(base, settings or {})
     defined = [table(name, made) for name, made in tables.items()]
     count = max((len(column) for column in metrics.values()), default=0)
     at = list(metric_steps) if metric_steps is not None else list(range(count))

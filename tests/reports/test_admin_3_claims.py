@@ -22,7 +22,7 @@ def verdict(id: str, folder: Path) -> Finding:
     return judge(CLAIMS[id], load(folder))
 
 
-def deep(folder: Path, seed: int, ratio: float, layers: int = 50, **how: Any) -> None:
+def deep(folder: Path, seed: int, ratio: float, layers: int = 50, init: str = "arch", **how: Any) -> None:
     """The first decoder layer's update is ``ratio`` of all others', under a warm-up; the encoder's is of no use."""
 
     def rms(step: int, row: Row) -> float:
@@ -35,7 +35,7 @@ def deep(folder: Path, seed: int, ratio: float, layers: int = 50, **how: Any) ->
     make_run(
         folder, f"{seed}", arch="postln", seed=seed, layers=layers, tables={"update_ratio": table},
         metrics={"grad_under_eps": [0.25, None, 0.35]}, metric_steps=[0, 10, 19],
-        settings={"train": {"steps": 20}}, **how,
+        settings={"model": {"init": init}, "train": {"steps": 20}}, **how,
     )  # fmt: skip
 
 
@@ -55,7 +55,17 @@ def test_adam_balances(tmp_path: Path, ratios: tuple[float, ...], expected: str)
     assert finding.verdict == expected
     (effect,) = finding.effects
     assert effect["mean"] == pytest.approx(np.mean(ratios))
-    assert effect["effect"] == "first / last decoder layer (30 % of gradient entries below eps)"
+    assert effect["effect"] == "first / last decoder layer (30 % of gradient entries below eps), fairseq's gain"
+
+
+def test_deepnets_own_postln_decides(tmp_path: Path) -> None:
+    for seed in SEEDS:
+        deep(tmp_path / "fairseq", seed, 0.7 + seed / 100)
+        deep(tmp_path / "own", seed, 0.01, init="xavier-1")
+    finding = verdict("C33", tmp_path)
+    assert finding.verdict == "contradicted"
+    assert [effect["mean"] for effect in finding.effects] == pytest.approx([0.01, 0.74])
+    assert finding.effects[0]["effect"].endswith(", gain 1")
 
 
 def test_a_shallow_model_says_nothing_about_a_deep_one(tmp_path: Path) -> None:
@@ -63,3 +73,5 @@ def test_a_shallow_model_says_nothing_about_a_deep_one(tmp_path: Path) -> None:
     finding = verdict("C33", tmp_path)
     assert finding.verdict == "not testable"
     assert finding.command == "stabilitylab sweep --grid arch=postln depth=100 seed=3..7 steps=20"
+    deep(tmp_path, 4, 0.5, layers=2, init="xavier-1")
+    assert verdict("C33", tmp_path).command.endswith("steps=20 --set model.init=xavier-1")

@@ -173,9 +173,9 @@ def grow(folder: Path, arch: str, shape: Callable[[int, int], float]) -> None:
     ("shape", "expected"),
     [
         (lambda n, seed: n, "reproduced"),
-        (lambda n, seed: math.log(n), "contradicted"),
+        (lambda n, seed: n**0.5, "not reproduced"),
         (lambda n, seed: n**1.6, "contradicted"),  # grows, but faster than N
-        (lambda n, seed: n ** (0.3 * seed), "inconclusive"),
+        (lambda n, seed: n ** (0.6 * seed - 1.1), "inconclusive"),
     ],
 )
 def test_postln_grows_linearly(tmp_path: Path, shape: Callable[[int, int], float], expected: str) -> None:
@@ -183,7 +183,8 @@ def test_postln_grows_linearly(tmp_path: Path, shape: Callable[[int, int], float
     finding = verdict("C27", tmp_path)
     assert finding.verdict == expected
     if expected == "reproduced":
-        assert finding.effects[1]["mean"] == pytest.approx(1, abs=0.01)
+        assert finding.effects[0]["mean"] == pytest.approx(1, abs=0.01)
+        assert finding.effects[1]["mean"] > 4
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,11 @@ def test_preln_and_admin_grow_logarithmically(
     grow(tmp_path, "admin", shape)
     finding = verdict("C28", tmp_path)
     assert finding.verdict == expected
-    assert [effect["verdict"] for effect in finding.effects[:2]] == ["reproduced"] * 2
+    smaller, preln, admin, *exponents = (effect["mean"] for effect in finding.effects)
+    assert preln > 4
+    assert smaller <= min(preln, admin) + 1e-9
+    assert len(exponents) == 2
+    assert {effect["verdict"] for effect in finding.effects[1:]} == {""}
 
 
 def test_growth_needs_four_depths(tmp_path: Path) -> None:
@@ -237,7 +242,7 @@ def proportional(folder: Path, constant: Callable[[str, int, int], float], seeds
     [
         (lambda name, layers, seed: 1e-4 * (1 + layers / 100), "reproduced"),
         (lambda name, layers, seed: 1.0 if name == "admin" and layers == 3 else 1e-4, "contradicted"),
-        (lambda name, layers, seed: 2e-4 if name in ("postln", "admin") else 0.7e-4, "inconclusive"),
+        (lambda name, layers, seed: 2e-4 if name in ("postln", "admin") else 0.7e-4, "not reproduced"),
     ],
 )
 def test_change_follows_dependency(tmp_path: Path, constant: Callable[[str, int, int], float], expected: str) -> None:
@@ -246,8 +251,8 @@ def test_change_follows_dependency(tmp_path: Path, constant: Callable[[str, int,
     assert finding.verdict == expected
     if expected == "reproduced":
         fitted = np.array([1.03, 1.06] * 5)
-        assert finding.effects[1]["mean"] == pytest.approx(fitted.std(ddof=1) / fitted.mean())
-        assert finding.effects[0]["mean"] > 0.999
+        assert finding.effects[0]["mean"] == pytest.approx(fitted.std(ddof=1) / fitted.mean())
+        assert finding.effects[1]["mean"] > 0.999
 
 
 def test_what_is_drawn_with_equal_weights_counts_once(tmp_path: Path) -> None:
@@ -258,4 +263,4 @@ def test_what_is_drawn_with_equal_weights_counts_once(tmp_path: Path) -> None:
     one_step(tmp_path, "postln", 3, 7.0, share=0.1, settings={"model": {"init": "deepnorm"}})
     one_step(tmp_path, "postln", 60, 7.0, share=0.1)
     assert [effect["mean"] for effect in verdict("C29", tmp_path).effects] == before
-    assert before[1] > 0.1
+    assert before[0] > 0.1

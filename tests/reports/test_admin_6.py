@@ -129,7 +129,7 @@ def test_without_branches_the_figure_names_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("exponent", "spread", "expected"),
-    [(1.0, 0.02, "reproduced"), (0.2, 0.02, "contradicted"), (0.7, 0.02, "inconclusive"), (1.0, 0.4, "inconclusive")],
+    [(1.0, 0.02, "reproduced"), (0.2, 0.02, "contradicted"), (0.7, 0.02, "not reproduced"), (1.0, 0.4, "inconclusive")],
 )
 def test_admins_shares(tmp_path: Path, exponent: float, spread: float, expected: str) -> None:
     run(tmp_path, "admin", lambda step, i: 0.5, layers=2)  # not the deepest
@@ -146,10 +146,9 @@ def test_admins_shares(tmp_path: Path, exponent: float, spread: float, expected:
     ("initial", "trained", "expected"),
     [
         (4.0, 1.5, "reproduced"),
-        (0.5, 1.5, "contradicted"),
+        (0.5, 1.5, "reproduced"),  # what is so at initialisation is described
         (4.0, 0.8, "contradicted"),
-        (4.0, 1.1, "inconclusive"),
-        (1.5, 1.5, "inconclusive"),
+        (4.0, 1.1, "not reproduced"),
     ],
 )
 def test_postln_relies_on_its_own_branch(tmp_path: Path, initial: float, trained: float, expected: str) -> None:
@@ -164,8 +163,16 @@ def test_postln_relies_on_its_own_branch(tmp_path: Path, initial: float, trained
     finding = verdict("C31", tmp_path)
     assert finding.verdict == expected
     root = math.prod(EVEN) ** (1 / 3)
-    assert [effect["mean"] for effect in finding.effects] == pytest.approx([initial * root, trained * root])
-    assert finding.effects[0]["p"] == pytest.approx(0.25)  # Wilcoxon: three pairs that agree
+    assert [effect["mean"] for effect in finding.effects] == pytest.approx([trained * root, initial * root])
+    assert [effect["role"] for effect in finding.effects] == ["primary", "descriptive"]
+
+
+def test_without_one_step_runs_the_trained_ones_decide_alone(tmp_path: Path) -> None:
+    for seed in SEEDS:
+        for arch, share in (("postln", 0.3), ("preln", 0.1)):
+            run(tmp_path, arch, lambda step, i, s=share: s, seed=seed, kind="train")
+    finding = verdict("C31", tmp_path)
+    assert (finding.verdict, len(finding.effects)) == ("reproduced", 1)
 
 
 def test_models_that_did_not_train_are_no_trained_ones(tmp_path: Path) -> None:

@@ -77,9 +77,8 @@ def test_a_mixture_of_all_layers_has_no_map(tmp_path: Path) -> None:
         (1.1, 1.6, "reproduced"),
         (1 / 1.1, 1.6, "reproduced"),  # which is the larger does not matter
         (1.1, 0.8, "contradicted"),
-        (1.7, 1.6, "contradicted"),
-        (1.1, 1.1, "inconclusive"),
-        (1.35, 1.6, "inconclusive"),
+        (1.7, 1.6, "reproduced"),  # how far they are apart at first is described
+        (1.1, 1.1, "not reproduced"),
     ],
 )
 def test_admin_starts_as_preln_and_ends_with_more_of_its_own(
@@ -99,7 +98,7 @@ def test_admin_starts_as_preln_and_ends_with_more_of_its_own(
     finding = judge(CLAIMS["C53"], load(tmp_path))
     assert finding.verdict == expected
     means = [effect["mean"] for effect in finding.effects]
-    assert means == pytest.approx([max(apart, 1 / apart), trained * math.prod(EVEN) ** (1 / 3)])
+    assert means == pytest.approx([trained * math.prod(EVEN) ** (1 / 3), max(apart, 1 / apart)])
 
 
 def test_alike_on_average_is_not_alike(tmp_path: Path) -> None:
@@ -107,7 +106,7 @@ def test_alike_on_average_is_not_alike(tmp_path: Path) -> None:
     for seed in SEEDS:
         run(tmp_path, "admin", lambda step, i: 0.4 if i % 2 else 0.025, layers=18, seed=seed, kind="train")
         run(tmp_path, "preln", lambda step, i: 0.1, layers=18, seed=seed, kind="train")
-    assert judge(CLAIMS["C53"], load(tmp_path)).effects[0]["mean"] == pytest.approx(2)
+    assert judge(CLAIMS["C53"], load(tmp_path)).effects[1]["mean"] == pytest.approx(2)
 
 
 @pytest.mark.parametrize("state", ["learning", "stuck", "diverged"])

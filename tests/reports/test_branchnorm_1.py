@@ -24,6 +24,11 @@ def drawn(*records: Sequence[Record]) -> tuple[list[Panel], Picture]:
     return [*picture.panels], picture
 
 
+def converged(arch: str, loss: Loss, **more: Any) -> list[Record]:
+    """Those whose loss falls by .009 nats over the last fifth of the updates."""
+    return models(arch, loss, falls=0.009, **more)
+
+
 def test_the_gap_is_deepnorms_loss_minus_postlns_seed_by_seed() -> None:
     deepnorm = models("deepnorm", lambda n, s: 5 + 0.01 * n + s, depths=(6, 12, 18), seeds=(3, 4))
     postln = models("postln", lambda n, s: 5 + (0.02 if s == 4 else -0.02) + s, depths=(6, 12, 18), seeds=(3, 4, 5))
@@ -66,7 +71,9 @@ def test_growth_is_measured_on_seeds_that_have_all_depths() -> None:
     assert picture.finding.endswith("(2 seeds); with each layer it changes by +0.0100 (one seed).")
     _, picture = drawn(deepnorm, models("postln", flat, seeds=(3,)), deep)
     assert picture.finding.endswith("no seed has all depths, so its growth is not measured.")
-    assert verdict("C36", deepnorm, models("postln", flat, seeds=(3,)), deep).verdict == "inconclusive"
+    parts = [converged("deepnorm", by_depth(0.01), depths=(6, 18), seeds=(3, 4)), converged("postln", flat, seeds=(3,))]
+    found = verdict("C36", *parts, converged("postln", flat, depths=(18,), seeds=(4,)))
+    assert (found.verdict, found.effects[0]["n"], len(found.effects)) == ("inconclusive", 0, 3)
 
 
 def test_where_no_pair_trained_the_levels_are_drawn_alone() -> None:
@@ -96,8 +103,9 @@ def test_gaps_at_several_depths_come_before_a_longer_training_at_one() -> None:
     (_, gap), picture = drawn(sweep, once)
     assert gap.series[0].x == [6, 12]
     assert any("Not drawn: 8 runs" in note for note in picture.notes)
-    found = verdict("C36", sweep, once)
-    assert (found.verdict, len(found.effects)) == ("reproduced", 3)
+    both = [converged("deepnorm", by_depth(0.01), depths=(6, 12)), converged("postln", flat, depths=(6, 12))]
+    found = verdict("C36", *both, converged("deepnorm", by_depth(-0.01), **long), converged("postln", flat, **long))
+    assert (found.verdict, len(found.effects)) == ("reproduced", 4)
 
 
 def test_without_one_of_them_it_names_the_command() -> None:
@@ -112,25 +120,62 @@ def test_without_one_of_them_it_names_the_command() -> None:
     [
         (by_depth(0.01), (6, 12, 18), "reproduced"),
         (by_depth(-0.01), (6, 12, 18), "contradicted"),
-        (by_depth(-0.01, 1.0), (6, 12, 18), "contradicted"),  # under-trained, but less so with depth
+        (by_depth(-0.01, 1.0), (6, 12, 18), "reproduced"),  # under-trained; that it is so less with depth is described
         (lambda n, s: 5.0 + 20 * SPREAD[s], (6, 12, 18), "inconclusive"),
-        (by_depth(0.01), (6,), "inconclusive"),  # one depth cannot show that the gap grows ...
-        (by_depth(-0.01), (6,), "contradicted"),  # ... but it can show that there is none
+        (by_depth(0.01), (6,), "reproduced"),
     ],
 )
 def test_c36_undertrained_deepnorm(deepnorm: Loss, depths: Sequence[int], expected: str) -> None:
-    found = verdict("C36", models("deepnorm", deepnorm, depths=depths), models("postln", flat, depths=depths))
+    found = verdict("C36", converged("deepnorm", deepnorm, depths=depths), converged("postln", flat, depths=depths))
     assert found.verdict == expected
-    assert len(found.effects) == len(depths) + 1
+    assert len(found.effects) == 1 + len(depths) + (len(depths) > 1)
 
 
 def test_c36_numbers() -> None:
-    found = verdict("C36", models("deepnorm", by_depth(0.01), depths=(6, 18)), models("postln", flat, depths=(6, 18)))
-    assert [effect["mean"] for effect in found.effects] == pytest.approx([0.06, 0.18, 0.01])
+    found = verdict(
+        "C36", converged("deepnorm", by_depth(0.01), depths=(6, 18)), converged("postln", flat, depths=(6, 18))
+    )
+    assert [effect["effect"] for effect in found.effects] == [
+        f"{name}, fairseq's gain"
+        for name in ("mean gap over depths", "gap at 6L", "gap at 18L", "slope of the gap per layer")
+    ]
+    assert [effect["mean"] for effect in found.effects] == pytest.approx([0.12, 0.06, 0.18, 0.01])
+    assert "6L-6L / 18L-18L" in found.effects[0]["conditions"]
+    assert found.effects[0]["limits"].startswith("converged")
+    assert "18L" not in found.effects[1]["conditions"]
 
 
-def test_c36_is_about_runs_that_converge() -> None:
-    stuck = models("postln", flat, depths=(6, 12), verdict="stuck")
-    found = verdict("C36", models("deepnorm", by_depth(0.01), depths=(6, 12)), stuck)
+def test_c36_deepnets_own_postln_decides_and_fairseqs_describes() -> None:
+    own = converged("postln", lambda n, s: 5.5, settings={"model": {"init": "xavier-1"}})
+    found = verdict("C36", converged("deepnorm", by_depth(0.01)), own, converged("postln", flat))
+    assert [(e["effect"], e["role"], e["mean"]) for e in found.effects] == [
+        ("mean gap over depths, gain 1", "primary", pytest.approx(-0.44)),
+        ("gap at 6L, gain 1", "descriptive", pytest.approx(-0.44)),
+        ("mean gap over depths, fairseq's gain", "descriptive", pytest.approx(0.06)),
+        ("gap at 6L, fairseq's gain", "descriptive", pytest.approx(0.06)),
+    ]
+    assert found.verdict == "contradicted"
+    assert found.effects[2]["reproduced"] is None
+
+
+@pytest.mark.parametrize("falls", [0.011, 0.4])
+def test_c36_is_about_runs_that_converge(falls: float) -> None:
+    still = models("postln", flat, falls=falls)
+    found = verdict("C36", converged("deepnorm", by_depth(0.01)), still)
+    assert found.verdict == "not testable"
+    assert f"still fell by 0.009 to {falls:.2g} nats (converged: less than 0.01)" in found.why
+    stuck = converged("postln", flat, depths=(6, 12), verdict="stuck")
+    found = verdict("C36", converged("deepnorm", by_depth(0.01), depths=(6, 12)), stuck)
     assert found.verdict == "not testable"
     assert found.command == "stabilitylab sweep branchnorm:1 --scale tiny"
+
+
+def test_each_arm_with_a_rate_of_its_own_is_drawn_and_compared() -> None:
+    slow, fast = ({"train": {"lr": lr}} for lr in (5e-4, 2e-3))
+    deepnorm = [converged("deepnorm", by_depth(0.01), depths=(n,), settings=s) for n, s in ((6, slow), (18, fast))]
+    postln = [converged("postln", flat, depths=(n,), settings=s) for n, s in ((6, fast), (18, fast))]
+    (_, gap), _ = drawn(*deepnorm, *postln)
+    assert gap.series[0].x == [6, 18]
+    found = verdict("C36", *deepnorm, *postln)
+    assert found.effects[0]["mean"] == pytest.approx(0.12)
+    assert "lr 0.002 (Post-LN), 0.0005 / 0.002 (DeepNorm)" in found.effects[0]["conditions"]

@@ -120,15 +120,17 @@ def test_without_a_pair_it_names_the_command() -> None:
     [
         (lambda n, s: 5 - 0.1 + SPREAD[s], "reproduced"),
         (lambda n, s: 5 + 0.1 + SPREAD[s], "contradicted"),
-        (lambda n, s: 5 + (0.1 if n == 6 else -0.1) + SPREAD[s], "contradicted"),  # at one depth is enough
-        (lambda n, s: 5 + SPREAD[s], "inconclusive"),
+        (lambda n, s: 5 + (0.1 if n == 6 else -0.3) + SPREAD[s], "reproduced"),  # what counts is the mean over depths
+        (lambda n, s: 5 + SPREAD[s], "not reproduced"),  # lower by less than .01
+        (lambda n, s: 5 + 10 * SPREAD[s], "inconclusive"),
     ],
 )
 def test_c37_final_loss(gap: Loss, expected: str) -> None:
     depths = (6, 12)
     found = verdict("C37", models("branchnorm", gap, depths=depths), models("deepnorm", flat, depths=depths))
     assert found.verdict == expected
-    assert found.effects[1]["mean"] == pytest.approx(np.mean([gap(12, s) - 5 for s in SEEDS]))
+    means = {n: np.mean([gap(n, s) - 5 for s in SEEDS]) for n in depths}
+    assert [effect["mean"] for effect in found.effects] == pytest.approx([np.mean([*means.values()]), means[6], means[12]])
 
 
 def test_c37_prints_the_ablation_which_decides_nothing() -> None:
@@ -136,7 +138,35 @@ def test_c37_prints_the_ablation_which_decides_nothing() -> None:
     ablation = models("branchnorm", lambda n, s: 4.5, seeds=(3,), settings={"model": {"T": 1}})
     found = verdict("C37", good, ablation, models("deepnorm", flat))
     assert found.verdict == "reproduced"
-    assert [e["effect"] for e in found.effects] == ["difference at 6L (ablation T = 1: -0.500, n = 1)"]
+    assert [(e["effect"], e["mean"], e["n"], e["verdict"]) for e in found.effects] == [
+        ("difference, mean over depths", pytest.approx(-0.1), 4, "reproduced"),
+        ("BranchNorm - DeepNorm at 6L", pytest.approx(-0.1), 4, ""),
+        ("BranchNorm - BranchNorm T=1 at 6L", pytest.approx(0.4), 1, ""),
+        ("BranchNorm T=1 - DeepNorm at 6L", pytest.approx(-0.5), 1, ""),
+    ]
+
+
+def test_c37_compares_runs_of_the_protocols_ramp() -> None:
+    long = {"settings": {"model": {"T": 80}}}
+    found = verdict("C37", models("branchnorm", lambda n, s: 4.9, **long), models("deepnorm", flat))
+    assert found.verdict == "not testable"
+    assert found.why == (
+        "BranchNorm ramped for 80 of 160 updates: architectures are compared with a ramp of 4 % of the run"
+    )
+    right = models("branchnorm", lambda n, s: 5.2)
+    found = verdict("C37", models("branchnorm", lambda n, s: 4.9, **long), right, models("deepnorm", flat))
+    assert (found.verdict, found.effects[0]["n"]) == ("contradicted", 4)
+    assert "T = 6 (3.75 %)" in found.effects[0]["conditions"]
+
+
+def test_c37_each_arm_at_its_own_rate() -> None:
+    fast = {"settings": {"train": {"lr": 2e-3}}}
+    own = [models("branchnorm", lambda n, s: 4.9, **fast), models("deepnorm", flat)]
+    found = verdict("C37", *own)
+    assert (found.verdict, found.effects[0]["n"]) == ("reproduced", 4)
+    assert "lr 0.0003 (DeepNorm), 0.002 (BranchNorm)" in found.effects[0]["conditions"].replace(
+        "lr 0.002 (BranchNorm), 0.0003 (DeepNorm)", "lr 0.0003 (DeepNorm), 0.002 (BranchNorm)"
+    )
 
 
 def test_c37_takes_the_longest_training_with_enough_seeds() -> None:
@@ -177,7 +207,7 @@ def test_c37_without_runs() -> None:
     [
         (lambda seed: 4.9 + SPREAD[seed], "reproduced"),
         (lambda seed: 5.1 + SPREAD[seed], "contradicted"),
-        (lambda seed: 5.0 + SPREAD[seed], "inconclusive"),
+        (lambda seed: 5.0 + SPREAD[seed], "not reproduced"),
     ],
 )
 def test_c47_is_decided_by_the_whole_course_and_not_by_its_end(middle: Callable[[int], float], expected: str) -> None:
@@ -186,10 +216,11 @@ def test_c47_is_decided_by_the_whole_course_and_not_by_its_end(middle: Callable[
     ablation = [curve("branchnorm", seed, (8, 7, 4, 4), T=1) for seed in SEEDS]
     found = verdict("C47", deepnorm, branchnorm, ablation)
     assert found.verdict == expected
-    (effect,) = found.effects
+    effect, _, ramp, alpha = found.effects
     # the third measurement weighs half of what lies between the second and the last: 90 of 100 updates
     assert effect["mean"] == pytest.approx(0.45 * (np.mean([middle(seed) for seed in SEEDS]) - 5))
-    assert effect["effect"] == "mean difference at 6L (ablation T = 1: -0.450, n = 4)"
+    assert effect["effect"] == "mean difference, mean over depths"
+    assert (ramp["mean"] + alpha["mean"], alpha["mean"]) == pytest.approx((effect["mean"], -0.45))
 
 
 @pytest.mark.parametrize("id", ["C37", "C47"])
@@ -200,15 +231,14 @@ def test_a_depth_at_which_branchnorm_diverged_leaves_the_claim_open(id: str) -> 
     deep = [curve("deepnorm", seed, (8, 7, 6, 4), layers=50) for seed in SEEDS]
     lost = [curve("branchnorm", seed, (8, 7, 6, 4), layers=50, verdict="diverged") for seed in SEEDS]
     found = verdict(id, ahead, deep, lost)
-    assert (found.verdict, len(found.effects)) == ("inconclusive", 2)
+    assert (found.verdict, len(found.effects)) == ("inconclusive", 3)
 
 
 def test_the_ablation_beside_c37_is_of_the_same_settings() -> None:
     long = [record for arch in ("deepnorm", "branchnorm")
             for record in models(arch, flat, settings={"train": {"steps": 1200}})]  # fmt: skip
     short = [*models("deepnorm", flat), *models("branchnorm", flat, settings={"model": {"T": 1}})]
-    (effect,) = verdict("C37", long, short).effects
-    assert effect["effect"] == "difference at 6L"
+    assert len(verdict("C37", long, short).effects) == 2
 
 
 def test_c47_needs_both() -> None:

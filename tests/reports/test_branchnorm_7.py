@@ -103,6 +103,7 @@ def shapes(exponential: Loss, names: Sequence[str] = ("linear", "exp", "sigmoid"
     [
         (lambda n, s: 5.01 + SPREAD[s], "reproduced"),
         (lambda n, s: 5.2 + SPREAD[s], "contradicted"),
+        (lambda n, s: 4.8 + SPREAD[s], "contradicted"),
         (lambda n, s: 5.05 + SPREAD[s], "inconclusive"),
     ],
 )
@@ -111,11 +112,21 @@ def test_c39_shape_of_the_schedule(exponential: Loss, expected: str) -> None:
     found = verdict("C39", shapes(flat, ("linear", "exp"), T=50), shapes(exponential))
     assert found.verdict == expected
     assert [e["effect"] for e in found.effects] == [
-        "growth = linear minus exp",
+        "growth = exp minus linear",
         "growth = sigmoid minus exp",
         "growth = sigmoid minus linear",
     ]
-    assert found.effects[0]["mean"] == pytest.approx(5 - np.mean([exponential(6, s) for s in SEEDS]))
+    assert found.effects[0]["mean"] == pytest.approx(np.mean([exponential(6, s) for s in SEEDS]) - 5)
+
+
+def test_c39_the_other_pairs_describe() -> None:
+    def sigmoid(n: int, s: int) -> float:
+        return 6.0 + SPREAD[s]
+
+    models_ = [*shapes(flat, ("linear", "exp")), *models(
+        "branchnorm", sigmoid, settings={"model": {"growth": "sigmoid", "T": 100}})]  # fmt: skip
+    found = verdict("C39", models_)
+    assert (found.verdict, found.effects[1]["mean"], found.effects[1]["verdict"]) == ("reproduced", pytest.approx(1), "")
 
 
 def test_c39_without_sigmoid() -> None:

@@ -90,7 +90,8 @@ def test_a_run_that_diverged_decides_nothing(tmp_path: Path) -> None:
     make_shares(tmp_path, lambda arch, seed, step, row: math.nan, seeds=(9,), verdict="diverged", state="diverged")
     _, picture = drawn(tmp_path)
     assert picture.finding.endswith("2 of 2 encoder layers and 2 of 2 decoder layers (3 seeds).")
-    assert one(tmp_path, "C43").verdict == "reproduced"
+    effect = one(tmp_path, "C43").effects[0]
+    assert (effect["seeds"], effect["mean"]) == ([3, 4, 5], 1)
 
 
 def test_without_runs_it_names_the_command(tmp_path: Path) -> None:
@@ -107,9 +108,9 @@ def test_without_runs_it_names_the_command(tmp_path: Path) -> None:
     ("lower", "verdict"),
     [
         (lambda seed, row: True, "reproduced"),
-        (lambda seed, row: row.stack == "decoder", "contradicted"),  # none of the encoder's
         (lambda seed, row: False, "contradicted"),
-        (lambda seed, row: row.stack == "decoder" or row.layer > 1, "inconclusive"),  # .75 of the encoder
+        (lambda seed, row: row.layer > 4, "not reproduced"),  # 12 of 16 on either side
+        (lambda seed, row: row.stack == "decoder" or row.layer > 1, "inconclusive"),  # all but one of 32: .97
         (lambda seed, row: seed > 3, "inconclusive"),
     ],
 )
@@ -118,11 +119,13 @@ def test_c43_sparser_in_all_layers(tmp_path: Path, lower: Callable[[int, Row], b
         below = lower(seed, row) if step == 30 else not lower(seed, row)  # what counts is the end
         return 0.4 if arch == "deepnorm" else (0.3 if below else 0.5)
 
-    make_shares(tmp_path, share, layers=4)
+    make_shares(tmp_path, share, layers=16, seeds=range(3, 9))
     found = one(tmp_path, "C43")
+    counts = {s: [lower(3, Row("", s, n)) for n in range(1, 17)] for s in ("encoder", "decoder")}
+    whole, encoder, decoder = found.effects
+    assert whole["values"]["3"] == f"{sum(sum(own) for own in counts.values())}/32"
+    assert (encoder["values"]["3"], decoder["values"]["3"]) == tuple(f"{sum(own)}/16" for own in counts.values())
     assert found.verdict == verdict
-    encoder = [lower(seed, Row("", "encoder", layer)) for seed in SEEDS for layer in (1, 2, 3, 4)]
-    assert found.effects[0]["mean"] == pytest.approx(sum(encoder) / 12)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +135,7 @@ def test_c43_sparser_in_all_layers(tmp_path: Path, lower: Callable[[int, Row], b
         (lambda arch, seed, step, row: 0.1 + step / 100, "contradicted"),
         (lambda arch, seed, step, row: 0.5 - step / 100 * (1 if seed > 3 else -1), "inconclusive"),
         (lambda arch, seed, step, row: 0.5 - step / 100 * (1 if arch == "deepnorm" else -1), "contradicted"),
+        (lambda arch, seed, step, row: 0.5 + step / 100 * (1 if arch == "deepnorm" else -1), "reproduced"),
     ],
 )
 def test_c44_sparser_with_training(tmp_path: Path, share: Share, verdict: str) -> None:
@@ -144,9 +148,9 @@ def test_c44_sparser_with_training(tmp_path: Path, share: Share, verdict: str) -
 def test_c44_is_spearmans_rho_of_the_mean_over_layers(tmp_path: Path) -> None:
     values = {0: 0.5, 10: 0.6, 20: 0.4, 30: 0.3}  # ranks 3 4 2 1 against 1 2 3 4: 1 - 6 * 18 / 60
     make_shares(
-        tmp_path, lambda arch, seed, step, row: values[step] + 10 * (row.layer - 1.5) * step, archs=("deepnorm",)
+        tmp_path, lambda arch, seed, step, row: values[step] + 10 * (row.layer - 1.5) * step, archs=("branchnorm",)
     )
-    (effect,) = one(tmp_path, "C44").effects  # one of the two architectures is enough
+    (effect,) = one(tmp_path, "C44").effects  # DeepNorm's would stand beside it
     assert effect["mean"] == pytest.approx(1 - 6 * 18 / 60)
 
 

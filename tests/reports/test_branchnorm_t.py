@@ -148,9 +148,18 @@ def test_c38_judges_every_learning_rate_with_four_ramps() -> None:
     three = [record for T in (2, 40, 400) for record in fast(T)]
     found = verdict("C38", slow, three)
     assert (found.verdict, {effect["n"] for effect in found.effects}) == ("reproduced", {4})
-    found = verdict("C38", slow, three, fast(2000))
-    assert (found.verdict, len(found.effects)) == ("contradicted", 12)
+    found = verdict("C38", slow, three, fast(2000))  # the lowest rate decides, the other is printed
+    assert (found.verdict, len(found.effects)) == ("reproduced", 12)
+    assert found.effects[0]["effect"] == "T = 2000 minus 2 at lr 0.0003"
     assert found.effects[-1]["effect"] == "T = 2000 minus 400 at lr 0.01"
+    assert {effect["verdict"] for effect in found.effects[1:]} == {""}
+
+
+def test_c38_is_about_the_longest_and_the_shortest_ramp() -> None:
+    """Those between may lie apart: they are printed."""
+    found = verdict("C38", ramps({2: flat, 40: lambda n, s: 6.0 + SPREAD[s], 400: flat, 2000: flat}))
+    assert found.verdict == "reproduced"
+    assert max(effect["mean"] for effect in found.effects) == pytest.approx(1)
 
 
 def test_c38_plateaus_are_not_equal_and_do_not_take_the_place_of_a_longer_training() -> None:

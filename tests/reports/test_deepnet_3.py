@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from making import Made, layer_rows, load, make_run
@@ -25,6 +26,7 @@ def make_gradients(
     depths: tuple[int, ...] = (6, 12),
     seeds: tuple[int, ...] = SEEDS,
     archs: tuple[str, ...] = ("postln", "postln-init"),
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Layer n of the decoder has gradient n (Post-LN, times ``ratio`` in Post-LN-init), of the encoder 100."""
     for arch in archs:
@@ -43,7 +45,7 @@ def make_gradients(
                     seed=seed,
                     layers=depth,
                     kind=kind,
-                    settings={"train": {"steps": 101}},
+                    settings={"train": {"steps": 101}, **(settings or {}).get(arch, {})},
                     tables={"grad_norm": Made(layer_rows(depth), ("value",), value, steps)},
                     metrics={"held_out_nll": [7.0, 6.0 + seed], "held_out_accuracy": [0.1, 0.2]},
                     metric_steps=(0, 100),
@@ -105,7 +107,7 @@ def test_without_runs_it_names_the_command(tmp_path: Path) -> None:
     [
         (lambda seed, step: 2.0 + 0.01 * seed, "reproduced"),
         (lambda seed, step: 0.5 + 0.01 * seed, "contradicted"),
-        (lambda seed, step: 2.0 + 0.01 * seed if step == 0 else 0.5 + 0.01 * seed, "contradicted"),
+        (lambda seed, step: 2.0 + 0.01 * seed if step == 0 else 0.5 + 0.01 * seed, "reproduced"),  # described
         (lambda seed, step: 0.4 if seed == 3 else 2.0, "inconclusive"),
     ],
 )
@@ -114,16 +116,50 @@ def test_larger_last_gradient(tmp_path: Path, ratio: Ratio, expected: str) -> No
     assert verdict(tmp_path).verdict == expected
 
 
-def test_the_first_step_alone_reproduces_nothing(tmp_path: Path) -> None:
-    make_gradients(tmp_path / "up", lambda seed, step: 2.0 + 0.01 * seed, kind="onestep", steps=(0,))
-    make_gradients(tmp_path / "down", lambda seed, step: 0.5 + 0.01 * seed, kind="onestep", steps=(0,))
-    assert verdict(tmp_path / "up").verdict == "inconclusive"
-    assert verdict(tmp_path / "down").verdict == "contradicted"
+def test_the_mean_over_depths_decides(tmp_path: Path) -> None:
+    make_gradients(tmp_path, lambda seed, step: 2.0 + 0.01 * seed)
+    mean, *each = verdict(tmp_path).effects
+    assert [effect["effect"] for effect in (mean, *each)] == [
+        f"{name}, fairseq's gain"
+        for name in (
+            "ratio at initialisation, mean over depths",
+            "ratio at initialisation, 6L",
+            "ratio at initialisation, 12L",
+            "ratio at step 100, 6L",
+            "ratio at step 100, 12L",
+        )
+    ]
+    assert mean["mean"] == pytest.approx(each[0]["mean"])
+    assert {effect["verdict"] for effect in each} == {""}
 
 
 def test_a_run_that_ended_before_step_100_says_nothing_about_it(tmp_path: Path) -> None:
     make_gradients(tmp_path, lambda seed, step: 2.0 + 0.01 * seed, steps=(0, 50))
-    assert [effect["n"] for effect in verdict(tmp_path).effects] == [3, 3, 0]
+    assert [effect["n"] for effect in verdict(tmp_path).effects] == [3, 3, 3]
+
+
+OWN = {"postln": {"model": {"init": "xavier-1"}}, "postln-init": {"model": {"init": "arch-1"}}}
+
+
+def test_deepnets_own_postln_decides_and_is_the_solid_line(tmp_path: Path) -> None:
+    make_gradients(tmp_path / "fairseq", lambda seed, step: 0.5 + 0.01 * seed)
+    make_gradients(tmp_path / "own", lambda seed, step: 2.0 + 0.01 * seed, settings=OWN)
+    found = verdict(tmp_path)
+    assert (found.verdict, len(found.effects)) == ("reproduced", 10)
+    assert [effect["effect"] for effect in found.effects if "mean over" in effect["effect"]] == [
+        "ratio at initialisation, mean over depths, gain 1",
+        "ratio at initialisation, mean over depths, fairseq's gain",
+    ]
+    assert found.effects[5]["mean"] < 1
+    panels, finding = panels_of(tmp_path)
+    for title in ("Decoder of 12L-12L", "Last decoder layer", "Held-out loss"):
+        assert {line.label: line.dash for line in panels[title].series} == {
+            "Post-LN": "dashed",
+            "Post-LN gain=1": "solid",
+            "Post-LN-init": "dashed",
+            "Post-LN-init gain=1": "solid",
+        }
+    assert "both of gain 1, at 2 of 2 depths" in finding
 
 
 def test_last_gradient_without_its_runs(tmp_path: Path) -> None:
@@ -161,5 +197,6 @@ def test_convergence(tmp_path: Path) -> None:
         "narrow": "not testable",
         "alone": "not testable",
     }
-    assert found["true"].effects[0]["p"] == pytest.approx(2 / 924)  # Fisher, 6 of 6 against 0 of 6: 2 / C(12, 6)
+    assert found["true"].effects[0]["p"] == pytest.approx(0.5**6)  # six of six seeds
+    assert [effect["mean"] for effect in found["half"].effects] == [0.5, 0.5, 0.0]
     assert "--scale paper" in found["short"].command

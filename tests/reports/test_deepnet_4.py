@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,6 +57,7 @@ def make_course(
     layers: int = 18,
     steps: Sequence[int] = range(31),
     state: str = "finished",
+    init: str = "arch",
 ) -> None:
     def updates(step: int, row: Row) -> Sequence[float]:
         return (course.moved(step), course.change(step)) if row.stack == "decoder" else (77.0, 77.0)
@@ -75,18 +76,22 @@ def make_course(
         "grad_norm": Made(layer_rows(layers), ("value",), gradient, steps),
         "activation_grad_norm": Made(taps, ("value",), gradient, steps),
     }
-    settings = {"train": {"steps": 101, "warmup": warmup}}
+    settings = {"model": {"init": init}, "train": {"steps": 101, "warmup": warmup}}
     name = f"{arch}-{warmup}-s{seed}"
     make_run(folder, name, arch=arch, seed=seed, layers=layers, settings=settings, tables=tables, state=state)
 
 
-def make_all(folder: Path, cold: Callable[[int], Course], *, warm: Course = WARM, init: Course = INIT) -> None:
+def make_all(
+    folder: Path, cold: Callable[[int], Course], *, warm: Course = WARM, init: Course = INIT,
+    init_of: Mapping[str, str] | None = None,
+) -> None:  # fmt: skip
+    inits = {"postln": "arch", "postln-init": "arch", **(init_of or {})}
     for seed in (3, 4, 5):
         own = 1 + 0.01 * seed
-        make_course(folder, "postln", seed, cold(seed))
+        make_course(folder, "postln", seed, cold(seed), init=inits["postln"])
         for arch, course in (("postln", warm), ("postln-init", init)):
             scaled = replace(course, moved=lambda step, own=own, course=course: own * course.moved(step))
-            make_course(folder, arch, seed, scaled, warmup=4000)
+            make_course(folder, arch, seed, scaled, warmup=4000, init=inits[arch])
 
 
 def verdicts(folder: Path, *ids: str) -> dict[str, str]:
@@ -160,10 +165,40 @@ def test_without_runs_it_names_the_command(tmp_path: Path) -> None:
 def test_claims_hold_where_the_paper_is_right(tmp_path: Path) -> None:
     make_all(tmp_path, lambda seed: replace(EXPLODES, moved=lambda step: (9.0 + 0.01 * seed) * (step > 0)))
     assert set(verdicts(tmp_path, "C13", "C14", "C15", "C16").values()) == {"reproduced"}
-    jump, later = one(tmp_path, "C13").effects
+    later, jump = one(tmp_path, "C13").effects
     assert jump["mean"] == pytest.approx(9.04 / math.sqrt(128), rel=1e-4)
     assert later["mean"] == pytest.approx(0.1 / 9.0)
     assert one(tmp_path, "C14").effects[0]["mean"] == pytest.approx(6.24 / 9.04, rel=1e-3)
+    smaller, *each = one(tmp_path, "C15").effects
+    assert smaller["mean"] == pytest.approx(min(effect["mean"] for effect in each))
+    growth, size, init = one(tmp_path, "C16").effects
+    assert [effect["mean"] for effect in (growth, size, init)] == pytest.approx([3.2 / 1.2, 3.2, 1.1], rel=1e-4)
+
+
+def test_c16_is_about_growth_and_not_about_size(tmp_path: Path) -> None:
+    """Inputs that are large from the beginning did not become large."""
+    make_all(tmp_path, lambda seed: replace(EXPLODES, inputs=lambda step: 3.0 + 0.01 * (step > 9) * seed))
+    found = one(tmp_path, "C16")
+    assert (found.verdict, found.effects[1]["verdict"]) == ("contradicted", "")
+    assert found.effects[1]["mean"] == pytest.approx(3.04, rel=1e-3)
+
+
+def test_deepnets_own_postln_decides_and_fairseqs_stands_beside_it(tmp_path: Path) -> None:
+    make_all(tmp_path / "fairseq", lambda seed: CALM)
+    own = {"postln": "xavier-1", "postln-init": "arch-1"}
+    make_all(tmp_path / "own", lambda seed: EXPLODES, init_of=own)
+    assert set(verdicts(tmp_path, "C13", "C14", "C15", "C16").values()) == {"reproduced"}
+    found = one(tmp_path, "C14").effects
+    assert [effect["effect"] for effect in found] == [
+        "with / without warm-up, gain 1",
+        "with / without warm-up, fairseq's gain",
+    ]
+    assert (found[1]["role"], found[1]["reproduced"]) == ("descriptive", None)
+    update, ffn, *_ = FirstUpdates().picture(load(tmp_path)).panels
+    assert len(update.series) == 6
+    assert [line.label for line in ffn.series if "branch alone" in line.detail] == [
+        *("Post-LN gain=1", "Post-LN gain=1", "Post-LN-init gain=1")
+    ]
 
 
 def test_claims_fail_where_it_is_wrong(tmp_path: Path) -> None:
@@ -185,7 +220,7 @@ def test_only_comparable_runs_are_compared(tmp_path: Path) -> None:
         "C13": "reproduced",
         "C14": "not testable",
         "C15": "not testable",
-        "C16": "not testable",
+        "C16": "reproduced",
     }
     assert "postln with warm-up" in one(tmp_path, "C14").why
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -34,8 +34,9 @@ def settings(axis: str, value: Any) -> Mapping[str, Any]:
 
 
 def sweep(
-    loss: Loss, axes: Sequence[str] = ("lr", "batch", "width"), arch: str = "deepnorm", **more: Any
-) -> list[Record]:
+    loss: Loss, axes: Sequence[str] = ("lr", "batch", "width"), arch: str = "deepnorm",
+    seeds: Iterable[int] = SEEDS, **more: Any,
+) -> list[Record]:  # fmt: skip
     """The baseline once, and each other value alone; a run's losses are two above, one above, and at ``loss``."""
     found = []
     values = {"lr": RATES, "batch": BATCHES, "width": WIDTHS}
@@ -43,7 +44,7 @@ def sweep(
         for value, doublings in values[axis].items():
             if doublings == 0 and axis != axes[0]:
                 continue
-            for seed in SEEDS:
+            for seed in seeds:
                 last = loss(axis, doublings, seed)
                 metrics = {"held_out_nll": [last + 2, last + 1, last], "held_out_accuracy": [0.1] * 3}
                 own = merge(BASE, settings(axis, value))
@@ -131,14 +132,24 @@ def test_without_runs_it_names_the_command() -> None:
         assert missing.value.command == "stabilitylab sweep deepnet:7 --scale tiny"
 
 
-@pytest.mark.parametrize(("lost", "expected"), [(0, "reproduced"), (2, "inconclusive"), (15, "contradicted")])
-def test_c50_counts_failures_in_all_settings(lost: int, expected: str) -> None:
-    runs = sweep(faster)
+@pytest.mark.parametrize(
+    ("seeds", "lost", "expected"),
+    [
+        (range(3, 9), 0, "reproduced"),  # 42 runs of six seeds
+        (SEEDS, 0, "inconclusive"),  # 21 of three: up to .54
+        (SEEDS, 2, "inconclusive"),
+        (range(3, 9), 24, "contradicted"),
+    ],
+)
+def test_c50_counts_failures_in_all_settings_by_seed(seeds: Sequence[int], lost: int, expected: str) -> None:
+    runs = sorted(sweep(faster, seeds=seeds), key=lambda run: run.name.rpartition("-")[0])
     for run in runs[:lost]:
         rejudge(run, "stuck")
     found = verdict("C50", runs)
     assert found.verdict == expected
-    assert (found.effects[0]["n"], found.effects[0]["mean"]) == (21, pytest.approx(lost / 21))
+    (share,) = found.effects
+    assert (share["n"], share["mean"]) == (len(seeds), pytest.approx(lost / len(runs)))
+    assert share["values"]["3"].endswith("/7")
 
 
 def wavering(axis: str, doublings: float, seed: int) -> float:
@@ -156,14 +167,16 @@ def wavering(axis: str, doublings: float, seed: int) -> float:
 def test_c51_is_the_slope_of_the_mean_loss(loss: Loss, expected: str) -> None:
     found = verdict("C51", sweep(loss))
     assert found.verdict == expected
-    assert [effect["effect"].split("the ")[1] for effect in found.effects] == ["learning rate", "batch", "width"]
+    assert [effect["effect"].split("the ")[1] for effect in found.effects] == [
+        *("largest", "learning rate", "batch", "width")
+    ]
     if expected == "reproduced":
-        assert [effect["mean"] for effect in found.effects] == pytest.approx([-0.3, -0.2, -0.1])
+        assert [effect["mean"] for effect in found.effects] == pytest.approx([-0.1, -0.3, -0.2, -0.1])
 
 
 def test_c51_a_seed_without_a_value_is_left_out_and_divergence_decides_nothing() -> None:
     runs = [run for run in sweep(faster) if run.name != "deepnorm-width--1-5"]
-    assert [effect["seeds"] for effect in verdict("C51", runs).effects] == [[3, 4, 5], [3, 4, 5], [3, 4]]
+    assert [effect["seeds"] for effect in verdict("C51", runs).effects] == [[3, 4], [3, 4, 5], [3, 4, 5], [3, 4]]
     for run in (runs := sweep(faster)):
         if run.name.startswith("deepnorm-lr-1"):
             rejudge(run, "diverged")

@@ -9,15 +9,18 @@ import pytest
 from scipy import stats
 
 from stabilitylab.reports.statistics import (
+    TAIL,
     Region,
+    binomial_outside,
     decide,
+    effective,
     holm,
     r_squared,
     seeds_needed,
     share_interval,
-    signed_rank,
     slope,
     t_interval,
+    t_outside,
 )
 
 ONE, OTHER = Region(low=1), Region(high=0)
@@ -73,17 +76,142 @@ def test_ratios_a_hundred_decades_apart_have_an_interval() -> None:
         (1.1, 2, "reproduced"),
         (-2, -0.1, "contradicted"),
         (0.9, 2, "inconclusive"),
-        (-1, 0.1, "inconclusive"),
-        (0.2, 0.8, "inconclusive"),
+        (-1, 0.1, "not reproduced"),
+        (0.2, 0.8, "not reproduced"),
+        (-1, 1.1, "inconclusive"),
         (1, 2, "inconclusive"),  # the border belongs to neither
     ],
 )
 def test_an_interval_decides_where_it_lies_wholly_inside(low: float, high: float, verdict: str) -> None:
     assert decide(low, high, ONE, OTHER) == verdict
 
+@pytest.mark.parametrize(
+    ("low", "high", "reproduced", "contradicted", "verdict"),
+    [
+        (-2, -1, ONE, None, "not reproduced"),  # what no interval contradicts
+        (-0.5, 0.5, ONE, OTHER, "not reproduced"),  # reaches into X, and no further
+        (1.5, 2, Region(-1, 1), None, "not reproduced"),  # beyond an R with two ends
+        (-2, -1, Region(-1, 1), None, "not reproduced"),  # the border belongs to neither
+        (-2, 2, Region(-1, 1), None, "inconclusive"),
+        (math.nan, math.nan, ONE, OTHER, "inconclusive"),
+    ],
+)
+def test_what_excludes_r_is_not_reproduced(
+    low: float, high: float, reproduced: Region, contradicted: Region | None, verdict: str
+) -> None:
+    assert decide(low, high, reproduced, contradicted) == verdict
 
-def test_what_no_interval_contradicts_is_never_contradicted() -> None:
-    assert decide(-2, -1, ONE, None) == "inconclusive"
+
+REGIONS = (Region(low=0.4), Region(high=1.1), Region(0.3, 1.4), Region(low=-1), Region(high=-0.2), Region(0, 2))
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("region", REGIONS, ids=str)
+def test_p_falls_below_a_fortieth_exactly_where_the_interval_lies_inside(region: Region, log: bool) -> None:
+    draw = np.random.default_rng(11)
+    seen = set()
+    for _ in range(600):
+        sample = draw.uniform(-0.2, 1.2) + draw.uniform(0, 0.6) * draw.standard_normal(draw.integers(2, 9))
+        values = np.exp(sample).tolist() if log else sample.tolist()
+        found, p = t_interval(values, log=log), t_outside(values, region, log=log)
+        assert (p < TAIL) == region.holds(found.low, found.high), (values, p)
+        assert 0 <= p <= 1
+        seen.add(p < TAIL)
+    low, high = (math.log(max(end, 1e-9)) if log else end for end in (region.low, region.high))
+    assert seen == {True, False} or high < -0.2 or low < -1 or (log and region.high <= 0), "the property was not tried"
+
+
+def test_p_is_scipys_on_one_side_and_the_larger_of_two() -> None:
+    sample = [0.9, 1.4, 1.3, 2.0]
+    above, below = (stats.ttest_1samp(sample, end, alternative=side).pvalue for end, side in ((1, "greater"), (2, "less")))
+    assert t_outside(sample, Region(low=1)) == pytest.approx(above)
+    assert t_outside(sample, Region(1, 2)) == pytest.approx(max(above, below))
+    assert t_outside(np.exp(sample).tolist(), Region(low=math.e), log=True) == pytest.approx(above)
+
+
+@pytest.mark.parametrize(
+    ("sample", "region", "log", "p"),
+    [
+        ([1.0], ONE, False, math.nan),
+        ([1.0, math.inf], ONE, False, math.nan),
+        ([2.0, 2.0], ONE, False, 0.0),  # without scatter: inside, or not
+        ([1.0, 1.0], ONE, False, 1.0),
+        ([2.0, 3.0], Region(high=0), True, 1.0),  # no ratio lies below 0
+        ([2.0, 3.0], Region(low=-1), True, 0.0),  # and each above -1
+    ],
+)
+def test_p_at_its_ends(sample: list[float], region: Region, log: bool, p: float) -> None:
+    assert t_outside(sample, region, log=log) == pytest.approx(p, nan_ok=True)
+
+
+@pytest.mark.parametrize(("count", "n"), [(0, 6), (3, 8), (6, 6), (17, 20)])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
+def test_the_binomial_test_is_scipys(count: int, n: int, share: float) -> None:
+    greater, less = (float(stats.binomtest(count, n, share, side).pvalue) for side in ("greater", "less"))
+    assert binomial_outside(count, n, Region(low=share)) == pytest.approx(greater)
+    assert binomial_outside(count, n, Region(high=share)) == pytest.approx(less)
+    between = binomial_outside(count, n, Region(0.05, share))
+    assert between == pytest.approx(max(less, float(stats.binomtest(count, n, 0.05, "greater").pvalue)))
+    assert math.isnan(binomial_outside(0, 0, Region(low=share)))
+
+
+def test_p_of_a_share_falls_below_a_fortieth_exactly_where_its_interval_lies_inside() -> None:
+    draw = np.random.default_rng(12)
+    for _ in range(400):
+        n = draw.uniform(1, 30)
+        count, region = draw.uniform(0, n), Region(*sorted(draw.uniform(0, 1, 2)))
+        assert (binomial_outside(count, n, region) < TAIL) == region.holds(*share_interval(count, n))
+
+
+def test_shares_of_three_seeds_by_hand() -> None:
+    """Korn and Graubard: p = 24/45; residuals -2, 1, 1; var = 3/2 * 6 / 45^2; n_eff = p (1 - p) / var = 56, of which
+    the quantiles of t leave (2.0154 / 4.3027)^2: 12.29."""
+    count, n = effective([(6, 15), (9, 15), (9, 15)])
+    assert n == pytest.approx(56 * (2.015368 / 4.302653) ** 2, rel=1e-5)
+    assert count / n == pytest.approx(24 / 45)
+    assert share_interval(count, n) == pytest.approx((0.24, 0.81), abs=0.002)
+
+
+@pytest.mark.parametrize("counts", [[(1, 1), (0, 1), (1, 1), (1, 1)], [(1, 1)] * 6, [(0, 1)] * 7])
+def test_with_one_run_a_seed_it_is_clopper_and_pearson(counts: list[tuple[int, int]]) -> None:
+    count, n = effective(counts)
+    assert (count, n) == (sum(k for k, _ in counts), len(counts))
+    found = stats.binomtest(int(count), int(n)).proportion_ci(0.95, "exact")
+    assert share_interval(count, n) == pytest.approx((found.low, found.high))
+
+
+def test_where_all_seeds_agree_the_number_is_still_that_of_seeds() -> None:
+    """21 of 21 runs of three seeds: not 21 independent ones."""
+    count, n = effective([(7, 7)] * 3)
+    assert count == n == pytest.approx(21 * (2.085963 / 4.302653) ** 2, rel=1e-5)
+    assert share_interval(count, n)[0] < share_interval(21, 21)[0]
+
+
+def test_shares_never_leave_0_and_1() -> None:
+    draw = np.random.default_rng(13)
+    for _ in range(500):
+        counts = [(float(draw.integers(0, m + 1)), float(m)) for m in draw.integers(0, 12, draw.integers(2, 9))]
+        count, n = effective(counts)
+        if n:
+            low, high = share_interval(count, n)
+            assert 0 <= low <= count / n <= high <= 1, counts
+
+
+@pytest.mark.parametrize(("seeds", "runs", "share"), [(3, 15, 0.5), (4, 16, 0.3), (6, 10, 0.8), (6, 5, 0.1)])
+def test_the_interval_of_clustered_shares_covers(seeds: int, runs: int, share: float) -> None:
+    """Runs of one seed share a fate (beta-binomial, correlation .2): the binomial interval alone would not hold."""
+    draw = np.random.default_rng(seeds)
+    both = share * 4, (1 - share) * 4
+    counts = draw.binomial(runs, draw.beta(*both, size=(1500, seeds)))
+    ours, plain = [], []
+    for found in counts:
+        low, high = share_interval(*effective([(int(k), runs) for k in found]))
+        ours.append(low <= share <= high)
+        low, high = share_interval(int(found.sum()), seeds * runs)
+        plain.append(low <= share <= high)
+    assert np.mean(ours) >= 0.93
+    if runs >= 10:
+        assert np.mean(plain) < 0.92, "the guard: counted over runs it is too narrow"
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -105,8 +233,9 @@ def test_so_many_seeds_would_decide_and_one_less_would_not(log: bool) -> None:
     assert (verdict(needed), verdict(needed - 1)) == ("reproduced", "inconclusive")
 
 
-def test_a_mean_between_the_regions_needs_more_seeds_than_there_are() -> None:
-    assert seeds_needed([0.4, 0.5, 0.6], ONE, OTHER) is None
+def test_a_mean_on_the_border_needs_more_seeds_than_there_are() -> None:
+    assert seeds_needed([0.9, 1.0, 1.1], ONE, OTHER) is None
+    assert seeds_needed([0.4, 0.5, 0.6], ONE, OTHER) == 3  # between the regions: not reproduced
     assert seeds_needed([0.5], ONE, OTHER) is None
 
 
@@ -137,14 +266,6 @@ def test_a_test_that_was_not_made_is_not_corrected_for() -> None:
     assert math.isnan(adjusted[0])
     assert adjusted[1:] == pytest.approx([0.04, 0.04])
     assert holm([]) == []
-
-
-def test_the_smallest_p_of_few_pairs() -> None:
-    assert signed_rank([1, 2, 3, 4, 5]) == pytest.approx(2 / 2**5)
-    assert signed_rank([1, 2, 3, 4, 5, 6]) == pytest.approx(2 / 2**6)
-    assert signed_rank([1, 2, -3]) == pytest.approx(1)
-    assert math.isnan(signed_rank([0, 0, 0]))
-    assert math.isnan(signed_rank([1]))
 
 
 def test_a_line_through_points() -> None:

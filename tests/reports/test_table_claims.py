@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from making import load, make_run
@@ -18,11 +18,11 @@ def verdict(id: str, folder: Path) -> Finding:
     return judge(CLAIMS[id], load(folder))
 
 
-def long_runs(folder: Path, arch: str, layers: int, failed: int, trained: int, steps: int = 3000) -> None:
+def long_runs(folder: Path, arch: str, layers: int, failed: int, trained: int, steps: int = 3000, **more: Any) -> None:
     for number in range(failed + trained):
         make_run(
             folder, f"{arch}-{layers}-{number}", arch=arch, seed=3 + number, layers=layers,
-            settings={"train": {"steps": steps}}, verdict=("stuck" if number % 2 else "diverged")
+            settings={"train": {"steps": steps}, **more}, verdict=("stuck" if number % 2 else "diverged")
             if number < failed else "trained",
         )  # fmt: skip
 
@@ -43,10 +43,34 @@ def test_deep_postln_diverges(
     long_runs(tmp_path, "postln", 50, *postln)
     finding = verdict("C34", tmp_path)
     assert finding.verdict == expected
-    shares = [effect["mean"] for effect in finding.effects]
-    assert shares == pytest.approx([postln[0] / sum(postln), deepnorm[0] / sum(deepnorm), 0, 0])
-    if expected == "reproduced":  # Fisher: six of six against none of six
-        assert finding.effects[1]["p"] == pytest.approx(2 / math.comb(12, 6))
+    alone, *arms = finding.effects
+    assert [effect["mean"] for effect in arms] == pytest.approx(
+        [postln[0] / sum(postln), deepnorm[0] / sum(deepnorm), 0, 0]
+    )
+    seeds = min(sum(postln), sum(deepnorm))
+    assert alone["mean"] == pytest.approx(sum(s < postln[0] and s >= deepnorm[0] for s in range(seeds)) / seeds)
+    assert {effect["role"] for effect in arms} == {"descriptive"}
+    if expected == "reproduced":  # six of six, where one half would give each
+        assert alone["p"] == pytest.approx(0.5**6)
+
+
+def test_deepnets_own_postln_decides(tmp_path: Path) -> None:
+    for arch, layers in (("deepnorm", 50), ("branchnorm", 50), ("admin", 18), ("postln", 50)):
+        long_runs(tmp_path / "a", arch, layers, 0, 6)
+    long_runs(tmp_path / "b", "postln", 50, 6, 0, model={"init": "xavier-1"})
+    finding = verdict("C34", tmp_path)
+    assert finding.verdict == "reproduced"
+    assert [(e["effect"].rpartition(", ")[2], e["mean"]) for e in finding.effects if "none" in e["effect"]] == [
+        ("gain 1", 1.0),
+        ("fairseq's gain", 0.0),
+    ]
+
+
+def test_another_ramp_is_refused(tmp_path: Path) -> None:
+    for arch, layers in (("deepnorm", 50), ("admin", 18), ("postln", 50)):
+        long_runs(tmp_path, arch, layers, 0, 6)
+    long_runs(tmp_path, "branchnorm", 50, 0, 6, model={"T": 1500})
+    assert verdict("C34", tmp_path).why.startswith("BranchNorm ramped for 1500 of 3,000 updates")
 
 
 @pytest.mark.parametrize(

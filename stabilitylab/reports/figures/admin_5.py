@@ -12,7 +12,7 @@ from ..base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
 from ..claims import Effect, claim
 from ..collection import Frame, Record, Runs
 from ..layerwise import counted, largest_group
-from ..statistics import Region, signed_rank
+from ..statistics import Region
 
 QUANTITIES = {  # what is compared: table, column, dash
     "gradient": ("grad_norm", "value", "solid"),
@@ -151,8 +151,7 @@ def updates_are_narrow(runs: Runs) -> list[Effect]:
     groups = runs.where(fit, kind="train", label="postln", table=TABLES).groups()
     if not groups:
         raise MissingRuns(f"needs postln trained for {SETTLED} updates or more with {' and '.join(TABLES)}")
-    found = {
-        seed: decades(settled(record, "gradient")) - decades(settled(record, "update"))
-        for seed, record in groups[0].by_seed().items()
-    }
-    return [Effect("decades wider", found, Region(low=1), Region(high=0), p=signed_rank([*found.values()]))]
+    own = groups[0].by_seed()
+    wide = {seed: [decades(settled(record, name)) for name in QUANTITIES] for seed, record in own.items()}
+    wider = {seed: gradient - update for seed, (gradient, update) in wide.items()}
+    return [Effect("decades wider", wider, Region(low=1), Region(high=0), of=own.values())]

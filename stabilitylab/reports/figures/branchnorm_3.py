@@ -89,7 +89,7 @@ class Beginning(Figure):
     def picture(self, runs: Runs) -> Picture:
         fit = runs.where(lambda run: {TOTAL, LOSS} <= {*run.metrics} and len(run.metrics) > 1)
         dense = fit.where(lambda run: complete(run, OUTSIDE, LEAST))
-        group, notes = largest_group(dense or fit, ["grad_norm"], self.id)
+        group, notes = largest_group(dense or fit, ["grad_norm"], self.id, between=("deepnorm", "branchnorm"))
         if dense and len(fit) > len(dense):
             notes.append(f"Not drawn: {len(fit) - len(dense)} without the norm of each of the first {LEAST} updates.")
         panels = [panel for panel in (_beginning(group), *_profiles(group), _parts(group)) if panel.series]

@@ -13,7 +13,7 @@ from ...experiments import command
 from .. import style
 from ..base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
 from ..collection import LAYERS, Record, Runs
-from ..layerwise import counted, failed, last_nll, one_ramp, states
+from ..layerwise import counted, failed, grouped, last_nll, one_ramp, states
 
 LEAST_BLEU = 5.0  # below it a model does not translate, and BLEU says nothing
 SHARE, DROPOUT = "data.fraction", "model.dropout"  # the paper's dropout goes with its size of the data
@@ -86,7 +86,7 @@ def by_share(runs: Runs) -> dict[float, Runs]:
 def depth_sweeps(runs: Runs) -> list[Runs]:
     """Groups of comparable training runs at any depth and share of the data."""
     free = (*LAYERS, SHARE, DROPOUT)
-    groups = runs.where(even, kind="train").groups(*free)
+    groups = grouped(runs.where(even, kind="train"), *free)
     return [Runs(run for own in by_share(one_ramp(g, *free)[0]).values() for run in own) for g in groups]
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from scipy import stats
 
 from .. import style
 from ..base import Figure, MissingRuns, Picture, figure
-from ..claims import Effect, claim
+from ..claims import NAMED_LATER, Effect, Share, claim
 from ..collection import Record, Runs, pairs
 from ..layerwise import (
     ENOUGH,
     STACKS,
+    both,
     comparable,
     counted,
     differences,
@@ -24,7 +27,7 @@ from ..layerwise import (
     matched,
     stack_panels,
 )
-from ..statistics import Region, signed_rank
+from ..statistics import Region
 
 TABLE, COLUMN = "activation_sparsity", "nonzero_fraction"
 
@@ -37,7 +40,7 @@ class NonzeroShare(Figure):
     """
 
     def picture(self, runs: Runs) -> Picture:
-        group, notes = largest_group(runs, [TABLE], self.id, ended=True)
+        group, notes = largest_group(runs, [TABLE], self.id, ended=True, between=("deepnorm", "branchnorm"))
         sparsity = stack_panels(group, TABLE, COLUMN, "layer", "share of nonzero activations")
         panels = [panel for panel in (*sparsity, held_out_panel(group), gradient_panel(group)) if panel.series]
         return Picture(panels, _finding(group), [*notes, *hidden(panels)])
@@ -71,24 +74,26 @@ def _levels(group: Runs) -> str:
     paper="BranchNorm",
     sentence="BranchNorm's activations are sparser than DeepNorm's in all layers",
     source="BranchNorm, Fig. 9",
-    statistic="share of layers with a lower nonzero fraction in BranchNorm, encoder and decoder apart",
-    threshold="R: >= .95 in encoder and decoder; X: < .5 in either",
+    statistic="share of all layers of both stacks, by seed, with a lower nonzero fraction in BranchNorm; beside it "
+    "each stack's",
+    threshold="R: >= .95; X: < .5",
     sweep="branchnorm:8",
     pilot="decoder 12 of 12, encoder 1 of 12 (2 seeds, 400 steps)",
+    after=NAMED_LATER,
 )
-def sparser_in_all_layers(runs: Runs) -> list[Effect]:
-    found = {seed: differences(a, b, TABLE, COLUMN) for seed, a, b in matched(runs, "branchnorm", "deepnorm", TABLE)}
-    return [
-        Effect(
-            f"share of {stack} layers with BranchNorm below",
-            {seed: float((values[stack] < 0).mean()) for seed, values in found.items()},
-            Region(low=0.95 - 1e-9),
-            Region(high=0.5),
-            p=signed_rank([float(np.mean(values[stack])) for values in found.values()]),
-        )
-        for stack in STACKS
-        if all(len(values[stack]) for values in found.values())
-    ]
+def sparser_in_all_layers(runs: Runs) -> list[Share]:
+    compared = matched(runs, "branchnorm", "deepnorm", TABLE)
+    found, of = {seed: differences(a, b, TABLE, COLUMN) for seed, a, b in compared}, both(compared)
+
+    def below(stacks: Sequence[str]) -> dict[int, tuple[int, int]]:
+        return {
+            seed: (sum(int((own[stack] < 0).sum()) for stack in stacks), sum(len(own[stack]) for stack in stacks))
+            for seed, own in found.items()
+        }
+
+    whole = Share("layers with BranchNorm below", below(STACKS), Region(low=0.95 - 1e-9), Region(high=0.5), of=of)
+    stacks = [stack for stack in STACKS if all(len(own[stack]) for own in found.values())]
+    return [whole, *(Share(f"{stack} layers with BranchNorm below", below([stack]), of=of) for stack in stacks)]
 
 
 @claim(
@@ -97,24 +102,38 @@ def sparser_in_all_layers(runs: Runs) -> list[Effect]:
     paper="BranchNorm",
     sentence="Activations grow sparser with training",
     source="Li et al. 2022, as used by BranchNorm, Sec. 5.3",
-    statistic="Spearman's rho of the mean nonzero fraction of all layers with the step, in each run that trained",
+    statistic="Spearman's rho of the mean nonzero fraction of all layers with the step, in each run of BranchNorm that "
+    "trained; beside it DeepNorm's",
     threshold="R: < -.8; X: > 0 (the plan names no X: ours)",
     sweep="branchnorm:8",
+    kind="implied",
 )
 def sparser_with_training(runs: Runs) -> list[Effect]:
-    found = []
-    for label in ("deepnorm", "branchnorm"):
-        groups = comparable(runs.where(lambda run: not failed(run), kind="train", label=label, table=TABLE))
-        measured = [
-            (group[0].updates, {run.seed: rho for run in group if np.isfinite(rho := _trend(run))}) for group in groups
-        ]
-        steps, values = max(measured, key=lambda one: (min(len(one[1]), ENOUGH), one[0], len(one[1])), default=(0, {}))
-        if values:
-            name = f"rho over {steps} updates of {style.title(label)}"
-            found.append(Effect(name, values, Region(high=-0.8), Region(low=0)))
+    first = _trends(runs, "branchnorm", Region(high=-0.8), Region(low=0))
+    if not first:
+        raise MissingRuns(f"needs trained runs of branchnorm with {TABLE} at three steps or more")
+    return [*first, *_trends(runs, "deepnorm")]
+
+
+def _trends(
+    runs: Runs, label: str, reproduced: Region | None = None, contradicted: Region | None = None
+) -> list[Effect]:
+    """That of the runs trained longest, with enough seeds, and then the deepest; none where there are none."""
+    trained = runs.where(lambda run: not failed(run), kind="train", label=label, table=TABLE)
+    found = [
+        (group, {run.seed: rho for run in group if np.isfinite(rho := _trend(run))}) for group in comparable(trained)
+    ]
+    found = [one for one in found if one[1]]
     if not found:
-        raise MissingRuns(f"needs trained runs of deepnorm or branchnorm with {TABLE} at three steps or more")
-    return found
+        return []
+
+    def rank(one: tuple[Runs, dict[int, float]]) -> tuple[int, ...]:
+        group, values = one
+        return min(len(values), ENOUGH), group[0].updates, group[0].depth, len(values)
+
+    group, values = max(found, key=rank)
+    name = f"rho over {group[0].updates:,} updates of {style.title(label)}"
+    return [Effect(name, values, reproduced, contradicted, of=group.where(lambda run: run.seed in values))]
 
 
 def _trend(record: Record) -> float:

@@ -12,7 +12,9 @@ from .. import style
 from ..base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
 from ..collection import LAYERS, Record, Runs
 from ..statistics import slope
+from . import gains
 from .deepnet_4 import moved
+from .gains import OWN, of_gain_one
 
 GROUPS = {"all": "o", "vo_ffn": "s", "ln": "^", "qk": "v", "bias": "D", "embedding": "P"}
 NAMES = {
@@ -65,7 +67,7 @@ class UpdateAgainstDepth(Figure):
         panels = [
             Panel(
                 "One update of Adam, all parameters", "layers a side", "||dF|| / lr (L2 per token)",
-                [_against_depth(group.where(label=label), label) for label in group.labels],
+                [_against_depth(group, label) for label in group.labels],
                 log_x=True, log_y=True, ticks=group.depths,
             )
         ]  # fmt: skip
@@ -79,11 +81,17 @@ class UpdateAgainstDepth(Figure):
         return Picture(panels, _finding(group), notes, columns=min(3, len(panels)))
 
 
-def _against_depth(runs: Runs, label: str) -> Series:
+def _against_depth(group: Runs, label: str) -> Series:
     spread = Spread(log=True)
-    for record in runs:
+    for record in group.where(label=label):
         spread.add([record.depth], [rate(record, "adam", "all")])
-    return spread.series(style.title(label), arch=label)
+    return spread.series(style.title(label), arch=label, dash=_dash(group, label))
+
+
+def _dash(group: Runs, label: str) -> str:
+    """DeepNet's own Post-LN is a solid line, fairseq's beside it a dashed one; all others look as everywhere."""
+    postln = style.family(label) in ("postln", "postln-init")
+    return gains.dash(group.labels, label) if postln and label.removesuffix(OWN) in ("postln", "postln-init") else ""
 
 
 def _by_group(runs: Runs, label: str) -> Panel:
@@ -140,7 +148,7 @@ def _early(runs: Runs) -> tuple[list[Panel], Runs]:
             spread = Spread(log=True)
             for record in own.where(label=label):
                 spread.add([record.depth], [after(record, updates)])
-            lines.append(spread.series(style.title(label), arch=label))
+            lines.append(spread.series(style.title(label), arch=label, dash=_dash(own, label)))
         panel = Panel(
             f"After {updates} updates of training", "layers a side", "||dF|| (L2 per token)", lines,
             [Reference(saturation, f"√(2d) = {saturation:.1f}")], log_x=True, log_y=True, ticks=group.depths,
@@ -176,9 +184,8 @@ def _mean_exponent(runs: Runs, optimizer: str, group: str) -> float:
 
 def _finding(group: Runs) -> str:
     depths, names = group.depths, ", ".join(map(style.title, group.labels))
-    growth = {
-        label: _mean_exponent(group.where(label=label), "adam", "all") for label in ("postln", "deepnorm", "branchnorm")
-    }
+    shown = (of_gain_one(group.labels, "postln"), "deepnorm", "branchnorm")
+    growth = {label: _mean_exponent(group.where(label=label), "adam", "all") for label in shown}
     pieces = [f"{style.title(label)}'s as N^{mean:.2f}" for label, mean in growth.items() if math.isfinite(mean)]
     if not pieces:
         return f"||dF|| of one update of {names} at {len(depths)} depth{'s' if len(depths) > 1 else ''}, no exponent."

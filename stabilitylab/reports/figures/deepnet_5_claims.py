@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from .. import style
 from ..base import MissingRuns
-from ..claims import Effect, claim
+from ..claims import NAMED_LATER, Effect, Share, claim, together
 from ..collection import Record, Runs, pairs
-from ..statistics import Region, signed_rank, slope
+from ..layerwise import both
+from ..statistics import Region, slope
 from .deepnet_5 import exponents, one_step_runs, rate
+from .gains import by_gain
 
 UNSATURATED = range(6, 26)  # layers a side between which Post-LN's update still grows
 COMPARED = range(6, 51)
 STEADY = Region(-0.15, 0.15)  # an exponent that counts as independence of depth
 FAST = "claims:fast"
+GAIN = "; Post-LN of Xavier gain 1, and beside it of fairseq's gain (which decides where there are no runs of gain 1)"
 
 
 def _of(runs: Runs, label: str, table: str = "update_rate") -> Runs:
@@ -27,11 +30,22 @@ def _of(runs: Runs, label: str, table: str = "update_rate") -> Runs:
     return found
 
 
-def _growth(runs: Runs, label: str, optimizer: str, group: str, depths: Iterable[int]) -> dict[int, float]:
-    found = exponents(_of(runs, label), optimizer, group, depths)
+def _growth(
+    name: str,
+    runs: Runs,
+    label: str,
+    optimizer: str,
+    group: str,
+    depths: Sequence[int],
+    reproduced: Region | None = None,
+    contradicted: Region | None = None,
+) -> Effect:
+    """The exponent of N in ||dF|| / lr."""
+    own = _of(runs, label).where(lambda run: run.depth in depths)
+    found = exponents(own, optimizer, group, depths)
     if not found:
         raise MissingRuns(f"needs one-step runs of {label} at several depths from {min(depths)} to {max(depths)}")
-    return found
+    return Effect(name, found, reproduced, contradicted, of=own)
 
 
 @claim(
@@ -52,7 +66,7 @@ def norm_jacobian(runs: Runs) -> list[Effect]:
         tables = [run.at("ln_jacobian", 0, ["frobenius", "centred"]) for run in group if run.seed == seed]
         x, y = (np.log(np.concatenate([t[c].to_numpy(float) for t in tables])) for c in ("centred", "frobenius"))
         found[seed] = slope(x.tolist(), y.tolist())
-    return [Effect("slope", found, Region(-1.1, -0.9), Region(low=-0.5))]
+    return [Effect("slope", found, Region(-1.1, -0.9), Region(low=-0.5), of=group)]
 
 
 @claim(
@@ -61,13 +75,16 @@ def norm_jacobian(runs: Runs) -> list[Effect]:
     paper="DeepNet",
     sentence="Post-LN's model update grows with depth",
     source="DeepNet, Fig. 5",
-    statistic="exponent of N in ||dF|| / lr of one Adam update of all parameters, 6 to 25 layers a side",
+    statistic=f"exponent of N in ||dF|| / lr of one Adam update of all parameters, 6 to 25 layers a side{GAIN}",
     threshold="R: > .5; X: < .15 (the plan names no X: ours)",
     sweep=FAST,
     pilot=".7 to 1.0; a plateau beyond 25 layers",
 )
-def postln_update_grows(runs: Runs) -> list[Effect]:
-    return [Effect("exponent", _growth(runs, "postln", "adam", "all", UNSATURATED), Region(low=0.5), Region(high=0.15))]
+def postln_update_grows(runs: Runs) -> list[Effect | Share]:
+    regions = Region(low=0.5), Region(high=0.15)
+    return by_gain(
+        runs, lambda own, gain: [_growth("exponent", own, f"postln{gain}", "adam", "all", UNSATURATED, *regions)]
+    )
 
 
 @claim(
@@ -82,7 +99,7 @@ def postln_update_grows(runs: Runs) -> list[Effect]:
     pilot=".56",
 )
 def deepnet_update_is_constant(runs: Runs) -> list[Effect]:
-    return [Effect("exponent", _growth(runs, "deepnorm", "adam", "all", COMPARED), STEADY, Region(low=0.3))]
+    return [_growth("exponent", runs, "deepnorm", "adam", "all", COMPARED, STEADY, Region(low=0.3))]
 
 
 @claim(
@@ -95,9 +112,10 @@ def deepnet_update_is_constant(runs: Runs) -> list[Effect]:
     threshold="R: within .15 of 0; X: > .3",
     sweep=FAST,
     pilot="-.06",
+    kind="implied",
 )
 def constant_in_the_theorems_scope(runs: Runs) -> list[Effect]:
-    return [Effect("exponent", _growth(runs, "deepnorm", "sgd", "vo_ffn", COMPARED), STEADY, Region(low=0.3))]
+    return [_growth("exponent", runs, "deepnorm", "sgd", "vo_ffn", COMPARED, STEADY, Region(low=0.3))]
 
 
 @claim(
@@ -106,23 +124,36 @@ def constant_in_the_theorems_scope(runs: Runs) -> list[Effect]:
     paper="DeepNet",
     sentence="DeepNet's model update is much smaller than Post-LN's, at every depth",
     source="DeepNet, Fig. 5",
-    statistic="||dF|| / lr of one Adam update of all parameters, Post-LN / DeepNorm, at each N from 6 to 50",
-    threshold="R: > 3 at every N; X: < 1 at some (the plan names no X: ours)",
+    statistic="||dF|| / lr of one Adam update of all parameters, Post-LN / DeepNorm, geometric mean over N from 6 to "
+    f"50; beside it each N{GAIN}",
+    threshold="R: > 3; X: < 1 (the plan names no X: ours)",
     sweep=FAST,
     pilot="10 to 20",
+    kind="implied",
+    after=NAMED_LATER,
 )
-def much_smaller_update(runs: Runs) -> list[Effect]:
-    first, second = _of(runs, "postln"), _of(runs, "deepnorm")
+def much_smaller_update(runs: Runs) -> list[Effect | Share]:
+    return by_gain(runs, _smaller)
+
+
+def _smaller(runs: Runs, gain: str) -> list[Effect]:
+    label = f"postln{gain}"
+    first, second = _of(runs, label), _of(runs, "deepnorm")
     found = []
     for depth in (n for n in first.depths if n in COMPARED):
-        both = pairs(*(own.where(lambda run, n=depth: run.depth == n) for own in (first, second)))
-        ratio = {seed: rate(a, "adam", "all") / rate(b, "adam", "all") for seed, a, b in both}
+        compared = pairs(*(own.where(lambda run, n=depth: run.depth == n) for own in (first, second)))
+        ratio = {seed: rate(a, "adam", "all") / rate(b, "adam", "all") for seed, a, b in compared}
         if ratio:
-            p = signed_rank([math.log(value) for value in ratio.values()])
-            found.append(Effect(f"ratio at {depth}L", ratio, Region(low=3), Region(high=1), log=True, p=p))
+            found.append(Effect(f"ratio at {depth}L", ratio, log=True, of=both(compared)))
     if len(found) < 2:
-        raise MissingRuns("needs one-step runs of postln and deepnorm at two depths from 6 to 50, with the same seeds")
-    return found
+        raise MissingRuns(
+            f"needs one-step runs of {label} and deepnorm at two depths from 6 to 50, with the same seeds"
+        )
+    return [together("ratio, mean over depths", found, _geometric, Region(low=3), Region(high=1)), *found]
+
+
+def _geometric(values: list[float]) -> float:
+    return math.exp(np.mean(np.log(values)))
 
 
 def _largest(runs: Runs, value: Callable[[Record], float]) -> dict[int, float]:
@@ -139,25 +170,36 @@ def _largest(runs: Runs, value: Callable[[Record], float]) -> dict[int, float]:
     paper="DeepNet",
     sentence="Theorem 4.3 is an upper bound of the model update",
     source="DeepNet, Theorem 4.3",
-    statistic="largest ratio over depths of ||dF|| / sqrt(d) to the theorem's estimate from the weights, after one "
-    "update of the v, out and FFN weights; the estimate is ours, since the theorem has d = 1",
+    statistic="||dF|| / sqrt(d) after one update of the v, out and FFN weights over the theorem's bound from the "
+    "operator norms of these weights and of their updates, largest over depths, SGD and Adam, DeepNorm and Post-LN of "
+    "either gain; beside it each of them, and over the estimate from the weights' rms (which is no bound)",
     threshold="R: < 1; X: > 1",
     sweep=FAST,
+    after=f"{NAMED_LATER}; until then it was judged by the estimate",
 )
 def theorem_is_a_bound(runs: Runs) -> list[Effect]:
-    found = []
-    for label in ("deepnorm", "postln"):
-        own = _of(runs, label, "theorem43")
-        for optimizer in ("sgd", "adam"):
+    found: dict[str, list[Effect]] = {"spectral": [], "estimate": []}
+    labels = [label for label in ("deepnorm", "postln gain=1", "postln") if label in _table(runs).labels]
+    if not {"deepnorm"} < {*labels}:
+        raise MissingRuns("needs one-step runs of deepnorm and postln")
+    for label in labels:
+        own = _table(runs).where(label=label)
+        for optimizer, name in (("sgd", "SGD"), ("adam", "Adam")):
+            for column, what in (("spectral", "the bound"), ("estimate", "the estimate")):
 
-            def ratio(record: Record, site: str = f"{optimizer}.vo_ffn") -> float:
-                data = record.at("theorem43", 0, ["measured", "estimate"])
-                row = data[data["site"] == site].iloc[0]
-                return float(row["measured"] / row["estimate"])
+                def ratio(record: Record, site: str = f"{optimizer}.vo_ffn", over: str = column) -> float:
+                    data = record.at("theorem43", 0, ["measured", over])
+                    row = data[data["site"] == site].iloc[0]
+                    return float(row["measured"] / row[over])
 
-            name = f"{style.title(label)}, {optimizer.upper() if optimizer == 'sgd' else 'Adam'}"
-            found.append(Effect(name, _largest(own, ratio), Region(high=1), Region(low=1), log=True))
-    return found
+                title = f"over {what}, {style.title(label)}, {name}"
+                found[column].append(Effect(title, _largest(own, ratio), log=True, of=own))
+    largest = together("over the bound, the largest", found["spectral"], max, Region(high=1), Region(low=1))
+    return [largest, *found["spectral"], *found["estimate"]]
+
+
+def _table(runs: Runs) -> Runs:
+    return one_step_runs(runs.where(table="theorem43"))
 
 
 @claim(
@@ -166,17 +208,24 @@ def theorem_is_a_bound(runs: Runs) -> list[Effect]:
     paper="DeepNet",
     sentence="Through cross-attention, the encoder's updates move a vanilla decoder the more the deeper it is",
     source="DeepNet, Sec. 4.2",
-    statistic="exponent of N in ||dF|| / lr of one Adam update of the encoder's parameters alone, 6 to 25 layers",
-    threshold="R: > .3 in Post-LN and < .3 in DeepNorm; X: < .3 in Post-LN, or > .3 in DeepNorm",
+    statistic="exponent of N in ||dF|| / lr of one Adam update of the encoder's parameters alone, 6 to 25 layers, in "
+    f"Post-LN; beside it in DeepNorm{GAIN}",
+    threshold="R: > .3; X: < .3",
     sweep=FAST,
 )
-def encoder_moves_the_decoder(runs: Runs) -> list[Effect]:
+def encoder_moves_the_decoder(runs: Runs) -> list[Effect | Share]:
     """With Adam, as in all of the paper's experiments; its argument is about any update of the encoder."""
-    first, second = (_growth(runs, label, "adam", "encoder", UNSATURATED) for label in ("postln", "deepnorm"))
-    return [
-        Effect("exponent, Post-LN", first, Region(low=0.3), Region(high=0.3)),
-        Effect("exponent, DeepNorm", second, Region(high=0.3), Region(low=0.3)),
-    ]
+    regions = Region(low=0.3), Region(high=0.3)
+    found = by_gain(
+        runs,
+        lambda own, gain: [
+            _growth("exponent, Post-LN", own, f"postln{gain}", "adam", "encoder", UNSATURATED, *regions)
+        ],
+    )
+    try:
+        return [*found, _growth("exponent, DeepNorm", runs, "deepnorm", "adam", "encoder", UNSATURATED)]
+    except MissingRuns:
+        return found
 
 
 @claim(
@@ -185,8 +234,9 @@ def encoder_moves_the_decoder(runs: Runs) -> list[Effect]:
     paper="DeepNet",
     sentence="Attention keeps the magnitude of its input (Lemma 4.1)",
     source="DeepNet, Lemma 4.1",
-    statistic="||A x|| / ||x|| at 64 tokens, iid LayerNorm'ed tokens, Xavier q and k; largest ||A x|| / max ||x_i||",
-    threshold="R: > .5, and the bound <= 1; X: < .5",
+    statistic="||A x|| / ||x|| at 64 tokens, iid LayerNorm'ed tokens, Xavier q and k; beside it the largest "
+    "||A x|| / max ||x_i||, which the lemma bounds by 1",
+    threshold="R: > .5; X: < .5",
     sweep=FAST,
     pilot=".14",
 )
@@ -196,13 +246,14 @@ def lemma_of_magnitude(runs: Runs) -> list[Effect]:
         raise MissingRuns("needs one-step runs")
     ratio: dict[int, float] = {}
     bound: dict[int, float] = {}
-    for seed, record in group.by_seed().items():
+    own = group.by_seed()
+    for seed, record in own.items():
         data = record.at("lemma41", 0)
         ratio[seed] = float(data.loc[data["site"] == "n=64", "ratio"].iloc[0])
         bound[seed] = float(data["bound"].max())
     return [
-        Effect("ratio at n = 64", ratio, Region(low=0.5), Region(high=0.5), log=True),
-        Effect("largest output / largest input", bound, Region(high=1 + 1e-9), Region(low=1), log=True),
+        Effect("ratio at n = 64", ratio, Region(low=0.5), Region(high=0.5), log=True, of=own.values()),
+        Effect("largest output / largest input", bound, log=True, of=own.values()),
     ]
 
 
@@ -212,20 +263,21 @@ def lemma_of_magnitude(runs: Runs) -> list[Effect]:
     paper="DeepNet",
     sentence="q and k do not change the magnitude of the update",
     source="DeepNet, Sec. 4.2",
-    statistic="||dF|| / lr of one update of q and k over that of v, out and FFN, DeepNorm, largest over depths",
-    threshold="R: < .1 for SGD and Adam; X: > .1 for either",
+    statistic="||dF|| / lr of one update of q and k over that of v, out and FFN, DeepNorm, largest over depths, SGD "
+    "and Adam; beside it either",
+    threshold="R: < .1; X: > .1",
     sweep=FAST,
     pilot="< .04",
+    after=NAMED_LATER,
 )
 def q_and_k_do_not_matter(runs: Runs) -> list[Effect]:
     own = _of(runs, "deepnorm")
-    return [
-        Effect(
-            f"ratio, {name}",
-            _largest(own, lambda run, o=optimizer: rate(run, o, "qk") / rate(run, o, "vo_ffn")),
-            Region(high=0.1),
-            Region(low=0.1),
-            log=True,
-        )
+
+    def ratio(optimizer: str) -> Callable[[Record], float]:
+        return lambda run: rate(run, optimizer, "qk") / rate(run, optimizer, "vo_ffn")
+
+    each = [
+        Effect(f"ratio, {name}", _largest(own, ratio(optimizer)), log=True, of=own)
         for optimizer, name in (("sgd", "SGD"), ("adam", "Adam"))
     ]
+    return [together("ratio, the larger", each, max, Region(high=0.1), Region(low=0.1)), *each]

@@ -138,13 +138,14 @@ def _mean(runs: Runs, measured: Quality) -> float:
     pilot="one seed of these runs was known at 6 and 18 layers a side when the threshold was set",
 )
 def rises_with_depth(runs: Runs) -> list[Effect]:
-    found: list[tuple[tuple[float, ...], dict[int, float]]] = []
+    found: list[tuple[tuple[float, ...], dict[int, float], Runs]] = []
     for group in comparable(runs.where(even, kind="train", label="deepnorm"), *LAYERS):
         slopes = fits(group, LEAST, lambda depths, values: slope([*map(math.log, depths)], values))
         if slopes:
             rank = (min(len(slopes), ENOUGH), share_of(group[0]), group.depths[-1], float(group[0].updates))
-            found.append((rank, slopes))
+            found.append((rank, slopes, group))
     if not found:
         raise MissingRuns(f"needs deepnorm trained at {LEAST} depths or more", command("deepnet:6"))
-    best = max(found, key=lambda one: one[0])[1]
-    return [Effect("quality per unit of log depth", best, Region(low=0), Region(high=0))]
+    _, slopes, group = max(found, key=lambda one: one[0])
+    own = group.where(lambda run: run.seed in slopes)
+    return [Effect("quality per unit of log depth", slopes, Region(low=0), Region(high=0), of=own)]

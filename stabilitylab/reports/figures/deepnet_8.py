@@ -10,7 +10,7 @@ import numpy as np
 from ...experiments import command
 from .. import style
 from ..base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
-from ..claims import Effect, claim
+from ..claims import NAMED_LATER, Effect, claim
 from ..collection import LAYERS, Runs
 from ..curves import LEAST, Curve, curves, log_over_best
 from ..layerwise import comparable, counted, failed, last_nll, states
@@ -135,11 +135,12 @@ def _finding(points: Points, measured: Quality, means: dict[int, float], fitted:
     paper="DeepNet",
     sentence="Quality grows with the logarithm of depth",
     source="DeepNet, Fig. 8",
-    statistic="of DeepNorm's quality (BLEU where all reach 5, else -nll), at each seed: AIC of A log d + B minus the "
-    "least of it, a straight line and a saturating A (1 - exp(-d / c)) + B; and A itself. A seed that failed at one of "
-    "its depths is undecided",
-    threshold="R: < 2, and A > 0; X: > 2, or A < 0 (the plan names no X and leaves A > 0 to the word grows: ours)",
+    statistic="of DeepNorm's quality (BLEU where all reach 5, else -nll), at each seed: AIC of A log d + B with A >= 0 "
+    "minus the least of A log d + B, a straight line and a saturating A (1 - exp(-d / c)) + B; beside it A itself. A "
+    "seed that failed at one of its depths is undecided",
+    threshold="R: < 2; X: > 2 (the plan names no X: ours)",
     sweep="deepnet:8",
+    after=f"{NAMED_LATER}: A >= 0 stood beside it",
 )
 def logarithmic_in_depth(runs: Runs) -> list[Effect]:
     groups = comparable(runs.where(even, kind="train", label=LABEL), *LAYERS)
@@ -147,8 +148,9 @@ def logarithmic_in_depth(runs: Runs) -> list[Effect]:
     shape = fits(best, LEAST, log_over_best) if best else {}
     if not shape:
         raise MissingRuns(f"needs deepnorm trained at {LEAST} depths or more")
+    own = best.where(lambda run: run.seed in shape)
     growth = fits(best, LEAST, lambda depths, values: curves(depths, values)["logarithmic"].slope)
     return [
-        Effect("AIC of the logarithm above the least", shape, Region(high=2), Region(low=2)),
-        Effect("A, quality per unit of log depth", growth, Region(low=0), Region(high=0)),
+        Effect("AIC of the logarithm above the least", shape, Region(high=2), Region(low=2), of=own),
+        Effect("A, quality per unit of log depth", growth, of=own),
     ]

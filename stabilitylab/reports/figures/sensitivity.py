@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..collection import Record, Runs
-from ..layerwise import comparable, last_nll
+from ..layerwise import comparable, failed, last_nll
 
 AXES = ("train.warmup", "train.lr")
+SLACK = 1e-6  # of a rate: rounding
+PAPER_WIDTH = 512  # of the models whose learning rates the papers give
 Cell = tuple[int, float]  # warm-up, learning rate
+
+
+def at_width(rate: float, width: int) -> float:
+    """A paper's learning rate as it counts at another width, where a narrower model bears more: rate 512 / width."""
+    return rate * PAPER_WIDTH / width
+
+
+def within(record: Record, rates: tuple[float, float]) -> bool:
+    """Is its learning rate one from the first to the last of these rates of a paper, at its width?"""
+    low, high = (at_width(rate, record.width) for rate in rates)
+    return low * (1 - SLACK) <= cell(record)[1] <= high * (1 + SLACK)
 
 
 def cell(record: Record) -> Cell:
@@ -89,3 +102,21 @@ def by_seed(grid: Grid, label: str, warmup: int) -> dict[int, float]:
         if len(run.held_out()):
             found.setdefault(run.seed, {})[cell(run)[1]] = run
     return {seed: sensitivity(own) for seed, own in sorted(found.items()) if len(own) == len(grid.rates)}
+
+
+def clipped(record: Record) -> float:
+    """Held-out nll after training, at most the unigram baseline; that of a run that diverged or is stuck is it."""
+    end = math.inf if failed(record) else last_nll(record)
+    return math.nan if math.isnan(end) else min(end, record.baseline)
+
+
+def on_common_scale(grid: Grid, labels: Sequence[str]) -> dict[str, dict[int, float]]:
+    """Label -> seed -> mean over the grid's cells of :func:`clipped`, minus the least of it that any of ``labels`` has
+    at that seed; of seeds that have the whole grid of all labels."""
+    losses: dict[tuple[str, int], dict[Cell, float]] = {}
+    for run in grid.runs.where(label=labels):
+        losses.setdefault((run.label, run.seed), {})[cell(run)] = clipped(run)
+    whole = {place: [*own.values()] for place, own in losses.items() if len(own) == grid.cells}
+    seeds = [seed for seed in grid.runs.seeds if all((label, seed) in whole for label in labels)]
+    least = {seed: min(min(whole[label, seed]) for label in labels) for seed in seeds}
+    return {label: {seed: float(np.mean(whole[label, seed])) - least[seed] for seed in seeds} for label in labels}

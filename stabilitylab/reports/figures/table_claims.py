@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import numpy as np
-from scipy.stats import fisher_exact
-
+from .. import style
 from ..base import MissingRuns
-from ..claims import Share, claim
-from ..collection import LAYERS, Runs
-from ..layerwise import comparable, decided, failed
+from ..claims import NAMED_LATER, Effect, Share, claim
+from ..collection import LAYERS, Record, Runs
+from ..layerwise import comparable, decided, failed, lost_by_seed, with_the_protocols_ramp
 from ..stability import judged
 from ..statistics import Region
+from .gains import by_gain
 
 LONG, DEEP = 3000, 50  # updates, and layers a side, from which divergence is judged
 COMMAND = f"stabilitylab sweep --grid arch=postln,deepnorm,branchnorm,admin depth=36,100 seed=3..8 steps={LONG}"
 
 
 def _long(runs: Runs) -> Runs:
-    """Runs with a verdict of the richest comparable group that were trained for so long."""
-    groups = comparable(judged(runs).where(lambda run: run.updates >= LONG), *LAYERS)
+    """Runs with a verdict of the richest comparable group that were trained for so long, with the protocol's ramp."""
+    groups = comparable(with_the_protocols_ramp(judged(runs).where(lambda run: run.updates >= LONG)), *LAYERS)
     return groups[0] if groups else Runs([])
 
 
@@ -32,34 +31,38 @@ def _arm(runs: Runs, label: str, exactly: int | None = None) -> Runs:
     return Runs({run.seed: run for run in sorted(found, key=lambda run: -run.depth)}.values())
 
 
-def _counts(arm: Runs) -> tuple[int, int]:
-    known = decided(arm)
-    return sum(map(failed, known)), len(known)
-
-
 @claim(
     "C34",
     figure="table:stability",
     paper="DeepNet",
     sentence="A deep Post-LN diverges where DeepNorm, BranchNorm and (18L) Admin train",
     source="DeepNet, BranchNorm and Admin, Tables 1 and 2",
-    statistic="share of runs of known state, one a seed, that diverged or are stuck after 3,000 updates: Post-LN, "
-    "DeepNorm and BranchNorm at 50 layers a side or the next depth there is, Admin at 18",
-    threshold="R: more than half of Post-LN's, less than half of each other's; X: the reverse of any",
+    statistic="share of seeds at which after 3,000 updates Post-LN diverged or is stuck and none of the others is: "
+    "Post-LN, DeepNorm and BranchNorm at 50 layers a side or the next depth there is, Admin at 18; beside it each "
+    "one's share",
+    threshold="R: more than half; X: less than half",
     sweep="table:stability",
+    after=NAMED_LATER,
 )
-def deep_postln_diverges(runs: Runs) -> list[Share]:
-    long = _long(runs.where(label=("postln", "deepnorm", "branchnorm", "admin")))
-    postln = _counts(_arm(long, "postln"))
-    arms = {label: _counts(_arm(long, label, 18 if label == "admin" else None))
-            for label in ("deepnorm", "branchnorm", "admin")}  # fmt: skip
-    shares = [Share(f"postln, {DEEP}L or more, failed", *postln, Region(low=0.5), Region(high=0.5))]
-    for label, (lost, n) in arms.items():
-        table = [[postln[0], postln[1] - postln[0]], [lost, n - lost]]
-        p = float(np.asarray(fisher_exact(table)[1]))
-        name = f"{label}, {'18L' if label == 'admin' else f'{DEEP}L or more'}, failed"
-        shares.append(Share(name, lost, n, Region(high=0.5), Region(low=0.5), p))
-    return shares
+def deep_postln_diverges(runs: Runs) -> list[Effect | Share]:
+    return by_gain(runs, _only_postln_fails)
+
+
+def _only_postln_fails(runs: Runs, gain: str) -> list[Share]:
+    labels = (f"postln{gain}", "deepnorm", "branchnorm", "admin")
+    long = _long(runs.where(label=labels))
+    arms = {label: _arm(long, label, 18 if label == "admin" else None) for label in labels}
+    known = {label: {run.seed: run for run in decided(arm)} for label, arm in arms.items()}
+    found: dict[int, tuple[int, int]] = {}
+    of: list[Record] = []
+    for seed in sorted(set.intersection(*({*own} for own in known.values()))):
+        postln, *others = (known[label][seed] for label in labels)
+        found[seed] = int(failed(postln) and not any(map(failed, others))), 1
+        of += [postln, *others]
+    deep = [Share(f"{style.title(label)}, {'18L' if label == 'admin' else f'{DEEP}L or more'}, failed",
+                  lost_by_seed(arm), of=arm) for label, arm in arms.items()]  # fmt: skip
+    alone = "Post-LN failed and none of the others did"
+    return [Share(alone, found, Region(low=0.5), Region(high=0.5), of=of), *deep]
 
 
 @claim(
@@ -75,4 +78,5 @@ def deep_postln_diverges(runs: Runs) -> list[Share]:
 )
 def admin_diverges(runs: Runs) -> list[Share]:
     own = _arm(_long(runs.where(label="admin")), "admin")
-    return [Share(f"admin, {DEEP}L or more, failed", *_counts(own), Region(low=0.5), Region(high=0.5))]
+    name = f"Admin, {DEEP}L or more, failed"
+    return [Share(name, lost_by_seed(own), Region(low=0.5), Region(high=0.5), of=own)]

@@ -1,0 +1,103 @@
+"""What is kept of a run beside its line in the ledger: small tables, from which figures and claims can be checked."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from stabilitylab.config import validated
+from stabilitylab.data import load_data
+from stabilitylab.models import build_model
+from stabilitylab.store import Run
+from stabilitylab.train import checkpoint
+
+HERE = Path(__file__).parent
+WHICH = ("arm", "layers", "seed", "lr", "T", "updates")  # layers a side
+DIGITS = 6  # significant ones of what is kept
+
+
+def which(run: Run) -> tuple[Any, ...]:
+    config = validated(run.config)
+    model, train = config.model, config.train
+    return run.manifest["label"], model.encoder_layers, train.seed, train.lr, model.T, train.steps
+
+
+def course(run: Run) -> None:
+    """``course.csv``: the loss of the held-out batch (24 sentences) wherever it was measured."""
+    data = run.metrics[["step", "held_out_nll"]].dropna()
+    _append("course.csv", ("step", "held_out_nll"), run, data.itertuples(index=False, name=None))
+
+
+def layers(run: Run) -> None:
+    """``layers.csv``: cosine with the layer below and share of activations that are not 0, of every layer, at the
+    beginning, where the ramp ends, and after training."""
+    ramp = validated(run.config).train.warmup  # that of T too
+    cosine = run.frame("cosine_similarity", columns=["raw"], by="layer")
+    nonzero = run.frame("activation_sparsity", columns=["nonzero_fraction"], by="layer")
+    keys = ["step", "stack_name", "layer"]
+    data = cosine.merge(nonzero, on=keys)[[*keys, "raw", "nonzero_fraction"]]
+    steps = np.unique(data["step"])
+    chosen = {steps[0], steps[np.abs(steps - ramp).argmin()], steps[-1]}
+    rows = data[data["step"].isin(chosen)].itertuples(index=False, name=None)
+    _append("layers.csv", ("step", "stack_name", "layer", "cosine", "nonzero_fraction"), run, rows)
+
+
+def beginning(run: Run) -> None:
+    """``beginning.csv``: gradient norm of all parameters and of those outside the branches, and training loss, of
+    every row."""
+    names = ["step", "grad_norm_total", "grad_norm_nonbranch", "nll"]
+    data = run.metrics[names].dropna()
+    _append("beginning.csv", names, run, data.itertuples(index=False, name=None))
+
+
+@torch.inference_mode()
+def sentences(run: Run) -> None:
+    """``sentences.csv``: the loss of each validation sentence [nats, summed over its tokens] after training, of the
+    newest checkpoint; the first line has their numbers of tokens."""
+    config = validated(run.config)
+    dataset = load_data(config.data, stack=config.model.stack)
+    model = build_model(config.model, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab)
+    state = checkpoint.load(run.path / "checkpoints", torch.device("cpu"))
+    model.load_state_dict(state["model"])
+    model.set_row(int(state["row"]))
+    model.eval()
+    losses: list[float] = []
+    tokens: list[float] = []
+    for batch in dataset.validation():
+        logits = model(**batch.inputs).float()
+        each = F.cross_entropy(logits.transpose(1, 2), batch.labels, reduction="none") * batch.weight
+        real = batch.weight.sum(1) > 0
+        losses += each.sum(1)[real].tolist()
+        tokens += batch.weight.sum(1)[real].tolist()
+    path = HERE / "sentences.csv"
+    columns = tuple(f"s{place}" for place in range(len(losses)))
+    if not path.exists():
+        _write(path, [(*WHICH, *columns), (*["tokens"] * len(WHICH), *map(int, tokens))])
+    _write(path, [(*which(run), *(f"{loss:.{DIGITS}g}" for loss in losses))])
+
+
+def _append(name: str, columns: Sequence[str], run: Run, rows: Iterable[Sequence[Any]]) -> None:
+    path = HERE / name
+    if not path.exists():
+        _write(path, [(*WHICH, *columns)])
+    _write(path, [(*which(run), *(f"{x:.{DIGITS}g}" if isinstance(x, float) else x for x in row)) for row in rows])
+
+
+def _write(path: Path, rows: Iterable[Sequence[Any]]) -> None:
+    with path.open("a", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def has(name: str, run: Run) -> bool:
+    """Does the table hold this run?"""
+    path = HERE / name
+    if not path.exists():
+        return False
+    with path.open(newline="") as file:
+        return any(tuple(row[: len(WHICH)]) == tuple(map(str, which(run))) for row in csv.reader(file))

@@ -1,0 +1,118 @@
+"""Under which conditions a number was measured, and what runs of that size cannot show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from . import style
+from .collection import Record
+
+TAIL_OF_RUN = 0.2  # of the updates, over which a converged run's held-out loss ...
+CONVERGED = 0.01  # ... falls by less than this [nats/token] (Protocol 2, rule 4)
+TOLERANCE = 0.15  # of the protocol's ramp: rounding of short runs
+RAMP = 0.04  # of the run: BranchNorm's 4,000 of 100,000 updates
+
+
+def conditions(records: Iterable[Record]) -> str:
+    """What decides a number, in a few words: layers, width, data, updates, learning rate, warm-up and T with their
+    shares of the run; where several values occur, all of them or their range."""
+    runs = list(dict.fromkeys(records))
+    if not runs:
+        return ""
+    trained = [run for run in runs if run.kind == "train"]
+    words = [
+        _several(runs, lambda run: "-".join(f"{n}L" for n in run.layers if n)),
+        _several(
+            runs, lambda run: "-".join(str(run.settings.get(f"model.{k}")) for k in ("d_model", "d_ffn", "heads"))
+        ),
+        _several(runs, _data),
+    ]
+    if trained:
+        words.append(f"{_several(trained, lambda run: f'{run.updates:,}')} updates")
+        words.append(f"lr {_rates(trained)}")
+        words.append(f"warm-up {_several(trained, lambda run: _share(run, run.settings.get('train.warmup')))}")
+        if ramps := [run for run in trained if run.ramp]:
+            words.append(f"T = {_several(ramps, lambda run: _share(run, run.ramp))}")
+    else:
+        words.append("one step")
+    return ", ".join(word for word in words if word)
+
+
+def _several(runs: list[Record], of: Callable[[Record], str]) -> str:
+    """All values in the order in which they stand."""
+    return _listed(list(dict.fromkeys(of(run) for run in runs)))
+
+
+def _listed(values: list[str]) -> str:
+    """``a / b / c``; of more than four the first and the last."""
+    return " / ".join(values) if len(values) <= 4 else f"{values[0]} ... {values[-1]}"
+
+
+def _data(run: Record) -> str:
+    source, _, rest = str(run.settings.get("data.source", "")).partition(":")
+    name = rest.split(",")[0].rsplit("/", 1)[-1]
+    share = run.settings.get("data.fraction", 1.0)
+    return (f"{source} {name}" if name else source) + (f" x {share:g}" if share not in (None, 1.0) else "")
+
+
+def _rates(runs: list[Record]) -> str:
+    """Those that all have, or those of each architecture where they differ."""
+    rates: dict[str, set[float]] = {}
+    for run in runs:
+        rates.setdefault(style.title(run.label), set()).add(float(run.settings.get("train.lr", math.nan)))
+    said = {name: _listed([f"{rate:g}" for rate in sorted(own)]) for name, own in rates.items()}
+    if len(set(said.values())) == 1:
+        return next(iter(said.values()))
+    return ", ".join(f"{own} ({name})" for name, own in said.items())
+
+
+def _share(run: Record, updates: Any) -> str:
+    """``240 (4 %)``: a number of updates with its share of the run."""
+    if updates is None:
+        return "?"
+    return f"{updates} ({100 * int(updates) / run.updates:.3g} %)" if run.updates and updates else str(updates)
+
+
+def limits(records: Iterable[Record]) -> str:
+    """What runs of this size cannot show: whether they converged, how much of the data they saw, how wide they are."""
+    runs = [run for run in dict.fromkeys(records) if run.kind == "train" and run.updates]
+    if not runs:
+        return ""
+    words = []
+    falls = [fall for run in runs if math.isfinite(fall := last_fall(run))]
+    if falls:
+        converged = max(falls) < CONVERGED
+        words.append(
+            "converged" if converged else f"at equal updates, not converged (last fifth: -{max(falls):.2g} nats)"
+        )
+    if epochs := [epochs for run in runs if (epochs := _epochs(run))]:
+        low, high = min(epochs), max(epochs)
+        words.append(f"{low:.2g} epochs" if high < 1.1 * low else f"{low:.2g} to {high:.2g} epochs")
+    widths = sorted({run.width for run in runs})
+    words.append(f"width {' / '.join(map(str, widths))}")
+    return ", ".join(words)
+
+
+def last_fall(run: Record) -> float:
+    """By how much the held-out loss fell over the last fifth of the updates [nats/token]; NaN where unknown."""
+    data = run.held_out()
+    if len(data) < 2:
+        return math.nan
+    steps, nll = data["step"].to_numpy(float), data["held_out_nll"].to_numpy(float)
+    before = nll[steps <= (1 - TAIL_OF_RUN) * steps[-1]]
+    return float(before[-1] - nll[-1]) if len(before) else math.nan
+
+
+def _epochs(run: Record) -> float:
+    """Passes over the training text; 0 where its size is not recorded."""
+    batches = run.run.manifest.get("data", {}).get("batches_per_epoch", 0)
+    return run.updates * int(run.settings.get("train.accumulate", 1)) / batches if batches else 0.0
+
+
+def by_protocol(run: Record) -> bool:
+    """Is the ramp 4 % of the run, or is there none that counts: none at all, or one that the run does not finish?"""
+    if run.ramp is None or not run.updates or run.ramp >= run.updates:
+        return True
+    return abs(run.ramp / run.updates - RAMP) <= TOLERANCE * RAMP or abs(run.ramp - RAMP * run.updates) <= 1

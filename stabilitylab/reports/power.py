@@ -1,0 +1,244 @@
+"""Before runs are made: how probably will so many seeds decide a claim, with the spread of a pilot?"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from ..errors import InputError
+from ..experiments import experiments
+from ..labels import label
+from .base import MissingRuns
+from .claims import CLAIMS, LEAST_COUNTED, LEAST_SEEDS, Claim, Effect, Share
+from .collection import Runs
+from .statistics import TAIL, Count, Region, decide, effective, share_interval
+
+POINTS = 2000  # quantiles of the sample's standard deviation over which an expectation is taken
+LEAST_PILOT = 2  # seeds that have a spread
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """The primary effect of a claim as a pilot has it: one number a seed, or counts of each seed's runs."""
+
+    name: str
+    reproduced: Region
+    contradicted: Region | None
+    values: Sequence[float] = ()
+    counts: Sequence[Count] = ()
+    log: bool = False
+    labels: frozenset[str] = frozenset()  # of the runs that it was measured on, where they are known
+
+    @property
+    def seeds(self) -> int:
+        return len(self.values) or len(self.counts)
+
+
+@dataclass(frozen=True)
+class Power:
+    """What the planned seeds promise; numbers are NaN where the pilot has no spread to go by."""
+
+    claim: Claim
+    planned: int
+    pilot: Pilot | None
+    mean: float = math.nan
+    half_width: float = math.nan  # expected, of the interval; in logs of a ratio
+    decides: float = math.nan  # probability of any verdict at the pilot's mean and spread
+    reproduces: float = math.nan  # ... and of "reproduced"
+    reachable: bool = True  # does the best case, in which all seeds agree, lie inside a region?
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        facts = {"id": self.claim.id, "kind": self.claim.kind, "sweep": self.claim.sweep, "planned": self.planned}
+        pilot = {"effect": self.pilot.name, "pilot_seeds": self.pilot.seeds} if self.pilot else {}
+        names = ("mean", "half_width", "decides", "reproduces", "reachable", "note")
+        return {**facts, **pilot, **{name: getattr(self, name) for name in names}}
+
+
+def of_mean(
+    n: int, mean: float, deviation: float, reproduced: Region, contradicted: Region | None = None
+) -> tuple[float, float]:
+    """Probability that the t-interval of ``n`` normal values decides, and that it lies in ``reproduced``.
+
+    Given the sample's standard deviation s the mean is normal about ``mean``; both are averaged over the distribution
+    of s. With one end this is the noncentral t of t.ppf at (mean - end) sqrt(n) / deviation.
+    """
+    if n < 2 or not math.isfinite(deviation):
+        return math.nan, math.nan
+    if deviation == 0:
+        verdict = decide(mean, mean, reproduced, contradicted)
+        return float(verdict != "inconclusive"), float(verdict == "reproduced")
+    error = deviation / math.sqrt(n)
+    middle = (np.arange(POINTS) + 0.5) / POINTS
+    half = stats.t.ppf(1 - TAIL, n - 1) * error * np.sqrt(stats.chi2.ppf(middle, n - 1) / (n - 1))
+
+    def inside(region: Region) -> np.ndarray:
+        top, bottom = ((end - mean) / error for end in (region.high - half, region.low + half))
+        return np.maximum(stats.norm.cdf(top) - stats.norm.cdf(bottom), 0.0)
+
+    # whatever lies outside R is decided, whether X is reached or not
+    beyond = [Region(high=reproduced.low)] if math.isfinite(reproduced.low) else []
+    beyond += [Region(low=reproduced.high)] if math.isfinite(reproduced.high) else []
+    within = inside(reproduced)
+    outside = sum((inside(region) for region in beyond), np.zeros(POINTS))
+    return float(np.mean(within + outside)), float(np.mean(within))
+
+
+def of_share(
+    seeds: int, runs: float, share: float, reproduced: Region, contradicted: Region | None = None, like: float = 1.0
+) -> tuple[float, float]:
+    """The same of a share over ``seeds`` with so many ``runs`` each, binomial in the number of independent ones:
+    seeds * runs / ``like``, the design effect."""
+    n = max(1, round(seeds * runs / like))
+    verdicts = [_of_count(count / n, seeds, runs, n, reproduced, contradicted) for count in range(n + 1)]
+    weights = stats.binom.pmf(np.arange(n + 1), n, share)
+    decided, right = (np.array([test(v) for v in verdicts], float) for test in (_decided, _reproduced))
+    return float(weights @ decided), float(weights @ right)
+
+
+def _decided(verdict: str) -> bool:
+    return verdict != "inconclusive"
+
+
+def _reproduced(verdict: str) -> bool:
+    return verdict == "reproduced"
+
+
+def _of_count(
+    share: float, seeds: int, runs: float, independent: float, reproduced: Region, contradicted: Region | None
+) -> str:
+    """The verdict of this share, of so many independent runs."""
+    if seeds < LEAST_SEEDS or seeds * runs < LEAST_COUNTED:
+        return "inconclusive"
+    n = independent
+    if runs > 1:  # as in statistics.effective, for seeds so few
+        n *= float(stats.t.ppf(1 - TAIL, seeds * runs - 1) / stats.t.ppf(1 - TAIL, seeds - 1)) ** 2
+    return decide(*share_interval(share * n, n), reproduced, contradicted)
+
+
+def design_effect(counts: Sequence[Count]) -> float:
+    """By how much runs of one seed are alike: runs over independent ones, at least 1."""
+    n = sum(m for _, m in counts)
+    if len(counts) in (1, n):
+        return 1.0
+    fewer = float(stats.t.ppf(1 - TAIL, n - 1) / stats.t.ppf(1 - TAIL, len(counts) - 1)) ** 2
+    return max(1.0, n * fewer / effective(counts)[1])
+
+
+def power(entry: Claim, pilot: Pilot | None) -> Power:
+    """What the seeds of the claim's sweep promise at the pilot's mean and spread."""
+    planned = planned_seeds(entry, pilot.labels if pilot else frozenset())
+    if pilot is None:
+        return Power(entry, planned, None, note="no pilot")
+    regions = pilot.reproduced, pilot.contradicted
+    if pilot.counts:
+        total = sum(m for _, m in pilot.counts)
+        share, runs = sum(k for k, _ in pilot.counts) / total, total / len(pilot.counts)
+        like = design_effect(pilot.counts)
+        best = [_of_count(end, planned, runs, planned * runs, *regions) for end in (0.0, 1.0)]
+        reachable = any(map(_decided, best))
+        decides, reproduces = of_share(planned, runs, share, *regions, like)
+        n = planned * runs / like
+        low, high = share_interval(share * n, n)
+        note = "" if reachable else "cannot reach a verdict: too few seeds even if all agree"
+        return Power(entry, planned, pilot, share, (high - low) / 2, decides, reproduces, reachable, note)
+    if planned < LEAST_PILOT:
+        return Power(entry, planned, pilot, reachable=False, note="cannot reach a verdict: one seed has no interval")
+    sample = np.log(pilot.values) if pilot.log and min(pilot.values) > 0 else np.asarray(pilot.values, float)
+    ends = tuple(region and (_logs(region) if pilot.log else region) for region in regions)
+    if len(sample) < LEAST_PILOT or not np.isfinite(sample).all() or (pilot.log and min(pilot.values) <= 0):
+        return Power(entry, planned, pilot, note="the pilot has no spread: it needs two seeds or more that trained")
+    mean, deviation = float(sample.mean()), float(sample.std(ddof=1))
+    assert ends[0] is not None
+    decides, reproduces = of_mean(planned, mean, deviation, ends[0], ends[1])
+    half = float(stats.t.ppf(1 - TAIL, planned - 1)) * deviation / math.sqrt(planned)
+    narrow = ends[0].high - ends[0].low <= 2 * half
+    note = "cannot be reproduced: its interval is wider than R" if narrow else ""
+    shown = math.exp(mean) if pilot.log else mean
+    return Power(entry, planned, pilot, shown, half, decides, reproduces, True, note)
+
+
+def _logs(region: Region) -> Region:
+    return Region(*(math.log(end) if end > 0 else -math.inf for end in (region.low, region.high)))
+
+
+def planned_seeds(entry: Claim, labels: Iterable[str] = ()) -> int:
+    """Seeds of the claim's sweep that all of these architectures have, as far as they are in it; of all, without."""
+    by_label: dict[str, set[int]] = {}
+    for one in experiments(entry.sweep):
+        by_label.setdefault(label(one.config.model), set()).add(one.config.train.seed)
+    own = [by_label[name] for name in labels if name in by_label]
+    return len(set.intersection(*own) if own else set().union(*by_label.values()))
+
+
+def from_runs(runs: Runs) -> dict[str, Pilot]:
+    """Claim -> its primary effect on all runs that have ended, pilots included; none where it cannot be measured."""
+    from . import figures  # noqa: F401  (registers them)
+
+    ended = runs.where(lambda run: run.ended)
+    found = {}
+    for id in sorted(CLAIMS):
+        try:
+            first = next(iter(CLAIMS[id].measure(ended)), None)
+        except MissingRuns:
+            continue
+        if pilot := first and _pilot(first):
+            found[id] = pilot
+    return found
+
+
+def _pilot(first: Effect | Share) -> Pilot | None:
+    if first.reproduced is None:
+        return None
+    labels = frozenset(run.label for run in first.of)
+    if isinstance(first, Share):
+        counts = [count for count in first.counts.values() if count[1] > 0]
+        return Pilot(first.name, first.reproduced, first.contradicted, counts=counts, labels=labels) if counts else None
+    values = [*first.values.values()]
+    return Pilot(first.name, first.reproduced, first.contradicted, values, log=first.log, labels=labels)
+
+
+def from_ledger(path: Path) -> dict[str, Pilot]:
+    """The same from a ``claims.csv``, which has each effect's numbers by seed.
+
+    Raises InputError where it is none, or one without primary effects.
+    """
+    try:
+        rows = pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as a table ({error}): name a claims.csv.") from error
+    if not rows or not {"id", "effect_role", "effect_values"} <= {*rows[0]}:
+        raise InputError(f"{path} has no primary effects by seed: write it anew with 'stabilitylab report'.")
+    first = [row for row in rows if row["effect_role"] == "primary" and row["effect_reproduced"]]
+    return {str(row["id"]): pilot for row in first if (pilot := _from_row(row))}
+
+
+def _from_row(row: Mapping[Any, str]) -> Pilot | None:
+    values = [*ast.literal_eval(row["effect_values"].replace("nan", "None").replace("inf", "None")).values()]
+    reproduced, other = (region_of(row[f"effect_{kind}"]) for kind in ("reproduced", "contradicted"))
+    if not values or reproduced is None:
+        return None
+    if any(isinstance(value, str) for value in values):
+        counts = [(float(k), float(m)) for k, _, m in (str(value).partition("/") for value in values)]
+        return Pilot(row["effect_effect"], reproduced, other, counts=counts)
+    numbers = [math.nan if value is None else float(value) for value in values]
+    return Pilot(row["effect_effect"], reproduced, other, numbers, log=row["effect_log"] == "True")
+
+
+def region_of(text: str) -> Region | None:
+    """The region that prints itself as ``text``; None for an empty one."""
+    if not text:
+        return None
+    numbers = [float(number) for number in re.findall(r"[-+\d.e]+(?=[,)]|$)", text)]
+    if text.startswith("in"):
+        return Region(*numbers)
+    return Region(high=numbers[0]) if text.startswith("<") else Region(low=numbers[0])

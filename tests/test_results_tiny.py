@@ -1,0 +1,181 @@
+"""The comparison of results/tiny: its questions against other formulas, its tables, and the pages that hold them."""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from stabilitylab.experiments import protocol
+
+HERE = Path(__file__).parents[1] / "results" / "tiny"
+TERMS = {"P1": (protocol.DEEP, protocol.SMALL), "P2": (protocol.BRANCH, protocol.DEEP)}
+
+
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    for name in ("keep", "make", "questions", "recompute"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def made(rng: np.random.Generator, n: int = 6) -> dict[tuple[str, int], dict[int, float]]:
+    """Losses of every arm: a seed's own level, an arm's own place, noise."""
+    level = rng.normal(2, 0.5, n)
+    return {
+        (arm, layers): {3 + i: level[i] + rng.normal(0.3 * k, 0.02) for i in range(n)}
+        for k, arm in enumerate(protocol.ARMS)
+        for layers in protocol.LAYERS
+    }
+
+
+def test_a_question_is_a_paired_t_test_with_holm_over_the_four() -> None:
+    import questions
+
+    known = made(np.random.default_rng(1))
+    found = questions.table(lambda arm, layers: known[arm, layers]).set_index("id")
+    p_values = {}
+    for id, (first, second) in TERMS.items():
+        one, other = ([known[arm, 18][seed] for seed in protocol.SEEDS] for arm in (first, second))
+        test = stats.ttest_rel(one, other)
+        interval = test.confidence_interval(0.95)
+        row = found.loc[id]
+        assert (row["low"], row["high"]) == pytest.approx((interval.low, interval.high))
+        assert row["mean"] == pytest.approx(np.mean(one) - np.mean(other))
+        assert row["p"] == pytest.approx(test.pvalue)
+        p_values[id] = test.pvalue
+    deep, shallow = (
+        np.array([known[protocol.DEEP, n][seed] - known[protocol.SMALL, n][seed] for seed in protocol.SEEDS])
+        for n in (18, 6)
+    )
+    assert found.loc["P4", "mean"] == pytest.approx(np.mean(deep - shallow))
+    least = found["p"].min()
+    assert found["p_holm"].min() == pytest.approx(min(1, 4 * least))
+    assert (found["p_holm"] >= found["p"]).all()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [
+        (-0.04, 0.04, "equivalent"),
+        (0.01, 0.04, "equivalent"),  # it differs, and does not matter
+        (0.06, 0.2, "matters"),
+        (-0.2, -0.051, "matters"),
+        (0.01, 0.2, "differs"),
+        (-0.2, -0.01, "differs"),
+        (-0.01, 0.2, "cannot tell"),
+        (-0.2, 0.2, "cannot tell"),
+    ],
+)
+def test_the_words_of_an_interval(low: float, high: float, word: str) -> None:
+    import questions
+
+    assert questions.answer(low, high) == word
+
+
+def test_a_seed_that_an_arm_lacks_is_left_out_and_one_alone_answers_nothing() -> None:
+    import questions
+
+    known = made(np.random.default_rng(2))
+    del known[protocol.DEEP, 18][5]
+    assert 5 not in questions.differences(questions.QUESTIONS[0], lambda arm, n: known[arm, n])
+    one = {key: {3: losses[3]} for key, losses in known.items()}
+    assert {*questions.table(lambda arm, n: one[arm, n])["answer"]} == {"not measured"}
+
+
+def test_the_interval_over_sentences_covers_the_difference_of_the_whole_text() -> None:
+    """2,000 texts of 300 sentences each, of different lengths, whose losses differ by .02 nats a token."""
+    import questions
+
+    rng = np.random.default_rng(3)
+    question = questions.QUESTIONS[0]
+    inside = []
+    for _ in range(400):
+        tokens = rng.integers(5, 25, 300)
+        rows = [("tokens", *["tokens"] * 5, *tokens)]
+        for k, arm in enumerate((question.first, question.second)):
+            for seed in (3, 4):
+                each = tokens * rng.normal(3 - 0.02 * k, 0.3, 300)
+                rows.append((arm, 18, seed, 1e-3, 240, protocol.UPDATES, *each))
+        names = ["arm", "layers", "seed", "lr", "T", "updates", *(f"s{i}" for i in range(300))]
+        low, high = questions.over_sentences(question, pd.DataFrame(rows, columns=names), [3, 4])
+        inside.append(low < 0.02 < high)
+    assert np.mean(inside) == pytest.approx(0.95, abs=0.035)
+
+
+def test_the_table_of_the_choice_names_the_best_of_each_arm() -> None:
+    path = HERE / "choice.csv"
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["arm"], int(row["layers"])) for row in rows} == {
+        (arm, layers) for layers in protocol.LAYERS for arm in protocol.arms(layers)
+    }
+    for layers in protocol.LAYERS:
+        for arm in protocol.arms(layers):
+            own = [row for row in rows if (row["arm"], int(row["layers"])) == (arm, layers)]
+            means = {float(row["lr"]): (float(row["nll_100"]) + float(row["nll_101"])) / 2 for row in own}
+            assert {*protocol.RATES} <= {*means}
+            least, further = protocol.best(means)
+            assert further is None
+            assert [float(row["lr"]) for row in own if row["chosen"] == "1"] == [least]
+            assert protocol.chosen(arm, layers) == least
+
+
+def test_the_pages_hold_what_the_tables_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    import recompute
+
+    monkeypatch.setattr(sys, "argv", ["recompute.py"])
+    assert recompute.main() == 0, capsys.readouterr().err
+
+
+def test_a_changed_digit_is_found_and_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    import recompute
+
+    page = tmp_path / "results.md"
+    monkeypatch.setattr(recompute, "PAGES", (page,))
+    right = recompute.renewed("before\n<!-- results:choice -->\n<!-- end -->\nafter\n")
+    digit = next(i for i in range(len(right) - 1, 0, -1) if right[i].isdigit())
+    page.write_text(right[:digit] + str((int(right[digit]) + 1) % 10) + right[digit + 1 :])
+    monkeypatch.setattr(sys, "argv", ["recompute.py"])
+    assert recompute.main() == 1
+    assert "results.md: numbers differ" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["recompute.py", "--write"])
+    assert recompute.main() == 0
+    assert page.read_text() == right
+    assert recompute.number(math.nan) == recompute.interval(math.nan, math.nan) == ""
+    with pytest.raises(KeyError):
+        recompute.renewed("<!-- results:nothing -->\n<!-- end -->\n")
+
+
+def test_what_is_kept_of_a_run_is_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the synthetic task: the sentences' losses sum to the validation loss; other tables hold the run's numbers."""
+    import keep
+    import make
+
+    from stabilitylab.store import Run
+    from stabilitylab.sweep import Ledger
+
+    monkeypatch.setattr(keep, "HERE", tmp_path)
+    small = {"data": {"sentences": 4, "held_out": 6, "validation": 20}}
+    runs = [protocol.run(arm, 2, 3, 1e-3, 60, protocol.WITH_LAYERS, small) for arm in (protocol.BRANCH, protocol.DEEP)]
+    ledger = Ledger(tmp_path / "ledger.csv")
+    for _ in range(2):  # the second call finds all
+        make.make(runs, tmp_path / "runs", ledger, make.COMPARED)
+    made = [Run.open(tmp_path / "runs" / run.name) for run in runs]
+    rows = pd.read_csv(tmp_path / "sentences.csv", dtype=str).iloc[:, len(keep.WHICH) :].astype(float).to_numpy()
+    assert rows.shape == (3, 20)
+    for each, run in zip(rows[1:], made, strict=True):
+        assert each.sum() / rows[0].sum() == pytest.approx(run.metrics["validation_nll"].iloc[-1], rel=1e-5)
+    course = pd.read_csv(tmp_path / "course.csv")
+    assert len(course) == sum(run.metrics["held_out_nll"].notna().sum() for run in made)
+    layers = pd.read_csv(tmp_path / "layers.csv")
+    assert len(layers) == 2 * 3 * 4  # arms, steps, layers
+    last = made[0].frame("cosine_similarity", by="layer").query("step == 60 and stack_name == 'decoder'")
+    own = layers.query("arm == 'branchnorm' and step == 60 and stack_name == 'decoder'")
+    assert own["cosine"].tolist() == pytest.approx(last["raw"].tolist(), rel=1e-5)
