@@ -16,11 +16,11 @@ from torch import nn
 
 from . import __version__
 from .probes import Sites, Watcher, find_sites
-from .probes.accumulate import Mask
-from .probes.distributed import Parallel, is_first_rank, on_first_rank
-from .probes.reference import Schedule
-from .probes.schedule import Cadence
-from .probes.selection import Names, split
+from .probes._engine.board import Mask
+from .probes._engine.cadence import Cadence
+from .probes._engine.reference_rows import Schedule
+from .probes._engine.selection import Names, split
+from .probes.parameters.ranks import Parallel, is_first_rank, on_first_rank
 from .schema import Sink
 from .store import AbsentRun, RunWriter
 

@@ -13,8 +13,8 @@ from stabilitylab.errors import UsageError
 from stabilitylab.experiments import FIGURES, ONE_GPU, Experiment, command, experiments, folder, minutes, name_of, slug
 from stabilitylab.labels import label
 from stabilitylab.models import ARCHS, canonical
-from stabilitylab.probes.schedule import is_due
-from stabilitylab.probes.selection import chosen
+from stabilitylab.probes._engine.cadence import is_due
+from stabilitylab.probes._engine.selection import chosen
 
 TEXT = {"source": "text:a.de,a.en"}
 ONE_STEP = ("postln", "preln", "postln-init", "postln+beta", "deepnorm", "branchnorm", "branchnorm T=1", "admin")

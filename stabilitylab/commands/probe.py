@@ -217,7 +217,7 @@ def _dry_run(config: Config, as_json: bool) -> int:
 
 
 def _watched(go: Callable[[Display], Result], fail: bool, as_json: bool, quiet: bool) -> int:
-    from ..probes.distributed import is_first_rank
+    from ..probes.parameters.ranks import is_first_rank
     from ..terminal import Display
 
     with Display(Console(stderr=True), quiet) as display:

@@ -19,7 +19,7 @@ def found(config: Config, out: Path, name: str | None) -> Job:
     Raises UsageError where its directory holds another configuration, or where another process writes it.
     """
     from .. import train
-    from ..probes.distributed import from_first_rank, on_first_rank
+    from ..probes.parameters.ranks import from_first_rank, on_first_rank
 
     train.join(config)
     experiment = Experiment(name or train.automatic_name(config), config)
@@ -36,7 +36,7 @@ def found(config: Config, out: Path, name: str | None) -> Job:
 
 def say_ended(path: Path, fail: bool, as_json: bool, quiet: bool) -> int:
     """Of a run that had ended before: its path, and that nothing was done; returns the exit code."""
-    from ..probes.distributed import is_first_rank
+    from ..probes.parameters.ranks import is_first_rank
     from .probe import print_json
 
     if not is_first_rank():

@@ -14,8 +14,8 @@ from torch import nn
 from ..api import RunWatcher, watch
 from ..errors import UsageError
 from ..probes import find_sites
-from ..probes.accumulate import Mask
-from ..probes.selection import split
+from ..probes._engine.board import Mask
+from ..probes._engine.selection import split
 from .masks import BatchMasks
 
 Batch = Mapping[str, Any]

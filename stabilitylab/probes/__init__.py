@@ -1,6 +1,10 @@
 """Probes: what is measured, where, and how it reaches a sink. Needs torch and numpy only."""
 
-from . import (
+from ._engine.cadence import is_due
+from ._engine.record import Template
+from ._engine.recorder import CudaGraphs, Recorder
+from .base import PROBES, Max, Mean, Norm, ParameterProbe, Probe, Quantile, Ratio, Rule, Sum, Total, probe
+from .library import (
     activations,
     adam,
     attention,
@@ -14,12 +18,8 @@ from . import (
     residual,
     updates,
 )
-from .base import PROBES, Max, Mean, Norm, ParameterProbe, Probe, Quantile, Ratio, Rule, Sum, Total, probe
-from .finding import find_sites
-from .records import Template
-from .replaying import CudaGraphs, Recorder
-from .schedule import is_due
-from .sites import Site, Sites
+from .places.finding import find_sites
+from .places.sites import Site, Sites
 from .watcher import Watcher
 
 __all__ = [

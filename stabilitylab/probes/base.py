@@ -15,10 +15,10 @@ import torch
 
 from ..registry import Registry
 from ..schema import Phase, Row, Table
-from .sites import Site, Sites
+from .places.sites import Site, Sites
 
 if TYPE_CHECKING:
-    from .parameters import Parameters
+    from .parameters.pieces import Parameters
 
 When = Literal["forward", "backward", "step", "update", "reference"]
 Numbers = torch.Tensor | Mapping[str, torch.Tensor] | None

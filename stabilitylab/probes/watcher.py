@@ -15,19 +15,19 @@ from torch import nn
 
 from ..errors import UsageError
 from ..schema import Cells, Sink, Table
-from .accumulate import Board, CleanPasses, Mask, Masks, allocate
+from ._engine.board import Board, CleanPasses, Mask, Masks, allocate
+from ._engine.cadence import Cadence, checked, is_due
+from ._engine.passes import TrainingPass
+from ._engine.record import Metrics, Record, RowMetrics, Template
+from ._engine.recorder import Recorder
+from ._engine.reference_rows import ReferenceRows, Schedule
+from ._engine.selection import Names, boards_for, split
+from ._engine.watchable import check_arguments, check_unscaled, check_watchable, compiled_modules
 from .base import ParameterProbe, When
-from .distributed import NullSink, Parallel, ranks_of
-from .finding import find_sites
-from .incidents import Forensics, Incident
-from .parameters import Parameters
-from .passes import TrainingPass
-from .records import Metrics, Record, RowMetrics, Template
-from .reference import ReferenceRows, Schedule
-from .replaying import Recorder
-from .schedule import Cadence, checked, is_due
-from .selection import Names, boards_for, split
-from .watchable import check_arguments, check_unscaled, check_watchable, compiled_modules
+from .incidents.report import Forensics, Incident
+from .parameters.pieces import Parameters
+from .parameters.ranks import NullSink, Parallel, ranks_of
+from .places.finding import find_sites
 
 log = logging.getLogger("stabilitylab")
 
@@ -52,7 +52,7 @@ class Watcher:
     - ``probes``: "default", "all", "none", names, "-name" to leave one out; "standard" is cheapest: norms of each
       layer's output and its gradient, of each norm's input, of each sub-layer's parameters' gradients.
     - ``every``, ``update_every``: rows of the training pass and of the reference pass, a number or "log" (see
-      :func:`~.schedule.is_due`).
+      :func:`~._engine.cadence.is_due`).
     - ``mask``: True on real tokens: a tensor, a dict by stack name, or a function that returns one, asked once per
       forward pass (so once per micro-batch); a stack without a mask counts all tokens.
     - ``reference``: runs the model on a fixed batch; numbers in a dict that it returns become metrics of the row.
@@ -63,7 +63,7 @@ class Watcher:
       modules match, instead of what is found (:func:`stabilitylab.sites` shows it).
     - ``recorder``: the held-out pass is recorded with it and replayed; and activations wait until they are measured
       many at a time, which a model that writes to them in place would spoil.
-    - ``parallel``: "auto" finds DDP and FSDP2, see :func:`~.distributed.ranks_of` for "ddp" and "off".
+    - ``parallel``: "auto" finds DDP and FSDP2, see :func:`~.parameters.ranks.ranks_of` for "ddp" and "off".
 
     On several ranks every one makes its watcher and calls ``step``; rank 0 alone writes. Tables are those of one
     process on the batches of all ranks, E being the mean of their losses. Numbers given to ``step`` or returned by

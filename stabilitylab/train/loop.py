@@ -17,7 +17,7 @@ from ..data import Batch, Dataset, Unigram
 from ..errors import InputError
 from ..models import build_model
 from ..probes import Recorder, Watcher
-from ..probes.passes import evaluation
+from ..probes._engine.passes import evaluation
 from ..store import AbsentRun, RunWriter
 from ..verdict import Baseline, Evaluation, Verdict, divergence, judge
 from . import checkpoint

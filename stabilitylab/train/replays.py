@@ -13,7 +13,7 @@ from ..config import Config
 from ..data import Batch
 from ..errors import ResourceError, UsageError
 from ..probes import CudaGraphs, Recorder, Template, Watcher
-from ..probes.replaying import attempt
+from ..probes._engine.recorder import attempt
 from .team import Team
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from ..errors import InputError, ResourceError, UsageError
 from ..labels import label
 from ..models import ARCHS, canonical
 from ..probes import Recorder
-from ..probes.distributed import from_first_rank, on_first_rank
-from ..probes.selection import chosen
+from ..probes._engine.selection import chosen
+from ..probes.parameters.ranks import from_first_rank, on_first_rank
 from ..store import AbsentRun, Run, RunWriter
 from ..verdict import Verdict
 from . import checkpoint

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stabilitylab.models import build_model
 from stabilitylab.probes import PROBES, Max, Mean, Probe, Watcher, probe
-from stabilitylab.probes.sites import layers
+from stabilitylab.probes.places.sites import layers
 from stabilitylab.schema import Cells, Table
 
 ROWS, VOCAB = 6, 23

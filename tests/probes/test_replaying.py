@@ -14,10 +14,10 @@ import torch
 from probe_toys import ListSink, Toy, batch
 
 from stabilitylab.probes import CudaGraphs, Watcher
-from stabilitylab.probes.records import Record
-from stabilitylab.probes.reference_pass import Replay
-from stabilitylab.probes.replaying import why
-from stabilitylab.probes.representations import Output
+from stabilitylab.probes._engine.record import Record
+from stabilitylab.probes._engine.recorder import why
+from stabilitylab.probes._engine.reference_pass import Replay
+from stabilitylab.probes.library.representations import Output
 
 ENDS = "_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"  # of new and of old versions of torch
 
