@@ -6,8 +6,9 @@ The public names load on first use, so that ``import stabilitylab`` costs nothin
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .api import sites, watch
@@ -29,11 +30,6 @@ _HOME = {
 
 __all__ = ["Probe", "Run", "build_model", "load_runs", "preflight", "probe", "sites", "watch"]
 
-try:
-    __version__ = version("stabilitylab")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0+unknown"
-
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
@@ -42,4 +38,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return [*__all__, "__version__"]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import __version__
+from ._version import __version__
 from .commands.check import check
 from .commands.claims import claims
 from .commands.compare import compare

@@ -112,13 +112,14 @@ def weights_of(**settings: Any) -> bytes:
 def mine() -> Iterator[str]:
     """An architecture that no part of this package knows: a ramp, an alpha and gains of its own."""
 
-    @arch("mine")
-    class Mine(BranchNorm):
-        def gain(self, matrix: str) -> float:
-            return 0.25 * super().gain(matrix)
+    with ARCHS.restored():
 
-    yield "mine"
-    del ARCHS._entries["mine"], ARCHS._spellings["mine"]
+        @arch("mine")
+        class Mine(BranchNorm):
+            def gain(self, matrix: str) -> float:
+                return 0.25 * super().gain(matrix)
+
+        yield "mine"
 
 
 def test_models_that_differ_in_weights_or_formula_have_different_labels(mine) -> None:

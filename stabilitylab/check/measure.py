@@ -11,9 +11,7 @@ import torch
 from torch import nn
 
 from ..errors import InputError, StabilityLabError, UsageError
-from ..probes import Watcher
-from ..probes._engine.board import Mask
-from ..probes._engine.passes import random_states_kept
+from ..probes import Mask, Watcher, random_states_kept
 from ..probes.incidents.report import Incident
 from ..probes.parameters.pieces import Parameters
 from ..schema import Cells, Table

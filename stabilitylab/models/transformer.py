@@ -14,8 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..config import ModelConfig
 from ..errors import UsageError
-from .archs import Admin, Place, Residual, stack_archs
-from .fold import fold_admin
+from .archs import Place, Residual, stack_archs
 from .schedules import HostScalar, Schedule
 from .sublayers import CrossAttention, Embedding, FeedForward, Linear, SelfAttention, SubLayer
 
@@ -209,13 +208,12 @@ class Transformer(nn.Module):
         self.calibrated.set(True)
 
     def finalize(self) -> None:
-        """Make the trained model what it is used as: alpha at its end, and Admin folded into Post-LN. Not undone."""
+        """Make the trained model what it is used as: alpha at its end, and what each architecture says. Not undone."""
         self.require_calibration()
         if self.schedule is not None:
             self.schedule.finalize()
         for stack in self.stacks.values():
-            if issubclass(stack.arch, Admin):
-                fold_admin(stack)
+            stack.arch.finalize(stack)
         self.calibrated = None
 
     def require_calibration(self) -> None:

@@ -18,16 +18,15 @@ from ..schema import Cells, Sink, Table
 from ._engine.board import Board, CleanPasses, Mask, Masks, allocate
 from ._engine.cadence import Cadence, checked, is_due
 from ._engine.passes import TrainingPass
-from ._engine.record import Metrics, Record, RowMetrics, Template
+from ._engine.record import Metrics, RowMetrics, RowRecord, Template
 from ._engine.recorder import Recorder
-from ._engine.reference_rows import ReferenceRows, Schedule
-from ._engine.selection import Names, boards_for, split
+from ._engine.reference_rows import AlphaSchedule, ReferenceRows
+from ._engine.selection import Names, boards_for, find_sites, split_sites
 from ._engine.watchable import check_arguments, check_unscaled, check_watchable, compiled_modules
 from .base import ParameterProbe, When
 from .incidents.report import Forensics, Incident
 from .parameters.pieces import Parameters
 from .parameters.ranks import NullSink, Parallel, ranks_of
-from .places.finding import find_sites
 
 log = logging.getLogger("stabilitylab")
 
@@ -82,7 +81,7 @@ class Watcher:
         optimizer: torch.optim.Optimizer | None = None,
         scaler: torch.amp.GradScaler | None = None,
         mask: Mask | Callable[[], Mask | None] | None = None,
-        schedule: Schedule | None = None,
+        schedule: AlphaSchedule | None = None,
         reference: Callable[[], Any] | None = None,
         output_site: str | None = None,
         sites: str | Mapping[str, str] | None = None,
@@ -97,7 +96,7 @@ class Watcher:
         self.last: tuple[int, dict[str, float | None], dict[str, Cells]] | None = None  # the row that the sink got last
         check_watchable(model)
         check_arguments(optimizer, scaler, mask, reference)
-        own, narrowed = split(sites)
+        own, narrowed = split_sites(sites)
         self._ranks = ranks = ranks_of(model, parallel)
         self.sites = find_sites(model, output_site, own)
         self.sink = sink if ranks is None or ranks.rank == 0 else NullSink()
@@ -138,7 +137,7 @@ class Watcher:
         )
         scaled = scaler is not None and scaler.is_enabled()
         self._forensics = Forensics(self._boards, self._parameters, self._order, self.sink, scaled)
-        self._record: Record | None = None  # the row that waits for the optimizer's step, or for its copy to arrive
+        self._record: RowRecord | None = None  # the row that waits for the optimizer's step, or for its copy to arrive
         self._template: Template | None = None  # while an update is recorded for replays
         self._owed = False  # whether its numbers about the update are still to come
         self._step_seconds = 0.0
@@ -186,7 +185,7 @@ class Watcher:
         if self._template is None:
             self._send()
         self._owed = False
-        record = self._template or Record(self.t, self._parameters.device, self._ranks)
+        record = self._template or RowRecord(self.t, self._parameters.device, self._ranks)
         for name, value in (() if loss is None else (("loss", loss),)) + tuple(metrics.items()):
             record.metric(name, value)
         with torch.no_grad():
@@ -227,7 +226,7 @@ class Watcher:
         """
         self._check_open()
         began, reference = time.perf_counter(), self.cost.reference
-        record = Record(self.t, self._parameters.device)
+        record = RowRecord(self.t, self._parameters.device)
         with torch.no_grad():
             if self._reference is not None:
                 self._reference.fill(record)
@@ -266,7 +265,7 @@ class Watcher:
         self._send()
         self._state = "finished"
         if self._reference is not None:
-            self._record = Record(self.t, self._parameters.device, self._ranks)
+            self._record = RowRecord(self.t, self._parameters.device, self._ranks)
             for name, value in metrics.items():
                 self._record.metric(name, value)
             with torch.no_grad():
@@ -299,7 +298,7 @@ class Watcher:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.t = state["t"]
-        self._record = Record.from_state(state["pending"]) if state["pending"] else None
+        self._record = RowRecord.from_state(state["pending"]) if state["pending"] else None
         self._owed = False
         if (incident := state.get("incident")) is not None:
             self._forensics.incident = Incident(**incident)  # a run has one, the first
@@ -337,7 +336,7 @@ class Watcher:
         elif not self._training.attached:
             self._training.attach()
 
-    def _probe(self, record: Record) -> None:
+    def _probe(self, record: RowRecord) -> None:
         if self.due(self.t):
             self._training.end()
             self._warn_once()
@@ -373,7 +372,7 @@ class Watcher:
             self._warned = True
             log.warning("row %d: %s.", self.t, found)
 
-    def _collect(self, record: Record, when: When) -> None:
+    def _collect(self, record: RowRecord, when: When) -> None:
         for board in self._on(when):
             assert isinstance(board.probe, ParameterProbe)
             board.collect(*board.probe.collect(self._parameters))

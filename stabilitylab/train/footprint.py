@@ -13,7 +13,7 @@ from ..config import RUNS_PER_DEVICE, Config
 from ..data import Batch, Dataset
 from ..errors import ResourceError
 from ..models import ARCHS, build_model, parameter_count
-from ..probes._engine.selection import chosen
+from ..probes import chosen
 from ..probes.parameters.copies import ON_HOST
 from .recipe import token_losses
 

@@ -17,8 +17,7 @@ from ..data import Dataset, load_data
 from ..errors import InputError, ResourceError, UsageError
 from ..labels import label
 from ..models import ARCHS, canonical
-from ..probes import Recorder
-from ..probes._engine.selection import chosen
+from ..probes import Recorder, chosen
 from ..probes.parameters.ranks import from_first_rank, on_first_rank
 from ..store import AbsentRun, Run, RunWriter
 from ..verdict import Verdict

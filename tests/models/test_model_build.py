@@ -65,20 +65,20 @@ def test_mixnorm_is_defined_by_no_paper(name) -> None:
 
 
 def test_an_architecture_is_added_by_one_class() -> None:
-    @arch("half")
-    class Half(PostLN):
-        def forward(self, x, *context):
-            return self.norm(self.shortcut(0.5 * x) + self.branch(self.f(x, *context)))
+    with ARCHS.restored():
 
-    try:
+        @arch("half")
+        class Half(PostLN):
+            def forward(self, x, *context):
+                return self.norm(self.shortcut(0.5 * x) + self.branch(self.f(x, *context)))
+
         tokens = torch.arange(6).view(2, 3)
         half, deepnorm = (build_model(arch=a, depth=4, **VOCAB, **more) for a, more in (
             ("half", {}), ("deepnorm", {"alpha": 0.5, "init": "xavier"})))  # fmt: skip
         assert torch.equal(half(source=tokens, target=tokens), deepnorm(source=tokens, target=tokens))
         with pytest.raises(ValueError, match="registered already"):
             arch("HALF")(Half)
-    finally:
-        del ARCHS._entries["half"], ARCHS._spellings["half"]
+    assert "half" not in ARCHS
 
 
 @pytest.mark.parametrize("name", ["postln", "preln", "postln-init", "admin"])

@@ -139,6 +139,10 @@ class Residual(nn.Module):
         """Within it, one forward pass through these residuals of a stack sets what they calibrate."""
         return nullcontext()
 
+    @staticmethod
+    def finalize(stack: Any) -> None:
+        """Turns a trained stack into what it is used as; called once, when training has ended."""
+
 
 class _Archs(Registry[type[Residual]]):
     def resolve(self, name: str) -> str:

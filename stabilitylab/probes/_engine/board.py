@@ -10,8 +10,9 @@ import torch
 
 from ...errors import UsageError
 from ...schema import Cells, Row
-from ..base import Probe, Rule
+from ..base import Probe
 from ..places.sites import Site
+from ..rules import Rule
 
 Mask = torch.Tensor | Mapping[str, torch.Tensor]
 

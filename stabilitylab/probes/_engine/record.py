@@ -10,8 +10,8 @@ import torch
 
 from ...errors import UsageError
 from ...schema import Cells
-from ..base import EMPTY, Mean, Total
-from ..parameters.ranks import Ranks, Share
+from ..parameters.ranks import Ranks, RankShare
+from ..rules import EMPTY, Mean, Total
 from .board import Board, cells
 
 Metrics = Mapping[str, float | None]
@@ -19,7 +19,7 @@ Seen = np.ndarray | tuple[int, int] | Literal["aside"] | None  # cells, or of ra
 Entry = tuple[str, torch.Tensor, Seen]
 
 
-class Record:
+class RowRecord:
     """Metrics and tables of one row. ``ship`` starts a device-to-host copy of what was added; ``read`` waits for it.
 
     On several ranks ``ship`` first adds up what they have: each rank must come to it, and nothing is read before.
@@ -30,7 +30,7 @@ class Record:
         self._device, self._ranks = device, ranks
         self._metrics: dict[str, float | None] = {}
         self._tables: dict[str, Cells] = {}
-        self._shares: list[Share] = []  # what ranks have to add up
+        self._shares: list[RankShare] = []  # what ranks have to add up
         self._queue: list[Entry] = []
         self.aside: dict[str, np.ndarray] = {}  # numbers that are no part of the row but tell where it broke
         self.broken: dict[str, np.ndarray] = {}  # table -> (rows, columns) True where a recorded number is not finite
@@ -49,7 +49,7 @@ class Record:
         if self._ranks is not None and not own:
             total = value if isinstance(value, Total) else self._average(value)
             seen = np.full((1, 1), value is not None)
-            self._shares.append(Share(name, [(total.rule, total.parts)], seen, metric=True))
+            self._shares.append(RankShare(name, [(total.rule, total.parts)], seen, metric=True))
         elif isinstance(value, Total):
             self._queue.append((name, value.finish().reshape(1), None))
         elif isinstance(value, torch.Tensor):
@@ -62,7 +62,7 @@ class Record:
         if self._ranks is None:
             self._queue.append((board.table.name, *board.take()))
         else:
-            self._shares.append(Share(board.table.name, *board.hand_over()))
+            self._shares.append(RankShare(board.table.name, *board.hand_over()))
 
     def set_aside(self, name: str, values: torch.Tensor) -> None:
         """Numbers that travel with the row for :attr:`aside`; of several ranks each has its own."""
@@ -138,7 +138,7 @@ class Record:
         return {"step": self.step, "metrics": dict(metrics), "tables": packed, "broken": broken, "aside": aside}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Record:
+    def from_state(cls, state: Mapping[str, Any]) -> RowRecord:
         record = cls(state["step"], torch.device("cpu"))
         record._metrics = dict(state["metrics"])
         record.broken = {name: cells.numpy() for name, cells in state["broken"].items()}
@@ -158,7 +158,7 @@ class Record:
         return Total(Mean(), parts)
 
 
-class Template(Record):
+class Template(RowRecord):
     """A row that is computed over and over by replays of what was recorded: all its numbers stay in one tensor."""
 
     def __init__(self, device: torch.device) -> None:
@@ -179,7 +179,7 @@ class Template(Record):
 class RowMetrics(Metrics):
     """A row's metrics on the host, read when first looked at: that waits for the device, so look late, or not."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: RowRecord) -> None:
         self._record = record
 
     def __getitem__(self, name: str) -> float | None:

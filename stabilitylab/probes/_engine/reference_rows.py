@@ -16,12 +16,12 @@ from ..parameters.pieces import Parameters
 from ..parameters.ranks import Ranks
 from .board import Board, Masks
 from .cadence import REFERENCE_FINENESS, Cadence, is_due
-from .record import Record
+from .record import RowRecord
 from .recorder import Recorder
 from .reference_pass import ReferencePass
 
 
-class Schedule(Protocol):
+class AlphaSchedule(Protocol):
     """A constant of the residual formula that changes in time (BranchNorm's alpha)."""
 
     def get(self) -> float: ...
@@ -46,7 +46,7 @@ class ReferenceRows:
         masks: Masks,
         reference: Callable[[], Any],
         every: Cadence,
-        schedule: Schedule | None,
+        schedule: AlphaSchedule | None,
         parameters: Parameters,
         ranks: Ranks | None = None,
         recorder: Recorder | None = None,
@@ -71,7 +71,7 @@ class ReferenceRows:
     def due(self, row: int) -> bool:
         return is_due(row, self._every, REFERENCE_FINENESS)
 
-    def fill(self, record: Record, last: bool = False) -> None:
+    def fill(self, record: RowRecord, last: bool = False) -> None:
         """Adds the reference tables and metrics to ``record``, if its row is due or the last; the metrics alone where
         they are wanted apart from the tables."""
         due = last or self.due(record.step)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 
 from torch import nn
 
 from ...errors import UsageError
 from ..base import PROBES, ParameterProbe, Probe
 from ..parameters.pieces import Parameters
+from ..places.finding import find
 from ..places.sites import KINDS, Site, Sites, stream
 from .board import Board
 
@@ -51,7 +53,24 @@ def only_standard(names: Names) -> set[str]:
     return set(STANDARD) - set(chosen([*rest, "none"])) if "standard" in listed else set()
 
 
-def split(sites: str | Mapping[str, str] | None) -> tuple[dict[str, str], str | dict[str, str] | None]:
+def find_sites(model: nn.Module, output_site: str | None = None, own: Mapping[str, str] | None = None) -> Sites:
+    """Every site of ``model``, and which probes look there; the arguments are those of
+    :func:`stabilitylab.probes.places.finding.find`."""
+    found = find(model, output_site, own)
+    kinds = [each.name for each in fields(found) if each.name not in ("place", "modules", "readers")]
+    readers = {kind: [name for name, probe in PROBES.items() if _looks(probe, kind)] for kind in kinds}
+    return replace(found, readers=readers)
+
+
+def _looks(probe: type[Probe], kind: str) -> bool:
+    """Whether it looks at places of this kind alone, or at several: at the residual stream, or at all that is
+    hidden."""
+    several = {"stream": ("layers", "branches"), "hidden": ("layers", "activations")}
+    at = getattr(probe.at, "__name__", "")
+    return at == kind or kind in several.get(at, ())
+
+
+def split_sites(sites: str | Mapping[str, str] | None) -> tuple[dict[str, str], str | dict[str, str] | None]:
     """What a caller says of ``sites``: own places by kind, and what narrows them, for all probes or by probe."""
     if sites is None or isinstance(sites, str):
         return {}, sites

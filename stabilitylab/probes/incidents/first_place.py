@@ -20,7 +20,7 @@ Order = Mapping[tuple[str, int], int]  # (table, row) -> when the place is calle
 
 
 @dataclass(frozen=True)
-class Evidence:
+class RowEvidence:
     """One row as it was read: ``broken`` has, by table, the recorded cells that are not finite; ``pieces`` sums of
     squares of each piece of a parameter ("theta", "gradient", "update"); ``clean``, by table, how many micro-batches
     left each place finite."""
@@ -38,7 +38,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Place:
+class Suspect:
     """A number that is not finite: where, and when in the forward pass (backwards, the larger comes first).
 
     ``kind``: "parameter" (its value), "activation", "gradient" (of a parameter or an activation), "loss", "update".
@@ -61,7 +61,7 @@ class Locator:
         self._boards = {board.table.name: board for board in boards}
         self._parameters, self._order = parameters, order
 
-    def first(self, evidence: Evidence, scaled: bool) -> Place | None:
+    def first(self, evidence: RowEvidence, scaled: bool) -> Suspect | None:
         """``scaled``: by a GradScaler, which skips updates whose gradients overflow; that is no finding."""
         values = self._pieces(evidence, "theta", "parameter", "forward")
         entering = self._activations(evidence, "forward", "activation", "forward")
@@ -69,7 +69,7 @@ class Locator:
             if found := min(places, key=lambda place: place.position, default=None):
                 return found
         if not evidence.fine("loss"):
-            return Place("loss", "loss", math.inf, evidence.metrics["loss"] or math.nan)
+            return Suspect("loss", "loss", math.inf, evidence.metrics["loss"] or math.nan)
         if found := max(self._backward(evidence), key=lambda place: place.position, default=None):
             return None if scaled else found
         if found := min(self._updates(evidence), key=lambda place: place.position, default=None):
@@ -77,7 +77,7 @@ class Locator:
         held_out = self._activations(evidence, "reference", "activation", "reference")
         return min(held_out, key=lambda place: place.position, default=None)
 
-    def last_finite(self, evidence: Evidence, place: Place) -> str:
+    def last_finite(self, evidence: RowEvidence, place: Suspect) -> str:
         """The place that was called last before this one and recorded a finite number; "" for none."""
         earlier = [(p, key) for key, p in self._order.items() if p < place.position and key[0] in evidence.tables]
         for _, (table, number) in sorted(earlier, reverse=True):
@@ -86,41 +86,41 @@ class Locator:
                 return f"{row.site} ({table} {value:.3g})"
         return ""
 
-    def _activations(self, evidence: Evidence, on: str, kind: str, phase: Phase) -> Iterator[Place]:
+    def _activations(self, evidence: RowEvidence, on: str, kind: str, phase: Phase) -> Iterator[Suspect]:
         for name in evidence.broken:
             if self._boards[name].probe.on == on:
                 yield from self._table(evidence, name, kind, phase)
 
-    def _table(self, evidence: Evidence, name: str, kind: str, phase: Phase) -> Iterator[Place]:
+    def _table(self, evidence: RowEvidence, name: str, kind: str, phase: Phase) -> Iterator[Suspect]:
         broken, clean = evidence.broken.get(name), evidence.clean.get(name)
         for number in () if broken is None else np.flatnonzero(broken.any(axis=1)):
             row = self._boards[name].table.rows[number]
             position = self._order.get((name, int(number)), self._position(row))
             value = float(evidence.tables[name].values[number][evidence.broken[name][number]][0])
             micro_batch = None if clean is None else int(clean[number])
-            yield Place(phase, kind, position, value, row.site, row, name, micro_batch)
+            yield Suspect(phase, kind, position, value, row.site, row, name, micro_batch)
 
-    def _backward(self, evidence: Evidence) -> Iterator[Place]:
+    def _backward(self, evidence: RowEvidence) -> Iterator[Suspect]:
         yield from self._activations(evidence, "backward", "gradient", "backward")
         yield from self._pieces(evidence, "gradient", "gradient", "backward")
         if "gradient" not in evidence.pieces:  # on several ranks: to the sub-layer
             yield from self._table(evidence, "grad_norm", "gradient", "backward")
         if not evidence.fine("grad_norm_total"):  # a row that was not probed: nowhere, and so behind all others
-            yield Place("backward", "gradient", -math.inf, evidence.metrics["grad_norm_total"] or math.nan)
+            yield Suspect("backward", "gradient", -math.inf, evidence.metrics["grad_norm_total"] or math.nan)
 
-    def _updates(self, evidence: Evidence) -> Iterator[Place]:
+    def _updates(self, evidence: RowEvidence) -> Iterator[Suspect]:
         yield from self._pieces(evidence, "update", "update", "update")
         if "update" not in evidence.pieces:
             yield from self._table(evidence, "update_ratio", "update", "update")
 
-    def _pieces(self, evidence: Evidence, what: str, kind: str, phase: Phase) -> Iterator[Place]:
+    def _pieces(self, evidence: RowEvidence, what: str, kind: str, phase: Phase) -> Iterator[Suspect]:
         squares = evidence.pieces.get(what, np.empty(0))
         for number in np.flatnonzero(~np.isfinite(squares)):
             piece = self._parameters.pieces[number]
             # in a backward pass a layer's parameters come after what flows to its output, before what it hands on
             position = self._position(piece.row) - 0.5
             name = self._parameters.names[piece.index]
-            yield Place(phase, kind, position, float(squares[number]), name, piece.row)
+            yield Suspect(phase, kind, position, float(squares[number]), name, piece.row)
 
     def _position(self, row: Row) -> float:
         """When a row's layer ends, or its own sub-layer; outside the layers its site, else before or after them all."""

@@ -13,9 +13,9 @@ import numpy as np
 
 from ...schema import Cells
 from .._engine.board import Board
-from ..base import Quantile
 from ..parameters.pieces import Parameters
-from .first_place import Evidence, Locator, Metrics, Order, Phase, Place
+from ..rules import Quantile
+from .first_place import Locator, Metrics, Order, Phase, RowEvidence, Suspect
 
 RING, AFTER = 20, 3  # rows before the incident that are kept, and those after it that the dump waits for
 ASIDE = ("pieces", "clean")  # what a record sets aside
@@ -75,7 +75,7 @@ class Forensics:
         self._ring.append((step, metrics, tables))
         if self.incident is None:
             told = ({n.partition(" ")[2]: v for n, v in aside.items() if n.startswith(kind)} for kind in ASIDE)
-            self.incident = self._found(Evidence(step, metrics, tables, self._meant(broken), *told))
+            self.incident = self._found(RowEvidence(step, metrics, tables, self._meant(broken), *told))
             if self.incident is not None:
                 log.warning("%s", self.incident.paragraph)
                 self._dump()
@@ -106,7 +106,7 @@ class Forensics:
                     meant[board.table.name] = cells & told
         return meant
 
-    def _found(self, evidence: Evidence) -> Incident | None:
+    def _found(self, evidence: RowEvidence) -> Incident | None:
         metrics = evidence.fine("loss") and evidence.fine("grad_norm_total")
         if metrics and not evidence.broken and all(np.isfinite(p).all() for p in evidence.pieces.values()):
             return None
@@ -135,7 +135,7 @@ class Forensics:
         )
 
 
-def paragraph(place: Place, evidence: Evidence, before: str, earlier: Sequence[Kept]) -> str:
+def paragraph(place: Suspect, evidence: RowEvidence, before: str, earlier: Sequence[Kept]) -> str:
     """What happened, where, and what the row before was like."""
     number = "NaN" if math.isnan(place.number) else "infinite"
     batch = "" if place.micro_batch is None else f", micro-batch {place.micro_batch}"

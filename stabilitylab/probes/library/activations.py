@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from ..base import Mean, Numbers, Probe, Quantile, probe, wide
+from ..base import Numbers, Probe, probe, wide
 from ..places.sites import TAPS, Site, activations, norms
+from ..rules import Mean, Quantile
 
 EPS = 0.01  # of a token's rms, under which an activation counts as off
 

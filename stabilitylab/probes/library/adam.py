@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import optim
 
-from ..base import Mean, ParameterProbe, Ratio, probe, wide
+from ..base import ParameterProbe, probe, wide
 from ..parameters.pieces import Parameters
 from ..parameters.ranks import local
+from ..rules import Mean, Ratio
 
 FLOOR = 10.0  # in units of eps
 AT_ONCE = 1 << 25  # entries of parameters that are looked at together

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ..base import Max, Mean, Numbers, Probe, probe, wide
+from ..base import Numbers, Probe, probe, wide
 from ..places.sites import Site, attentions
+from ..rules import Max, Mean
 
 MASKED = -9e3  # what masks add lies below (-inf, finfo.min, -1e4); position biases and logits lie above
 SOFTMAX = {F.softmax, torch.softmax, torch.special.softmax, torch.Tensor.softmax}

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from ..base import Mean, Numbers, Probe, probe, variance
+from ..base import Numbers, Probe, probe, variance
 from ..places.sites import Site, branches, layers
+from ..rules import Mean
 
 
 @probe(

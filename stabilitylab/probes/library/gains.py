@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from ...schema import Row
-from ..base import Max, ParameterProbe, Ratio, probe
+from ..base import ParameterProbe, probe
 from ..parameters.pieces import Parameters
 from ..parameters.squares import Squares
+from ..rules import Max, Ratio
 
 
 @probe("ln_gain", on="step", phase="step", unit="gain", columns={"rms": Ratio(), "max_abs": Max()}, log=False)

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..base import Norm, Numbers, ParameterProbe, Probe, Total, probe
+from ..base import Numbers, ParameterProbe, Probe, probe
 from ..parameters.pieces import GROUPS, Parameters
 from ..parameters.squares import WideNorm
 from ..places.sites import Site, stream
+from ..rules import Norm, Total
 
 
 @probe(

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from ..base import Max, Mean, Numbers, Probe, Quantile, probe, wide
+from ..base import Numbers, Probe, probe, wide
 from ..places.sites import Site, logits
+from ..rules import Max, Mean, Quantile
 
 
 @probe(

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from ..base import Max, Mean, Numbers, Probe, probe, wide
+from ..base import Numbers, Probe, probe, wide
 from ..places.sites import Site, Sites
+from ..rules import Max, Mean
 
 
 def hidden(sites: Sites) -> Sequence[Site]:

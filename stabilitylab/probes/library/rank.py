@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..base import Mean, Numbers, Probe, probe
+from ..base import Numbers, Probe, probe
 from ..places.sites import Site, layers
+from ..rules import Mean
 
 
 @probe(

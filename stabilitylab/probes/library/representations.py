@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ...errors import UsageError
-from ..base import Mean, Numbers, Probe, probe, wide
+from ..base import Numbers, Probe, probe, wide
 from ..places.sites import Site, layers, outputs
+from ..rules import Mean
 
 
 @probe(

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from ..base import Mean, Numbers, Probe, probe, variance, wide
+from ..base import Numbers, Probe, probe, variance, wide
 from ..places.sites import Site, outputs, stream
+from ..rules import Mean
 
 
 @probe(

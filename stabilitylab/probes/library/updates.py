@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from ..base import ParameterProbe, Ratio, probe
+from ..base import ParameterProbe, probe
 from ..parameters.copies import keep, parts, room_for
 from ..parameters.pieces import Parameters
+from ..rules import Ratio
 
 
 @probe(

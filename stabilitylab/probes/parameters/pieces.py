@@ -12,8 +12,8 @@ from torch import nn
 
 from ...errors import UsageError
 from ...schema import Row
-from ..base import Norm, Sum, Total
 from ..places.structure import Places, canonical, is_norm, unwrapped
+from ..rules import Norm, Sum, Total
 from .ranks import Ranks, local
 from .squares import Squares, Values, flattened
 

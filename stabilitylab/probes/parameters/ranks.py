@@ -15,14 +15,14 @@ from torch import nn
 
 from ...errors import StabilityLabError, UsageError
 from ...schema import Cells, Table
-from ..base import Rule
+from ..rules import Rule
 
 Parallel = Literal["auto", "ddp", "off"]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Share:
+class RankShare:
     """This rank's part of a table, or of a metric (one row, one column), before its rules finish it."""
 
     name: str
@@ -85,7 +85,7 @@ class Ranks:
                 "(pipeline stages, say, each with parallel='off')."
             )
 
-    def add_up(self, shares: Sequence[Share], device: torch.device) -> list[Whole]:
+    def add_up(self, shares: Sequence[RankShare], device: torch.device) -> list[Whole]:
         """One SUM over ranks of all additive numbers and of which cells were seen, and one MAX where there are maxima.
 
         float64 throughout. A NaN is passed on beside the maxima, which need not keep it.

@@ -11,13 +11,23 @@ from torch import nn
 
 from ...errors import UsageError
 from .sites import ACTIVATIONS, TAPS, Site, Sites
-from .structure import Places, Stack, attending, canonical, find_stacks, is_leaf, is_norm, onto_vocabulary, unwrapped
+from .structure import (
+    LayerStack,
+    Places,
+    attending,
+    canonical,
+    find_stacks,
+    is_leaf,
+    is_norm,
+    onto_vocabulary,
+    unwrapped,
+)
 
 NOT_PER_TOKEN = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponseNorm)  # they normalise over channels
 CONVOLUTIONS = nn.modules.conv._ConvNd
 
 
-def find_sites(model: nn.Module, output_site: str | None = None, own: Mapping[str, str] | None = None) -> Sites:
+def find(model: nn.Module, output_site: str | None = None, own: Mapping[str, str] | None = None) -> Sites:
     """Every site of ``model``; ``output_site`` names the module whose output is F, instead of each stack's.
 
     ``own`` replaces what is found: a kind ("layers", "norms", "activations", "outputs") and a regular expression that
@@ -58,12 +68,12 @@ def _matching(kind: str, pattern: str, modules: Mapping[str, nn.Module]) -> dict
     return found
 
 
-def _own_stacks(layers: Mapping[str, nn.Module]) -> tuple[Stack, ...]:
+def _own_stacks(layers: Mapping[str, nn.Module]) -> tuple[LayerStack, ...]:
     """The caller's layers: one stack for each module that holds some."""
     stacks: dict[str, dict[str, nn.Module]] = {}
     for path, layer in layers.items():
         stacks.setdefault(path.rpartition(".")[0], {})[path] = layer
-    return tuple(Stack(home or "layers", home, home.rpartition(".")[0], own) for home, own in stacks.items())
+    return tuple(LayerStack(home or "layers", home, home.rpartition(".")[0], own) for home, own in stacks.items())
 
 
 def _taps(module: nn.Module) -> dict[str, nn.Module]:
@@ -73,7 +83,7 @@ def _taps(module: nn.Module) -> dict[str, nn.Module]:
     return {"scaled_branch": taps["branch"], **taps} if "branch" in taps else {}
 
 
-def _layers(stacks: tuple[Stack, ...]) -> Iterator[Site]:
+def _layers(stacks: tuple[LayerStack, ...]) -> Iterator[Site]:
     for stack in stacks:
         for number, (path, layer) in enumerate(stack.layers.items(), start=1):
             yield Site(path, layer, stack.name, number, channels_first=_channels_first(layer))
@@ -87,7 +97,7 @@ def _channels_first(layer: nn.Module) -> int:
     return 4 if any(issubclass(kind, nn.Linear) for kind in kinds) else 3
 
 
-def _inputs(stacks: tuple[Stack, ...]) -> Iterator[Site]:
+def _inputs(stacks: tuple[LayerStack, ...]) -> Iterator[Site]:
     for stack in stacks:
         first = next(iter(stack.layers.values()))
         maps = _channels_first(first)
@@ -112,7 +122,7 @@ def _norm(path: str, module: nn.Module, modules: Mapping[str, nn.Module], place:
     return Site(path, module, *place(path), take="input", taps=taps)
 
 
-def _activations(stack: Stack, place: Places, uses: Counter[int]) -> Iterator[Site]:
+def _activations(stack: LayerStack, place: Places, uses: Counter[int]) -> Iterator[Site]:
     """What the second linear of a feed-forward block sees: the product in a gated block (SwiGLU), else what an
     activation module outside attention yields, or the input of the second linear where there is none."""
     for path, layer in stack.layers.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from ...schema import Row
-from .structure import Places, Stack
+from .structure import LayerStack, Places
 
 TAPS = ("branch", "scaled_branch", "shortcut")
 ACTIVATIONS = ("elu", "silu", "swish", "mish", "activation")  # endings of class names, in lower case
@@ -64,15 +65,14 @@ class Sites:
     attentions: tuple[Site, ...]  # the innermost modules that attend
     logits: tuple[Site, ...]  # the projection onto the vocabulary
     modules: Mapping[str, nn.Module]
+    readers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # kind -> the probes that look there
 
     @property
-    def stacks(self) -> tuple[Stack, ...]:
+    def stacks(self) -> tuple[LayerStack, ...]:
         return self.place.stacks
 
     def __str__(self) -> str:
-        from .listing import listing  # which knows the probes, which know the sites
-
-        return listing(self)
+        return _listed(self)
 
     def nearest(self, kind: str) -> list[str]:
         """Modules that come closest to being a site of this kind."""
@@ -146,3 +146,47 @@ def hidden_state(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tens
         if (found := tensor_of(given)) is not None:
             return found
     return None
+
+
+HEADER = ("kind", "stack", "layers", "count", "places", "module", "probes")
+
+
+def _listed(sites: Sites) -> str:
+    """One line for places of one kind that differ in their layer alone: how many, what, and which probes look there."""
+    lines = [HEADER, *_lines(sites)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
+    rows = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    none = [
+        f"no {kind} found; nearest are {', '.join(sites.nearest(kind))}: if some are, name them with "
+        f"sites={{{kind!r}: 'a regular expression of their full names'}}"
+        for kind in KINDS
+        if not _of(sites, kind)
+    ]
+    return "\n".join((*rows, *none))
+
+
+def _lines(sites: Sites) -> Iterator[tuple[str, ...]]:
+    for kind in (*KINDS, "attentions", "logits", "branches"):
+        groups: dict[tuple[str, str, str], list[Site]] = {}
+        for site in _of(sites, kind):
+            groups.setdefault((site.stack, _any_layer(site, sites), type(site.module).__name__), []).append(site)
+        probes = ", ".join(sites.readers.get(kind, ())) or "-"
+        for (stack, places, module), found in groups.items():
+            numbers = sorted({site.layer for site in found})
+            span = f"{numbers[0]}-{numbers[-1]}" if numbers[-1] else "-"
+            taken = "input of " if found[0].take == "input" else ""
+            yield kind, stack or "-", span, str(len(found)), places, f"{taken}{module}", probes
+
+
+def _any_layer(site: Site, sites: Sites) -> str:
+    """The site's name with * for the number of its layer."""
+    stack = next((stack for stack in sites.stacks if stack.name == site.stack), None)
+    if stack is None or not site.layer:
+        return site.name
+    layer = list(stack.layers)[site.layer - 1]
+    home, _, last = layer.rpartition(".")
+    return f"{home}.{re.sub('[0-9]+', '*', last)}{site.name.removeprefix(layer)}".lstrip(".")
+
+
+def _of(sites: Sites, kind: str) -> Sequence[Site]:
+    return getattr(sites, kind)

@@ -15,7 +15,7 @@ GENERIC = {"layers", "layer", "h", "block", "blocks"}
 
 
 @dataclass(frozen=True, eq=False)
-class Stack:
+class LayerStack:
     """A list of like layers; ``path`` names the list itself, ``home`` its parent ("" for the model)."""
 
     name: str
@@ -27,7 +27,7 @@ class Stack:
 class Places:
     """Tells a module's stack, layer and sub-layer from its path."""
 
-    def __init__(self, stacks: tuple[Stack, ...]) -> None:
+    def __init__(self, stacks: tuple[LayerStack, ...]) -> None:
         self.stacks = stacks
         self._layers = {path: (s.name, number) for s in stacks for number, path in enumerate(s.layers, start=1)}
 
@@ -70,11 +70,11 @@ def is_norm(module: nn.Module) -> bool:
     return is_leaf(module) and "norm" in type(module).__name__.lower()
 
 
-def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
+def find_stacks(model: nn.Module) -> tuple[LayerStack, ...]:
     """The outermost lists of like layers; of a list of stages (ResNet, Swin) the lists inside each stage."""
     taken: set[str] = set()
 
-    def walk(path: str, module: nn.Module) -> Iterator[Stack]:
+    def walk(path: str, module: nn.Module) -> Iterator[LayerStack]:
         chosen = _like_children(path, module)
         if not chosen or all("stage" in type(unwrapped(child)).__name__.lower() for _, child in chosen):
             for key, child in module.named_children():
@@ -85,7 +85,7 @@ def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
         name = (home if last in GENERIC else full) or last or "layers"
         name = full if name in taken else name
         taken.add(name)
-        yield Stack(name, full, home, {canonical(f"{path}.{key}"): child for key, child in chosen})
+        yield LayerStack(name, full, home, {canonical(f"{path}.{key}"): child for key, child in chosen})
 
     return tuple(walk("", model))
 
