@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ._version import __version__ as __version__
+from ._version import __version__
 
 if TYPE_CHECKING:
     from .api import sites, watch
@@ -28,7 +28,7 @@ _HOME = {
     "watch": "api",
 }
 
-__all__ = ["Probe", "Run", "build_model", "load_runs", "preflight", "probe", "sites", "watch"]
+__all__ = ["Probe", "Run", "__version__", "build_model", "load_runs", "preflight", "probe", "sites", "watch"]
 
 
 def __getattr__(name: str) -> Any:
@@ -38,4 +38,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return list(__all__)

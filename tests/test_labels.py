@@ -13,7 +13,8 @@ import pytest
 from stabilitylab.config import ModelConfig
 from stabilitylab.labels import has_ramp, label, label_of
 from stabilitylab.models import ARCHS, build_model
-from stabilitylab.models.archs import BranchNorm, arch
+from stabilitylab.models.archs.branchnorm import BranchNorm
+from stabilitylab.models.base import arch
 from stabilitylab.models.schedules import Schedule
 from stabilitylab.reports.collection import FREE
 

@@ -19,7 +19,7 @@ from sphinx.util.docutils import SphinxDirective
 from stabilitylab import experiments
 from stabilitylab.check import BOUNDS
 from stabilitylab.models import ARCHS
-from stabilitylab.models.archs.facts import facts
+from stabilitylab.models.facts import facts
 from stabilitylab.probes import PROBES, Probe
 from stabilitylab.reports import figures  # noqa: F401  (registers them)
 from stabilitylab.reports.base import FIGURES

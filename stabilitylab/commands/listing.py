@@ -86,7 +86,7 @@ def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, A
     """Archs (what they say of themselves), probes, figures and presets (one line each), read from the registries."""
     from ..config import PRESETS, ModelConfig
     from ..models import ARCHS
-    from ..models.archs.facts import facts
+    from ..models.facts import facts
     from ..probes import PROBES
     from ..reports import figures as _  # noqa: F401  (registers them)
     from ..reports.base import FIGURES

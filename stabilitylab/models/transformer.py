@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..config import ModelConfig
 from ..errors import UsageError
-from .archs import Place, Residual, stack_archs
+from .base import Place, Residual, stack_archs
 from .schedules import HostScalar, Schedule
 from .sublayers import CrossAttention, Embedding, FeedForward, Linear, SelfAttention, SubLayer
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.archs import PostLN, Trunk
+from ..models.archs.postln import PostLN
+from ..models.base import Trunk
 from ..probes import Site
 from ..probes.places.sites import tensor_of
 from ..schema import Row

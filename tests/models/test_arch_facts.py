@@ -13,7 +13,7 @@ import pytest
 from stabilitylab.config import ModelConfig
 from stabilitylab.labels import BETA, KNOWN, MULTIPLY, NONE, REPLACE, label, may_follow_ramp
 from stabilitylab.models import ARCHS, Place, build_model
-from stabilitylab.models.archs.facts import facts
+from stabilitylab.models.facts import facts
 from stabilitylab.models.initialisation import GAINS
 from stabilitylab.registry import spelling
 

@@ -8,7 +8,13 @@ import torch
 from stabilitylab.config import ModelConfig
 from stabilitylab.errors import ResourceError, UsageError
 from stabilitylab.models import ARCHS, Residual, Transformer, build_model, canonical, parameter_count
-from stabilitylab.models.archs import Admin, BranchNorm, DeepNorm, PostLN, PostLNInit, PreLN, arch
+from stabilitylab.models.archs.admin import Admin
+from stabilitylab.models.archs.branchnorm import BranchNorm
+from stabilitylab.models.archs.deepnorm import DeepNorm
+from stabilitylab.models.archs.postln import PostLN
+from stabilitylab.models.archs.postln_init import PostLNInit
+from stabilitylab.models.archs.preln import PreLN
+from stabilitylab.models.base import arch
 
 VOCAB = {"source_vocab": 7, "target_vocab": 9}
 

@@ -16,7 +16,7 @@ from stabilitylab.errors import UsageError
 from stabilitylab.experiments import SCHEMES, Experiment, asked, experiments
 from stabilitylab.experiments import minutes as minutes_of
 from stabilitylab.models import ARCHS
-from stabilitylab.models.archs.facts import facts
+from stabilitylab.models.facts import facts
 from stabilitylab.sweep import Job, plan, table, tables
 
 

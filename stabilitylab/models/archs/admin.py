@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UsageError
+from ..base import Place, arch
 from ..sublayers import SubLayer
-from .base import Place, arch
 from .postln import PostLN
 
 

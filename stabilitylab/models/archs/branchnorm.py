@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..base import Place, arch
 from ..schedules import Schedule
 from ..sublayers import SubLayer
-from .base import Place, arch
 from .deepnorm import deepnorm_constants, deepnorm_gain
 from .postln import PostLN
 

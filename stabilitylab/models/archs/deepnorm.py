@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ..base import Place, arch
 from ..sublayers import SubLayer
-from .base import Place, arch
 from .postln import PostLN
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .base import Place, Trunk, arch
+from ..base import Place, Trunk, arch
 from .postln import PostLN
 from .preln import PreLN
 

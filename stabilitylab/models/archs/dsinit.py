@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Place, arch
+from ..base import Place, arch
 from .postln import PostLN
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..base import Place, arch
 from ..sublayers import FeedForward, SelfAttention, SubLayer
-from .base import Place, arch
 from .preln import PreLN
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .base import Residual, arch
+from ..base import Residual, arch
 
 
 @arch("preln")

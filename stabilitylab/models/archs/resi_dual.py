@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .base import Place, Residual, Trunk, arch
+from ..base import Place, Residual, Trunk, arch
 
 Streams = tuple[Tensor, Tensor]
 

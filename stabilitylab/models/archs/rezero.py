@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..base import Place, Residual, arch
 from ..sublayers import SubLayer
-from .base import Place, Residual, arch
 
 
 @arch("rezero")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..base import Place, Residual, Trunk, arch, xavier_gain
 from ..sublayers import FeedForward, SubLayer
-from .base import Place, Residual, Trunk, arch, xavier_gain
 
 
 class Shift(nn.Module):

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ..base import Place, Trunk, arch
 from ..sublayers import SubLayer
-from .base import Place, Trunk, arch
 from .preln import PreLN
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..base import Place, arch
 from ..sublayers import CrossAttention, SubLayer
-from .base import Place, arch
 from .preln import PreLN
 
 

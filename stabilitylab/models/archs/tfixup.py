@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .base import Place, Residual, arch
+from ..base import Place, Residual, arch
 
 
 def tfixup_constants(place: Place) -> tuple[float, float]:

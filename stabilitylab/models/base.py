@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from ...config import ModelConfig
-from ...errors import UsageError
-from ...registry import Registry, spelling
-from ..norms import new_norm
-from ..schedules import Schedule
-from ..sublayers import SubLayer
+from ..config import ModelConfig
+from ..errors import UsageError
+from ..registry import Registry, Room, spelling
+from .norms import new_norm
+from .schedules import Schedule
+from .sublayers import SubLayer
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class _Archs(Registry[type[Residual]]):
         return super().resolve(name)
 
 
-ARCHS = _Archs("architecture")
+ARCHS = _Archs("architecture", Room("stabilitylab.models.archs", "stabilitylab.archs"))
 R = TypeVar("R", bound=type[Residual])
 
 

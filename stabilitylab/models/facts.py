@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from ...config import ModelConfig
-from ..transformer import KINDS
+from ..config import ModelConfig
 from .base import ARCHS, Place, xavier_gain
+from .transformer import KINDS
 
 
 def facts(name: str, encoder_layers: int, decoder_layers: int) -> dict[str, Any]:
