@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from .arch_notes import note
 from .errors import InputError, UsageError
-from .registry import spelling
 
 Stack = Literal["encoder-decoder", "encoder", "decoder"]
 Parallel = Literal["none", "ddp", "fsdp"]
@@ -190,8 +190,12 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 DEFAULT_DEPTH = 200
-# What a paper insists on, by architecture: over the preset, under everything that is given.
-RECIPES: dict[str, dict[str, dict[str, Any]]] = {"tfixup": {"train": {"warmup": 0}}}
+
+
+def recipe_of(arch: str) -> Mapping[str, Mapping[str, Any]]:
+    """What the paper of an architecture insists on: over the preset, under everything that is given."""
+    found = note(arch) if arch else None
+    return found.recipe if found else {}
 
 
 def depth_layers(depth: int, stack: Stack) -> tuple[int, int]:
@@ -283,7 +287,7 @@ def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
     if preset not in PRESETS:
         raise UsageError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}.")
     model = settings.get("model", {})
-    own = RECIPES.get(spelling(str(model.get("arch", ""))), {}) if isinstance(model, dict) else {}
+    own = recipe_of(str(model.get("arch", ""))) if isinstance(model, dict) else {}
     settings = merge(PRESETS[preset], own, settings)
     model = settings.setdefault("model", {})
     if isinstance(model, dict):

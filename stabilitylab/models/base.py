@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from ..arch_notes import ROOM, ArchNote, Gains, add
 from ..config import ModelConfig
 from ..errors import UsageError
-from ..registry import Registry, Room, spelling
+from ..registry import Registry, spelling
 from .norms import new_norm
 from .schedules import Schedule
 from .sublayers import SubLayer
@@ -98,6 +100,7 @@ class Residual(nn.Module):
     trunk: type[Trunk] = Trunk  # what it does with the stream outside the layers
     output_gain = 1.0  # initial gain of an untied output matrix
     learns = "nothing"  # beyond matrices, biases, and the norms that Post-LN has
+    recipe: Mapping[str, Mapping[str, Any]] = MappingProxyType({})  # settings that its paper insists on
     norm: nn.Module
 
     def __init__(
@@ -154,15 +157,20 @@ class _Archs(Registry[type[Residual]]):
         return super().resolve(name)
 
 
-ARCHS = _Archs("architecture", Room("stabilitylab.models.archs", "stabilitylab.archs"))
+ARCHS = _Archs("architecture", ROOM)
 R = TypeVar("R", bound=type[Residual])
 
 
-def arch(name: str) -> Callable[[R], R]:
-    """Registers a residual as an architecture: ``@arch("name")``."""
+def arch(
+    name: str, *, title: str = "", colour: str = "", marker: str = "", rank: int = 1000, gains: Gains | None = None
+) -> Callable[[R], R]:
+    """Registers a residual as an architecture: ``@arch("name")``. The rest is for tables and figures, each with a
+    neutral default: :class:`stabilitylab.arch_notes.ArchNote`."""
 
     def decorate(entry: R) -> R:
         ARCHS.register(name)(entry)
+        said = {"scheduled": entry.scheduled, "takes_alpha": entry.takes_alpha, "recipe": entry.recipe}
+        add(ArchNote(name, title, colour, marker, rank, gains, **said))
         return entry
 
     return decorate

@@ -206,7 +206,7 @@ class Runs(Sequence[Record]):
     @property
     def labels(self) -> list[str]:
         """The labels present, in the fixed order of architectures."""
-        order = {arch: place for place, arch in enumerate(style.LOOKS)}
+        order = {arch: place for place, arch in enumerate(style.looks())}
         return sorted({record.label for record in self}, key=lambda label: (order.get(style.family(label), 99), label))
 
     @property

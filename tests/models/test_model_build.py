@@ -89,7 +89,7 @@ def test_an_architecture_is_added_by_one_class() -> None:
 
 @pytest.mark.parametrize("name", ["postln", "preln", "postln-init", "admin"])
 def test_an_alpha_where_there_is_none_is_refused(name) -> None:
-    with pytest.raises(UsageError, match=f"{name!r} has no alpha to replace.*deepnorm, branchnorm"):
+    with pytest.raises(UsageError, match=f"{name!r} has no alpha to replace.*branchnorm, deepnorm"):
         build_model(arch=name, alpha=2.0, depth=2, **VOCAB)
     build_model(arch=name, decoder_arch="deepnorm", alpha=2.0, depth=2, **VOCAB)
     build_model(arch=name, growth="exp", T=3, t0=0, depth=2, **VOCAB)
