@@ -53,6 +53,7 @@ def _control(arch: str, config: ModelConfig) -> str:
     xavier = config.init in ("xavier", "xavier-1") and gains != "base"
     based = config.init == "xavier-1" or (config.init == "arch-1" and gains not in ("own", "beta"))
     alone = spelling(arch) == "deepnorm" and (xavier, config.alpha) in ((True, None), (False, 1.0))
+    options = dict(sorted(config.options.items()))
     words = [
         *(["alpha-only" if xavier else "beta-only"] if alone else _alpha(arch, config)),
         *(["xavier"] if xavier and not alone else []),
@@ -61,6 +62,7 @@ def _control(arch: str, config: ModelConfig) -> str:
         *([] if config.v_gain is None else [f"v={config.v_gain:g}"]),
         *(["rmsnorm"] if config.norm == "rmsnorm" else []),
         *(["qk-norm"] if config.qk_norm else []),
+        *(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in options.items()),
     ]
     return " ".join([arch + ("+beta" if config.init == "deepnorm" and gains != "beta" else ""), *words])
 

@@ -140,6 +140,7 @@ class Archs(SphinxDirective):
         rows = {
             "learns besides": said["learns"],
             "initial gains": said["gains"],
+            "options": ", ".join(f"``arch.{key}`` = {value}" for key, value in said["options"].items()) or "none",
             "at 100L-100L": "; ".join(constants) or "no constant",
         }
         section += table([[prose(key), prose(value)] for key, value in rows.items()], (20, 80))

@@ -56,6 +56,9 @@ def arch_lines(facts: dict[str, Any], at: str) -> list[str]:
     ]
     lines = [facts["formula"], f"source: {facts['source']}", f"learns besides: {facts['learns']}"]
     lines.append(f"initial gains: {facts['gains']}")
+    if facts["options"]:
+        shown = ", ".join(f"arch.{name} = {value}" for name, value in facts["options"].items())
+        lines.append(f"options (--set): {shown}")
     if constants:
         lines.append(f"at {at}: " + "; ".join(constants))
     elif not facts["constants"]:

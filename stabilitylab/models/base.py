@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from ..arch_notes import ROOM, ArchNote, Gains, add
-from ..config import ModelConfig
+from ..config import RAMP, ModelConfig, Section
 from ..errors import UsageError
 from ..registry import Registry, spelling
 from .norms import new_norm
@@ -83,6 +84,10 @@ class Trunk(nn.Module):
         return stream
 
 
+class ArchOptions(Section):
+    """An architecture's own settings, ``--set arch.KEY=VALUE``: subclass it as ``class Options`` inside the arch."""
+
+
 class Residual(nn.Module):
     """One sub-layer: F and its norm, joined to the stream by ``forward``; the rest are neutral answers of an arch.
 
@@ -100,6 +105,7 @@ class Residual(nn.Module):
     trunk: type[Trunk] = Trunk  # what it does with the stream outside the layers
     output_gain = 1.0  # initial gain of an untied output matrix
     learns = "nothing"  # beyond matrices, biases, and the norms that Post-LN has
+    Options: type[ArchOptions] = ArchOptions  # its own settings, with defaults
     recipe: Mapping[str, Mapping[str, Any]] = MappingProxyType({})  # settings that its paper insists on
     norm: nn.Module
 
@@ -111,8 +117,10 @@ class Residual(nn.Module):
         alpha: float | None = None,
         schedule: Schedule | None = None,
         below: Residual | None = None,  # the sub-layer before this one in the same layer
+        options: ArchOptions | None = None,
     ) -> None:
         super().__init__()
+        self.options: Any = options or type(self).Options()
         self.place = place
         self.f = f
         if self.normalised:
@@ -193,4 +201,20 @@ def stack_archs(config: ModelConfig) -> dict[str, type[Residual]]:
                 f"architecture {names[stack]!r} is not defined for model.stack = {config.stack!r}: its paper gives "
                 f"constants for {' and '.join(entry.defined_for)} models only; choose one, or another architecture."
             )
+    known = {key for entry in archs.values() for key in entry.Options.model_fields}
+    if foreign := [key for key in config.options if key not in known]:
+        have = ", ".join(sorted(known)) or "none"
+        raise UsageError(f"architecture {config.arch!r} has no option {foreign[0]!r}; it has {have}.")
     return archs
+
+
+def options_of(entry: type[Residual], config: ModelConfig) -> ArchOptions:
+    """The arch's own settings as ``config`` has them; raises UsageError for a value that is none."""
+    own = {key: getattr(config, key) for key in RAMP} | config.options
+    try:
+        return entry.Options(**{key: value for key, value in own.items() if key in entry.Options.model_fields})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        text = first["msg"].removeprefix("Value error, ")
+        raise UsageError(f"option arch.{key} = {first['input']!r}: {text}.") from error

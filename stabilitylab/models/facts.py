@@ -23,6 +23,7 @@ def facts(name: str, encoder_layers: int, decoder_layers: int) -> dict[str, Any]
         "source": source.rstrip("."),
         "remarks": " ".join(rest),
         "learns": arch.learns,
+        "options": {name: field.default for name, field in arch.Options.model_fields.items()},
         "gains": gains(name),
         "defined_for": list(arch.defined_for),
         "constants": {stack: arch.constants(place) for stack, place in places.items()}

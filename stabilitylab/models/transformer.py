@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..config import ModelConfig
 from ..errors import UsageError
-from .base import Place, Residual, stack_archs
+from .base import Place, Residual, options_of, stack_archs
 from .schedules import HostScalar, Schedule
 from .sublayers import CrossAttention, Embedding, FeedForward, Linear, SelfAttention, SubLayer
 
@@ -77,11 +77,12 @@ class Stack(nn.Module):
         causal = name == "decoder"
         above_encoder = causal and config.stack == "encoder-decoder"
         layers = config.encoder_layers, config.decoder_layers
+        options = options_of(arch, config)
         place = Place(name, 0, "", config.d_model, *layers, config.norm, config.qkv_gain)
 
         def layer(number: int) -> Layer:
             def join(f: SubLayer, sublayer: str, below: Residual | None) -> Residual:
-                given = {"alpha": config.alpha, "schedule": schedule, "below": below}
+                given = {"alpha": config.alpha, "schedule": schedule, "below": below, "options": options}
                 return arch(f, place.at(number, sublayer), **given)
 
             self_attn = join(SelfAttention(config, causal=causal), "self_attn", None)
@@ -140,7 +141,8 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, *, source_vocab: int, target_vocab: int) -> None:
         super().__init__()
         archs = stack_archs(config)
-        schedule = Schedule(config) if any(entry.scheduled for entry in archs.values()) else None
+        ramps = [cast(Any, options_of(entry, config)) for entry in archs.values() if entry.scheduled]
+        schedule = Schedule(ramps[0], config.alpha) if ramps else None
         vocab = dict.fromkeys(archs, target_vocab)
         if config.stack == "encoder-decoder":
             vocab["encoder"] = source_vocab

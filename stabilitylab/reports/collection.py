@@ -27,7 +27,7 @@ PILOT_SEEDS, PILOT_WIDTH = (0, 1, 2), 64  # the thresholds of claims were set ne
 FREE = neutral_settings() | frozenset(
     [
         *("model.arch", "model.decoder_arch", "model.init", "model.alpha", "model.qk_gain", "model.v_gain"),
-        *("model.growth", "model.T", "model.t0", "train.seed", "data.seed", "train.on_divergence"),
+        *("model.growth", "model.T", "model.t0", "model.options", "train.seed", "data.seed", "train.on_divergence"),
         *("train.cuda_graphs", "train.activation_checkpointing", "train.evaluations"),
         *("probes.names", "probes.every", "probes.update_every"),
     ]
@@ -35,12 +35,19 @@ FREE = neutral_settings() | frozenset(
 LAYERS = ("model.encoder_layers", "model.decoder_layers")
 
 
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """By section.key; an architecture's options are one of them, since the label tells them apart."""
+    settings = complete(config)
+    options = settings.get("model", {}).pop("options", None)
+    return {**dict(flat(settings)), **({"model.options": options} if options else {})}
+
+
 class Record:
     """One run with the facts by which it is chosen."""
 
     def __init__(self, run: Run, name: str) -> None:
         self.run, self.name = run, name
-        self.settings: Mapping[str, Any] = dict(flat(complete(run.config)))
+        self.settings: Mapping[str, Any] = _settings(run.config)
         self.kind: str = str(run.manifest.get("kind", "train" if run.config else "watched"))
         self.label: str = label_of(run.manifest) or "unlabelled"
         self.seed: int = int(self.settings.get("train.seed", 0))
