@@ -63,8 +63,8 @@ class ModelConfig(Section):
     v_gain: Annotated[float | None, Later(None)] = Field(default=None, ge=0)  # replaces that of v
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # of every norm of the model
     qk_norm: bool = False  # normalise each head's queries and keys before their product
-    # Aliases of arch.growth, arch.T and arch.t0, the options of BranchNorm's ramp: recorded here, as in runs from before
-    # architectures had options of their own.
+    # Aliases of arch.growth, arch.T and arch.t0, the options of BranchNorm's ramp: recorded here, as in runs from
+    # before architectures had options of their own.
     growth: Literal["linear", "exp", "sigmoid"] = "linear"
     T: int = Field(default=4000, ge=1)
     t0: int = Field(default=1, ge=0)

@@ -10,8 +10,8 @@ import numpy as np
 
 from ..errors import InputError
 from ..store import Run
-from . import attention, finite, gradients, jumps, losses  # noqa: F401  (registers the detectors)
 from .cause import Cause, explain, ordered, sentence, undecided, why_together
+from .detectors import attention, finite, gradients, jumps, losses  # noqa: F401  (registers the detectors)
 from .events import DETECTORS, Event
 from .evidence import Evidence
 from .order import listed

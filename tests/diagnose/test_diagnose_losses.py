@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from diagnose_cases import falling, found, kinds, made, only
 
-from stabilitylab.diagnose.losses import level, noise
+from stabilitylab.diagnose.detectors.losses import level, noise
 from stabilitylab.diagnose.thresholds import SPIKE_SD
 
 

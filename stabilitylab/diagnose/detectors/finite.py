@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..schema import Row
-from .events import Event, detector
-from .evidence import Evidence, Grid
-from .order import depends_on, describe, first_place, listed, rank
+from ...schema import Row
+from ..events import Event, detector
+from ..evidence import Evidence, Grid
+from ..order import depends_on, describe, first_place, listed, rank
 
 TITLE = "non-finite numbers"
 

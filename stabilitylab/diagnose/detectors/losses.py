@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..verdict import LEVEL_NATS, RECOVERY, RISE, Evaluation, divergence
-from .events import Event, detector
-from .evidence import Evidence, Grid
-from .series import level, noise
-from .thresholds import (
+from ...verdict import LEVEL_NATS, RECOVERY, RISE, Evaluation, divergence
+from ..events import Event, detector
+from ..evidence import Evidence, Grid
+from ..series import level, noise
+from ..thresholds import (
     DIVERGED_SHARE,
     LEAST_ROWS,
     LEVEL_ROWS,

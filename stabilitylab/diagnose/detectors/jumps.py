@@ -6,21 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .events import Event, detector
-from .evidence import Evidence, Grid
-from .order import describe
-from .series import level
-from .thresholds import (
-    LEAST_PAST,
-    LN_GROWTH,
-    LN_JUMP,
-    LR_JUMP,
-    PAST,
-    PERSIST,
-    UPDATE_JUMP,
-    UPDATE_SHARE,
-    WEIGHT_JUMP,
-)
+from ..events import Event, detector
+from ..evidence import Evidence, Grid
+from ..order import describe
+from ..series import level
+from ..thresholds import LEAST_PAST, LN_GROWTH, LN_JUMP, LR_JUMP, PAST, PERSIST, UPDATE_JUMP, UPDATE_SHARE, WEIGHT_JUMP
 
 
 def past_largest(values: np.ndarray, window: int | None = PAST, least: int = LEAST_PAST) -> np.ndarray:

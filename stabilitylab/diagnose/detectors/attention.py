@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .events import Event, detector
-from .evidence import Evidence
+from ..events import Event, detector
+from ..evidence import Evidence
+from ..order import describe
+from ..thresholds import ENTROPY_FALL, ENTROPY_SHARE, MAX_LOGIT
 from .gradients import lasting, until
 from .jumps import times
-from .order import describe
-from .thresholds import ENTROPY_FALL, ENTROPY_SHARE, MAX_LOGIT
 
 
 @detector("attention_collapse", "attention entropy collapse", attention="probe attention")

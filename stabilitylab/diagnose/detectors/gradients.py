@@ -7,19 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from .events import Event, Severity, detector
-from .evidence import Evidence, Grid
+from ..events import Event, Severity, detector
+from ..evidence import Evidence, Grid
+from ..order import describe, gathered, listed
+from ..thresholds import DECAY_FIT, DECAY_PER_LAYER, DECAYED, EXPLODED, EXPLODED_SHARE, PERSIST, VANISHED
 from .jumps import first_above, past_largest, times, usual_before
-from .order import describe, gathered, listed
-from .thresholds import (
-    DECAY_FIT,
-    DECAY_PER_LAYER,
-    DECAYED,
-    EXPLODED,
-    EXPLODED_SHARE,
-    PERSIST,
-    VANISHED,
-)
 
 SOURCES = ("activation_grad_norm", "grad_norm")
 WHY_STILL = "not in the optimizer, a rate of 0, or below the rounding of its dtype"
