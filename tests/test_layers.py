@@ -23,6 +23,15 @@ LEVEL = {
 }
 # Inside a room: from what stands on nothing to what stands on all. What shares a line does not know each other.
 INSIDE = {
+    "diagnose": (
+        ("diagnose.order",),
+        ("diagnose.evidence",),
+        ("diagnose.events", "diagnose.series"),
+        ("diagnose.detectors", "diagnose.cause"),
+        ("diagnose.diagnosis",),
+        ("diagnose.compare", "diagnose.standings"),
+        ("diagnose",),
+    ),
     "models": (
         ("models.norms", "models.schedules"),
         ("models.sublayers",),

@@ -9,12 +9,14 @@ import numpy as np
 from ..events import Event, detector
 from ..evidence import Evidence
 from ..order import describe
-from ..thresholds import ENTROPY_FALL, ENTROPY_SHARE, MAX_LOGIT
-from .gradients import lasting, until
-from .jumps import times
+from ..series import lasting, times, until
+
+# Attention entropy as a share of its ceiling, log of the number of keys, and of where it started (Zhai et al. 2023);
+# the largest attention logit (QK-Clip's bound in Kimi K2).
+ENTROPY_SHARE, ENTROPY_FALL, MAX_LOGIT = 0.05, 0.2, 100.0
 
 
-@detector("attention_collapse", "attention entropy collapse", attention="probe attention")
+@detector("attention_collapse", "attention entropy collapse", reads={"attention": "probe attention"})
 def attention_collapse(evidence: Evidence) -> Iterator[Event]:
     entropy, ceiling = evidence.grid("attention", "entropy"), evidence.grid("attention", "ceiling")
     if entropy is not None and ceiling is not None:

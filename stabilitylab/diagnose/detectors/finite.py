@@ -57,7 +57,11 @@ def first_lost(grid: Grid) -> Loss | None:
     return Loss(grid, int(rows[0]), bad[rows[0]]) if len(rows) else None
 
 
-@detector("non_finite", TITLE, loss="w.step(loss=loss)", ln_input="probe ln_input", grad_norm="probe grad_norm")
+@detector(
+    "non_finite",
+    TITLE,
+    reads={"loss": "w.step(loss=loss)", "ln_input": "probe ln_input", "grad_norm": "probe grad_norm"},
+)
 def non_finite(evidence: Evidence) -> Iterator[Event]:
     if evidence.incident is not None and evidence.incident.get("name"):
         yield from_incident(evidence.incident)

@@ -1,4 +1,4 @@
-"""What jumps against its own past: learning rate, updates, weights, and the inputs of norms."""
+"""What jumps against its own past: learning rate, updates, weights."""
 
 from __future__ import annotations
 
@@ -9,49 +9,27 @@ import numpy as np
 from ..events import Event, detector
 from ..evidence import Evidence, Grid
 from ..order import describe
-from ..series import level
-from ..thresholds import LEAST_PAST, LN_GROWTH, LN_JUMP, LR_JUMP, PAST, PERSIST, UPDATE_JUMP, UPDATE_SHARE, WEIGHT_JUMP
+from ..series import LEAST_PAST, first_above, past_largest, times, usual_before
+
+# The learning rate against its maximum so far: schedules and restarts come back to it, or grow by per cents.
+LR_JUMP = 3.0
+# The size of an update, or of ||dF||, against its own past. Adam's answer to a sudden gradient is at most
+# (1 - b1) / sqrt(1 - b2), 3.2 times the rate for (.9, .999), where 0.1 to 0.3 is usual; and noise stays within 2.
+UPDATE_JUMP = 5.0
+# An update counts only where it is at least this share of the model's largest: growth of 1e-12 to 1e-9 moves nothing.
+UPDATE_SHARE = 0.1
+# The size of a layer's weights between neighbouring rows: no optimizer at a working rate multiplies it by ten.
+WEIGHT_JUMP = 10.0
 
 
-def past_largest(values: np.ndarray, window: int | None = PAST, least: int = LEAST_PAST) -> np.ndarray:
-    """The largest finite number of the ``window`` rows before each row (None: of all), NaN with fewer than ``least``.
-
-    values (S, R) -> (S, R).
-    """
-    usual = np.where(np.isfinite(values), values, np.nan)
-    largest = np.full(values.shape, np.nan)
-    if window is None:
-        running = np.fmax.accumulate(usual, axis=0)
-        largest[least:] = running[least - 1 : -1]
-        return largest
-    for row in range(least, len(values)):
-        largest[row] = np.fmax.reduce(usual[max(0, row - window) : row], axis=0)
-    return largest
-
-
-def times(values: np.ndarray, base: np.ndarray) -> np.ndarray:
-    """values / base where the base is positive and finite, NaN elsewhere."""
-    return np.divide(values, base, out=np.full(values.shape, np.nan), where=(base > 0) & np.isfinite(base))
-
-
-def first_above(ratio: np.ndarray, threshold: float, steps: np.ndarray) -> tuple[int, int, int] | None:
-    """(row, place with the largest ratio there, number of places) of the first row in which a finite ratio is above."""
-    above = np.isfinite(ratio) & (ratio > threshold)
-    if not above.any():
-        return None
-    row = int(np.flatnonzero(above.any(1))[0])
-    place = int(np.nanargmax(np.where(above[row], ratio[row], np.nan)))
-    return row, place, int(above[row].sum())
-
-
-def usual_before(grid: Grid, row: int, place: int) -> tuple[float, str]:
-    """The median of a place's rows before ``row``, and which those are."""
-    first = max(0, row - PAST)
-    values = grid.values[first:row, place]
-    return float(np.median(values[np.isfinite(values)])), f"rows {grid.steps[first]}-{grid.steps[row - 1]}"
-
-
-@detector("lr_jump", "learning-rate jump", lr="w.step(loss=loss, lr=rate)")
+@detector(
+    "lr_jump",
+    "learning-rate jump",
+    reads={"lr": "w.step(loss=loss, lr=rate)"},
+    role="setting",
+    explains=("update_jump",),
+    least_rows=LEAST_PAST + 1,
+)
 def lr_jump(evidence: Evidence) -> Iterator[Event]:
     grid = evidence.metric("lr", "learning_rate")
     if grid is None:
@@ -78,8 +56,11 @@ def lr_jump(evidence: Evidence) -> Iterator[Event]:
 @detector(
     "update_jump",
     "update jump",
-    update_ratio="optimizer=optimizer, or probe update_ratio",
-    model_update="reference=, or probe model_update",
+    reads={
+        "update_ratio": "optimizer=optimizer, or probe update_ratio",
+        "model_update": "reference=, or probe model_update",
+    },
+    least_rows=LEAST_PAST + 1,
 )
 def update_jump(evidence: Evidence) -> Iterator[Event]:
     """The optimizer's update (rms over entries, layer by layer), or what one update did to the output, ||dF||."""
@@ -118,7 +99,14 @@ def _update(grid: Grid, ratio: np.ndarray, what: str) -> Iterator[Event]:
     )
 
 
-@detector("weight_jump", "weights changed other than by an update", update_ratio="optimizer=optimizer")
+@detector(
+    "weight_jump",
+    "weights changed other than by an update",
+    reads={"update_ratio": "optimizer=optimizer"},
+    role="setting",
+    explains=("update_jump", "ln_growth"),
+    least_rows=LEAST_PAST + 1,
+)
 def weight_jump(evidence: Evidence) -> Iterator[Event]:
     """rms(theta) = rms / value of ``update_ratio``, between neighbouring rows: scaled, zeroed or loaded in between.
 
@@ -159,56 +147,4 @@ def weight_jump(evidence: Evidence) -> Iterator[Event]:
         probe="update_ratio",
         strength=float(min(factor[row, place], 1e9)) / WEIGHT_JUMP,
         numbers={"rms_before": then, "rms": now},
-    )
-
-
-def went_on_learning(evidence: Evidence, step: int) -> bool:
-    """Whether the level of the loss, a median of rows, came below every row up to ``step``."""
-    grid = evidence.loss()
-    if grid is None:
-        return False
-    values = grid.values[:, 0]
-    finite = np.isfinite(values)
-    values, steps = values[finite], grid.steps[finite]
-    before, after = values[steps <= step], level(values)[steps > step]
-    return len(before) > 0 and len(after) > PERSIST and float(after.min()) < float(before.min())
-
-
-@detector("ln_growth", "growth of norm inputs", ln_input="probe ln_input")
-def ln_growth(evidence: Evidence) -> Iterator[Event]:
-    """What enters a norm, against its own past (sudden) and against the run's own start (slow)."""
-    grid = evidence.grid("ln_input", "value")
-    if grid is None:
-        return
-    values = np.where(grid.absent, np.nan, grid.values)
-    sudden = times(values, past_largest(values))
-    slow = times(values, np.where(np.isfinite(values[:1]), values[:1], np.nan))
-    candidates = [
-        (found, ratio, threshold, text)
-        for ratio, threshold, text in (
-            (sudden, LN_JUMP, "times the largest of the rows before"),
-            (slow, LN_GROWTH, f"times that at step {grid.steps[0]}"),
-        )
-        if (found := first_above(ratio, threshold, grid.steps)) is not None
-    ]
-    if not candidates:
-        return
-    (row, _, places), ratio, threshold, text = min(candidates, key=lambda candidate: candidate[0][0])
-    # Norms higher up see the same growth: it enters where it is first above on the way up.
-    place = int(np.flatnonzero(np.nan_to_num(ratio[row]) > threshold)[0])
-    harmless = ratio is slow and went_on_learning(evidence, int(grid.steps[row]))
-    size, factor = float(values[row, place]), float(ratio[row, place])
-    yield Event(
-        "ln_growth",
-        "growth of norm inputs",
-        int(grid.steps[row]),
-        grid.phase,
-        f"norm input {size:.3g} at step {grid.steps[row]} ({describe(grid.rows[place])}), {factor:.3g} {text}",
-        severity="note" if harmless else "warning",
-        after=grid.before(row),
-        place=grid.rows[place],
-        places=places,
-        probe=grid.name,
-        strength=float(np.nanmax(ratio[row])) / threshold,
-        numbers={"value": size, "factor": factor},
     )

@@ -9,25 +9,26 @@ import numpy as np
 from ...verdict import LEVEL_NATS, RECOVERY, RISE, Evaluation, divergence
 from ..events import Event, detector
 from ..evidence import Evidence, Grid
-from ..series import level, noise
-from ..thresholds import (
-    DIVERGED_SHARE,
-    LEAST_ROWS,
-    LEVEL_ROWS,
-    NOISE_ROWS,
-    PLATEAU_GAIN,
-    PLATEAU_RELAPSE,
-    PLATEAU_ROWS,
-    SPIKE_OF_LEVEL,
-    SPIKE_OF_START,
-    SPIKE_SD,
-)
+from ..series import LEVEL_ROWS, level, noise
 
 RECORD = "w.step(loss=loss)"
-MOST_SPIKES = 20  # one event each; more are a noisy loss
+# A loss spike: the literature's 7 standard deviations (OLMo 2; AdaGC), robust ones here. The level is a median of
+# the last rows, the noise that of first differences, so that a falling loss hides nothing. The floors keep the tiny
+# noise of a flat or memorised loss from counting: shares of the level, and of the loss at the start.
+SPIKE_SD, NOISE_ROWS, LEAST_ROWS = 7.0, 100, 10
+SPIKE_OF_LEVEL, SPIKE_OF_START = 0.10, 0.02
+# Divergence of held-out or training nll is the verdict's (2 nats over the minimum, not undone within 5 %); of a loss
+# whose unit is unknown: ending above its start by this share of it.
+DIVERGED_SHARE = 0.10
+# A plateau at the unigram baseline is the verdict's "stuck" (stabilitylab/verdict.py).
+# A plateau without a baseline: all rows together gained less than this share of the first level, ...
+PLATEAU_GAIN = 0.02
+# ... or the end gave back more than this share of all that had been gained; judged from this number of rows on.
+PLATEAU_RELAPSE, PLATEAU_ROWS = 0.5, 20
+_MOST_SPIKES = 20  # one event each; more are a noisy loss
 
 
-@detector("loss_spike", "loss spike", loss=RECORD)
+@detector("loss_spike", "loss spike", reads={"loss": RECORD}, least_rows=LEAST_ROWS)
 def loss_spike(evidence: Evidence) -> Iterator[Event]:
     grid = evidence.loss()
     if grid is None:
@@ -65,12 +66,12 @@ def loss_spike(evidence: Evidence) -> Iterator[Event]:
             numbers={"value": float(values[at]), "level": usual, "sd": sd, "peak": peak},
         )
         count += 1
-        if end is None or count == MOST_SPIKES:
+        if end is None or count == _MOST_SPIKES:
             return
         over_by = end + 1
 
 
-@detector("divergence", "divergence", loss=RECORD, held_out_nll="stabilitylab probe")
+@detector("divergence", "divergence", reads={"loss": RECORD, "held_out_nll": "stabilitylab probe"}, role="outcome")
 def loss_divergence(evidence: Evidence) -> Iterator[Event]:
     """The verdict's rule for an nll, held-out first; for a loss of unknown unit: the end above the start."""
     held_out, grid = evidence.metric("held_out_nll"), evidence.loss()
@@ -107,7 +108,13 @@ def _diverged(grid: Grid, step: int, text: str, strength: float) -> Event:
     )
 
 
-@detector("plateau", "plateau", loss=RECORD, held_out_nll="stabilitylab probe")
+@detector(
+    "plateau",
+    "plateau",
+    reads={"loss": RECORD, "held_out_nll": "stabilitylab probe"},
+    role="outcome",
+    least_rows=PLATEAU_ROWS,
+)
 def plateau(evidence: Evidence) -> Iterator[Event]:
     """Stuck at the unigram baseline where that is known; else a loss that never fell, or gave back what it gained."""
     if len(evidence.steps) < PLATEAU_ROWS or next(loss_divergence(evidence), None) is not None:
