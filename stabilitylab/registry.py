@@ -11,6 +11,7 @@ import logging
 import os
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,8 +54,18 @@ class Room:
         for point in sorted(entry_points(group=self.group), key=lambda point: (point.name, point.value)):
             package = f"{point.dist.name} {point.dist.version}" if point.dist else "entry point"
             _attempt(f"{point.value} ({package})", point.load)
-        for module in named_plugins():
+        named = named_plugins()
+        if named and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # where a module of one's own lies, usually
+        for module in named:
             _attempt(f"{module} (--plugin)", lambda module=module: import_module(module))
+
+
+# Of registries whose modules name no room; claims come with the figures that show them.
+ROOMS = {
+    "claim": Room("stabilitylab.reports.figures", "stabilitylab.figures"),
+    "figure with a sweep": Room("stabilitylab.experiments", "stabilitylab.sweeps"),
+}
 
 
 def named_plugins() -> list[str]:
@@ -90,12 +101,12 @@ class Registry(Mapping[str, T], Generic[T]):
     """
 
     def __init__(self, kind: str, room: Room | None = None) -> None:
-        self.kind, self.room = kind, room
+        self.kind, self.room = kind, room or ROOMS.get(kind)
         self._entries: dict[str, T] = {}
         self._spellings: dict[str, str] = {}
         self._homes: dict[str, str] = {}  # name -> the module that defines it
         self._origins: dict[str, str] = {}
-        self._own = self._others = room is None  # whether the folder, and the plug-ins, have been imported
+        self._own = self._others = self.room is None  # whether the folder, and the plug-ins, have been imported
 
     def register(self, name: str, module: str = "") -> Callable[[T], T]:
         """Registers what it decorates; ``module``: where that is defined, if it cannot say so itself."""

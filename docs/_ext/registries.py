@@ -21,7 +21,6 @@ from stabilitylab.check import BOUNDS
 from stabilitylab.models import ARCHS
 from stabilitylab.models.facts import facts
 from stabilitylab.probes import PROBES, Probe
-from stabilitylab.reports import figures  # noqa: F401  (registers them)
 from stabilitylab.reports.base import FIGURES
 
 log = logging.getLogger(__name__)

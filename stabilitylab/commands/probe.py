@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import DivergedError, UsageError
-from .options import JSON, RUNS
+from . import command
+from ._options import JSON, RUNS
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -29,6 +30,7 @@ _model, _data, _training, _probes, _run = (
 )
 
 
+@command("probe", rank=10, exit_codes=True)
 def probe(
     arch: Annotated[
         str | None, _model(help="Architecture, see 'stabilitylab list'.", show_default="branchnorm")
@@ -131,7 +133,7 @@ def probe(
     if dry_run:
         return _dry_run(settings, as_json)
     if resume == AUTO:
-        from . import resuming
+        from . import _resuming as resuming
 
         job = resuming.found(settings, out, name)
         if job.state == "finished":
@@ -227,7 +229,7 @@ def _watched(go: Callable[[Display], Result], fail: bool, as_json: bool, quiet: 
 
 def _finish(result: Result, fail: bool, as_json: bool, quiet: bool) -> int:
     from ..store import Run
-    from .outcome import print_json, print_summary
+    from ._outcome import print_json, print_summary
 
     run = Run.open(result.path)
     verdict = result.verdict

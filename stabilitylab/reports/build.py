@@ -80,8 +80,6 @@ def build(
     an error keeps from being made is left out, and listed in ``failed`` and on the page. Raises InputError where
     ``folder`` holds no run, UsageError for a name that does not exist, ResourceError where ``out`` cannot be written.
     """
-    from . import figures as _  # noqa: F401  (registers them)
-
     chosen = [FIGURES.resolve(name) for name in figures] or sorted(FIGURES, key=_order)
     runs, broken = load(folder)
     named = _named(runs, diagnosed)

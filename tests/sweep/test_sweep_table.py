@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sweep_cases import left
 
-from stabilitylab.commands.stability import minutes, seeds_of
+from stabilitylab.commands._stability import minutes, seeds_of
 from stabilitylab.config import resolve
 from stabilitylab.errors import UsageError
 from stabilitylab.experiments import SCHEMES, Experiment, asked, experiments

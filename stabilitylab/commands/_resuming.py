@@ -37,7 +37,7 @@ def found(config: Config, out: Path, name: str | None) -> Job:
 def say_ended(path: Path, fail: bool, as_json: bool, quiet: bool) -> int:
     """Of a run that had ended before: its path, and that nothing was done; returns the exit code."""
     from ..probes.parameters.ranks import is_first_rank
-    from .outcome import print_json
+    from ._outcome import print_json
 
     if not is_first_rank():
         return 0
