@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ._version import __version__
-from .commands import COMMANDS
-from .commands._options import EXIT_CODES
+from .commands import COMMANDS, EXIT_CODES
 from .errors import StabilityLabError, UsageError
 from .registry import PLUGINS, add_plugin
 

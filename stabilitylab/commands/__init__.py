@@ -8,12 +8,16 @@ from typing import Any, TypeVar
 
 from ..registry import Registry, Room
 
+EXIT_CODES = """\
+Exit codes: 0 ok; 1 a check failed or internal error; 2 usage or configuration; 3 diverged under --fail-on-divergence;
+4 input, data or run missing or unreadable; 5 environment (no CUDA, no space, a missing extra); 130 / 143 stopped by
+Ctrl-C / SIGTERM, after a flush and a checkpoint."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: a function that typer can read, its place in ``--help``, and whether its help has the exit codes."""
+    """A subcommand: a function that typer reads, its place in ``--help``, whether its own help has the exit codes."""
 
     name: str
     function: Callable[..., Any]

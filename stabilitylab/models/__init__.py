@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from .archs.deepnorm import deepnorm_constants
-from .base import ARCHS, Place, Residual, arch
+from .base import ARCHS, ArchOptions, Place, Residual, arch
 from .build import build_model, canonical, configure, parameter_count
 from .schedules import Schedule
 from .transformer import Stack, Transformer
 
 __all__ = [
     "ARCHS",
+    "ArchOptions",
     "Place",
     "Residual",
     "Schedule",
