@@ -35,8 +35,8 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stabilitylab.probes import norms
-from stabilitylab.probes.passes import Pass
+from stabilitylab.probes._engine.passes import Pass
+from stabilitylab.probes.parameters import squares as norms
 from stabilitylab.train.loop import Trainer
 from stabilitylab.train.replays import Replays
 from stabilitylab.train.run import Plan

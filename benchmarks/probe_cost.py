@@ -26,7 +26,7 @@ from subject import NEVER, UNWATCHED, prepared, trainer, update, warm
 from timing import machine, middle, rounds
 
 from stabilitylab.probes import PROBES
-from stabilitylab.probes.schedule import REFERENCE_FINENESS, is_due
+from stabilitylab.probes._engine.cadence import REFERENCE_FINENESS, is_due
 from stabilitylab.train.loop import Trainer
 
 

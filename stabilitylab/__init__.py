@@ -6,8 +6,9 @@ The public names load on first use, so that ``import stabilitylab`` costs nothin
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
 
 if TYPE_CHECKING:
     from .api import sites, watch
@@ -27,12 +28,7 @@ _HOME = {
     "watch": "api",
 }
 
-__all__ = ["Probe", "Run", "build_model", "load_runs", "preflight", "probe", "sites", "watch"]
-
-try:
-    __version__ = version("stabilitylab")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0+unknown"
+__all__ = ["Probe", "Run", "__version__", "build_model", "load_runs", "preflight", "probe", "sites", "watch"]
 
 
 def __getattr__(name: str) -> Any:
@@ -42,4 +38,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return list(__all__)

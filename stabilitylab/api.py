@@ -14,13 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from . import __version__
-from .probes import Sites, Watcher, find_sites
-from .probes.accumulate import Mask
-from .probes.distributed import Parallel, is_first_rank, on_first_rank
-from .probes.reference import Schedule
-from .probes.schedule import Cadence
-from .probes.selection import Names, split
+from ._version import __version__
+from .probes import AlphaSchedule, Cadence, Mask, Names, Sites, Watcher, find_sites, split_sites
+from .probes.parameters.ranks import Parallel, is_first_rank, on_first_rank
 from .schema import Sink
 from .store import AbsentRun, RunWriter
 
@@ -69,7 +65,7 @@ def sites(model: nn.Module, *, output_site: str | None = None, sites: Mapping[st
 
     >>> print(sites(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 3)))  # doctest: +SKIP
     """
-    return find_sites(model, output_site, split(sites)[0])
+    return find_sites(model, output_site, split_sites(sites)[0])
 
 
 def watch(
@@ -82,7 +78,7 @@ def watch(
     optimizer: torch.optim.Optimizer | None = None,
     scaler: torch.amp.GradScaler | None = None,
     mask: Mask | Callable[[], Mask | None] | None = None,
-    schedule: Schedule | None = None,
+    schedule: AlphaSchedule | None = None,
     reference: Callable[[], Any] | None = None,
     output_site: str | None = None,
     sites: str | Mapping[str, str] | None = None,

@@ -4,39 +4,19 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
-from . import __version__
-from .commands.check import check
-from .commands.claims import claims
-from .commands.compare import compare
-from .commands.diagnose import diagnose
-from .commands.evaluate import evaluate
-from .commands.export import export
-from .commands.listing import list_, runs
-from .commands.onestep import onestep
-from .commands.options import EXIT_CODES
-from .commands.probe import probe
-from .commands.recommend import recommend
-from .commands.report import report
-from .commands.sweep import sweep
-from .commands.verify import verify
+from ._version import __version__
+from .commands import COMMANDS, EXIT_CODES
 from .errors import StabilityLabError, UsageError, bounded
 from .inputs import shown
+from .registry import PLUGINS, add_plugin
 from .stopping import Stopped
 
 INTERRUPTED = 130
-app = typer.Typer(
-    name="stabilitylab",
-    help="Will a deep Transformer train, which layer breaks first, and why.",
-    epilog=EXIT_CODES,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 CommandLineError: Any = typer.BadParameter.__mro__[
     2
 ]  # click's own base class, which typer vendors from some version on
@@ -48,7 +28,7 @@ def main() -> None:
     try:
         if any("\0" in argument for argument in sys.argv):
             raise UsageError("an argument holds a NUL, which no path and no name does.")
-        code = app(standalone_mode=False)
+        code = build()(args=without_plugins(sys.argv[1:]), standalone_mode=False)
         if code == INTERRUPTED:  # typer makes a KeyboardInterrupt this code; a command that caught it returns it
             code = _complain("stopped by Ctrl-C; what was recorded is kept.", INTERRUPTED, False)
     except StabilityLabError as error:
@@ -79,11 +59,51 @@ def _complain(message: object, code: int, verbose: bool) -> int:
     return code
 
 
-@app.callback()
+def build() -> typer.Typer:
+    """The command line of all registered commands."""
+    app = typer.Typer(
+        name="stabilitylab",
+        help="Will a deep Transformer train, which layer breaks first, and why.",
+        epilog=EXIT_CODES,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for entry in sorted(COMMANDS.values(), key=lambda entry: (entry.rank, entry.name)):
+        app.command(entry.name, epilog=EXIT_CODES if entry.exit_codes else None)(entry.function)
+    return app
+
+
+def without_plugins(arguments: Sequence[str]) -> list[str]:
+    """``arguments`` without ``--plugin MODULE``, which may stand anywhere and is heeded before anything is imported."""
+    rest: list[str] = []
+    waiting = iter(arguments)
+    for argument in waiting:
+        option, equals, module = argument.partition("=")
+        if option != "--plugin":
+            rest.append(argument)
+            continue
+        module = module if equals else next(waiting, "")
+        if not module or module.startswith("-"):
+            raise UsageError("--plugin needs the name of a module: --plugin mypackage.myarch.")
+        add_plugin(module)
+    return rest
+
+
 def _root(
     version: Annotated[
         bool | None,
         typer.Option("--version", help="Print the version.", callback=lambda value: _version(value), is_eager=True),
+    ] = None,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE",
+            help="Import this module first, for the archs, probes, figures, detectors and commands that it adds; "
+            f"before or behind the command, repeatable, or in {PLUGINS}.",
+        ),
     ] = None,
 ) -> None: ...
 
@@ -92,19 +112,3 @@ def _version(asked: bool | None) -> None:
     if asked:
         print(f"stabilitylab {__version__}")
         raise typer.Exit
-
-
-app.command(epilog=EXIT_CODES)(probe)
-app.command()(check)
-app.command()(sweep)
-app.command()(onestep)
-app.command()(recommend)
-app.command()(report)
-app.command()(claims)
-app.command()(evaluate)
-app.command()(diagnose)
-app.command()(compare)
-app.command()(export)
-app.command("list")(list_)
-app.command()(runs)
-app.command()(verify)

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from .arch_notes import note
 from .errors import InputError, UsageError, bounded
 from .inputs import contents, shown
-from .registry import spelling
 
 Stack = Literal["encoder-decoder", "encoder", "decoder"]
 Parallel = Literal["none", "ddp", "fsdp"]
@@ -31,6 +31,7 @@ class Later:
 
 
 CONFIG_FILE = 1_000_000  # bytes
+RAMP = ("growth", "T", "t0")  # options of an architecture that are settings of the model too
 NEUTRAL = "neutral"  # marks a setting that changes neither what a run measures nor whether it may be continued
 
 
@@ -78,9 +79,12 @@ class ModelConfig(Section):
     v_gain: Annotated[float | None, Later(None)] = Field(default=None, ge=0, le=LARGEST)  # replaces that of v
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # of every norm of the model
     qk_norm: bool = False  # normalise each head's queries and keys before their product
-    growth: Literal["linear", "exp", "sigmoid"] = "linear"  # BranchNorm's schedule
-    T: int = Field(default=4000, ge=1, le=MOST)  # BranchNorm: updates until alpha reaches 1
-    t0: int = Field(default=1, ge=0, le=MOST)  # BranchNorm: row t uses alpha_{t + t0}
+    # Aliases of arch.growth, arch.T and arch.t0, the options of BranchNorm's ramp: recorded here, as in runs from
+    # before architectures had options of their own.
+    growth: Literal["linear", "exp", "sigmoid"] = "linear"
+    T: int = Field(default=4000, ge=1, le=MOST)
+    t0: int = Field(default=1, ge=0, le=MOST)
+    options: Annotated[dict[str, Any], Later({})] = Field(default_factory=dict)  # all other options, as arch.KEY
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> ModelConfig:
@@ -210,8 +214,12 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 DEFAULT_DEPTH = 200
-# What a paper insists on, by architecture: over the preset, under everything that is given.
-RECIPES: dict[str, dict[str, dict[str, Any]]] = {"tfixup": {"train": {"warmup": 0}}}
+
+
+def recipe_of(arch: str) -> Mapping[str, Mapping[str, Any]]:
+    """What the paper of an architecture insists on: over the preset, under everything that is given."""
+    found = note(arch) if arch else None
+    return found.recipe if found else {}
 
 
 def depth_layers(depth: int, stack: Stack) -> tuple[int, int]:
@@ -305,13 +313,13 @@ def complete(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
     """Preset < ``layers`` (file, flags, ``--set``), validated; ``depth`` fills the layers that none of them names."""
-    settings = merge(*layers)
+    settings = _placed(merge(*layers))
     preset = settings.setdefault("preset", "tiny")
     if not isinstance(preset, str) or preset not in PRESETS:
         raise UsageError(f"unknown preset {shown(preset)}; choose one of {', '.join(PRESETS)}.")
     model = settings.get("model", {})
     arch = model.get("arch") if isinstance(model, dict) else None
-    own = RECIPES.get(spelling(arch), {}) if isinstance(arch, str) else {}
+    own = recipe_of(arch) if isinstance(arch, str) else {}
     settings = merge(PRESETS[preset], own, settings)
     model = settings.setdefault("model", {})
     if isinstance(model, dict):
@@ -324,6 +332,23 @@ def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
             model.setdefault("encoder_layers", encoder)
             model.setdefault("decoder_layers", decoder)
     return validated(settings)
+
+
+def _placed(settings: dict[str, Any]) -> dict[str, Any]:
+    """``arch.KEY`` where it is recorded: as ``model.KEY`` if that is its alias, else in ``model.options``."""
+    options = settings.pop("arch", {})
+    if not isinstance(options, Mapping):
+        raise UsageError(f"arch = {options!r} is no section: name an architecture with --arch or model.arch.")
+    model = settings.get("model", {})
+    if not options or not isinstance(model, Mapping):
+        return settings
+    aliased = {key: value for key, value in options.items() if key in RAMP}
+    for key, value in aliased.items():
+        if model.get(key, value) != value:
+            raise UsageError(f"arch.{key} = {value!r} and model.{key} = {model[key]!r} are one setting: give one.")
+    own = {key: value for key, value in options.items() if key not in RAMP}
+    placed = {**model, **aliased, **({"options": {**model.get("options", {}), **own}} if own else {})}
+    return {**settings, "model": placed}
 
 
 def validated(settings: Mapping[str, Any]) -> Config:

@@ -11,19 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from .arch_notes import note
 from .config import ModelConfig
 from .registry import spelling
-
-# What an architecture's own initial gains do with the base (``model.qkv_gain``); a test holds it against the registry.
-# Of one that does not stand here, a plug-in's, the label says all that may tell it from another.
-BETA = ("deepnorm", "branchnorm")
-REPLACE = (*BETA, "subln", "tfixup")
-MULTIPLY = ("postlninit", "dsinit", "dsinitcode", "rfixup")
-NONE = (
-    *("postln", "preln", "admin", "rezero", "dlcl", "dlclpost", "normformer", "sandwich", "periln"),
-    *("layernormscaling", "residual"),
-)
-KNOWN = (*REPLACE, *MULTIPLY, *NONE)
 
 
 def label(config: ModelConfig) -> str:
@@ -47,8 +37,9 @@ def label_of(manifest: Mapping[str, Any]) -> str:
 
 
 def may_follow_ramp(arch: str) -> bool:
-    """Does alpha's schedule drive this architecture? Of one that is not known here it may."""
-    return spelling(arch) == "branchnorm" or spelling(arch) not in KNOWN
+    """Does alpha's schedule drive this architecture? Of one that does not say what its gains do it may."""
+    said = note(arch)
+    return said is None or said.gains is None or said.scheduled
 
 
 def has_ramp(config: ModelConfig) -> bool:
@@ -57,10 +48,12 @@ def has_ramp(config: ModelConfig) -> bool:
 
 
 def _control(arch: str, config: ModelConfig) -> str:
-    family = spelling(arch)
-    xavier = config.init in ("xavier", "xavier-1") and family not in NONE
-    based = config.init == "xavier-1" or (config.init == "arch-1" and family not in REPLACE)
-    alone = family == "deepnorm" and (xavier, config.alpha) in ((True, None), (False, 1.0))  # alpha alone, beta alone
+    said = note(arch)
+    gains = said.gains if said else None
+    xavier = config.init in ("xavier", "xavier-1") and gains != "base"
+    based = config.init == "xavier-1" or (config.init == "arch-1" and gains not in ("own", "beta"))
+    alone = spelling(arch) == "deepnorm" and (xavier, config.alpha) in ((True, None), (False, 1.0))
+    options = dict(sorted(config.options.items()))
     words = [
         *(["alpha-only" if xavier else "beta-only"] if alone else _alpha(arch, config)),
         *(["xavier"] if xavier and not alone else []),
@@ -69,14 +62,16 @@ def _control(arch: str, config: ModelConfig) -> str:
         *([] if config.v_gain is None else [f"v={config.v_gain:g}"]),
         *(["rmsnorm"] if config.norm == "rmsnorm" else []),
         *(["qk-norm"] if config.qk_norm else []),
+        *(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in options.items()),
     ]
-    return " ".join([arch + ("+beta" if config.init == "deepnorm" and family not in BETA else ""), *words])
+    return " ".join([arch + ("+beta" if config.init == "deepnorm" and gains != "beta" else ""), *words])
 
 
 def _alpha(arch: str, config: ModelConfig) -> list[str]:
     """What is said of alpha: a constant in the arch's place or, of a schedule, all but the length of its ramp."""
+    said = note(arch)
     if config.alpha is not None:
-        return [f"alpha={config.alpha:g}"] if may_follow_ramp(arch) or spelling(arch) in BETA else []
+        return [f"alpha={config.alpha:g}"] if may_follow_ramp(arch) or (said and said.takes_alpha) else []
     if not may_follow_ramp(arch):
         return []
     if not has_ramp(config):

@@ -1,15 +1,34 @@
-"""One small decorator registry, shared by archs, probes, figures and claims."""
+"""One registry idiom and one rule of discovery, for archs, probes, figures, claims, detectors, sweeps and commands.
+
+A registry is filled when it is first looked into: by the modules of its folder in this package, by the entry points
+that installed packages have in its group, and by the modules that ``--plugin`` or ``STABILITYLAB_PLUGINS`` name.
+"""
 
 from __future__ import annotations
 
 import difflib
+import logging
+import os
+import pkgutil
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Generic, TypeVar
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
 
 from .errors import UsageError
 
 T = TypeVar("T")
+PLUGINS = "STABILITYLAB_PLUGINS"  # modules, separated by commas; --plugin adds to it, so that child processes know too
+BUILT_IN = "stabilitylab"
+log = logging.getLogger(BUILT_IN)
+
+failed: dict[str, str] = {}  # plug-in -> why it could not be imported
+_tried: set[str] = set()
+_source: list[str] = []  # of the plug-ins that are being imported, the innermost last
 
 
 def spelling(name: str) -> str:
@@ -17,44 +36,150 @@ def spelling(name: str) -> str:
     return re.sub(r"[\s_\-]+", "", name).lower()
 
 
+@dataclass(frozen=True)
+class Room:
+    """Where one kind of thing comes from: a folder of this package, and a group of entry points of other packages."""
+
+    folder: str  # such as "stabilitylab.probes.library"; modules with a leading underscore are left out
+    group: str  # such as "stabilitylab.probes"
+
+    def import_folder(self) -> list[str]:
+        found = [module.name for module in pkgutil.iter_modules(import_module(self.folder).__path__)]
+        modules = [f"{self.folder}.{name}" for name in sorted(found) if not name.startswith("_")]
+        for module in modules:
+            import_module(module)
+        return modules
+
+    def import_plugins(self) -> None:
+        for point in sorted(entry_points(group=self.group), key=lambda point: (point.name, point.value)):
+            package = f"{point.dist.name} {point.dist.version}" if point.dist else "entry point"
+            _attempt(f"{point.value} ({package})", point.load)
+        named = named_plugins()
+        if named and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # where a module of one's own lies, usually
+        for module in named:
+            _attempt(f"{module} (--plugin)", lambda module=module: import_module(module))
+
+
+# Of registries whose modules name no room; claims come with the figures that show them.
+ROOMS = {
+    "claim": Room("stabilitylab.reports.figures", "stabilitylab.figures"),
+    "figure with a sweep": Room("stabilitylab.experiments", "stabilitylab.sweeps"),
+}
+
+
+def named_plugins() -> list[str]:
+    """The modules that ``--plugin`` and ``STABILITYLAB_PLUGINS`` name."""
+    return [name.strip() for name in os.environ.get(PLUGINS, "").split(",") if name.strip()]
+
+
+def add_plugin(module: str) -> None:
+    """What ``--plugin MODULE`` does."""
+    os.environ[PLUGINS] = ",".join(dict.fromkeys((*named_plugins(), module)))
+
+
+def _attempt(plugin: str, load: Callable[[], Any]) -> None:
+    """Imports a plug-in once; one that cannot be imported is said by name, and stops nothing else."""
+    if plugin in _tried:
+        return
+    _tried.add(plugin)
+    _source.append(plugin)
+    try:
+        load()
+    except Exception as error:
+        failed[plugin] = f"{type(error).__name__}: {error}"
+        log.warning("plug-in %s cannot be imported and is left out (%s).", plugin, failed[plugin])
+    finally:
+        _source.pop()
+
+
 class Registry(Mapping[str, T], Generic[T]):
     """Maps canonical names to entries; look-ups forgive case, hyphens and underscores.
 
-    Raises ``ValueError`` for a duplicate and ``UsageError``, listing the choices, for an unknown name.
+    With a ``room`` it is filled from there when it is first looked into. Raises ``ValueError`` for a duplicate and
+    ``UsageError``, listing the choices, for an unknown name.
     """
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, room: Room | None = None) -> None:
+        self.kind, self.room = kind, room or ROOMS.get(kind)
         self._entries: dict[str, T] = {}
         self._spellings: dict[str, str] = {}
+        self._homes: dict[str, str] = {}  # name -> the module that defines it
+        self._origins: dict[str, str] = {}
+        self._own = self._others = self.room is None  # whether the folder, and the plug-ins, have been imported
 
-    def register(self, name: str) -> Callable[[T], T]:
+    def register(self, name: str, module: str = "") -> Callable[[T], T]:
+        """Registers what it decorates; ``module``: where that is defined, if it cannot say so itself."""
+
         def decorate(entry: T) -> T:
+            home = module or getattr(entry, "__module__", "") or ""
+            if not _is_ours(home):
+                self._load_folder()  # so that a name that is taken is refused here, and not there
             if spelling(name) in self._spellings:
                 raise ValueError(f"{self.kind} {name!r} is registered already, as {self._spellings[spelling(name)]!r}.")
             self._entries[name] = entry
             self._spellings[spelling(name)] = name
+            self._homes[name] = home
+            self._origins[name] = BUILT_IN if _is_ours(home) else (_source or [home])[-1]
             return entry
 
         return decorate
 
+    def load(self) -> None:
+        """Imports what the room holds, unless that was done."""
+        self._load_folder()
+        if not self._others and self.room is not None:
+            self._others = True
+            self.room.import_plugins()
+
+    def _load_folder(self) -> None:
+        if not self._own and self.room is not None:
+            self._own = True  # first: what is imported now may look into this registry
+            place = {module: number for number, module in enumerate(self.room.import_folder())}
+            # in the order of the files, whichever was imported first
+            own = sorted(self._entries, key=lambda name: place.get(self._homes[name], len(place)))
+            self._entries = {name: self._entries[name] for name in own}
+
+    def origin(self, name: str) -> str:
+        """Where an entry comes from: ``stabilitylab``, a plug-in, or the module of this process that made it."""
+        return self._origins[self.resolve(name)]
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """What is registered within it is gone after it."""
+        self.load()
+        kept = dict(self._entries), dict(self._spellings), dict(self._origins)
+        try:
+            yield
+        finally:
+            self._entries, self._spellings, self._origins = kept
+
     def resolve(self, name: str) -> str:
         """The canonical name behind any accepted spelling of it."""
+        self.load()
         known = self._spellings.get(spelling(name))
         if known is None:
             close = difflib.get_close_matches(spelling(name), self._spellings, n=1)
             hint = f" Did you mean {self._spellings[close[0]]!r}?" if close else ""
-            raise UsageError(f"unknown {self.kind} {name!r}; choose one of {', '.join(sorted(self))}.{hint}")
+            lacking = f" Left out: {', '.join(failed)}." if failed else ""
+            raise UsageError(f"unknown {self.kind} {name!r}; choose one of {', '.join(sorted(self))}.{hint}{lacking}")
         return known
 
     def __getitem__(self, name: str) -> T:
         return self._entries[self.resolve(name)]
 
     def __contains__(self, name: object) -> bool:
+        self.load()
         return isinstance(name, str) and spelling(name) in self._spellings
 
     def __iter__(self) -> Iterator[str]:
+        self.load()
         return iter(self._entries)
 
     def __len__(self) -> int:
+        self.load()
         return len(self._entries)
+
+
+def _is_ours(module: str) -> bool:
+    return module == BUILT_IN or module.startswith(f"{BUILT_IN}.")

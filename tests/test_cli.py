@@ -85,7 +85,7 @@ def test_list_and_runs(run) -> None:
     assert "postln-2-s0" in run("runs")[1]
 
 
-FACTS = {"formula", "source", "remarks", "learns", "gains", "defined_for", "constants"}
+FACTS = {"formula", "source", "remarks", "learns", "options", "gains", "defined_for", "constants"}
 
 
 def test_list_archs_prints_formula_source_extras_and_the_constants_of_a_depth(run) -> None:

@@ -25,8 +25,8 @@ from stabilitylab.experiments import (
 )
 from stabilitylab.labels import label
 from stabilitylab.models import ARCHS, canonical
-from stabilitylab.probes.schedule import is_due
-from stabilitylab.probes.selection import chosen
+from stabilitylab.probes._engine.cadence import is_due
+from stabilitylab.probes._engine.selection import chosen
 from stabilitylab.train.recipe import learning_rate
 
 TEXT = {"source": "text:a.de,a.en"}

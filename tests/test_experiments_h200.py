@@ -11,7 +11,7 @@ from stabilitylab.config import Config
 from stabilitylab.errors import UsageError
 from stabilitylab.experiments import ONE_GPU, Experiment, command, experiments, folder, minutes, on_device
 from stabilitylab.labels import label
-from stabilitylab.probes.schedule import is_due
+from stabilitylab.probes._engine.cadence import is_due
 
 TEXT = {"source": "text:a.de,a.en"}
 

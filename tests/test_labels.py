@@ -13,7 +13,8 @@ import pytest
 from stabilitylab.config import ModelConfig
 from stabilitylab.labels import has_ramp, label, label_of
 from stabilitylab.models import ARCHS, build_model
-from stabilitylab.models.archs import BranchNorm, arch
+from stabilitylab.models.archs.branchnorm import BranchNorm
+from stabilitylab.models.base import arch
 from stabilitylab.models.schedules import Schedule
 from stabilitylab.reports.collection import FREE
 
@@ -53,6 +54,7 @@ from stabilitylab.reports.collection import FREE
         ({"arch": "branchnorm", "growth": "exp", "t0": 0}, "branchnorm exp t0=0"),
         ({"arch": "branchnorm", "alpha": 0.5, "t0": 0, "growth": "exp"}, "branchnorm alpha=0.5"),
         ({"arch": "mine", "init": "xavier"}, "mine xavier"),
+        ({"arch": "mine", "options": {"kappa": 0.5, "bend": "up"}}, "mine bend=up kappa=0.5"),
         ({"arch": "mine", "init": "arch-1"}, "mine gain=1"),
         ({"arch": "mine", "init": "deepnorm"}, "mine+beta"),
         ({"arch": "mine", "alpha": 1.0}, "mine alpha=1"),
@@ -81,14 +83,14 @@ def test_label(settings, expected) -> None:
 # How a figure tells two models apart that differ in this setting: by the label, by a note on T, or by drawing runs
 # with the same value only. A new setting needs a line here, and what the line says.
 SAID = {
-    **dict.fromkeys(("arch", "decoder_arch", "init", "alpha", "qk_gain", "v_gain", "growth", "t0"), "label"),
+    **dict.fromkeys(("arch", "decoder_arch", "init", "alpha", "qk_gain", "v_gain", "growth", "t0", "options"), "label"),
     **dict.fromkeys(("stack", "encoder_layers", "decoder_layers", "d_model", "d_ffn", "heads", "tie"), "apart"),
     **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), "apart"),
     **dict.fromkeys(("norm", "qk_norm"), "label and apart"),
     "T": "note",
 }
 OTHER: dict[str, Any] = {"arch": "admin", "decoder_arch": "postln", "init": "xavier-1", "alpha": 0.5, "qk_gain": 0.5}
-OTHER |= {"v_gain": 0.5, "growth": "exp", "t0": 0, "norm": "rmsnorm", "qk_norm": True}
+OTHER |= {"options": {"kappa": 2.0}, "v_gain": 0.5, "growth": "exp", "t0": 0, "norm": "rmsnorm", "qk_norm": True}
 
 
 def test_every_setting_of_a_model_is_told_by_its_label_by_a_note_or_by_runs_kept_apart() -> None:
@@ -112,13 +114,14 @@ def weights_of(**settings: Any) -> bytes:
 def mine() -> Iterator[str]:
     """An architecture that no part of this package knows: a ramp, an alpha and gains of its own."""
 
-    @arch("mine")
-    class Mine(BranchNorm):
-        def gain(self, matrix: str) -> float:
-            return 0.25 * super().gain(matrix)
+    with ARCHS.restored():
 
-    yield "mine"
-    del ARCHS._entries["mine"], ARCHS._spellings["mine"]
+        @arch("mine")
+        class Mine(BranchNorm):
+            def gain(self, matrix: str) -> float:
+                return 0.25 * super().gain(matrix)
+
+        yield "mine"
 
 
 def test_models_that_differ_in_weights_or_formula_have_different_labels(mine) -> None:
@@ -144,7 +147,7 @@ def test_models_that_differ_in_weights_or_formula_have_different_labels(mine) ->
                 config = ModelConfig.model_validate({"arch": name, **gain, **ramp})
                 if config.alpha is not None and not ARCHS[name].takes_alpha:
                     continue
-                schedule = Schedule(config)
+                schedule = Schedule(config, config.alpha)
                 course = tuple(map(schedule.at, range(5))) if ARCHS[name].scheduled else ()
                 constant = config.alpha if ARCHS[name].takes_alpha else None
                 ended = config.T if has_ramp(config) and "T=1" not in label(config) else None

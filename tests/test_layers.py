@@ -1,17 +1,16 @@
-"""Imports only go down the layers of the architecture; and the guard itself can fail."""
+"""Imports only go down, between the rooms of the house and inside them, in no circle; and the guards can fail."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from imports import circles, graph, imported, modules
 
-PACKAGE = Path(__file__).resolve().parents[1] / "stabilitylab"
 LEVEL = {
     **dict.fromkeys(("errors", "registry", "schema", "config", "inputs", "labels", "stopping", "verdict"), 1),
+    **dict.fromkeys(("_version", "arch_notes"), 1),
     **dict.fromkeys(("models", "probes", "store"), 2),
     **dict.fromkeys(("data", "experiments"), 3),
     **dict.fromkeys(
@@ -21,62 +20,128 @@ LEVEL = {
         ),
         4,
     ),
-    **dict.fromkeys(("terminal", "commands", "cli", "__main__"), 5),
+    **dict.fromkeys(("terminal", "commands", "cli", "__main__", ""), 5),
 }
+# Inside a room: from what stands on nothing to what stands on all. What shares a line does not know each other.
+INSIDE = {
+    "diagnose": (
+        ("diagnose.order",),
+        ("diagnose.evidence",),
+        ("diagnose.events", "diagnose.series"),
+        ("diagnose.detectors", "diagnose.cause"),
+        ("diagnose.diagnosis",),
+        ("diagnose.compare", "diagnose.standings"),
+        ("diagnose",),
+    ),
+    "models": (
+        ("models.norms", "models.schedules"),
+        ("models.sublayers",),
+        ("models.base",),
+        ("models.archs",),
+        ("models.transformer",),
+        ("models.initialisation", "models.facts"),
+        ("models.build",),
+        ("models",),
+    ),
+    "probes": (
+        ("probes.rules", "probes.places"),
+        ("probes.parameters",),
+        ("probes.base",),
+        ("probes.library",),
+        ("probes._engine",),
+        ("probes.incidents",),
+        ("probes.watcher",),
+        ("probes",),
+    ),
+}
+KNOWN = modules()
+PATHS = [pytest.param(name, path, id=name or "stabilitylab") for name, path in KNOWN.items()]
 
 
-def imported(source: str, module: str) -> set[tuple[str, bool]]:
-    """(top-level part of ours, whether for types only) that ``module`` ("probes.watcher", say) imports."""
-    parts = module.split(".")
-    tree = ast.parse(source)
-    guards = [
-        (node.lineno, node.end_lineno or node.lineno)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    ]
-    found = set()
-    for node in ast.walk(tree):
-        names: list[list[str]] = []
-        if isinstance(node, ast.ImportFrom):
-            if node.level:
-                base = parts[: len(parts) - node.level] + (node.module.split(".") if node.module else [])
-                names = [base] if base else [[alias.name] for alias in node.names]
-            elif node.module and node.module.split(".")[0] == "stabilitylab":
-                names = [node.module.split(".")[1:]] if "." in node.module else [[a.name] for a in node.names]
-        elif isinstance(node, ast.Import):
-            names = [a.name.split(".")[1:] for a in node.names if a.name.startswith("stabilitylab.")]
-        for name in names:
-            for_types = any(first <= node.lineno <= last for first, last in guards)
-            if name and name[0] in LEVEL:
-                found.add((name[0], for_types))
-    return found
+def violations(source: str, module: str, is_package: bool = False) -> list[str]:
+    found = imported(source, module, KNOWN, is_package)
+    return [*_between(found, module), *_inside(found, module), *_internal(found, module)]
 
 
-def violations(source: str, module: str) -> list[str]:
+def _between(found: dict[str, bool], module: str) -> list[str]:
     own = module.split(".")[0]
+    tops = {(name.split(".")[0], for_types) for name, for_types in found.items()}
     return [
         f"{module} (level {LEVEL[own]}) imports {other} (level {LEVEL[other]})"
-        for other, for_types in imported(source, module)
+        for other, for_types in tops
         if other != own and not for_types and (LEVEL[other] > LEVEL[own] or (LEVEL[other] == LEVEL[own] == 2))
     ]
 
 
-def modules() -> list[tuple[str, Path]]:
-    names = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        if parts != ("__init__",):
-            names.append((".".join(parts), path))
-    return names
+def _inside(found: dict[str, bool], module: str) -> list[str]:
+    mine = _line(module)
+    if mine is None:
+        return []
+    lines = {other: line for other in found if (line := _line(other)) is not None and line[0] == mine[0]}
+    return [
+        f"{module} (line {mine[1]} of {mine[0]}) imports {other} (line {line[1]})"
+        for other, line in lines.items()
+        if line[1] > mine[1] or (line[1] == mine[1] and line[2] != mine[2])
+    ]
+
+
+def _line(module: str) -> tuple[str, int, str] | None:
+    """(room, line, which part of that line) of a module inside a room that has lines."""
+    room = module.split(".")[0]
+    parts = [(part, line) for line, parts in enumerate(INSIDE.get(room, ())) for part in parts]
+    fitting = [(len(part), line, part) for part, line in parts if module == part or module.startswith(f"{part}.")]
+    return (room, *max(fitting)[1:]) if fitting else None
+
+
+def _internal(found: dict[str, bool], module: str) -> list[str]:
+    """A name with a leading underscore is for the package that holds it alone."""
+    wrong = []
+    for other in found:
+        parts = other.split(".")
+        at = next((i for i, part in enumerate(parts) if i and part.startswith("_")), None)
+        if at is not None and module.split(".")[:at] != parts[:at]:
+            wrong.append(f"{module} imports {other}, which is internal to {'.'.join(parts[:at])}")
+    return wrong
 
 
 def test_every_module_has_a_level() -> None:
-    assert {name.split(".")[0] for name, _ in modules()} <= LEVEL.keys()
+    assert {name.split(".")[0] for name in KNOWN} == LEVEL.keys()
 
 
-@pytest.mark.parametrize(("module", "path"), modules(), ids=[name for name, _ in modules()])
-def test_imports_go_down(module: str, path: Path) -> None:
-    assert violations(path.read_text(encoding="utf-8"), module) == []
+def test_every_module_of_a_room_with_lines_has_one() -> None:
+    for room, lines in INSIDE.items():
+        own = [name for name in KNOWN if name.split(".")[0] == room and name != room]
+        fallen = [name for name in own if _line(name) == (room, len(lines) - 1, room)]
+        assert fallen == [], "give these a line of their own"
+        for part in (part for line in lines for part in line):
+            assert any(name == part or name.startswith(f"{part}.") for name in KNOWN), f"there is no {part}"
+
+
+@pytest.mark.parametrize(("module", "path"), PATHS)
+def test_imports_go_down(module: str, path) -> None:
+    assert violations(path.read_text(encoding="utf-8"), module, path.name == "__init__.py") == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circles(graph()) == []
+
+
+def test_a_circle_is_found() -> None:
+    made = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set(), "e": {"d"}}
+    assert circles(made) == [["a", "b", "c"]]
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_lazy_imports_and_those_for_types_are_found() -> None:
+    source = (
+        "if TYPE_CHECKING:\n    from .watcher import Watcher\n"
+        "def f():\n    from . import rules\n    import stabilitylab.store.reader\n"
+    )
+    assert imported(source, "probes.base", KNOWN) == {
+        "probes.watcher": True,
+        "probes.rules": False,
+        "store.reader": False,
+    }
 
 
 @pytest.mark.parametrize(
@@ -87,10 +152,29 @@ def test_imports_go_down(module: str, path: Path) -> None:
         ("import stabilitylab.cli", "store.reader"),
         ("from . import train", "config"),
         ("def f():\n    from stabilitylab.reports import page", "models.transformer"),
+        ("from .watcher import Watcher", "probes.base"),
+        ("from ..base import Probe", "probes.places.sites"),
+        ("from ..rules import Mean", "probes.places.sites"),  # of one line
+        ("def f():\n    from .library import rank", "probes.base"),
+        ("if TYPE_CHECKING:\n    from ..watcher import Watcher", "probes._engine.passes"),
+        ("from ..probes._engine.board import Board", "train.loop"),
     ],
 )
 def test_a_forbidden_import_is_found(source: str, module: str) -> None:
     assert violations(source, module)
+
+
+@pytest.mark.parametrize(
+    ("source", "module"),
+    [
+        ("from ..probes import Watcher", "train.loop"),
+        ("from ..base import Probe", "probes.library.rank"),
+        ("from .sites import Site", "probes.places.finding"),
+        ("from ._engine.board import Board", "probes.watcher"),
+    ],
+)
+def test_an_import_that_goes_down_is_none(source: str, module: str) -> None:
+    assert violations(source, module) == []
 
 
 @pytest.mark.parametrize("statement", ["import stabilitylab", "import stabilitylab.cli"])

@@ -19,9 +19,8 @@ from sphinx.util.docutils import SphinxDirective
 from stabilitylab import experiments
 from stabilitylab.check import BOUNDS
 from stabilitylab.models import ARCHS
-from stabilitylab.models.archs.facts import facts
+from stabilitylab.models.facts import facts
 from stabilitylab.probes import PROBES, Probe
-from stabilitylab.reports import figures  # noqa: F401  (registers them)
 from stabilitylab.reports.base import FIGURES
 
 log = logging.getLogger(__name__)
@@ -140,6 +139,7 @@ class Archs(SphinxDirective):
         rows = {
             "learns besides": said["learns"],
             "initial gains": said["gains"],
+            "options": ", ".join(f"``arch.{key}`` = {value}" for key, value in said["options"].items()) or "none",
             "at 100L-100L": "; ".join(constants) or "no constant",
         }
         section += table([[prose(key), prose(value)] for key, value in rows.items()], (20, 80))

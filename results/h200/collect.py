@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from parts import Progress
 from place import Clock, Place
 
-from stabilitylab.probes.schedule import is_due
+from stabilitylab.probes._engine.cadence import is_due
 from stabilitylab.store import Run, load_runs
 from stabilitylab.store.files import replace_file
 

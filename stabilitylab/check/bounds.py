@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..probes.incidents import Incident
+from ..probes.incidents.report import Incident
 from .result import Finding, Layer
 
 Numbers = Mapping[str, Any]

@@ -11,11 +11,9 @@ import torch
 from torch import nn
 
 from ..errors import InputError, StabilityLabError, UsageError
-from ..probes import Watcher
-from ..probes.accumulate import Mask
-from ..probes.incidents import Incident
-from ..probes.parameters import Parameters
-from ..probes.passes import random_states_kept
+from ..probes import Mask, Watcher, random_states_kept
+from ..probes.incidents.report import Incident
+from ..probes.parameters.pieces import Parameters
 from ..schema import Cells, Table
 from .bounds import judge
 from .result import Layer, Preflight

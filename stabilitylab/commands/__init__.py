@@ -1,1 +1,39 @@
-"""One module a command: its options, and what it does once they are parsed. Heavy imports wait until then."""
+"""The subcommands of ``stabilitylab``, one a file; heavy imports wait until one runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..registry import Registry, Room
+
+EXIT_CODES = """\
+Exit codes: 0 ok; 1 a check failed or internal error; 2 usage or configuration; 3 diverged under --fail-on-divergence;
+4 input, data or run missing or unreadable; 5 environment (no CUDA, no space, a missing extra); 129 / 130 / 143 stopped
+by SIGHUP / Ctrl-C / SIGTERM, after a flush and a checkpoint."""
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: a function that typer reads, its place in ``--help``, whether its own help has the exit codes."""
+
+    name: str
+    function: Callable[..., Any]
+    rank: int
+    exit_codes: bool = False
+
+
+COMMANDS: Registry[Command] = Registry("command", Room("stabilitylab.commands", "stabilitylab.commands"))
+
+
+def command(name: str, *, rank: int = 1000, exit_codes: bool = False) -> Callable[[F], F]:
+    """Registers a function as ``stabilitylab NAME``: its parameters are the options, its docstring the help."""
+
+    def decorate(function: F) -> F:
+        entry = Command(name, function, rank, exit_codes)
+        COMMANDS.register(name, module=function.__module__)(entry)
+        return function
+
+    return decorate

@@ -12,11 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import InputError, StabilityLabError, UsageError
-from .options import JSON, VERBOSE
+from . import command
+from ._options import JSON, VERBOSE
 
 GIVES = "(model, batch, loss_fn) or (model, batch, loss_fn, optimizer), or a dict of preflight's arguments"
 
 
+@command("check", rank=20)
 def check(
     factory: Annotated[
         str,

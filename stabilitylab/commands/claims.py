@@ -16,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ..errors import ResourceError
-from .options import JSON, QUIET, RUNS, VERBOSE
+from . import command
+from ._options import JSON, QUIET, RUNS, VERBOSE
 
 if TYPE_CHECKING:
     from ..reports.claims import Finding
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 MARKS = {"reproduced": "green", "contradicted": "red", "inconclusive": "yellow", "not testable": "dim"}
 
 
+@command("claims", rank=70)
 def claims(
     folder: Annotated[Path, typer.Argument(help="Folder of run directories.")] = RUNS,
     fast: Annotated[
@@ -42,7 +44,6 @@ def claims(
     """
     if fast:
         _make_fast(folder, jobs, data, quiet)
-    from ..reports import figures  # noqa: F401  (registers the claims)
     from ..reports.build import load
     from ..reports.claims import CLAIMS, ledger
 

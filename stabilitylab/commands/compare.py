@@ -14,12 +14,14 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import DamagedError, UsageError
-from .options import JSON, VERBOSE
+from . import command
+from ._options import JSON, VERBOSE
 
 if TYPE_CHECKING:
     from ..diagnose import Comparison, Standing, Standings
 
 
+@command("compare", rank=100)
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Two run directories or more.", show_default=False)],
     rtol: Annotated[float, typer.Option(min=0, help="Of two: relative difference that still counts as equal.")] = 0.0,

@@ -11,12 +11,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .options import JSON, VERBOSE
+from . import command
+from ._options import JSON, VERBOSE
 
 if TYPE_CHECKING:
     from ..diagnose import Diagnosis
 
 
+@command("diagnose", rank=90)
 def diagnose(
     run: Annotated[Path, typer.Argument(help="Run directory, of 'probe' or of watch().", show_default=False)],
     fail: Annotated[bool, typer.Option("--fail", help="Exit 1 at a warning or a failure.")] = False,

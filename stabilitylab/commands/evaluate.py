@@ -12,9 +12,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ..errors import UsageError
-from .options import JSON, QUIET, VERBOSE
+from . import command
+from ._options import JSON, QUIET, VERBOSE
 
 
+@command("evaluate", rank=80)
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(help="One run directory, or several with --paired.")],
     data: Annotated[str | None, typer.Option(help="text:SRC,TGT instead of the run's held-out text.")] = None,

@@ -9,9 +9,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from .options import JSON, QUIET, VERBOSE
+from . import command
+from ._options import JSON, QUIET, VERBOSE
 
 
+@command("export", rank=110)
 def export(
     run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
     to: Annotated[

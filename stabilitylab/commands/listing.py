@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,38 +14,51 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import InputError
-from .options import JSON, RUNS
+from ..registry import Registry, failed
+from . import COMMANDS, command
+from ._options import JSON, RUNS
 
 if TYPE_CHECKING:
     from ..store import Run
 
 
+@command("list", rank=120)
 def list_(
-    what: Annotated[Literal["archs", "probes", "figures", "presets"] | None, typer.Argument(help="Only these.")] = None,
+    what: Annotated[
+        Literal["archs", "probes", "figures", "detectors", "sweeps", "commands", "presets"] | None,
+        typer.Argument(help="Only these."),
+    ] = None,
     depth: Annotated[int, typer.Option(min=1, help="Layers for which 'archs' prints constants.")] = 200,
     stack: Annotated[
         Literal["encoder-decoder", "encoder", "decoder"], typer.Option(help="Kind of model for those constants.")
     ] = "encoder-decoder",
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Architectures, probes, figures and presets, with their definitions."""
+    """Architectures, probes, figures, detectors, sweeps, commands and presets, with their definitions and origin."""
     from ..config import depth_layers  # here, since it takes its time
 
     layers = depth_layers(depth, stack)
     listing = {kind: entries for kind, entries in catalogue(*layers).items() if what in (None, kind)}
+    origins = {
+        kind: {name: registry.origin(name) for name in registry} for kind, registry in registries(listing).items()
+    }
     if as_json:
-        print(json.dumps(listing, indent=2))
+        print(json.dumps({**listing, "from": origins, "left_out": failed}, indent=2))
         return
     console = Console()
     if what == "archs":
         for name, facts in listing["archs"].items():
-            print("\n".join([name, *(f"    {line}" for line in arch_lines(facts, f"{depth} layers, {stack}"))]))
+            lines = [*arch_lines(facts, f"{depth} layers, {stack}"), f"from: {origins['archs'][name]}"]
+            print("\n".join([name, *(f"    {line}" for line in lines)]))
         return
     for kind, entries in listing.items():
         table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2))
         for entry, text in entries.items():
-            table.add_row(entry, text if isinstance(text, str) else f"{text['formula']}  ({text['source']})")
+            said = text if isinstance(text, str) else f"{text['formula']}  ({text['source']})"
+            table.add_row(entry, said, origins.get(kind, {}).get(entry, ""))
         console.print(table, highlight=False, markup=False)
+    for plugin, why in failed.items():
+        print(f"left out: {plugin} cannot be imported ({why})", file=sys.stderr)
 
 
 def arch_lines(facts: dict[str, Any], at: str) -> list[str]:
@@ -56,6 +70,9 @@ def arch_lines(facts: dict[str, Any], at: str) -> list[str]:
     ]
     lines = [facts["formula"], f"source: {facts['source']}", f"learns besides: {facts['learns']}"]
     lines.append(f"initial gains: {facts['gains']}")
+    if facts["options"]:
+        shown = ", ".join(f"arch.{name} = {value}" for name, value in facts["options"].items())
+        lines.append(f"options (--set): {shown}")
     if constants:
         lines.append(f"at {at}: " + "; ".join(constants))
     elif not facts["constants"]:
@@ -63,6 +80,7 @@ def arch_lines(facts: dict[str, Any], at: str) -> list[str]:
     return lines
 
 
+@command("runs", rank=130)
 def runs(
     folder: Annotated[Path, typer.Argument(help="Folder of run directories.")] = RUNS,
     as_json: Annotated[bool, JSON] = False,
@@ -85,13 +103,14 @@ def runs(
 def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, Any]]:
     """Archs (what they say of themselves), probes, figures and presets (one line each), read from the registries."""
     from ..config import PRESETS, ModelConfig
+    from ..diagnose.events import DETECTORS
+    from ..experiments import FIGURES as SWEEPS
     from ..models import ARCHS
-    from ..models.archs.facts import facts
+    from ..models.facts import facts
     from ..probes import PROBES
-    from ..reports import figures as _  # noqa: F401  (registers them)
     from ..reports.base import FIGURES
 
-    def first_line(entry: type) -> str:
+    def first_line(entry: Any) -> str:
         return (inspect.getdoc(entry) or "").split("\n\n")[0].replace("\n", " ")
 
     base = ModelConfig()
@@ -103,8 +122,24 @@ def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, A
         "archs": {name: facts(name, encoder_layers, decoder_layers) for name in sorted(ARCHS)},
         "probes": {name: first_line(PROBES[name]) for name in sorted(PROBES)},
         "figures": {id: f"{FIGURES[id].title} ({FIGURES[id].source})" for id in sorted(FIGURES)},
+        "detectors": {kind: f"{DETECTORS[kind].title}; reads {', '.join(DETECTORS[kind].reads)}" for kind in DETECTORS},
+        "sweeps": {name: f"the runs of {name}" for name in sorted(SWEEPS)},
+        "commands": {name: first_line(COMMANDS[name].function) for name in sorted(COMMANDS)},
         "presets": presets,
     }
+
+
+def registries(kinds: Iterable[str]) -> dict[str, Registry[Any]]:
+    """The registries behind these kinds; presets have none."""
+    from ..diagnose.events import DETECTORS
+    from ..experiments import FIGURES as SWEEPS
+    from ..models import ARCHS
+    from ..probes import PROBES
+    from ..reports.base import FIGURES
+
+    known: dict[str, Registry[Any]] = {"archs": ARCHS, "probes": PROBES, "figures": FIGURES}
+    known |= {"detectors": DETECTORS, "sweeps": SWEEPS, "commands": COMMANDS}
+    return {kind: known[kind] for kind in kinds if kind in known}
 
 
 def run_table(folder: Path) -> list[dict[str, Any]]:

@@ -10,9 +10,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .options import QUIET, RUNS, VERBOSE
+from . import command
+from ._options import QUIET, RUNS, VERBOSE
 
 
+@command("onestep", rank=40)
 def onestep(
     arch: Annotated[
         str | None, typer.Option(help="Architecture, see 'stabilitylab list'.", show_default="branchnorm")

@@ -7,7 +7,7 @@ import logging
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,14 +18,13 @@ from rich.table import Table
 
 from ..errors import DivergedError, UsageError
 from ..inputs import shown
-from .options import JSON, RUNS
+from . import command
+from ._options import JSON, RUNS
 
 if TYPE_CHECKING:
     from ..config import Config
-    from ..store import Run
     from ..terminal import Display
     from ..train import Result
-    from ..verdict import Verdict
 
 AUTO = "auto"
 
@@ -34,6 +33,7 @@ _model, _data, _training, _probes, _run = (
 )
 
 
+@command("probe", rank=10, exit_codes=True)
 def probe(
     arch: Annotated[
         str | None, _model(help="Architecture, see 'stabilitylab list'.", show_default="branchnorm")
@@ -141,7 +141,7 @@ def probe(
     if dry_run:
         return _dry_run(settings, as_json)
     if resume == AUTO:
-        from . import resuming
+        from . import _resuming as resuming
 
         job = resuming.found(settings, out, name)
         if job.state == "finished":
@@ -226,7 +226,7 @@ def _dry_run(config: Config, as_json: bool) -> int:
 
 
 def _watched(go: Callable[[Display], Result], fail: bool, as_json: bool, quiet: bool) -> int:
-    from ..probes.distributed import is_first_rank
+    from ..probes.parameters.ranks import is_first_rank
     from ..terminal import Display
 
     with Display(Console(stderr=True), quiet) as display:
@@ -238,6 +238,7 @@ def _watched(go: Callable[[Display], Result], fail: bool, as_json: bool, quiet: 
 
 def _finish(result: Result, fail: bool, as_json: bool, quiet: bool) -> int:
     from ..store import Run
+    from ._outcome import print_json, print_summary
 
     if result.signal == signal.SIGHUP:  # whoever would read what is printed is gone
         return 128 + signal.SIGHUP
@@ -246,7 +247,7 @@ def _finish(result: Result, fail: bool, as_json: bool, quiet: bool) -> int:
     if as_json:
         print_json(run, result.state, result.row, verdict.recorded() if verdict else None)
     elif not quiet:
-        _print_summary(run, result)
+        print_summary(run, result)
     else:
         print(result.path)
     if result.signal is not None:
@@ -254,46 +255,3 @@ def _finish(result: Result, fail: bool, as_json: bool, quiet: bool) -> int:
     if fail and verdict is not None and verdict.state == "diverged":
         raise DivergedError(f"the run diverged: {verdict.reason} ({result.path}).")
     return 0
-
-
-def print_json(run: Run, state: str, step: int, verdict: Mapping[str, Any] | None) -> None:
-    """What ``--json`` says of a run."""
-    from ..store.layout import plain
-    from ..terminal import summary
-
-    head, body = summary(run)
-    rows = [dict(zip(head, line, strict=True)) for line in body]
-    facts = {"run": str(run.path), "state": state, "step": step, "verdict": verdict, "summary": rows}
-    print(json.dumps(plain(facts), indent=2))
-
-
-def _print_summary(run: Any, result: Result) -> None:
-    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
-    from ..terminal import summary
-
-    head, body = summary(run)
-    if body:
-        table = Table(box=None, padding=(0, 1), collapse_padding=True, pad_edge=False, header_style="bold")
-        for i, column in enumerate(head):
-            table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
-        shown = ""
-        for name, *cells in body:
-            table.add_row("" if name == shown else name, *cells)
-            shown = name
-        console.print(table, highlight=False, markup=False)
-        console.print()
-    verdict = result.verdict
-    if verdict is None:
-        text = f"interrupted after {result.row} updates; continue with: stabilitylab probe --resume {result.path}"
-    else:
-        text = (
-            f"{verdict.state} since step {verdict.step}: {verdict.reason} "
-            f"({_on(verdict)}: nll - unigram {verdict.nll_gap:+.3f}, accuracy - unigram {verdict.accuracy_gap:+.3f})"
-        )
-    console.print(text, highlight=False, markup=False)
-    console.print(f"run: {result.path}", highlight=False, markup=False)
-
-
-def _on(verdict: Verdict) -> str:
-    """What the gap was measured on."""
-    return f"{verdict.sentences} validation sentences" if verdict.sentences else "the held-out batch"

@@ -14,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ..errors import ResourceError, UsageError
-from .options import JSON, QUIET, VERBOSE
+from . import command
+from ._options import JSON, QUIET, VERBOSE
 
 if TYPE_CHECKING:
     from ..recommend import Measurement, Place
@@ -29,6 +30,7 @@ checked, at 12, 36 and 100 layers, it foretold how short training ended no bette
 one that failed, Post-LN, last (docs/recommend.md). --check FOLDER holds it against runs of yours."""
 
 
+@command("recommend", rank=50)
 def recommend(
     depth: Annotated[int, typer.Option(help="Layers in all: 200 is 100 encoder and 100 decoder layers.")] = 200,
     d_model: Annotated[
@@ -61,7 +63,7 @@ def recommend(
     from .. import recommend as recommending
     from ..config import merge, parse_set, read_config_file
     from ..recommend.measuring import file_name, is_finished
-    from .stability import seeds_of
+    from ._stability import seeds_of
 
     flags = {
         "preset": preset,

@@ -12,12 +12,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .options import JSON, QUIET, RUNS, VERBOSE
+from . import command
+from ._options import JSON, QUIET, RUNS, VERBOSE
 
 if TYPE_CHECKING:
     from ..reports.build import Built
 
 
+@command("report", rank=60)
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder of run directories, or one of them.")] = RUNS,
     out: Annotated[Path, typer.Option(help="Where index.html, figures/ and claims.csv go.")] = Path("report"),

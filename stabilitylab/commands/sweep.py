@@ -14,13 +14,15 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import UsageError
-from .options import QUIET, RUNS, VERBOSE
+from . import command
+from ._options import QUIET, RUNS, VERBOSE
 
 if TYPE_CHECKING:
     from ..experiments import Experiment
     from ..sweep import Job, Ledger
 
 
+@command("sweep", rank=30)
 def sweep(
     what: Annotated[
         list[str] | None,
@@ -87,7 +89,7 @@ def sweep(
     resume."""
     from .. import experiments
     from .. import sweep as sweeping
-    from . import stability
+    from . import _stability as stability
 
     if not what:
         raise UsageError("name a figure, such as 'sweep branchnorm:8', or axes: sweep --grid arch=deepnorm seed=0..4.")
@@ -176,7 +178,7 @@ def _planned(
     from .. import sweep as sweeping
     from ..config import merge, parse_set
     from ..experiments import FIGURES, experiments, folder, on_device
-    from .stability import TABLE, seeds_of
+    from ._stability import TABLE, seeds_of
 
     if grid:
         if seeds is not None:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import JSON, QUIET, VERBOSE
+from . import command
+from ._options import JSON, QUIET, VERBOSE
 
 if TYPE_CHECKING:
     from ..store.verify import Verified
 
 
+@command("verify", rank=140)
 def verify(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.", show_default=False)],
     as_json: Annotated[bool, JSON] = False,

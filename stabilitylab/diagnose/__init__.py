@@ -2,7 +2,18 @@
 
 from .compare import Comparison, compare
 from .diagnosis import Diagnosis, diagnose
-from .events import Event
+from .events import DETECTORS, Event, detector
 from .standings import Standing, Standings, side_by_side
 
-__all__ = ["Comparison", "Diagnosis", "Event", "Standing", "Standings", "compare", "diagnose", "side_by_side"]
+__all__ = [
+    "DETECTORS",
+    "Comparison",
+    "Diagnosis",
+    "Event",
+    "Standing",
+    "Standings",
+    "compare",
+    "detector",
+    "diagnose",
+    "side_by_side",
+]

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .events import Event
+from .events import DETECTORS, Event
 from .order import comes_before, depends_on
-
-EXPLAINS = {"lr_jump": ("update_jump",), "weight_jump": ("update_jump", "ln_growth")}  # by arithmetic, not by dynamics
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ def certainly_before(a: Event, b: Event) -> bool:
     if b.after is not None and a.step <= b.after:
         return True
     leads = a.step < b.step or (a.step == b.step and comes_before(a.phase, b.phase))
-    if b.kind in EXPLAINS.get(a.kind, ()) and leads:
+    if a.kind in DETECTORS and b.kind in DETECTORS[a.kind].explains and leads:
         return True
     return _same_step(a, b) and leads
 

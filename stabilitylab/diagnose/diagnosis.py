@@ -10,19 +10,12 @@ import numpy as np
 
 from ..errors import InputError
 from ..store import Run
-from . import attention, finite, gradients, jumps, losses  # noqa: F401  (registers the detectors)
 from .cause import Cause, explain, ordered, sentence, undecided, why_together
 from .events import DETECTORS, Event
 from .evidence import Evidence
 from .order import listed
-from .thresholds import LEAST_PAST, LEAST_ROWS, PLATEAU_ROWS
 
 Verdict = Literal["healthy", "open", "warning", "failure"]
-FOR_ROWS = {
-    **dict.fromkeys(("lr_jump", "update_jump", "weight_jump", "exploding_gradient"), LEAST_PAST + 1),
-    "loss_spike": LEAST_ROWS,
-    "plateau": PLATEAU_ROWS,
-}
 
 
 @dataclass(frozen=True)
@@ -107,7 +100,8 @@ def _first(events: Sequence[Event]) -> str:
 def diagnose(run: Run) -> Diagnosis:
     """Diagnoses a run directory of ``stabilitylab probe`` or ``watch``: finished, broken or still going.
 
-    Definitions and thresholds: :mod:`stabilitylab.diagnose.thresholds`. Raises InputError where nothing is recorded.
+    Each detector in :mod:`stabilitylab.diagnose.detectors` has its thresholds beside its rule. Raises InputError where
+    nothing is recorded.
     """
     evidence = Evidence(run)
     rows = len(evidence.steps)
@@ -121,8 +115,8 @@ def diagnose(run: Run) -> Diagnosis:
         if not sources:
             needs = " or ".join(f"{name} ({how})" for name, how in detector.reads.items())
             unchecked[kind] = f"not recorded: {needs}"
-        elif rows < FOR_ROWS.get(kind, 0):
-            unchecked[kind] = f"{rows} rows are too few, it takes {FOR_ROWS[kind]}"
+        elif rows < detector.least_rows:
+            unchecked[kind] = f"{rows} rows are too few, it takes {detector.least_rows}"
         else:
             checked[kind] = sources
             with np.errstate(all="ignore"):  # a run holds any number, 1e-310 and inf among them
@@ -137,7 +131,8 @@ def diagnose(run: Run) -> Diagnosis:
 
 
 def _weighed(events: Sequence[Event], learns: bool) -> list[Event]:
-    """A gradient that vanishes in a run that ``learns`` (it was judged, and nothing failed) is a note."""
+    """What a mild detector found in a run that ``learns`` (it was judged, and nothing failed) is a note."""
     if not learns or any(event.severity == "failure" for event in events):
         return list(events)
-    return [replace(event, severity="note") if event.kind == "vanishing_gradient" else event for event in events]
+    mild = {kind for kind, detector in DETECTORS.items() if detector.mild}
+    return [replace(event, severity="note") if event.kind in mild else event for event in events]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from ..registry import Registry, Room
 from ..schema import Row
 from .evidence import LOSSES, Evidence, Grid
 from .order import describe, rank
 
 Severity = Literal["note", "warning", "failure"]
 Role = Literal["setting", "mechanism", "outcome"]
-SETTINGS = ("lr_jump", "weight_jump")  # came from outside of the network's dynamics
-OUTCOMES = ("plateau", "divergence")  # what a run ends in: never the cause where anything else was seen
+F = TypeVar("F", bound="Callable[[Evidence], Iterable[Event]]")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,9 @@ class Event:
 
     @property
     def role(self) -> Role:
-        return "setting" if self.kind in SETTINGS else "outcome" if self.kind in OUTCOMES else "mechanism"
+        """``setting``: from outside of the network's dynamics; ``outcome``: what a run ends in, never the cause where
+        anything else was seen."""
+        return DETECTORS[self.kind].role if self.kind in DETECTORS else "mechanism"
 
     @property
     def moment(self) -> tuple[int, int]:
@@ -78,12 +80,18 @@ class Event:
 
 @dataclass(frozen=True)
 class Detector:
-    """Looks for one kind of event. ``reads``: each source that it can do with -> how to record it."""
+    """Looks for one kind of event. ``reads``: each source (table or metric) that it can do with -> how to record it.
+    ``least_rows``: with fewer it cannot tell. ``explains``: kinds of events that this one makes by arithmetic, not by
+    dynamics. ``mild``: in a run whose loss was judged and learns, such an event is a note."""
 
     kind: str
     title: str
     reads: Mapping[str, str]
     find: Callable[[Evidence], Iterable[Event]]
+    role: Role = "mechanism"
+    least_rows: int = 0
+    explains: tuple[str, ...] = ()
+    mild: bool = False
 
     def sources(self, evidence: Evidence) -> list[str]:
         """Which of its sources hold a number in this run."""
@@ -101,14 +109,24 @@ class Detector:
 ALSO_CALLED = {"lr": ("lr", "learning_rate"), "loss": LOSSES}
 
 
-DETECTORS: dict[str, Detector] = {}
+DETECTORS: Registry[Detector] = Registry("detector", Room("stabilitylab.diagnose.detectors", "stabilitylab.detectors"))
 
 
-def detector(kind: str, title: str, **reads: str) -> Callable[[Callable], Callable]:
-    """Registers a function from :class:`Evidence` to events; ``reads``: table or metric -> how to record it."""
+def detector(
+    kind: str,
+    title: str,
+    *,
+    reads: Mapping[str, str],
+    role: Role = "mechanism",
+    least_rows: int = 0,
+    explains: tuple[str, ...] = (),
+    mild: bool = False,
+) -> Callable[[F], F]:
+    """Registers a function from :class:`Evidence` to events; the arguments are those of :class:`Detector`."""
 
-    def decorate(find: Callable[[Evidence], Iterable[Event]]) -> Callable:
-        DETECTORS[kind] = Detector(kind, title, reads, find)
+    def decorate(find: F) -> F:
+        entry = Detector(kind, title, reads, find, role, least_rows, explains, mild)
+        DETECTORS.register(kind, module=find.__module__)(entry)
         return find
 
     return decorate

@@ -1,12 +1,21 @@
-"""Level and noise of a series that falls, jumps and spikes."""
+"""A series of rows against its own past: level and noise, the largest before, states that last.
+
+"Rows" are recorded steps of the series or table at hand: with a sparse cadence they lie further apart than steps.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from .thresholds import LEVEL_ROWS
+from .evidence import Grid
 
-SD_OF_MAD = 1.4826  # of a normal distribution
+# What a jump is measured against: the largest number of so many earlier rows, and at least so many. A linear warm-up
+# that starts near 0 multiplies its rate by up to 100 between its first rows, by at most 1.25 from the fifth row on.
+PAST, LEAST_PAST = 50, 4
+# A state of a layer (vanishing, dead, collapsed) must hold in so many rows one after the other; one row may be noise.
+PERSIST = 3
+LEVEL_ROWS = 10  # rows whose median is the level
+_SD_OF_MAD = 1.4826  # of a normal distribution
 
 
 def level(values: np.ndarray, rows: int = LEVEL_ROWS) -> np.ndarray:
@@ -20,4 +29,59 @@ def level(values: np.ndarray, rows: int = LEVEL_ROWS) -> np.ndarray:
 def noise(values: np.ndarray) -> float:
     """Standard deviation of one row, from the median absolute deviation of first differences: a trend cancels."""
     steps = np.diff(values)
-    return SD_OF_MAD * float(np.median(np.abs(steps - np.median(steps)))) / 2**0.5
+    return _SD_OF_MAD * float(np.median(np.abs(steps - np.median(steps)))) / 2**0.5
+
+
+def past_largest(values: np.ndarray, window: int | None = PAST, least: int = LEAST_PAST) -> np.ndarray:
+    """The largest finite number of the ``window`` rows before each row (None: of all), NaN with fewer than ``least``.
+
+    values (S, R) -> (S, R).
+    """
+    usual = np.where(np.isfinite(values), values, np.nan)
+    largest = np.full(values.shape, np.nan)
+    if window is None:
+        running = np.fmax.accumulate(usual, axis=0)
+        largest[least:] = running[least - 1 : -1]
+        return largest
+    for row in range(least, len(values)):
+        largest[row] = np.fmax.reduce(usual[max(0, row - window) : row], axis=0)
+    return largest
+
+
+def times(values: np.ndarray, base: np.ndarray) -> np.ndarray:
+    """values / base where the base is positive and finite, NaN elsewhere."""
+    return np.divide(values, base, out=np.full(values.shape, np.nan), where=(base > 0) & np.isfinite(base))
+
+
+def first_above(ratio: np.ndarray, threshold: float, steps: np.ndarray) -> tuple[int, int, int] | None:
+    """(row, place with the largest ratio there, number of places) of the first row in which a finite ratio is above."""
+    above = np.isfinite(ratio) & (ratio > threshold)
+    if not above.any():
+        return None
+    row = int(np.flatnonzero(above.any(1))[0])
+    place = int(np.nanargmax(np.where(above[row], ratio[row], np.nan)))
+    return row, place, int(above[row].sum())
+
+
+def usual_before(grid: Grid, row: int, place: int) -> tuple[float, str]:
+    """The median of a place's rows before ``row``, and which those are."""
+    first = max(0, row - PAST)
+    values = grid.values[first:row, place]
+    return float(np.median(values[np.isfinite(values)])), f"rows {grid.steps[first]}-{grid.steps[row - 1]}"
+
+
+def lasting(holds: np.ndarray) -> tuple[int, np.ndarray] | None:
+    """First row from which ``holds`` (S, R) is True in PERSIST rows in a row (in all, where there are fewer), and at
+    which places."""
+    need = min(PERSIST, len(holds))
+    for row in range(len(holds) - need + 1 if need else 0):
+        kept = np.logical_and.reduce(holds[row : row + need], axis=0)
+        if kept.any():
+            return row, kept
+    return None
+
+
+def until(holds: np.ndarray, row: int, steps: np.ndarray) -> int | None:
+    """The first step after ``row`` at which it does not hold; None where it holds to the end."""
+    over = np.flatnonzero(~holds[row:])
+    return int(steps[row + over[0]]) if len(over) else None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import ResourceError, UsageError
-from ..probes.distributed import from_first_rank
+from ..probes.parameters.ranks import from_first_rank
 from .session import Batch, Masking, Session, refuse
 
 try:

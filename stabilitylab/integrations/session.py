@@ -13,9 +13,7 @@ from torch import nn
 
 from ..api import RunWatcher, watch
 from ..errors import UsageError
-from ..probes import find_sites
-from ..probes.accumulate import Mask
-from ..probes.selection import split
+from ..probes import Mask, find_sites, split_sites
 from .masks import BatchMasks
 
 Batch = Mapping[str, Any]
@@ -46,7 +44,7 @@ class Session:
         if isinstance(mask, str):
             if mask != "auto":
                 raise UsageError(f"mask = {mask!r} is unknown: use 'auto', None, a tensor or a function.")
-            sites = find_sites(model, options.get("output_site"), split(options.get("sites"))[0])
+            sites = find_sites(model, options.get("output_site"), split_sites(options.get("sites"))[0])
             mask = self.masks = BatchMasks([stack.name for stack in sites.stacks])
         self._optimizer = optimizer
         self._loss: torch.Tensor | None = None

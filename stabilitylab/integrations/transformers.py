@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import ResourceError, UsageError
-from ..probes.distributed import from_first_rank, is_first_rank
+from ..probes.parameters.ranks import from_first_rank, is_first_rank
 from .accelerate import AcceleratedSession
 from .session import Batch, Masking, refuse
 

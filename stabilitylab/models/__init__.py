@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from .archs import ARCHS, Place, Residual, arch, deepnorm_constants
+from .archs.deepnorm import deepnorm_constants
+from .base import ARCHS, ArchOptions, Place, Residual, arch
 from .build import build_model, canonical, configure, parameter_count
 from .schedules import Schedule
 from .transformer import Stack, Transformer
 
 __all__ = [
     "ARCHS",
+    "ArchOptions",
     "Place",
     "Residual",
     "Schedule",

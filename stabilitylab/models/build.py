@@ -11,7 +11,7 @@ from torch import nn
 
 from ..config import PRESETS, ModelConfig, resolve
 from ..errors import ResourceError, UsageError
-from .archs import ARCHS
+from .base import ARCHS
 from .initialisation import initialise
 from .transformer import KINDS, Transformer
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from .archs import Residual, deepnorm_gain, xavier_gain
+from .archs.deepnorm import deepnorm_gain
+from .base import Residual, xavier_gain
 from .transformer import Transformer
 
 GAINS: dict[str, Callable[[Residual, str], float]] = {

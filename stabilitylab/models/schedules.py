@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-
-from ..config import ModelConfig
 
 
 class HostScalar(nn.Module):
@@ -52,6 +50,17 @@ def sigmoid(s: float, u: float = 10.0) -> float:
 GROWTH: dict[str, Callable[[float], float]] = {"linear": linear, "exp": exponential, "sigmoid": sigmoid}
 
 
+class Ramp(Protocol):
+    """The options of an arch whose alpha grows."""
+
+    @property
+    def T(self) -> int: ...
+    @property
+    def growth(self) -> str: ...
+    @property
+    def t0(self) -> int: ...
+
+
 class Schedule(HostScalar):
     r"""alpha_t = g(t / T) for t < T, then exactly 1; row t of a run uses alpha_{t + t0}.  BranchNorm, Eq. 8 (linear g).
 
@@ -61,10 +70,10 @@ class Schedule(HostScalar):
 
     alpha: Tensor
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, ramp: Ramp, constant: float | None = None) -> None:
         super().__init__("alpha", 0.0, torch.float32)
-        self.growth, self.T, self.t0 = config.growth, config.T, config.t0
-        self.constant = config.alpha
+        self.growth, self.T, self.t0 = ramp.growth, ramp.T, ramp.t0
+        self.constant = constant
         self.final = HostScalar("flag", False, torch.bool)
         self.set(self.at(0))
 

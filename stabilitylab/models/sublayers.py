@@ -45,7 +45,7 @@ class SubLayer(nn.Module):
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
 
 
-class Attention(SubLayer):
+class MultiHeadAttention(SubLayer):
     """Multi-head attention but for where q, k and v come from."""
 
     head_scale: nn.Parameter | None  # (H,), on what each head yields
@@ -80,7 +80,7 @@ class Attention(SubLayer):
         return self.drop(self.out(mixed))  # (B, T, D)
 
 
-class SelfAttention(Attention):
+class SelfAttention(MultiHeadAttention):
     """Self-attention; q, k and v are one fused product."""
 
     entry = "qkv"
@@ -98,7 +98,7 @@ class SelfAttention(Attention):
         return self.attend(q, k, v, mask, self.causal)
 
 
-class CrossAttention(Attention):
+class CrossAttention(MultiHeadAttention):
     """Attention of the decoder's stream over the encoder's output; k and v are one fused product."""
 
     entry = "q"

@@ -14,8 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..config import ModelConfig
 from ..errors import UsageError
-from .archs import Admin, Place, Residual, stack_archs
-from .fold import fold_admin
+from .base import Place, Residual, options_of, stack_archs
 from .schedules import HostScalar, Schedule
 from .sublayers import CrossAttention, Embedding, FeedForward, Linear, SelfAttention, SubLayer
 
@@ -78,11 +77,12 @@ class Stack(nn.Module):
         causal = name == "decoder"
         above_encoder = causal and config.stack == "encoder-decoder"
         layers = config.encoder_layers, config.decoder_layers
+        options = options_of(arch, config)
         place = Place(name, 0, "", config.d_model, *layers, config.norm, config.qkv_gain)
 
         def layer(number: int) -> Layer:
             def join(f: SubLayer, sublayer: str, below: Residual | None) -> Residual:
-                given = {"alpha": config.alpha, "schedule": schedule, "below": below}
+                given = {"alpha": config.alpha, "schedule": schedule, "below": below, "options": options}
                 return arch(f, place.at(number, sublayer), **given)
 
             self_attn = join(SelfAttention(config, causal=causal), "self_attn", None)
@@ -141,7 +141,8 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, *, source_vocab: int, target_vocab: int) -> None:
         super().__init__()
         archs = stack_archs(config)
-        schedule = Schedule(config) if any(entry.scheduled for entry in archs.values()) else None
+        ramps = [cast(Any, options_of(entry, config)) for entry in archs.values() if entry.scheduled]
+        schedule = Schedule(ramps[0], config.alpha) if ramps else None
         vocab = dict.fromkeys(archs, target_vocab)
         if config.stack == "encoder-decoder":
             vocab["encoder"] = source_vocab
@@ -209,13 +210,12 @@ class Transformer(nn.Module):
         self.calibrated.set(True)
 
     def finalize(self) -> None:
-        """Make the trained model what it is used as: alpha at its end, and Admin folded into Post-LN. Not undone."""
+        """Make the trained model what it is used as: alpha at its end, and what each architecture says. Not undone."""
         self.require_calibration()
         if self.schedule is not None:
             self.schedule.finalize()
         for stack in self.stacks.values():
-            if issubclass(stack.arch, Admin):
-                fold_admin(stack)
+            stack.arch.finalize(stack)
         self.calibrated = None
 
     def require_calibration(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..models.initialisation import named_normal
 from ..probes import Site
-from ..probes.sites import tensor_of
+from ..probes.places.sites import tensor_of
 from .subject import Filled, Hook, Subject, filled, hooked, moved, part_of
 
 RANDOM, GRADIENT = 1e-4, 1e-6  # what is added to each weight, times a sign

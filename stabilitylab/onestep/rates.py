@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ..probes.parameters import GROUPS, Piece
+from ..probes.parameters.pieces import GROUPS, Piece
 from ..schema import Row
 from .subject import Filled, Subject, filled, moved, part_of
 

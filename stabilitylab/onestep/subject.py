@@ -16,7 +16,7 @@ from ..config import Config
 from ..data import Batch, Dataset
 from ..models import Transformer, build_model
 from ..probes import Sites, find_sites
-from ..probes.parameters import GROUP_OF, Parameters
+from ..probes.parameters.pieces import GROUP_OF, Parameters
 from ..schema import Cells, Phase, Row, Table
 
 Filled = tuple[Table, Cells]

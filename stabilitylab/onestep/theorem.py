@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.archs import PostLN, Trunk
+from ..models.archs.postln import PostLN
+from ..models.base import Trunk
 from ..probes import Site
-from ..probes.sites import tensor_of
+from ..probes.places.sites import tensor_of
 from ..schema import Row
 from .rates import Direction
 from .subject import Filled, Hook, Subject, filled, part_of

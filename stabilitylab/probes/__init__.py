@@ -1,32 +1,29 @@
-"""Probes: what is measured, where, and how it reaches a sink. Needs torch and numpy only."""
+"""Probes: what is measured, where, and how it reaches a sink. Needs torch and numpy only.
 
-from . import (
-    activations,
-    adam,
-    attention,
-    branches,
-    gains,
-    gradients,
-    logits,
-    outliers,
-    rank,
-    representations,
-    residual,
-    updates,
-)
-from .base import PROBES, Max, Mean, Norm, ParameterProbe, Probe, Quantile, Ratio, Rule, Sum, Total, probe
-from .finding import find_sites
-from .records import Template
-from .replaying import CudaGraphs, Recorder
-from .schedule import is_due
-from .sites import Site, Sites
+``base`` and ``rules`` are what an author reads, ``library`` holds the probes, ``places`` says where they may look.
+"""
+
+from ._engine.board import Mask
+from ._engine.cadence import Cadence, is_due
+from ._engine.passes import evaluation, random_states_kept
+from ._engine.record import Template
+from ._engine.recorder import CudaGraphs, Recorder, attempt
+from ._engine.reference_rows import AlphaSchedule
+from ._engine.selection import Names, chosen, find_sites, split_sites
+from .base import PROBES, ParameterProbe, Probe, probe
+from .places.sites import Site, Sites
+from .rules import Max, Mean, Norm, Quantile, Ratio, Rule, Sum, Total
 from .watcher import Watcher
 
 __all__ = [
     "PROBES",
+    "AlphaSchedule",
+    "Cadence",
     "CudaGraphs",
+    "Mask",
     "Max",
     "Mean",
+    "Names",
     "Norm",
     "ParameterProbe",
     "Probe",
@@ -40,19 +37,12 @@ __all__ = [
     "Template",
     "Total",
     "Watcher",
-    "activations",
-    "adam",
-    "attention",
-    "branches",
+    "attempt",
+    "chosen",
+    "evaluation",
     "find_sites",
-    "gains",
-    "gradients",
     "is_due",
-    "logits",
-    "outliers",
     "probe",
-    "rank",
-    "representations",
-    "residual",
-    "updates",
+    "random_states_kept",
+    "split_sites",
 ]

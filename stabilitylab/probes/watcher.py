@@ -15,19 +15,18 @@ from torch import nn
 
 from ..errors import UsageError
 from ..schema import Cells, Sink, Table
-from .accumulate import Board, CleanPasses, Mask, Masks, allocate
+from ._engine.board import Board, CleanPasses, Mask, Masks, allocate
+from ._engine.cadence import Cadence, checked, is_due
+from ._engine.passes import TrainingPass
+from ._engine.record import Metrics, RowMetrics, RowRecord, Template
+from ._engine.recorder import Recorder
+from ._engine.reference_rows import AlphaSchedule, ReferenceRows
+from ._engine.selection import Names, boards_for, find_sites, split_sites
+from ._engine.watchable import check_arguments, check_unscaled, check_watchable, compiled_modules
 from .base import ParameterProbe, When
-from .distributed import NullSink, Parallel, ranks_of
-from .finding import find_sites
-from .incidents import Forensics, Incident
-from .parameters import Parameters
-from .passes import TrainingPass
-from .records import Metrics, Record, RowMetrics, Template
-from .reference import ReferenceRows, Schedule
-from .replaying import Recorder
-from .schedule import Cadence, checked, is_due
-from .selection import Names, boards_for, split
-from .watchable import check_arguments, check_unscaled, check_watchable, compiled_modules
+from .incidents.report import Forensics, Incident
+from .parameters.pieces import Parameters
+from .parameters.ranks import NullSink, Parallel, ranks_of
 
 log = logging.getLogger("stabilitylab")
 
@@ -54,7 +53,7 @@ class Watcher:
     - ``probes``: "default", "all", "none", names, "-name" to leave one out; "standard" is cheapest: norms of each
       layer's output and its gradient, of each norm's input, of each sub-layer's parameters' gradients.
     - ``every``, ``update_every``: rows of the training pass and of the reference pass, a number or "log" (see
-      :func:`~.schedule.is_due`).
+      :func:`~._engine.cadence.is_due`).
     - ``mask``: True on real tokens: a tensor, a dict by stack name, or a function that returns one, asked once per
       forward pass (so once per micro-batch); a stack without a mask counts all tokens.
     - ``reference``: runs the model on a fixed batch; numbers in a dict that it returns become metrics of the row.
@@ -65,7 +64,7 @@ class Watcher:
       modules match, instead of what is found (:func:`stabilitylab.sites` shows it).
     - ``recorder``: the held-out pass is recorded with it and replayed; and activations wait until they are measured
       many at a time, which a model that writes to them in place would spoil.
-    - ``parallel``: "auto" finds DDP and FSDP2, see :func:`~.distributed.ranks_of` for "ddp" and "off".
+    - ``parallel``: "auto" finds DDP and FSDP2, see :func:`~.parameters.ranks.ranks_of` for "ddp" and "off".
 
     On several ranks every one makes its watcher and calls ``step``; rank 0 alone writes. Tables are those of one
     process on the batches of all ranks, E being the mean of their losses. Numbers given to ``step`` or returned by
@@ -84,7 +83,7 @@ class Watcher:
         optimizer: torch.optim.Optimizer | None = None,
         scaler: torch.amp.GradScaler | None = None,
         mask: Mask | Callable[[], Mask | None] | None = None,
-        schedule: Schedule | None = None,
+        schedule: AlphaSchedule | None = None,
         reference: Callable[[], Any] | None = None,
         output_site: str | None = None,
         sites: str | Mapping[str, str] | None = None,
@@ -99,7 +98,7 @@ class Watcher:
         self.last: tuple[int, dict[str, float | None], dict[str, Cells]] | None = None  # the row that the sink got last
         check_watchable(model)
         check_arguments(optimizer, scaler, mask, reference)
-        own, narrowed = split(sites)
+        own, narrowed = split_sites(sites)
         self._ranks = ranks = ranks_of(model, parallel)
         self.sites = find_sites(model, output_site, own)
         self.sink = sink if ranks is None or ranks.rank == 0 else NullSink()
@@ -140,7 +139,7 @@ class Watcher:
         )
         scaled = scaler is not None and scaler.is_enabled()
         self._forensics = Forensics(self._boards, self._parameters, self._order, self.sink, scaled)
-        self._record: Record | None = None  # the row that waits for the optimizer's step, or for its copy to arrive
+        self._record: RowRecord | None = None  # the row that waits for the optimizer's step, or for its copy to arrive
         self._template: Template | None = None  # while an update is recorded for replays
         self._owed = False  # whether its numbers about the update are still to come
         self._step_seconds = 0.0
@@ -188,7 +187,7 @@ class Watcher:
         if self._template is None:
             self._send()
         self._owed = False
-        record = self._template or Record(self.t, self._parameters.device, self._ranks)
+        record = self._template or RowRecord(self.t, self._parameters.device, self._ranks)
         for name, value in (() if loss is None else (("loss", loss),)) + tuple(metrics.items()):
             record.metric(name, value)
         with torch.no_grad():
@@ -230,7 +229,7 @@ class Watcher:
         """
         self._check_open()
         began, reference = time.perf_counter(), self.cost.reference
-        record = Record(self.t, self._parameters.device)
+        record = RowRecord(self.t, self._parameters.device)
         with torch.no_grad():
             if self._reference is not None:
                 self._reference.fill(record)
@@ -269,7 +268,7 @@ class Watcher:
         self._send()
         self._state = "finished"
         if self._reference is not None:
-            self._record = Record(self.t, self._parameters.device, self._ranks)
+            self._record = RowRecord(self.t, self._parameters.device, self._ranks)
             for name, value in metrics.items():
                 self._record.metric(name, value)
             with torch.no_grad():
@@ -302,7 +301,7 @@ class Watcher:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.t = state["t"]
-        self._record = Record.from_state(state["pending"]) if state["pending"] else None
+        self._record = RowRecord.from_state(state["pending"]) if state["pending"] else None
         self._owed = False
         if (incident := state.get("incident")) is not None:
             self._forensics.incident = Incident(**incident)  # a run has one, the first
@@ -340,7 +339,7 @@ class Watcher:
         elif not self._training.attached:
             self._training.attach()
 
-    def _probe(self, record: Record) -> None:
+    def _probe(self, record: RowRecord) -> None:
         if self.due(self.t):
             self._training.end()
             self._warn_once()
@@ -376,7 +375,7 @@ class Watcher:
             self._warned = True
             log.warning("row %d: %s.", self.t, found)
 
-    def _collect(self, record: Record, when: When) -> None:
+    def _collect(self, record: RowRecord, when: When) -> None:
         for board in self._on(when):
             assert isinstance(board.probe, ParameterProbe)
             board.collect(*board.probe.collect(self._parameters))
@@ -418,7 +417,7 @@ class Watcher:
             self.sink.append(*self.last)
             self._forensics.examine(*self.last, record.broken, record.aside)
 
-    def _begin(self, record: Record) -> None:
+    def _begin(self, record: RowRecord) -> None:
         """What is known of the row to a sink that takes it (``begin``): where reading it waits for nothing, and on a
         GPU too once a number was not finite, since then each row may be the last."""
         begin = getattr(self.sink, "begin", None)

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from .. import __version__, onestep
+from .. import onestep
+from .._version import __version__
 from ..config import Config, DataConfig, Stack, neutral_settings
 from ..data import Dataset, load_data
 from ..errors import InputError, ResourceError

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -81,8 +82,6 @@ def build(
     an error keeps from being made is left out, and listed in ``failed`` and on the page. Raises InputError where
     ``folder`` holds no run, UsageError for a name that does not exist, ResourceError where ``out`` cannot be written.
     """
-    from . import figures as _  # noqa: F401  (registers them)
-
     chosen = [FIGURES.resolve(name) for name in figures] or sorted(FIGURES, key=_order)
     runs, broken = load(folder)
     _named(runs, diagnosed)  # a wrong name shows now
@@ -241,7 +240,7 @@ class Press:
         spawn = multiprocessing.get_context("spawn")
         count = min(WORKERS, os.cpu_count() or 1)
         self._workers = ProcessPoolExecutor(count, spawn)
-        self._printing: list[tuple[page.Section, Future[object]]] = []
+        self._printing: list[tuple[page.Section, Future[Any]]] = []
 
     def __enter__(self) -> Press:
         return self

@@ -28,12 +28,19 @@ PILOT_SEEDS, PILOT_WIDTH = (0, 1, 2), 64  # the thresholds of claims were set ne
 FREE = neutral_settings() | frozenset(
     [
         *("model.arch", "model.decoder_arch", "model.init", "model.alpha", "model.qk_gain", "model.v_gain"),
-        *("model.growth", "model.T", "model.t0", "train.seed", "data.seed", "train.on_divergence"),
+        *("model.growth", "model.T", "model.t0", "model.options", "train.seed", "data.seed", "train.on_divergence"),
         *("train.cuda_graphs", "train.activation_checkpointing", "train.evaluations"),
         *("probes.names", "probes.every", "probes.update_every"),
     ]
 )
 LAYERS = ("model.encoder_layers", "model.decoder_layers")
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """By section.key; an architecture's options are one of them, since the label tells them apart."""
+    settings = complete(config)
+    options = settings.get("model", {}).pop("options", None)
+    return {**dict(flat(settings)), **({"model.options": options} if options else {})}
 
 
 class Record:
@@ -42,7 +49,7 @@ class Record:
     def __init__(self, run: Run, name: str) -> None:
         self.run, self.name = run, name
         self.kind: str = run.kind
-        self.settings: Mapping[str, Any] = dict(flat(complete(run.config))) if self.kind != "watched" else {}
+        self.settings: Mapping[str, Any] = _settings(run.config) if self.kind != "watched" else {}
         self.label: str = label_of(run.manifest) or "unlabelled"
         self.seed: int = int(self.settings.get("train.seed", 0))
         self.layers: tuple[int, int] = (int(self.settings.get(LAYERS[0], 0)), int(self.settings.get(LAYERS[1], 0)))
@@ -222,7 +229,7 @@ class Runs(Sequence[Record]):
     @property
     def labels(self) -> list[str]:
         """The labels present, in the fixed order of architectures."""
-        order = {arch: place for place, arch in enumerate(style.LOOKS)}
+        order = {arch: place for place, arch in enumerate(style.looks())}
         return sorted({record.label for record in self}, key=lambda label: (order.get(style.family(label), 99), label))
 
     @property

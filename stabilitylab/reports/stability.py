@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..config import RECIPES
-from ..registry import spelling
+from ..config import recipe_of
 from ..store.layout import flat
 from ..verdict import STATES
 from . import style
@@ -94,7 +93,7 @@ def recipe_notes(group: Runs) -> list[str]:
 
 def _own_recipe(record: Record) -> dict[str, Any]:
     """What the paper of its architecture insists on, where the run did so."""
-    recipe = dict(flat(RECIPES.get(spelling(str(record.settings.get("model.arch", ""))), {})))
+    recipe = dict(flat(recipe_of(str(record.settings.get("model.arch", "")))))
     return recipe if all(record.settings.get(key) == value for key, value in recipe.items()) else {}
 
 

@@ -6,34 +6,12 @@ from dataclasses import dataclass
 
 import matplotlib
 
+from ..arch_notes import note, notes
+
 INK, GREY = "#222222", "#7f7f7f"
-# Okabe and Ito's colour-blind safe palette, and a marker of its own for each, so that grey print tells them apart.
-ARCHS: dict[str, tuple[str, str]] = {
-    "postln": ("#D55E00", "o"),
-    "postln-init": ("#CC79A7", "v"),
-    "preln": ("#56B4E9", "^"),
-    "deepnorm": ("#E69F00", "s"),
-    "branchnorm": ("#0072B2", "D"),
-    "admin": ("#009E73", "P"),
-}
-# Nineteen colours cannot be told apart: these differ from each other, and from the six above, in colour or in marker,
-# and within a family in both.
-LATER: dict[str, tuple[str, str]] = {
-    "dsinit": ("#D55E00", "X"),
-    "dsinit-code": ("#CC79A7", "h"),
-    "rezero": ("#009E73", "*"),
-    "rfixup": ("#0072B2", "p"),
-    "tfixup": ("#393b79", "v"),
-    "dlcl": ("#8c6d31", "^"),
-    "dlcl-post": ("#D55E00", "s"),
-    "normformer": ("#6a51a3", "X"),
-    "subln": ("#009E73", "p"),
-    "sandwich": ("#8c6d31", "h"),
-    "periln": ("#56B4E9", "o"),
-    "layernorm-scaling": ("#636363", "*"),
-    "resi-dual": ("#0072B2", "*"),
-}
-LOOKS = {**ARCHS, **LATER}  # in the fixed order of tables and legends
+# Okabe and Ito's colour-blind safe palette is given to the six architectures of the papers, with a marker each, so that
+# grey print tells them apart. Nineteen colours cannot be: the others differ from each other and from these in colour or
+# in marker, and within a family in both. These are left for what says nothing about its look:
 SPARE = (("#8c6d31", "X"), ("#6a51a3", "h"), ("#636363", "p"), ("#393b79", "*"))
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 CONTROLS = {  # the look of the controls that the sweeps run; any other gets one by its name
@@ -49,27 +27,6 @@ CONTROLS = {  # the look of the controls that the sweeps run; any other gets one
     "deepnorm alpha-only gain=1": "dashdot",
     "deepnorm beta-only": "dotted",
 }
-NAMES = {
-    "postln": "Post-LN",
-    "postln-init": "Post-LN-init",
-    "preln": "Pre-LN",
-    "deepnorm": "DeepNorm",
-    "branchnorm": "BranchNorm",
-    "admin": "Admin",
-    "dsinit": "DS-Init",
-    "dsinit-code": "DS-Init (code)",
-    "rezero": "ReZero",
-    "rfixup": "R-Fixup",
-    "tfixup": "T-Fixup",
-    "dlcl": "DLCL",
-    "dlcl-post": "DLCL (Post-LN)",
-    "normformer": "NormFormer",
-    "subln": "Sub-LN",
-    "sandwich": "Sandwich-LN",
-    "periln": "Peri-LN",
-    "layernorm-scaling": "LayerNorm scaling",
-    "resi-dual": "ResiDual",
-}
 
 
 @dataclass(frozen=True)
@@ -82,17 +39,24 @@ class Style:
     filled: bool
 
 
+def looks() -> dict[str, tuple[str, str]]:
+    """Colour and marker of each architecture that has its own, in the order of tables and legends."""
+    return {said.name: said.look for said in notes().values() if said.look}
+
+
 def family(label: str) -> str:
     """The architecture that a label is about: ``branchnorm`` of ``branchnorm T=1``."""
     first = label.split("/")[0]
-    return max((arch for arch in NAMES if first.startswith(arch)), key=len, default=first)
+    known = (said.name for said in notes().values())
+    return max((arch for arch in known if first.startswith(arch)), key=len, default=first)
 
 
 def style(label: str) -> Style:
     """The look of a label; one that no table knows gets a spare one, the same in every figure and process."""
     arch = family(label)
-    known = arch in LOOKS
-    colour, marker = LOOKS[arch] if known else SPARE[sum(label.encode()) % len(SPARE)]
+    own = said.look if (said := note(arch)) else None
+    known = own is not None
+    colour, marker = own or SPARE[sum(label.encode()) % len(SPARE)]
     control = known and label != arch
     dash = CONTROLS.get(label, DASHES[1 + sum(label.encode()) % 3]) if control else "solid"
     return Style(colour, marker, dash, not control)
@@ -101,7 +65,8 @@ def style(label: str) -> Style:
 def title(label: str) -> str:
     """A label as figures print it: ``BranchNorm T=1``, ``Post-LN/Pre-LN``."""
     parts = [(part, family(part)) for part in label.split("/")]
-    return "/".join(part.replace(arch, NAMES[arch], 1) if arch in NAMES else part for part, arch in parts)
+    titles = {arch: said.title for _, arch in parts if (said := note(arch)) and said.title}
+    return "/".join(part.replace(arch, titles.get(arch, arch), 1) for part, arch in parts)
 
 
 def use_print_style() -> None:

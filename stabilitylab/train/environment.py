@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import torch
 
-from .. import __version__
+from .._version import __version__
 from ..config import TrainConfig
 from ..errors import ResourceError, UsageError
 

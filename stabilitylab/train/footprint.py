@@ -13,8 +13,8 @@ from ..config import RUNS_PER_DEVICE, Config
 from ..data import Batch, Dataset
 from ..errors import ResourceError
 from ..models import ARCHS, build_model, parameter_count
-from ..probes.copies import ON_HOST
-from ..probes.selection import chosen
+from ..probes import chosen
+from ..probes.parameters.copies import ON_HOST
 from .recipe import token_losses
 
 # Bytes that a process takes beside its tensors: CUDA's context, kernels and the allocator's slack; Python and torch.

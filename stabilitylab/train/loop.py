@@ -16,8 +16,7 @@ from ..config import Config
 from ..data import Batch, Dataset, Unigram
 from ..errors import InputError
 from ..models import build_model
-from ..probes import Recorder, Watcher
-from ..probes.passes import evaluation
+from ..probes import Recorder, Watcher, evaluation
 from ..store import AbsentRun, RunWriter
 from ..verdict import Baseline, Evaluation, Verdict, divergence, judge
 from . import checkpoint

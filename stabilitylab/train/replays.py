@@ -12,8 +12,7 @@ from torch import Tensor
 from ..config import Config
 from ..data import Batch
 from ..errors import ResourceError, UsageError
-from ..probes import CudaGraphs, Recorder, Template, Watcher
-from ..probes.replaying import attempt
+from ..probes import CudaGraphs, Recorder, Template, Watcher, attempt
 from .team import Team
 
 log = logging.getLogger(__name__)

@@ -17,9 +17,8 @@ from ..data import Dataset, load_data
 from ..errors import InputError, ResourceError, UsageError
 from ..labels import label
 from ..models import ARCHS, canonical
-from ..probes import Recorder
-from ..probes.distributed import from_first_rank, on_first_rank
-from ..probes.selection import chosen
+from ..probes import Recorder, chosen
+from ..probes.parameters.ranks import from_first_rank, on_first_rank
 from ..stopping import Requests, listening
 from ..store import AbsentRun, Run, RunWriter
 from ..verdict import Verdict

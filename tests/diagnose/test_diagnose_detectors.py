@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from diagnose_cases import Made, falling, found, kinds, layer_rows, made, only
 
-from stabilitylab.diagnose.thresholds import EXPLODED, LN_GROWTH, LN_JUMP, LR_JUMP, UPDATE_JUMP, VANISHED, WEIGHT_JUMP
+from stabilitylab.diagnose.detectors.gradients import EXPLODED, VANISHED
+from stabilitylab.diagnose.detectors.jumps import LR_JUMP, UPDATE_JUMP, WEIGHT_JUMP
+from stabilitylab.diagnose.detectors.norm_inputs import LN_GROWTH, LN_JUMP
 from stabilitylab.errors import InputError
 from stabilitylab.schema import Row
 

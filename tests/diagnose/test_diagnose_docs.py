@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
-from stabilitylab.diagnose import thresholds
+from stabilitylab import verdict
+from stabilitylab.diagnose import series
 from stabilitylab.diagnose.compare import LEVELS
 from stabilitylab.diagnose.diagnosis import DETECTORS
 
@@ -13,8 +15,14 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "diagnose.md").read_text(
 
 
 def test_the_table_of_thresholds_is_that_of_the_code() -> None:
+    homes = [series, *(sys.modules[detector.find.__module__] for detector in DETECTORS.values())]
     written = {name: float(value) for name, value in re.findall(r"^\| `([A-Z_]+)` \| (\S+) \|", PAGE, re.MULTILINE)}
-    assert written == {name: float(value) for name, value in vars(thresholds).items() if name.isupper()}
+    values = [(name, value) for module in homes for name, value in vars(module).items() if name not in vars(verdict)]
+    assert written == {name: float(value) for name, value in values if _is_threshold(name, value)}
+
+
+def _is_threshold(name: str, value: object) -> bool:
+    return name.isupper() and not name.startswith("_") and isinstance(value, int | float)
 
 
 def test_every_kind_of_event_has_its_line() -> None:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from diagnose_cases import falling, found, kinds, made, only
 
-from stabilitylab.diagnose.losses import level, noise
-from stabilitylab.diagnose.thresholds import SPIKE_SD
+from stabilitylab.diagnose.detectors.losses import SPIKE_SD, level, noise
 
 
 def test_the_noise_of_a_falling_loss_is_that_of_the_noise() -> None:

@@ -24,7 +24,7 @@ from rank_toys import ListSink, extra_probes, train
 from stabilitylab.api import watch
 from stabilitylab.errors import StabilityLabError
 from stabilitylab.probes import Watcher
-from stabilitylab.probes.distributed import Ranks
+from stabilitylab.probes.parameters.ranks import Ranks
 from stabilitylab.store import Run
 
 CASES: dict[str, Callable[[Path], Any]] = {}

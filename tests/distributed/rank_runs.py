@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from stabilitylab.commands import resuming
+from stabilitylab.commands import _resuming as resuming
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.errors import StabilityLabError
 from stabilitylab.train import checkpoint, plan, resume, start

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stabilitylab.models import build_model
 from stabilitylab.probes import PROBES, Max, Mean, Probe, Watcher, probe
-from stabilitylab.probes.sites import layers
+from stabilitylab.probes.places.sites import layers
 from stabilitylab.schema import Cells, Table
 
 ROWS, VOCAB = 6, 23
@@ -111,8 +111,12 @@ class ListSink:
 @contextmanager
 def extra_probes() -> Iterator[None]:
     """A maximum of the forward and one of the backward pass; a NaN of one rank must reach the table."""
-    entries, spellings = dict(PROBES._entries), dict(PROBES._spellings)
+    with PROBES.restored():
+        _register_extra_probes()
+        yield
 
+
+def _register_extra_probes() -> None:
     @probe("peak", on="forward", at=layers, columns={"value": Max(), "spoilt": Max(), "mean": Mean("value")})
     class Peak(Probe):
         """max |x|."""
@@ -128,11 +132,6 @@ def extra_probes() -> Iterator[None]:
 
         def measure(self, site: Any, x: Any, y: Tensor, weight: Tensor) -> Tensor:
             return y.abs().amax(-1)
-
-    try:
-        yield
-    finally:
-        PROBES._entries, PROBES._spellings = entries, spellings
 
 
 def train(

@@ -18,7 +18,7 @@ from made_verdict import made_verdict
 
 from stabilitylab.config import resolve
 from stabilitylab.errors import InputError
-from stabilitylab.probes.schedule import is_due
+from stabilitylab.probes._engine.cadence import is_due
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import Run, RunWriter
 

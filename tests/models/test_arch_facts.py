@@ -5,17 +5,19 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from stabilitylab.arch_notes import note, notes
 from stabilitylab.config import ModelConfig
-from stabilitylab.labels import BETA, KNOWN, MULTIPLY, NONE, REPLACE, label, may_follow_ramp
+from stabilitylab.labels import label, may_follow_ramp
 from stabilitylab.models import ARCHS, Place, build_model
-from stabilitylab.models.archs.facts import facts
+from stabilitylab.models.facts import facts
 from stabilitylab.models.initialisation import GAINS
-from stabilitylab.registry import spelling
 
 EVERY = sorted(ARCHS)
 
@@ -28,7 +30,6 @@ def test_each_has_a_formula_and_a_source_of_its_own(name) -> None:
     assert not said["source"].endswith(".")
     assert "  " not in f"{said['formula']} {said['source']} {said['remarks']}"
     assert inspect.getdoc(ARCHS[name]) != inspect.getdoc(ARCHS[name].__base__)
-    assert ARCHS[name].__module__.startswith("stabilitylab.models.archs.")
 
 
 def test_the_table_of_initial_gains_is_that_of_the_code() -> None:
@@ -52,11 +53,31 @@ def test_the_table_of_initial_gains_is_that_of_the_code() -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_labels_know_what_each_architectures_gains_do(name) -> None:
-    said = {"the base": NONE, "its own, times the base": MULTIPLY, "its own, in place of the base": REPLACE}
-    assert spelling(name) in said[facts(name, 6, 6)["gains"]]
-    assert {spelling(arch) for arch in EVERY} == {*KNOWN}
+    own = dict.fromkeys(("own", "beta"), "its own, in place of the base")
+    words = {"base": "the base", "times base": "its own, times the base", **own}
+    said = note(name)
+    assert said is not None
+    assert words[said.gains] == facts(name, 6, 6)["gains"]
     assert may_follow_ramp(name) == ARCHS[name].scheduled
-    assert ARCHS[name].takes_alpha == (spelling(name) in BETA)
+    assert ARCHS[name].takes_alpha == (said.gains == "beta")
+
+
+def test_notes_are_read_from_the_sources_as_the_classes_have_them() -> None:
+    assert [each.name for each in notes().values() if each.name in EVERY] == sorted(EVERY, key=lambda n: note(n).rank)
+    for name in EVERY:
+        said, entry = note(name), ARCHS[name]
+        assert (said.scheduled, said.takes_alpha, dict(said.recipe)) == (
+            entry.scheduled,
+            entry.takes_alpha,
+            dict(entry.recipe),
+        )
+        assert all((said.title, said.look, said.gains))
+    assert len({note(name).rank for name in EVERY}) == len(EVERY)
+
+
+def test_reading_notes_imports_no_torch() -> None:
+    check = "import sys; from stabilitylab.arch_notes import note; note('admin'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from stabilitylab.errors import UsageError
 from stabilitylab.models import Transformer, build_model
-from stabilitylab.models.archs import PostLN, PreLN
+from stabilitylab.models.archs.postln import PostLN
+from stabilitylab.models.archs.preln import PreLN
 
 SIZES = {"source_vocab": 37, "target_vocab": 37, "d_model": 32, "d_ffn": 128, "heads": 4}
 

@@ -8,7 +8,13 @@ import torch
 from stabilitylab.config import ModelConfig
 from stabilitylab.errors import ResourceError, UsageError
 from stabilitylab.models import ARCHS, Residual, Transformer, build_model, canonical, parameter_count
-from stabilitylab.models.archs import Admin, BranchNorm, DeepNorm, PostLN, PostLNInit, PreLN, arch
+from stabilitylab.models.archs.admin import Admin
+from stabilitylab.models.archs.branchnorm import BranchNorm
+from stabilitylab.models.archs.deepnorm import DeepNorm
+from stabilitylab.models.archs.postln import PostLN
+from stabilitylab.models.archs.postln_init import PostLNInit
+from stabilitylab.models.archs.preln import PreLN
+from stabilitylab.models.base import arch
 
 VOCAB = {"source_vocab": 7, "target_vocab": 9}
 
@@ -65,25 +71,25 @@ def test_mixnorm_is_defined_by_no_paper(name) -> None:
 
 
 def test_an_architecture_is_added_by_one_class() -> None:
-    @arch("half")
-    class Half(PostLN):
-        def forward(self, x, *context):
-            return self.norm(self.shortcut(0.5 * x) + self.branch(self.f(x, *context)))
+    with ARCHS.restored():
 
-    try:
+        @arch("half")
+        class Half(PostLN):
+            def forward(self, x, *context):
+                return self.norm(self.shortcut(0.5 * x) + self.branch(self.f(x, *context)))
+
         tokens = torch.arange(6).view(2, 3)
         half, deepnorm = (build_model(arch=a, depth=4, **VOCAB, **more) for a, more in (
             ("half", {}), ("deepnorm", {"alpha": 0.5, "init": "xavier"})))  # fmt: skip
         assert torch.equal(half(source=tokens, target=tokens), deepnorm(source=tokens, target=tokens))
         with pytest.raises(ValueError, match="registered already"):
             arch("HALF")(Half)
-    finally:
-        del ARCHS._entries["half"], ARCHS._spellings["half"]
+    assert "half" not in ARCHS
 
 
 @pytest.mark.parametrize("name", ["postln", "preln", "postln-init", "admin"])
 def test_an_alpha_where_there_is_none_is_refused(name) -> None:
-    with pytest.raises(UsageError, match=f"{name!r} has no alpha to replace.*deepnorm, branchnorm"):
+    with pytest.raises(UsageError, match=f"{name!r} has no alpha to replace.*branchnorm, deepnorm"):
         build_model(arch=name, alpha=2.0, depth=2, **VOCAB)
     build_model(arch=name, decoder_arch="deepnorm", alpha=2.0, depth=2, **VOCAB)
     build_model(arch=name, growth="exp", T=3, t0=0, depth=2, **VOCAB)

@@ -26,7 +26,8 @@ PAPER = {  # t: linear, exp, sigmoid at T = 4000
 
 
 def schedule(growth: str = "linear", T: int = 4000, t0: int = 0, **settings) -> Schedule:
-    return Schedule(ModelConfig.model_validate({"growth": growth, "T": T, "t0": t0, **settings}))
+    config = ModelConfig.model_validate({"growth": growth, "T": T, "t0": t0, **settings})
+    return Schedule(config, config.alpha)
 
 
 def branchnorm(**settings) -> Transformer:

@@ -12,6 +12,5 @@ from stabilitylab.probes import PROBES
 @pytest.fixture
 def scratch() -> Iterator[None]:
     """Probes that a test registers are gone after it."""
-    entries, spellings = dict(PROBES._entries), dict(PROBES._spellings)
-    yield
-    PROBES._entries, PROBES._spellings = entries, spellings
+    with PROBES.restored():
+        yield

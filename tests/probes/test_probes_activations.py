@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from stabilitylab.errors import UsageError
 from stabilitylab.probes import PROBES, Max, Mean, Probe, Watcher, probe
-from stabilitylab.probes.passes import TrainingPass
-from stabilitylab.probes.sites import layers
+from stabilitylab.probes._engine.passes import TrainingPass
+from stabilitylab.probes.places.sites import layers
 
 
 def watch(model: nn.Module, probes: str = "ln_input", **options: Any) -> tuple[ListSink, Watcher]:
@@ -204,7 +204,7 @@ def test_what_waits_on_the_device_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     loss_of(model, inputs)
     other.step()
     other.close()
-    monkeypatch.setattr("stabilitylab.probes.passes.HELD", 50)
+    monkeypatch.setattr("stabilitylab.probes._engine.passes.HELD", 50)
     most = 0
 
     class Counted(TrainingPass):

@@ -12,7 +12,8 @@ from probe_toys import ListSink, Toy, batch, loss_of
 from torch import Tensor, nn
 
 from stabilitylab.errors import UsageError
-from stabilitylab.probes import Watcher, adam
+from stabilitylab.probes import Watcher
+from stabilitylab.probes.library import adam
 
 COLUMNS = ("rms_t", "update_rms", "eps_floor")
 EPS, BETAS = 1e-4, (0.8, 0.95)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stabilitylab.models import ARCHS, Transformer, build_model
 from stabilitylab.probes import Watcher, find_sites
-from stabilitylab.probes.parameters import Parameters
+from stabilitylab.probes.parameters.pieces import Parameters
 
 REAL = {
     "encoder": torch.arange(7) < torch.tensor([[7], [5], [6]]),

@@ -12,7 +12,7 @@ from probe_toys import ListSink
 from torch import Tensor, nn
 
 from stabilitylab.probes import Watcher, find_sites
-from stabilitylab.probes.sites import Site
+from stabilitylab.probes.places.sites import Site
 
 hf = pytest.importorskip("transformers")
 

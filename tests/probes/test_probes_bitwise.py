@@ -10,7 +10,7 @@ import torch
 from probe_toys import WITHOUT_TAPS, ListSink, Toy, batch, loss_of, train
 
 from stabilitylab.probes import Probe, Watcher, probe
-from stabilitylab.probes.sites import layers
+from stabilitylab.probes.places.sites import layers
 
 
 def ramp(t: int) -> float:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from stabilitylab.errors import UsageError
 from stabilitylab.models import ARCHS, build_model
 from stabilitylab.probes import Watcher
-from stabilitylab.probes.selection import chosen
+from stabilitylab.probes._engine.selection import chosen
 
 
 def variance(tokens: list[Tensor]) -> float:

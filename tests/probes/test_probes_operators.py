@@ -12,7 +12,7 @@ from probe_toys import ListSink, Toy, batch, loss_of, masks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stabilitylab.probes import Probe, Watcher, probe
-from stabilitylab.probes.sites import norms
+from stabilitylab.probes.places.sites import norms
 
 
 class Calls(TorchDispatchMode):

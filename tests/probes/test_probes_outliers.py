@@ -10,7 +10,7 @@ import torch
 from probe_toys import Toy
 from seen import batches, real_tokens, reference_of, seen_by
 
-from stabilitylab.probes.outliers import kurtosis
+from stabilitylab.probes.library.outliers import kurtosis
 
 LAYERS = [f"{stack}.layers.{i}" for stack in ("encoder", "decoder") for i in range(2)]
 ACTIVATIONS = [f"{layer}.linear2" for layer in LAYERS]

@@ -13,7 +13,7 @@ from seen import batches, real, real_tokens, reference_of, seen_by
 from torch import Tensor, nn
 
 from stabilitylab.probes import Watcher
-from stabilitylab.probes.rank import likeness, spectrum
+from stabilitylab.probes.library.rank import likeness, spectrum
 
 LAYERS = [f"{stack}.layers.{i}" for stack in ("encoder", "decoder") for i in range(2)]
 

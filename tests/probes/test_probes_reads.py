@@ -12,7 +12,7 @@ from probe_toys import ListSink, Toy, batch, loss_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stabilitylab.probes import Probe, Watcher, probe
-from stabilitylab.probes.sites import layers
+from stabilitylab.probes.places.sites import layers
 
 READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__", "__array__")
 SYNCHRONISING = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "unique", "equal", "bincount")

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from stabilitylab.errors import UsageError
 from stabilitylab.probes import Watcher
-from stabilitylab.probes.copies import parameters_set
-from stabilitylab.probes.passes import evaluation
+from stabilitylab.probes._engine.passes import evaluation
+from stabilitylab.probes.parameters.copies import parameters_set
 
 FIXED = batch(99, rows=5)
 

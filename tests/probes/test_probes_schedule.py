@@ -8,7 +8,7 @@ import pytest
 
 from stabilitylab.errors import UsageError
 from stabilitylab.probes import is_due
-from stabilitylab.probes.schedule import REFERENCE_FINENESS, checked
+from stabilitylab.probes._engine.cadence import REFERENCE_FINENESS, checked
 
 
 def test_log_rows_are_dense_first_and_ten_percent_apart_later() -> None:

@@ -13,8 +13,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from stabilitylab.errors import UsageError
 from stabilitylab.probes import Site, find_sites
-from stabilitylab.probes.sites import stream, tensor_of
-from stabilitylab.probes.structure import canonical
+from stabilitylab.probes.places.sites import stream, tensor_of
+from stabilitylab.probes.places.structure import canonical
 
 
 def names(sites: tuple[Site, ...]) -> list[str]:

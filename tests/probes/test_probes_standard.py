@@ -10,8 +10,8 @@ from stabilitylab.config import parse_set, resolve
 from stabilitylab.errors import UsageError
 from stabilitylab.models import build_model
 from stabilitylab.probes import Watcher
-from stabilitylab.probes.norms import CHUNK, SMALL, WIDENED, Squares, WideNorm
-from stabilitylab.probes.selection import STANDARD
+from stabilitylab.probes._engine.selection import STANDARD
+from stabilitylab.probes.parameters.squares import CHUNK, SMALL, WIDENED, Squares, WideNorm
 
 
 def tables_of(probes: str, scale: float = 1.0) -> ListSink:

@@ -7,7 +7,8 @@ import torch
 from probe_toys import ListSink, Toy, batch, loss_of
 
 from stabilitylab.errors import UsageError
-from stabilitylab.probes import Watcher, copies
+from stabilitylab.probes import Watcher
+from stabilitylab.probes.parameters import copies
 
 
 @pytest.mark.parametrize(("every", "elsewhere"), [(1, False), (2, False), (1, True)])

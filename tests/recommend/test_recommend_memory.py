@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from stabilitylab.config import resolve
 from stabilitylab.data import load_data
-from stabilitylab.probes import adam
+from stabilitylab.probes.library import adam
 from stabilitylab.recommend import early
 from stabilitylab.recommend.measuring import everything
 from stabilitylab.recommend.planning import bytes_of

@@ -12,7 +12,7 @@ import pytest
 from making import Made, load, make_run, sublayer_rows
 
 from stabilitylab.experiments import command
-from stabilitylab.models.archs import deepnorm_constants
+from stabilitylab.models.archs.deepnorm import deepnorm_constants
 from stabilitylab.reports import FIGURES, MissingRuns, Picture
 from stabilitylab.reports.base import Series
 from stabilitylab.reports.claims import CLAIMS, Finding, judge

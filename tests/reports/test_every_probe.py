@@ -27,8 +27,12 @@ LAYERS = 2
 @pytest.fixture
 def foreign() -> Iterator[None]:
     """Three probes as somebody else writes them, gone after the test."""
-    entries, spellings = dict(PROBES._entries), dict(PROBES._spellings)
+    with PROBES.restored():
+        _register_foreign_probes()
+        yield
 
+
+def _register_foreign_probes() -> None:
     @sl.probe("tanh_saturation", on="forward", at=lambda sites: _tanhs(sites), unit="share of units")
     class Saturation(Probe):
         """Share of units beyond .9."""
@@ -53,9 +57,6 @@ def foreign() -> Iterator[None]:
         def collect(self, parameters):
             squares = parameters.squares(parameters.tensors)
             return {"value": parameters.by_row(squares)}, parameters.seen(parameters.tensors, [""])
-
-    yield
-    PROBES._entries, PROBES._spellings = entries, spellings
 
 
 def _tanhs(sites):

@@ -163,7 +163,7 @@ def test_a_toggle_acts_on_its_figure_and_one_above_on_all(browser: Browser, writ
 
 
 def test_a_toggle_takes_its_colour_off_the_screen(browser: Browser, written: Path) -> None:
-    colour = style.ARCHS["postln"][0]
+    colour = style.looks()["postln"][0]
     browser.open(written, height=1400)
     top = "$('#made-1').scrollIntoView(); await wait(); return 0;"
     browser.run(top)

@@ -33,7 +33,6 @@ def picture(line: Series = LINE, finding: str = "all is well") -> Picture:
 @pytest.fixture
 def register() -> Iterator:
     """Registers a figure that calls a function; figures and claims of a test are gone after it."""
-    kept = [(one, dict(one._entries), dict(one._spellings)) for one in (FIGURES, CLAIMS)]
 
     def made(id: str, draw) -> None:
         @figure(id, title=f"Figure {id}", source="Mine")
@@ -41,9 +40,8 @@ def register() -> Iterator:
             def picture(self, runs):
                 return draw(runs)
 
-    yield made
-    for registry, entries, spellings in kept:
-        registry._entries, registry._spellings = entries, spellings
+    with FIGURES.restored(), CLAIMS.restored():
+        yield made
 
 
 def fails(_) -> Picture:

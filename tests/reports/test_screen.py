@@ -56,7 +56,7 @@ def test_numbers_keep_five_digits_and_whole_ones_all() -> None:
 
 def test_looks_are_those_of_paper() -> None:
     own, control = (screen.look(Series("x", [1], [1], arch=arch)) for arch in ("branchnorm", "branchnorm T=1"))
-    assert own["colour"] == control["colour"] == style.ARCHS["branchnorm"][0].lower()
+    assert own["colour"] == control["colour"] == style.looks()["branchnorm"][0].lower()
     assert screen.look(Series("x", [1], [1], colour="black"))["colour"] == "#000000"
     assert (own["symbol"], own["dash"], own["filled"]) == ("diamond", "solid", True)
     assert control["filled"] is False
@@ -64,7 +64,7 @@ def test_looks_are_those_of_paper() -> None:
     assert screen.look(Series("x", [1], [1], colour="#123456", dash="dotted", marker="none")) == {
         "colour": "#123456", "dash": "dot", "symbol": "circle", "filled": True, "marked": False
     }  # fmt: skip
-    assert {look[1] for look in style.ARCHS.values()} <= screen.MARKERS.keys()
+    assert {look[1] for look in style.looks().values()} <= screen.MARKERS.keys()
     assert set(style.DASHES) <= screen.DASHES.keys()
 
 

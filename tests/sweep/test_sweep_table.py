@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from sweep_cases import left
 
-from stabilitylab.commands.stability import minutes, seeds_of
+from stabilitylab.commands._stability import minutes, seeds_of
 from stabilitylab.config import resolve
 from stabilitylab.errors import UsageError
 from stabilitylab.experiments import SCHEMES, Experiment, asked, experiments
 from stabilitylab.experiments import minutes as minutes_of
 from stabilitylab.models import ARCHS
-from stabilitylab.models.archs.facts import facts
+from stabilitylab.models.facts import facts
 from stabilitylab.sweep import Job, plan, table, tables
 
 

@@ -20,7 +20,7 @@ from stabilitylab.config import parse_set, resolve
 from stabilitylab.errors import ResourceError, UsageError
 from stabilitylab.models import ARCHS
 from stabilitylab.probes import CudaGraphs, Watcher
-from stabilitylab.probes.gradients import GradNorm
+from stabilitylab.probes.library.gradients import GradNorm
 from stabilitylab.store import Run, RunWriter
 from stabilitylab.train import checkpoint, plan
 from stabilitylab.train.loop import Trainer

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import Field
 from torch import Tensor, nn
 
+from ..base import ArchOptions, Place, arch
 from ..schedules import Schedule
 from ..sublayers import SubLayer
-from .base import Place, arch
 from .deepnorm import deepnorm_constants, deepnorm_gain
 from .postln import PostLN
 
 
-@arch("branchnorm")
+@arch("branchnorm", title="BranchNorm", colour="#0072B2", marker="D", rank=50, gains="beta")
 class BranchNorm(PostLN):
     r"""x_{l+1} = LN(x_l + alpha_t F(x_l)), alpha_t = min(1, t / T).  BranchNorm, Eqs. 7-8; drawn as DeepNorm.
 
@@ -23,6 +24,13 @@ class BranchNorm(PostLN):
 
     takes_alpha = True
     scheduled = True
+
+    class Options(ArchOptions):
+        """The course of alpha; each has an alias in ``model.`` (``model.T``), where runs record it."""
+
+        T: int = Field(default=4000, ge=1)  # updates until alpha reaches 1
+        growth: Literal["linear", "exp", "sigmoid"] = "linear"
+        t0: int = Field(default=1, ge=0)  # row t uses alpha_{t + t0}
 
     def __init__(self, f: SubLayer, place: Place, **given: Any) -> None:
         super().__init__(f, place, **given)

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ..base import Place, arch
 from ..sublayers import SubLayer
-from .base import Place, arch
 from .postln import PostLN
 
 
@@ -32,7 +32,7 @@ def deepnorm_gain(place: Place, matrix: str) -> float:
     return deepnorm_constants(place.stack, place.encoder_layers, place.decoder_layers)[1]
 
 
-@arch("deepnorm")
+@arch("deepnorm", title="DeepNorm", colour="#E69F00", marker="s", rank=40, gains="beta")
 class DeepNorm(PostLN):
     r"""x_{l+1} = LN(alpha x_l + F(x_l)); v, out, fc1, fc2 drawn with gain beta.  DeepNet, Figure 2."""
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
+from ..base import Place, arch
 from ..sublayers import SubLayer
-from .base import Place, arch
 from .preln import PreLN
 
 
-@arch("layernorm-scaling")
+@arch("layernorm-scaling", title="LayerNorm scaling", colour="#636363", marker="*", rank=180, gains="base")
 class LayerNormScaling(PreLN):
     r"""Pre-LN, x_{l+1} = x_l + F(LN(x_l) / sqrt(l)) in layer l.  The Curse of Depth, Sun et al. 2025 (2502.05795).
 

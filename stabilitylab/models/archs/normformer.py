@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..base import Place, arch
 from ..sublayers import FeedForward, SelfAttention, SubLayer
-from .base import Place, arch
 from .preln import PreLN
 
 
-@arch("normformer")
+@arch("normformer", title="NormFormer", colour="#6a51a3", marker="X", rank=140, gains="base")
 class NormFormer(PreLN):
     r"""x + LN(W_o [g_h head_h(LN(x))]_h) and x + W_2 LN(relu(W_1 LN(x))), else Pre-LN.  Shleifer et al. 2021.
 

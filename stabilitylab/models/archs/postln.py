@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .base import Residual, arch
+from ..base import Residual, arch
 
 
-@arch("postln")
+@arch("postln", title="Post-LN", colour="#D55E00", marker="o", rank=10, gains="base")
 class PostLN(Residual):
     r"""x_{l+1} = LN(x_l + F(x_l)).  Vaswani et al. 2017; initialised with Xavier, q, k, v with gain 1/sqrt(2)."""
 

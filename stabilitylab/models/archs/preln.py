@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .base import Residual, arch
+from ..base import Residual, arch
 
 
-@arch("preln")
+@arch("preln", title="Pre-LN", colour="#56B4E9", marker="^", rank=30, gains="base")
 class PreLN(Residual):
     r"""x_{l+1} = x_l + F(LN(x_l)), and a norm after the last layer of each stack.  Xiong et al. 2020."""
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..base import Place, Residual, arch
 from ..sublayers import SubLayer
-from .base import Place, Residual, arch
 
 
-@arch("rezero")
+@arch("rezero", title="ReZero", colour="#009E73", marker="*", rank=90, gains="base")
 class ReZero(Residual):
     r"""x_{l+1} = x_l + a F(x_l), one a a layer, 0 at the start; no norm.  Bachlechner et al. 2020 (2003.04887).
 

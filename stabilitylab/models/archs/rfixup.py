@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..base import Place, Residual, Trunk, arch, xavier_gain
 from ..sublayers import FeedForward, SubLayer
-from .base import Place, Residual, Trunk, arch, xavier_gain
 
 
 class Shift(nn.Module):
@@ -36,7 +36,7 @@ class RFixupTrunk(Trunk):
         return x if self.scale is None else self.scale * x
 
 
-@arch("rfixup")
+@arch("rfixup", title="R-Fixup", colour="#0072B2", marker="p", rank=100, gains="times base")
 class RFixup(Residual):
     r"""x_{l+1} = x_l + s F(x_l - b), F without biases, W_2 (relu(W_1 x - b_1) - b_2).  Fixup, Zhang et al. 2019.
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
+from ..base import Place, Trunk, arch
 from ..sublayers import SubLayer
-from .base import Place, Trunk, arch
 from .preln import PreLN
 
 
-@arch("sandwich")
+@arch("sandwich", title="Sandwich-LN", colour="#8c6d31", marker="h", rank=160, gains="base")
 class Sandwich(PreLN):
     r"""x_{l+1} = x_l + LN(F(LN(x_l))), and a norm after the last layer of each stack.  CogView (2105.13290).
 
@@ -36,7 +36,7 @@ class EmbeddingNorm(Trunk):
         return self.embedding_norm(x)
 
 
-@arch("periln")
+@arch("periln", title="Peri-LN", colour="#56B4E9", marker="o", rank=170, gains="base")
 class PeriLN(Sandwich):
     r"""Sandwich-LN over a normalised embedding, x_0 <- LN(x_0).  Kim et al. 2025 (2502.02732).
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..base import Place, arch
 from ..sublayers import CrossAttention, SubLayer
-from .base import Place, arch
 from .preln import PreLN
 
 
@@ -20,7 +20,7 @@ def subln_gamma(place: Place) -> float:
     return math.sqrt(math.log(3 * m))
 
 
-@arch("subln")
+@arch("subln", title="Sub-LN", colour="#009E73", marker="p", rank=150, gains="own")
 class SubLN(PreLN):
     r"""x + W_o LN(heads(LN(x))) and x + W_2 LN(relu(W_1 LN(x))); v, out, fc1, fc2 drawn with gamma.  Wang et al. 2022.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
-from .base import Place, Residual, arch
+from ..base import Place, Residual, arch
 
 
 def tfixup_constants(place: Place) -> tuple[float, float]:
@@ -13,7 +15,7 @@ def tfixup_constants(place: Place) -> tuple[float, float]:
     return (0.67 * place.layers**-0.25 if place.stack == "encoder" else embedding), embedding
 
 
-@arch("tfixup")
+@arch("tfixup", title="T-Fixup", colour="#393b79", marker="v", rank=110, gains="own")
 class TFixup(Residual):
     r"""x_{l+1} = x_l + F(x_l), no norm, no warm-up; v, out, fc1, fc2 and embeddings small.  Huang et al. 2020.
 
@@ -23,6 +25,7 @@ class TFixup(Residual):
 
     normalised = False
     defined_for = ("encoder-decoder",)
+    recipe: ClassVar = {"train": {"warmup": 0}}  # "no warm-up" is part of what the paper proposes
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
         return self.shortcut(x) + self.branch(self.f(x, *context))

@@ -1,0 +1,1 @@
+"""A plug-in for stabilitylab; its entry points name the modules."""

@@ -1,0 +1,87 @@
+"""What an architecture says of itself beside its formula: title, look, place in tables, what its initial gains do.
+
+It stands in the arch's own file, in ``@arch(...)`` and as plain values in the class. Here it is read from the source,
+without importing it: tables and figures need it, and no torch.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from .registry import Room, spelling
+
+ROOM = Room("stabilitylab.models.archs", "stabilitylab.archs")
+Gains = Literal["base", "times base", "own", "beta"]
+
+
+@dataclass(frozen=True)
+class ArchNote:
+    """``gains``: what the arch's own initial gains do with the base (``model.qkv_gain``): nothing, multiply it, replace
+    it, or replace it by DeepNorm's beta; None: not said, so that a label says all that may tell two models apart."""
+
+    name: str
+    title: str = ""
+    colour: str = ""
+    marker: str = ""
+    rank: int = 1000  # the order of tables and legends
+    gains: Gains | None = None
+    scheduled: bool = False  # does a schedule drive its alpha?
+    takes_alpha: bool = False  # does model.alpha replace a constant of it?
+    recipe: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # settings that its paper insists on
+
+    @property
+    def look(self) -> tuple[str, str] | None:
+        """Colour and marker, where it has its own."""
+        return (self.colour, self.marker) if self.colour and self.marker else None
+
+
+KEYS = frozenset(each.name for each in fields(ArchNote))
+_added: dict[str, ArchNote] = {}  # of architectures that are no part of this package
+
+
+def add(note: ArchNote) -> None:
+    """What ``@arch`` does."""
+    _added[spelling(note.name)] = note
+
+
+def note(name: str) -> ArchNote | None:
+    """That of an architecture under any spelling of its name; None for one that is not known here."""
+    wanted = spelling(name)
+    return _built_in().get(wanted) or _added.get(wanted) or notes().get(wanted)
+
+
+def notes() -> dict[str, ArchNote]:
+    """All of them by spelling, in the order of tables; plug-ins are imported for it, and nothing else is."""
+    ROOM.import_plugins()
+    return dict(sorted({**_added, **_built_in()}.items(), key=lambda item: (item[1].rank, item[0])))
+
+
+@cache
+def _built_in() -> dict[str, ArchNote]:
+    folder = Path(__file__).parent / "models" / "archs"
+    found = [each for path in sorted(folder.glob("*.py")) for each in written(path.read_text(encoding="utf-8"))]
+    return {spelling(each.name): each for each in found}
+
+
+def written(source: str) -> Iterator[ArchNote]:
+    """The notes of the classes under ``@arch(...)`` in a file."""
+    for node in ast.parse(source).body:
+        for call in node.decorator_list if isinstance(node, ast.ClassDef) else ():
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "arch":
+                values = {key.arg: ast.literal_eval(key.value) for key in call.keywords if key.arg}
+                values |= {name: ast.literal_eval(value) for name, value in _assigned(node) if name in KEYS}
+                yield ArchNote(ast.literal_eval(call.args[0]), **values)
+
+
+def _assigned(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+    """The values that a class body gives to names."""
+    for each in getattr(node, "body", ()):
+        if isinstance(each, ast.Assign):
+            yield ast.unparse(each.targets[0]), each.value
+        elif isinstance(each, ast.AnnAssign) and each.value is not None:
+            yield ast.unparse(each.target), each.value

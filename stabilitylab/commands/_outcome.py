@@ -1,0 +1,59 @@
+"""What ``probe`` says of a run that has ended: one JSON object, or a table and a sentence."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ..store import Run
+    from ..train import Result
+    from ..verdict import Verdict
+
+
+def print_json(run: Run, state: str, step: int, verdict: Mapping[str, Any] | None) -> None:
+    """What ``--json`` says of a run."""
+    from ..store.layout import plain
+    from ..terminal import summary
+
+    head, body = summary(run)
+    rows = [dict(zip(head, line, strict=True)) for line in body]
+    facts = {"run": str(run.path), "state": state, "step": step, "verdict": verdict, "summary": rows}
+    print(json.dumps(plain(facts), indent=2))
+
+
+def print_summary(run: Any, result: Result) -> None:
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
+    from ..terminal import summary
+
+    head, body = summary(run)
+    if body:
+        table = Table(box=None, padding=(0, 1), collapse_padding=True, pad_edge=False, header_style="bold")
+        for i, column in enumerate(head):
+            table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
+        shown = ""
+        for name, *cells in body:
+            table.add_row("" if name == shown else name, *cells)
+            shown = name
+        console.print(table, highlight=False, markup=False)
+        console.print()
+    verdict = result.verdict
+    if verdict is None:
+        text = f"interrupted after {result.row} updates; continue with: stabilitylab probe --resume {result.path}"
+    else:
+        text = (
+            f"{verdict.state} since step {verdict.step}: {verdict.reason} "
+            f"({_on(verdict)}: nll - unigram {verdict.nll_gap:+.3f}, accuracy - unigram {verdict.accuracy_gap:+.3f})"
+        )
+    console.print(text, highlight=False, markup=False)
+    console.print(f"run: {result.path}", highlight=False, markup=False)
+
+
+def _on(verdict: Verdict) -> str:
+    """What the gap was measured on."""
+    return f"{verdict.sentences} validation sentences" if verdict.sentences else "the held-out batch"

@@ -1,0 +1,55 @@
+"""``probe --resume auto``: whether a run is to be started, to be continued, or has ended already."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import cast
+
+from ..config import Config
+from ..errors import DivergedError, UsageError
+from ..experiments import Experiment
+from ..store import Run
+from ..sweep import Job, examine, make_way
+
+
+def found(config: Config, out: Path, name: str | None) -> Job:
+    """The run of that name, or of the automatic one, as it stands; what cannot be continued has been moved aside.
+
+    Raises UsageError where its directory holds another configuration, or where another process writes it.
+    """
+    from .. import train
+    from ..probes.parameters.ranks import from_first_rank, on_first_rank
+
+    train.join(config)
+    experiment = Experiment(name or train.automatic_name(config), config)
+
+    def look() -> Job:
+        job = examine(experiment, out)
+        if job.state == "running":
+            raise UsageError(f"{job.path} is being written by another process: wait for it to end.")
+        make_way(job)
+        return job
+
+    return cast(Job, from_first_rank(on_first_rank(look)))
+
+
+def say_ended(path: Path, fail: bool, as_json: bool, quiet: bool) -> int:
+    """Of a run that had ended before: its path, and that nothing was done; returns the exit code."""
+    from ..probes.parameters.ranks import is_first_rank
+    from ._outcome import print_json
+
+    if not is_first_rank():
+        return 0
+    run = Run.open(path)
+    status = run.status
+    if as_json:
+        verdict = run.verdict
+        print_json(run, status.state, status.step, verdict.recorded() if verdict else None)
+    else:
+        if not quiet:
+            print(f"nothing to do: {path} has ended already, {status.state} at step {status.step}", file=sys.stderr)
+        print(path)
+    if fail and status.state == "diverged":
+        raise DivergedError(f"the run diverged: {status.reason} ({path}).")
+    return 0

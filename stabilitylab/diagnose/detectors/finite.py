@@ -1,0 +1,208 @@
+"""The first number that is not finite, by what numbers depend on, and how closely the recorded rows enclose it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...schema import Row
+from ..events import Event, detector
+from ..evidence import Evidence, Grid
+from ..order import depends_on, describe, first_place, listed, rank
+
+TITLE = "non-finite numbers"
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Where a source first has a number that is not finite."""
+
+    grid: Grid
+    at: int  # position of the row
+    bad: np.ndarray  # places
+
+    @property
+    def step(self) -> int:
+        return int(self.grid.steps[self.at])
+
+    @property
+    def moment(self) -> tuple[int, int]:
+        return self.step, rank(self.grid.phase)
+
+    @property
+    def place(self) -> int:
+        return first_place(self.bad, self.grid.phase)
+
+    @property
+    def way(self) -> tuple[bool, float]:
+        """Whether its place is outside the layers, which tells less; and how far from the input (in a backward pass,
+        from the output) it stands, as a share of the rows."""
+        share = self.place / len(self.bad)
+        return self.grid.rows[self.place].layer < 1, 1 - share if self.grid.phase == "backward" else share
+
+
+def sources(evidence: Evidence) -> list[Grid]:
+    """Every metric, and of every table the main column, or one whose NaN cannot come of a division by 0."""
+    metrics = [evidence.metric(name) for name in evidence.metrics.column_names if name != "step"]
+    tables = [evidence.grid(name, evidence.run.table(name).sound) for name in evidence.run.tables]
+    return [grid for grid in (*metrics, *tables) if grid is not None]
+
+
+def first_lost(grid: Grid) -> Loss | None:
+    bad = ~np.isfinite(grid.values) & ~grid.absent
+    rows = np.flatnonzero(bad.any(axis=1))
+    return Loss(grid, int(rows[0]), bad[rows[0]]) if len(rows) else None
+
+
+@detector(
+    "non_finite",
+    TITLE,
+    reads={"loss": "w.step(loss=loss)", "ln_input": "probe ln_input", "grad_norm": "probe grad_norm"},
+)
+def non_finite(evidence: Evidence) -> Iterator[Event]:
+    if evidence.incident is not None and evidence.incident.get("name"):
+        yield from_incident(evidence.incident)
+        return  # without a place the rows around it tell more
+    grids = sources(evidence)
+    lost = sorted(
+        (loss for grid in grids if (loss := first_lost(grid)) is not None),
+        key=lambda loss: (*loss.moment, loss.grid.is_metric, *loss.way),
+    )
+    # where a vector is zero, 0 / 0 is no number that went wrong on its way
+    lost = [loss for loss in lost if loss.grid.is_metric or evidence.run.table(loss.grid.table).sound]
+    if not lost:
+        return
+    first = lost[0]
+    place, words = (_placed if first.grid.is_metric else _beside)(first, lost[1:])
+    text = [_sentence(first), *words, *_enclosed(grids, first)]
+    value = first.grid.values[first.at, first.place]
+    row = place.grid.rows[place.place] if not place.grid.is_metric else None
+    yield Event(
+        "non_finite",
+        TITLE,
+        first.step,
+        first.grid.phase,
+        "; ".join(text),
+        "failure",
+        after=_last_sound(grids, first),
+        place=row,
+        places=1,
+        probe=first.grid.name,
+        numbers={"value": "nan" if np.isnan(value) else "inf", "places": int(first.bad.sum())},
+    )
+
+
+def _placed(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
+    """Where a metric's number was lost, as far as a table of that row, or of the next one with tables, tells."""
+    tables = [loss for loss in others if not loss.grid.is_metric]
+    if below := next((loss for loss in tables if loss.step == first.step), None):
+        return below, [f"after it, in the same step: {_sentence(below)}"]
+    if not tables:
+        return first, []
+    row = [loss for loss in tables if loss.step == tables[0].step]
+    # one update carries it into every gradient, so every weight; and a table may have a single place
+    if telling := next((loss for loss in row if not loss.bad.all()), None):
+        return telling, [f"the next recorded row with tables says where: {_sentence(telling)}"]
+    broken = listed([loss.grid.table for loss in row])
+    return first, [f"by the next recorded row with tables, {row[0].step}, every place of {broken} is broken"]
+
+
+def _beside(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
+    """What other tables of its row say: as early as the first, and in the training pass after the reference pass,
+    which runs the same parameters and so may know the layer where the first does not."""
+    tables = [loss for loss in others if not loss.grid.is_metric and loss.step == first.step]
+    place, text = first, []
+    if rivals := [loss for loss in tables if loss.moment == first.moment]:
+        why = f"as early, since it depends on {depends_on(first.grid.phase)} too"
+        text.append(f"{why}: {listed([_sentence(loss) for loss in rivals])}")
+    if first.grid.phase in ("step", "reference"):
+        for training in [loss for loss in tables if loss.grid.phase == "forward"][:1]:
+            text.append(f"after it, in the training pass of that row: {_sentence(training)}")
+            place = training if first.way[0] else first
+    return place, text
+
+
+def from_incident(incident: dict[str, Any]) -> Event:
+    """What the run itself wrote down at the very moment."""
+    step = incident["step"]
+    # a parameter's own value is what the row starts from; "optimizer" is what runs before schema 2 called an update
+    phase = "step" if incident["kind"] == "parameter" else {"optimizer": "update"}.get(incident["phase"])
+    return Event(
+        "non_finite",
+        TITLE,
+        step,
+        phase or incident["phase"],
+        incident["paragraph"],
+        "failure",
+        after=step - 1 if step else None,
+        place=Row(incident["name"], incident["stack"], incident["layer"], incident["sublayer"]),
+        probe="incident.json",
+        numbers={"value": incident["value"], "kind": incident["kind"]},
+    )
+
+
+def _sentence(loss: Loss) -> str:
+    value = "nan" if np.isnan(loss.grid.values[loss.at, loss.place]) else "inf"
+    if loss.grid.is_metric:
+        return f"{loss.grid.column} is {value} at step {loss.step}"
+    way = "highest" if loss.grid.phase == "backward" else "lowest"
+    count = int(loss.bad.sum())
+    of = f", the {way} of {count} places" if count > 1 else ""
+    return f"{loss.grid.name} of {describe(loss.grid.rows[loss.place])} is {value} at step {loss.step}{of}"
+
+
+def _enclosed(grids: list[Grid], first: Loss) -> list[str]:
+    """What is known to have been finite just before, and what was not recorded at that step."""
+    text = []
+    step, phase = first.moment
+    tables = [grid for grid in grids if not grid.is_metric]
+    if not first.grid.is_metric:
+        order = np.arange(len(first.bad))
+        before = order[order > first.place] if first.grid.phase == "backward" else order[order < first.place]
+        if len(before):
+            nearest = before[0] if first.grid.phase == "backward" else before[-1]
+            text.append(f"{describe(first.grid.rows[nearest])} before it is finite")
+    sound = [g for g in tables if step in g.steps and rank(g.phase) <= phase and g is not first.grid]
+    if first.grid.is_metric and sound and all(_sound_at(grid, step) for grid in sound):
+        text.append(f"every number of {', '.join(sorted(g.table for g in sound))} is finite in that step before it")
+    return text + _open_questions(tables, step, phase)
+
+
+def _open_questions(tables: list[Grid], step: int, phase: int) -> list[str]:
+    """What could have come first, had it been recorded: this step's earlier passes, and the update before them."""
+    # a gradient that broke first had a finite loss, so the forward pass is not in question
+    least = rank("backward") if phase >= rank("backward") else 0
+    passes = [g for g in tables if step not in g.steps and least <= rank(g.phase) <= phase and g.phase != "reference"]
+    updates = [g for g in tables if g.phase == "update" and step and step - 1 not in g.steps]
+    text = []
+    if passes:
+        names = ", ".join(sorted({g.table for g in passes}))
+        text.append(f"{names} recorded {_neighbours(passes[0].steps, step)}")
+    if updates and phase <= rank("loss"):
+        text.append(f"{updates[0].table} recorded {_neighbours(updates[0].steps, step - 1)}")
+    if not text:
+        return []
+    if updates and phase <= rank("loss"):
+        open_question = f"does not decide between the update of step {step - 1} and the passes of step {step}"
+    else:
+        open_question = f"does not decide which place of step {step} came first"
+    return [*text, f"the evidence {open_question}: record every=1"]
+
+
+def _neighbours(steps: np.ndarray, step: int) -> str:
+    near = [str(s) for s in (*steps[steps < step][-1:], *steps[steps > step][:1])]
+    return f"{' and '.join(f'step {s}' for s in near) or 'nothing'} but not step {step}"
+
+
+def _sound_at(grid: Grid, step: int) -> bool:
+    at = int(np.flatnonzero(grid.steps == step)[0])
+    return bool((np.isfinite(grid.values[at]) | grid.absent[at]).all())
+
+
+def _last_sound(grids: list[Grid], first: Loss) -> int | None:
+    """The last step before it at which a source of an earlier or the same phase was recorded (and so was finite)."""
+    steps = [g.steps[g.steps < first.step] for g in grids if g.phase not in ("between", "setting")]
+    return max((int(each[-1]) for each in steps if len(each)), default=None)

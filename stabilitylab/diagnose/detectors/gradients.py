@@ -1,0 +1,267 @@
+"""Gradients that vanish, explode, or are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ..events import Event, Severity, detector
+from ..evidence import Evidence, Grid
+from ..order import describe, gathered, listed
+from ..series import LEAST_PAST, first_above, lasting, past_largest, times, until, usual_before
+
+# A layer's gradient beside the largest of its stack. Adam stops balancing layers where gradients reach its eps, which
+# is three to four orders below usual ones. The same ratio, the other way up, is a gradient that explodes downwards.
+VANISHED = 1e-4
+# In a run whose loss was judged and learns, it is a note: some layers hardly learn, the model does. (This rule was
+# added after a first look: the bottom of default BranchNorm's 100 encoder layers falls to 1.5e-6, and the run trains.)
+# Geometric decay that has not come that far is worth a note (DeepNet, Admin: Post-LN's decoder at 18 layers and more).
+DECAYED, DECAY_PER_LAYER, DECAY_FIT = 0.05, -0.1, 0.95  # first over last layer; nats a layer; R^2 of the line
+# The total gradient norm, or a layer's, against its own past; factors of 2 to 5 are everyday noise of small batches.
+EXPLODED = 10.0
+EXPLODED_SHARE = 0.1  # of the largest layer's: a layer's explosion that the model can feel
+
+SOURCES = ("activation_grad_norm", "grad_norm")
+WHY_STILL = "not in the optimizer, a rate of 0, or below the rounding of its dtype"
+
+
+def decay(values: np.ndarray, layers: np.ndarray) -> tuple[float, float]:
+    """Slope in nats a layer and R^2 of log(value) on the layer, over places with a positive value."""
+    usual = np.isfinite(values) & (values > 0)
+    if len(np.unique(layers[usual])) < 3:
+        return float("nan"), float("nan")
+    x, y = layers[usual].astype(float), np.log(values[usual])
+    slope, at = np.polyfit(x, y, 1)
+    spread = float(((y - y.mean()) ** 2).sum())
+    return float(slope), 1 - float(((y - slope * x - at) ** 2).sum()) / spread if spread else float("nan")
+
+
+@detector(
+    "vanishing_gradient",
+    "vanishing gradient",
+    reads={"activation_grad_norm": "probe activation_grad_norm", "grad_norm": "probe grad_norm"},
+    mild=True,
+)
+def vanishing_gradient(evidence: Evidence) -> Iterator[Event]:
+    """A layer's gradient beside the largest of its stack: below VANISHED, or in plain geometric decay (a note)."""
+    for table in SOURCES:
+        grid = evidence.grid(table, "value", True)
+        for stack in grid.stacks() if grid is not None else ():
+            event = _uneven(stack, evidence.flushed)
+            if event is not None:
+                yield _weighed(event, evidence.grid("update_ratio", "rms"))
+
+
+def _weighed(event: Event, updates: Grid | None) -> Event:
+    """Adds whether the optimizer makes up for it: Adam does, until the gradient comes near its eps."""
+    place = event.place
+    if updates is None or place is None:
+        return event
+    stack = np.array([row.stack == place.stack and row.layer > 0 for row in updates.rows])
+    own = np.array([row.stack == place.stack and row.layer == place.layer for row in updates.rows])
+    later = (updates.steps >= event.step) & np.isfinite(updates.values[:, stack]).all(axis=1)
+    if not own.any() or not later.any():
+        return event
+    usual = np.median(updates.values[later][:, stack], axis=1)
+    share = times(np.median(updates.values[later][:, own], axis=1), usual)
+    least = float(share[np.isfinite(share)].min(initial=np.inf))
+    if least == np.inf:  # nothing was updated at all
+        return event
+    text = f"{event.evidence}; its update is never below {least:.2g} of the stack's median"
+    return replace(event, evidence=text, numbers={**event.numbers, "least_update_over_median": least})
+
+
+def _uneven(grid: Grid, flushed: bool) -> Event | None:
+    values = np.where(grid.absent | ~np.isfinite(grid.values), np.nan, grid.values)
+    broken = (~np.isfinite(grid.values) & ~grid.absent).any(axis=1)
+    values[broken] = np.nan  # a row with a NaN in it is another event
+    layers = np.array([row.layer for row in grid.rows])
+    if len(np.unique(layers)) < 2:
+        return None
+    largest = np.fmax.reduce(values, axis=1)  # (S,)
+    share = times(values, np.broadcast_to(largest[:, None], values.shape))
+    # Exact zeros above a layer that learns are a dead layer; below the last weak one they are an underflow.
+    weak = (share < VANISHED) & ((values > 0) | _below_weak(share, layers))
+    found = lasting(weak)
+    if found is not None:
+        return _vanished(grid, values, share, weak, layers, *found, flushed)
+    return _decayed(grid, values, layers)
+
+
+def _below_weak(share: np.ndarray, layers: np.ndarray) -> np.ndarray:
+    """Zeros that stand below a layer whose gradient is weak but not zero."""
+    weak = (share > 0) & (share < VANISHED)
+    top = np.where(weak, layers, 0).max(axis=1, initial=0)[:, None]
+    return (share == 0) & (layers[None, :] < top)
+
+
+def _vanished(
+    grid: Grid,
+    values: np.ndarray,
+    share: np.ndarray,
+    weak: np.ndarray,
+    layers: np.ndarray,
+    row: int,
+    kept: np.ndarray,
+    flushed: bool,
+) -> Event:
+    weakest = int(np.flatnonzero(kept)[np.argmin(np.where(kept, share[row], np.inf)[kept])])
+    top = int(np.nanargmax(values[row]))
+    slope, fit = decay(values[row], layers)
+    down = layers[weakest] < layers[top]
+    size = f"{share[row, weakest]:.2g}" if values[row, weakest] else "0 (or below 1.2e-38)" if flushed else "0"
+    text = (
+        f"gradient of {describe(grid.rows[weakest])} at step {grid.steps[row]} is {size} of that of "
+        f"{describe(grid.rows[top])}; {int(kept.sum())} of {len(layers)} places below {VANISHED:g}"
+    )
+    if fit > DECAY_FIT:
+        text += f", geometric: a factor {float(np.exp(slope)):.2g} a layer upwards (R^2 {fit:.2f})"
+    ratio = float(share[row, weakest])
+    return Event(
+        "vanishing_gradient" if down else "exploding_gradient",
+        "vanishing gradient" if down else "exploding gradient",
+        int(grid.steps[row]),
+        grid.phase,
+        text,
+        after=grid.before(row),
+        until=until(np.logical_or.reduce(weak, axis=1), row, grid.steps),
+        place=grid.rows[weakest if down else top],
+        places=int(kept.sum()) if down else 1,
+        probe=grid.name,
+        strength=VANISHED / max(ratio, 1e-300),
+        numbers={"share_of_largest": ratio, "nats_per_layer": slope, "r_squared": fit},
+    )
+
+
+def _decayed(grid: Grid, values: np.ndarray, layers: np.ndarray) -> Event | None:
+    """Geometric decay towards the input that holds at the start of the run: a note."""
+    first = values[0]
+    slope, fit = decay(first, layers)
+    low, high = (float(first[layers == end].max()) for end in (layers.min(), layers.max()))
+    ratio = low / high if high > 0 else float("nan")
+    if not (0 < ratio < DECAYED and -slope < DECAY_PER_LAYER and fit > DECAY_FIT):
+        return None
+    place = int(np.flatnonzero(layers == layers.min())[0])
+    return Event(
+        "vanishing_gradient",
+        "geometric decay of the gradient",
+        int(grid.steps[0]),
+        grid.phase,
+        f"gradient of {describe(grid.rows[place])} is {ratio:.2g} of that of the top layer at step {grid.steps[0]}, "
+        f"{-slope:.2f} nats a layer on the way down (R^2 {fit:.2f}); not yet below {VANISHED:g}",
+        severity="note",
+        place=grid.rows[place],
+        probe=grid.name,
+        strength=DECAYED / ratio,
+        numbers={"first_over_last": ratio, "nats_per_layer": slope, "r_squared": fit},
+    )
+
+
+@detector(
+    "exploding_gradient",
+    "exploding gradient",
+    reads={"grad_norm_total": "w.step() after backward", "grad_norm": "probe grad_norm"},
+    least_rows=LEAST_PAST + 1,
+)
+def exploding_gradient(evidence: Evidence) -> Iterator[Event]:
+    """The total gradient norm, or a layer's, against its own past."""
+    total = evidence.metric("grad_norm_total")
+    if total is not None:
+        yield from _exploded(total, times(total.values, past_largest(total.values)))
+    grid = evidence.grid("grad_norm", "value", True)
+    if grid is not None:
+        values = np.where(grid.absent, np.nan, grid.values)
+        felt = values >= EXPLODED_SHARE * np.fmax.reduce(values, axis=1, initial=0.0)[:, None]
+        yield from _exploded(grid, np.where(felt, times(values, past_largest(values)), np.nan))
+
+
+def _exploded(grid: Grid, ratio: np.ndarray) -> Iterator[Event]:
+    found = first_above(ratio, EXPLODED, grid.steps)
+    if found is None:
+        return
+    row, place, places = found
+    size, factor = float(grid.values[row, place]), float(ratio[row, place])
+    median, rows = usual_before(grid, row, place)
+    where = f" ({describe(grid.rows[place])})" if grid.rows[place].site or grid.rows[place].layer else ""
+    yield Event(
+        "exploding_gradient",
+        "exploding gradient",
+        int(grid.steps[row]),
+        grid.phase,
+        f"gradient norm {size:.3g} at step {grid.steps[row]}{where}, {size / median:.3g} times the median of {rows}",
+        after=grid.before(row),
+        place=grid.rows[place] if where else None,
+        places=places,
+        probe=grid.name,
+        strength=factor / EXPLODED,
+        numbers={"value": size, "times_median_before": size / median, "times_largest_before": factor},
+    )
+
+
+@detector(
+    "dead_layer",
+    "layer without gradient or update",
+    reads={"grad_norm": "probe grad_norm", "update_ratio": "optimizer=optimizer, or probe update_ratio"},
+)
+def dead_layer(evidence: Evidence) -> Iterator[Event]:
+    """Absent gradients (frozen, or unused), exact zeros beside others that are not, and parameters never updated."""
+    grid = evidence.grid("grad_norm", "value")
+    if grid is not None:
+        missing = grid.absent & ~np.logical_and.reduce(grid.absent, axis=1)[:, None]
+        yield from _still(grid, missing, "no gradient (frozen, or unused)", meant=True)
+        zero = (grid.values == 0) & ~grid.absent
+        some = np.logical_or.reduce(grid.values > 0, axis=1)[:, None]
+        yield from _still(grid, zero & some & ~_underflow(grid), "a gradient of exactly 0")
+    update = evidence.grid("update_ratio", "rms")
+    if update is not None and grid is not None and update.rows == grid.rows:
+        common, mine, theirs = np.intersect1d(update.steps, grid.steps, return_indices=True)
+        learns = (grid.values[theirs] > 0) & np.isfinite(grid.values[theirs])  # a scaler skips what overflows
+        still = (update.values[mine] == 0) & learns
+        if len(common):
+            known = replace(update, steps=common, values=update.values[mine], absent=update.absent[mine])
+            yield from _still(known, still, f"a gradient but no update ({WHY_STILL})")
+
+
+def _underflow(grid: Grid) -> np.ndarray:
+    """Zeros at the bottom of a stack whose gradient decays to nothing: those have vanished."""
+    found = np.zeros(grid.values.shape, bool)
+    for stack in dict.fromkeys(row.stack for row in grid.rows if row.layer > 0):
+        inside = np.array([row.stack == stack and row.layer > 0 for row in grid.rows])
+        layers = np.array([row.layer for row in grid.rows])[inside]
+        values = grid.values[:, inside]
+        largest = np.broadcast_to(np.fmax.reduce(values, axis=1)[:, None], values.shape)
+        found[:, inside] = _below_weak(times(values, largest), layers)
+    return found
+
+
+def _still(grid: Grid, holds: np.ndarray, what: str, meant: bool = False) -> Iterator[Event]:
+    """One event for all places at which it begins in the same row; ``meant``: a note where it was so from the start."""
+    waiting = holds.copy()
+    while (found := lasting(waiting)) is not None:
+        row, kept = found
+        places = np.flatnonzero(kept)
+        from_start = row == 0
+        end = until(holds[:, places[0]], row, grid.steps)
+        passing = end is not None  # it came back: stochastic depth, or layers that thaw
+        severity: Severity = "note" if passing or (meant and from_start) else "warning"
+        since = "from the start" if from_start else f"from step {grid.steps[row]}"
+        since += f" until {end}" if passing else "" if from_start else " on"
+        names = gathered(grid.rows, places.tolist())
+        have = "has" if len(names) == 1 else "have"
+        yield Event(
+            "dead_layer",
+            "layer without gradient or update",
+            int(grid.steps[row]),
+            grid.phase,
+            f"{listed(names)} {have} {what} {since}",
+            severity=severity,
+            after=grid.before(row),
+            until=end,
+            place=grid.rows[places[0]],
+            places=len(places),
+            probe=grid.name,
+            numbers={"places": [grid.rows[place].site for place in places]},
+        )
+        waiting[:, places] = False

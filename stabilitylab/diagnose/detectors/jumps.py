@@ -1,0 +1,150 @@
+"""What jumps against its own past: learning rate, updates, weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..events import Event, detector
+from ..evidence import Evidence, Grid
+from ..order import describe
+from ..series import LEAST_PAST, first_above, past_largest, times, usual_before
+
+# The learning rate against its maximum so far: schedules and restarts come back to it, or grow by per cents.
+LR_JUMP = 3.0
+# The size of an update, or of ||dF||, against its own past. Adam's answer to a sudden gradient is at most
+# (1 - b1) / sqrt(1 - b2), 3.2 times the rate for (.9, .999), where 0.1 to 0.3 is usual; and noise stays within 2.
+UPDATE_JUMP = 5.0
+# An update counts only where it is at least this share of the model's largest: growth of 1e-12 to 1e-9 moves nothing.
+UPDATE_SHARE = 0.1
+# The size of a layer's weights between neighbouring rows: no optimizer at a working rate multiplies it by ten.
+WEIGHT_JUMP = 10.0
+
+
+@detector(
+    "lr_jump",
+    "learning-rate jump",
+    reads={"lr": "w.step(loss=loss, lr=rate)"},
+    role="setting",
+    explains=("update_jump",),
+    least_rows=LEAST_PAST + 1,
+)
+def lr_jump(evidence: Evidence) -> Iterator[Event]:
+    grid = evidence.metric("lr", "learning_rate")
+    if grid is None:
+        return
+    ratio = times(grid.values, past_largest(grid.values, window=None))
+    found = first_above(ratio, LR_JUMP, grid.steps)
+    if found is None:
+        return
+    row, _, _ = found
+    size, factor = float(grid.values[row, 0]), float(ratio[row, 0])
+    yield Event(
+        "lr_jump",
+        "learning-rate jump",
+        int(grid.steps[row]),
+        grid.phase,
+        f"learning rate {size:.3g} at step {grid.steps[row]}, {factor:.3g} times its maximum before",
+        after=grid.before(row),
+        probe=grid.column,
+        strength=factor / LR_JUMP,
+        numbers={"rate": size, "times_maximum_before": factor},
+    )
+
+
+@detector(
+    "update_jump",
+    "update jump",
+    reads={
+        "update_ratio": "optimizer=optimizer, or probe update_ratio",
+        "model_update": "reference=, or probe model_update",
+    },
+    least_rows=LEAST_PAST + 1,
+)
+def update_jump(evidence: Evidence) -> Iterator[Event]:
+    """The optimizer's update (rms over entries, layer by layer), or what one update did to the output, ||dF||."""
+    grid = evidence.grid("update_ratio", "rms")
+    if grid is not None:
+        values = np.where(grid.absent, np.nan, grid.values)
+        felt = values >= UPDATE_SHARE * np.fmax.reduce(values, axis=1, initial=0.0)[:, None]
+        ratio = np.where(felt, times(values, past_largest(values)), np.nan)
+        yield from _update(grid, ratio, "update rms")
+    grid = evidence.grid("model_update", "one_update")
+    if grid is not None:
+        # row t compares theta_t with theta_{t-1}: what the updates before it did
+        yield from _update(grid, times(grid.values, past_largest(grid.values)), "||dF|| since the step before")
+
+
+def _update(grid: Grid, ratio: np.ndarray, what: str) -> Iterator[Event]:
+    found = first_above(ratio, UPDATE_JUMP, grid.steps)
+    if found is None:
+        return
+    row, place, places = found
+    step, size, factor = int(grid.steps[row]), float(grid.values[row, place]), float(ratio[row, place])
+    median, rows = usual_before(grid, row, place)
+    yield Event(
+        "update_jump",
+        "update jump",
+        step,
+        grid.phase,
+        f"{what} {size:.3g} at step {step} ({describe(grid.rows[place])}), {size / median:.3g} times the median of "
+        f"{rows}",
+        after=grid.before(row),
+        place=grid.rows[place],
+        places=places,
+        probe=grid.name,
+        strength=factor / UPDATE_JUMP,
+        numbers={"value": size, "times_median_before": size / median, "times_largest_before": factor},
+    )
+
+
+@detector(
+    "weight_jump",
+    "weights changed other than by an update",
+    reads={"update_ratio": "optimizer=optimizer"},
+    role="setting",
+    explains=("update_jump", "ln_growth"),
+    least_rows=LEAST_PAST + 1,
+)
+def weight_jump(evidence: Evidence) -> Iterator[Event]:
+    """rms(theta) = rms / value of ``update_ratio``, between neighbouring rows: scaled, zeroed or loaded in between.
+
+    The updates in between explain a change up to their own size; new weights of the old size are not seen.
+    """
+    ratio, rms = evidence.grid("update_ratio", "value"), evidence.grid("update_ratio", "rms")
+    if ratio is None or rms is None:
+        return
+    known = np.isfinite(rms.values) & (rms.values > 0) & (ratio.values > 0)
+    # 0 where the ratio is inf: weights that are exactly 0
+    size = np.divide(rms.values, ratio.values, out=np.full(rms.values.shape, np.nan), where=known)
+    factor = np.full(size.shape, np.nan)
+    change = times(size[1:], size[:-1])
+    factor[1:] = np.maximum(change, 1 / change)
+    gap = np.diff(ratio.steps)[:, None]  # updates from one row to the next, each about as large as those recorded
+    explained = gap * np.fmax(rms.values[:-1], np.where(gap > 1, rms.values[1:], 0))
+    factor[1:][np.abs(np.diff(size, axis=0)) <= 1.01 * explained] = np.nan
+    before = np.cumsum(size > 0, axis=0) - (size > 0)
+    factor[before < LEAST_PAST] = np.nan  # weights that start from 0 grow by any factor
+    if not (far := factor > WEIGHT_JUMP).any():
+        return
+    row = int(np.flatnonzero(far.any(1))[0])
+    places = np.flatnonzero(far[row])
+    place = int(places[np.argmax(factor[row, places])])
+    now, then = float(size[row, place]), float(size[row - 1, place])
+    how = f"{now / then:.3g} times" if now else "exactly 0, from"
+    yield Event(
+        "weight_jump",
+        "weights changed other than by an update",
+        int(ratio.steps[row]),
+        "between",
+        f"the weights of {describe(ratio.rows[place])} are {how} those of step {ratio.steps[row - 1]} at step "
+        f"{ratio.steps[row]} (rms {then:.3g} to {now:.3g}), where the update at step {ratio.steps[row - 1]} had rms "
+        f"{rms.values[row - 1, place]:.3g}",
+        after=ratio.before(row),
+        place=ratio.rows[place],
+        places=len(places),
+        probe="update_ratio",
+        strength=float(min(factor[row, place], 1e9)) / WEIGHT_JUMP,
+        numbers={"rms_before": then, "rms": now},
+    )

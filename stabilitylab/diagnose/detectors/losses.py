@@ -1,0 +1,205 @@
+"""What the loss does: spikes, divergence, plateaus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...verdict import LEVEL_NATS, RECOVERY, RISE, Evaluation, divergence
+from ..events import Event, detector
+from ..evidence import Evidence, Grid
+from ..series import LEVEL_ROWS, level, noise
+
+RECORD = "w.step(loss=loss)"
+# A loss spike: the literature's 7 standard deviations (OLMo 2; AdaGC), robust ones here. The level is a median of
+# the last rows, the noise that of first differences, so that a falling loss hides nothing. The floors keep the tiny
+# noise of a flat or memorised loss from counting: shares of the level, and of the loss at the start.
+SPIKE_SD, NOISE_ROWS, LEAST_ROWS = 7.0, 100, 10
+SPIKE_OF_LEVEL, SPIKE_OF_START = 0.10, 0.02
+# Divergence of held-out or training nll is the verdict's (2 nats over the minimum, not undone within 5 %); of a loss
+# whose unit is unknown: ending above its start by this share of it.
+DIVERGED_SHARE = 0.10
+# A plateau at the unigram baseline is the verdict's "stuck" (stabilitylab/verdict.py).
+# A plateau without a baseline: all rows together gained less than this share of the first level, ...
+PLATEAU_GAIN = 0.02
+# ... or the end gave back more than this share of all that had been gained; judged from this number of rows on.
+PLATEAU_RELAPSE, PLATEAU_ROWS = 0.5, 20
+_MOST_SPIKES = 20  # one event each; more are a noisy loss
+
+
+@detector("loss_spike", "loss spike", reads={"loss": RECORD}, least_rows=LEAST_ROWS)
+def loss_spike(evidence: Evidence) -> Iterator[Event]:
+    grid = evidence.loss()
+    if grid is None:
+        return
+    values, steps = _finite(grid)
+    if len(values) <= LEAST_ROWS:
+        return
+    levels = level(values)
+    floor = np.maximum(SPIKE_OF_LEVEL * np.abs(levels), SPIKE_OF_START * abs(levels[LEVEL_ROWS - 1]))
+    # only rows over the floor can be spikes: of those the noise is worth its cost
+    high = np.flatnonzero(values[LEAST_ROWS:] > (levels + floor)[LEAST_ROWS - 1 : -1]) + LEAST_ROWS
+    over_by, count = 0, 0
+    for at in high.tolist():
+        if at < over_by:  # still the spike before
+            continue
+        usual, sd = float(levels[at - 1]), noise(values[max(0, at - NOISE_ROWS) : at])
+        bound = max(SPIKE_SD * sd, float(floor[at - 1]))
+        if not values[at] > usual + bound:
+            continue
+        over = np.flatnonzero(values[at:] <= usual + bound / 2)
+        end = at + int(over[0]) if len(over) else None
+        peak = float(values[at:end].max())
+        score = f"{(values[at] - usual) / sd:.3g} robust sd" if sd else "no noise before"
+        yield Event(
+            "loss_spike",
+            "loss spike",
+            int(steps[at]),
+            grid.phase,
+            f"{grid.column} {values[at]:.3g} at step {steps[at]} over a level of {usual:.3g} ({score}), "
+            + ("not undone" if end is None else f"undone by step {steps[end]}, highest {peak:.3g}"),
+            after=int(steps[at - 1]),
+            until=None if end is None else int(steps[end]),
+            probe=grid.column,
+            strength=float(values[at] - usual) / bound,
+            numbers={"value": float(values[at]), "level": usual, "sd": sd, "peak": peak},
+        )
+        count += 1
+        if end is None or count == _MOST_SPIKES:
+            return
+        over_by = end + 1
+
+
+@detector("divergence", "divergence", reads={"loss": RECORD, "held_out_nll": "stabilitylab probe"}, role="outcome")
+def loss_divergence(evidence: Evidence) -> Iterator[Event]:
+    """The verdict's rule for an nll, held-out first; for a loss of unknown unit: the end above the start."""
+    held_out, grid = evidence.metric("held_out_nll"), evidence.loss()
+    for nll in (held_out, grid if grid is not None and grid.column == "nll" else None):
+        if nll is not None:
+            evaluations = [Evaluation(int(s), float(v), 0.0) for s, v in zip(*reversed(_finite(nll)), strict=True)]
+            if not evaluations:
+                continue
+            last = evaluations[-1].step
+            found = divergence(evaluations, _total(evidence, last), last)
+            if found is not None:
+                yield _diverged(nll, found[0], found[1], _peak(nll) / RISE)
+                return
+    if grid is None or grid.column == "nll":
+        return
+    values, steps = _finite(grid)
+    if len(values) < LEAST_ROWS:
+        return
+    smooth, rows = level(values, 5), max(3, int(RECOVERY * len(values)))
+    first = float(np.median(values[:5]))
+    high = smooth > first + DIVERGED_SHARE * abs(first)
+    if high[-rows:].all():
+        at = _last_stretch(high)
+        text = f"{grid.column} ends at {smooth[-1]:.3g}, above the {first:.3g} of its start, since step {steps[at]}"
+        yield _diverged(grid, int(steps[at]), text, (smooth[-1] - first) / abs(DIVERGED_SHARE * first or 1.0))
+
+
+def _diverged(grid: Grid, step: int, text: str, strength: float) -> Event:
+    earlier = grid.steps[grid.steps < step]
+    after = int(earlier[-1]) if len(earlier) else None
+    phase, column = grid.phase, grid.column
+    return Event(
+        "divergence", "divergence", step, phase, text, "failure", after=after, probe=column, strength=float(strength)
+    )
+
+
+@detector(
+    "plateau",
+    "plateau",
+    reads={"loss": RECORD, "held_out_nll": "stabilitylab probe"},
+    role="outcome",
+    least_rows=PLATEAU_ROWS,
+)
+def plateau(evidence: Evidence) -> Iterator[Event]:
+    """Stuck at the unigram baseline where that is known; else a loss that never fell, or gave back what it gained."""
+    if len(evidence.steps) < PLATEAU_ROWS or next(loss_divergence(evidence), None) is not None:
+        return
+    if (held_out := evidence.metric("held_out_nll")) is not None and evidence.unigram is not None:
+        yield from _at_unigram(evidence, held_out)
+    elif (grid := evidence.loss()) is not None:
+        yield from _without_baseline(grid)
+
+
+def _at_unigram(evidence: Evidence, held_out: Grid) -> Iterator[Event]:
+    """What the state of the run says, by the rule that every page and table uses."""
+    verdict = evidence.verdict
+    if verdict is None or verdict.state != "stuck":
+        return
+    gaps = held_out.values[:, 0] - float((evidence.unigram or {})["cross_entropy"])
+    best = int(np.nanargmin(gaps))
+    lowest = f"{-gaps[best]:.2f} nats below it at step {held_out.steps[best]}"
+    before = f"its best was {lowest}" if gaps[best] < -LEVEL_NATS else "it was never below it"
+    earlier = held_out.steps[held_out.steps < verdict.step]
+    yield Event(
+        "plateau",
+        "plateau",
+        verdict.step,
+        held_out.phase,
+        f"the held-out loss is stuck since step {verdict.step}: {verdict.reason}; {before}",
+        "failure",
+        after=int(earlier[-1]) if len(earlier) else None,
+        probe="held_out_nll",
+        numbers={"nll_minus_unigram": verdict.nll_gap},
+    )
+
+
+def _without_baseline(grid: Grid) -> Iterator[Event]:
+    values, steps = _finite(grid)
+    if len(values) < PLATEAU_ROWS:
+        return
+    smooth = level(values)[LEVEL_ROWS // 2 :]
+    steps = steps[LEVEL_ROWS // 2 :]
+    first, lowest, last = float(smooth[0]), float(smooth.min()), float(smooth[-1])
+    gain, back = first - lowest, last - lowest
+    if gain < PLATEAU_GAIN * abs(first):
+        at, text = 0, f"{grid.column} never fell by more than {PLATEAU_GAIN:.0%} of its first level of {first:.3g}"
+    elif back > PLATEAU_RELAPSE * gain and back > SPIKE_OF_LEVEL * abs(lowest) and back > 3 * noise(values):
+        at = _last_stretch(smooth > lowest + PLATEAU_RELAPSE * gain)
+        text = (
+            f"{grid.column} stays near {last:.3g} since step {steps[at]}, {back / gain:.0%} of the way back from its "
+            f"lowest level, {lowest:.3g} at step {steps[int(smooth.argmin())]}"
+        )
+    else:
+        return
+    earlier = grid.steps[grid.steps < steps[at]]
+    yield Event(
+        "plateau",
+        "plateau",
+        int(steps[at]) if at else int(grid.steps[0]),
+        grid.phase,
+        text,
+        "failure",
+        after=int(earlier[-1]) if at and len(earlier) else None,
+        probe=grid.column,
+        numbers={"first": first, "lowest": lowest, "last": last},
+    )
+
+
+def _finite(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
+    """(values, steps) up to the first number that is not finite, which is an event of its own."""
+    values = grid.values[:, 0]
+    broken = np.flatnonzero(~np.isfinite(values))
+    end = int(broken[0]) if len(broken) else len(values)
+    return values[:end], grid.steps[:end]
+
+
+def _last_stretch(holds: np.ndarray) -> int:
+    """Where the unbroken stretch begins that reaches to the end."""
+    no = np.flatnonzero(~holds)
+    return int(no[-1]) + 1 if len(no) else 0
+
+
+def _peak(grid: Grid) -> float:
+    values, _ = _finite(grid)
+    return float((values - np.minimum.accumulate(values)).max())
+
+
+def _total(evidence: Evidence, last: int) -> int:
+    """The updates that the run was meant to have, or has had."""
+    train = evidence.run.config.get("train")
+    return int(train["steps"]) if isinstance(train, dict) and isinstance(train.get("steps"), int) else last

@@ -1,0 +1,220 @@
+"""What an architecture is asked: how each sub-layer joins the residual stream; and the registry of all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from ..arch_notes import ROOM, ArchNote, Gains, add
+from ..config import RAMP, ModelConfig, Section
+from ..errors import UsageError
+from ..registry import Registry, spelling
+from .norms import new_norm
+from .schedules import Schedule
+from .sublayers import SubLayer
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a sub-layer stands, or a whole stack: all that an architecture may know of its model."""
+
+    stack: str  # encoder | decoder
+    layer: int  # from 1; 0: the stack itself
+    sublayer: str  # self_attn | cross_attn | ffn; "": the stack itself
+    width: int
+    encoder_layers: int
+    decoder_layers: int
+    norm: str = "layernorm"  # layernorm | rmsnorm
+    qkv_gain: float = math.sqrt(0.5)  # initial gain of q, k and v in the base of all architectures
+
+    @property
+    def layers(self) -> int:
+        return self.encoder_layers if self.stack == "encoder" else self.decoder_layers
+
+    @property
+    def sublayers(self) -> int:
+        """Of the whole model: 2N + 3M, or 2 a layer of a single stack."""
+        return 2 * self.encoder_layers + (3 if self.encoder_layers else 2) * self.decoder_layers
+
+    def at(self, layer: int, sublayer: str) -> Place:
+        return replace(self, layer=layer, sublayer=sublayer)
+
+    def new_norm(self, width: int = 0) -> nn.Module:
+        return new_norm(self.norm, width or self.width)
+
+    def __str__(self) -> str:
+        return f"{self.stack}.{self.layer}.{self.sublayer}"
+
+
+def xavier_gain(place: Place, matrix: str) -> float:
+    """The base of all architectures: 1, but for q, k, v as ``model.init`` has them: 1/sqrt(2), or 1."""
+    return place.qkv_gain if matrix in ("q", "k", "v") else 1.0
+
+
+class Trunk(nn.Module):
+    """The residual stream of one stack outside its layers, neutral here; the final norm, if any, comes after it.
+
+    A stream is a tensor (B, T, D), or a tuple of them where layers need more than one; its first one is what probes
+    read.
+    """
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+
+    def enter(self, x: Tensor) -> Any:
+        """The embedding as a stream."""
+        return x
+
+    def before(self, stream: Any) -> Any:
+        """What the next layer gets."""
+        return stream
+
+    def after(self, stream: Any, y: Any) -> Any:
+        """The stream behind a layer with output ``y``."""
+        return y
+
+    def leave(self, stream: Any) -> Tensor:
+        return stream
+
+
+class ArchOptions(Section):
+    """An architecture's own settings, ``--set arch.KEY=VALUE``: subclass it as ``class Options`` inside the arch."""
+
+
+class Residual(nn.Module):
+    """One sub-layer: F and its norm, joined to the stream by ``forward``; the rest are neutral answers of an arch.
+
+    The docstring of an arch begins with its formula, two spaces, and its source. Every arch writes
+    shortcut(s * x) + branch(F): one form, so that equal constants give equal bits. The identities are taps:
+    ``shortcut`` carries s * x, ``branch`` carries F, and ``scaled_branch`` what is added, where that is not F.
+    """
+
+    normalised = True  # does each sub-layer have a norm of its own?
+    final_norm = False  # does each stack end with a norm of its own?
+    takes_alpha = False  # does model.alpha replace a constant of this arch?
+    scheduled = False  # does a Schedule drive it?
+    needs_calibration = False  # does it need a calibration pass before step 0?
+    defined_for: tuple[str, ...] = ("encoder-decoder", "encoder", "decoder")  # values of model.stack
+    trunk: type[Trunk] = Trunk  # what it does with the stream outside the layers
+    output_gain = 1.0  # initial gain of an untied output matrix
+    learns = "nothing"  # beyond matrices, biases, and the norms that Post-LN has
+    Options: type[ArchOptions] = ArchOptions  # its own settings, with defaults
+    recipe: Mapping[str, Mapping[str, Any]] = MappingProxyType({})  # settings that its paper insists on
+    norm: nn.Module
+
+    def __init__(
+        self,
+        f: SubLayer,
+        place: Place,
+        *,
+        alpha: float | None = None,
+        schedule: Schedule | None = None,
+        below: Residual | None = None,  # the sub-layer before this one in the same layer
+        options: ArchOptions | None = None,
+    ) -> None:
+        super().__init__()
+        self.options: Any = options or type(self).Options()
+        self.place = place
+        self.f = f
+        if self.normalised:
+            self.norm = place.new_norm()
+        self.shortcut = nn.Identity()
+        self.branch = nn.Identity()
+
+    def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:  # (B, T, D) -> (B, T, D)
+        raise NotImplementedError
+
+    def gain(self, matrix: str) -> float:
+        """Initial gain of q, k, v, out, fc1 or fc2, as a multiple of Xavier's standard deviation."""
+        return xavier_gain(self.place, matrix)
+
+    @staticmethod
+    def embedding_gain(place: Place) -> float:
+        """Initial gain of a stack's embedding, as a multiple of N(0, 1/d)."""
+        return 1.0
+
+    @staticmethod
+    def constants(place: Place) -> dict[str, float]:
+        """What depends on the depth, by name, for one stack."""
+        return {}
+
+    @staticmethod
+    def calibrating(residuals: Sequence[Any]) -> AbstractContextManager[None]:
+        """Within it, one forward pass through these residuals of a stack sets what they calibrate."""
+        return nullcontext()
+
+    @staticmethod
+    def finalize(stack: Any) -> None:
+        """Turns a trained stack into what it is used as; called once, when training has ended."""
+
+
+class _Archs(Registry[type[Residual]]):
+    def resolve(self, name: str) -> str:
+        if spelling(name) == "mixnorm":
+            raise UsageError(
+                "no paper defines 'mixnorm': BranchNorm's Table 2 names it in one row and says nothing else about it; "
+                f"choose one of {', '.join(sorted(self))}."
+            )
+        return super().resolve(name)
+
+
+ARCHS = _Archs("architecture", ROOM)
+R = TypeVar("R", bound=type[Residual])
+
+
+def arch(
+    name: str, *, title: str = "", colour: str = "", marker: str = "", rank: int = 1000, gains: Gains | None = None
+) -> Callable[[R], R]:
+    """Registers a residual as an architecture: ``@arch("name")``. The rest is for tables and figures, each with a
+    neutral default: :class:`stabilitylab.arch_notes.ArchNote`."""
+
+    def decorate(entry: R) -> R:
+        ARCHS.register(name)(entry)
+        said = {"scheduled": entry.scheduled, "takes_alpha": entry.takes_alpha, "recipe": entry.recipe}
+        add(ArchNote(name, title, colour, marker, rank, gains, **said))
+        return entry
+
+    return decorate
+
+
+def stack_archs(config: ModelConfig) -> dict[str, type[Residual]]:
+    """Stack -> its architecture; refuses a ``model.alpha`` that none of them has, and a stack that one leaves open."""
+    names = {
+        "encoder-decoder": {"encoder": config.arch, "decoder": config.decoder_arch or config.arch},
+        "encoder": {"encoder": config.arch},
+        "decoder": {"decoder": config.arch},
+    }[config.stack]
+    archs = {stack: ARCHS[name] for stack, name in names.items()}
+    if config.alpha is not None and not any(entry.takes_alpha for entry in archs.values()):
+        have = ", ".join(name for name, entry in ARCHS.items() if entry.takes_alpha)
+        raise UsageError(f"architecture {config.arch!r} has no alpha to replace: leave model.alpha out, or use {have}.")
+    for stack, entry in archs.items():
+        if config.stack not in entry.defined_for:
+            raise UsageError(
+                f"architecture {names[stack]!r} is not defined for model.stack = {config.stack!r}: its paper gives "
+                f"constants for {' and '.join(entry.defined_for)} models only; choose one, or another architecture."
+            )
+    known = {key for entry in archs.values() for key in entry.Options.model_fields}
+    if foreign := [key for key in config.options if key not in known]:
+        have = ", ".join(sorted(known)) or "none"
+        raise UsageError(f"architecture {config.arch!r} has no option {foreign[0]!r}; it has {have}.")
+    return archs
+
+
+def options_of(entry: type[Residual], config: ModelConfig) -> ArchOptions:
+    """The arch's own settings as ``config`` has them; raises UsageError for a value that is none."""
+    own = {key: getattr(config, key) for key in RAMP} | config.options
+    try:
+        return entry.Options(**{key: value for key, value in own.items() if key in entry.Options.model_fields})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        text = first["msg"].removeprefix("Value error, ")
+        raise UsageError(f"option arch.{key} = {first['input']!r}: {text}.") from error

@@ -1,0 +1,1 @@
+"""How a number gets from a hook to the sink: passes, boards, records, replays. Nothing here is for users."""

@@ -1,0 +1,103 @@
+"""The reference pass: a fixed held-out batch, run by the watcher, or replayed where it was recorded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..library.representations import Output
+from .board import Board, Masks
+from .passes import Pass, evaluation
+from .recorder import Recorder, attempt
+from .watchable import with_hooks
+
+log = logging.getLogger("stabilitylab")
+
+
+class ReferencePass(Pass):
+    """Runs the caller's ``reference`` in eval mode without gradients; leaves flags and random state as they were."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        boards: Sequence[Board],
+        masks: Masks,
+        reference: Callable[[], Any],
+        stacks: Board | None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        super().__init__(model, boards, masks)
+        self._reference = reference
+        self._stacks = stacks
+        self._outputs: list[Output] = []
+        self._recorder = None if any(board.probe.waits for board in boards) else recorder
+        self._replays: dict[bool, Replay] = {}
+        self._ran: set[bool] = set()
+
+    def run(self, record: bool = True) -> tuple[list[Output], dict[str, Any]]:
+        """The stacks' outputs, and the metrics that ``reference`` returned; ``record`` fills the boards as well."""
+        if (replay := self._replays.get(record)) is not None:
+            return replay()
+        boards = self.boards
+        self.boards = [*(boards if record else ()), *([self._stacks] if self._stacks else ())]
+        self.attach()
+        try:
+            with evaluation(self.model), with_hooks(self.model), ExitStack() as around:
+                for board in self.boards:
+                    around.enter_context(board.probe.around(board.sites))
+                if self._recorder is None:
+                    return self._work()
+                if record not in self._ran:
+                    self._ran.add(record)
+                    return self._recorder.warm_up(self._work)
+                found = attempt(self._recorder, self._work)
+                if isinstance(found, str):
+                    log.warning("the held-out pass is not replayed: it cannot be recorded (%s).", found)
+                    self._recorder = None
+                    for board in self.boards:
+                        board.clear()
+                    return self._work()
+                (outputs, metrics), again = found
+                replay = self._replays[record] = Replay(self.boards, outputs, metrics, again)
+            return replay()
+        finally:
+            self.detach()
+            self.boards = boards
+
+    def _work(self) -> tuple[list[Output], dict[str, Any]]:
+        self._outputs = []
+        returned = self._reference()
+        self.end()
+        return self._outputs, _scalars(returned) if type(returned) is dict else {}
+
+    def keep(self, board: Board, row: int, fed: tuple[str, ...], x: Any, y: torch.Tensor, weight: torch.Tensor) -> None:
+        if board is self._stacks:
+            value: Any = board.probe.measure(board.sites[row], x, y, weight)
+            self._outputs.append(Output(row, value, weight))
+        else:
+            super().keep(board, row, fed, x, y, weight)
+
+
+class Replay:
+    """A recorded pass: its outputs, which the next replay overwrites, are handed on as copies."""
+
+    def __init__(
+        self, boards: Sequence[Board], outputs: list[Output], metrics: dict[str, Any], again: Callable[[], None]
+    ) -> None:
+        self._outputs, self._metrics, self._again = outputs, metrics, again
+        self._found = [(board, board.forget()) for board in boards]
+
+    def __call__(self) -> tuple[list[Output], dict[str, Any]]:
+        self._again()
+        for board, seen in self._found:
+            board.recall(seen)
+        return [Output(each.row, each.value.clone(), each.weight.clone()) for each in self._outputs], self._metrics
+
+
+def _scalars(returned: dict[str, Any]) -> dict[str, Any]:
+    return {n: v for n, v in returned.items() if not isinstance(v, torch.Tensor) or v.numel() == 1}

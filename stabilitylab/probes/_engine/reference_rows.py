@@ -1,0 +1,139 @@
+"""The reference rows: when the fixed batch is run, what it is compared with, and what a resumed run must remember."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ..library.representations import ModelUpdate, Output, distances
+from ..parameters.copies import kept, parameters_set
+from ..parameters.pieces import Parameters
+from ..parameters.ranks import Ranks
+from .board import Board, Masks
+from .cadence import REFERENCE_FINENESS, Cadence, is_due
+from .record import RowRecord
+from .recorder import Recorder
+from .reference_pass import ReferencePass
+
+
+class AlphaSchedule(Protocol):
+    """A constant of the residual formula that changes in time (BranchNorm's alpha)."""
+
+    def get(self) -> float: ...
+
+
+@dataclass
+class Start:
+    """The beginning of the run: its outputs, its alpha and, where alpha has a schedule, a copy of its parameters."""
+
+    outputs: list[Output]
+    alpha: float | None = None
+    theta: list[torch.Tensor] = field(default_factory=list)
+
+
+class ReferenceRows:
+    """Runs the reference pass at due rows, and for its outputs alone at the rows before those (``model_update``)."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        boards: Sequence[Board],
+        masks: Masks,
+        reference: Callable[[], Any],
+        every: Cadence,
+        schedule: AlphaSchedule | None,
+        parameters: Parameters,
+        ranks: Ranks | None = None,
+        recorder: Recorder | None = None,
+        measured: Callable[[int], bool] = lambda row: False,
+    ) -> None:
+        self.seconds = 0.0
+        self._measured = measured
+        self._ranks = ranks
+        self._boards = boards
+        self._every: Cadence = every
+        self._schedule, self._parameters = schedule, parameters
+        self._update = next((board for board in boards if isinstance(board.probe, ModelUpdate)), None)
+        others = [board for board in boards if board is not self._update]
+        self._pass = ReferencePass(model, others, masks, reference, self._update, recorder)
+        self._start: Start | None = None
+        self._previous: tuple[int, list[Output]] | None = None
+
+    @property
+    def order(self) -> dict[tuple[str, int], int]:
+        return self._pass.order
+
+    def due(self, row: int) -> bool:
+        return is_due(row, self._every, REFERENCE_FINENESS)
+
+    def fill(self, record: RowRecord, last: bool = False) -> None:
+        """Adds the reference tables and metrics to ``record``, if its row is due or the last; the metrics alone where
+        they are wanted apart from the tables."""
+        due = last or self.due(record.step)
+        wanted = due or self._measured(record.step)
+        if not wanted and not (self._update and self.due(record.step + 1)):
+            return
+        began = time.perf_counter()
+        outputs, metrics = self._run(record=due)
+        if wanted:
+            for name, value in metrics.items():
+                record.metric(name, value)
+        if due:
+            if self._update is not None:
+                self._compare(self._update, record.step, outputs)
+            for board in self._boards:
+                record.table(board)
+        self._previous = (record.step, outputs)
+        self.seconds += time.perf_counter() - began
+
+    def state_dict(self) -> dict[str, Any]:
+        start, previous = self._start, self._previous
+        return {
+            "start": start and {"outputs": _packed(start.outputs), "alpha": start.alpha, "theta": start.theta},
+            "previous": previous and (previous[0], _packed(previous[1])),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        device, start, previous = self._parameters.device, state["start"], state["previous"]
+        if start is not None:
+            theta = kept([tensor.to(device) for tensor in start["theta"]])
+            self._start = Start(_unpacked(start["outputs"], device), start["alpha"], theta)
+        if previous is not None:
+            self._previous = (previous[0], _unpacked(previous[1], device))
+
+    def _run(self, record: bool) -> tuple[list[Output], dict[str, Any]]:
+        try:
+            return self._pass.run(record)
+        finally:
+            if self._ranks is not None:
+                self._ranks.reshard()
+
+    def _compare(self, board: Board, row: int, now: list[Output]) -> None:
+        alpha = None if self._schedule is None else self._schedule.get()
+        if self._start is None:
+            self._start = Start(now, alpha, [] if self._schedule is None else kept(self._parameters.tensors))
+        moved = distances(now, self._start.outputs)
+        numbers = {"cumulative": moved, "parameters": moved, "schedule": [torch.zeros_like(each) for each in moved]}
+        if alpha != self._start.alpha:
+            with parameters_set(self._parameters.tensors, self._start.theta):
+                ramped, _ = self._run(record=False)  # theta_0 under this row's alpha
+            numbers["parameters"] = distances(now, ramped)
+            numbers["schedule"] = distances(ramped, self._start.outputs)
+        if self._previous is not None and self._previous[0] == row - 1:
+            numbers["one_update"] = distances(now, self._previous[1])
+        for raw, values in numbers.items():
+            for output, value in zip(now, values, strict=True):
+                board.add(raw, [output.row], value.unsqueeze(0), output.weight)
+
+
+def _packed(outputs: Sequence[Output]) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+    return [(output.row, output.value, output.weight) for output in outputs]
+
+
+def _unpacked(packed: Sequence[tuple[int, torch.Tensor, torch.Tensor]], device: torch.device) -> list[Output]:
+    return [Output(row, value.to(device), weight.to(device)) for row, value, weight in packed]

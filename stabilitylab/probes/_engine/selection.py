@@ -1,0 +1,165 @@
+"""From names to boards: which probes run on this model, at which sites, and which were dropped and why."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+
+from torch import nn
+
+from ...errors import UsageError
+from ..base import PROBES, ParameterProbe, Probe
+from ..parameters.pieces import Parameters
+from ..places.finding import find
+from ..places.sites import KINDS, Site, Sites, stream
+from .board import Board
+
+Names = str | Sequence[str]
+# The cheapest set that tells where a model breaks, for every row: norms alone, and of layers, not of their sub-layers.
+STANDARD: tuple[str, ...] = ("grad_norm", "activation_grad_norm", "ln_input", "residual_norm")
+COMPILED = (
+    "has its places inside torch.compile'd modules, where hooks cannot record: watch the model as it is before "
+    "compilation, or leave the probe out"
+)
+
+
+def chosen(names: Names) -> dict[str, bool]:
+    """Probe names in order, each with whether the caller named it; "default", "all", "standard", "none" and "-name" are
+    groups."""
+    listed = names.split(",") if isinstance(names, str) else list(names)
+    listed = [name.strip() for name in listed if name.strip()]
+    if all(name.startswith("-") for name in listed):
+        listed = ["default", *listed]
+    picked: dict[str, bool] = {}
+    for name in listed:
+        if name in ("default", "all"):
+            picked |= {known: picked.get(known, False) for known, p in PROBES.items() if p.default or name == "all"}
+        elif name == "standard":
+            picked |= {known: picked.get(known, False) for known in STANDARD}
+        elif name.startswith("-"):
+            picked.pop(PROBES.resolve(name[1:]), None)
+        elif name != "none":
+            picked[PROBES.resolve(name)] = True
+    return picked
+
+
+def only_standard(names: Names) -> set[str]:
+    """The probes that nothing but the group "standard" asks for: they keep its columns and places."""
+    listed = names.split(",") if isinstance(names, str) else list(names)
+    listed = [name.strip() for name in listed if name.strip()]
+    rest = [name for name in listed if name != "standard" and not name.startswith("-")]
+    return set(STANDARD) - set(chosen([*rest, "none"])) if "standard" in listed else set()
+
+
+def find_sites(model: nn.Module, output_site: str | None = None, own: Mapping[str, str] | None = None) -> Sites:
+    """Every site of ``model``, and which probes look there; the arguments are those of
+    :func:`stabilitylab.probes.places.finding.find`."""
+    found = find(model, output_site, own)
+    kinds = [each.name for each in fields(found) if each.name not in ("place", "modules", "readers")]
+    readers = {kind: [name for name, probe in PROBES.items() if _looks(probe, kind)] for kind in kinds}
+    return replace(found, readers=readers)
+
+
+def _looks(probe: type[Probe], kind: str) -> bool:
+    """Whether it looks at places of this kind alone, or at several: at the residual stream, or at all that is
+    hidden."""
+    several = {"stream": ("layers", "branches"), "hidden": ("layers", "activations")}
+    at = getattr(probe.at, "__name__", "")
+    return at == kind or kind in several.get(at, ())
+
+
+def split_sites(sites: str | Mapping[str, str] | None) -> tuple[dict[str, str], str | dict[str, str] | None]:
+    """What a caller says of ``sites``: own places by kind, and what narrows them, for all probes or by probe."""
+    if sites is None or isinstance(sites, str):
+        return {}, sites
+    own = {key: pattern for key, pattern in sites.items() if key in KINDS}
+    known = [*KINDS, *PROBES]
+    if unknown := [key for key in sites if key not in known]:
+        close = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise UsageError(f"sites: {unknown[0]!r} is neither a kind ({', '.join(KINDS)}) nor a probe.{hint}")
+    return own, {key: pattern for key, pattern in sites.items() if key not in KINDS}
+
+
+def boards_for(
+    names: Names,
+    sites: Sites,
+    parameters: Parameters,
+    only: str | Mapping[str, str] | None,
+    *,
+    lacks: Iterable[str],
+    compiled: Container[nn.Module] = (),
+) -> tuple[list[Board], list[tuple[str, str]]]:
+    """A board for each probe that finds its sites, and (probe, reason) for default ones that do not.
+
+    ``only``: a regular expression that site names must match, for all probes or by probe. ``lacks``: of "optimizer",
+    "reference", those that the watcher was not given. Probes of the training pass leave out ``compiled`` modules.
+    """
+    boards: list[Board] = []
+    dropped: list[tuple[str, str]] = []
+    trimmed = only_standard(names)
+    for name, named in chosen(names).items():
+        probe = PROBES[name]()
+        if name in trimmed:
+            probe.kept = ("value",)
+        pattern = only.get(name) if isinstance(only, Mapping) else only
+        found = [site for site in type(probe).at(sites) if pattern is None or re.search(pattern, site.name)]
+        if name in trimmed and type(probe).at is stream:
+            found = _of_layers(found)
+        reason = _missing(probe, found, parameters, sites, pattern, lacks)
+        if probe.on in ("forward", "backward") and found:
+            seen = [site for site in found if site.module not in compiled]  # of a wrapper hooks run outside
+            reason = reason or ("" if seen else COMPILED)
+            if seen and len(seen) < len(found):
+                left = f"leaves out {len(found) - len(seen)} of {len(found)} places, inside torch.compile'd modules"
+                dropped.append((name, left))
+            found = seen
+        if not reason:
+            boards.append(_board(probe, found, parameters))
+        elif named:
+            raise UsageError(f"probe {name!r} {reason}.")
+        else:
+            dropped.append((name, reason))
+    return boards, dropped
+
+
+def _missing(
+    probe: Probe, found: Sequence[Site], parameters: Parameters, sites: Sites, pattern: str | None, lacks: Iterable[str]
+) -> str:
+    need = {"update": "optimizer", "reference": "reference"}.get(probe.on, "")
+    if need in lacks:
+        what = {"optimizer": "the optimizer", "reference": "a function that runs the model on a fixed batch"}[need]
+        return f"needs {need}=, {what}"
+    if isinstance(probe, ParameterProbe):
+        return probe.lacks(parameters)
+    if found:
+        return ""
+    kind = type(probe).at.__name__
+    noun = {
+        "stream": "layers",
+        "hidden": "layers",
+        "outputs": "stacks of layers",
+        "activations": "feed-forward activations",
+        "attentions": "attention modules",
+        "logits": "projection onto a vocabulary",
+    }.get(kind, kind)
+    among = f" whose name matches {pattern!r}" if pattern else ""
+    near = ", ".join(sites.nearest(kind)) or "no modules at all"
+    return f"finds no {noun} in this model{among}; nearest are {near}"
+
+
+def _of_layers(found: Sequence[Site]) -> list[Site]:
+    """What enters a stack and leaves each of its layers: of the places in a layer the last."""
+    return list({(site.stack, site.layer): site for site in found}.values())
+
+
+def _board(probe: Probe, found: Sequence[Site], parameters: Parameters) -> Board:
+    if isinstance(probe, ParameterProbe):
+        return Board(probe, probe.rows(parameters), probe.fitting(parameters))
+    tapped = {tap for site in found for tap in site.taps}
+    reads = {column: rule.of or column for column, rule in probe.columns.items()}
+    columns = [column for column, raw in reads.items() if raw not in probe.taps or raw in tapped]
+    columns = [column for column in columns if probe.keeps(column)]
+    return Board(probe, [site.row for site in found], columns, found)

@@ -1,0 +1,82 @@
+"""Which models can be watched, and what of them: compiled code runs without Python hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import UsageError
+
+
+def check_watchable(model: nn.Module) -> None:
+    """Raises UsageError for a model in which hooks would be missed, or whose parameters lie on several devices."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model = {model!r} must be a torch.nn.Module.")
+    if isinstance(model, nn.DataParallel):
+        raise UsageError("nn.DataParallel copies the model at each forward: use DistributedDataParallel or one device.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError("a ScriptModule runs without hooks: watch the model as it is before torch.jit.")
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    if len(devices) > 1:
+        raise UsageError(f"parameters lie on several devices ({', '.join(devices)}): move the model to one device.")
+
+
+def check_arguments(optimizer: Any, scaler: Any, mask: Any, reference: Any) -> None:
+    """Raises UsageError for what is not of its kind, before anything is attached or written."""
+    if isinstance(optimizer, (list, tuple)):
+        raise UsageError(
+            "watch follows one optimizer: give the one whose updates matter most, and leave out the others' parameters "
+            "when you read update_ratio."
+        )
+    kinds: list[tuple[str, Any, Any, str]] = [
+        ("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer"),
+        ("scaler", scaler, torch.amp.GradScaler, "a torch.amp.GradScaler"),
+        ("mask", mask, (torch.Tensor, Mapping, Callable), "a tensor, a dict of them by stack, or a function"),
+        ("reference", reference, Callable, "a function that runs the model on a fixed batch"),
+    ]
+    for name, value, kind, meant in kinds:
+        inner = getattr(value, "optimizer", value) if name == "optimizer" else value  # Accelerate wraps it
+        if value is not None and not isinstance(inner, kind):
+            raise UsageError(f"{name} = {value!r} must be {meant}.")
+
+
+def check_unscaled(scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer | None) -> None:
+    """Raises UsageError where the gradients that are about to be recorded still carry the loss scale."""
+    if scaler is None or optimizer is None or not scaler.is_enabled():
+        return
+    stage = scaler._per_optimizer_states[id(optimizer)]["stage"]
+    if stage is torch.amp.grad_scaler.OptState.READY:
+        raise UsageError("gradients are still scaled: call scaler.unscale_(optimizer) before watcher.step().")
+
+
+def compiled_modules(model: nn.Module) -> set[nn.Module]:
+    """All modules inside ``torch.compile(module)``, and a module of which ``.compile()`` was called with all inside.
+
+    Hooks there either break the graph or, set after compilation, are skipped without a word.
+    """
+    return {inner for compiled in model.modules() for root in _compiled(compiled) for inner in root.modules()}
+
+
+def _compiled(module: nn.Module) -> Iterator[nn.Module]:
+    if module._compiled_call_impl is not None:
+        yield module
+    if (inner := module._modules.get("_orig_mod")) is not None:  # what torch.compile(module) wraps
+        yield inner
+
+
+@contextmanager
+def with_hooks(model: nn.Module) -> Iterator[None]:
+    """Inference runs module by module, so that hooks see it: compiled parts of ``model`` as they were written, and
+    ``nn.Transformer`` without its fused path, which skips modules and may pack tokens into nested tensors."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    stance = torch.compiler.set_stance("force_eager") if compiled_modules(model) else nullcontext()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with stance:
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)

@@ -1,0 +1,184 @@
+# pyright: reportPrivateImportUsage=false
+"""Inside Adam: whether its second moment keeps up with the gradient, and where its eps takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import optim
+
+from ..base import ParameterProbe, probe, wide
+from ..parameters.pieces import Parameters
+from ..parameters.ranks import local
+from ..rules import Mean, Ratio
+
+FLOOR = 10.0  # in units of eps
+AT_ONCE = 1 << 25  # entries of parameters that are looked at together
+STATE = ("step", "exp_avg", "exp_avg_sq")
+OTHERS = (optim.Adamax, optim.NAdam, optim.RAdam, optim.SparseAdam)  # Adam by name, not by formula
+Tensors = list[torch.Tensor]
+
+
+@probe(
+    "adam",
+    on="update",
+    unit={"rms_t": "ratio", "update_rms": "ratio", "eps_floor": "share of entries"},
+    columns={"rms_t": Ratio(), "update_rms": Ratio(), "eps_floor": Mean()},
+    log=True,
+)
+class AdamState(ParameterProbe):
+    """rms_t: sqrt(mean(g^2 / max(v, eps^2))) over the entries of a row, v the second moment right after this update (so
+    g is in it), bias-corrected, v_t / (1 - beta_2^t): 1 at the first update, 1/sqrt(1 - beta_2) at most. update_rms:
+    rms of m / (sqrt(v) + eps), m bias-corrected too: the update before the learning rate, without weight decay.
+    eps_floor: share of entries with sqrt(v) < 10 eps. Wortsman et al. 2023 (2304.13013: RMS_t of StableAdamW).
+
+    Look for an rms_t well above 1 (the paper: above 2.3, in the patch embedding, 1 to 8 updates before a loss spike): v
+    is out of date, and the update too large. eps_floor near 1: those entries move by m / eps, so Adam balances nothing.
+
+    g is the gradient that the optimizer used, after clipping (without Adam's own L2 term, weight_decay of Adam but not
+    of AdamW). With amsgrad, v is the running maximum that the optimizer divides by. Rows without an update are absent,
+    as are all of an Adam that keeps other state than PyTorch's (8-bit, factored).
+
+    Cost: a dozen operators over lists of all parameters and, while they run, about three copies of them, or of 34
+    million of their entries.
+    """
+
+    def __init__(self) -> None:
+        self._versions: dict[torch.Tensor, int] = {}  # of each step count as the update began
+        self._entries: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def lacks(self, parameters: Parameters) -> str:
+        optimizer = unwrapped(parameters.optimizer)
+        if optimizer is not None and not is_adam(optimizer):
+            return f"needs an Adam or AdamW as optimizer=, not {type(optimizer).__name__}"
+        return super().lacks(parameters)
+
+    def before(self, parameters: Parameters) -> None:
+        self._versions = {p: s["step"]._version for p, s in states(parameters.optimizer).items()}
+
+    def collect(self, parameters: Parameters) -> tuple[Mapping[str, torch.Tensor], np.ndarray]:
+        state, groups = states(parameters.optimizer), groups_of(parameters.optimizer)
+        # a version that stands still is an update that a scaler skipped: the gradients may be the next row's by now
+        places = [
+            place
+            for place, p in enumerate(parameters.originals)
+            if p in state and p.grad is not None and state[p]["step"]._version != self._versions.get(p)
+        ]
+        present = np.zeros(len(parameters.originals), dtype=bool)
+        present[places] = True
+        entries, ratio, update, clear = self._sums(parameters, places, state, groups)
+        sums = {
+            "rms_t": torch.cat((ratio, entries), dim=1),
+            "update_rms": torch.cat((update, entries), dim=1),
+            "eps_floor": torch.cat((entries - clear, entries), dim=1),
+        }
+        updated = [p if there else None for p, there in zip(parameters.originals, present, strict=True)]
+        seen = parameters.seen(updated, [""])
+        return sums, np.repeat(seen, len(sums), axis=1)
+
+    def _sums(
+        self, parameters: Parameters, places: Sequence[int], state: Any, groups: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """By row (n, 1) of the parameters at those places: their entries, and sums of squares of each formula."""
+        originals = parameters.originals
+
+        def by_row(some: Sequence[int], values: Sequence[torch.Tensor]) -> torch.Tensor:
+            all_of_them: list[torch.Tensor | None] = [None] * len(originals)
+            for place, value in zip(some, values, strict=True):
+                all_of_them[place] = value
+            return parameters.by_row(parameters.squares(all_of_them))
+
+        found = []
+        for some in parts(places, [local(original).numel() for original in originals]):
+            tensors = [originals[place] for place in some]
+            held = [{name: local(value) for name, value in state[t].items()} for t in tensors]
+            numbers = formulas(
+                [local(t.grad) for t in tensors if t.grad is not None], held, [groups[t] for t in tensors]
+            )
+            if (key := (*some,)) not in self._entries:
+                self._entries[key] = by_row(some, [torch.ones_like(own["exp_avg_sq"]) for own in held])
+            found.append((self._entries[key], *(by_row(some, values) for values in numbers.values())))
+        entries, ratio, update, clear = (torch.stack(own).sum(dim=0) for own in zip(*found, strict=True))
+        return entries, ratio, update, clear
+
+
+def parts(places: Sequence[int], entries: Sequence[int]) -> list[list[int]]:
+    """``places`` in order and in parts of ``AT_ONCE`` entries or fewer, but of one place at least; [[]] for none."""
+    found: list[list[int]] = [[]]
+    room = AT_ONCE
+    for place in places:
+        if found[-1] and entries[place] > room:
+            found.append([])
+            room = AT_ONCE
+        found[-1].append(place)
+        room -= entries[place]
+    return found
+
+
+def formulas(
+    gradients: Sequence[Any], states: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
+) -> dict[str, Tensors]:
+    """g / max(sqrt(v), eps), m / (sqrt(v) + eps), and 1 where sqrt(v) >= 10 eps, else 0: of each tensor."""
+    if not gradients:
+        return {"rms_t": [], "update": [], "clear": []}
+    device = gradients[0].device
+    steps = torch.stack([state["step"] for state in states])  # on the CPU, or with the rest
+    steps = steps.to(device, torch.float64, non_blocking=True)
+    betas = _on_device(tuple((float(first), float(second)) for first, second in (g["betas"] for g in groups)), device)
+    corrections = 1 - betas.mT**steps  # (2, n)
+    eps = [float(group["eps"]) for group in groups]
+    moments = [
+        state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"]
+        for state, group in zip(states, groups, strict=True)
+    ]
+    root = torch._foreach_div(torch._foreach_sqrt(_wide(moments)), _scalars(corrections[1].sqrt(), moments))
+    ratio = torch._foreach_div(_wide(gradients), torch._foreach_clamp_min(root, eps))
+    mean = torch._foreach_div(_wide([state["exp_avg"] for state in states]), _scalars(corrections[0], moments))
+    torch._foreach_div_(mean, torch._foreach_add(root, eps))
+    torch._foreach_div_(root, [FLOOR * each for each in eps])
+    torch._foreach_clamp_max_(root, 1.0)
+    torch._foreach_floor_(root)
+    return {"rms_t": list(ratio), "update": list(mean), "clear": list(root)}
+
+
+@cache
+def _on_device(betas: tuple[tuple[float, float], ...], device: torch.device) -> torch.Tensor:
+    """(n, 2), copied there once and kept: a copy from the host cannot be part of a CUDA graph, which reads this one."""
+    return torch.tensor(betas, dtype=torch.float64, device=device)
+
+
+def is_adam(optimizer: optim.Optimizer) -> bool:
+    """Whether it updates as Adam or AdamW do, by its name and its settings: its state is empty at first."""
+    named = "adam" in type(optimizer).__name__.lower() and not isinstance(optimizer, OTHERS)
+    return named and all("betas" in group and "eps" in group for group in optimizer.param_groups)
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """Without the wrappers that keep the optimizer as ``optimizer``, as Accelerate's does."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), optim.Optimizer):
+        optimizer = inner
+    return optimizer
+
+
+def states(optimizer: Any) -> dict[torch.Tensor, Mapping[str, Any]]:
+    """The state of each parameter that was updated before; not what 8-bit or factored variants keep."""
+    state = unwrapped(optimizer).state
+    return {p: own for p, own in state.items() if all(isinstance(own.get(name), torch.Tensor) for name in STATE)}
+
+
+def groups_of(optimizer: Any) -> dict[torch.Tensor, Mapping[str, Any]]:
+    return {p: group for group in unwrapped(optimizer).param_groups for p in group["params"]}
+
+
+def _wide(tensors: Sequence[torch.Tensor]) -> Tensors:
+    return [tensor.to(wide(tensor)) for tensor in tensors]
+
+
+def _scalars(values: torch.Tensor, like: Sequence[torch.Tensor]) -> Tensors:
+    dtypes = {tensor.dtype for tensor in like}
+    cast = {dtype: values.to(torch.float64 if dtype is torch.float64 else torch.float32).unbind() for dtype in dtypes}
+    return [cast[tensor.dtype][place] for place, tensor in enumerate(like)]

@@ -1,0 +1,77 @@
+"""What backpropagation yields: gradient norms of parameters and of activations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..base import Numbers, ParameterProbe, Probe, probe
+from ..parameters.pieces import GROUPS, Parameters
+from ..parameters.squares import WideNorm
+from ..places.sites import Site, stream
+from ..rules import Norm, Total
+
+
+@probe(
+    "grad_norm",
+    on="step",
+    unit="L2 norm",
+    total="norm",
+    columns={"value": Norm(), **{group: Norm() for group in GROUPS}},
+    default=True,
+    log=True,
+)
+class GradNorm(ParameterProbe):
+    """||dE/dtheta||_2 per sub-layer (its norm and omega included), and of its v/out/FFN weights, q/k weights, biases,
+    and norm gains and biases; before clipping, after unscaling, E as the caller normalised it. DeepNet, Figs. 3, 4d."""
+
+    def fitting(self, parameters: Parameters) -> Sequence[str]:
+        return ("value", *filter(self.keeps, parameters.groups))
+
+    def collect(self, parameters: Parameters) -> tuple[Mapping[str, torch.Tensor], np.ndarray]:
+        gradients = parameters.gradients()
+        self._squares = squares = parameters.squares(gradients)
+        self._metrics: dict[str, Total] = {}
+        if any(gradient is not None for gradient in gradients):
+            self._metrics["grad_norm_total"] = Total(Norm(), squares.sum().view(1, 1))
+            self._metrics |= {f"grad_norm_{kind}": norm for kind, norm in parameters.by_kind(squares).items()}
+        # which takes longer than the norms, so the standard set goes without
+        if self.kept is None and (share := parameters.share_under_eps()) is not None:
+            self._metrics["grad_under_eps"] = share
+        groups = ("", *filter(self.keeps, parameters.groups))  # "": all of a row
+        sums = {group or "value": parameters.by_row(squares, group) for group in groups}
+        return sums, parameters.seen(gradients, groups)
+
+    def metrics(self) -> Mapping[str, Total]:
+        return self._metrics
+
+    def pieces(self) -> Mapping[str, torch.Tensor]:
+        return {"gradient": self._squares}
+
+
+@probe(
+    "activation_grad_norm",
+    on="backward",
+    at=stream,
+    unit="Frobenius norm",
+    columns={"value": Norm()},
+    default=True,
+    log=True,
+)
+class ActivationGradNorm(Probe):
+    """||dE/dx_l||_F over the whole (batch, tokens, width) tensor that enters the stack (layer 0) and leaves each
+    sub-layer, or layer; micro-batches add their squares. Admin, Fig. 3 (there relative to the largest)."""
+
+    together = True
+
+    def __init__(self) -> None:
+        self._norm = WideNorm()
+
+    def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
+        return self._norm(y)
+
+    def measure_together(self, values: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(torch._foreach_norm(values, 2, dtype=torch.float64))  # pyright: ignore

@@ -1,0 +1,63 @@
+"""A few entries far above the rest: what low precision has to span, and what attention sinks rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..base import Numbers, Probe, probe, wide
+from ..places.sites import Site, Sites
+from ..rules import Max, Mean
+
+
+def hidden(sites: Sites) -> Sequence[Site]:
+    """What each layer yields, then what each feed-forward activation yields."""
+    return (*sites.layers, *sites.activations)
+
+
+@probe(
+    "outliers",
+    on="reference",
+    at=hidden,
+    unit={"pearson_kurtosis": "ratio", "max_abs": "units of x", "max_over_rms": "ratio", "max_over_median": "ratio"},
+    columns={"pearson_kurtosis": Mean(), "max_abs": Max(), "max_over_rms": Max(), "max_over_median": Max()},
+    log=True,
+)
+class Outliers(Probe):
+    """pearson_kurtosis: E_d[(x - mu)^4] / E_d[(x - mu)^2]^2 over a token's entries, mean over real tokens (3 for a
+    Gaussian, d where one entry holds everything, 0 where all are equal). max_abs: the largest |x|; max_over_rms,
+    max_over_median: a token's largest |x| over its own rms and median |x|, largest over real tokens; no median after
+    activations, where it may be 0. Sun et al. 2024 (2402.17762: massive activations, |x| > 100 and over 1000 medians).
+
+    Look for a kurtosis that grows with depth or from row to row (fp8 and int8 lose the small entries), and for a
+    layer from which max_over_median jumps by orders of magnitude. max_abs near 65504 overflows in fp16. The paper's
+    median is that of the whole sequence, here it is the token's own.
+
+    Cost: about ten elementwise operators and a median of each layer's output, in the reference pass.
+    """
+
+    undefined = frozenset({"max_over_rms", "max_over_median"})  # of a token that is all 0, or mostly
+
+    def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
+        y = y.to(wide(y))  # (B, T, D)
+        size = y.abs()
+        largest = size.amax(-1)
+        numbers = {
+            "pearson_kurtosis": kurtosis(y),
+            "max_abs": largest,
+            "max_over_rms": largest / y.square().mean(-1).sqrt(),
+        }
+        if not site.sublayer:  # a layer
+            numbers["max_over_median"] = largest / size.median(-1).values
+        return numbers
+
+
+def kurtosis(y: torch.Tensor) -> torch.Tensor:
+    """Over the last dimension: (..., D) -> (...)."""
+    off = y - y.mean(-1, keepdim=True)
+    largest = off.abs().amax(-1, keepdim=True)
+    squares = (off / torch.where(largest == 0, 1, largest)).square()  # scaled: fourth powers of 1e-12 are 0 in float32
+    variance = squares.mean(-1)
+    return torch.where(variance == 0, 0, squares.square().mean(-1) / variance.square())

@@ -1,0 +1,88 @@
+"""Whether tokens grow alike with depth: rank collapse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..base import Numbers, Probe, probe
+from ..places.sites import Site, layers
+from ..rules import Mean
+
+
+@probe(
+    "rank",
+    on="reference",
+    at=layers,
+    unit={
+        "token_cosine": "cosine",
+        "residual_rank_one": "ratio",
+        "effective_rank": "directions",
+        "stable_rank": "directions",
+    },
+    total="mean",
+    columns={"token_cosine": Mean(), "residual_rank_one": Mean(), "effective_rank": Mean(), "stable_rank": Mean()},
+    log=False,
+)
+class Rank(Probe):
+    """Of each layer's output X, real tokens only. token_cosine: mean cosine of a token with the others of its sentence,
+    (||sum_i u_i||^2 - n) / (n (n - 1)) with u_i = x_i / ||x_i||; residual_rank_one: ||X - 1 m^T||_F / ||X||_F of a
+    sentence, m its mean token; both mean over tokens, a token alone counting 1 and 0. effective_rank: exp of the
+    entropy of sigma / sum(sigma), stable_rank: ||X||_F^2 / ||X||_2^2, of all tokens of a batch as one matrix, singular
+    values below about 1e-7 of the largest left out; mean over batches. Dong et al. 2021 (2103.03404, there in another
+    norm); Roy & Vetterli 2007, Garrido et al. 2022 (2210.02885, RankMe).
+
+    Look for token_cosine towards 1 and residual_rank_one towards 0 with depth: tokens become one, attention turns
+    uniform and q and k get no gradient (Noci et al. 2022). effective_rank tells how many directions are in use.
+
+    Cost: in float64 a Gram matrix, (d, d) or (tokens, tokens), and its eigenvalues for each layer of the reference
+    pass; the eigenvalue solver of a GPU makes the host wait once a layer.
+    """
+
+    waits = True
+    undefined = frozenset(("token_cosine", "residual_rank_one", "effective_rank", "stable_rank"))  # of tokens all 0
+
+    def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
+        turned = weight.dim() == 2 and sequence_first(site.module)
+        real = weight.T if turned else weight.flatten(1) if weight.dim() > 1 else weight[None]  # (B, T)
+        hidden = (y.transpose(0, 1) if turned else y).reshape(*real.shape, -1).double()  # (B, T, D)
+        hidden = torch.where(real[..., None], hidden, 0)
+        cosine, residual = likeness(hidden, real)
+        squares = spectrum(hidden.flatten(0, 1))
+        share = squares.sqrt() / squares.sqrt().sum()
+        return {
+            "token_cosine": (cosine.T if turned else cosine).reshape(weight.shape),
+            "residual_rank_one": (residual.T if turned else residual).reshape(weight.shape),
+            "effective_rank": torch.special.entr(share).sum().exp(),
+            "stable_rank": squares.sum() / squares.amax(),
+        }
+
+
+def likeness(hidden: torch.Tensor, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, T, D), zeros on padding -> of each token the mean cosine with the others of its sentence, and the sentence's
+    distance from rank one, (B, T)."""
+    count = real.sum(1)[:, None].double()  # (B, 1)
+    norms = torch.linalg.vector_norm(hidden, dim=-1)
+    units = torch.where(real[..., None], hidden / norms[..., None], 0)
+    others = (units * units.sum(1, keepdim=True)).sum(-1) - 1
+    cosine = torch.where(count > 1, others / (count - 1), 1)
+    mean = hidden.sum(1, keepdim=True) / count[..., None]
+    off = torch.where(real[..., None], hidden - mean, 0)
+    residual = torch.linalg.vector_norm(off, dim=(1, 2)) / torch.linalg.vector_norm(hidden, dim=(1, 2))
+    return cosine, residual[:, None].expand_as(cosine)
+
+
+def spectrum(matrix: torch.Tensor) -> torch.Tensor:
+    """Squares of the singular values, from the smaller Gram matrix; all NaN if an entry is not finite."""
+    gram = matrix.T @ matrix if matrix.shape[0] >= matrix.shape[1] else matrix @ matrix.T
+    finite = gram.isfinite().all()
+    squares = torch.linalg.eigvalsh(torch.where(finite, gram, 0))  # which raises if it does not converge
+    noise = max(matrix.shape) * torch.finfo(torch.float64).eps * squares.amax()
+    return torch.where(finite, torch.where(squares > noise, squares, 0), torch.nan)
+
+
+def sequence_first(layer: nn.Module) -> bool:
+    """Whether the layer takes (tokens, sentences, width), as ``nn.Transformer`` does unless it is told otherwise."""
+    return any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in layer.modules())

@@ -1,0 +1,82 @@
+"""What the reference pass tells: how alike neighbouring layers are, and how far an update moved the output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...errors import UsageError
+from ..base import Numbers, Probe, probe, wide
+from ..places.sites import Site, layers, outputs
+from ..rules import Mean
+
+
+@probe(
+    "cosine_similarity",
+    on="reference",
+    at=layers,
+    unit="cosine",
+    total="mean",
+    columns={"raw": Mean(), "centred": Mean()},
+    default=True,
+    log=False,
+)
+class CosineSimilarity(Probe):
+    """Cosine over d between a layer's input and output, per token, then the mean over real tokens; row l compares
+    layers l-1 and l (l = 1: with the embedding). raw: as it is; centred: without the mean token. BranchNorm, Fig. 8.
+    Maps of convolutions: over channels, per pixel; a layer that changes the shape has no such number."""
+
+    undefined = frozenset({"raw", "centred"})  # of a token that is all 0
+
+    def measure(self, site: Site, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
+        if x.shape != y.shape:
+            return None
+        real, count = weight.unsqueeze(-1), weight.sum()
+        tokens = tuple(range(weight.dim()))
+
+        def centred(z: torch.Tensor) -> torch.Tensor:
+            return z - z.sum(tokens) / count
+
+        def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return (a * b).sum(-1) / (torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1))
+
+        x, y = (torch.where(real, z, 0).to(wide(z)) for z in (x, y))  # (B, T, D)
+        return {"raw": cosine(x, y), "centred": cosine(centred(x), centred(y))}
+
+
+@dataclass
+class Output:
+    """What one call of a stack yielded in a reference pass."""
+
+    row: int
+    value: torch.Tensor  # (B, T, D)
+    weight: torch.Tensor  # (B, T)
+
+
+@probe(
+    "model_update",
+    on="reference",
+    at=outputs,
+    unit="L2 norm per token",
+    columns={"cumulative": Mean(), "one_update": Mean(), "parameters": Mean(), "schedule": Mean()},
+    default=True,
+    log=False,
+)
+class ModelUpdate(Probe):
+    """||F(x; theta_t, alpha_t) - F(x; theta_0, alpha_0)||_2 per token, mean over real tokens (cumulative); against row
+    t-1 (one_update), against (theta_0, alpha_t) (parameters); F(theta_0, alpha_t) against the start (schedule). They do
+    not add up. A schedule costs a copy of theta for the run, another and a forward at due rows. DeepNet, Fig. 4a."""
+
+    def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
+        return y.detach().to(wide(y), copy=True)  # compared later: a stack may be reused or written to in place
+
+
+def distances(some: Sequence[Output], others: Sequence[Output]) -> list[torch.Tensor]:
+    """||a - b||_2 of each token of each call, (B, T)."""
+    if [(a.row, a.value.shape) for a in some] != [(b.row, b.value.shape) for b in others]:
+        raise UsageError("reference= must run the model on the same fixed batch each time: its outputs changed shape.")
+    pairs = zip(some, others, strict=True)
+    return [torch.linalg.vector_norm(a.value - b.value, dim=-1, dtype=torch.float64) for a, b in pairs]

@@ -1,0 +1,210 @@
+"""Parameters by row and group: one row per sub-layer where the model names its roles, else per child of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ...errors import UsageError
+from ...schema import Row
+from ..places.structure import Places, canonical, is_norm, unwrapped
+from ..rules import Norm, Sum, Total
+from .ranks import Ranks, local
+from .squares import Squares, Values, flattened
+
+GROUPS = ("vo_ffn", "qk", "bias", "ln")
+GROUP_OF: dict[str, str] = {"q": "qk", "k": "qk", "v": "vo_ffn", "out": "vo_ffn", "fc1": "vo_ffn", "fc2": "vo_ffn"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A parameter, or a slice of its rows, with the row and group that it counts in."""
+
+    index: int
+    part: slice | None
+    row: Row
+    group: str  # one of GROUPS or ""
+    branch: bool  # a weight or bias of a residual branch
+
+
+class Parameters:
+    """The model's parameters, once each, cut into pieces that belong to one row and one group."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        place: Places,
+        optimizer: torch.optim.Optimizer | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        inner = unwrapped(model)
+        names = {name: index for index, (name, _) in enumerate(inner.named_parameters())}
+        self.names = [canonical(name) for name in names]
+        self._own: list[torch.Tensor] = [tensor for _, tensor in inner.named_parameters()]
+        self.device = self._own[0].device if self._own else torch.device("cpu")
+        self.optimizer = optimizer
+        self._ranks = ranks
+        self._sharded = ranks is not None and ranks.sharded
+        roles = getattr(inner, "parameter_roles", None)
+        self.pieces = _merged(_by_role(roles, names) if callable(roles) else _by_structure(inner, place))
+        if left_out := set(names.values()) - {piece.index for piece in self.pieces}:
+            name = next(name for name, index in names.items() if index in left_out)
+            raise UsageError(f"parameter_roles() leaves out {name!r}: give every parameter a role.")
+        self.rows = tuple(dict.fromkeys(piece.row for piece in self.pieces))
+        self.groups = tuple(group for group in GROUPS if any(piece.group == group for piece in self.pieces))
+        self.kinds = tuple(dict.fromkeys(map(_kind, self.pieces)))
+        spot = {row: number for number, row in enumerate(self.rows)}
+        self.gains = dict(_gains(inner, place, names))  # row -> index of a norm's weight
+        self._row = np.array([spot[piece.row] for piece in self.pieces], dtype=np.int64)
+        self._member = {g: np.array([g == p.group for p in self.pieces], dtype=bool) for g in self.groups}
+        self._rows = {g: self._index(np.where(m, self._row, len(self.rows))) for g, m in self._member.items()}
+        self._rows[""] = self._index(self._row)
+        self._kind = self._index([self.kinds.index(_kind(piece)) for piece in self.pieces])
+        cuts = [(piece.index, self._held(piece)) for piece in self.pieces]
+        shares = None if ranks is None else [ranks.layout(self._own[index]).share for index, _ in cuts]
+        # (pieces,): of what several ranks hold each adds its share; None in one process
+        weights = None if shares is None else torch.tensor(shares, dtype=torch.float64, device=self.device)
+        self.weights = weights
+        tensors = self.tensors
+        self.squares = Squares(cuts, tensors, self.device, weights)  # of one tensor or None for each parameter
+        sizes = [tensor[part].numel() if part else tensor.numel() for i, part in cuts for tensor in (tensors[i],)]
+        entries = torch.tensor(sizes, dtype=torch.float64, device=self.device)
+        self.entries = self.by_row(entries if weights is None else entries * weights)  # (rows, 1)
+
+    @property
+    def have_gradients(self) -> bool:
+        return any(tensor.grad is not None for tensor in self._own)
+
+    def is_behind(self, row: Row) -> bool:
+        """Whether a row outside the layers is registered after all layers, as a head is; an embedding is not."""
+        inside = [piece.index for piece in self.pieces if piece.row.layer]
+        return bool(inside) and min(piece.index for piece in self.pieces if piece.row == row) > max(inside)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The parameters; of sharded ones what this rank holds, which is looked up anew since it may be replaced."""
+        if not self._sharded:
+            return self._own
+        with torch.no_grad():
+            return [local(tensor) for tensor in self._own]
+
+    @property
+    def originals(self) -> list[torch.Tensor]:
+        """The parameters as the optimizer knows them."""
+        return self._own
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        gradients = [tensor.grad for tensor in self._own]
+        return [None if g is None else local(g) for g in gradients] if self._sharded else gradients
+
+    def total_norm(self) -> Total | None:
+        """L2 norm of all gradients together; None where there is none."""
+        gradients = self.gradients()
+        if all(gradient is None for gradient in gradients):
+            return None
+        return Total(Norm(), self.squares(gradients).sum().view(1, 1))
+
+    def by_row(self, squares: torch.Tensor, group: str = "") -> torch.Tensor:
+        """The squares of all pieces, or of one group's, summed by row: (rows, 1)."""
+        return squares.new_zeros(len(self.rows) + 1).index_add_(0, self._rows[group], squares)[:-1, None]
+
+    def by_kind(self, squares: torch.Tensor) -> dict[str, Total]:
+        """Norms over all that is not branch weights, and over each stack's branch weights; empty without roles."""
+        sums = squares.new_zeros(len(self.kinds)).index_add_(0, self._kind, squares)
+        totals = [Total(Norm(), part) for part in sums.view(-1, 1, 1).unbind()]
+        return dict(zip(self.kinds, totals, strict=True)) if len(self.kinds) > 1 else {}
+
+    def seen(self, values: Values, groups: Sequence[str]) -> np.ndarray:
+        """(rows, groups): which rows have a present value in each group ("" takes all)."""
+        present = self._has(values)
+        grid = np.zeros((len(self.rows), len(groups)), dtype=bool)
+        for column, group in enumerate(groups):
+            grid[self._row[present & self._member.get(group, True)], column] = True
+        return grid
+
+    def share_under_eps(self) -> Total | None:
+        """Share of gradient entries, zeros included, below the eps of their optimizer group; None without an eps."""
+        groups = self.optimizer.param_groups if self.optimizer else []
+        below: list[torch.Tensor] = []
+        entries = 0
+        for group in groups:
+            if "eps" not in group:
+                return None
+            gradients = [tensor.grad for tensor in group["params"] if tensor.grad is not None]
+            for flat in flattened([local(g) for g in gradients] if self._sharded else gradients):
+                below.append(flat.abs().lt_(group["eps"]).sum(dtype=torch.float32))  # in floats: exact, and faster
+                entries += 0 if self._sharded else flat.numel()
+            if self._sharded:  # those of all ranks, which the host knows
+                entries += sum(gradient.numel() for gradient in gradients)
+        if not entries:
+            return None
+        share = torch.stack(below).double().sum() / entries
+        return Total(Sum(), (share if self._ranks is None else share * self._ranks.gradient_share).view(1, 1))
+
+    def _held(self, piece: Piece) -> slice | None:
+        """The rows of this rank's shard that belong to ``piece``; none, or a part of them, where it is cut."""
+        if not self._sharded or piece.part is None or self._ranks is None:
+            return piece.part
+        layout = self._ranks.layout(self._own[piece.index])
+        ends = piece.part.indices(self._own[piece.index].shape[0])[:2]
+        return slice(*(min(max(row - layout.start, 0), layout.stop - layout.start) for row in ends))
+
+    def _has(self, values: Values) -> np.ndarray:
+        return np.array([values[piece.index] is not None for piece in self.pieces], dtype=bool)
+
+    def _index(self, numbers: Sequence[int] | np.ndarray) -> torch.Tensor:
+        return torch.as_tensor(np.asarray(numbers, dtype=np.int64)).to(self.device)
+
+
+def _kind(piece: Piece) -> str:
+    return f"branch_{piece.row.stack}" if piece.branch else "nonbranch"
+
+
+def _by_role(roles: Callable[[], Any], names: dict[str, int]) -> Iterator[Piece]:
+    for role, (name, part) in roles().items():
+        parts = role.split(".")
+        if len(parts) > 3 and parts[1].isdigit():
+            row, leaf = Row(".".join(parts[:3]), parts[0], int(parts[1]), parts[2]), parts[3:]
+        else:
+            site = role.removesuffix(".weight").removesuffix(".bias")
+            row, leaf = Row(site, parts[0] if "." in role else "", 0, site.rpartition(".")[2]), parts[1:]
+        matrix = leaf[0] if leaf and leaf[0] in GROUP_OF else ""
+        is_ln = bool(leaf) and leaf[0].endswith("norm")
+        group = "ln" if is_ln else "bias" if matrix and leaf[-1] == "bias" else GROUP_OF.get(matrix, "")
+        yield Piece(names[name], part, row, group, bool(matrix))
+
+
+def _by_structure(model: nn.Module, place: Places) -> Iterator[Piece]:
+    modules = dict(model.named_modules())
+    for index, (name, _) in enumerate(model.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        row = place.row(canonical(name))
+        if not row.layer:  # outside the layers: one row a module
+            row = place.row(canonical(owner) or leaf)
+        group = "ln" if is_norm(modules[owner]) else "bias" if leaf.endswith("bias") else ""
+        yield Piece(index, None, row, group, False)
+
+
+def _gains(model: nn.Module, place: Places, names: dict[str, int]) -> Iterator[tuple[Row, int]]:
+    for path, module in model.named_modules():
+        if is_norm(module) and (index := names.get(f"{path}.weight" if path else "weight")) is not None:
+            yield Row(canonical(path), *place(canonical(path))), index
+
+
+def _merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """Neighbouring slices of a parameter that count in the same places become one piece."""
+    merged: list[Piece] = []
+    for piece in sorted(pieces, key=lambda piece: (piece.index, (piece.part.start or 0) if piece.part else 0)):
+        last = merged[-1] if merged else None
+        if last and last.part and piece.part and last.part.stop == piece.part.start:
+            joined = replace(last, part=slice(last.part.start, piece.part.stop))
+            if joined == replace(piece, part=joined.part):
+                merged[-1] = joined
+                continue
+        merged.append(piece)
+    return tuple(merged)

@@ -1,0 +1,31 @@
+"""Where to tap any ``nn.Module``: the kinds of places that a probe names with ``at=``."""
+
+from .sites import (
+    Site,
+    Sites,
+    activations,
+    attentions,
+    branches,
+    hidden_state,
+    layers,
+    logits,
+    norms,
+    outputs,
+    stream,
+    tensor_of,
+)
+
+__all__ = [
+    "Site",
+    "Sites",
+    "activations",
+    "attentions",
+    "branches",
+    "hidden_state",
+    "layers",
+    "logits",
+    "norms",
+    "outputs",
+    "stream",
+    "tensor_of",
+]

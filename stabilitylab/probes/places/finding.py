@@ -1,0 +1,186 @@
+"""Finds the places of any ``nn.Module`` by structure, or where the caller says that they are."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from torch import nn
+
+from ...errors import UsageError
+from .sites import ACTIVATIONS, TAPS, Site, Sites
+from .structure import (
+    LayerStack,
+    Places,
+    attending,
+    canonical,
+    find_stacks,
+    is_leaf,
+    is_norm,
+    onto_vocabulary,
+    unwrapped,
+)
+
+NOT_PER_TOKEN = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponseNorm)  # they normalise over channels
+CONVOLUTIONS = nn.modules.conv._ConvNd
+
+
+def find(model: nn.Module, output_site: str | None = None, own: Mapping[str, str] | None = None) -> Sites:
+    """Every site of ``model``; ``output_site`` names the module whose output is F, instead of each stack's.
+
+    ``own`` replaces what is found: a kind ("layers", "norms", "activations", "outputs") and a regular expression that
+    the full names of its modules match. Of a Linear chosen as activation the input counts, as in ``fc2(act(fc1(x)))``.
+    """
+    modules = {canonical(path): module for path, module in model.named_modules()}
+    given = {kind: _matching(kind, pattern, modules) for kind, pattern in (own or {}).items()}
+    place = Places(_own_stacks(given["layers"]) if "layers" in given else find_stacks(model))
+    uses = Counter(id(m) for stack in place.stacks for layer in stack.layers.values() for m in layer.modules())
+    norms = given.get("norms") or {path: m for path, m in modules.items() if _is_per_token_norm(path, m, uses)}
+    if "activations" in given:
+        activations = tuple(_activation(path, module, place) for path, module in given["activations"].items())
+    else:
+        activations = tuple(site for stack in place.stacks for site in _activations(stack, place, uses))
+    if "outputs" in given:
+        outputs = [Site(path, m, place(path)[0] or path, sublayer="output") for path, m in given["outputs"].items()]
+    else:
+        outputs = _outputs(modules, place, output_site)
+    return Sites(
+        place=place,
+        layers=tuple(_layers(place.stacks)),
+        inputs=tuple(_inputs(place.stacks)),
+        branches=tuple(_branches(place)),
+        norms=tuple(_norm(path, module, modules, place) for path, module in norms.items()),
+        activations=activations,
+        outputs=tuple(outputs),
+        attentions=tuple(Site(path, modules[path], *place(path)) for path in attending(modules)),
+        logits=tuple(_logits(modules, place)),
+        modules=modules,
+    )
+
+
+def _matching(kind: str, pattern: str, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    found = {path: module for path, module in modules.items() if path and re.fullmatch(pattern, path)}
+    if not found:
+        near = ", ".join(difflib.get_close_matches(pattern, modules, n=3, cutoff=0.3)) or "none"
+        raise UsageError(f"sites: no module's full name matches {pattern!r} for {kind}; near it are {near}.")
+    return found
+
+
+def _own_stacks(layers: Mapping[str, nn.Module]) -> tuple[LayerStack, ...]:
+    """The caller's layers: one stack for each module that holds some."""
+    stacks: dict[str, dict[str, nn.Module]] = {}
+    for path, layer in layers.items():
+        stacks.setdefault(path.rpartition(".")[0], {})[path] = layer
+    return tuple(LayerStack(home or "layers", home, home.rpartition(".")[0], own) for home, own in stacks.items())
+
+
+def _taps(module: nn.Module) -> dict[str, nn.Module]:
+    """The Identity taps of a residual sub-layer; a branch that is not scaled is its own scaled branch."""
+    children = unwrapped(module).named_children()
+    taps = {name: child for name, child in children if name in TAPS and isinstance(child, nn.Identity)}
+    return {"scaled_branch": taps["branch"], **taps} if "branch" in taps else {}
+
+
+def _layers(stacks: tuple[LayerStack, ...]) -> Iterator[Site]:
+    for stack in stacks:
+        for number, (path, layer) in enumerate(stack.layers.items(), start=1):
+            yield Site(path, layer, stack.name, number, channels_first=_channels_first(layer))
+
+
+def _channels_first(layer: nn.Module) -> int:
+    """Layers of convolutions pass maps on, (B, C, H, W); without a Linear also (B, C, T): dimensions from which."""
+    kinds = [type(module) for module in layer.modules()]
+    if not any(issubclass(kind, CONVOLUTIONS) for kind in kinds):
+        return 0
+    return 4 if any(issubclass(kind, nn.Linear) for kind in kinds) else 3
+
+
+def _inputs(stacks: tuple[LayerStack, ...]) -> Iterator[Site]:
+    for stack in stacks:
+        first = next(iter(stack.layers.values()))
+        maps = _channels_first(first)
+        yield Site(f"{stack.name}.input", first, stack.name, 0, "input", "input", channels_first=maps)
+
+
+def _branches(place: Places) -> Iterator[Site]:
+    for stack in place.stacks:
+        for path, layer in stack.layers.items():
+            for name, child in unwrapped(layer).named_children():
+                if taps := _taps(child):
+                    yield Site(f"{path}.{name}", child, *place(f"{path}.{name}"), taps=taps)
+
+
+def _is_per_token_norm(path: str, module: nn.Module, uses: Counter[int]) -> bool:
+    per_token = is_norm(module) and not isinstance(module, NOT_PER_TOKEN) and "parametrizations" not in path
+    return per_token and uses[id(module)] <= 1  # one that several layers share has no layer of its own
+
+
+def _norm(path: str, module: nn.Module, modules: Mapping[str, nn.Module], place: Places) -> Site:
+    taps = _taps(modules[path.rpartition(".")[0]]) if path else {}
+    return Site(path, module, *place(path), take="input", taps=taps)
+
+
+def _activations(stack: LayerStack, place: Places, uses: Counter[int]) -> Iterator[Site]:
+    """What the second linear of a feed-forward block sees: the product in a gated block (SwiGLU), else what an
+    activation module outside attention yields, or the input of the second linear where there is none."""
+    for path, layer in stack.layers.items():
+        inside = [(canonical(f"{path}.{key}"), m) for key, m in layer.named_modules() if "att" not in key.lower()]
+        second, gated = _second_linear([(name, m) for name, m in inside if isinstance(m, nn.Linear)])
+        own = [(name, m) for name, m in inside if _is_activation(m) and uses[id(m)] == 1]
+        if own and not gated:
+            experts = [name for name, m in inside if "expert" in type(m).__name__.lower()]
+            maps = _channels_first(layer)
+            for name, module in own:
+                routed = any(name.startswith(f"{expert}.") for expert in experts)
+                yield Site(name, module, *place(name), routed=routed, channels_first=maps)
+        elif second:
+            yield _activation(*second, place)
+
+
+def _activation(path: str, module: nn.Module, place: Places) -> Site:
+    return Site(path, module, *place(path), take="input" if isinstance(module, nn.Linear) else "output")
+
+
+def _second_linear(linears: list[tuple[str, nn.Linear]]) -> tuple[tuple[str, nn.Linear] | None, bool]:
+    """The linear that leads back from the inner width, and whether what enters it is a product of two projections."""
+    for later, (name, second) in enumerate(linears):
+        ways = [one.out_features for _, one in linears[:later] if one.in_features == second.out_features]
+        whole = ways.count(second.in_features)
+        fused = 2 * second.in_features in ways and second.in_features > second.out_features
+        if whole or fused:  # a gate and a value apart, or both from one linear of twice the width
+            return (name, second), whole != 1
+    return None, False
+
+
+def _is_activation(module: nn.Module) -> bool:
+    return is_leaf(module) and type(module).__name__.lower().endswith(ACTIVATIONS)
+
+
+def _outputs(modules: Mapping[str, nn.Module], place: Places, output_site: str | None) -> Iterator[Site]:
+    if output_site is not None:
+        path = canonical(output_site)
+        if path not in modules:
+            close = difflib.get_close_matches(path, modules, n=3, cutoff=0.3)
+            raise UsageError(f"output_site {output_site!r} is no module of the model; near it are {', '.join(close)}.")
+        yield Site(path, modules[path], place(path)[0], sublayer="output")
+        return
+    for stack in place.stacks:
+        if stack.home:
+            yield Site(stack.home, modules[stack.home], stack.name, sublayer="output")
+            continue
+        # The model itself may end in a vocabulary projection, which is not F: its final norm, or else its last layer.
+        children = [(path, module) for path, module in modules.items() if path and "." not in path]
+        names = [path for path, _ in children]
+        behind = children[names.index(stack.path) + 1 :] if stack.path in names else []
+        last = list(stack.layers.items())[-1]
+        path, module = next(((path, module) for path, module in behind if is_norm(module)), last)
+        yield Site(path, module, stack.name, sublayer="output")
+
+
+def _logits(modules: Mapping[str, nn.Module], place: Places) -> Iterator[Site]:
+    for path in onto_vocabulary(modules, place):
+        stack, layer, sublayer = place(path)
+        last = place.stacks[-1].name if place.stacks else ""  # the tokens that it projects
+        yield Site(path, modules[path], stack or last, layer, sublayer)

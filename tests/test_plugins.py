@@ -1,0 +1,118 @@
+"""Plug-ins by name: a module of the current folder, one that fails, and what ``list`` says of each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stabilitylab import registry
+from stabilitylab.cli import without_plugins
+from stabilitylab.errors import UsageError
+from stabilitylab.registry import PLUGINS, Registry, Room
+
+ROOT = Path(__file__).resolve().parents[1]
+DETECTOR = """
+from stabilitylab.diagnose import detector
+
+@detector("mine", "mine", reads={"loss": "w.step(loss=loss)"})
+def mine(evidence):
+    return []
+"""
+
+
+def stabilitylab(*arguments: str, cwd: Path, plugins: str = "") -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), PLUGINS: plugins}
+    command = [sys.executable, "-m", "stabilitylab", *arguments]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_module_of_the_current_folder_is_named_on_the_line_or_in_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "myrules.py").write_text(DETECTOR, encoding="utf-8")
+    for made in (
+        stabilitylab("--plugin", "myrules", "list", "detectors", "--json", cwd=tmp_path),
+        stabilitylab("list", "detectors", "--json", "--plugin=myrules", cwd=tmp_path),
+        stabilitylab("list", "detectors", "--json", cwd=tmp_path, plugins="myrules"),
+    ):
+        listed = json.loads(made.stdout)
+        assert listed["from"]["detectors"]["mine"] == "myrules (--plugin)"
+        assert listed["from"]["detectors"]["plateau"] == "stabilitylab"
+    without = json.loads(stabilitylab("list", "detectors", "--json", cwd=tmp_path).stdout)
+    assert "mine" not in without["detectors"]
+
+
+def test_one_that_fails_is_said_by_name_and_stops_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "myrules.py").write_text(DETECTOR, encoding="utf-8")
+    (tmp_path / "broken.py").write_text("import no_such_module_anywhere\n", encoding="utf-8")
+    made = stabilitylab("list", "detectors", "--json", cwd=tmp_path, plugins="broken,myrules")
+    assert made.returncode == 0
+    assert made.stderr.count("plug-in broken (--plugin) cannot be imported and is left out") == 1
+    listed = json.loads(made.stdout)
+    assert "mine" in listed["detectors"]
+    assert "No module named 'no_such_module_anywhere'" in listed["left_out"]["broken (--plugin)"]
+
+
+def test_one_that_takes_a_name_that_is_taken_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "clash.py").write_text(DETECTOR.replace('"mine", "mine"', '"plateau", "mine"'), encoding="utf-8")
+    made = stabilitylab("list", "detectors", "--json", cwd=tmp_path, plugins="clash")
+    assert "'plateau' is registered already" in json.loads(made.stdout)["left_out"]["clash (--plugin)"]
+
+
+def test_plugin_without_a_module_is_refused() -> None:
+    for arguments in (["list", "--plugin"], ["--plugin", "--json", "list"], ["--plugin="]):
+        with pytest.raises(UsageError, match="--plugin needs the name of a module"):
+            without_plugins(arguments)
+
+
+def test_plugins_add_up_and_reach_child_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLUGINS, "first")
+    assert without_plugins(["--plugin", "second", "list", "--plugin=first"]) == ["list"]
+    assert os.environ[PLUGINS] == "first,second"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of two modules that register, one that is internal, and a registry that reads it."""
+    home = tmp_path / "homeofparts"
+    home.mkdir()
+    (home / "__init__.py").write_text("from stabilitylab.registry import Registry, Room\n")
+    for name in ("b", "a"):
+        (home / f"{name}.py").write_text(
+            f"from test_plugins import PARTS\nPARTS.register('{name}', __name__)({name!r})\n"
+        )
+    (home / "_inner.py").write_text("raise AssertionError\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return home
+
+
+PARTS: Registry[str] = Registry("part", Room("homeofparts", "stabilitylab.no_such_group"))
+
+
+def test_a_registry_reads_its_folder_in_the_order_of_files_when_it_is_looked_into(folder: Path) -> None:
+    sys.modules["test_plugins"] = sys.modules[__name__]
+    import homeofparts.b  # noqa: F401  # pyright: ignore[reportMissingImports]
+
+    assert list(PARTS) == ["a", "b"]
+    with PARTS.restored():
+        PARTS.register("c")("c")
+        assert "c" in PARTS
+    assert "c" not in PARTS
+
+
+def test_what_a_script_defines_says_its_module() -> None:
+    parts: Registry[type] = Registry("part")
+    parts.register("mine")(type("Mine", (), {"__module__": "__main__"}))
+    assert parts.origin("mine") == "__main__"
+
+
+def test_every_kind_has_a_room(tmp_path: Path) -> None:
+    listed = json.loads(stabilitylab("list", "--json", cwd=tmp_path).stdout)
+    for kind in ("archs", "probes", "figures", "detectors", "sweeps", "commands"):
+        assert listed["from"][kind].keys() == listed[kind].keys()
+        assert set(listed["from"][kind].values()) == {"stabilitylab"}
+    assert registry.failed == {}
