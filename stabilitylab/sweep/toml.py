@@ -25,6 +25,8 @@ def _value(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
+    if isinstance(value, Mapping):  # the options of an architecture: an inline table
+        return f"{{{', '.join(f'{_value(str(key))} = {_value(one)}' for key, one in value.items())}}}"
     if isinstance(value, str):  # JSON's escapes are TOML's; DEL alone is plain in JSON and forbidden in TOML
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return f"[{', '.join(map(_value, value))}]"

@@ -92,7 +92,7 @@ def test_the_size_is_the_product_and_every_combination_stands_once(axes: dict[st
     texts = [f"{k}={v[0]}..{v[-1]}" if as_range else f"{k}={','.join(map(str, v))}" for k, v in values.items()]
     runs = grid(texts, depth=2)
     assert len(runs) == math.prod(len(v) for v in values.values())
-    assert len({run.name for run in runs}) == len({run.config for run in runs}) == len(runs)
+    assert len({run.name for run in runs}) == len({run.config.model_dump_json() for run in runs}) == len(runs)
     for key, expected in values.items():
         section, _, name = {**{k: v[0] for k, v in ALIASES.items()}}.get(key, key).partition(".")
         found = [getattr(getattr(run.config, section), name) for run in runs]
