@@ -59,7 +59,7 @@ class Built:
     """What a report came to."""
 
     page: Path
-    sections: Sequence[page.Section]
+    sections: Sequence[page.PageSection]
     missing: Sequence[Missing]
     failed: Sequence[Failed]
     findings: Sequence[Finding]
@@ -195,7 +195,7 @@ class Press:
         spawn = multiprocessing.get_context("spawn")
         count = min(WORKERS, os.cpu_count() or 1)
         self._workers = ProcessPoolExecutor(count, spawn, signal.signal, (signal.SIGINT, signal.SIG_IGN))
-        self._printing: list[tuple[page.Section, Future[object]]] = []
+        self._printing: list[tuple[page.PageSection, Future[object]]] = []
 
     def __enter__(self) -> Press:
         return self
@@ -208,11 +208,11 @@ class Press:
         name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in id)
         paths = paper.paths(self._folder, name, picture.extra)
         files = {kind: path.relative_to(self._out).as_posix() for kind, path in paths.items()}
-        section = page.Section(id, title, source, picture, files, group=group)
+        section = page.PageSection(id, title, source, picture, files, group=group)
         section.check()
         self._printing.append((section, self._workers.submit(paper.write, picture, self._folder, name)))
 
-    def printed(self) -> tuple[list[page.Section], list[tuple[page.Section, Exception]]]:
+    def printed(self) -> tuple[list[page.PageSection], list[tuple[page.PageSection, Exception]]]:
         """Waits: the sections whose files all stand, and the others, which leave none, with what went wrong.
 
         Raises OSError where the files cannot be written."""

@@ -11,7 +11,7 @@ import torch
 
 from ..config import TrainConfig
 from ..errors import InputError, ResourceError
-from .team import Team
+from .ranks import Team
 
 KEEP = 2
 clock = time.monotonic

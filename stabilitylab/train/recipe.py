@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from ..config import TrainConfig
 from ..probes.parameters.ranks import local
-from .lean import LeanAdamW
+from .adamw import LeanAdamW
 
 NO_WARMUP_PERIOD = 4000  # updates before an inverse-sqrt rate decays without warm-up (T-Fixup's reference recipe)
 
