@@ -142,7 +142,7 @@ def _check(loss: Any) -> None:
 def _shares(
     model: nn.Module, parameters: Parameters, optimizer: torch.optim.Optimizer | None
 ) -> Iterator[tuple[tuple[str, int, str], dict[str, float]]]:
-    """Of each layer's gradient entries: how many there are, are 0, and are otherwise below Adam's eps and fp16."""
+    """Counts each layer's gradient entries: all, those that are 0, and others below Adam's eps and below fp16."""
     eps = {p: group.get("eps") for group in (optimizer.param_groups if optimizer else ()) for p in group["params"]}
     counts: dict[tuple[str, int, str], dict[str, float]] = {}
     tensors = list(model.parameters())

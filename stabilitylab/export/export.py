@@ -68,7 +68,7 @@ def export(
 
 
 def _combined(run: Run, name: str, by: By) -> pa.Table:
-    """As :meth:`Run.arrow`: null where absent, NaN where measured."""
+    """Reads a table as :meth:`Run.arrow` does: null where absent, NaN where measured."""
     frame = run.frame(name, by=by)
     content = {}
     for column in frame.columns:

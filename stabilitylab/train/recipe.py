@@ -59,7 +59,7 @@ def adamw(
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Of all groups; a rate that lies on a device is overwritten there."""
+    """Sets the learning rate of all groups; one that lies on a device is overwritten there."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
