@@ -30,7 +30,7 @@ demo: $(VENV)/.base
 	@echo "Look:  report/index.html                                        figures, claims, runs on one page"
 	@echo "Next:  $(BIN)/stabilitylab claims --fast                        21 published claims, judged in minutes"
 	@echo "       $(BIN)/stabilitylab sweep branchnorm:8 --jobs $(JOBS)             the runs that a paper's figure needs"
-	@echo "       README.md, 'Read a run'                                 the tables in pandas"
+	@echo "       docs/runs.md                                            the tables in pandas"
 
 docs: $(VENV)/.dev
 	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build

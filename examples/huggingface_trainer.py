@@ -11,7 +11,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments
 
 import stabilitylab as sl
-from stabilitylab.integrations.transformers import StabilityCallback
+from stabilitylab.integrations.transformers import HuggingFaceCallback
 
 OUT = sys.argv[1] if len(sys.argv) > 1 else "runs/huggingface"
 PAD, GAP, WORDS, LENGTH = 0, 1, 30, 12
@@ -49,7 +49,9 @@ with tempfile.TemporaryDirectory() as folder:
         ),
         train_dataset=[sentence(seed) for seed in range(100, 1060)],
         callbacks=[
-            StabilityCallback(out=OUT, reference={key: torch.stack([s[key] for s in held_out]) for key in held_out[0]})
+            HuggingFaceCallback(
+                out=OUT, reference={key: torch.stack([s[key] for s in held_out]) for key in held_out[0]}
+            )
         ],
     )  # fmt: skip
     trainer.train()

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from transformers import T5Config, T5ForConditionalGeneration
 
 import stabilitylab as sl
-from stabilitylab.integrations.lightning import StabilityCallback
+from stabilitylab.integrations.lightning import LightningCallback
 
 OUT = sys.argv[1] if len(sys.argv) > 1 else "runs/lightning"
 PAD, END, LONGEST = 0, 1, 8
@@ -52,7 +52,7 @@ with tempfile.TemporaryDirectory() as folder:
     trainer = Trainer(
         max_steps=40, accumulate_grad_batches=2, gradient_clip_val=1.0, accelerator="cpu", default_root_dir=folder,
         logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[StabilityCallback(out=OUT)],
+        callbacks=[LightningCallback(out=OUT)],
     )  # fmt: skip
     trainer.fit(module, DataLoader([word(seed) for seed in range(640)], batch_size=8))
 

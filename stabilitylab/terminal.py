@@ -54,7 +54,7 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-class Display:
+class LiveDisplay:
     """Progress of a run on ``console``; a context manager, so that the terminal is left as it was found."""
 
     def __init__(self, console: Console, quiet: bool = False) -> None:
@@ -67,7 +67,7 @@ class Display:
         self.started = time.perf_counter()
         self._live: Live | None = None
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> LiveDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -42,7 +42,7 @@ class Baseline:
 
     @classmethod
     def of(cls, recorded: Mapping[str, Any] | None) -> Baseline | None:
-        """From what run.json says of it."""
+        """Reads what run.json says of the data's baseline; None where it says nothing."""
         return Baseline(float(recorded["cross_entropy"]), float(recorded["accuracy"])) if recorded else None
 
 
@@ -82,7 +82,7 @@ class Verdict:
 
     @classmethod
     def of(cls, recorded: Mapping[str, Any]) -> Verdict:
-        """From what status.json holds."""
+        """Reads what status.json holds."""
         trend = recorded.get("trend")
         return cls(**{**recorded, "trend": Trend(**trend) if trend else None})
 
@@ -222,7 +222,7 @@ def judge_recorded(
 
 
 def _place(gap: float) -> str:
-    """Where a loss stands, in words."""
+    """Says in words where a loss stands."""
     if abs(gap) <= LEVEL_NATS:
         return f"at the unigram baseline ({gap:+.3f} nats)"
     return f"{abs(gap):.2f} nats {'above' if gap > 0 else 'below'} the unigram baseline"

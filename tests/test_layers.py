@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
-from imports import circles, graph, imported, modules
+from imports import PACKAGE, circles, graph, imported, modules
+
+from stabilitylab.commands.listing import registries
+
+KINDS = ("archs", "probes", "figures", "detectors", "sweeps", "commands")
 
 LEVEL = {
     **dict.fromkeys(("errors", "registry", "schema", "config", "inputs", "labels", "stopping", "verdict"), 1),
@@ -192,3 +197,23 @@ def test_import_needs_neither_torch_nor_pandas_nor_matplotlib(statement: str) ->
 def test_reports_side_needs_no_torch(part: str) -> None:
     check = f"import sys; import stabilitylab.{part}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_the_page_about_the_house_is_what_the_imports_are_held_against() -> None:
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| ")
+    ]
+    levels = {cells[0]: re.findall(r"`(\w+)`", cells[1]) for cells in lines if cells[0].isdigit()}
+    written = {room: int(level) for level, rooms in levels.items() for room in rooms}
+    assert written == {room: level for room, level in LEVEL.items() if room not in ("", "__main__")}
+    orders = {cells[0].strip("`"): cells[1] for cells in lines if " < " in cells[1]}
+    inside = {
+        room: [set(re.findall(r"`(\w+)`", part)) for part in order.split(" < ")] for room, order in orders.items()
+    }
+    assert inside == {
+        room: [{part.partition(".")[2] for part in line} for line in order[:-1]] for room, order in INSIDE.items()
+    }
+    folders = [cells for cells in lines if len(cells) == 3 and cells[2].startswith("`stabilitylab.")]
+    rooms = {(registry.room.folder, registry.room.group) for registry in registries(KINDS).values() if registry.room}
+    assert {(f"stabilitylab.{a.strip('`/').replace('/', '.')}", b.strip("`")) for _, a, b in folders} == rooms

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from stabilitylab.schema import Cells, Row, Table
-from stabilitylab.terminal import Display, duration, number, sparkline, worst_ln_input
+from stabilitylab.terminal import LiveDisplay, duration, number, sparkline, worst_ln_input
 from stabilitylab.train.loop import Report
 
 TABLE = Table("ln_input", ("value", "shortcut"), (Row("a", "encoder", 1, "ffn"), Row("b", "decoder", 7, "ffn")))
@@ -26,8 +26,8 @@ def report(row: int, **metrics: float) -> Report:
     return Report(row, metrics, 0.5, watcher([[9.0, 8.0], [8.5, 2.0]]))  # type: ignore[arg-type]
 
 
-def display(console: Console, **train: int) -> Display:
-    shown = Display(console)
+def display(console: Console, **train: int) -> LiveDisplay:
+    shown = LiveDisplay(console)
     model = {"encoder_layers": 1, "decoder_layers": 7, "d_model": 64, "d_ffn": 128, "heads": 2}
     config = {"model": model, "data": {"source": "text:a,b"}, "train": {"steps": 100, "seed": 3, **train}}
     manifest = {"config": config, "unigram": {"cross_entropy": 5.0}, "label": "deepnorm", "parameters": 1234}
@@ -102,7 +102,7 @@ def test_the_live_panel_shows_the_run_and_leaves_the_terminal_clean() -> None:
 
 def test_quiet_prints_nothing() -> None:
     stream = io.StringIO()
-    shown = Display(Console(file=stream, force_terminal=True), quiet=True)
+    shown = LiveDisplay(Console(file=stream, force_terminal=True), quiet=True)
     with shown:
         shown.steps = 10
         shown.show(report(0, loss=1.0))

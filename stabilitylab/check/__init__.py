@@ -2,6 +2,8 @@
 
 from .bounds import BOUNDS, Bound
 from .measure import preflight
-from .result import Finding, Preflight
+from .result import Breach, Preflight
 
-__all__ = ["BOUNDS", "Bound", "Finding", "Preflight", "preflight"]
+__all__ = ["BOUNDS", "Bound", "Breach", "Finding", "Preflight", "preflight"]
+
+Finding = Breach  # its name until 0.1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..probes.incidents.report import Incident
-from .result import Finding, Layer
+from .result import Breach, OneLayer
 
 Numbers = Mapping[str, Any]
 FP16_MAX = 65504.0
@@ -69,9 +69,9 @@ BOUNDS = _bounds(
 )  # fmt: skip
 
 
-def judge(layers: Sequence[Layer], numbers: Numbers, incident: Incident | None, precision: str) -> list[Finding]:
+def judge(layers: Sequence[OneLayer], numbers: Numbers, incident: Incident | None, precision: str) -> list[Breach]:
     """All that is beyond a bound, failures first, each kind at the layer where it is met first."""
-    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+    checks: tuple[Callable[[], Iterator[Breach]], ...] = (
         lambda: _not_finite(incident),
         lambda: _no_gradient(layers),
         lambda: _along_stacks(layers),
@@ -82,10 +82,10 @@ def judge(layers: Sequence[Layer], numbers: Numbers, incident: Incident | None, 
     return sorted(found, key=lambda finding: finding.severity != "fail")
 
 
-def _finding(name: str, severity: str, layer: Layer | None, value: float, text: str) -> Finding:
+def _finding(name: str, severity: str, layer: OneLayer | None, value: float, text: str) -> Breach:
     bound = BOUNDS[name, severity]
-    where = layer or Layer("", 0, "", {})
-    return Finding(name, bound.severity, where.stack, where.number, where.site, value, bound.limit, text, bound.reason)
+    where = layer or OneLayer("", 0, "", {})
+    return Breach(name, bound.severity, where.stack, where.number, where.site, value, bound.limit, text, bound.reason)
 
 
 def _worse(name: str, value: float, below: bool = False) -> Literal["fail", "warn"] | None:
@@ -96,13 +96,13 @@ def _worse(name: str, value: float, below: bool = False) -> Literal["fail", "war
     return None
 
 
-def _not_finite(incident: Incident | None) -> Iterator[Finding]:
+def _not_finite(incident: Incident | None) -> Iterator[Breach]:
     if incident is not None:
-        layer = Layer(incident.stack, incident.layer, incident.name, {})
+        layer = OneLayer(incident.stack, incident.layer, incident.name, {})
         yield _finding("not finite", "fail", layer, math.nan, incident.paragraph)
 
 
-def _no_gradient(layers: Sequence[Layer]) -> Iterator[Finding]:
+def _no_gradient(layers: Sequence[OneLayer]) -> Iterator[Breach]:
     still = [one for one in layers if one.number and "zero" in one.numbers and not one["zero"] < 1]
     still = [one for one in still if not one["zero_later"] < 1]
     for one in still[:1]:
@@ -111,7 +111,7 @@ def _no_gradient(layers: Sequence[Layer]) -> Iterator[Finding]:
         yield _finding("no gradient", "fail", one, 0.0, f"{what}{others}")
 
 
-def _along_stacks(layers: Sequence[Layer]) -> Iterator[Finding]:
+def _along_stacks(layers: Sequence[OneLayer]) -> Iterator[Breach]:
     for stack in dict.fromkeys(one.stack for one in layers if one.number):
         own = [one for one in layers if one.number and one.stack == stack]
         flowing = [one for one in own if math.isfinite(one["activation_gradient"])]
@@ -125,7 +125,7 @@ def _along_stacks(layers: Sequence[Layer]) -> Iterator[Finding]:
             yield _finding("norm input", "warn", one, times, f"{times:.3g} times the input of layer {norms[0].number}")
 
 
-def _exploding(stack: str, flowing: Sequence[Layer]) -> Iterator[Finding]:
+def _exploding(stack: str, flowing: Sequence[OneLayer]) -> Iterator[Breach]:
     top = flowing[-1]["activation_gradient"]
     growth = [(_ratio(one["activation_gradient"], top), one) for one in reversed(flowing)]
     severity = _worse("exploding gradient", max(times for times, _ in growth))
@@ -136,7 +136,7 @@ def _exploding(stack: str, flowing: Sequence[Layer]) -> Iterator[Finding]:
         yield _finding("exploding gradient", severity, one, times, text)
 
 
-def _vanishing(stack: str, flowing: Sequence[Layer]) -> Iterator[Finding]:
+def _vanishing(stack: str, flowing: Sequence[OneLayer]) -> Iterator[Breach]:
     largest = max(one["activation_gradient"] for one in flowing)
     shares = [(_ratio(one["activation_gradient"], largest), one) for one in reversed(flowing)]
     least = min(share for share, _ in shares)
@@ -147,7 +147,7 @@ def _vanishing(stack: str, flowing: Sequence[Layer]) -> Iterator[Finding]:
         yield _finding("vanishing gradient", severity, one, share, text)
 
 
-def _single(layers: Sequence[Layer], precision: str) -> Iterator[Finding]:
+def _single(layers: Sequence[OneLayer], precision: str) -> Iterator[Breach]:
     """Bounds on one number of one layer; of fp16 only where the model is in it."""
     texts = {
         "under eps": ("eps", "{:.0%} of its gradient entries are below eps"),
@@ -165,7 +165,7 @@ def _single(layers: Sequence[Layer], precision: str) -> Iterator[Finding]:
             yield _finding(name, severity, one, one[column], text.format(one[column]) + others)
 
 
-def _update(layers: Sequence[Layer], numbers: Numbers) -> Iterator[Finding]:
+def _update(layers: Sequence[OneLayer], numbers: Numbers) -> Iterator[Breach]:
     layers = [one for one in layers if one.number] or layers  # a model without stacks is judged module by module
     learning = [one for one in layers if one["gradient"] > 0 and one["zero"] < 1]
     if numbers["updated"] and (same := [one for one in learning if one["update"] == 0]):

@@ -16,7 +16,7 @@ from ..probes.incidents.report import Incident
 from ..probes.parameters.pieces import Parameters
 from ..schema import Cells, Table
 from .bounds import judge
-from .result import Layer, Preflight
+from .result import OneLayer, Preflight
 
 PROBES = "all,-rank,-adam,-ln_gain"  # the reference pass of rank is the dearest; the others say nothing before training
 SMALLEST_FP16 = 2.0**-24
@@ -142,7 +142,7 @@ def _check(loss: Any) -> None:
 def _shares(
     model: nn.Module, parameters: Parameters, optimizer: torch.optim.Optimizer | None
 ) -> Iterator[tuple[tuple[str, int, str], dict[str, float]]]:
-    """Of each layer's gradient entries: how many there are, are 0, and are otherwise below Adam's eps and fp16."""
+    """Counts each layer's gradient entries: all, those that are 0, and others below Adam's eps and below fp16."""
     eps = {p: group.get("eps") for group in (optimizer.param_groups if optimizer else ()) for p in group["params"]}
     counts: dict[tuple[str, int, str], dict[str, float]] = {}
     tensors = list(model.parameters())
@@ -181,7 +181,7 @@ def _key(row: Any) -> tuple[str, int, str]:
     return (row.stack, row.layer, "") if row.layer else (row.stack, 0, row.site)
 
 
-def _layers(watcher: Watcher, sink: _Rows, shares: Mapping[tuple[str, int, str], dict[str, float]]) -> list[Layer]:
+def _layers(watcher: Watcher, sink: _Rows, shares: Mapping[tuple[str, int, str], dict[str, float]]) -> list[OneLayer]:
     found: dict[tuple[str, int, str], dict[str, float]] = {}
     for stack in watcher.sites.stacks:
         found |= {(stack.name, number, ""): {} for number in range(1, len(stack.layers) + 1)}
@@ -204,7 +204,7 @@ def _layers(watcher: Watcher, sink: _Rows, shares: Mapping[tuple[str, int, str],
         if (own := found.get(_key(row))) is not None:
             own["activation_gradient"] = value
     return [
-        Layer(stack, number, site, {**numbers, **shares.get((stack, number, site), {})})
+        OneLayer(stack, number, site, {**numbers, **shares.get((stack, number, site), {})})
         for (stack, number, site), numbers in found.items()
     ]
 
@@ -214,7 +214,7 @@ def _precision(model: nn.Module) -> str:
     return ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
 
 
-def _result(layers: list[Layer], sink: _Rows, incident: Incident | None, precision: str, updated: bool) -> Preflight:
+def _result(layers: list[OneLayer], sink: _Rows, incident: Incident | None, precision: str, updated: bool) -> Preflight:
     metrics = {step: numbers for step, (numbers, _) in sink.rows.items()}
     moved = {row.stack: value for row, value in sink.column("model_update", "one_update", step=1)}
     sizes = {row.stack: value for row, value in sink.column("output_norm", "value")}

@@ -26,7 +26,7 @@ ENDS = 4  # layers at each end of a stack that a short table shows
 
 
 @dataclass(frozen=True)
-class Layer:
+class OneLayer:
     """A layer (``number`` from 1), or a module outside the layers (0, with its ``site``); NaN for what is not known."""
 
     stack: str
@@ -43,7 +43,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Breach:
     """A number beyond a bound: where, how much, in words, and why it matters."""
 
     bound: str
@@ -58,7 +58,7 @@ class Finding:
 
     @property
     def place(self) -> str:
-        return Layer(self.stack, self.layer, self.site, {}).name
+        return OneLayer(self.stack, self.layer, self.site, {}).name
 
     def __str__(self) -> str:
         return f"{self.severity.upper()}  {self.bound}: {self.place}: {self.text.rstrip('.')} ({self.reason})."
@@ -72,9 +72,9 @@ class Preflight:
     same batch), ``moved`` (||dF|| over ||F|| by stack). ``findings``: failures first. ``precision``: of the parameters.
     """
 
-    layers: Sequence[Layer]
+    layers: Sequence[OneLayer]
     numbers: Mapping[str, Any]
-    findings: Sequence[Finding]
+    findings: Sequence[Breach]
     precision: str
 
     @property
@@ -83,7 +83,7 @@ class Preflight:
         return all(finding.severity != "fail" for finding in self.findings)
 
     @property
-    def suspect(self) -> Finding | None:
+    def suspect(self) -> Breach | None:
         """What to look at first: the first failure, else the first warning."""
         return next(iter(self.findings), None)
 
@@ -143,13 +143,13 @@ class Preflight:
         verdict = "ok, with warnings" if self.ok else "not ready to train"
         return [*lines, f"{verdict}; look first at {self.suspect.place}: {self.suspect.bound}"]
 
-    def _is_shown(self, one: Layer) -> bool:
+    def _is_shown(self, one: OneLayer) -> bool:
         count = sum(other.number > 0 and other.stack == one.stack for other in self.layers)
         flagged = any((f.stack, f.layer, f.site) == (one.stack, one.number, one.site) for f in self.findings)
         return not one.number or one.number <= ENDS or one.number > count - ENDS or flagged
 
     @staticmethod
-    def _shown(one: Layer) -> dict[str, float]:
+    def _shown(one: OneLayer) -> dict[str, float]:
         return {name: one[name] for name in COLUMNS}
 
 

@@ -23,7 +23,7 @@ from ._options import JSON, RUNS
 
 if TYPE_CHECKING:
     from ..config import Config
-    from ..terminal import Display
+    from ..terminal import LiveDisplay
     from ..train import Result
 
 AUTO = "auto"
@@ -225,11 +225,11 @@ def _dry_run(config: Config, as_json: bool) -> int:
     return 0
 
 
-def _watched(go: Callable[[Display], Result], fail: bool, as_json: bool, quiet: bool) -> int:
+def _watched(go: Callable[[LiveDisplay], Result], fail: bool, as_json: bool, quiet: bool) -> int:
     from ..probes.parameters.ranks import is_first_rank
-    from ..terminal import Display
+    from ..terminal import LiveDisplay
 
-    with Display(Console(stderr=True), quiet) as display:
+    with LiveDisplay(Console(stderr=True), quiet) as display:
         result = go(display)
     if not is_first_rank():  # which has nothing to show, and was told nothing
         return 128 + result.signal if result.signal is not None else 0

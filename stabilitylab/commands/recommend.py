@@ -18,7 +18,7 @@ from . import command
 from ._options import JSON, QUIET, VERBOSE
 
 if TYPE_CHECKING:
-    from ..recommend import Measurement, Place
+    from ..recommend import Measurement, Ranked
     from ..recommend.checking import Check
 
 LIMITS = """\
@@ -137,7 +137,7 @@ def _measured(configs: Any, out: Path, jobs: int, quiet: bool) -> list[Measureme
     return found
 
 
-def _document(found: list[Measurement], places: list[Place], judged: Check | None, notes: list[str]) -> Any:
+def _document(found: list[Measurement], places: list[Ranked], judged: Check | None, notes: list[str]) -> Any:
     from dataclasses import asdict
 
     from ..recommend import COLUMNS
@@ -154,7 +154,7 @@ def _document(found: list[Measurement], places: list[Place], judged: Check | Non
     )
 
 
-def _show(places: list[Place], notes: list[str], judged: Check | None) -> None:
+def _show(places: list[Ranked], notes: list[str], judged: Check | None) -> None:
     from ..recommend import COLUMNS
     from ..recommend.columns import RATES, UPDATES
     from ..reports.layerwise import counted
@@ -195,7 +195,7 @@ def _show(places: list[Place], notes: list[str], judged: Check | None) -> None:
         _show_check(judged, say)
 
 
-def _cell(place: Place, name: str) -> str:
+def _cell(place: Ranked, name: str) -> str:
     from ..terminal import number
 
     value = place.numbers[name]

@@ -1,7 +1,7 @@
 """Other people's trainers and dashboards. Each module imports its framework, so import the one that you use:
 
-- :mod:`stabilitylab.integrations.transformers`: ``StabilityCallback`` for the Trainer of Hugging Face
-- :mod:`stabilitylab.integrations.lightning`: ``StabilityCallback`` for Lightning
+- :mod:`stabilitylab.integrations.transformers`: ``HuggingFaceCallback`` for the Trainer of Hugging Face
+- :mod:`stabilitylab.integrations.lightning`: ``LightningCallback`` for Lightning
 - :mod:`stabilitylab.integrations.accelerate`: ``watch`` for a loop with an Accelerator
 - :mod:`stabilitylab.integrations.trackers`: what ``watch(..., tracker=...)`` sends to TensorBoard, W&B, MLflow, ...
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from .seam import Seam
+from .before_clipping import Seam
 from .session import Batch, Masking, Session, refuse
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""``StabilityCallback`` for Lightning."""
+"""``LightningCallback`` for Lightning."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ except ImportError as error:
     raise ResourceError("Lightning is not installed: pip install lightning.") from error
 
 
-class StabilityCallback(Callback):
+class LightningCallback(Callback):
     """Records what Lightning fits in the new run directory ``out``.
 
     >>> trainer = Trainer(  # doctest: +SKIP
     ...     max_steps=1000, gradient_clip_val=1.0,
-    ...     callbacks=[StabilityCallback(out="runs/mine", every=10)],
+    ...     callbacks=[LightningCallback(out="runs/mine", every=10)],
     ... )
     >>> trainer.fit(module, loader)
 
@@ -103,3 +103,6 @@ class StabilityCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._stored = state_dict or None
+
+
+StabilityCallback = LightningCallback  # its name until 0.1

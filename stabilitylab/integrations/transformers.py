@@ -1,4 +1,4 @@
-"""``StabilityCallback`` for the Trainer of Hugging Face."""
+"""``HuggingFaceCallback`` for the Trainer of Hugging Face."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ except ImportError as error:
     raise ResourceError("the Trainer is not installed: pip install transformers accelerate.") from error
 
 
-class StabilityCallback(TrainerCallback):
+class HuggingFaceCallback(TrainerCallback):
     """Records what the Trainer trains in the new run directory ``out``.
 
     >>> trainer = Trainer(  # doctest: +SKIP
     ...     model=model, args=args, train_dataset=data,
-    ...     callbacks=[StabilityCallback(out="runs/mine", every=10, reference=held_out)],
+    ...     callbacks=[HuggingFaceCallback(out="runs/mine", every=10, reference=held_out)],
     ... )
     >>> trainer.train()
 
@@ -43,7 +43,7 @@ class StabilityCallback(TrainerCallback):
     in the same run, rows after the checkpoint moved aside; where ``out`` does not exist yet a resumed training starts a
     run at its own step. The run is "finished" when training is. The Trainer does not tell callbacks of an error: the
     status is "failed" (with the error, if it ended the program) at the latest when the process ends, and at once where
-    ``with StabilityCallback(...) as callback:`` stands around ``train()``. Raises UsageError, from ``train()``, where
+    ``with HuggingFaceCallback(...) as callback:`` stands around ``train()``. Raises UsageError, from ``train()``, where
     ``out`` exists, a named probe finds no site, or under DeepSpeed and ``DataParallel``.
     """
 
@@ -101,7 +101,7 @@ class StabilityCallback(TrainerCallback):
         if self._session is not None:
             self._session.finish()
 
-    def __enter__(self) -> StabilityCallback:
+    def __enter__(self) -> HuggingFaceCallback:
         return self
 
     def __exit__(
@@ -123,3 +123,6 @@ def _load(file: Path) -> dict[str, Any]:
         raise UsageError(
             f"training resumes, but {file} is missing, with which the run would go on: give another out=."
         ) from error
+
+
+StabilityCallback = HuggingFaceCallback  # its name until 0.1

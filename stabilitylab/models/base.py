@@ -40,7 +40,7 @@ class Place:
 
     @property
     def sublayers(self) -> int:
-        """Of the whole model: 2N + 3M, or 2 a layer of a single stack."""
+        """Counts those of the whole model: 2N + 3M, or 2 a layer of a single stack."""
         return 2 * self.encoder_layers + (3 if self.encoder_layers else 2) * self.decoder_layers
 
     def at(self, layer: int, sublayer: str) -> Place:

@@ -50,7 +50,7 @@ def sigmoid(s: float, u: float = 10.0) -> float:
 GROWTH: dict[str, Callable[[float], float]] = {"linear": linear, "exp": exponential, "sigmoid": sigmoid}
 
 
-class Ramp(Protocol):
+class RampOptions(Protocol):
     """The options of an arch whose alpha grows."""
 
     @property
@@ -70,7 +70,7 @@ class Schedule(HostScalar):
 
     alpha: Tensor
 
-    def __init__(self, ramp: Ramp, constant: float | None = None) -> None:
+    def __init__(self, ramp: RampOptions, constant: float | None = None) -> None:
         super().__init__("alpha", 0.0, torch.float32)
         self.growth, self.T, self.t0 = ramp.growth, ramp.T, ramp.t0
         self.constant = constant

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from ..models.initialisation import named_normal
 from ..schema import Row
-from .subject import Filled, filled
+from .initial_model import Filled, filled
 
 LENGTHS = (4, 16, 64, 256)
 TOKENS = 1024  # of all sequences of one length together

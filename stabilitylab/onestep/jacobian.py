@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..probes import Site
-from .subject import Filled, Hook, Subject, filled
+from .initial_model import Filled, Hook, Subject, filled
 
 COLUMNS = ("frobenius", "spectral", "input", "centred")
 DEFINITION = """Norms of LN's Jacobian at gain 1, J = (I - 1 1^T / d - z z^T / d) / sigma with z the normalised token

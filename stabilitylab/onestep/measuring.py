@@ -18,11 +18,11 @@ from ..train.environment import prepare_process, resolve_device
 from ..train.footprint import Footprint, check_memory, estimate
 from ..train.run import Plan, manifest
 from .attention import lemma41
+from .initial_model import Filled, Subject, hooked
 from .jacobian import Jacobians
-from .ordinary import ordinary
 from .perturbation import Outputs, perturbation
 from .rates import directions, update_rate
-from .subject import Filled, Subject, hooked
+from .standard_probes import ordinary
 from .theorem import Connections, applies, theorem
 
 

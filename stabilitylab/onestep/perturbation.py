@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..models.initialisation import named_normal
 from ..probes import Site
 from ..probes.places.sites import tensor_of
-from .subject import Filled, Hook, Subject, filled, hooked, moved, part_of
+from .initial_model import Filled, Hook, Subject, filled, hooked, moved, part_of
 
 RANDOM, GRADIENT = 1e-4, 1e-6  # what is added to each weight, times a sign
 DEFINITION = """Mean over real tokens and d of the squared difference of x / std(x) between perturbed and unperturbed

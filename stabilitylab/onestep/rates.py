@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..probes.parameters.pieces import GROUPS, Piece
 from ..schema import Row
-from .subject import Filled, Subject, filled, moved, part_of
+from .initial_model import Filled, Subject, filled, moved, part_of
 
 Direction = Callable[[int], Tensor]  # made when it is asked for: those of all parameters take the model's memory
 LR = 1e-6  # small enough for the linear response, large enough for nine digits of it in float64

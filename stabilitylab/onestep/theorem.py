@@ -16,8 +16,8 @@ from ..models.base import Trunk
 from ..probes import Site
 from ..probes.places.sites import tensor_of
 from ..schema import Row
+from .initial_model import Filled, Hook, Subject, filled, part_of
 from .rates import Direction
-from .subject import Filled, Hook, Subject, filled, part_of
 
 DEFINITION = """For one update of the v, out, fc1 and fc2 weights, over the learning rate: measured = ||dF|| / sqrt(d),
 estimate = sum_j v_j w_j c_j over cross-attention, times sum_i sqrt(v_i^2 + w_i^2) c_i ||dtheta_i|| over the encoder,

@@ -357,7 +357,7 @@ class Watcher:
             record.metric(total, self._parameters.total_norm())
 
     def _warn_once(self) -> None:
-        """Of a loop in which step() stands in the wrong place, or that never trains."""
+        """Warns of a loop in which step() stands in the wrong place, or that never trains."""
         if self._warned:
             return
         boards = self._on("forward", "backward")

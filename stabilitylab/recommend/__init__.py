@@ -3,14 +3,14 @@
 from .columns import COLUMNS
 from .measuring import Measurement, measure, measure_all
 from .planning import Ask, Estimate, estimate, wanted
-from .ranking import Place, ranking
+from .ranking import Ranked, ranking
 
 __all__ = [
     "COLUMNS",
     "Ask",
     "Estimate",
     "Measurement",
-    "Place",
+    "Ranked",
     "estimate",
     "measure",
     "measure_all",

@@ -14,7 +14,7 @@ from .measuring import Measurement
 
 
 @dataclass(frozen=True)
-class Place:
+class Ranked:
     """Where an architecture stands: ``score`` is its mean rank, ``numbers`` are medians over seeds."""
 
     place: int
@@ -26,7 +26,7 @@ class Place:
     seeds: int
 
 
-def ranking(measurements: Iterable[Measurement]) -> list[Place]:
+def ranking(measurements: Iterable[Measurement]) -> list[Ranked]:
     """Best first: those that keep all bounds, by mean rank over seeds and ranked columns; then the others likewise.
 
     Architectures are compared at the seeds that all of them have.
@@ -48,9 +48,9 @@ def ranking(measurements: Iterable[Measurement]) -> list[Place]:
         broken = {name: f"{name}: {why}" for one in reversed(mine) for name, why in one.broken.items()}
         numbers = {column.name: _median([one.numbers.get(column.name, math.nan) for one in mine]) for column in COLUMNS}
         unbroken = any(not one.evidence.get("headroom_broke", True) for one in mine)
-        found.append(Place(0, arch, fmean(scores[arch]), (*broken.values(),), numbers, unbroken, len(mine)))
+        found.append(Ranked(0, arch, fmean(scores[arch]), (*broken.values(),), numbers, unbroken, len(mine)))
     found.sort(key=lambda place: (bool(place.broken), place.score, -place.numbers["progress"], place.arch))
-    return [Place(**{**vars(place), "place": number}) for number, place in enumerate(found, start=1)]
+    return [Ranked(**{**vars(place), "place": number}) for number, place in enumerate(found, start=1)]
 
 
 def ranks(measurements: Sequence[Measurement], column: Column) -> dict[str, float]:

@@ -10,10 +10,10 @@ import torch
 
 from ..config import Config
 from ..data import Dataset
-from ..onestep.ordinary import ordinary
+from ..onestep.initial_model import Filled, Subject, hooked
 from ..onestep.perturbation import Outputs, perturbation
 from ..onestep.rates import MEMBERS, directions, rate
-from ..onestep.subject import Filled, Subject, hooked
+from ..onestep.standard_probes import ordinary
 
 GROUPS = {"update": "all", "update_vo_ffn": "vo_ffn", "update_ln": "ln", "update_embedding": "embedding"}
 

@@ -61,7 +61,7 @@ class Built:
     """What a report came to."""
 
     page: Path
-    sections: Sequence[page.Section]
+    sections: Sequence[page.PageSection]
     missing: Sequence[Missing]
     failed: Sequence[Failed]
     findings: Sequence[Finding]
@@ -240,7 +240,7 @@ class Press:
         spawn = multiprocessing.get_context("spawn")
         count = min(WORKERS, os.cpu_count() or 1)
         self._workers = ProcessPoolExecutor(count, spawn)
-        self._printing: list[tuple[page.Section, Future[Any]]] = []
+        self._printing: list[tuple[page.PageSection, Future[Any]]] = []
 
     def __enter__(self) -> Press:
         return self
@@ -253,13 +253,13 @@ class Press:
         name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in id)
         paths = paper.paths(self._folder, name, picture.extra)
         files = {kind: path.relative_to(self._out).as_posix() for kind, path in paths.items()}
-        section = page.Section(id, title, source, picture, files, group=group)
+        section = page.PageSection(id, title, source, picture, files, group=group)
         section.check()
         with undisturbed():  # a process that prints ends its figure, and then it is told
             printing = self._workers.submit(paper.write, picture, self._folder, name)
         self._printing.append((section, printing))
 
-    def printed(self) -> tuple[list[page.Section], list[tuple[page.Section, Exception]]]:
+    def printed(self) -> tuple[list[page.PageSection], list[tuple[page.PageSection, Exception]]]:
         """Waits: the sections whose files all stand, and the others, which leave none, with what went wrong.
 
         Raises OSError where the files cannot be written."""

@@ -24,7 +24,7 @@ SPAN = 30  # largest over smallest number from which colours are logarithmic, wh
 
 
 @dataclass(frozen=True)
-class Grid:
+class LayerGrid:
     """A column of a probe's table: ``values`` and ``absent`` (places, steps), what the places are called, and the stack
     and layer of each; outside of all layers only where the model has none."""
 
@@ -55,7 +55,7 @@ class Grid:
         return ~self.absent & ~np.isfinite(self.values)
 
 
-def read(record: Record, table: str, *, by_layer: bool = True) -> Grid | None:
+def read(record: Record, table: str, *, by_layer: bool = True) -> LayerGrid | None:
     """The main column of a table; ``by_layer`` combines the rows of a layer, where they combine; None: nothing recorded
     yet."""
     definition = record.run.table(table)
@@ -71,7 +71,7 @@ def read(record: Record, table: str, *, by_layer: bool = True) -> Grid | None:
     rows = np.flatnonzero(first["layer"].to_numpy() > 0) if layered else np.arange(len(first))
     stacks, layers = first["stack_name"].to_numpy().astype(str)[rows], first["layer"].to_numpy()[rows]
     names = [_name(first.iloc[row]) for row in rows]
-    return Grid(
+    return LayerGrid(
         steps, values[rows], absent[rows], stacks, layers, names, combined, column, definition.unit, definition.log
     )
 
@@ -176,7 +176,7 @@ def _update(record: Record, columns: int) -> Panel:
     return Panel("Model update", "update", "||F - F at step 0|| per token", lines, marks)
 
 
-def _outputs(table: str, grid: Grid, columns: int) -> Panel:
+def _outputs(table: str, grid: LayerGrid, columns: int) -> Panel:
     """A line a stack."""
     lines, marks = [], []
     for name, stack, values in zip(
@@ -201,7 +201,7 @@ def _logarithmic(log: bool | None, usual: np.ndarray) -> bool:
     return bool(usual.max() > SPAN * usual.min()) if log is None else log
 
 
-def _maps(table: str, grid: Grid, columns: int) -> list[Panel]:
+def _maps(table: str, grid: LayerGrid, columns: int) -> list[Panel]:
     """A panel for each stack: one row a layer, where the table's rows combine; else one row a place."""
     panels = []
     for stack in dict.fromkeys(grid.stacks.tolist()):
@@ -241,7 +241,7 @@ def _first_break(record: Record) -> str:
     return "; ".join(found) or _vanishing(grid)
 
 
-def _lost_gradient(grid: Grid) -> str:
+def _lost_gradient(grid: LayerGrid) -> str:
     """Backpropagation carries what is not finite downwards, so the highest place that has it is where it began."""
     columns = np.flatnonzero(grid.lost.any(0))
     if not len(columns):
@@ -265,7 +265,7 @@ def _lost_input(record: Record) -> str:
     return f"the first norm whose input is not finite is that of {grid.names[row]}, at step {grid.steps[columns[0]]}"
 
 
-def _vanishing(grid: Grid) -> str:
+def _vanishing(grid: LayerGrid) -> str:
     usual = np.where(grid.absent, np.nan, grid.values)
     largest = np.full_like(usual, np.nan)
     still_zero = ""

@@ -35,7 +35,7 @@ Group = Literal["figures", "runs"]
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A figure on the page, and the files of it that stand beside the page: kind (csv, pdf, ...) -> relative path."""
 
     id: str
@@ -79,7 +79,7 @@ def write(
     folder: Path,
     *,
     title: str,
-    sections: Sequence[Section],
+    sections: Sequence[PageSection],
     findings: Sequence[Finding],
     runs: Runs,
     broken: Sequence[tuple[Path, str]],
@@ -124,7 +124,7 @@ def write(
     return path
 
 
-def _fitting(sections: Sequence[Section]) -> Markup:
+def _fitting(sections: Sequence[PageSection]) -> Markup:
     """The data of all plots as JSON in which no text can end its script element; where many runs have many maps, with
     fewer columns each, so that the page stays small."""
     columns = COLUMNS
@@ -136,7 +136,7 @@ def _fitting(sections: Sequence[Section]) -> Markup:
         columns = max(NARROWEST, min(columns * 2 // 3, int(columns * ROOM / len(text))))
 
 
-def _described(section: Section, findings: Sequence[Finding], listed: int) -> dict[str, Any]:
+def _described(section: PageSection, findings: Sequence[Finding], listed: int) -> dict[str, Any]:
     frame = section.frame
     shown = frame.head(listed).dropna(axis="columns", how="all")
     text = shown.map(lambda x: "" if x is None or x != x else f"{x:.5g}" if isinstance(x, float) else str(x))

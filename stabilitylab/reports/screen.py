@@ -141,7 +141,7 @@ def packed(codes: np.ndarray) -> str:
 
 
 def numbers(values: Iterable[float] | Sequence[float]) -> list[float | int | None]:
-    """As JSON has them: five significant digits, whole numbers as such, null for what is not finite."""
+    """Writes numbers as JSON has them: five significant digits, whole ones as such, null for what is not finite."""
     return [_number(float(value)) for value in values]
 
 

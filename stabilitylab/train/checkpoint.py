@@ -14,7 +14,7 @@ from ..errors import InputError, ResourceError
 from ..store.digest import Hashed, is_whole
 from ..store.files import inside, sync_directory
 from ..store.layout import checkpoints
-from .team import Team
+from .ranks import Team
 
 KEEP = 2
 clock = time.monotonic

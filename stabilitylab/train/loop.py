@@ -21,9 +21,9 @@ from ..store import AbsentRun, RunWriter
 from ..verdict import Baseline, Evaluation, Verdict, divergence, judge
 from . import checkpoint
 from .environment import peak_memory
+from .graph_replays import Directly, Replays
+from .ranks import Team
 from .recipe import accuracy, learning_rate, optimizer_of, own_rates, set_rate, token_losses
-from .replays import Directly, Replays
-from .team import Team
 
 
 @dataclass(frozen=True)

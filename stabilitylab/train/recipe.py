@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from ..config import TrainConfig
 from ..probes.parameters.ranks import local
-from .lean import LeanAdamW
+from .adamw import LeanAdamW
 
 NO_WARMUP_PERIOD = 4000  # updates before an inverse-sqrt rate decays without warm-up (T-Fixup's reference recipe)
 
@@ -59,7 +59,7 @@ def adamw(
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Of all groups; a rate that lies on a device is overwritten there."""
+    """Sets the learning rate of all groups; one that lies on a device is overwritten there."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)

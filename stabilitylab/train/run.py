@@ -25,9 +25,9 @@ from ..verdict import Verdict
 from . import checkpoint
 from .environment import prepare_process, provenance, resolve_device
 from .footprint import Footprint, check_memory, estimate
+from .graph_replays import recorder_for
 from .loop import Report, Trainer
-from .replays import recorder_for
-from .team import Team, device_of, gather_team
+from .ranks import Team, device_of, gather_team
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def plan(config: Config) -> Plan:
     return Plan(config, dataset, device, footprint, team, recorder)
 
 
-class Audience(Protocol):
+class RunAudience(Protocol):
     """Who is told how a run goes."""
 
     def opened(self, path: Path, manifest: Mapping[str, Any]) -> None: ...
@@ -88,7 +88,7 @@ class Nobody:
     def show(self, report: Report) -> None: ...
 
 
-def start(plan: Plan, out: Path, name: str | None, audience: Audience) -> Result:
+def start(plan: Plan, out: Path, name: str | None, audience: RunAudience) -> Result:
     """Run ``plan`` in a new directory ``out/name``; without a name one is made up that does not exist yet."""
     facts = manifest(plan)
     path = from_first_rank(out / (name or free_name(plan.config, out)))
@@ -98,7 +98,7 @@ def start(plan: Plan, out: Path, name: str | None, audience: Audience) -> Result
         return _carry_out(run, plan, None, audience)
 
 
-def resume(path: Path, steps: int | None, audience: Audience) -> Result:
+def resume(path: Path, steps: int | None, audience: RunAudience) -> Result:
     """Continue the run at ``path`` from its newest checkpoint, to ``steps`` updates in all if given; of a run that was
     killed after the last update, the last held-out pass and the verdict are made."""
     stored = Run.open(path)
@@ -165,7 +165,7 @@ def free_name(config: Config, out: Path) -> str:
     return next(name for i in range(2, 10**6) if not (out / (name := f"{base}-{i}")).exists())
 
 
-def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | None, audience: Audience) -> Result:
+def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | None, audience: RunAudience) -> Result:
     trainer = None
     try:
         # several ranks hear of one Ctrl-C more than once, and torchrun sees to the end itself

@@ -21,7 +21,7 @@ from rank_runs import Silent, prepared
 from stabilitylab.errors import ResourceError, UsageError
 from stabilitylab.store import Run
 from stabilitylab.train import checkpoint, resume, start
-from stabilitylab.train.team import Team, device_of
+from stabilitylab.train.ranks import Team, device_of
 
 CLOCKS = ["tokens_per_second", "memory_bytes"]
 

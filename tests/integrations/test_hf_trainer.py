@@ -16,7 +16,7 @@ from torch import nn
 
 import stabilitylab as sl
 from stabilitylab.errors import UsageError
-from stabilitylab.integrations import seam
+from stabilitylab.integrations import before_clipping as seam
 from stabilitylab.integrations.transformers import StabilityCallback
 
 CLIP = 1e-3

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from stabilitylab.config import Config, merge, resolve
 from stabilitylab.data import load_data
-from stabilitylab.onestep.ordinary import ordinary
-from stabilitylab.onestep.subject import Filled, Subject
+from stabilitylab.onestep.initial_model import Filled, Subject
+from stabilitylab.onestep.standard_probes import ordinary
 
 SMALL: dict[str, Any] = {
     "model": {"d_model": 16, "d_ffn": 24, "heads": 2, "T": 10},

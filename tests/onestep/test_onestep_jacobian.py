@@ -11,8 +11,8 @@ from onestep_cases import real_tokens, subject_of
 from torch import Tensor, nn
 from torch.func import jacrev
 
+from stabilitylab.onestep.initial_model import hooked
 from stabilitylab.onestep.jacobian import Jacobians, jacobian_norms
-from stabilitylab.onestep.subject import hooked
 
 
 @pytest.mark.parametrize("d", [2, 3, 8, 33])

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from stabilitylab.models import ARCHS, Transformer
 from stabilitylab.models.initialisation import named_normal
+from stabilitylab.onestep.initial_model import Filled, Subject, hooked
 from stabilitylab.onestep.perturbation import Outputs, perturbation
-from stabilitylab.onestep.subject import Filled, Subject, hooked
 
 MATRIX = r"\w+\.\d+\.\w+\.(q|k|v|out|fc1|fc2)"
 # identities at the start: ReZero whatever its weights; of R-Fixup's encoder no matrix has a gradient yet

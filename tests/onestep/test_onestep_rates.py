@@ -14,8 +14,8 @@ from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stabilitylab.models import ARCHS, Transformer
+from stabilitylab.onestep.initial_model import Subject
 from stabilitylab.onestep.rates import directions, update_rate
-from stabilitylab.onestep.subject import Subject
 
 MATRIX = r"\w+\.\d+\.\w+\."
 GROUPS = {

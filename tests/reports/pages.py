@@ -99,15 +99,17 @@ def some_runs(folder: Path, count: int = 3) -> Runs:
     return Runs.load(folder)
 
 
-def write(folder: Path, sections: Sequence[page.Section] | None = None, runs: Runs | None = None, **content) -> Path:
+def write(
+    folder: Path, sections: Sequence[page.PageSection] | None = None, runs: Runs | None = None, **content
+) -> Path:
     """A page with two figures, one run's maps, four claims and three runs; ``content`` replaces any of it."""
     if sections is None:
         files = {kind: f"figures/made-1.{kind}" for kind in ("csv", "pdf", "svg", "png")}
         narrow = files | {"pdf-column": "figures/made-1-column.pdf"}
         sections = [
-            page.Section("made:1", "Lines", "DeepNet, Figure 1", lines(), narrow),
-            page.Section("made:2", "Lines again", "DeepNet, Figure 2", lines(), files),
-            page.Section("run:postln-0", "postln-0", "one run", heat(), {"csv": "figures/run.csv"}, group="runs"),
+            page.PageSection("made:1", "Lines", "DeepNet, Figure 1", lines(), narrow),
+            page.PageSection("made:2", "Lines again", "DeepNet, Figure 2", lines(), files),
+            page.PageSection("run:postln-0", "postln-0", "one run", heat(), {"csv": "figures/run.csv"}, group="runs"),
         ]
     runs = some_runs(folder / "runs") if runs is None else runs
     defaults = {"title": "Three runs", "findings": findings(), "broken": [(Path("runs/torn"), "its journal is torn")]}

@@ -157,10 +157,10 @@ def test_runs_stand_with_their_states_and_those_unreadable_too(document: Documen
 def test_names_are_text_and_never_html(tmp_path: Path) -> None:
     make_run(tmp_path / "runs", EVIL.replace("/", "_"), layers=1, metrics={"loss": [1.0]}, label=CLOSING)
     sections = [
-        page.Section(f"run:{EVIL}", EVIL, EVIL, lines(CLOSING), {"csv": f"figures/{EVIL}.csv"}, group=group)
+        page.PageSection(f"run:{EVIL}", EVIL, EVIL, lines(CLOSING), {"csv": f"figures/{EVIL}.csv"}, group=group)
         for group in ("figures", "runs")
     ]
-    sections[1] = page.Section(f"run:{CLOSING}", CLOSING, EVIL, lines(EVIL), {}, group="runs")
+    sections[1] = page.PageSection(f"run:{CLOSING}", CLOSING, EVIL, lines(EVIL), {}, group="runs")
     found = [Finding(claim("C01", f"run:{EVIL}", EVIL, CLOSING), "not testable", why=EVIL, command=CLOSING)]
     content = {"title": CLOSING, "broken": [(Path(EVIL), CLOSING)], "missing": [(EVIL,) * 4]}
     path = write(tmp_path, sections, Runs.load(tmp_path / "runs"), findings=found, **content)
@@ -201,7 +201,9 @@ def test_a_hundred_runs_with_maps_of_200_layers_stay_small(tmp_path: Path) -> No
     one = made.panels[0].map
     assert one is not None
     maps = Picture([Panel("t", "x", "y", map=Map(one.x, one.y, spiky, one.finding, "u"))] * 3, "found")
-    sections = [page.Section(f"run:{n}", str(n), "one run", maps if n < 4 else lines(), {}, "runs") for n in range(100)]
+    sections = [
+        page.PageSection(f"run:{n}", str(n), "one run", maps if n < 4 else lines(), {}, "runs") for n in range(100)
+    ]
     path = write(tmp_path, sections, Runs([*some_runs(tmp_path / "runs", 10)] * 10))
     assert path.stat().st_size < 8_000_000
     document = Document(path)
@@ -213,7 +215,7 @@ def test_a_hundred_runs_with_maps_of_200_layers_stay_small(tmp_path: Path) -> No
 
 
 def test_few_maps_keep_600_columns(tmp_path: Path) -> None:
-    sections = [page.Section("made:1", "x", "y", heat(200, 2000), {})]
+    sections = [page.PageSection("made:1", "x", "y", heat(200, 2000), {})]
     document = Document(write(tmp_path, sections, Runs([])))
     assert len(document.plots["made-1"][0]["map"]["x"]) == 600
 
@@ -221,7 +223,7 @@ def test_few_maps_keep_600_columns(tmp_path: Path) -> None:
 def test_a_table_ends_where_the_csv_goes_on(tmp_path: Path) -> None:
     count = page.LISTED + 1234
     picture = Picture([Panel("t", "x", "y", [Series("s", range(count), range(count))])], "found")
-    document = Document(write(tmp_path, [page.Section("made:1", "x", "y", picture, {})], Runs([]), findings=[]))
+    document = Document(write(tmp_path, [page.PageSection("made:1", "x", "y", picture, {})], Runs([]), findings=[]))
     assert "1,234 more rows stand in the CSV." in document.named("details")[0][1]
     assert len([1 for attributes, _ in document.named("td")]) == page.LISTED * 7  # low and high are empty: left out
 

@@ -15,7 +15,7 @@ from stabilitylab.config import ModelConfig, TrainConfig, parse_set, resolve
 from stabilitylab.models import build_model
 from stabilitylab.store import Run
 from stabilitylab.train import loop, plan, recipe, start
-from stabilitylab.train.lean import LeanAdamW
+from stabilitylab.train.adamw import LeanAdamW
 from stabilitylab.train.run import Nobody
 
 SETTINGS: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.1}

@@ -23,9 +23,9 @@ from stabilitylab.probes import CudaGraphs, Watcher
 from stabilitylab.probes.library.gradients import GradNorm
 from stabilitylab.store import Run, RunWriter
 from stabilitylab.train import checkpoint, plan
+from stabilitylab.train.graph_replays import Replays, recorder_for
 from stabilitylab.train.loop import Trainer
-from stabilitylab.train.replays import Replays, recorder_for
-from stabilitylab.train.team import Team
+from stabilitylab.train.ranks import Team
 
 CLOCKS = ["tokens_per_second", "memory_bytes"]
 COMMON = (
@@ -239,7 +239,7 @@ def test_the_tape_spoils_what_lies_in_the_pool() -> None:
 
 
 def test_more_shapes_than_are_recorded_run_directly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stabilitylab.train.replays.MOST", 1)
+    monkeypatch.setattr("stabilitylab.train.graph_replays.MOST", 1)
     direct = ON_CPU.fit(tmp_path / "direct")
     replayed = ON_CPU.fit(tmp_path / "replayed", recorder=Tape())
     same(ON_CPU, direct, replayed)
@@ -252,7 +252,7 @@ def test_who_gets_a_recorder(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
         config = resolve(parse_set([f"train.cuda_graphs={asked}", f"train.parallel={kind}", *sets]), depth=4)
         return recorder_for(config, torch.device(device), Team(kind, 0, 1 if kind == "none" else 2))
 
-    monkeypatch.setattr("stabilitylab.train.replays.CudaGraphs", lambda device: ("graphs", device))
+    monkeypatch.setattr("stabilitylab.train.graph_replays.CudaGraphs", lambda device: ("graphs", device))
     assert chosen("auto", "cpu") is chosen("off", "cpu") is chosen("off", "cuda") is None
     assert chosen("auto", "cuda") == chosen("on", "cuda") == ("graphs", torch.device("cuda"))
     with pytest.raises(ResourceError, match="on needs a CUDA device, and this run is on cpu: leave it at auto"):

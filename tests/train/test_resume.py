@@ -18,8 +18,8 @@ from stabilitylab.errors import InputError, UsageError
 from stabilitylab.store import Run, RunWriter
 from stabilitylab.train import checkpoint, plan, resume, start
 from stabilitylab.train.loop import Report
+from stabilitylab.train.ranks import Team
 from stabilitylab.train.run import Plan
-from stabilitylab.train.team import Team
 from stabilitylab.verdict import STATES
 
 CLOCKS = ["tokens_per_second", "memory_bytes"]  # what no two runs share

@@ -173,10 +173,10 @@ class Template(RowRecord):
         return self._metrics
 
     def ship(self) -> None:
-        """Not yet: everything goes together."""
+        """Does nothing: :meth:`pack` sends all numbers together."""
 
     def pack(self) -> None:
-        """The last thing that is recorded."""
+        """Packs all numbers into one tensor; this is the last thing that is recorded."""
         self.packed = torch.cat([values for _, values, _ in self._queue]), self._queue
 
 

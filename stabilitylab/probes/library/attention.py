@@ -116,7 +116,7 @@ def of_product(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Caught:
-    """Of a call of ``F.scaled_dot_product_attention``: query (..., H, T, d), key (..., H, L, d)."""
+    """Takes the numbers of a call of ``F.scaled_dot_product_attention``: query (..., H, T, d), key (..., H, L, d)."""
     with torch.autocast(query.device.type, enabled=False):
         query, key = query.to(wide(query)), key.to(wide(key))
         if enable_gqa:
@@ -134,7 +134,7 @@ def of_product(
 
 
 def of_logits(logits: torch.Tensor) -> Caught:
-    """Of what enters a softmax, masks added: (..., T, L)."""
+    """Takes the numbers of what enters a softmax, masks added: (..., T, L)."""
     # not >: NaN is no mask
     return _over_keys(logits.to(wide(logits)), ~(logits <= MASKED))
 

@@ -184,7 +184,7 @@ def is_first_rank() -> bool:
 
 
 class NullSink:
-    """Where the rows of all ranks but the first go: nowhere."""
+    """Takes the rows of all ranks but the first, and drops them."""
 
     def open(self, tables: Sequence[Table]) -> None: ...
 
@@ -207,7 +207,7 @@ def _all_of(parameter: torch.Tensor, share: float) -> Layout:
 
 
 def _layout(name: str, parameter: torch.Tensor, managed: bool) -> Layout:
-    """Of one parameter under fully_shard: Shard over one mesh of all ranks, or Replicate and Shard (HSDP)."""
+    """Tells what this rank holds of a parameter under fully_shard: Shard on one mesh, or Replicate and Shard."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     size = dist.get_world_size()

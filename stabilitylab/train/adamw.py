@@ -106,7 +106,7 @@ class LeanAdamW(torch.optim.AdamW):
         return _Lists(present, parameters, means, squares, views, count)
 
     def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
-        """As AdamW's fused step makes it; by hand, as torch's own maker differs between versions."""
+        """Makes the state as AdamW's fused step does; by hand, as torch's own maker differs between versions."""
         if parameter.grad is not None and parameter.grad.is_sparse:
             raise RuntimeError("AdamW takes no sparse gradients: build the embedding with sparse=False")
         state = self.state[parameter]

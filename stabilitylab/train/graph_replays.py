@@ -13,7 +13,7 @@ from ..config import Config
 from ..data import Batch
 from ..errors import ResourceError, UsageError
 from ..probes import CudaGraphs, Recorder, Template, Watcher, attempt
-from .team import Team
+from .ranks import Team
 
 log = logging.getLogger(__name__)
 

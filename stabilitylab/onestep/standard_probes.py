@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from ..probes import Watcher
 from ..schema import Cells, Table
 from ..train.recipe import adamw
-from .subject import Filled, Subject
+from .initial_model import Filled, Subject
 
 PROBES = (
     *("grad_norm", "activation_grad_norm", "ln_input"),

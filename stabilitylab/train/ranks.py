@@ -35,7 +35,7 @@ class Team:
         return self.rank == 0
 
     def seed(self, seed: int) -> int:
-        """Of dropout: the first rank's is that of a single process, the others have streams of their own."""
+        """Returns this rank's seed of dropout: the first has a single process's, each other a stream of its own."""
         return (seed + self.rank * STREAM) % 2**63
 
     def spread(self, model: Transformer, device: torch.device) -> nn.Module:
@@ -83,7 +83,7 @@ class Team:
         return model.no_sync() if isinstance(model, nn.parallel.DistributedDataParallel) and not last else nullcontext()
 
     def largest(self, number: int) -> int:
-        """Of the numbers of all ranks."""
+        """Returns the largest of the numbers that all ranks give."""
         if self.size == 1:
             return number
         held = torch.tensor(number)
@@ -91,7 +91,7 @@ class Team:
         return int(held)
 
     def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Whole on the first rank; FSDP2's shards are gathered."""
+        """Returns the whole state on the first rank, for which FSDP2 gathers its shards."""
         if self.kind != "fsdp":
             return optimizer.state_dict()
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict

@@ -51,7 +51,7 @@ class Subject:
 
     @property
     def names(self) -> list[str]:
-        """Of the parameters, in the order of ``parameters.tensors``."""
+        """Names the parameters in the order of ``parameters.tensors``."""
         return [name for name, _ in self.model.named_parameters()]
 
     def real(self, stack: str) -> Tensor:

@@ -1,0 +1,42 @@
+"""README.md is short, its links lead somewhere, and its tables name what the registries have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from stabilitylab.commands import COMMANDS
+from stabilitylab.models import ARCHS
+from stabilitylab.probes import PROBES
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+VARIANTS = {"dsinit-code", "dlcl-post"}  # of their paper's entry
+
+
+def table(head: str) -> list[str]:
+    """What stands in code in a table under that head."""
+    return re.findall(r"`([a-z-]+(?:_[a-z_]+)?)`", README.split(f"\n| {head} |")[1].split("\n\n")[0])
+
+
+def test_it_is_read_in_minutes() -> None:
+    assert len(README.splitlines()) <= 125
+    assert len(README.split()) <= 1500
+
+
+@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#]+)\)", README))))
+def test_links_lead_somewhere(link: str) -> None:
+    assert link.startswith("http") or (ROOT / link).exists()
+
+
+def test_its_tables_are_those_of_the_registries() -> None:
+    assert set(table("command")) == set(COMMANDS)
+    assert set(table("probes")) == set(PROBES)
+    assert set(table("architectures")) - {"--arch"} == set(ARCHS) - VARIANTS
+
+
+def test_its_program_compiles() -> None:
+    for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
+        compile(block, "README.md", "exec")
