@@ -327,10 +327,8 @@ def tallies(findings: Iterable[Finding], registered: Iterable[Finding] | None = 
         listed = sum(one.claim.paper == paper and one.claim.kind == "published" for one in everything)
         if own:
             found.append(Tally(paper, _counts(own), sum(bool(one.survives) for one in own), listed))
-    for kind in get_args(Kind)[1:]:
-        if own := [one for one in some if one.claim.kind == kind]:
-            found.append(Tally(kind, _counts(own)))
-    return found
+    others = {kind: [one for one in some if one.claim.kind == kind] for kind in get_args(Kind)[1:]}
+    return [*found, *(Tally(kind, _counts(own)) for kind, own in others.items() if own)]
 
 
 def _counts(findings: Sequence[Finding]) -> dict[Outcome, int]:

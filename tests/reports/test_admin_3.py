@@ -180,7 +180,12 @@ def test_two_depths_are_no_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("ratio", "spread", "expected"),
-    [(2.8, EVEN, "reproduced"), (0.5, EVEN, "contradicted"), (1.2, EVEN, "not reproduced"), (2.8, WILD, "inconclusive")],
+    [
+        (2.8, EVEN, "reproduced"),
+        (0.5, EVEN, "contradicted"),
+        (1.2, EVEN, "not reproduced"),
+        (2.8, WILD, "inconclusive"),
+    ],
 )
 def test_preln_is_bottom_heavy(tmp_path: Path, ratio: float, spread: Sequence[float], expected: str) -> None:
     for seed, factor in zip(SEEDS, spread, strict=True):

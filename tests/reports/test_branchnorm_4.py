@@ -130,7 +130,9 @@ def test_c37_final_loss(gap: Loss, expected: str) -> None:
     found = verdict("C37", models("branchnorm", gap, depths=depths), models("deepnorm", flat, depths=depths))
     assert found.verdict == expected
     means = {n: np.mean([gap(n, s) - 5 for s in SEEDS]) for n in depths}
-    assert [effect["mean"] for effect in found.effects] == pytest.approx([np.mean([*means.values()]), means[6], means[12]])
+    assert [effect["mean"] for effect in found.effects] == pytest.approx(
+        [np.mean([*means.values()]), means[6], means[12]]
+    )
 
 
 def test_c37_prints_the_ablation_which_decides_nothing() -> None:

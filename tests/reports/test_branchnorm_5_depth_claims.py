@@ -73,7 +73,9 @@ def test_c45_judges_both_architectures() -> None:
         "slope on the smallest data, BranchNorm",
     ]
     mean, deepnorm, branchnorm = (effect["mean"] for effect in found.effects[:3])
-    assert (mean, deepnorm, branchnorm) == pytest.approx((-0.2 / math.log(100), -0.6 / math.log(100), 0.2 / math.log(100)))
+    assert (mean, deepnorm, branchnorm) == pytest.approx(
+        (-0.2 / math.log(100), -0.6 / math.log(100), 0.2 / math.log(100))
+    )
 
 
 def test_c45_compares_the_same_sizes_at_each_seed() -> None:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,9 +151,7 @@ def test_from_run_directories(tmp_path: Path) -> None:
     assert picture.panels[1].series[0].y == [0.5]
 
 
-def grid(
-    lost: Callable[[str, int, float, int], bool], rates: Sequence[float] = SCALED, **more: Any
-) -> list[Record]:
+def grid(lost: Callable[[str, int, float, int], bool], rates: Sequence[float] = SCALED, **more: Any) -> list[Record]:
     return [
         run(arch, warmup, lr, seed, verdict="stuck" if lost(arch, warmup, lr, seed) else "trained", **more)
         for arch, warmup, lr, seed in itertools.product(("branchnorm", "deepnorm"), WARMUPS, rates, SEEDS)

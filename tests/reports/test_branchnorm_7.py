@@ -126,7 +126,11 @@ def test_c39_the_other_pairs_describe() -> None:
     models_ = [*shapes(flat, ("linear", "exp")), *models(
         "branchnorm", sigmoid, settings={"model": {"growth": "sigmoid", "T": 100}})]  # fmt: skip
     found = verdict("C39", models_)
-    assert (found.verdict, found.effects[1]["mean"], found.effects[1]["verdict"]) == ("reproduced", pytest.approx(1), "")
+    assert (found.verdict, found.effects[1]["mean"], found.effects[1]["verdict"]) == (
+        "reproduced",
+        pytest.approx(1),
+        "",
+    )
 
 
 def test_c39_without_sigmoid() -> None:

@@ -81,7 +81,7 @@ def test_p_is_of_leaving_the_region_that_is_decided() -> None:
     assert first["p"] == pytest.approx(stats.t.sf(1.1 * math.sqrt(3) / 0.1, 2))
     (between,) = judge(of(BETWEEN), NO_RUNS).effects  # beyond R's end, which is at 1
     assert between["p"] == pytest.approx(stats.t.sf(0.5 * math.sqrt(3) / 0.1, 2))
-    (share,) = judge(of(Share("lost", {s: (1, 1) for s in range(6)}, Region(low=0.5))), NO_RUNS).effects
+    (share,) = judge(of(Share("lost", dict.fromkeys(range(6), (1, 1)), Region(low=0.5))), NO_RUNS).effects
     assert share["p"] == pytest.approx(0.5**6)
 
 
@@ -173,7 +173,7 @@ def test_counts_need_six_runs(count: int, n: int, verdict: str) -> None:
 def test_many_runs_of_few_seeds_count_as_seeds(seeds: int, verdict: str) -> None:
     """The interval of "all of two runs a seed" begins at .66 with six seeds, and at .43 with four, whose eight runs
     would have it at .63; two seeds decide nothing."""
-    found = judge(of(Share("lost", {seed: (2, 2) for seed in range(seeds)}, Region(low=0.5))), NO_RUNS)
+    found = judge(of(Share("lost", dict.fromkeys(range(seeds), (2, 2)), Region(low=0.5))), NO_RUNS)
     assert found.verdict == verdict
 
 

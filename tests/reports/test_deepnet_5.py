@@ -87,7 +87,9 @@ def make_steps(
                     tables={
                         "update_rate": Made(SITES, ("value",), rate, total="mean"),
                         "theorem43": Made(
-                            [Row("sgd.vo_ffn"), Row("adam.vo_ffn")], ("measured", "estimate", "spectral"), theorem,
+                            [Row("sgd.vo_ffn"), Row("adam.vo_ffn")],
+                            ("measured", "estimate", "spectral"),
+                            theorem,
                             total="mean",
                         ),
                         "lemma41": Made(
@@ -272,7 +274,11 @@ def test_deepnets_own_postln_decides(tmp_path: Path) -> None:
     [
         (lambda n, seed: 0.14 + 0.01 * seed, lambda n, seed: 0.95, "contradicted"),
         (lambda n, seed: 0.2 if seed == 3 else 0.8, lambda n, seed: 0.95, "inconclusive"),
-        (lambda n, seed: 0.6 + 0.01 * seed, lambda n, seed: 1.2 + 0.01 * seed, "reproduced"),  # the proved half is printed
+        (
+            lambda n, seed: 0.6 + 0.01 * seed,
+            lambda n, seed: 1.2 + 0.01 * seed,
+            "reproduced",
+        ),  # the proved half is printed
         (lambda n, seed: 0.6 + 0.01 * seed, lambda n, seed: 1.0, "reproduced"),
     ],
 )

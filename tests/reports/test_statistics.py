@@ -85,6 +85,7 @@ def test_ratios_a_hundred_decades_apart_have_an_interval() -> None:
 def test_an_interval_decides_where_it_lies_wholly_inside(low: float, high: float, verdict: str) -> None:
     assert decide(low, high, ONE, OTHER) == verdict
 
+
 @pytest.mark.parametrize(
     ("low", "high", "reproduced", "contradicted", "verdict"),
     [
@@ -123,7 +124,9 @@ def test_p_falls_below_a_fortieth_exactly_where_the_interval_lies_inside(region:
 
 def test_p_is_scipys_on_one_side_and_the_larger_of_two() -> None:
     sample = [0.9, 1.4, 1.3, 2.0]
-    above, below = (stats.ttest_1samp(sample, end, alternative=side).pvalue for end, side in ((1, "greater"), (2, "less")))
+    above, below = (
+        stats.ttest_1samp(sample, end, alternative=side).pvalue for end, side in ((1, "greater"), (2, "less"))
+    )
     assert t_outside(sample, Region(low=1)) == pytest.approx(above)
     assert t_outside(sample, Region(1, 2)) == pytest.approx(max(above, below))
     assert t_outside(np.exp(sample).tolist(), Region(low=math.e), log=True) == pytest.approx(above)
