@@ -92,7 +92,10 @@ def _primary(effect: dict[str, Any], holm: float) -> str:
 
 
 def _other_conditions(effect: dict[str, Any], first: dict[str, Any]) -> str:
-    return f" ({effect['conditions']})" if effect["conditions"] not in ("", first["conditions"]) else ""
+    from ..reports.conditions import differing
+
+    said = differing(effect["conditions"], first["conditions"])
+    return f" ({said})" if said else ""
 
 
 def show_power(found: Sequence[Power]) -> None:

@@ -23,6 +23,7 @@ from .collection import Runs
 from .statistics import TAIL, Count, Region, decide, effective, share_interval
 
 POINTS = 2000  # quantiles of the sample's standard deviation over which an expectation is taken
+DRAWS = 1000  # of a share's counts, of several runs a seed
 LEAST_PILOT = 2  # seeds that have a spread
 
 
@@ -96,12 +97,27 @@ def of_mean(
 def of_share(
     seeds: int, runs: float, share: float, reproduced: Region, contradicted: Region | None = None, like: float = 1.0
 ) -> tuple[float, float]:
-    """The same of a share over ``seeds`` with so many ``runs`` each, binomial in the number of independent ones:
-    seeds * runs / ``like``, the design effect."""
-    n = max(1, round(seeds * runs / like))
-    verdicts = [_of_count(count / n, seeds, runs, n, reproduced, contradicted) for count in range(n + 1)]
-    weights = stats.binom.pmf(np.arange(n + 1), n, share)
-    decided, right = (np.array([test(v) for v in verdicts], float) for test in (_decided, _reproduced))
+    """The same of a share over ``seeds``: of one run each binomial; of several ``runs`` each by DRAWS of beta-binomial
+    counts, in which runs of one seed correlate as the design effect ``like`` = 1 + correlation (runs - 1) says."""
+    each = round(runs)
+    if each <= 1:
+        counts = np.arange(seeds + 1)
+        found = [_of_count(count / seeds, seeds, 1, seeds, reproduced, contradicted) for count in counts]
+        weights = stats.binom.pmf(counts, seeds, share)
+    else:
+        alike = min(max((like - 1) / (each - 1), 0.0), 0.99)
+        draw, size = np.random.default_rng(0), (DRAWS, seeds)
+        spread = (1 - alike) / alike if alike > 0 else math.inf
+        certain = math.isinf(spread) or share in (0.0, 1.0)
+        means = np.full(size, share) if certain else draw.beta(spread * share, spread * (1 - share), size)
+        drawn = [[(float(k), float(each)) for k in own] for own in draw.binomial(each, means)]
+        enough = seeds >= LEAST_SEEDS and seeds * each >= LEAST_COUNTED
+        found = [
+            decide(*share_interval(*effective(own)), reproduced, contradicted) if enough else "inconclusive"
+            for own in drawn
+        ]
+        weights = np.full(DRAWS, 1 / DRAWS)
+    decided, right = (np.array([test(v) for v in found], float) for test in (_decided, _reproduced))
     return float(weights @ decided), float(weights @ right)
 
 

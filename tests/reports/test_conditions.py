@@ -50,7 +50,7 @@ def _initial(folder: Path) -> None:
             test_admin_3.start(folder, "postln", 0.1, seed=seed, layers=layers)
         for layers in (18, 50):
             test_admin_3.start(folder, "deepnorm", 1.0, seed=seed, layers=layers)
-    test_admin_3.mixed(folder, 0.9, failed=6, trained=0, pure=3)
+    test_admin_3.mixed(folder / "mixed", 0.9, failed=6, trained=0, pure=3)
 
 
 def _grown(folder: Path) -> None:
@@ -140,9 +140,6 @@ def check(ids: str, runs: Runs) -> None:
         assert first["reproduced"] is not None, f"{id} has a first effect that cannot decide"
         for effect in found.effects:
             assert effect["conditions"], f"{id}, {effect['effect']}: measured on no run"
-            assert (
-                "64-128-2" in effect["conditions"] or "512-128-2" in effect["conditions"] or "/" in effect["conditions"]
-            )
         for effect in others:
             assert effect["reproduced"] is effect["contradicted"] is None, f"{id}: {effect['effect']} has regions"
 
@@ -222,7 +219,7 @@ def test_groups_of_own_learning_rates() -> None:
         return remembered(f"{arch}-{lr}-{layers}", arch=arch, layers=layers, settings={"train": {"lr": lr}})
 
     own = [at("deepnorm", 1e-3), at("branchnorm", 2e-3)]
-    assert [group.labels for group in comparable(Runs(own))][0] == ["deepnorm", "branchnorm"]
+    assert comparable(Runs(own))[0].labels == ["deepnorm", "branchnorm"]
     several = [*own, at("deepnorm", 4e-3)]
     assert {len(group.labels) for group in comparable(Runs(several))} == {1}  # which of DeepNorm's rates?
     apart = [at("deepnorm", 1e-3, 6), at("branchnorm", 2e-3, 18)]
