@@ -49,7 +49,8 @@ def claims(
         _make_fast(folder, jobs, data, quiet)
     from ..reports import figures  # noqa: F401  (registers the claims)
     from ..reports.build import load
-    from ..reports.claims import CLAIMS, headline, ledger
+    from ..reports.claims import CLAIMS, ledger
+    from ..reports.headline import headline
 
     chosen = {CLAIMS.resolve(id) for id in only or CLAIMS}
     runs, broken = load(folder)

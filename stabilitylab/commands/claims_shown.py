@@ -31,7 +31,7 @@ def _console() -> Console:
 
 def show(findings: Sequence[Finding], registered: Sequence[Finding]) -> None:
     """The ledger, a claim's first effect before those that describe; ``registered``: all claims that were judged."""
-    from ..reports.claims import tallies
+    from ..reports.headline import tallies
 
     console = _console()
     table = Table(box=None, padding=(0, 1, 1, 0), show_header=False, pad_edge=False)

@@ -62,7 +62,7 @@ def report(
 
 
 def _facts(built: Built) -> dict[str, object]:
-    from ..reports.claims import headline
+    from ..reports.headline import headline
 
     return {
         "page": str(built.page),
@@ -77,7 +77,7 @@ def _facts(built: Built) -> dict[str, object]:
 
 
 def _show(built: Built) -> None:
-    from ..reports.claims import tallies
+    from ..reports.headline import tallies
 
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
     table = Table(box=None, padding=(0, 2), show_header=False, pad_edge=False)

@@ -19,9 +19,10 @@ from ..experiments import command
 from ..store.layout import plain
 from . import page, paper
 from .base import FIGURES, MissingRuns, Picture
-from .claims import Finding, headline, ledger
+from .claims import Finding, ledger
 from .collection import Record, Runs
 from .diagnosis import diagnose
+from .headline import headline
 
 log = logging.getLogger(__name__)
 WORKERS = 4  # processes that print

@@ -18,9 +18,10 @@ from markupsafe import Markup
 from ..store.files import replace_file
 from . import screen, style
 from .base import Panel, Picture
-from .claims import VERDICTS, Finding, Kind, tallies
+from .claims import VERDICTS, Finding, Kind
 from .collection import Record, Runs, spans
 from .conditions import differing
+from .headline import tallies
 from .intervals import interval, mark
 from .pooling import COLUMNS
 
