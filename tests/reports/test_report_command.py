@@ -78,7 +78,7 @@ def test_claims_prints_every_claim_and_exits_0_whatever_it_says(run, tmp_path: P
     assert "beside it: median difference 0.09 [" in words
     assert "3L-3L, 64-128-2, synthetic" in words
     assert "set after a look: " in words
-    assert "of which 0 survive Holm over the 12 published claims of that paper" in words
+    assert "of which 1 survives Holm over the 12 published claims of that paper" in words
     assert all(len(line.rstrip()) <= 120 or line.startswith("  stabilitylab ") for line in out.splitlines())
     code, out, _ = run("claims", "runs", "--claim", "c41", "--json")
     (only,) = json.loads(out)["claims"]
