@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from ..errors import ResourceError
+from ..errors import ResourceError, UsageError
 from . import command
+from ._claims_shown import show, show_power
 from ._options import JSON, QUIET, RUNS, VERBOSE
-
-if TYPE_CHECKING:
-    from ..reports.claims import Finding
-
-MARKS = {"reproduced": "green", "contradicted": "red", "inconclusive": "yellow", "not testable": "dim"}
 
 
 @command("claims", rank=70)
@@ -34,30 +29,43 @@ def claims(
     jobs: Annotated[int, typer.Option(min=1, help="Processes of --fast.")] = min(4, os.cpu_count() or 1),
     data: Annotated[str | None, typer.Option(help="Data of --fast, as for 'probe'.", show_default="synthetic")] = None,
     only: Annotated[list[str] | None, typer.Option("--claim", help="Only this claim, such as C20; repeatable.")] = None,
+    power: Annotated[
+        bool, typer.Option("--power", help="Before runs are made: which claims the seeds of their sweeps can decide.")
+    ] = False,
+    pilot: Annotated[
+        Path | None, typer.Option(help="Of --power: a claims.csv whose numbers give the spread, in place of runs.")
+    ] = None,
     as_json: Annotated[bool, JSON] = False,
     quiet: Annotated[bool, QUIET] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> int:
-    """Judge the papers' claims on the runs at hand.
+    """Judge the papers' claims on the runs at hand; with --power, say what runs that are planned could decide.
 
     Exit 0 whatever the verdicts, 1 where a claim's test itself fails.
     """
+    if pilot and not power:
+        raise UsageError("--pilot is for --power, which it gives the spread of each claim's number: add --power.")
+    if power:
+        return _power(folder, pilot, only or (), as_json)
     if fast:
         _make_fast(folder, jobs, data, quiet)
     from ..reports.build import load
     from ..reports.claims import CLAIMS, ledger
+    from ..reports.headline import headline
 
     chosen = {CLAIMS.resolve(id) for id in only or CLAIMS}
     runs, broken = load(folder)
-    findings = [finding for finding in ledger(runs, broken) if finding.claim.id in chosen]
+    everything = ledger(runs, broken)
+    findings = [finding for finding in everything if finding.claim.id in chosen]
     for path, sentence in broken:
         print(f"{path.name}: {sentence}", file=sys.stderr)
     if as_json:
         from ..store.layout import plain
 
-        print(json.dumps(plain({"claims": [finding.as_dict() for finding in findings]}), indent=2))
+        facts = {"headline": headline(findings), "claims": [finding.as_dict() for finding in findings]}
+        print(json.dumps(plain(facts), indent=2))
     else:
-        _show(findings)
+        show(findings, everything)
     failed = [finding for finding in findings if finding.error is not None]
     for finding in failed:
         print(f"{finding.claim.id}: {finding.why}", file=sys.stderr)
@@ -83,33 +91,19 @@ def _make_fast(out: Path, jobs: int, data: str | None, quiet: bool) -> None:
         )
 
 
-def _show(findings: list[Finding]) -> None:
-    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
-    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
-    for column in ("claim", "verdict", "what a paper says", "effect [95 % interval]", "seeds", "threshold"):
-        table.add_column(column)
-    for finding in findings:
-        lines = finding.effects or [{}]
-        for place, effect in enumerate(lines):
-            head = (finding.claim.id, finding.verdict, f"{finding.claim.sentence} ({finding.claim.source})")
-            shown = head if place == 0 else ("", "", "")
-            table.add_row(shown[0], shown[1], shown[2], *_cells(finding, effect), style=MARKS[finding.verdict])
-    console.print(table, highlight=False, markup=False)
-    verdicts = [finding.verdict for finding in findings]
-    console.print("\n" + ", ".join(f"{verdicts.count(v)} {v}" for v in MARKS if v in verdicts), highlight=False)
-    commands = dict.fromkeys(finding.command for finding in findings if finding.command)
-    if commands:
-        console.print("what is not testable needs:", highlight=False)
-        for one in commands:
-            console.print(f"  {one}", highlight=False, markup=False)
+def _power(folder: Path, pilot: Path | None, only: Sequence[str], as_json: bool) -> int:
+    from ..reports import figures  # noqa: F401  (registers the claims)
+    from ..reports import power as planning
+    from ..reports.build import load
+    from ..reports.claims import CLAIMS
 
+    chosen = {CLAIMS.resolve(id) for id in only or CLAIMS}
+    pilots = planning.from_ledger(pilot) if pilot else planning.from_runs(load(folder)[0])
+    found = [planning.power(CLAIMS[id], pilots.get(id)) for id in sorted(chosen)]
+    if as_json:
+        from ..store.layout import plain
 
-def _cells(finding: Finding, effect: dict[str, Any]) -> tuple[str, str, str]:
-    if not effect:
-        return finding.why, "", finding.claim.threshold
-    text = f"{effect['effect']} {effect['mean']:.3g}"
-    if not math.isnan(effect["low"]):
-        text += f" [{effect['low']:.3g}, {effect['high']:.3g}]"
-    needed = f" (would need {effect['needed']})" if effect["verdict"] == "inconclusive" and effect["needed"] else ""
-    against = f"; X {effect['contradicted']}" if effect["contradicted"] else ""
-    return text, f"{effect['n']}{needed}", f"R {effect['reproduced']}{against}"
+        print(json.dumps(plain({"power": [one.as_dict() for one in found]}), indent=2))
+    else:
+        show_power(found)
+    return 0

@@ -64,12 +64,9 @@ def report(
     return int(bool(built.failed))
 
 
-def _counts(built: Built) -> dict[str, int]:
-    verdicts = [finding.verdict for finding in built.findings]
-    return {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(sorted(verdicts))}
-
-
 def _facts(built: Built) -> dict[str, object]:
+    from ..reports.headline import headline
+
     return {
         "page": str(built.page),
         "figures": [
@@ -77,12 +74,14 @@ def _facts(built: Built) -> dict[str, object]:
         ],
         "missing": [{"id": one.id, "why": one.sentence, "command": one.command} for one in built.missing],
         "failed": [{"id": one.id, "why": one.sentence} for one in built.failed],
-        "claims": _counts(built),
+        "claims": headline(built.findings),
         "unreadable": [{"run": str(path), "why": sentence} for path, sentence in built.broken],
     }
 
 
 def _show(built: Built) -> None:
+    from ..reports.headline import tallies
+
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
     table = Table(box=None, padding=(0, 2), show_header=False, pad_edge=False)
     for section in built.sections:
@@ -96,8 +95,9 @@ def _show(built: Built) -> None:
         console.print("\nnot made, because of an error (-v shows where):", highlight=False)
         for one in built.failed:
             console.print(f"{one.id}: {one.sentence}", highlight=False, markup=False)
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in _counts(built).items())
-    console.print(f"\n{len(built.findings)} claims: {counts}", highlight=False, markup=False)
+    console.print(f"\n{len(built.findings)} claims:", highlight=False)
+    for tally in tallies(built.findings):
+        console.print(f"  {tally}", highlight=False, markup=False)
     for path, sentence in built.broken:
         print(f"{path.name}: {sentence}", file=sys.stderr)
     console.print(f"page: {built.page}", highlight=False, markup=False)

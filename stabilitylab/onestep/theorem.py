@@ -24,7 +24,8 @@ estimate = sum_j v_j w_j c_j over cross-attention, times sum_i sqrt(v_i^2 + w_i^
 plus the same sum over the decoder (a single stack: its own sum alone, Thm. 4.2). c = 1 / alpha as measured: the factor
 on the branch over that on x. v, w: rms of a matrix over Xavier's; ||dtheta||: Frobenius norm over that of a Xavier
 matrix, v and w in quadrature. The theory has d = 1, so this is an estimate, not a bound. spectral: the same with
-operator norms of W and dW. DeepNet, Thms. 4.2 and 4.3; both normalisations are Inferred."""
+operator norms of W and dW: the bound, as ||d(W V x)|| <= sqrt(v^2 + w^2) ||dtheta|| ||x|| (Cauchy and Schwarz).
+DeepNet, Thms. 4.2 and 4.3; both normalisations are Inferred."""
 PAIRS = {"self_attn": ("v", "out"), "cross_attn": ("v", "out"), "ffn": ("fc1", "fc2")}
 
 

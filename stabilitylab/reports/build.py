@@ -21,9 +21,10 @@ from ..store.files import replace_file
 from ..store.layout import plain
 from . import page, paper
 from .base import FIGURES, MissingRuns, Picture
-from .claims import Finding, headline, ledger
+from .claims import Finding, ledger
 from .collection import Record, Runs, spared
 from .diagnosis import diagnose
+from .headline import headline
 
 log = logging.getLogger(__name__)
 WORKERS = 4  # processes that print

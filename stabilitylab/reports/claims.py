@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 from ..errors import DamagedError, in_words
 from ..experiments import command
@@ -302,54 +302,3 @@ def corrected(findings: Sequence[Finding]) -> list[Finding]:
 def _p(finding: Finding) -> float:
     p = finding.effects[0]["p"] if finding.effects else math.nan
     return 1.0 if math.isnan(p) else p
-
-
-@dataclass(frozen=True)
-class Tally:
-    """What a headline counts together: the published claims of one paper, or all claims of another kind."""
-
-    name: str
-    counts: Mapping[Outcome, int]
-    survive: int | None = None  # verdicts that survive Holm, of published claims
-    listed: int = 0  # published claims of that paper, over which Holm's correction goes
-
-    def __str__(self) -> str:
-        """``BranchNorm: 2 reproduced, 1 contradicted, of which 1 survives Holm over the 20 published claims of that
-        paper``."""
-        found = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items() if count)
-        if self.survive is None:
-            return f"{self.name}: {found}"
-        many = "survives" if self.survive == 1 else "survive"
-        over = f"the {self.listed} published claims of that paper" if self.listed > 1 else "that one published claim"
-        return f"{self.name}: {found}, of which {self.survive} {many} Holm over {over}"
-
-
-def tallies(findings: Iterable[Finding], registered: Iterable[Finding] | None = None) -> list[Tally]:
-    """The published claims of each paper, then each other kind; ``registered``: the whole ledger, where ``findings``
-    are some of it."""
-    some = list(findings)
-    everything = some if registered is None else list(registered)
-    found = []
-    for paper in dict.fromkeys(one.claim.paper for one in everything):
-        own = [one for one in some if one.claim.paper == paper and one.claim.kind == "published"]
-        listed = sum(one.claim.paper == paper and one.claim.kind == "published" for one in everything)
-        if own:
-            found.append(Tally(paper, _counts(own), sum(bool(one.survives) for one in own), listed))
-    for kind in get_args(Kind)[1:]:
-        if own := [one for one in some if one.claim.kind == kind]:
-            found.append(Tally(kind, _counts(own)))
-    return found
-
-
-def _counts(findings: Sequence[Finding]) -> dict[Outcome, int]:
-    return {verdict: sum(one.verdict == verdict for one in findings) for verdict in VERDICTS}
-
-
-def headline(findings: Iterable[Finding]) -> dict[str, dict[str, int]]:
-    """Kind -> verdict -> how many; of published claims also how many verdicts ``survive`` Holm."""
-    counts: dict[str, dict[str, int]] = {}
-    for one in findings:
-        own = counts.setdefault(one.claim.kind, dict.fromkeys(VERDICTS, 0) | {"survive": 0})
-        own[one.verdict] += 1
-        own["survive"] += bool(one.survives)
-    return counts

@@ -72,7 +72,16 @@ def _share(run: Record, updates: Any) -> str:
     """``240 (4 %)``: a number of updates with its share of the run."""
     if updates is None:
         return "?"
-    return f"{updates} ({100 * int(updates) / run.updates:.3g} %)" if run.updates and updates else str(updates)
+    if not run.updates or not updates:
+        return str(updates)
+    share = 100 * int(updates) / run.updates
+    return f"{updates} ({share:.3g} %)" if share < 1000 else f"{updates} ({share:.0f} %)"
+
+
+def differing(said: str, first: str) -> str:
+    """What of :func:`conditions` or :func:`limits` is not in those of another number; "" where nothing is."""
+    known = {*first.split(", ")}
+    return ", ".join(word for word in said.split(", ") if word not in known)
 
 
 def limits(records: Iterable[Record]) -> str:

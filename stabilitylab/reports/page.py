@@ -18,8 +18,10 @@ from markupsafe import Markup
 from ..store.files import replace_file
 from . import screen, style
 from .base import Panel, Picture
-from .claims import VERDICTS, Finding, Kind, tallies
+from .claims import VERDICTS, Finding, Kind
 from .collection import Record, Runs, spans
+from .conditions import differing
+from .headline import tallies
 from .intervals import interval, mark
 from .pooling import COLUMNS
 
@@ -217,8 +219,8 @@ def _claim(finding: Finding, shown: set[str]) -> dict[str, Any]:
 
 
 def _effect(effect: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
-    """With its words and mark; conditions and limits where they are not those of the first effect."""
-    said = [effect[key] for key in ("conditions", "limits") if effect[key] != first[key] or effect is first]
+    """With its words and mark; of conditions and limits what is not that of the first effect."""
+    said = [effect[key] if effect is first else differing(effect[key], first[key]) for key in ("conditions", "limits")]
     return {**effect, "text": interval(effect), "mark": mark(effect), "said": [words for words in said if words]}
 
 

@@ -23,6 +23,7 @@ from .collection import Runs
 from .statistics import TAIL, Count, Region, decide, effective, share_interval
 
 POINTS = 2000  # quantiles of the sample's standard deviation over which an expectation is taken
+DRAWS = 1000  # of a share's counts, of several runs a seed
 LEAST_PILOT = 2  # seeds that have a spread
 
 
@@ -33,14 +34,14 @@ class Pilot:
     name: str
     reproduced: Region
     contradicted: Region | None
-    values: Sequence[float] = ()
+    numbers: Sequence[float] = ()
     counts: Sequence[Count] = ()
     log: bool = False
     labels: frozenset[str] = frozenset()  # of the runs that it was measured on, where they are known
 
     @property
     def seeds(self) -> int:
-        return len(self.values) or len(self.counts)
+        return len(self.numbers) or len(self.counts)
 
 
 @dataclass(frozen=True)
@@ -96,12 +97,27 @@ def of_mean(
 def of_share(
     seeds: int, runs: float, share: float, reproduced: Region, contradicted: Region | None = None, like: float = 1.0
 ) -> tuple[float, float]:
-    """The same of a share over ``seeds`` with so many ``runs`` each, binomial in the number of independent ones:
-    seeds * runs / ``like``, the design effect."""
-    n = max(1, round(seeds * runs / like))
-    verdicts = [_of_count(count / n, seeds, runs, n, reproduced, contradicted) for count in range(n + 1)]
-    weights = stats.binom.pmf(np.arange(n + 1), n, share)
-    decided, right = (np.array([test(v) for v in verdicts], float) for test in (_decided, _reproduced))
+    """The same of a share over ``seeds``: of one run each binomial; of several ``runs`` each by DRAWS of beta-binomial
+    counts, in which runs of one seed correlate as the design effect ``like`` = 1 + correlation (runs - 1) says."""
+    each = round(runs)
+    if each <= 1:
+        counts = np.arange(seeds + 1)
+        found = [_of_count(count / seeds, seeds, 1, seeds, reproduced, contradicted) for count in counts]
+        weights = stats.binom.pmf(counts, seeds, share)
+    else:
+        alike = min(max((like - 1) / (each - 1), 0.0), 0.99)
+        draw, size = np.random.default_rng(0), (DRAWS, seeds)
+        spread = (1 - alike) / alike if alike > 0 else math.inf
+        certain = math.isinf(spread) or share in (0.0, 1.0)
+        means = np.full(size, share) if certain else draw.beta(spread * share, spread * (1 - share), size)
+        drawn = [[(float(k), float(each)) for k in own] for own in draw.binomial(each, means)]
+        enough = seeds >= LEAST_SEEDS and seeds * each >= LEAST_COUNTED
+        found = [
+            decide(*share_interval(*effective(own)), reproduced, contradicted) if enough else "inconclusive"
+            for own in drawn
+        ]
+        weights = np.full(DRAWS, 1 / DRAWS)
+    decided, right = (np.array([test(v) for v in found], float) for test in (_decided, _reproduced))
     return float(weights @ decided), float(weights @ right)
 
 
@@ -119,10 +135,18 @@ def _of_count(
     """The verdict of this share, of so many independent runs."""
     if seeds < LEAST_SEEDS or seeds * runs < LEAST_COUNTED:
         return "inconclusive"
-    n = independent
-    if runs > 1:  # as in statistics.effective, for seeds so few
-        n *= float(stats.t.ppf(1 - TAIL, seeds * runs - 1) / stats.t.ppf(1 - TAIL, seeds - 1)) ** 2
-    return decide(*share_interval(share * n, n), reproduced, contradicted)
+    return decide(*_between(share, seeds, runs, independent), reproduced, contradicted)
+
+
+def _between(share: float, seeds: int, runs: float, independent: float) -> tuple[float, float]:
+    """The interval of this share; of several runs a seed less counts, as in :func:`statistics.effective`."""
+    several = seeds > 1 and runs > 1
+    n = independent * (_fewer(seeds * runs, seeds) if several else 1.0)
+    return share_interval(share * n, n)
+
+
+def _fewer(runs: float, seeds: int) -> float:
+    return float(stats.t.ppf(1 - TAIL, runs - 1) / stats.t.ppf(1 - TAIL, seeds - 1)) ** 2
 
 
 def design_effect(counts: Sequence[Count]) -> float:
@@ -130,8 +154,7 @@ def design_effect(counts: Sequence[Count]) -> float:
     n = sum(m for _, m in counts)
     if len(counts) in (1, n):
         return 1.0
-    fewer = float(stats.t.ppf(1 - TAIL, n - 1) / stats.t.ppf(1 - TAIL, len(counts) - 1)) ** 2
-    return max(1.0, n * fewer / effective(counts)[1])
+    return max(1.0, n * _fewer(n, len(counts)) / effective(counts)[1])
 
 
 def power(entry: Claim, pilot: Pilot | None) -> Power:
@@ -147,15 +170,14 @@ def power(entry: Claim, pilot: Pilot | None) -> Power:
         best = [_of_count(end, planned, runs, planned * runs, *regions) for end in (0.0, 1.0)]
         reachable = any(map(_decided, best))
         decides, reproduces = of_share(planned, runs, share, *regions, like)
-        n = planned * runs / like
-        low, high = share_interval(share * n, n)
+        low, high = _between(share, planned, runs, planned * runs / like)
         note = "" if reachable else "cannot reach a verdict: too few seeds even if all agree"
         return Power(entry, planned, pilot, share, (high - low) / 2, decides, reproduces, reachable, note)
     if planned < LEAST_PILOT:
         return Power(entry, planned, pilot, reachable=False, note="cannot reach a verdict: one seed has no interval")
-    sample = np.log(pilot.values) if pilot.log and min(pilot.values) > 0 else np.asarray(pilot.values, float)
+    sample = np.log(pilot.numbers) if pilot.log and min(pilot.numbers) > 0 else np.asarray(pilot.numbers, float)
     ends = tuple(region and (_logs(region) if pilot.log else region) for region in regions)
-    if len(sample) < LEAST_PILOT or not np.isfinite(sample).all() or (pilot.log and min(pilot.values) <= 0):
+    if len(sample) < LEAST_PILOT or not np.isfinite(sample).all() or (pilot.log and min(pilot.numbers) <= 0):
         return Power(entry, planned, pilot, note="the pilot has no spread: it needs two seeds or more that trained")
     mean, deviation = float(sample.mean()), float(sample.std(ddof=1))
     assert ends[0] is not None
@@ -203,8 +225,9 @@ def _pilot(first: Effect | Share) -> Pilot | None:
     if isinstance(first, Share):
         counts = [count for count in first.counts.values() if count[1] > 0]
         return Pilot(first.name, first.reproduced, first.contradicted, counts=counts, labels=labels) if counts else None
-    values = [*first.values.values()]
-    return Pilot(first.name, first.reproduced, first.contradicted, values, log=first.log, labels=labels)
+    by_seed = dict(first.values)
+    numbers = [by_seed[seed] for seed in by_seed]
+    return Pilot(first.name, first.reproduced, first.contradicted, numbers, log=first.log, labels=labels)
 
 
 def from_ledger(path: Path) -> dict[str, Pilot]:
@@ -223,7 +246,7 @@ def from_ledger(path: Path) -> dict[str, Pilot]:
 
 
 def _from_row(row: Mapping[Any, str]) -> Pilot | None:
-    values = [*ast.literal_eval(row["effect_values"].replace("nan", "None").replace("inf", "None")).values()]
+    values = [*ast.literal_eval(re.sub(r"-?\b(nan|inf)\b", "None", row["effect_values"])).values()]
     reproduced, other = (region_of(row[f"effect_{kind}"]) for kind in ("reproduced", "contradicted"))
     if not values or reproduced is None:
         return None

@@ -17,6 +17,7 @@ DASHES = ("solid", "dashed", "dotted", "dashdot")
 CONTROLS = {  # the look of the controls that the sweeps run; any other gets one by its name
     "postln+beta": "dashed",
     "postln gain=1": "dashdot",
+    "postln-init gain=1": "dashdot",
     "postln/preln": "dotted",
     "branchnorm T=1": "dashed",
     "branchnorm alpha=0": "dotted",

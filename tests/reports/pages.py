@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from in_memory import remembered
 from making import make_run
 
 from stabilitylab.reports import page
 from stabilitylab.reports.base import ABSENT, DIVERGED, NONFINITE, STUCK, ZERO, Map, Panel, Picture, Reference, Series
-from stabilitylab.reports.claims import Claim, Effect, Finding, MissingRuns, judge
+from stabilitylab.reports.claims import Claim, Effect, Finding, MissingRuns, corrected, judge
 from stabilitylab.reports.collection import Runs
 from stabilitylab.reports.statistics import Region
 
@@ -76,18 +77,21 @@ def claim(id: str, figure: str = "made:1", paper: str = "DeepNet", sentence: str
 def findings() -> list[Finding]:
     """One of each verdict, with numbers that the real judge makes."""
     region, other = Region(high=1), Region(low=2)
-    samples = {"C01": [0.5, 0.6, 0.7], "C02": [3.0, 3.1, 3.2], "C03": [0.6, 0.8, 1.1]}
+    samples = {"C01": [0.5, 0.6, 0.7], "C02": [3.0, 3.1, 3.2], "C03": [0.6, 0.8, 1.1], "C05": [1.5, 1.6, 1.7]}
     found = []
     for id, values in samples.items():
-        effect = Effect("ratio", dict(enumerate(values, 3)), region, other, log=True, p=0.25)
+        effects = [Effect("ratio", dict(enumerate(values, 3)), region, other, log=True, of=[remembered("a")])]
+        if id == "C02":
+            effects += [Effect(f"beside {place}", {3: 1.0, 4: 1.1}) for place in range(6)]
         entry = claim(id, paper="Admin" if id == "C02" else "DeepNet")
-        found.append(judge(Claim(**{**vars(entry), "measure": lambda runs, e=effect: [e]}), Runs([])))
+        facts = {"kind": "control", "after": "its threshold"} if id == "C05" else {}
+        found.append(judge(Claim(**{**vars(entry), "measure": lambda runs, e=effects: e, **facts}), Runs([])))
 
     def lacking(runs: Runs) -> Sequence[Effect]:
         raise MissingRuns("needs a GPU", "stabilitylab sweep deepnet:3 --scale paper")
 
     found.append(judge(Claim(**{**vars(claim("C04", "elsewhere:1")), "measure": lacking}), Runs([])))
-    return found
+    return corrected(found)
 
 
 def some_runs(folder: Path, count: int = 3) -> Runs:

@@ -173,7 +173,8 @@ def test_c09_is_the_ratio_of_deviations() -> None:
 def test_c09_another_ramp_than_the_protocols_is_refused(T: int, verdict: str) -> None:
     """4 % of 500 updates, or one that the run does not finish."""
     records = [
-        remembered(f"{run.name}", arch=run.label, seed=run.seed, layers=2, metrics=run.metrics.drop(columns="step").to_dict("list"),
+        remembered(run.name, arch=run.label, seed=run.seed, layers=2,
+                   metrics=run.metrics.drop(columns="step").to_dict("list"),
                    settings={"model": {"T": T}, "train": {"steps": 500}})
         for run in early(0.5, 0.55, 0.6, updates=201)
     ]  # fmt: skip

@@ -27,12 +27,12 @@ from stabilitylab.reports.claims import (
     Share,
     corrected,
     described,
-    headline,
     judge,
     ledger,
     together,
 )
 from stabilitylab.reports.collection import Runs
+from stabilitylab.reports.headline import headline, tallies
 from stabilitylab.reports.statistics import Region
 from stabilitylab.store.layout import plain
 
@@ -235,6 +235,19 @@ def test_the_headline_counts_kinds_apart() -> None:
         "published": none | {"reproduced": 2, "inconclusive": 1, "survive": 1},
         "implied": none | {"reproduced": 1, "survive": 0},
     }
+
+
+def test_a_tally_says_over_what_holm_goes() -> None:
+    known = [with_p("C01", 20), with_p("C02", 5), with_p("C03", 0.5), with_p("C04", 9, kind="implied")]
+    everything = corrected([judge(one, NO_RUNS) for one in known])
+    assert [str(tally) for tally in tallies(everything)] == [
+        "DeepNet: 2 reproduced, 1 inconclusive, of which 1 survives Holm over the 3 published claims of that paper",
+        "implied: 1 reproduced",
+    ]
+    assert [str(tally) for tally in tallies(everything[1:2], everything)] == [
+        "DeepNet: 1 reproduced, of which 0 survive Holm over the 3 published claims of that paper"
+    ]
+    assert tallies([]) == []
 
 
 def test_every_claim_of_the_plan_is_registered() -> None:

@@ -46,7 +46,7 @@ def test_a_repeated_run_counts_once(tmp_path: Path) -> None:
 def test_models_of_different_formula_do_not_stand_for_each_other(tmp_path: Path) -> None:
     """Recorded with one label, as they were before labels told t0."""
     for t0 in (0, 1, 50):
-        path = make_run(tmp_path, f"t0-{t0}", settings={"model": {"t0": t0}}) / "run.json"
+        path = make_run(tmp_path, f"t0-{t0}", settings={"model": {"T": 100, "t0": t0}}) / "run.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"label": "branchnorm"}))
     (group,) = load(tmp_path).groups()
     assert group.labels == ["branchnorm", "branchnorm t0=0", "branchnorm t0=50"]
@@ -56,7 +56,7 @@ def test_models_of_different_formula_do_not_stand_for_each_other(tmp_path: Path)
 
 def test_a_ramp_is_told_where_alpha_grows_and_the_label_does_not_say_how_long(tmp_path: Path) -> None:
     cases = [
-        ({}, 100),
+        ({"T": 100}, 100),
         ({"T": 1}, None),
         ({"T": 7, "t0": 7}, None),
         ({"alpha": 0.5}, None),

@@ -132,14 +132,49 @@ def test_the_ledger_says_what_was_measured_and_what_is_missing(document: Documen
     rows = [(attributes, text) for attributes, text in document.named("tr") if "data-verdict" in attributes]
     assert [(a["id"], a["data-verdict"], a["data-paper"]) for a, _ in rows] == [
         ("C01", "reproduced", "DeepNet"), ("C02", "contradicted", "Admin"),
-        ("C03", "inconclusive", "DeepNet"), ("C04", "not testable", "DeepNet"),
+        ("C03", "inconclusive", "DeepNet"), ("C05", "not reproduced", "DeepNet"),
+        ("C04", "not testable", "DeepNet"),
     ]  # fmt: skip
-    first, unmade = rows[0][1], rows[3][1]
-    assert "ratio 0.594 [0.391, 0.903] n = 3, p = 0.25 R: < 1; X: > 2" in first
+    first, unmade = rows[0][1], rows[4][1]
+    assert "ratio 0.594 [0.391, 0.903] n = 3, p = 0.017, Holm 0.05 R: < 1; X: > 2" in first
+    assert "6L-6L, 64-128-2, synthetic, 160 updates, lr 0.0003, warm-up 40 (25 %), T = 6 (3.75 %)" in first
+    assert "at equal updates, not converged (last fifth: -3 nats), width 64" in first
     assert "It vanishes. DeepNet, Fig. 1. Figure made:1 . How it is tested ratio. R: < 1; X: > 2." in first
     assert "n = 3, would need" in rows[2][1]
     assert unmade.endswith("needs a GPU. stabilitylab sweep deepnet:3 --scale paper")
-    assert len(document.classed("svg", "mark")) == 3
+    assert len(document.classed("svg", "mark")) == 10
+
+
+def test_the_first_effect_stands_before_those_that_describe(document: Document) -> None:
+    effects = document.classed("div", "effect")
+    assert [text.split()[0] for a, text in effects if "primary" in a["class"]] == ["ratio"] * 4
+    beside = [text for a, text in effects if "descriptive" in a["class"]]
+    assert [text.startswith(f"beside {place} 1.05") for place, text in enumerate(beside)] == [True] * 6
+    assert not any("R: " in text or "p = " in text for text in beside)
+    assert "Beside it: 6 effects" in document.named("body")[0][1]
+
+
+def test_kinds_are_counted_apart_and_what_survives_is_said(document: Document) -> None:
+    tallies = [text for _, text in document.classed("span", "tally")]
+    assert tallies == [
+        "DeepNet, published: 1 reproduced , 1 inconclusive , 1 not testable ; of these verdicts 0 survive Holm over "
+        "the 3 published claims of that paper",
+        "Admin, published: 1 contradicted ; of these verdicts 1 survives Holm over the 1 published claims of that "
+        "paper",
+        "control: 1 not reproduced",
+    ]
+    rows = {a["id"]: (a, text) for a, text in document.named("tr") if "data-verdict" in a}
+    assert {id: a["data-kind"] for id, (a, _) in rows.items()} == {
+        id: "control" if id == "C05" else "published" for id in ("C01", "C02", "C03", "C04", "C05")
+    }
+    assert "survives Holm" in rows["C02"][1]
+    assert "not after Holm" in rows["C01"][1]
+    assert "Set after a look: its threshold." in rows["C05"][1]
+    assert "Holm" not in rows["C05"][1].replace("not after Holm", "")
+    ((_, page_text),) = document.named("section", id="claims")
+    assert "in which runs of one seed are no independent ones" in page_text
+    style = document.named("style")[0][1] if document.named("style") else ""
+    assert ".badge.not-reproduced" in style
 
 
 def test_runs_stand_with_their_states_and_those_unreadable_too(document: Document) -> None:

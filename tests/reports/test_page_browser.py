@@ -232,6 +232,8 @@ def test_the_ledger_filters_and_links_and_the_runs_sort(browser: Browser, writte
         seen.revealed = [shown("ledger"), location.hash, Math.abs($("#C01").getBoundingClientRect().top) < innerHeight];
         $('[data-value="Admin"]').click();
         seen.both = shown("ledger");
+        $('[data-value="control"]').click();
+        seen.kinds = shown("ledger");
         search("ledger", "gpu PAPER");
         seen.searched = shown("ledger");
         search("table", "branchnorm");
@@ -246,10 +248,11 @@ def test_the_ledger_filters_and_links_and_the_runs_sort(browser: Browser, writte
         return seen;
         """
     )
-    assert found["all"] == ["C01", "C02", "C03", "C04"]
-    assert found["filtered"] == [["C02", "C03", "C04"], "3 of 4"]
-    assert found["revealed"] == [["C01", "C02", "C03", "C04"], "#C01", True]
-    assert found["both"] == ["C03", "C04"]
+    assert found["all"] == ["C01", "C02", "C03", "C05", "C04"]
+    assert found["filtered"] == [["C02", "C03", "C05", "C04"], "4 of 5"]
+    assert found["revealed"] == [["C01", "C02", "C03", "C05", "C04"], "#C01", True]
+    assert found["both"] == ["C03", "C05", "C04"]
+    assert found["kinds"] == ["C03", "C04"]
     assert found["searched"] == ["C04"]
     assert found["found"] == ["branchnorm-1"]
     assert found["sorted"] == [

@@ -52,9 +52,9 @@ class Grid(Figure):
     diverged nor stuck at the unigram baseline, as stabilitylab judges any run. The paper's numbers are BLEU.
 
     The paper has 6L-6L on IWSLT'14, learning rates 1 to 5e-4, and (in its repository) RAdam, one warm-up update and a
-    rate that falls linearly to 0. At scale tiny: AdamW and ten times the learning rates, where the rule of branchnorm:6,
-    512 / width, would have eight times; where Post-LN begins to fail there says nothing about the paper's size. Inferred: how the
-    paper tells diverged from converged.
+    rate that falls linearly to 0. At scale tiny: AdamW and ten times the learning rates, where the rule of
+    branchnorm:6, 512 / width, would have eight times; where Post-LN begins to fail there says nothing about the paper's
+    size. Inferred: how the paper tells diverged from converged.
     """
 
     def picture(self, runs: Runs) -> Picture:

@@ -89,10 +89,14 @@ def _early(runs: Runs, name: str, last: int) -> Pairs:
     fit = runs.where(lambda run: complete(run, name, last), kind="train", label=("branchnorm", "deepnorm"))
     groups = comparable(with_the_protocols_ramp(fit))
     found = [pairs(group.where(label="branchnorm"), group.where(label="deepnorm")) for group in groups]
-    best = max(found, key=lambda own: (min(len(own), ENOUGH), _dense(own), len(own)), default=[])
+    best = max(found, key=_rank, default=[])
     if not best:
         raise MissingRuns(f"needs branchnorm and deepnorm with {name} at each of the first {last + 1} updates")
     return best
+
+
+def _rank(found: Pairs) -> tuple[int, ...]:
+    return min(len(found), ENOUGH), _dense(found), found[0][1].depth if found else 0, len(found)
 
 
 def _dense(found: Pairs) -> bool:

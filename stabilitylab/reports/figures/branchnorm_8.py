@@ -121,7 +121,7 @@ def _differences(compared: Pairs, step: Callable[[Record], int | None] = lambda 
     "C42",
     figure="branchnorm:8",
     paper="BranchNorm",
-    sentence="Figure 8 is not about training: the difference is there before it, and none is left at equal beta_ii",
+    sentence="Figure 8 is not about training: the difference is there before it",
     source="control of BranchNorm, Fig. 8",
     statistic="median difference of cosines, DeepNorm - BranchNorm, at step 0; beside it that where alpha reaches 1, "
     "and what a regression on beta_ii^2 and the stack leaves of it after training",

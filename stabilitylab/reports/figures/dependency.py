@@ -12,7 +12,7 @@ from ...experiments import command
 from .. import style
 from ..base import NONFINITE, Figure, Map, MissingRuns, Panel, Picture, compared
 from ..collection import Record, Runs, pairs
-from ..layerwise import Pairs, comparable, counted, failed
+from ..layerwise import Pairs, comparable, counted, failed, grouped
 from .admin_3 import left_out
 
 TABLE = "branch_variance"
@@ -164,5 +164,5 @@ def _finding(group: Runs, labels: Sequence[str], trained: bool) -> str:
 def trained_pairs(runs: Runs, first: str, second: str) -> Pairs:
     """Runs of two labels by seed that trained: of all comparable groups the one with most of them."""
     fit = runs.where(lambda run: run.verdict == "trained" and trained(run), label=(first, second), table=TABLE)
-    found = [pairs(group.where(label=first), group.where(label=second)) for group in fit.groups()]
+    found = [pairs(group.where(label=first), group.where(label=second)) for group in grouped(fit)]
     return max(found, key=len, default=[])
