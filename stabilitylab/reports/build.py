@@ -256,8 +256,7 @@ class Press:
         section = page.Section(id, title, source, picture, files, group=group)
         section.check()
         with undisturbed():  # a process that prints ends its figure, and then it is told
-            printing = self._workers.submit(paper.write, picture, self._folder, name)
-        self._printing.append((section, printing))
+            self._printing.append((section, self._workers.submit(paper.write, picture, self._folder, name)))
 
     def printed(self) -> tuple[list[page.Section], list[tuple[page.Section, Exception]]]:
         """Waits: the sections whose files all stand, and the others, which leave none, with what went wrong.
