@@ -206,7 +206,13 @@ def _check_names(name: str, entry: Mapping[str, Any]) -> None:
 
 def is_run_name(name: str) -> bool:
     """Can a run directory be called so? One folder, printable, not hidden."""
-    return is_name(name) and Path(name).name == name and not name.startswith(".") and len(name.encode()) <= 200
+    return (
+        bool(name)
+        and is_name(name)
+        and Path(name).name == name
+        and not name.startswith(".")
+        and len(name.encode()) <= 200
+    )
 
 
 def is_name(text: str) -> bool:
