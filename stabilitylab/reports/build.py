@@ -85,7 +85,7 @@ def build(
 
     chosen = [FIGURES.resolve(name) for name in figures] or sorted(FIGURES, key=_order)
     runs, broken = load(folder)
-    _named(runs, diagnosed)  # a wrong name shows now
+    asked = _named(runs, diagnosed) if diagnosed else []  # a wrong name shows now
     kept: list[Missing | Failed | None] = []
     try:
         with Press(out) as press:
@@ -103,6 +103,9 @@ def build(
                 kept.append(made)
             shown, runs = spared(runs, broken, lambda left: _diagnosed(press, left, diagnosed, progress))
             kept += shown
+            why = dict(broken)
+            lost = [(record.name, why[record.run.path]) for record in asked if record.run.path in why]
+            kept += [Failed(f"run:{name}", name, sentence, InputError(sentence)) for name, sentence in lost]
             progress("claims")
             findings = ledger(runs, broken)
             damaged = {path for path, _ in broken}
