@@ -311,6 +311,9 @@ def test_the_attack_holds_and_can_fall(
             main("attack", "--only", name, "--cases", "4")
         assert end.value.code == 0, capsys.readouterr().out
         assert f"| {name} | 4 | 4 | 0 |" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:  # one that fell once: the header of a dictionary's page
+        main("attack", "--only", "part", "--seed", "2", "--first", "139", "--cases", "1")
+    assert end.value.code == 0, capsys.readouterr().out
     monkeypatch.setattr("stabilitylab.store.journal.crc32", lambda data: 0)  # nothing is checked any more
     with pytest.raises(SystemExit) as end:
         main("attack", "--only", "journal", "--cases", "20")

@@ -135,7 +135,7 @@ def test_a_toml_file_and_flags_over_it(run, tmp_path: Path) -> None:
         (["--preset", "huge"], 2, "unknown preset 'huge'"),
         (["--data", "ftp:x"], 2, "ftp:x"),
         (["--data", "text:absent.de,absent.en"], 4, "absent.de"),
-        (["--config", "absent.toml"], 4, "cannot read absent.toml"),
+        (["--config", "absent.toml"], 4, "cannot read absent.toml (No such file or directory)"),
         (["--device", "cuda"], 5, "CUDA devices"),
         (["--device", "tpu"], 2, "unknown device 'tpu'"),
         (["--resume", "absent"], 4, "absent"),

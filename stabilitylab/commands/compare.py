@@ -45,9 +45,10 @@ def compare(
     left, unreadable = list(runs), []
     while True:
         try:
-            opened = [Run.open(path) for path in left]
-            found = compared(opened[0], opened[1], rtol=rtol, atol=atol) if len(opened) == 2 else None
-            standings = side_by_side(opened)
+            with Console(stderr=True).status(f"comparing {len(left)} runs"):
+                opened = [Run.open(path) for path in left]
+                found = compared(opened[0], opened[1], rtol=rtol, atol=atol) if len(opened) == 2 else None
+                standings = side_by_side(opened)
             break
         except DamagedError as error:
             if len(left) <= 2:

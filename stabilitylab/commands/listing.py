@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from ..errors import InputError
@@ -150,7 +151,9 @@ def run_table(folder: Path) -> list[dict[str, Any]]:
         raise InputError(f"no folder {folder}: make runs with 'stabilitylab probe', or name their folder.")
     broken: list[tuple[Path, str]] = []
     rows = []
-    for run in load_runs(folder, broken):
+    console = Console(stderr=True)
+    found = load_runs(folder, broken)
+    for run in track(found, "reading", console=console, disable=not console.is_terminal, transient=True):
         try:
             rows.append(_described(run))
         except InputError as error:

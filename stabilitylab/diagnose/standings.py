@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..config import complete
-from ..errors import InputError
+from ..errors import DamagedError, InputError
+from ..inputs import shown
 from ..labels import label_of
 from ..store import Run
 from ..store.layout import flat
@@ -116,6 +117,9 @@ def _standing(one: Evidence, loss: float) -> Standing:
     model, train = model or {}, train or {}
     judged = run.verdict
     speed, seed = one.metric("tokens_per_second"), train.get("seed")
+    if seed is not None and type(seed) is not int:
+        told = f"{run.path} has a damaged configuration (train.seed = {shown(seed)}): restore run.json from a copy."
+        raise DamagedError(told, run.path)
     layers = [model[key] for key in ("encoder_layers", "decoder_layers") if model.get(key)]
     first = diagnose(run).cause.together
     return Standing(

@@ -85,7 +85,7 @@ def build(
     """
     chosen = [FIGURES.resolve(name) for name in figures] or sorted(FIGURES, key=_order)
     runs, broken = load(folder)
-    _named(runs, diagnosed)  # a wrong name shows now
+    asked = _named(runs, diagnosed) if diagnosed else []  # a wrong name shows now
     kept: list[Missing | Failed | None] = []
     try:
         with Press(out) as press:
@@ -103,6 +103,9 @@ def build(
                 kept.append(made)
             shown, runs = spared(runs, broken, lambda left: _diagnosed(press, left, diagnosed, progress))
             kept += shown
+            why = dict(broken)
+            lost = [(record.name, why[record.run.path]) for record in asked if record.run.path in why]
+            kept += [Failed(f"run:{name}", name, sentence, InputError(sentence)) for name, sentence in lost]
             progress("claims")
             findings = ledger(runs, broken)
             damaged = {path for path, _ in broken}
@@ -257,8 +260,7 @@ class Press:
         section = page.PageSection(id, title, source, picture, files, group=group)
         section.check()
         with undisturbed():  # a process that prints ends its figure, and then it is told
-            printing = self._workers.submit(paper.write, picture, self._folder, name)
-        self._printing.append((section, printing))
+            self._printing.append((section, self._workers.submit(paper.write, picture, self._folder, name)))
 
     def printed(self) -> tuple[list[page.PageSection], list[tuple[page.PageSection, Exception]]]:
         """Waits: the sections whose files all stand, and the others, which leave none, with what went wrong.

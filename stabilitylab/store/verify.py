@@ -167,7 +167,7 @@ def _digest(path: Path, entries: list[inventory.Entry], found: Verified) -> None
 
 def _whole_steps(run: Run, name: str, number: int, piece: pa.Table, found: Verified) -> np.ndarray:
     steps = piece["step"].to_numpy()
-    if name == METRICS:
+    if name == METRICS or not len(steps):  # a process that died while it began its first probed row
         return steps
     rows = len(run.table(name).rows)
     if len(steps) % rows or (steps.reshape(-1, rows) != steps[::rows, None]).any():

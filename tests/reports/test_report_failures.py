@@ -111,7 +111,7 @@ def test_scripts_are_told_and_v_shows_where(run, register, tmp_path: Path) -> No
     assert "Traceback" in err
 
 
-def test_a_run_with_a_damaged_table_costs_only_what_reads_it(run, register, tmp_path: Path) -> None:
+def test_a_run_with_a_damaged_table_is_left_out_of_what_reads_it(run, register, tmp_path: Path) -> None:
     some_runs(tmp_path / "runs", seeds=(3, 4))
     register("mine:sound", lambda _: picture())
     for part in (tmp_path / "runs" / "deepnorm-4" / "probes" / "grad_norm").glob("part-*.parquet"):
@@ -121,12 +121,12 @@ def test_a_run_with_a_damaged_table_costs_only_what_reads_it(run, register, tmp_
     code, out, _ = run("report", *asked, "--json")
     assert code == 1
     facts = json.loads(out)
-    assert [one["id"] for one in facts["figures"]] == ["mine:sound", "run:deepnorm-3"]
-    failed = {one["id"]: one["why"] for one in facts["failed"] if not one["id"].startswith("C")}
-    assert failed.keys() == {"branchnorm:8", "run:deepnorm-4"}
-    for why in failed.values():
-        assert "part-000001.parquet is damaged" in why
-        assert "restore it from a copy" in why
+    assert [one["id"] for one in facts["figures"]] == ["branchnorm:8", "mine:sound", "run:deepnorm-3"]
+    assert [one["id"] for one in facts["failed"]] == ["run:deepnorm-4"]  # which was asked for by name
+    assert [Path(one["run"]).name for one in facts["unreadable"]] == ["deepnorm-4"]
+    for one in (*facts["failed"], *facts["unreadable"]):
+        assert "part-000001.parquet is damaged" in one["why"]
+        assert "restore it from a copy" in one["why"]
     assert (tmp_path / "report" / "index.html").exists()
 
 

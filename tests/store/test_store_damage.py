@@ -224,6 +224,32 @@ def test_names_in_run_json_are_checked(closed: Path, name: str, what: str) -> No
         Run.open(closed)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema_version": "x" * 9999},
+        {"schema_version": 10**400},
+        {"tables": {"x" * 9999: {}}},
+        {"label": ["x"] * 9999},
+    ],
+)
+def test_what_a_sentence_quotes_is_bounded(closed: Path, change: dict) -> None:
+    document = json.loads((closed / "run.json").read_text())
+    (closed / "run.json").write_text(json.dumps(document | change))
+    with pytest.raises(InputError) as caught:
+        Run.open(closed)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("layer", [10**400, -1, "1", None, 1.5, True])
+def test_a_layer_is_a_number_of_a_layer(closed: Path, layer: object) -> None:
+    document = json.loads((closed / "run.json").read_text())
+    document["tables"]["grad_norm"]["rows"]["layer"][0] = layer
+    (closed / "run.json").write_text(json.dumps(document))
+    with pytest.raises(DamagedError, match="layer"):
+        Run.open(closed)
+
+
 def test_metrics_of_a_crafted_journal_have_names(left: Path) -> None:
     run = Run.open(left)
     path = left / "journal-000001.records"
@@ -275,6 +301,8 @@ def test_links_are_not_written_through(tmp_path: Path) -> None:
     [
         '{"state": "finished", "step": Infinity, "reason": "", "updated": "", "facts": {}}',
         '{"state": "finished", "step": 1e400, "reason": "", "updated": "", "facts": {}}',
+        '{"state": "finished", "step": 1' + "0" * 400 + ', "reason": "", "updated": "", "facts": {}}',
+        '{"state": "finished", "step": -1, "reason": "", "updated": "", "facts": {}}',
         '{"state": "finished", "step": true, "reason": "", "updated": "", "facts": {}}',
         '{"state": ["finished"], "step": 1, "reason": "", "updated": "", "facts": {}}',
         '{"state": "finished", "step": 1, "reason": "", "updated": "", "facts": []}',

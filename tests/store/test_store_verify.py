@@ -139,6 +139,13 @@ def test_a_journal_that_was_compacted_and_not_removed_is_no_finding(tmp_path: Pa
     assert verify(tmp_path / "run").findings == []
 
 
+def test_a_run_that_died_in_its_first_row_is_sound(tmp_path: Path) -> None:
+    writer = new_run(tmp_path / "run")
+    writer.begin(0, {"loss": 1.0}, {})
+    writer._lock.release()
+    assert verify(tmp_path / "run").findings == []
+
+
 def test_the_command(run, sound: Path, tmp_path: Path) -> None:
     new_run(tmp_path / "more/b", 0).close()
     code, out, err = run("verify", str(sound), str(tmp_path / "more"))
