@@ -22,9 +22,14 @@ UPDATES, CHOICE_UPDATES, RAMP_UPDATES = 6000, 1500, 3000
 SEEDS, CHOICE_SEEDS = (3, 4, 5, 6, 7, 8), (100, 101)
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)  # to choose from; a best one at their edge is followed by another, half or twice of it
 LEAST_RATE, MOST_RATE = RATES[0] / 16, RATES[-1] * 16
+# Arm -> layers a side -> rate; results/tiny/choice.csv has the losses that chose it.
 CHOSEN: Mapping[str, Mapping[int, float]] = {
-    arm: {6: 1e-3, 18: 1e-3} for arm in (*ARMS, ALPHA_ALONE)
-}  # arm -> layers a side -> rate; results/tiny/choice.csv has the losses
+    POST: {6: 1e-3, 18: 2.5e-4},
+    SMALL: {6: 2e-3, 18: 2e-3},
+    DEEP: {6: 4e-3, 18: 4e-3},
+    BRANCH: {6: 4e-3, 18: 1e-3},
+    ALPHA_ALONE: {6: 2e-3},
+}
 SHARES = (0.001, 0.004, 0.04, 0.2)  # the paper's T of 100, 400, 4,000 and 20,000 of its 100,000 updates
 DEEPEST, DEEPEST_RATES, DEEPEST_RAMPS = 100, (3e-4, 1e-3), (1, 6, 100)  # layers a side; T of 160 updates
 WITH_LAYERS = probing("default", "branch_variance")
