@@ -129,3 +129,50 @@ def test_attention_is_told_by_its_projections(names: tuple[str, ...], expected: 
         wide = name.startswith("3 ")
         part.add_module(name.removeprefix("3 "), nn.Linear(4, 12 if wide else 4))
     assert attends(part) is expected
+
+
+class Skipping(nn.Module):
+    """Its second layer is there and never called, and its output is read before the last module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(6, 2, 9, 0.0, batch_first=True) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[2](self.layers[0](x))
+
+
+def test_a_place_that_is_not_called_is_said_once_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    model, x, sink = Skipping(), torch.randn(2, 4, 6), ListSink()
+    with Watcher(model, sink, every=1, update_every=1, reference=lambda: model(x)) as watcher:
+        for _ in range(3):
+            loss = model(x).sum()
+            loss.backward()
+            watcher.step(loss=loss)
+    assert watcher.unseen["activation_grad_norm"] == ["layers.1"]
+    assert watcher.unseen["ln_input"] == ["layers.1.norm1", "layers.1.norm2"]
+    assert watcher.unseen["cosine_similarity"] == ["layers.1"]
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2  # one of each kind of pass
+    assert said[0].startswith("row 0: layers.1.norm1, layers.1.norm2, layers.1 were not called in the training pass")
+    assert "ln_input, activation_grad_norm" in said[0] or "activation_grad_norm, ln_input" in said[0]
+
+
+def test_a_model_whose_places_are_all_called_is_told_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    model, batch = born("nanogpt"), ids()
+    with Watcher(model, ListSink(), every=1, update_every=1, reference=lambda: model(batch)) as watcher:
+        loss = model(batch).square().mean()
+        loss.backward()
+        watcher.step(loss=loss)
+    assert (watcher.unseen, caplog.records) == ({}, [])
+
+
+def test_the_run_keeps_the_places_that_were_not_called(tmp_path) -> None:
+    import stabilitylab
+    from stabilitylab.store import Run
+
+    model, x = Skipping(), torch.randn(2, 4, 6)
+    with stabilitylab.watch(model, out=tmp_path / "run", every=1) as watcher:
+        model(x).sum().backward()
+        watcher.step(loss=1.0)
+    assert Run.open(tmp_path / "run").manifest["places_unseen"]["activation_grad_norm"] == ["layers.1"]
