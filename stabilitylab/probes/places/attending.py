@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from .structure import is_leaf, unwrapped
+from .structure import unwrapped
 
 CALLED = ("attention", "attn", "multihead", "mha")  # in class names
 # Names of projections without their decoration: wq, to_q, q_proj, q_a_proj, query, linear_query, ...
@@ -29,13 +29,9 @@ def attends(module: nn.Module) -> bool:
     """Does it have parameters, and call itself attention, hold projections of queries and keys, or call a kernel of
     attention itself?"""
     inner = unwrapped(module)
-    if is_leaf(inner) and not isinstance(inner, nn.MultiheadAttention):
-        return False
     if next(inner.parameters(), None) is None:
         return False
-    if any(word in type(inner).__name__.lower() for word in CALLED):
-        return True
-    if _is_fused(inner):
+    if any(word in type(inner).__name__.lower() for word in CALLED) or _is_fused(inner):
         return True
     names = [plain(name) for name in (*inner._modules, *inner._parameters)]
     if any(map(FUSED.fullmatch, names)) or (any(map(QUERY.fullmatch, names)) and any(map(KEY.fullmatch, names))):
