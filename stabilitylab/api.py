@@ -47,6 +47,8 @@ class RunWatcher(Watcher):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self.unseen:
+            self.run.record(places_unseen=self.unseen)
         if kind is None:
             self.finish()
             self.run.set_status("finished", self.t)

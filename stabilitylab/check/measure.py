@@ -184,7 +184,7 @@ def _key(row: Any) -> tuple[str, int, str]:
 def _layers(watcher: Watcher, sink: _Rows, shares: Mapping[tuple[str, int, str], dict[str, float]]) -> list[OneLayer]:
     found: dict[tuple[str, int, str], dict[str, float]] = {}
     for stack in watcher.sites.stacks:
-        found |= {(stack.name, number, ""): {} for number in range(1, len(stack.layers) + 1)}
+        found |= {(stack.name, number, ""): {} for number in stack.numbers}
     largest = {
         "ln_input": ("ln_input", "value"),
         "update": ("update_ratio", "value"),

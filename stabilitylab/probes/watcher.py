@@ -22,6 +22,7 @@ from ._engine.record import Metrics, RowMetrics, RowRecord, Template
 from ._engine.recorder import Recorder
 from ._engine.reference_rows import AlphaSchedule, ReferenceRows
 from ._engine.selection import Names, boards_for, find_sites, split_sites
+from ._engine.unseen import say, unseen
 from ._engine.watchable import check_arguments, check_unscaled, check_watchable, compiled_modules
 from .base import ParameterProbe, When
 from .incidents.report import Forensics, Incident
@@ -95,6 +96,8 @@ class Watcher:
         self.every: Cadence = checked(every, "every")
         self.update_every: Cadence = checked(update_every, "update_every")
         self.t = 0
+        self.unseen: dict[str, list[str]] = {}  # table -> places that no call of the first probed rows came by
+        self._looked: set[str] = set()  # kinds of pass of which that is known
         self.last: tuple[int, dict[str, float | None], dict[str, Cells]] | None = None  # the row that the sink got last
         check_watchable(model)
         check_arguments(optimizer, scaler, mask, reference)
@@ -194,6 +197,8 @@ class Watcher:
             self._probe(record)
             if self._reference is not None and self._template is None:
                 self._reference.fill(record)
+                if self._reference.due(self.t):
+                    self._look("reference", self._on("reference"), self._reference.order)
         self._record = record
         if self._template is not None:
             return RowMetrics(record)
@@ -343,6 +348,8 @@ class Watcher:
         if self.due(self.t):
             self._training.end()
             self._warn_once()
+            if self._training.order:  # else there was no forward pass to be seen, which is said above
+                self._look("training", self._on("forward", "backward"), self._training.order)
             self._collect(record, "step")
             for board in self._on("forward", "backward"):
                 record.table(board)
@@ -355,6 +362,16 @@ class Watcher:
         total = "grad_norm_total"
         if self._total_every_step and total not in record:
             record.metric(total, self._parameters.total_norm())
+
+    def _look(self, which: str, boards: list[Board], called: Mapping[tuple[str, int], int]) -> None:
+        """Once for each kind of pass: which places it did not come by."""
+        if which in self._looked:
+            return
+        self._looked.add(which)
+        if found := unseen(boards, called):
+            self.unseen |= found
+            if self._ranks is None or self._ranks.rank == 0:
+                say(self.t, which, found)
 
     def _warn_once(self) -> None:
         """Warns of a loop in which step() stands in the wrong place, or that never trains."""

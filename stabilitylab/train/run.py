@@ -173,6 +173,8 @@ def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | N
             trainer = Trainer(plan.config, plan.dataset, run, plan.device, state, plan.team, plan.recorder)
             run.record(probes_dropped=dict(trainer.watcher.dropped))
             verdict = trainer.fit(stop=lambda: agreed(caught, plan.team), show=audience.show)
+            if trainer.watcher.unseen:
+                run.record(places_unseen=trainer.watcher.unseen)
         if verdict is None:
             name = signal.Signals(caught.signal or signal.SIGINT).name
             run.set_status("interrupted", trainer.row, f"{name}; continue with --resume {run.path}")

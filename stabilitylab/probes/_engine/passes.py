@@ -124,7 +124,8 @@ class Pass:
                 y = x if site.take == "input" else tensor_of(output)
                 if y is not None:
                     tokens = (site.arranged(y) if site.channels_first else y).shape[:-1]
-                    self.keep(board, row, fed, x, y, self.masks(site.mask, tokens, y.device))
+                    own = x if site.whole else None
+                    self.keep(board, row, fed, own, y, self.masks(site.mask, tokens, y.device))
             self.seconds += time.perf_counter() - began
 
         return hook

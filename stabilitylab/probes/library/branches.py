@@ -63,8 +63,8 @@ class LayerBranch(Probe):
 
     undefined = frozenset({"ratio"})  # where all entries of a token are alike
 
-    def measure(self, site: Site, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
-        if x.shape != y.shape:
+    def measure(self, site: Site, x: torch.Tensor | None, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
+        if x is None or x.shape != y.shape:
             return None
         branch, shortcut = variance(y - x), variance(x)
         return {"ratio": branch / shortcut, "branch": branch, "shortcut": shortcut}

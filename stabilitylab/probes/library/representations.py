@@ -31,8 +31,8 @@ class CosineSimilarity(Probe):
 
     undefined = frozenset({"raw", "centred"})  # of a token that is all 0
 
-    def measure(self, site: Site, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
-        if x.shape != y.shape:
+    def measure(self, site: Site, x: torch.Tensor | None, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
+        if x is None or x.shape != y.shape:
             return None
         real, count = weight.unsqueeze(-1), weight.sum()
         tokens = tuple(range(weight.dim()))

@@ -10,15 +10,18 @@ from collections.abc import Iterator, Mapping
 from torch import nn
 
 from ...errors import UsageError
+from .attending import attends, innermost, is_projection
 from .sites import ACTIVATIONS, TAPS, Site, Sites
 from .structure import (
     LayerStack,
     Places,
-    attending,
     canonical,
+    entered,
     find_stacks,
     is_leaf,
+    is_namespace,
     is_norm,
+    left,
     onto_vocabulary,
     unwrapped,
 )
@@ -54,7 +57,7 @@ def find(model: nn.Module, output_site: str | None = None, own: Mapping[str, str
         norms=tuple(_norm(path, module, modules, place) for path, module in norms.items()),
         activations=activations,
         outputs=tuple(outputs),
-        attentions=tuple(Site(path, modules[path], *place(path)) for path in attending(modules)),
+        attentions=tuple(Site(path, modules[path], *place(path)) for path in innermost(modules)),
         logits=tuple(_logits(modules, place)),
         modules=modules,
     )
@@ -73,7 +76,10 @@ def _own_stacks(layers: Mapping[str, nn.Module]) -> tuple[LayerStack, ...]:
     stacks: dict[str, dict[str, nn.Module]] = {}
     for path, layer in layers.items():
         stacks.setdefault(path.rpartition(".")[0], {})[path] = layer
-    return tuple(LayerStack(home or "layers", home, home.rpartition(".")[0], own) for home, own in stacks.items())
+    return tuple(
+        LayerStack(home or "layers", home, home.rpartition(".")[0], own, tuple(range(1, len(own) + 1)))
+        for home, own in stacks.items()
+    )
 
 
 def _taps(module: nn.Module) -> dict[str, nn.Module]:
@@ -85,8 +91,9 @@ def _taps(module: nn.Module) -> dict[str, nn.Module]:
 
 def _layers(stacks: tuple[LayerStack, ...]) -> Iterator[Site]:
     for stack in stacks:
-        for number, (path, layer) in enumerate(stack.layers.items(), start=1):
-            yield Site(path, layer, stack.name, number, channels_first=_channels_first(layer))
+        for number, path, layer in stack.numbered():
+            maps = _channels_first(layer)
+            yield Site(path, left(layer), stack.name, number, channels_first=maps, whole=not is_namespace(layer))
 
 
 def _channels_first(layer: nn.Module) -> int:
@@ -101,7 +108,7 @@ def _inputs(stacks: tuple[LayerStack, ...]) -> Iterator[Site]:
     for stack in stacks:
         first = next(iter(stack.layers.values()))
         maps = _channels_first(first)
-        yield Site(f"{stack.name}.input", first, stack.name, 0, "input", "input", channels_first=maps)
+        yield Site(f"{stack.name}.input", entered(first), stack.name, 0, "input", "input", channels_first=maps)
 
 
 def _branches(place: Places) -> Iterator[Site]:
@@ -126,7 +133,7 @@ def _activations(stack: LayerStack, place: Places, uses: Counter[int]) -> Iterat
     """What the second linear of a feed-forward block sees: the product in a gated block (SwiGLU), else what an
     activation module outside attention yields, or the input of the second linear where there is none."""
     for path, layer in stack.layers.items():
-        inside = [(canonical(f"{path}.{key}"), m) for key, m in layer.named_modules() if "att" not in key.lower()]
+        inside = _outside_attention(path, layer)
         second, gated = _second_linear([(name, m) for name, m in inside if isinstance(m, nn.Linear)])
         own = [(name, m) for name, m in inside if _is_activation(m) and uses[id(m)] == 1]
         if own and not gated:
@@ -137,6 +144,19 @@ def _activations(stack: LayerStack, place: Places, uses: Counter[int]) -> Iterat
                 yield Site(name, module, *place(name), routed=routed, channels_first=maps)
         elif second:
             yield _activation(*second, place)
+
+
+def _outside_attention(path: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The modules of a layer that are no part of its attention, by full name."""
+    attention = [key for key, module in layer.named_modules() if key and attends(module)]
+    found = []
+    for key, module in layer.named_modules():
+        home, _, last = key.rpartition(".")
+        siblings = {name for name, _ in layer.get_submodule(home).named_children()} if key else set()
+        part = any(key == outer or key.startswith(f"{outer}.") for outer in attention)
+        if not part and not (isinstance(module, nn.Linear) and is_projection(last, siblings)):
+            found.append((canonical(f"{path}.{key}"), module))
+    return found
 
 
 def _activation(path: str, module: nn.Module, place: Places) -> Site:
@@ -167,16 +187,25 @@ def _outputs(modules: Mapping[str, nn.Module], place: Places, output_site: str |
         yield Site(path, modules[path], place(path)[0], sublayer="output")
         return
     for stack in place.stacks:
-        if stack.home:
-            yield Site(stack.home, modules[stack.home], stack.name, sublayer="output")
-            continue
-        # The model itself may end in a vocabulary projection, which is not F: its final norm, or else its last layer.
-        children = [(path, module) for path, module in modules.items() if path and "." not in path]
-        names = [path for path, _ in children]
-        behind = children[names.index(stack.path) + 1 :] if stack.path in names else []
-        last = list(stack.layers.items())[-1]
-        path, module = next(((path, module) for path, module in behind if is_norm(module)), last)
+        path, module = _end(stack, modules)
         yield Site(path, module, stack.name, sublayer="output")
+
+
+def _end(stack: LayerStack, modules: Mapping[str, nn.Module]) -> tuple[str, nn.Module]:
+    """What yields a stack's output: its home; where that is the model, which may end in a vocabulary projection, or
+    nothing that is called, the norm behind the stack, or else its last layer."""
+    path = stack.path
+    while path:
+        home = path.rpartition(".")[0]
+        if home and not is_namespace(modules[home]):
+            return home, modules[home]
+        names = [name for name in modules if name and name.rpartition(".")[0] == home]
+        behind = names[names.index(path) + 1 :] if path in names else []
+        if norm := next((name for name in behind if is_norm(modules[name])), None):
+            return norm, modules[norm]
+        path = home
+    last, layer = list(stack.layers.items())[-1]
+    return last, left(layer)
 
 
 def _logits(modules: Mapping[str, nn.Module], place: Places) -> Iterator[Site]:

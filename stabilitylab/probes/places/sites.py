@@ -23,7 +23,8 @@ class Site:
     """One place: a module, whether its input or its output counts, and where it stands (layers count from 1).
 
     ``routed``: inside an expert, which sees some tokens in an order of its own, so that no mask fits it.
-    ``channels_first``: tensors of so many dimensions or more have their channels in dimension 1; 0 for none.
+    ``channels_first``: tensors of so many dimensions or more have their channels in dimension 1; 0 for none. Not
+    ``whole``: the last module of a layer that is never called itself, so that what enters is not the layer's input.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Site:
     taps: Mapping[str, nn.Module] = field(default_factory=dict)
     routed: bool = False
     channels_first: int = 0
+    whole: bool = True
 
     @property
     def row(self) -> Row:
@@ -183,7 +185,7 @@ def _any_layer(site: Site, sites: Sites) -> str:
     stack = next((stack for stack in sites.stacks if stack.name == site.stack), None)
     if stack is None or not site.layer:
         return site.name
-    layer = list(stack.layers)[site.layer - 1]
+    layer = next(path for number, path, _ in stack.numbered() if number == site.layer)
     home, _, last = layer.rpartition(".")
     return f"{home}.{re.sub('[0-9]+', '*', last)}{site.name.removeprefix(layer)}".lstrip(".")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -16,12 +16,22 @@ GENERIC = {"layers", "layer", "h", "block", "blocks"}
 
 @dataclass(frozen=True, eq=False)
 class LayerStack:
-    """A list of like layers; ``path`` names the list itself, ``home`` its parent ("" for the model)."""
+    """A list of layers; ``path`` names the list itself, ``home`` its parent ("" for the model).
+
+    ``numbers``: those of the layers, from 1. They are the model's own where it counts its layers: a stage of a pipeline
+    that holds layers 6 to 11 has 7 to 12.
+    """
 
     name: str
     path: str
     home: str
     layers: Mapping[str, nn.Module]
+    numbers: tuple[int, ...]
+
+    def numbered(self) -> Iterator[tuple[int, str, nn.Module]]:
+        """(number, path, layer), first to last."""
+        for number, (path, layer) in zip(self.numbers, self.layers.items(), strict=True):
+            yield number, path, layer
 
 
 class Places:
@@ -29,7 +39,7 @@ class Places:
 
     def __init__(self, stacks: tuple[LayerStack, ...]) -> None:
         self.stacks = stacks
-        self._layers = {path: (s.name, number) for s in stacks for number, path in enumerate(s.layers, start=1)}
+        self._layers = {path: (stack.name, number) for stack in stacks for number, path, _ in stack.numbered()}
 
     def __call__(self, path: str) -> tuple[str, int, str]:
         row = self.row(path)
@@ -37,6 +47,8 @@ class Places:
 
     def row(self, path: str) -> Row:
         """The row of the sub-layer that ``path`` lies in: the layer's child on the way there, or ``path`` itself."""
+        if path in self._layers:
+            return Row(path, *self._layers[path], "")
         parts = path.split(".")
         for length in range(1, len(parts)):
             home = ".".join(parts[:length])
@@ -66,16 +78,45 @@ def is_leaf(module: nn.Module) -> bool:
     return not module._modules  # any(module.children()) would ask a compiled child for its length
 
 
+def is_namespace(module: nn.Module) -> bool:
+    """Does it hold modules that others call, and have no forward of its own (ModuleList, ModuleDict, a bare Module)?
+    Hooks on it never fire."""
+    inner = unwrapped(module)
+    return type(inner).forward is nn.Module.forward and "forward" not in vars(inner)
+
+
+def entered(module: nn.Module) -> nn.Module:
+    """The module itself; of a namespace its first one that is called, if they are called in the order they stand in."""
+    found = _called(module, first=True)  # a module may have a length, so that "or" would ask for it
+    return module if found is None else found
+
+
+def left(module: nn.Module) -> nn.Module:
+    """The module itself; of a namespace its last one that is called, if they are called in the order they stand in."""
+    found = _called(module, first=False)
+    return module if found is None else found
+
+
+def _called(module: nn.Module, first: bool) -> nn.Module | None:
+    if not is_namespace(module):
+        return module
+    children = [child for _, child in module.named_children()]
+    for child in children if first else reversed(children):
+        if (found := _called(child, first)) is not None:
+            return found
+    return None
+
+
 def is_norm(module: nn.Module) -> bool:
     return is_leaf(module) and "norm" in type(module).__name__.lower()
 
 
 def find_stacks(model: nn.Module) -> tuple[LayerStack, ...]:
-    """The outermost lists of like layers; of a list of stages (ResNet, Swin) the lists inside each stage."""
+    """The outermost lists of layers; of a list of stages (ResNet, Swin) the lists inside each stage."""
     taken: set[str] = set()
 
     def walk(path: str, module: nn.Module) -> Iterator[LayerStack]:
-        chosen = _like_children(path, module)
+        chosen = _layers_of(path, module)
         if not chosen or all("stage" in type(unwrapped(child)).__name__.lower() for _, child in chosen):
             for key, child in module.named_children():
                 yield from walk(f"{path}.{key}", child)
@@ -85,33 +126,36 @@ def find_stacks(model: nn.Module) -> tuple[LayerStack, ...]:
         name = (home if last in GENERIC else full) or last or "layers"
         name = full if name in taken else name
         taken.add(name)
-        yield LayerStack(name, full, home, {canonical(f"{path}.{key}"): child for key, child in chosen})
+        layers = {canonical(f"{path}.{key}"): child for key, child in chosen}
+        yield LayerStack(name, full, home, layers, _numbers(module, [key for key, _ in chosen]))
 
     return tuple(walk("", model))
 
 
-def _like_children(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The children of a list that are its layers: the most frequent class that is not a leaf, at least two of it."""
-    if not isinstance(module, (nn.ModuleList, nn.Sequential)):
+def _layers_of(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The children of a list that are its layers.
+
+    Of a ModuleList, or a ModuleDict whose keys are numbers, all that are no leaf, if two are of one class (hybrids and
+    models with a cross-attention layer every few mix classes); of a Sequential those of the most frequent class, since
+    it may begin and end with something else. One alone is a stack where the list's name says so.
+    """
+    numbered = isinstance(module, nn.ModuleDict) and bool(module) and all(key.isdigit() for key in module)
+    if not (isinstance(module, (nn.ModuleList, nn.Sequential)) or numbered):
         return []
     children = [(key, child) for key, child in module.named_children() if not is_leaf(child)]
     if not children:
         return []
     kind, count = Counter(type(unwrapped(child)) for _, child in children).most_common(1)[0]
-    single = isinstance(module, nn.ModuleList) and path.rpartition(".")[2] in GENERIC
-    return [(key, child) for key, child in children if type(unwrapped(child)) is kind] if count > 1 or single else []
+    if isinstance(module, nn.Sequential):
+        return [(key, child) for key, child in children if type(unwrapped(child)) is kind] if count > 1 else []
+    return children if count > 1 or path.rpartition(".")[2] in GENERIC else []
 
 
-def attending(modules: Mapping[str, nn.Module]) -> list[str]:
-    """Modules with parameters that call themselves attention and hold no other such module."""
-
-    def attends(module: nn.Module) -> bool:
-        name = type(module).__name__.lower()
-        return ("attention" in name or "attn" in name) and next(module.parameters(), None) is not None
-
-    found = [path for path, module in modules.items() if path and attends(module)]
-    outer = {path[:end] for path in found for end, letter in enumerate(path) if letter == "."}
-    return [path for path in found if path not in outer]
+def _numbers(module: nn.Module, keys: Sequence[str]) -> tuple[int, ...]:
+    """From 1; in a list or a dict of numbers the model's own."""
+    if isinstance(module, nn.Sequential) or not all(key.isdigit() for key in keys):
+        return tuple(range(1, len(keys) + 1))
+    return tuple(int(key) + 1 for key in keys)
 
 
 def onto_vocabulary(modules: Mapping[str, nn.Module], place: Places) -> list[str]:

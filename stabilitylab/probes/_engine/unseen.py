@@ -1,0 +1,38 @@
+"""Places that a probe was to look at and that no forward pass came by: said once, by name, instead of silence."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from .board import Board
+
+log = logging.getLogger("stabilitylab")
+
+NAMED = 6  # places that the log names; all of them stand in the run
+
+
+def unseen(boards: Iterable[Board], called: Mapping[tuple[str, int], int]) -> dict[str, list[str]]:
+    """Table -> places whose module was not called in a pass; ``called``: (table, row) of those that were."""
+    found: dict[str, list[str]] = {}
+    for board in boards:
+        missed = [site.name for row, site in enumerate(board.sites) if (board.table.name, row) not in called]
+        if missed:
+            found[board.table.name] = missed
+    return found
+
+
+def say(row: int, which: str, found: Mapping[str, list[str]]) -> None:
+    """One line of the log: the places, and the tables in which they have no number."""
+    names = list(dict.fromkeys(name for missed in found.values() for name in missed))
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    log.warning(
+        "row %d: %s%s not called in the %s pass, so %s no number of %s: name the places with sites= or output_site= if "
+        "others stand for them.",
+        row,
+        ", ".join(names[:NAMED]),
+        f"{more} were" if len(names) > 1 else " was",
+        which,
+        "they have" if len(names) > 1 else "it has",
+        ", ".join(found),
+    )

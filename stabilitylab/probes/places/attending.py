@@ -1,0 +1,64 @@
+"""Which modules attend: told by what they call themselves, by the projections that they hold, or by what they call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from torch import nn
+
+from .structure import unwrapped
+
+CALLED = ("attention", "attn", "multihead", "mha")  # in class names
+# Names of projections without their decoration: wq, to_q, q_proj, q_a_proj, query, linear_query, ...
+_DECORATION = r"(?:{})(?:proj|projection|lin|linear|layer|a|b|aproj|bproj|nope|rope)?"
+_PREFIX = r"(?:w|to|fc|lin|linear|in|c|p)?"
+QUERY = re.compile(_PREFIX + _DECORATION.format("q|query|queries"))
+KEY = re.compile(_PREFIX + _DECORATION.format("k|key|keys|kv|keyvalue"))
+VALUE = re.compile(_PREFIX + _DECORATION.format("v|value|values"))
+FUSED = re.compile(_PREFIX + _DECORATION.format("qkv|querykeyvalue|qk|inprojweight"))
+KERNELS = {"scaled_dot_product_attention", "flex_attention", "flash_attn_func", "flash_attn_varlen_func"}
+
+
+def plain(name: str) -> str:
+    """``q_proj`` as ``qproj``."""
+    return re.sub(r"[^a-z]", "", name.lower())
+
+
+def attends(module: nn.Module) -> bool:
+    """Does it have parameters, and call itself attention, hold projections of queries and keys, or call a kernel of
+    attention itself?"""
+    inner = unwrapped(module)
+    if next(inner.parameters(), None) is None:
+        return False
+    if any(word in type(inner).__name__.lower() for word in CALLED) or _is_fused(inner):
+        return True
+    names = [plain(name) for name in (*inner._modules, *inner._parameters)]
+    if any(map(FUSED.fullmatch, names)) or (any(map(QUERY.fullmatch, names)) and any(map(KEY.fullmatch, names))):
+        return True
+    code = getattr(type(inner).forward, "__code__", None)
+    return code is not None and not KERNELS.isdisjoint(code.co_names)
+
+
+def _is_fused(module: nn.Module) -> bool:
+    """Does a linear make three of its width, beside one that keeps it? In a feed-forward block of thrice the width the
+    other one leads back."""
+    linears = [child for _, child in module.named_children() if isinstance(child, nn.Linear)]
+    widths = {one.in_features for one in linears if one.out_features == 3 * one.in_features}
+    return any(one.in_features == one.out_features and one.in_features in widths for one in linears)
+
+
+def is_projection(path: str, siblings: set[str]) -> bool:
+    """Is the child ``path`` one of an attention's own, where a block holds them itself? ``siblings``: all its names."""
+    own = plain(path)
+    if any(pattern.fullmatch(own) for pattern in (QUERY, KEY, VALUE, FUSED)):
+        return True
+    beside = any(FUSED.fullmatch(plain(name)) or QUERY.fullmatch(plain(name)) for name in siblings)
+    return beside and re.fullmatch(_PREFIX + r"(?:o|out|output)(?:proj|projection|lin|linear)?|proj", own) is not None
+
+
+def innermost(modules: Mapping[str, nn.Module]) -> list[str]:
+    """Modules that attend and hold no other such module."""
+    found = [path for path, module in modules.items() if path and attends(module)]
+    outer = {path[:end] for path in found for end, letter in enumerate(path) if letter == "."}
+    return [path for path in found if path not in outer]
