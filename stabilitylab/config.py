@@ -89,6 +89,9 @@ class ModelConfig(Section):
             raise ValueError("model.tie = 'all' needs an encoder and a decoder: use 'output'")
         return self
 
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())  # options are a dict
+
     @property
     def qkv_gain(self) -> float:
         """Initial gain of q, k and v in the base of all architectures: Xavier's own, or that of fairseq, whose q, k

@@ -94,3 +94,8 @@ def test_what_is_wrong_with_an_option_is_said(bent) -> None:
         build_model(model("arch.kappa=-1", arch="bent"), **VOCAB)
     with pytest.raises(UsageError, match="is no section"):
         resolve({"arch": "postln"})
+
+
+def test_configurations_with_options_can_be_told_apart_in_a_set(bent) -> None:
+    same, other = (model(f"arch.kappa={value}", arch="bent") for value in (0.5, 2))
+    assert len({same, other, model("arch.kappa=0.5", arch="bent")}) == 2
