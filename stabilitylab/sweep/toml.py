@@ -27,4 +27,6 @@ def _value(value: Any) -> str:
         return repr(value)
     if isinstance(value, str):  # JSON's escapes are TOML's; DEL alone is plain in JSON and forbidden in TOML
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):  # an architecture's options
+        return "{" + ", ".join(f"{key} = {_value(each)}" for key, each in value.items()) + "}"
     return f"[{', '.join(map(_value, value))}]"
