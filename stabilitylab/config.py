@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from .arch_notes import note
@@ -104,6 +114,14 @@ class ModelConfig(Section):
         if self.tie == "all" and self.stack != "encoder-decoder":
             raise ValueError("model.tie = 'all' needs an encoder and a decoder: use 'output'")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_empty_options(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Writes no options where there are none: such files are those of versions without them."""
+        return {key: value for key, value in dump(self).items() if key != "options" or value}
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())  # options are a dict
 
     @property
     def qkv_gain(self) -> float:

@@ -49,7 +49,7 @@ INSIDE = {
         ("models",),
     ),
     "probes": (
-        ("probes.rules", "probes.places"),
+        ("probes.rules", "probes.places", "probes.curvature"),
         ("probes.parameters",),
         ("probes.base",),
         ("probes.library",),
