@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from stabilitylab.probes.schedule import is_due
 
+from stabilitylab.probes._engine.cadence import is_due
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import RunWriter
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -63,3 +64,12 @@ def multi30k() -> Path:
     if not MULTI30K.is_dir():
         pytest.skip(f"the Multi30k corpus is not at {MULTI30K}; the synthetic twin of this test covers the code")
     return MULTI30K
+
+
+@pytest.fixture(autouse=True)
+def level_of_the_log() -> Iterator[None]:
+    """What a test does to the package's logger, such as a second rank that is silent, ends with the test."""
+    log = logging.getLogger("stabilitylab")
+    before = log.level
+    yield
+    log.setLevel(before)

@@ -272,7 +272,7 @@ def test_a_line_without_an_end_and_lines_ended_by_carriage_returns(tmp_path: Pat
 
 
 def options() -> Iterator[tuple[str, str]]:
-    group: Any = typer.main.get_command(cli.app)
+    group: Any = typer.main.get_command(cli.build())
     for command, definition in sorted(group.commands.items()):
         for parameter in definition.params:
             if parameter.param_type_name == "option" and not parameter.is_flag and parameter.name != "help":

@@ -20,7 +20,7 @@ from parts import Progress
 from place import Clock, Place
 
 from stabilitylab.probes._engine.cadence import is_due
-from stabilitylab.store import Run, load_runs
+from stabilitylab.store import Run, inventory, load_runs
 from stabilitylab.store.files import replace_file
 
 SHOWN = Path("h200")
@@ -182,6 +182,8 @@ def _plain(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _thinned(run: Path) -> Iterator[tuple[str, bytes]]:
+    """The files of a run without weights and text, of the probes' rows the usual ones; and an inventory that fits."""
+    parts: dict[tuple[str, int], bytes] = {}
     for file in sorted(each for each in run.rglob("*") if each.is_file()):
         within = file.relative_to(run)
         if within.parts[0] == "checkpoints" or file.name == "evaluation.tsv" or file.name.startswith("."):
@@ -191,8 +193,19 @@ def _thinned(run: Path) -> Iterator[tuple[str, bytes]]:
             scores = {key: value for key, value in json.loads(data).items() if key not in TEXTS}
             data = json.dumps(scores, indent=2).encode()
         if within.parts[0] == "probes" and file.suffix == ".parquet":
-            data = _fewer_steps(file)
-        yield file.as_posix(), data
+            data = parts[within.parts[1], int(file.stem.rpartition("-")[2])] = _fewer_steps(file)
+        if file.name != inventory.FILE:
+            yield file.as_posix(), data
+    if (found := inventory.read(run)) is not None:
+        entries = [_as_it_is(entry, parts) for own in found.entries.values() for entry in own]
+        yield (run / inventory.FILE).as_posix(), inventory.text_of(entries).encode()
+
+
+def _as_it_is(entry: inventory.Entry, parts: Mapping[tuple[str, int], bytes]) -> inventory.Entry:
+    if (data := parts.get((entry.table, entry.part))) is None:
+        return entry
+    steps = pq.read_table(io.BytesIO(data), columns=["step"])["step"].to_numpy()
+    return inventory.entry_of(entry.table, entry.part, steps, memoryview(data))
 
 
 def _fewer_steps(path: Path) -> bytes:
@@ -200,5 +213,6 @@ def _fewer_steps(path: Path) -> bytes:
     steps = sorted(set(rows["step"].to_pylist()))
     kept = [step for step in steps if is_due(step, "log") or step % EVERY == 0 or step == steps[-1]]
     buffer = io.BytesIO()
-    pq.write_table(rows.filter(pc.is_in(rows["step"], pc.cast(kept, "int64"))), buffer)  # type: ignore[arg-type]
+    fewer = rows.filter(pc.is_in(rows["step"], pc.cast(kept, "int64")))
+    pq.write_table(fewer, buffer, write_page_checksum=True)  # type: ignore[arg-type]
     return buffer.getvalue()

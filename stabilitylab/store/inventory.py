@@ -72,7 +72,7 @@ def footer_crc_of(path: Path) -> int:
 
 def add(run: Path, entries: Iterable[Entry]) -> None:
     """Append lines, all of them on the disk or none; a torn line of before is ended first."""
-    text = "".join(map(_line, entries))
+    text = text_of(entries)
     path = inside(run, run / FILE)
     with writing(path):
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
@@ -92,12 +92,17 @@ def add(run: Path, entries: Iterable[Entry]) -> None:
         sync_directory(run)
 
 
+def text_of(entries: Iterable[Entry]) -> str:
+    """The lines of a whole inventory, for a copy of a run that has other parts."""
+    return "".join(map(_line, entries))
+
+
 def keep_before(run: Path, part: int) -> None:
     """Forget the parts from ``part`` on: a resume moves them aside next."""
     found = read(run)
     if found is not None and any(number >= part for _, number in found.entries):
         kept = [entry for (_, number), entries in found.entries.items() if number < part for entry in entries]
-        replace_file(inside(run, run / FILE), "".join(map(_line, kept)).encode())
+        replace_file(inside(run, run / FILE), text_of(kept).encode())
 
 
 def read(run: Path) -> Inventory | None:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
+from ...config import MOST
 from ..base import ArchOptions, Place, arch
 from ..schedules import Schedule
 from ..sublayers import SubLayer
@@ -28,9 +29,9 @@ class BranchNorm(PostLN):
     class Options(ArchOptions):
         """The course of alpha; each has an alias in ``model.`` (``model.T``), where runs record it."""
 
-        T: int = Field(default=4000, ge=1)  # updates until alpha reaches 1
+        T: int = Field(default=4000, ge=1, le=MOST)  # updates until alpha reaches 1
         growth: Literal["linear", "exp", "sigmoid"] = "linear"
-        t0: int = Field(default=1, ge=0)  # row t uses alpha_{t + t0}
+        t0: int = Field(default=1, ge=0, le=MOST)  # row t uses alpha_{t + t0}
 
     def __init__(self, f: SubLayer, place: Place, **given: Any) -> None:
         super().__init__(f, place, **given)
