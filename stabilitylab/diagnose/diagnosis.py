@@ -122,7 +122,8 @@ def diagnose(run: Run) -> Diagnosis:
             with np.errstate(all="ignore"):  # a run holds any number, 1e-310 and inf among them
                 events += detector.find(evidence)
     status, judged = evidence.status, evidence.verdict
-    open_ = f"{judged.state}, {judged.reason}" if judged and judged.state in ("descending", "cannot tell") else ""
+    untold = ("descending", "cannot tell", *(() if "plateau" in checked else ("stuck",)))  # too short for a plateau
+    open_ = f"{judged.state}, {judged.reason}" if judged and judged.state in untold else ""
     found = ordered(_weighed(events, learns="plateau" in checked and not open_))
     return Diagnosis(
         *(str(run.path), status.state, status.step, status.reason),

@@ -97,6 +97,15 @@ def test_a_run_that_still_falls_towards_the_baseline_is_not_stuck(tmp_path: Path
     assert "whether it trains is open: descending, 0.80 nats above the unigram baseline" in diagnosis.paragraph
 
 
+def test_a_run_too_short_for_a_plateau_that_is_stuck_is_not_healthy(tmp_path: Path) -> None:
+    held_out = [7.5] * 12
+    metrics = {"loss": held_out, "held_out_nll": held_out, "held_out_accuracy": [0.1] * 12}
+    diagnosis = found(made(tmp_path / "run", metrics, unigram={"cross_entropy": 5.0, "accuracy": 0.1}))
+    assert "plateau" not in diagnosis.checked
+    assert diagnosis.verdict == "open"
+    assert "whether it trains is open: stuck, 2.50 nats above the unigram baseline" in diagnosis.paragraph
+
+
 def test_too_few_rows_are_said_not_judged(tmp_path: Path) -> None:
     diagnosis = found(made(tmp_path / "run", {"loss": [3.0] * 15}))
     assert diagnosis.unchecked["plateau"] == "15 rows are too few, it takes 20"
