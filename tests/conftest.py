@@ -67,9 +67,8 @@ def multi30k() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def level_of_the_log() -> Iterator[None]:
-    """What a test does to the package's logger, such as a second rank that is silent, ends with the test."""
+def log_as_it_begins() -> None:
+    """Undoes what tests before did to the package's logger: a rank that is silent, a library that disables loggers."""
     log = logging.getLogger("stabilitylab")
-    before = log.level
-    yield
-    log.setLevel(before)
+    log.setLevel(logging.NOTSET)
+    log.disabled, log.propagate = False, True
