@@ -72,3 +72,4 @@ def log_as_it_begins() -> None:
     log = logging.getLogger("stabilitylab")
     log.setLevel(logging.NOTSET)
     log.disabled, log.propagate = False, True
+    logging.disable(logging.NOTSET)
