@@ -3,14 +3,14 @@
 ``base`` and ``rules`` are what an author reads, ``library`` holds the probes, ``places`` says where they may look.
 """
 
-from ._engine.board import Mask
 from ._engine.cadence import Cadence, is_due
+from ._engine.masks import Mask
 from ._engine.passes import evaluation, random_states_kept
-from ._engine.record import Template
 from ._engine.recorder import CudaGraphs, Recorder, attempt
 from ._engine.reference_rows import AlphaSchedule
+from ._engine.row import Template
 from ._engine.selection import Names, chosen, find_sites, split_sites
-from .base import PROBES, ParameterProbe, Probe, probe
+from .base import PROBES, Collected, ParameterProbe, Probe, probe
 from .places.sites import Site, Sites
 from .rules import Max, Mean, Norm, Quantile, Ratio, Rule, Sum, Total
 from .watcher import Watcher
@@ -19,6 +19,7 @@ __all__ = [
     "PROBES",
     "AlphaSchedule",
     "Cadence",
+    "Collected",
     "CudaGraphs",
     "Mask",
     "Max",

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 
 When = Literal["forward", "backward", "step", "update", "reference"]
 Numbers = torch.Tensor | Mapping[str, torch.Tensor] | None
+
+
+class Collected(NamedTuple):
+    """What a probe of parameters found at one row."""
+
+    columns: Mapping[str, torch.Tensor]  # the additive numbers of each column: (rows, width) float64
+    seen: np.ndarray  # which cells exist: (rows, columns) bool
+    metrics: Mapping[str, Total] = MappingProxyType({})  # numbers about the whole model
+    pieces: Mapping[str, torch.Tensor] = MappingProxyType({})  # "theta", "gradient", "update": squares of each piece
 
 
 class Probe:
@@ -100,21 +109,13 @@ class ParameterProbe(Probe):
     def before(self, parameters: Parameters) -> None:
         """Called at ``Watcher.step`` for ``on="update"``: keep what the measurement after the update needs."""
 
-    def collect(self, parameters: Parameters) -> tuple[Mapping[str, torch.Tensor], np.ndarray]:
-        """The additive numbers of each column, (rows, width) float64, and which cells exist, (rows, columns) bool.
+    def collect(self, parameters: Parameters) -> Collected:
+        """The numbers of all rows at once, as :class:`Collected`; a tuple of its first two fields will do.
 
         On several ranks they add up: ``parameters.squares`` and ``entries`` are weighted by ``parameters.weights``, so
         that what several ranks hold counts once; other sums must be.
         """
         raise NotImplementedError
-
-    def metrics(self) -> Mapping[str, Total]:
-        """Numbers about the whole model that the last ``collect`` came by."""
-        return {}
-
-    def pieces(self) -> Mapping[str, torch.Tensor]:
-        """Of the last ``collect``, sums of squares of each piece of a parameter: "theta", "gradient" or "update"."""
-        return {}
 
 
 def wide(tensor: torch.Tensor) -> torch.dtype:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -15,21 +14,21 @@ from torch import nn
 
 from ..errors import UsageError
 from ..schema import Cells, Sink, Table
-from ._engine.board import Board, CleanPasses, Mask, Masks, allocate
+from ._engine.board import Board, CleanPasses, allocate
 from ._engine.cadence import Cadence, checked, is_due
+from ._engine.guard import Guard
+from ._engine.masks import Mask, Masks
+from ._engine.notices import Notices
 from ._engine.passes import TrainingPass
-from ._engine.record import Metrics, RowMetrics, RowRecord, Template
 from ._engine.recorder import Recorder
 from ._engine.reference_rows import AlphaSchedule, ReferenceRows
+from ._engine.row import Metrics, RowMetrics, RowRecord, State, Template
 from ._engine.selection import Names, boards_for, find_sites, split_sites
-from ._engine.unseen import say, unseen
-from ._engine.watchable import check_arguments, check_unscaled, check_watchable, compiled_modules
-from .base import ParameterProbe, When
+from ._engine.watchable import Optimizers, check_arguments, check_unscaled, check_watchable, listed
+from .base import Collected, ParameterProbe, When
 from .incidents.report import Forensics, Incident
 from .parameters.pieces import Parameters
 from .parameters.ranks import NullSink, Parallel, ranks_of
-
-log = logging.getLogger("stabilitylab")
 
 
 @dataclass
@@ -48,8 +47,9 @@ class Watcher:
     Row t describes theta_t; numbers about theta_t -> theta_{t+1} stand in row t too, so a row reaches the sink whole at
     the next ``step``, ``flush`` or ``finish``. What is known of it does when ``step`` returns, on a CPU without ranks;
     a GPU would have to be waited for, which is done only once a number was not finite. Leaving the ``with`` block
-    finishes (after an error: flushes) and closes.
+    finishes (after an error: flushes) and closes. A probe that raises ends its table, never the training.
 
+    - ``optimizer``: one, or several that share the model's parameters: the row waits for the steps of all.
     - ``scaler``: the loop's GradScaler; a scaled loss without it is recorded with its scale.
     - ``probes``: "default", "all", "none", names, "-name" to leave one out; "standard" is cheapest: norms of each
       layer's output and its gradient, of each norm's input, of each sub-layer's parameters' gradients.
@@ -66,6 +66,9 @@ class Watcher:
     - ``recorder``: the held-out pass is recorded with it and replayed; and activations wait until they are measured
       many at a time, which a model that writes to them in place would spoil.
     - ``parallel``: "auto" finds DDP and FSDP2, see :func:`~.parameters.ranks.ranks_of` for "ddp" and "off".
+    - ``strict``: an error of a probe is raised, as tests of probes want it.
+
+    Under torch.compile the hooks become part of the compiled code, without a graph or a break more.
 
     On several ranks every one makes its watcher and calls ``step``; rank 0 alone writes. Tables are those of one
     process on the batches of all ranks, E being the mean of their losses. Numbers given to ``step`` or returned by
@@ -81,7 +84,7 @@ class Watcher:
         probes: Names = "default",
         every: Cadence = "log",
         update_every: Cadence = "log",
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Optimizers = None,
         scaler: torch.amp.GradScaler | None = None,
         mask: Mask | Callable[[], Mask | None] | None = None,
         schedule: AlphaSchedule | None = None,
@@ -92,12 +95,11 @@ class Watcher:
         parallel: Parallel = "auto",
         recorder: Recorder | None = None,
         measured: Callable[[int], bool] = lambda row: False,
+        strict: bool = False,
     ) -> None:
         self.every: Cadence = checked(every, "every")
         self.update_every: Cadence = checked(update_every, "update_every")
         self.t = 0
-        self.unseen: dict[str, list[str]] = {}  # table -> places that no call of the first probed rows came by
-        self._looked: set[str] = set()  # kinds of pass of which that is known
         self.last: tuple[int, dict[str, float | None], dict[str, Cells]] | None = None  # the row that the sink got last
         check_watchable(model)
         check_arguments(optimizer, scaler, mask, reference)
@@ -105,33 +107,38 @@ class Watcher:
         self._ranks = ranks = ranks_of(model, parallel)
         self.sites = find_sites(model, output_site, own)
         self.sink = sink if ranks is None or ranks.rank == 0 else NullSink()
-        self._optimizer, self._scaler = optimizer, scaler
+        self._optimizers, self._scaler = listed(optimizer), scaler
         self._total_every_step = total_every_step
-        self._parameters = Parameters(model, self.sites.place, optimizer, ranks)
-        lacks = [name for name, given in (("optimizer", optimizer), ("reference", reference)) if given is None]
-        self._boards, self.dropped = boards_for(
-            probes, self.sites, self._parameters, narrowed, lacks=lacks, compiled=compiled_modules(model)
-        )
+        self._parameters = Parameters(model, self.sites.place, self._optimizers, ranks)
+        lacks = [name for name, given in (("optimizer", self._optimizers), ("reference", reference)) if not given]
+        self._boards, self.dropped = boards_for(probes, self.sites, self._parameters, narrowed, lacks=lacks)
         sums = allocate(self._boards, self._parameters.device)
         if ranks is not None:
             ranks.check_alike([board.table for board in self._boards])
 
         stacks = [stack.name for stack in self.sites.stacks]
         share = 1.0 if ranks is None else 1 / ranks.size
+        scaled = scaler is not None and scaler.is_enabled()
+        self._guard = Guard(strict)
+        self._notices = Notices(model, ranks is None or ranks.rank == 0, scaled)
         self._clean = CleanPasses(sums) if ranks is None else None
         self._training = TrainingPass(
             model,
             self._on("forward", "backward"),
             Masks(mask, stacks),
+            self._guard,
             scaler,
             share,
             self._clean,
             recorder is not None,
         )
+        if self._notices.compiled():
+            self._training.stay()
         self._reference = reference and ReferenceRows(
             model,
             self._on("reference"),
             Masks(mask, stacks),
+            self._guard,
             reference,
             self.update_every,
             schedule,
@@ -140,15 +147,17 @@ class Watcher:
             recorder,
             measured,
         )
-        scaled = scaler is not None and scaler.is_enabled()
         self._forensics = Forensics(self._boards, self._parameters, self._order, self.sink, scaled)
-        self._record: RowRecord | None = None  # the row that waits for the optimizer's step, or for its copy to arrive
+        self._row: RowRecord | None = None  # the row that waits for the optimizer's step, or for its copy to arrive
         self._template: Template | None = None  # while an update is recorded for replays
-        self._owed = False  # whether its numbers about the update are still to come
+        self._steps: set[int] = set()  # optimizers whose step the row still waits for
         self._step_seconds = 0.0
-        self._warned = self._early = False  # early: an optimizer's step before the first row
+        self._early = False  # an optimizer's step before the first row
         self._state = "open"
-        self._hook = optimizer.register_step_post_hook(lambda *_: self._updated()) if optimizer else None
+        self._handles = [
+            optimizer.register_step_post_hook(lambda *_, number=number: self._updated(number))
+            for number, optimizer in enumerate(self._optimizers)
+        ]
         self.sink.open([board.table for board in self._boards])
         self._arm()
 
@@ -175,6 +184,16 @@ class Watcher:
         return self._forensics.incident
 
     @property
+    def unseen(self) -> Mapping[str, list[str]]:
+        """Table -> places that no call of the first probed rows came by."""
+        return self._notices.unseen
+
+    @property
+    def ended(self) -> Mapping[str, str]:
+        """Table -> why it ended before the run: what its probe raised."""
+        return self._guard.ended
+
+    @property
     def cost(self) -> Cost:
         return Cost(self._training.seconds, self._step_seconds, self._reference.seconds if self._reference else 0.0)
 
@@ -185,43 +204,41 @@ class Watcher:
         after the optimizer's step keeps the one copy a row; not looking at all keeps the host from waiting for it.
         """
         self._check_open()
-        check_unscaled(self._scaler, self._optimizer)
-        began, reference = time.perf_counter(), self.cost.reference
-        if self._template is None:
-            self._send()
-        self._owed = False
-        record = self._template or RowRecord(self.t, self._parameters.device, self._ranks)
-        for name, value in (() if loss is None else (("loss", loss),)) + tuple(metrics.items()):
-            record.metric(name, value)
-        with torch.no_grad():
-            self._probe(record)
-            if self._reference is not None and self._template is None:
-                self._reference.fill(record)
-                if self._reference.due(self.t):
-                    self._look("reference", self._on("reference"), self._reference.order)
-        self._record = record
-        if self._template is not None:
-            return RowMetrics(record)
-        if not self._owed:
-            record.ship()
-        self._begin(record)
-        self.t += 1
-        self._arm()
-        self._step_seconds += time.perf_counter() - began - (self.cost.reference - reference)
-        return RowMetrics(record)
+        for optimizer in self._optimizers:
+            check_unscaled(self._scaler, optimizer)
+        with self._timed():
+            if self._template is None:
+                self._send()
+            row = self._template or RowRecord(self.t, self._parameters.device, self._ranks)
+            for name, value in (() if loss is None else (("loss", loss),)) + tuple(metrics.items()):
+                row.metric(name, value)
+            with torch.no_grad():
+                self._probe(row)
+                if self._reference is not None and self._template is None:
+                    self._reference.fill(row)
+                    if self._reference.due(self.t):
+                        self._notices.look(self.t, "reference", self._on("reference"), self._reference.order)
+            self._row = row
+            if self._template is None:
+                if row.state is not State.OWED:
+                    row.ship()
+                self._begin(row)
+                self.t += 1
+                self._arm()
+        return RowMetrics(row)
 
     @contextmanager
     def recording(self) -> Iterator[Template]:
         """Around the device work of an update - forward, backward, ``step``, optimizer, :meth:`Template.pack` - while
         it is recorded instead of done: ``step`` computes a row like the coming one and neither sends nor ends any."""
         self._check_open()
-        pending, self._record = self._record, None
+        pending, self._row = self._row, None
         self._template = template = Template(self._parameters.device)
         self._arm()
         try:
             yield template
         finally:
-            self._template, self._record, self._owed = None, pending, False
+            self._template, self._row = None, pending
             for board in self._boards:
                 board.clear()
             self._arm()
@@ -233,27 +250,26 @@ class Watcher:
         the device is busy with this one. Metrics that the host knows are added by :meth:`note`.
         """
         self._check_open()
-        began, reference = time.perf_counter(), self.cost.reference
-        record = RowRecord(self.t, self._parameters.device)
-        with torch.no_grad():
-            if self._reference is not None:
-                self._reference.fill(record)
-            run()
-            record.adopt(template)
-            record.ship()
-        self._send()
-        self._record = record
-        self.t += 1
-        self._arm()
-        self._step_seconds += time.perf_counter() - began - (self.cost.reference - reference)
-        return RowMetrics(record)
+        with self._timed():
+            row = RowRecord(self.t, self._parameters.device)
+            with torch.no_grad():
+                if self._reference is not None:
+                    self._reference.fill(row)
+                run()
+                row.adopt(template)
+                row.ship()
+            self._send()
+            self._row = row
+            self.t += 1
+            self._arm()
+        return RowMetrics(row)
 
     def note(self, **metrics: torch.Tensor | float | None) -> None:
         """Adds metrics to the row that ``step`` ended last, such as what the rest of the update took."""
-        if self._record is None:
+        if self._row is None:
             raise UsageError("there is no pending row to add to: call note() after step(), before the next.")
         for name, value in metrics.items():
-            self._record.metric(name, value, own=True)
+            self._row.metric(name, value, own=True)
 
     def flush(self) -> None:
         """Sends the pending row now: for interruptions, between the optimizer's step and the next forward."""
@@ -262,8 +278,8 @@ class Watcher:
 
     def salvage(self) -> None:
         """After an error: the pending row, unless other ranks, which may be elsewhere now, are needed for it."""
-        if self._record is not None and self._record.waits and self._ranks is not None:
-            self._record, self._owed = None, False
+        if self._row is not None and self._row.waits and self._ranks is not None:
+            self._row = None
         self.flush()
 
     def finish(self, **metrics: torch.Tensor | float | None) -> Metrics:
@@ -273,11 +289,11 @@ class Watcher:
         self._send()
         self._state = "finished"
         if self._reference is not None:
-            self._record = RowRecord(self.t, self._parameters.device, self._ranks)
+            self._row = RowRecord(self.t, self._parameters.device, self._ranks)
             for name, value in metrics.items():
-                self._record.metric(name, value)
+                self._row.metric(name, value)
             with torch.no_grad():
-                self._reference.fill(self._record, last=True)
+                self._reference.fill(self._row, last=True)
             self._send()
         return self.last[1] if self._reference is not None and self.last else {}
 
@@ -286,9 +302,9 @@ class Watcher:
         if self._state != "closed":
             self._state = "closed"
             self._forensics.finish()
-            self._training.detach()
-            if self._hook is not None:
-                self._hook.remove()
+            self._training.close()
+            for handle in self._handles:
+                handle.remove()
             self.sink.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -299,15 +315,14 @@ class Watcher:
         self._settle()
         return {
             "t": self.t,
-            "pending": self._record and self._record.state_dict(),
+            "pending": self._row and self._row.state_dict(),
             "reference": self._reference and self._reference.state_dict(),
             "incident": None if self.incident is None else asdict(self.incident),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.t = state["t"]
-        self._record = RowRecord.from_state(state["pending"]) if state["pending"] else None
-        self._owed = False
+        self._row = RowRecord.from_state(state["pending"]) if state["pending"] else None
         if (incident := state.get("incident")) is not None:
             self._forensics.incident = Incident(**incident)  # a run has one, the first
         if self._reference is not None and state["reference"] is not None:
@@ -341,106 +356,98 @@ class Watcher:
         self._training.start_row()
         if not self.due(self.t):
             self._training.detach()
-        elif not self._training.attached:
+        else:
             self._training.attach()
 
-    def _probe(self, record: RowRecord) -> None:
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began, reference = time.perf_counter(), self.cost.reference
+        yield
+        self._step_seconds += time.perf_counter() - began - (self.cost.reference - reference)
+
+    def _probe(self, row: RowRecord) -> None:
+        """Fills the row with what the passes before left and what gradients tell now."""
         if self.due(self.t):
+            passes = self._on("forward", "backward")
             self._training.end()
-            self._warn_once()
+            self._notices.loop(self.t, self._training, self._parameters, self._early)
             if self._training.order:  # else there was no forward pass to be seen, which is said above
-                self._look("training", self._on("forward", "backward"), self._training.order)
-            self._collect(record, "step")
-            for board in self._on("forward", "backward"):
-                record.table(board)
-            for name, passes in (self._clean.take(self._on("forward", "backward")) if self._clean else {}).items():
-                record.set_aside(f"clean {name}", passes)
+                self._notices.look(self.t, "training", passes, self._training.order)
+            self._collect(row, "step")
+            for board in passes:
+                row.table(board)
+            for name, clean in (self._clean.take(passes) if self._clean else {}).items():
+                row.set_aside("clean", name, clean)
             for board in self._on("update"):
                 assert isinstance(board.probe, ParameterProbe)
-                board.probe.before(self._parameters)
-                self._owed = True
-        total = "grad_norm_total"
-        if self._total_every_step and total not in record:
-            record.metric(total, self._parameters.total_norm())
+                try:
+                    board.probe.before(self._parameters)
+                except Exception as error:
+                    self._guard(board, error)
+                row.state, self._steps = State.OWED, set(range(len(self._optimizers)))
+        if self._total_every_step and "grad_norm_total" not in row:
+            row.metric("grad_norm_total", self._parameters.total_norm())
 
-    def _look(self, which: str, boards: list[Board], called: Mapping[tuple[str, int], int]) -> None:
-        """Once for each kind of pass: which places it did not come by."""
-        if which in self._looked:
-            return
-        self._looked.add(which)
-        if found := unseen(boards, called):
-            self.unseen |= found
-            if self._ranks is None or self._ranks.rank == 0:
-                say(self.t, which, found)
-
-    def _warn_once(self) -> None:
-        """Warns of a loop in which step() stands in the wrong place, or that never trains."""
-        if self._warned:
-            return
-        boards = self._on("forward", "backward")
-        found = ""
-        if not self._parameters.have_gradients:
-            found = "no parameter has a gradient: call step() after backward and before zero_grad"
-        elif boards and all(board.is_empty for board in boards):
-            found = (
-                "there is no number of the forward pass: watch sees forwards in training mode with gradients on, so "
-                "call model.train() before them, and step() after each backward"
-            )
-        elif self._early:
-            found = "the optimizer's step came before this one: call step() after backward and before optimizer.step"
-        if found:
-            self._warned = True
-            log.warning("row %d: %s.", self.t, found)
-
-    def _collect(self, record: RowRecord, when: When) -> None:
+    def _collect(self, row: RowRecord, when: When) -> None:
+        """Adds the tables of the probes of parameters."""
         for board in self._on(when):
-            assert isinstance(board.probe, ParameterProbe)
-            board.collect(*board.probe.collect(self._parameters))
-            record.table(board)
-            for name, value in board.probe.metrics().items():
-                record.metric(name, value)
-            for name, squares in board.probe.pieces().items() if self._ranks is None else ():
-                record.set_aside(f"pieces {name}", squares)
+            if not board.ended:
+                assert isinstance(board.probe, ParameterProbe)
+                try:
+                    found = Collected(*board.probe.collect(self._parameters))
+                    board.collect(found)
+                except Exception as error:
+                    self._guard(board, error)
+                else:
+                    for name, value in found.metrics.items():
+                        row.metric(name, value)
+                    for name, squares in found.pieces.items() if self._ranks is None else ():
+                        row.set_aside("pieces", name, squares)
+            row.table(board)
 
-    def _updated(self) -> None:
-        self._early |= self._record is None and self.t == 0
-        began = time.perf_counter()
-        self._after_update()
-        self._step_seconds += time.perf_counter() - began
+    def _updated(self, number: int) -> None:
+        """An optimizer has stepped."""
+        self._early |= self._row is None and self.t == 0
+        self._steps.discard(number)
+        if not self._steps:
+            with self._timed():
+                self._after_update()
 
     def _after_update(self) -> None:
-        if self._owed and self._record is not None:
-            self._owed = False
+        if self._row is not None and self._row.state is State.OWED:
             with torch.no_grad():
-                self._collect(self._record, "update")
-            self._record.ship()
+                self._collect(self._row, "update")
+            self._row.ship()
 
     def _settle(self) -> None:
         """The pending row as far as it is known: a scaler skipped the update, or the interruption came before it."""
         if self._scaler is not None:
             self._after_update()
-        elif self._owed and self._record is not None:
-            self._owed = False
-            self._record.ship()
+        elif self._row is not None and self._row.state is State.OWED:
+            self._row.ship()
+            self._row.state = State.SHIPPED
 
     def _send(self) -> None:
         """The pending row to the sink. An update that never came left the parameters as they were: numbers of 0."""
         self._after_update()
-        if self._record is not None:
-            self._record.ship()
-            metrics, tables = self._record.read()
-            self.last, record = (self._record.step, metrics, tables), self._record
-            self._record = None
+        if self._row is not None:
+            row, self._row = self._row, None
+            metrics, tables = row.read()
+            for board in self._boards:
+                if board.table.name in row.ended:
+                    self._guard.elsewhere(board)
+            self._guard.trying = False
+            self.last = (row.step, metrics, tables)
             self.sink.append(*self.last)
-            self._forensics.examine(*self.last, record.broken, record.aside)
+            self._forensics.examine(*self.last, row.broken, row.aside)
 
-    def _begin(self, record: RowRecord) -> None:
+    def _begin(self, row: RowRecord) -> None:
         """What is known of the row to a sink that takes it (``begin``): where reading it waits for nothing, and on a
         GPU too once a number was not finite, since then each row may be the last."""
         begin = getattr(self.sink, "begin", None)
-        if begin is None or record.waits or (self._parameters.device.type != "cpu" and self.incident is None):
+        if begin is None or row.waits or (self._parameters.device.type != "cpu" and self.incident is None):
             return
-        begin(record.step, *record.read())
+        begin(row.step, *row.read())
 
     def _check_open(self) -> None:
         if self._state != "open":

@@ -14,7 +14,7 @@ import torch
 from probe_toys import ListSink, Toy, batch
 
 from stabilitylab.probes import CudaGraphs, Watcher
-from stabilitylab.probes._engine.record import RowRecord
+from stabilitylab.probes._engine.row import copied_over
 from stabilitylab.probes._engine.recorder import why
 from stabilitylab.probes._engine.reference_pass import Replay
 from stabilitylab.probes.library.representations import Output
@@ -113,7 +113,7 @@ def test_a_copy_is_awaited_on_the_stream_that_it_is_on(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device}")
     numbers: Any = SimpleNamespace(is_cuda=True, device="cuda:1", to=lambda *_, **__: torch.zeros(0))
-    RowRecord(0, torch.device("cpu"))._copy_over(numbers, [])
+    copied_over(numbers)
     assert recorded == [("stream of cuda:1",)]
 
 

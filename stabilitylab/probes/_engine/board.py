@@ -1,75 +1,19 @@
-"""Where a row's numbers add up: boards of additive float64 numbers on the device, and the masks that weight tokens."""
+"""Where a row's numbers add up: boards of additive float64 numbers on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from ...errors import UsageError
-from ...schema import Cells, Row
-from ..base import Probe
+from ...schema import Row
+from ..base import Collected, Probe
+from ..parameters.ranks import RankShare
 from ..places.sites import Site
-from ..rules import Rule
-
-Mask = torch.Tensor | Mapping[str, torch.Tensor]
-
-
-class Masks:
-    """Which tokens of a stack are real: ones without a mask, else the caller's, asked for once per forward pass."""
-
-    def __init__(self, given: Mask | Callable[[], Mask | None] | None, stacks: Iterable[str]) -> None:
-        self._given = given
-        self._stacks = tuple(stacks)
-        self.renew()
-
-    def renew(self) -> None:
-        """A new pass begins: the next look-up asks again."""
-        self._asked = False
-        self._masks: Mask | None = None
-        self._found: dict[tuple[str | None, torch.Size], torch.Tensor] = {}
-
-    def __call__(self, stack: str | None, tokens: torch.Size, device: torch.device) -> torch.Tensor:
-        """True per real token, of shape ``tokens``; everywhere for the stack None, that of routed tokens."""
-        if (found := self._found.get((stack, tokens))) is None:
-            found = self._found[stack, tokens] = self._look_up(stack, tokens, device)
-        return found
-
-    def _look_up(self, stack: str | None, tokens: torch.Size, device: torch.device) -> torch.Tensor:
-        if stack is None:
-            return torch.ones(tokens, dtype=torch.bool, device=device)
-        if not self._asked:
-            self._masks = self._given() if callable(self._given) else self._given
-            self._asked = True
-            if isinstance(self._masks, Mapping) and (foreign := set(self._masks) - set(self._stacks)):
-                known = ", ".join(map(repr, self._stacks)) or "none"
-                raise UsageError(f"mask names {sorted(foreign)}, but the model's stacks are {known}.")
-        mask = self._masks.get(stack) if isinstance(self._masks, Mapping) else self._masks
-        if mask is None:
-            return torch.ones(tokens, dtype=torch.bool, device=device)
-        if (fitting := _laid_out(mask, tokens)) is None:
-            raise UsageError(
-                f"mask has shape {tuple(mask.shape)} where stack {stack!r} has tokens {tuple(tokens)}: give one "
-                "value per token, in the layout of the hidden states, or a function that returns each pass's own mask, "
-                "or leave out the probes that look there (probes='-NAME')."
-            )
-        return fitting.to(device=device, dtype=torch.bool)
-
-
-def _laid_out(mask: torch.Tensor, tokens: torch.Size) -> torch.Tensor | None:
-    """``mask`` (B, T) for tokens (B, T), flattened ones (B T), or those of each head, (B, T, H) or (B, H, T)."""
-    if mask.shape == tokens:
-        return mask
-    if tokens == (mask.numel(),):
-        return mask.reshape(tokens)
-    if mask.dim() != 2 or len(tokens) != 3:
-        return None
-    ends, inner = mask.shape == (tokens[0], tokens[2]), mask.shape == tokens[:2]
-    if ends == inner:  # (B, T, T) may be either
-        return None
-    return (mask[:, None, :] if ends else mask[:, :, None]).expand(tokens)
+from .masks import Masks
 
 
 class Board:
@@ -84,6 +28,8 @@ class Board:
         self.table = probe.table(rows, columns)
         self.rules = {column: probe.columns[column] for column in columns}
         self.parts: dict[str, torch.Tensor] = {}
+        self.ended = ""  # why it measures no more: an error of its probe
+        self._storage: dict[bool, torch.Tensor] = {}  # of its sums (True) and of its maxima
         self._waiting: dict[str, list[tuple[int, torch.Tensor]]] = {}
         self._values: dict[Any, tuple[list[int], list[torch.Tensor]]] = {}
         self._index: dict[tuple[int, ...], torch.Tensor] = {}
@@ -97,7 +43,18 @@ class Board:
     def reads(self, column: str) -> str:
         return self.rules[column].of or column
 
+    def place(self, additive: bool, buffer: torch.Tensor) -> None:
+        """Lays the columns that are sums, or maxima, out in ``buffer``."""
+        self._storage[additive] = buffer
+        start = 0
+        for column, rule in self.rules.items():
+            if rule.additive is additive:
+                size = len(self.table.rows) * rule.width
+                self.parts[column] = buffer[start : start + size].view(-1, rule.width)
+                start += size
+
     def hold(self, raw: str, row: int, value: torch.Tensor) -> None:
+        """A number, or one a token, that waits for the end of the pass."""
         self._waiting.setdefault(raw, []).append((row, value))
 
     def hold_value(self, raw: str, row: int, value: torch.Tensor) -> None:
@@ -129,36 +86,36 @@ class Board:
         self._waiting.clear()
 
     def add(self, raw: str, rows: Sequence[int], values: torch.Tensor, weight: torch.Tensor | None) -> None:
-        index = self._rows(tuple(rows), values.device)
+        if (index := self._index.get(key := tuple(rows))) is None:
+            index = self._index[key] = torch.tensor(rows, device=values.device)
         for place, (column, rule) in enumerate(self.rules.items()):
             if self.reads(column) == raw:
                 rule.add(self.parts[column], index, values, weight)
                 self._seen[rows, place] = True
 
-    def collect(self, parts: Mapping[str, torch.Tensor], seen: np.ndarray) -> None:
+    def collect(self, collected: Collected) -> None:
         """Takes the numbers of all rows at once, from a probe of parameters."""
-        for column, values in parts.items():
+        for column, values in collected.columns.items():
             own = self.parts[column]
             own.add_(values) if self.rules[column].additive else torch.maximum(own, values, out=own)
-        self._seen |= seen
+        self._seen |= collected.seen
 
     @property
     def is_empty(self) -> bool:
         return not self._seen.any()
 
-    def take(self) -> tuple[torch.Tensor, np.ndarray]:
-        """The columns one after the other, on the device, and which cells anything was recorded for; then empty."""
-        finished = torch.cat([rule.finish(self.parts[column]) for column, rule in self.rules.items()])
-        seen = self._seen.copy()
+    def take(self) -> RankShare:
+        """What was added up, before its rules finish it, and for which cells; then it begins anew."""
+        columns, start = [], dict.fromkeys(self._storage, 0)
+        held = list(map(torch.clone, self._storage.values()))
+        for rule in self.rules.values():
+            begin, size = start[rule.additive], len(self.table.rows) * rule.width
+            buffer = held[list(self._storage).index(rule.additive)]
+            columns.append((rule, buffer[begin : begin + size].view(-1, rule.width)))
+            start[rule.additive] = begin + size
+        share = RankShare("table", self.table.name, columns, self._seen.copy(), ended=bool(self.ended))
         self.clear()
-        return finished, seen
-
-    def hand_over(self) -> tuple[list[tuple[Rule, torch.Tensor]], np.ndarray]:
-        """Instead of :meth:`take`, what several ranks must add up first: the columns before their rules finish them."""
-        columns = [(rule, self.parts[column].clone()) for column, rule in self.rules.items()]
-        seen = self._seen.copy()
-        self.clear()
-        return columns, seen
+        return share
 
     def forget(self) -> np.ndarray:
         """Which cells anything was recorded for; as if it had not been."""
@@ -170,17 +127,17 @@ class Board:
         """A replay has filled the columns for these cells."""
         self._seen |= seen
 
+    def end(self, why: str) -> None:
+        """No number of its probe is wanted any more."""
+        self.ended = why
+        self.clear()
+
     def clear(self) -> None:
         self._waiting.clear()
         self._values.clear()
         self._seen[:] = False
-        for column, rule in self.rules.items():
-            self.parts[column].fill_(0 if rule.additive else -torch.inf)
-
-    def _rows(self, rows: tuple[int, ...], device: torch.device) -> torch.Tensor:
-        if (index := self._index.get(rows)) is None:
-            index = self._index[rows] = torch.tensor(rows, device=device)
-        return index
+        for additive, buffer in self._storage.items():
+            buffer.fill_(0 if additive else -torch.inf)
 
 
 def allocate(boards: Iterable[Board], device: torch.device) -> torch.Tensor:
@@ -188,11 +145,12 @@ def allocate(boards: Iterable[Board], device: torch.device) -> torch.Tensor:
     boards = list(boards)
     buffer = torch.empty(0)
     for additive in (False, True):
-        columns = [(b, c, rule.width) for b in boards for c, rule in b.rules.items() if rule.additive is additive]
-        sizes = [len(board.table.rows) * width for board, _, width in columns]
+        widths = [sum(rule.width for rule in board.rules.values() if rule.additive is additive) for board in boards]
+        sizes = [len(board.table.rows) * width for board, width in zip(boards, widths, strict=True)]
         buffer = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
-        for (board, column, width), piece in zip(columns, buffer.split(sizes), strict=True):
-            board.parts[column] = piece.view(-1, width)
+        for board, piece in zip(boards, buffer.split(sizes), strict=True):
+            if piece.numel():
+                board.place(additive, piece)
     for board in boards:
         board.clear()
     return buffer
@@ -209,7 +167,7 @@ class CleanPasses:
         self._clean.add_(self._sums.isfinite())
         self.passes += 1
 
-    def take(self, boards: Sequence[Board]) -> dict[str, torch.Tensor]:
+    def take(self, boards: Sequence[Board]) -> Mapping[str, torch.Tensor]:
         """(rows,) by table, and then begins anew; empty where there was one micro-batch."""
         if not self.passes:
             return {}
@@ -222,10 +180,3 @@ class CleanPasses:
         self._clean.zero_()
         self.passes = 0
         return taken
-
-
-def cells(values: np.ndarray, seen: np.ndarray) -> Cells:
-    """A board's columns as the sink's cells: missing where nothing was recorded, absent where a whole row is empty."""
-    grid: Any = values.reshape(seen.shape[1], seen.shape[0]).T
-    missing = None if seen.all() else np.logical_not(seen)
-    return Cells(np.where(seen, grid, np.nan), np.logical_not(seen.any(axis=1)), missing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 from ..base import wide
-from ..places.sites import hidden_state, tensor_of
-from .board import Board, CleanPasses, Masks
+from .board import Board, CleanPasses
+from .guard import Guard
+from .hooks import Hook, RootHook, keep_apart
+from .masks import Masks
 
 HELD = 1 << 24  # numbers that may wait on the device before they are added up
 SMALL = 1 << 17  # entries of a value that costs a GPU less to read than its kernel costs to launch
@@ -31,28 +33,132 @@ class Wanted(NamedTuple):
 class Pass:
     """Hooks on the sites of boards. A pass lasts from one call of the model to the next; each asks for masks anew.
 
-    Where parts of the model are called instead of the model, a pass ends when a site comes round again.
+    Where parts of the model are called instead of the model, or it is compiled, a pass ends when a site comes round
+    again. ``guard``: what is around each piece of a probe's work.
     """
 
-    def __init__(self, model: nn.Module, boards: Sequence[Board], masks: Masks, together: bool = False) -> None:
-        self.model, self.boards, self.masks, self._together = model, boards, masks, together
+    def __init__(
+        self, model: nn.Module, boards: Sequence[Board], masks: Masks, guard: Guard, together: bool = False
+    ) -> None:
+        self.model, self.boards, self.masks, self.guard = model, boards, masks, guard
+        self._together = together
         self.seconds = 0.0
-        self._handles: list[Any] = []
+        self._roots: list[Any] = []
+        self._hooks: list[Hook] = []
         self._inside = False
         self._number = 0  # of the pass
-        self._calls: dict[int, int] = {}  # site -> the pass of its last call
+        self._calls: dict[Hook, int] = {}  # the pass of each hook's last call
         self.order: dict[tuple[str, int], int] = {}  # (table, row) -> when it is called in the forward pass
         self._held = 0
 
     @property
     def attached(self) -> bool:
-        return bool(self._handles)
+        return bool(self._roots)
+
+    @property
+    def called(self) -> bool:
+        """Whether any call counted since the row began."""
+        return bool(self._calls)
 
     def attach(self) -> None:
-        if not self.boards:
+        """Hooks on every module where a board wants something: one a module, since what calls a hook costs as much as a
+        norm."""
+        if not self.boards or self.attached:
             return
-        self._handles.append(self.model.register_forward_pre_hook(self._enter))
-        self._handles.append(self.model.register_forward_hook(self._leave))
+        keep_apart()
+        self._roots = [
+            self.model.register_forward_pre_hook(RootHook(self._enter)),
+            self.model.register_forward_hook(RootHook(self._leave)),
+        ]
+        self._hooks = self._hooks or list(self._made())
+        for hook in self._hooks:
+            hook.attach()
+
+    def detach(self) -> None:
+        """Takes away the hooks, but for those in compiled code, which would be missing when it is compiled again."""
+        for handle in self._roots:
+            handle.remove()
+        self._roots = []
+        for hook in self._hooks:
+            if not hook.compiled:
+                hook.detach()
+
+    def stay(self) -> None:
+        """From now on all hooks stay, since the model is compiled."""
+        self._hooks = self._hooks or list(self._made())
+        for hook in self._hooks:
+            hook.compiled = True
+
+    def close(self) -> None:
+        """Takes away all hooks, or makes them do nothing."""
+        self.detach()
+        for hook in self._hooks:
+            hook.let_go()
+        self._hooks = []
+
+    def end(self, more: bool = False) -> None:
+        """Adds up what the pass left waiting; ``more``: another micro-batch of the same row follows."""
+        for board in self.boards:
+            try:
+                board.reduce(self.masks)
+            except Exception as error:
+                self.guard(board, error)
+        self.masks.renew()
+        self._number += 1
+        self._held = 0
+
+    def records(self, hook: Hook) -> bool:
+        """Whether this call of a module counts."""
+        if not self._inside and self._calls.get(hook) == self._number:
+            self.end(more=True)
+        self._calls[hook] = self._number
+        return True
+
+    def visit(self, hook: Hook, entering: Any, leaving: torch.Tensor | None, compiled: bool = False) -> None:
+        """Measures what is wanted of a call of a module: what enters it and what it returns."""
+        if not self.attached or not self.records(hook):
+            return
+        began = time.perf_counter()
+        for wanted in hook.wanted:
+            board, row, _ = wanted
+            site = board.sites[row]
+            self.order.setdefault((board.table.name, row), len(self.order))
+            y = entering if site.take == "input" else leaving
+            if y is None or board.ended:
+                continue
+            x = entering if site.whole else None
+            if site.channels_first:
+                x, y = site.arranged(x), site.arranged(y)
+            try:
+                self.keep(wanted, x, y, self.masks(site.mask, y.shape[:-1], y.device), compiled)
+            except Exception as error:
+                self.guard(board, error)
+        self.seconds += time.perf_counter() - began
+
+    def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None:
+        """A gradient comes by in compiled code, see :class:`TrainingPass`."""
+
+    def keep(self, wanted: Wanted, x: Any, y: torch.Tensor, weight: torch.Tensor, compiled: bool = False) -> None:
+        """Measures at a site and keeps the numbers, still per token, until the pass ends."""
+        board, row, fed = wanted
+        if self._together and board.probe.together and y.numel() <= SMALL:
+            for raw in fed:
+                board.hold_value(raw, row, y)
+            self._held += y.numel()
+            return
+        numbers: Any = board.probe.measure(board.sites[row], x, y, weight)
+        if numbers is None:
+            return
+        for raw in numbers if isinstance(numbers, dict) else fed:
+            number = numbers[raw] if isinstance(numbers, dict) else numbers
+            board.hold(raw, row, number.clone() if compiled else number)  # compiled code uses its memory again
+            self._held += number.numel()
+        if self._held > HELD:
+            for each in self.boards:
+                each.reduce(self.masks)
+            self._held = 0
+
+    def _made(self) -> Iterator[Hook]:
         wanted: dict[nn.Module, list[Wanted]] = {}
         for board in self.boards:
             read = {board.reads(column) for column in board.rules}
@@ -62,79 +168,17 @@ class Pass:
                 for module in dict.fromkeys(raws.values()):
                     fed = tuple(raw for raw, feeder in raws.items() if feeder is module)
                     wanted.setdefault(module, []).append(Wanted(board, row, fed))
-        for module, all_of_it in wanted.items():  # one hook a module: what calls a hook costs as much as a norm
-            hook = self._hook(tuple(all_of_it), key=len(self._handles))
-            self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
+        for module, all_of_it in wanted.items():
+            places = [(board.probe.on, board.sites[row].take) for board, row, _ in all_of_it]
+            needs_input = any(on != "backward" or take == "input" for on, take in places)
+            gradient_of = frozenset(take for on, take in places if on == "backward")
+            yield Hook(self, module, tuple(all_of_it), needs_input, gradient_of)
 
-    def detach(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
-    def end(self, more: bool = False) -> None:
-        """Adds up what the pass left waiting; ``more``: another micro-batch of the same row follows."""
-        for board in self.boards:
-            board.reduce(self.masks)
-        self.masks.renew()
-        self._number += 1
-        self._held = 0
-
-    def records(self, key: int) -> bool:
-        """Whether this call of a site counts."""
-        if not self._inside and self._calls.get(key) == self._number:
-            self.end(more=True)
-        self._calls[key] = self._number
-        return True
-
-    def keep(self, board: Board, row: int, fed: tuple[str, ...], x: Any, y: torch.Tensor, weight: torch.Tensor) -> None:
-        """Measures at a site and keeps the numbers, still per token, until the pass ends."""
-        site = board.sites[row]
-        if site.channels_first:
-            x, y = site.arranged(x), site.arranged(y)
-        if self._together and board.probe.together and y.numel() <= SMALL:
-            for raw in fed:
-                board.hold_value(raw, row, y)
-            self._note(y.numel())
-            return
-        numbers: Any = board.probe.measure(site, x, y, weight)
-        if numbers is None:
-            return
-        for raw in numbers if isinstance(numbers, dict) else fed:
-            number = numbers[raw] if isinstance(numbers, dict) else numbers
-            board.hold(raw, row, number)
-            self._note(number.numel())
-
-    def _note(self, held: int) -> None:
-        self._held += held
-        if self._held > HELD:
-            for each in self.boards:
-                each.reduce(self.masks)
-            self._held = 0
-
-    def _hook(self, wanted: tuple[Wanted, ...], key: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if not self.records(key):
-                return
-            began = time.perf_counter()
-            x = hidden_state(args, kwargs)
-            for each in wanted:
-                board, row, fed = each
-                site = board.sites[row]
-                self.order.setdefault((board.table.name, row), len(self.order))
-                y = x if site.take == "input" else tensor_of(output)
-                if y is not None:
-                    tokens = (site.arranged(y) if site.channels_first else y).shape[:-1]
-                    own = x if site.whole else None
-                    self.keep(board, row, fed, own, y, self.masks(site.mask, tokens, y.device))
-            self.seconds += time.perf_counter() - began
-
-        return hook
-
-    def _enter(self, module: nn.Module, args: Any) -> None:
+    def _enter(self) -> None:
         self.end(more=True)
         self._inside = True
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leave(self) -> None:
         self._inside = False
 
 
@@ -150,15 +194,17 @@ class TrainingPass(Pass):
         model: nn.Module,
         boards: Sequence[Board],
         masks: Masks,
+        guard: Guard,
         scaler: torch.amp.GradScaler | None = None,
         share: float = 1.0,
         clean: CleanPasses | None = None,
         together: bool = False,
     ) -> None:
-        super().__init__(model, boards, masks, together)
+        super().__init__(model, boards, masks, guard, together)
         self._clean, self._recorded = clean, False
         self._share = share  # of this rank's loss in the loss of all ranks
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._weights: dict[tuple[Board, int], torch.Tensor] = {}  # in compiled code, until its gradients come
         self.start_row()
 
     def end(self, more: bool = False) -> None:
@@ -169,46 +215,59 @@ class TrainingPass(Pass):
 
     def start_row(self) -> None:
         self._calls.clear()
+        self._weights.clear()
         self._scale: torch.Tensor | None = None
 
-    def records(self, key: int) -> bool:
-        if not (torch.is_grad_enabled() and self.model.training):
+    def records(self, hook: Hook) -> bool:
+        if not hook.compiled and not (torch.is_grad_enabled() and self.model.training):
             return False
-        return key not in self._calls if _in_backward() else super().records(key)
+        return hook not in self._calls if _in_backward() else super().records(hook)
 
-    def keep(self, board: Board, row: int, fed: tuple[str, ...], x: Any, y: torch.Tensor, weight: torch.Tensor) -> None:
+    def keep(self, wanted: Wanted, x: Any, y: torch.Tensor, weight: torch.Tensor, compiled: bool = False) -> None:
         self._recorded = True
+        board, row, _ = wanted
         if board.probe.on == "forward":
-            torch._C._set_grad_enabled(False)  # it is on; torch.no_grad() costs six times as much
+            gradients = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(False)  # torch.no_grad() costs six times as much
             try:
-                super().keep(board, row, fed, x, y, weight)
+                super().keep(wanted, x, y, weight, compiled)
             finally:
-                torch._C._set_grad_enabled(True)
+                torch._C._set_grad_enabled(gradients)
+        elif compiled:
+            self._weights[board, row] = weight
         elif y.requires_grad:
+            # not register_full_backward_hook, which changes the gradients themselves
+            y.register_hook(lambda gradient: self._keep_gradient(wanted, gradient, weight))
 
-            def on_gradient(gradient: torch.Tensor) -> None:
-                began = time.perf_counter()
-                if torch.is_grad_enabled():  # under create_graph
-                    with torch.no_grad():
-                        self._keep_gradient(board, row, fed, gradient, weight)
-                else:
-                    self._keep_gradient(board, row, fed, gradient, weight)
-                self.seconds += time.perf_counter() - began
-
-            y.register_hook(on_gradient)  # not register_full_backward_hook, which changes the gradients themselves
+    def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None:
+        for wanted in hook.wanted:
+            board, row, _ = wanted
+            of_site = board.probe.on == "backward" and (board.sites[row].take == "input") is of_input
+            if of_site and (weight := self._weights.get((board, row))) is not None:
+                self._keep_gradient(wanted, gradient, weight, compiled=True)
 
     def _keep_gradient(
-        self, board: Board, row: int, fed: tuple[str, ...], gradient: torch.Tensor, weight: torch.Tensor
+        self, wanted: Wanted, gradient: torch.Tensor, weight: torch.Tensor, compiled: bool = False
     ) -> None:
-        if self._scaler is not None:
-            gradient = gradient.to(wide(gradient)) / self._loss_scale(self._scaler, gradient.device)
-        if self._share != 1:
-            gradient = gradient.to(wide(gradient)) * self._share
-        super().keep(board, row, fed, None, gradient, weight)
+        if wanted.board.ended:
+            return
+        began = time.perf_counter()
+        with torch.no_grad():  # under create_graph gradients are on
+            try:
+                site = wanted.board.sites[wanted.row]
+                gradient = site.arranged(gradient) if site.channels_first and compiled else gradient
+                if self._scaler is not None:
+                    gradient = gradient.to(wide(gradient)) / self._loss_scale(self._scaler, gradient.device)
+                if self._share != 1:
+                    gradient = gradient.to(wide(gradient)) * self._share
+                super().keep(wanted, None, gradient, weight, compiled)
+            except Exception as error:
+                self.guard(wanted.board, error)
+        self.seconds += time.perf_counter() - began
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
-        if torch.is_grad_enabled() and module.training and not _in_backward():
-            super()._enter(module, args)
+    def _enter(self) -> None:
+        if torch.is_grad_enabled() and self.model.training and not _in_backward():
+            super()._enter()
 
     def _loss_scale(self, scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:
         if self._scale is None:

@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from ..library.representations import Output
-from .board import Board, Masks
-from .passes import Pass, evaluation
+from .board import Board
+from .guard import Guard
+from .masks import Masks
+from .passes import Pass, Wanted, evaluation
 from .recorder import Recorder, attempt
 from .watchable import with_hooks
 
@@ -27,11 +29,12 @@ class ReferencePass(Pass):
         model: nn.Module,
         boards: Sequence[Board],
         masks: Masks,
+        guard: Guard,
         reference: Callable[[], Any],
         stacks: Board | None,
         recorder: Recorder | None = None,
     ) -> None:
-        super().__init__(model, boards, masks)
+        super().__init__(model, boards, masks, guard)
         self._reference = reference
         self._stacks = stacks
         self._outputs: list[Output] = []
@@ -44,7 +47,8 @@ class ReferencePass(Pass):
         if (replay := self._replays.get(record)) is not None:
             return replay()
         boards = self.boards
-        self.boards = [*(boards if record else ()), *([self._stacks] if self._stacks else ())]
+        stacks = [self._stacks] if self._stacks else []
+        self.boards = [board for board in (*(boards if record else ()), *stacks) if not board.ended]
         self.attach()
         try:
             with evaluation(self.model), with_hooks(self.model), ExitStack() as around:
@@ -66,7 +70,7 @@ class ReferencePass(Pass):
                 replay = self._replays[record] = Replay(self.boards, outputs, metrics, again)
             return replay()
         finally:
-            self.detach()
+            self.close()
             self.boards = boards
 
     def _work(self) -> tuple[list[Output], dict[str, Any]]:
@@ -75,12 +79,13 @@ class ReferencePass(Pass):
         self.end()
         return self._outputs, _scalars(returned) if type(returned) is dict else {}
 
-    def keep(self, board: Board, row: int, fed: tuple[str, ...], x: Any, y: torch.Tensor, weight: torch.Tensor) -> None:
+    def keep(self, wanted: Wanted, x: Any, y: torch.Tensor, weight: torch.Tensor, compiled: bool = False) -> None:
+        board, row, _ = wanted
         if board is self._stacks:
             value: Any = board.probe.measure(board.sites[row], x, y, weight)
             self._outputs.append(Output(row, value, weight))
         else:
-            super().keep(board, row, fed, x, y, weight)
+            super().keep(wanted, x, y, weight, compiled)
 
 
 class Replay:

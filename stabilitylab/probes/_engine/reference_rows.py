@@ -14,11 +14,13 @@ from ..library.representations import ModelUpdate, Output, distances
 from ..parameters.copies import kept, parameters_set
 from ..parameters.pieces import Parameters
 from ..parameters.ranks import Ranks
-from .board import Board, Masks
+from .board import Board
 from .cadence import REFERENCE_FINENESS, Cadence, is_due
-from .record import RowRecord
+from .guard import Guard
+from .masks import Masks
 from .recorder import Recorder
 from .reference_pass import ReferencePass
+from .row import RowRecord
 
 
 class AlphaSchedule(Protocol):
@@ -44,6 +46,7 @@ class ReferenceRows:
         model: nn.Module,
         boards: Sequence[Board],
         masks: Masks,
+        guard: Guard,
         reference: Callable[[], Any],
         every: Cadence,
         schedule: AlphaSchedule | None,
@@ -55,12 +58,12 @@ class ReferenceRows:
         self.seconds = 0.0
         self._measured = measured
         self._ranks = ranks
-        self._boards = boards
+        self._boards, self._guard = boards, guard
         self._every: Cadence = every
         self._schedule, self._parameters = schedule, parameters
         self._update = next((board for board in boards if isinstance(board.probe, ModelUpdate)), None)
         others = [board for board in boards if board is not self._update]
-        self._pass = ReferencePass(model, others, masks, reference, self._update, recorder)
+        self._pass = ReferencePass(model, others, masks, guard, reference, self._update, recorder)
         self._start: Start | None = None
         self._previous: tuple[int, list[Output]] | None = None
 
@@ -79,12 +82,16 @@ class ReferenceRows:
         if not wanted and not (self._update and self.due(record.step + 1)):
             return
         began = time.perf_counter()
-        outputs, metrics = self._run(record=due)
+        try:
+            outputs, metrics = self._run(record=due)
+        except Exception as error:
+            self._guard.reference(self._boards, error)
+            outputs, metrics = [], {}
         if wanted:
             for name, value in metrics.items():
                 record.metric(name, value)
         if due:
-            if self._update is not None:
+            if self._update is not None and not self._update.ended:
                 self._compare(self._update, record.step, outputs)
             for board in self._boards:
                 record.table(board)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
 from torch import nn
@@ -19,10 +19,6 @@ from .board import Board
 Names = str | Sequence[str]
 # The cheapest set that tells where a model breaks, for every row: norms alone, and of layers, not of their sub-layers.
 STANDARD: tuple[str, ...] = ("grad_norm", "activation_grad_norm", "ln_input", "residual_norm")
-COMPILED = (
-    "has its places inside torch.compile'd modules, where hooks cannot record: watch the model as it is before "
-    "compilation, or leave the probe out"
-)
 
 
 def chosen(names: Names) -> dict[str, bool]:
@@ -90,12 +86,11 @@ def boards_for(
     only: str | Mapping[str, str] | None,
     *,
     lacks: Iterable[str],
-    compiled: Container[nn.Module] = (),
 ) -> tuple[list[Board], list[tuple[str, str]]]:
     """A board for each probe that finds its sites, and (probe, reason) for default ones that do not.
 
     ``only``: a regular expression that site names must match, for all probes or by probe. ``lacks``: of "optimizer",
-    "reference", those that the watcher was not given. Probes of the training pass leave out ``compiled`` modules.
+    "reference", those that the watcher was not given.
     """
     boards: list[Board] = []
     dropped: list[tuple[str, str]] = []
@@ -109,13 +104,6 @@ def boards_for(
         if name in trimmed and type(probe).at is stream:
             found = _of_layers(found)
         reason = _missing(probe, found, parameters, sites, pattern, lacks)
-        if probe.on in ("forward", "backward") and found:
-            seen = [site for site in found if site.module not in compiled]  # of a wrapper hooks run outside
-            reason = reason or ("" if seen else COMPILED)
-            if seen and len(seen) < len(found):
-                left = f"leaves out {len(found) - len(seen)} of {len(found)} places, inside torch.compile'd modules"
-                dropped.append((name, left))
-            found = seen
         if not reason:
             boards.append(_board(probe, found, parameters))
         elif named:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -10,6 +10,9 @@ import torch
 from torch import nn
 
 from ...errors import UsageError
+
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
 def check_watchable(model: nn.Module) -> None:
@@ -25,15 +28,19 @@ def check_watchable(model: nn.Module) -> None:
         raise UsageError(f"parameters lie on several devices ({', '.join(devices)}): move the model to one device.")
 
 
+def listed(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
+    """One, several or no optimizer as a tuple."""
+    if optimizer is None:
+        return ()
+    return tuple(optimizer) if isinstance(optimizer, (list, tuple)) else (optimizer,)  # pyright: ignore
+
+
 def check_arguments(optimizer: Any, scaler: Any, mask: Any, reference: Any) -> None:
     """Raises UsageError for what is not of its kind, before anything is attached or written."""
-    if isinstance(optimizer, (list, tuple)):
-        raise UsageError(
-            "watch follows one optimizer: give the one whose updates matter most, and leave out the others' parameters "
-            "when you read update_ratio."
-        )
+    if optimizer is not None and not listed(optimizer):
+        raise UsageError(f"optimizer = {optimizer!r} is empty: give one, several, or leave it out.")
     kinds: list[tuple[str, Any, Any, str]] = [
-        ("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer"),
+        *(("optimizer", each, torch.optim.Optimizer, "a torch.optim.Optimizer") for each in listed(optimizer)),
         ("scaler", scaler, torch.amp.GradScaler, "a torch.amp.GradScaler"),
         ("mask", mask, (torch.Tensor, Mapping, Callable), "a tensor, a dict of them by stack, or a function"),
         ("reference", reference, Callable, "a function that runs the model on a fixed batch"),
@@ -41,7 +48,8 @@ def check_arguments(optimizer: Any, scaler: Any, mask: Any, reference: Any) -> N
     for name, value, kind, meant in kinds:
         inner = getattr(value, "optimizer", value) if name == "optimizer" else value  # Accelerate wraps it
         if value is not None and not isinstance(inner, kind):
-            raise UsageError(f"{name} = {value!r} must be {meant}.")
+            given = f"a {type(value).__name__}" if isinstance(value, nn.Module) else repr(value)[:60]
+            raise UsageError(f"{name} = {given} must be {meant}.")
 
 
 def check_unscaled(scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer | None) -> None:

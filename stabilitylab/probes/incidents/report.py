@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from ..rules import Quantile
 from .first_place import Locator, Metrics, Order, Phase, RowEvidence, Suspect
 
 RING, AFTER = 20, 3  # rows before the incident that are kept, and those after it that the dump waits for
-ASIDE = ("pieces", "clean")  # what a record sets aside
 Kept = tuple[int, Metrics, Mapping[str, Cells]]
 log = logging.getLogger("stabilitylab")
 
@@ -69,13 +68,13 @@ class Forensics:
         metrics: Metrics,
         tables: Mapping[str, Cells],
         broken: Mapping[str, np.ndarray],
-        aside: Mapping[str, np.ndarray],
+        aside: Mapping[Literal["pieces", "clean"], Mapping[str, np.ndarray]],
     ) -> None:
         """Takes a row, its recorded cells that are not finite, and what its record set aside."""
         self._ring.append((step, metrics, tables))
         if self.incident is None:
-            told = ({n.partition(" ")[2]: v for n, v in aside.items() if n.startswith(kind)} for kind in ASIDE)
-            self.incident = self._found(RowEvidence(step, metrics, tables, self._meant(broken), *told))
+            evidence = RowEvidence(step, metrics, tables, self._meant(broken), aside["pieces"], aside["clean"])
+            self.incident = self._found(evidence)
             if self.incident is not None:
                 log.warning("%s", self.incident.paragraph)
                 self._dump()

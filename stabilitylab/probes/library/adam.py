@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import optim
 
-from ..base import ParameterProbe, probe, wide
+from ..base import Collected, ParameterProbe, probe, wide
 from ..parameters.pieces import Parameters
 from ..parameters.ranks import local
 from ..rules import Mean, Ratio
@@ -19,7 +19,8 @@ from ..rules import Mean, Ratio
 FLOOR = 10.0  # in units of eps
 AT_ONCE = 1 << 25  # entries of parameters that are looked at together
 STATE = ("step", "exp_avg", "exp_avg_sq")
-OTHERS = (optim.Adamax, optim.NAdam, optim.RAdam, optim.SparseAdam)  # Adam by name, not by formula
+OTHERS = (optim.Adamax, optim.SparseAdam)  # Adam by name, not by formula
+MOMENTS_ALONE = (optim.NAdam, optim.RAdam)  # the moments are Adam's, the update is not
 Tensors = list[torch.Tensor]
 
 
@@ -41,7 +42,8 @@ class AdamState(ParameterProbe):
 
     g is the gradient that the optimizer used, after clipping (without Adam's own L2 term, weight_decay of Adam but not
     of AdamW). With amsgrad, v is the running maximum that the optimizer divides by. Rows without an update are absent,
-    as are all of an Adam that keeps other state than PyTorch's (8-bit, factored).
+    as are all of an Adam that keeps other state than PyTorch's (8-bit, factored), and of several optimizers those that
+    another kind updates. NAdam and RAdam make another update of the same moments: update_rms is missing.
 
     Cost: a dozen operators over lists of all parameters and, while they run, about three copies of them, or of 34
     million of their entries.
@@ -52,33 +54,43 @@ class AdamState(ParameterProbe):
         self._entries: dict[tuple[int, ...], torch.Tensor] = {}
 
     def lacks(self, parameters: Parameters) -> str:
-        optimizer = unwrapped(parameters.optimizer)
-        if optimizer is not None and not is_adam(optimizer):
-            return f"needs an Adam or AdamW as optimizer=, not {type(optimizer).__name__}"
+        inner = [unwrapped(optimizer) for optimizer in parameters.optimizers]
+        if inner and not any(map(is_adam, inner)):
+            kinds = ", ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in inner))
+            return f"needs an Adam or AdamW as optimizer=, not {kinds}"
         return super().lacks(parameters)
 
     def before(self, parameters: Parameters) -> None:
-        self._versions = {p: s["step"]._version for p, s in states(parameters.optimizer).items()}
+        self._versions = {p: s["step"]._version for p, s in states(parameters.optimizers).items()}
 
-    def collect(self, parameters: Parameters) -> tuple[Mapping[str, torch.Tensor], np.ndarray]:
-        state, groups = states(parameters.optimizer), groups_of(parameters.optimizer)
+    def collect(self, parameters: Parameters) -> Collected:
+        state, groups = states(parameters.optimizers), groups_of(parameters.optimizers)
         # a version that stands still is an update that a scaler skipped: the gradients may be the next row's by now
         places = [
             place
             for place, p in enumerate(parameters.originals)
             if p in state and p.grad is not None and state[p]["step"]._version != self._versions.get(p)
         ]
-        present = np.zeros(len(parameters.originals), dtype=bool)
-        present[places] = True
-        entries, ratio, update, clear = self._sums(parameters, places, state, groups)
+        others = {p for own in map(unwrapped, parameters.optimizers) if isinstance(own, MOMENTS_ALONE) for p in own.state}
+        adams = [place for place in places if parameters.originals[place] not in others]
+        rest = [place for place in places if parameters.originals[place] in others]
+        entries, ratio, update, clear = self._sums(parameters, adams, state, groups)
+        its_own = entries
+        if rest:
+            more_entries, more_ratio, _, more_clear = self._sums(parameters, rest, state, groups)
+            entries, ratio, clear = entries + more_entries, ratio + more_ratio, clear + more_clear
         sums = {
             "rms_t": torch.cat((ratio, entries), dim=1),
-            "update_rms": torch.cat((update, entries), dim=1),
+            "update_rms": torch.cat((update, its_own), dim=1),
             "eps_floor": torch.cat((entries - clear, entries), dim=1),
         }
-        updated = [p if there else None for p, there in zip(parameters.originals, present, strict=True)]
-        seen = parameters.seen(updated, [""])
-        return sums, np.repeat(seen, len(sums), axis=1)
+        seen = [self._rows_of(parameters, places if name != "update_rms" else adams) for name in sums]
+        return Collected(sums, np.concatenate(seen, axis=1))
+
+    def _rows_of(self, parameters: Parameters, places: Sequence[int]) -> np.ndarray:
+        """(rows, 1): which rows the parameters at those places stand in."""
+        there = set(places)
+        return parameters.seen([p if n in there else None for n, p in enumerate(parameters.originals)], [""])
 
     def _sums(
         self, parameters: Parameters, places: Sequence[int], state: Any, groups: Any
@@ -154,7 +166,7 @@ def _on_device(betas: tuple[tuple[float, float], ...], device: torch.device) -> 
 def is_adam(optimizer: optim.Optimizer) -> bool:
     """Whether it updates as Adam or AdamW do, by its name and its settings: its state is empty at first."""
     named = "adam" in type(optimizer).__name__.lower() and not isinstance(optimizer, OTHERS)
-    return named and all("betas" in group and "eps" in group for group in optimizer.param_groups)
+    return named and all("betas" in group and isinstance(group.get("eps"), float) for group in optimizer.param_groups)
 
 
 def unwrapped(optimizer: Any) -> Any:
@@ -164,14 +176,16 @@ def unwrapped(optimizer: Any) -> Any:
     return optimizer
 
 
-def states(optimizer: Any) -> dict[torch.Tensor, Mapping[str, Any]]:
-    """The state of each parameter that was updated before; not what 8-bit or factored variants keep."""
-    state = unwrapped(optimizer).state
-    return {p: own for p, own in state.items() if all(isinstance(own.get(name), torch.Tensor) for name in STATE)}
+def states(optimizers: Sequence[Any]) -> dict[torch.Tensor, Mapping[str, Any]]:
+    """The state of each parameter that an Adam updated before; not what 8-bit or factored variants keep."""
+    adams = [optimizer for optimizer in map(unwrapped, optimizers) if is_adam(optimizer)]
+    state = [item for optimizer in adams for item in optimizer.state.items()]
+    return {p: own for p, own in state if all(isinstance(own.get(name), torch.Tensor) for name in STATE)}
 
 
-def groups_of(optimizer: Any) -> dict[torch.Tensor, Mapping[str, Any]]:
-    return {p: group for group in unwrapped(optimizer).param_groups for p in group["params"]}
+def groups_of(optimizers: Sequence[Any]) -> dict[torch.Tensor, Mapping[str, Any]]:
+    """The settings that each parameter is updated with."""
+    return {p: group for own in map(unwrapped, optimizers) for group in own.param_groups for p in group["params"]}
 
 
 def _wide(tensors: Sequence[torch.Tensor]) -> Tensors:

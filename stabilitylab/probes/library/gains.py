@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from ...schema import Row
-from ..base import ParameterProbe, probe
+from ..base import Collected, ParameterProbe, probe
 from ..parameters.pieces import Parameters
 from ..parameters.squares import Squares
 from ..rules import Max, Ratio
@@ -35,7 +35,7 @@ class LNGain(ParameterProbe):
     def rows(self, parameters: Parameters) -> Sequence[Row]:
         return list(parameters.gains)
 
-    def collect(self, parameters: Parameters) -> tuple[Mapping[str, torch.Tensor], np.ndarray]:
+    def collect(self, parameters: Parameters) -> Collected:
         held = parameters.tensors
         tensors = [held[index] for index in parameters.gains.values()]
         if self._squares is None:
@@ -47,7 +47,7 @@ class LNGain(ParameterProbe):
             norms = torch._foreach_norm(some, float("inf"))  # pyright: ignore
             largest.index_copy_(0, self._held, torch.stack(norms).double())
         sums = {"rms": torch.stack((self._squares(tensors), self._sizes), dim=1), "max_abs": largest[:, None]}
-        return sums, np.ones((len(tensors), len(sums)), dtype=bool)
+        return Collected(sums, np.ones((len(tensors), len(sums)), dtype=bool))
 
     def _prepare(self, parameters: Parameters, tensors: Sequence[torch.Tensor]) -> None:
         sizes = [tensor.numel() for tensor in tensors]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from ..base import Numbers, ParameterProbe, Probe, probe
+from ..base import Collected, Numbers, ParameterProbe, Probe, probe
 from ..parameters.pieces import GROUPS, Parameters
 from ..parameters.squares import WideNorm
 from ..places.sites import Site, stream
@@ -31,25 +30,19 @@ class GradNorm(ParameterProbe):
     def fitting(self, parameters: Parameters) -> Sequence[str]:
         return ("value", *filter(self.keeps, parameters.groups))
 
-    def collect(self, parameters: Parameters) -> tuple[Mapping[str, torch.Tensor], np.ndarray]:
+    def collect(self, parameters: Parameters) -> Collected:
         gradients = parameters.gradients()
-        self._squares = squares = parameters.squares(gradients)
-        self._metrics: dict[str, Total] = {}
+        squares = parameters.squares(gradients)
+        metrics: dict[str, Total] = {}
         if any(gradient is not None for gradient in gradients):
-            self._metrics["grad_norm_total"] = Total(Norm(), squares.sum().view(1, 1))
-            self._metrics |= {f"grad_norm_{kind}": norm for kind, norm in parameters.by_kind(squares).items()}
+            metrics["grad_norm_total"] = Total(Norm(), squares.sum().view(1, 1))
+            metrics |= {f"grad_norm_{kind}": norm for kind, norm in parameters.by_kind(squares).items()}
         # which takes longer than the norms, so the standard set goes without
         if self.kept is None and (share := parameters.share_under_eps()) is not None:
-            self._metrics["grad_under_eps"] = share
+            metrics["grad_under_eps"] = share
         groups = ("", *filter(self.keeps, parameters.groups))  # "": all of a row
         sums = {group or "value": parameters.by_row(squares, group) for group in groups}
-        return sums, parameters.seen(gradients, groups)
-
-    def metrics(self) -> Mapping[str, Total]:
-        return self._metrics
-
-    def pieces(self) -> Mapping[str, torch.Tensor]:
-        return {"gradient": self._squares}
+        return Collected(sums, parameters.seen(gradients, groups), metrics, {"gradient": squares})
 
 
 @probe(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 
-from ..base import ParameterProbe, probe
+from ..base import Collected, ParameterProbe, probe
 from ..parameters.copies import keep, parts, room_for
 from ..parameters.pieces import Parameters
 from ..rules import Ratio
@@ -34,20 +32,16 @@ class UpdateRatio(ParameterProbe):
         self._theta = self._theta or room_for(parameters.tensors)
         keep(self._theta, parameters.tensors)
 
-    def collect(self, parameters: Parameters) -> tuple[Mapping[str, torch.Tensor], np.ndarray]:
+    def collect(self, parameters: Parameters) -> Collected:
         now = parameters.tensors
-        self._pieces = {}
+        pieces: dict[str, torch.Tensor] = {}
         for part in parts(self._theta, parameters.device):
             pairs = [(old, new) for old, new in zip(part, now, strict=True) if old is not None]
-            self._add("theta", parameters.squares(part))
-            torch._foreach_sub_(*map(list, zip(*pairs, strict=True)))  # pyright: ignore
-            self._add("update", parameters.squares(part))
-        theta, update = (parameters.by_row(squares) for squares in self._pieces.values())
+            for name in ("theta", "update"):
+                if name == "update":
+                    torch._foreach_sub_(*map(list, zip(*pairs, strict=True)))  # pyright: ignore
+                squares = parameters.squares(part)
+                pieces[name] = pieces[name] + squares if name in pieces else squares
+        theta, update = (parameters.by_row(squares) for squares in pieces.values())
         sums = {"value": torch.cat((update, theta), dim=1), "rms": torch.cat((update, parameters.entries), dim=1)}
-        return sums, np.ones((len(parameters.rows), len(sums)), dtype=bool)
-
-    def _add(self, name: str, squares: torch.Tensor) -> None:
-        self._pieces[name] = self._pieces[name] + squares if name in self._pieces else squares
-
-    def pieces(self) -> Mapping[str, torch.Tensor]:
-        return self._pieces
+        return Collected(sums, np.ones((len(parameters.rows), len(sums)), dtype=bool), pieces=pieces)

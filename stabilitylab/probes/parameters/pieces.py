@@ -39,7 +39,7 @@ class Parameters:
         self,
         model: nn.Module,
         place: Places,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
         ranks: Ranks | None = None,
     ) -> None:
         inner = unwrapped(model)
@@ -47,7 +47,7 @@ class Parameters:
         self.names = [canonical(name) for name in names]
         self._own: list[torch.Tensor] = [tensor for _, tensor in inner.named_parameters()]
         self.device = self._own[0].device if self._own else torch.device("cpu")
-        self.optimizer = optimizer
+        self.optimizers = tuple(optimizers)
         self._ranks = ranks
         self._sharded = ranks is not None and ranks.sharded
         roles = getattr(inner, "parameter_roles", None)
@@ -128,13 +128,14 @@ class Parameters:
         return grid
 
     def share_under_eps(self) -> Total | None:
-        """Share of gradient entries, zeros included, below the eps of their optimizer group; None without an eps."""
-        groups = self.optimizer.param_groups if self.optimizer else []
+        """Share of gradient entries, zeros included, below the eps of their optimizer group; None without an eps that
+        is one number (Adafactor's are two)."""
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         below: list[torch.Tensor] = []
         entries = 0
         for group in groups:
-            if "eps" not in group:
-                return None
+            if not isinstance(group.get("eps"), float):
+                continue
             gradients = [tensor.grad for tensor in group["params"] if tensor.grad is not None]
             for flat in flattened([local(g) for g in gradients] if self._sharded else gradients):
                 below.append(flat.abs().lt_(group["eps"]).sum(dtype=torch.float32))  # in floats: exact, and faster

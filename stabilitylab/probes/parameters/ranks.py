@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -23,22 +23,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RankShare:
-    """This rank's part of a table, or of a metric (one row, one column), before its rules finish it."""
+    """A table, or a metric (one row, one column), before its rules finish it: this rank's part, or that of all ranks.
 
+    ``own``: it is this rank's and stays so. ``ended``: its probe measures no more on this rank. ``flags``: once ranks are added up, on the device, by how many
+    of them each cell was seen, and behind these how many ended it.
+    """
+
+    kind: Literal["table", "metric"]
     name: str
     columns: Sequence[tuple[Rule, torch.Tensor]]  # each (rows, width) float64
     seen: np.ndarray  # (rows, columns): the cells for which this rank has a number
-    metric: bool = False
+    own: bool = False
+    ended: bool = False
+    flags: torch.Tensor | None = None  # (rows * columns + 1,)
 
-
-@dataclass(frozen=True)
-class Whole:
-    """The same of all ranks together: the finished columns, then by how many ranks each cell was seen."""
-
-    name: str
-    values: torch.Tensor  # (2 * rows * columns,)
-    shape: tuple[int, int]  # (rows, columns)
-    metric: bool
+    def finished(self) -> torch.Tensor:
+        """The columns one after the other, and the flags behind them."""
+        parts = [rule.finish(numbers) for rule, numbers in self.columns]
+        return torch.cat(parts if self.flags is None else [*parts, self.flags])
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Ranks:
                 "(pipeline stages, say, each with parallel='off')."
             )
 
-    def add_up(self, shares: Sequence[RankShare], device: torch.device) -> list[Whole]:
+    def add_up(self, shares: Sequence[RankShare], device: torch.device) -> list[RankShare]:
         """One SUM over ranks of all additive numbers and of which cells were seen, and one MAX where there are maxima.
 
         float64 throughout. A NaN is passed on beside the maxima, which need not keep it.
@@ -93,24 +95,27 @@ class Ranks:
         columns = [(rule, parts) for share in shares for rule, parts in share.columns]
         sums = [parts.flatten() for rule, parts in columns if rule.additive]
         maxima = [parts.flatten() for rule, parts in columns if not rule.additive]
-        seen = np.concatenate([share.seen.ravel() for share in shares]).astype(np.float64)
-        flags = torch.from_numpy(seen)
+        known = [np.append(share.seen.ravel(), share.ended).astype(np.float64) for share in shares]
+        flags = torch.from_numpy(np.concatenate(known))
         flags = flags.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else flags.to(device)
         top = torch.cat(maxima) if maxima else flags.new_empty(0)
         total = torch.cat([*sums, flags, top.isnan().double()])
         dist.all_reduce(total)
-        *added, flags, spoilt = total.split([*(s.numel() for s in sums), seen.size, top.numel()])
+        *added, flags, spoilt = total.split([*(s.numel() for s in sums), flags.numel(), top.numel()])
         if maxima:
             top = torch.where(top.isnan(), -torch.inf, top)
             dist.all_reduce(top, dist.ReduceOp.MAX)
             top = torch.where(spoilt > 0, torch.nan, top)
         pools = {True: iter(added), False: iter(top.split([m.numel() for m in maxima]))}
-        wholes, cells = [], iter(flags.split([share.seen.size for share in shares]))
-        for share in shares:
-            finished = [rule.finish(next(pools[rule.additive]).view(-1, type(rule).width)) for rule, _ in share.columns]
-            rows, width = share.seen.shape
-            wholes.append(Whole(share.name, torch.cat([*finished, next(cells)]), (rows, width), share.metric))
-        return wholes
+        cells = iter(flags.split([own.size for own in known]))
+        return [
+            replace(
+                share,
+                columns=[(rule, next(pools[rule.additive]).view(-1, rule.width)) for rule, _ in share.columns],
+                flags=next(cells),
+            )
+            for share in shares
+        ]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,53 @@
+"""What happens when a probe raises: its table ends, and training goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from ...errors import UsageError
+from .board import Board
+
+log = logging.getLogger("stabilitylab")
+
+
+class Guard:
+    """Takes the errors of probes: a table whose probe raised ends, which is said once, in the log and in ``ended``.
+
+    ``strict``: every error is raised. One that tells what to give instead (UsageError) is raised while ``trying``, at
+    the first probed row, where nothing is lost yet, and so is any of the caller's own ``reference``.
+    """
+
+    def __init__(self, strict: bool = False) -> None:
+        self.strict, self.trying = strict, True
+        self.ended: dict[str, str] = {}  # table -> why
+
+    def __call__(self, board: Board, error: Exception) -> None:
+        if self.strict or (self.trying and isinstance(error, UsageError)):
+            raise error
+        self._end([board], f"its probe raised {said(error)}", error)
+
+    def reference(self, boards: Iterable[Board], error: Exception) -> None:
+        """The held-out pass raised."""
+        if self.strict or self.trying:
+            raise error
+        self._end(boards, f"the held-out pass raised {said(error)}", error)
+
+    def elsewhere(self, board: Board) -> None:
+        """It ended on another rank."""
+        if not board.ended:
+            self._end([board], "its probe raised on another rank, whose log says what", None)
+
+    def _end(self, boards: Iterable[Board], why: str, error: Exception | None) -> None:
+        names = [board.table.name for board in boards if not board.ended]
+        for board in boards:
+            board.end(why)
+            self.ended.setdefault(board.table.name, why)
+        if names:
+            log.warning("no more rows of %s: %s. Training goes on.", ", ".join(names), why)
+            log.debug("what was raised", exc_info=error)
+
+
+def said(error: Exception) -> str:
+    """The error in one line."""
+    return f"{type(error).__name__} ({(str(error).splitlines() or ['without a message'])[0][:200].rstrip('.')})"

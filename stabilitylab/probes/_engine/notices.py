@@ -1,0 +1,106 @@
+"""What the watcher says about the loop around it: places that nothing came by, a step() in the wrong place."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..parameters.pieces import Parameters
+from .board import Board
+from .hooks import forget_compiled
+from .passes import TrainingPass
+from .unseen import say, unseen
+from .watchable import compiled_modules
+
+log = logging.getLogger("stabilitylab")
+
+FRAMES = 8  # of the callers, among which a GradScaler is looked for
+COMPILED = "the model is compiled already, and will be once more at its next call, with the probes inside."
+
+
+class Notices:
+    """Says each thing once, on the first rank alone."""
+
+    def __init__(self, model: nn.Module, first: bool, scaled: bool) -> None:
+        self.unseen: dict[str, list[str]] = {}  # table -> places that no call of the first probed rows came by
+        self._model, self._first, self._scaled = model, first, scaled
+        self._looked: set[str] = set()  # kinds of pass of which that is known
+        self._warned = self._called = self._asked = False
+
+    def compiled(self) -> bool:
+        """Whether parts of the model are compiled; what was compiled before the hooks came is compiled anew."""
+        found = bool(compiled_modules(self._model))
+        if found and forget_compiled() and self._first:
+            log.info("%s", COMPILED)
+        return found
+
+    def look(self, row: int, which: str, boards: Sequence[Board], called: Mapping[tuple[str, int], int]) -> None:
+        """Once for each kind of pass: which places it did not come by."""
+        if which in self._looked:
+            return
+        self._looked.add(which)
+        if found := unseen(boards, called):
+            self.unseen |= found
+            if self._first:
+                say(row, which, found)
+
+    def loop(self, row: int, training: TrainingPass, parameters: Parameters, early: bool) -> None:
+        """Warns of a loop in which step() stands in the wrong place, or that never trains; ``early``: the optimizer's
+        step came before the first row."""
+        gone = self._called and not training.called and bool(training.boards)
+        self._called |= training.called
+        if gone and compiled_modules(self._model) and forget_compiled():
+            training.stay()
+            self._tell(row, f"the forward pass was not seen, since {COMPILED}")
+        if self._warned:
+            return
+        if not self._scaled and not self._asked and (found := _forgotten_scaler()) is not None:
+            self._tell(row, f"a GradScaler is in use, at {found:g}, and activations' gradients carry it: give scaler=")
+        self._asked = True
+        if not parameters.have_gradients:
+            self._tell(row, _no_gradient(parameters))
+        elif training.boards and not training.called:
+            self._tell(
+                row,
+                "there is no number of the forward pass: watch sees forwards in training mode with gradients on, so "
+                "call model.train() before them, and step() after each backward; and a model that torch.compile has "
+                "run already as what torch.compile returned",
+            )
+        elif early:
+            self._tell(
+                row,
+                "the optimizer's step came before this one: call step() after backward and before optimizer.step",
+            )
+
+    def _tell(self, row: int, text: str) -> None:
+        self._warned = True
+        log.warning("row %d: %s.", row, text.rstrip("."))
+
+
+def _no_gradient(parameters: Parameters) -> str:
+    if any(getattr(tensor, "_post_accumulate_grad_hooks", None) for tensor in parameters.originals):
+        return (
+            "no parameter has a gradient after backward, since the optimizer steps inside it: give optimizer=None and "
+            "probes='-grad_norm'; what activations and their gradients tell is recorded"
+        )
+    return "no parameter has a gradient: call step() after backward and before zero_grad"
+
+
+def _forgotten_scaler() -> float | None:
+    """The scale of a GradScaler that the calling loop holds, by a name or as ``self.scaler``; None for none."""
+    frame: Any = sys._getframe(1)
+    for _ in range(FRAMES):
+        if frame is None:
+            return None
+        own = frame.f_locals.get("self")
+        for found in (*frame.f_locals.values(), getattr(own, "__dict__", {}).get("scaler")):
+            if issubclass(type(found), torch.amp.GradScaler) and found.is_enabled() and found._scale is not None:
+                scale = float(found._scale)
+                return scale if scale != 1 else None
+        frame = frame.f_back
+    return None

@@ -1,0 +1,253 @@
+"""A row on its way to the sink: device numbers gathered, copied together, read when they are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal, TypeGuard
+
+import numpy as np
+import torch
+
+from ...errors import UsageError
+from ...schema import Cells
+from ..parameters.ranks import Ranks, RankShare
+from ..rules import EMPTY, Mean, Sum, Total
+from .board import Board
+
+Metrics = Mapping[str, float | None]
+Aside = Literal["pieces", "clean"]
+ONE = np.ones((1, 1), dtype=bool)
+
+
+class State(Enum):
+    """OPEN: numbers are added. OWED: those about the update are still to come. SHIPPED: a copy to the host is under
+    way. READ: the host has them all."""
+
+    OPEN, OWED, SHIPPED, READ = range(4)
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """Numbers that are no part of the row but tell where it broke, by the kind of what they tell and a name."""
+
+    kind: Aside
+    name: str
+    values: torch.Tensor
+
+    def finished(self) -> torch.Tensor:
+        return self.values
+
+
+Entry = RankShare | SetAside
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """Numbers under way: their copy, the event that says it is complete (None: it is), and whose they are, in order."""
+
+    numbers: torch.Tensor
+    copied: Any
+    sizes: list[tuple[Entry, int]]  # with how many numbers each
+
+
+class RowRecord:
+    """Metrics and tables of one row. ``ship`` starts a device-to-host copy of what was added; ``read`` waits for it.
+
+    On several ranks ``ship`` first adds up what they have: each rank must come to it, and nothing is read before.
+    """
+
+    def __init__(self, step: int, device: torch.device, ranks: Ranks | None = None) -> None:
+        self.step, self.state = step, State.OPEN
+        self.broken: dict[str, np.ndarray] = {}  # table -> (rows, columns) True where a recorded number is not finite
+        self.aside: dict[Aside, dict[str, np.ndarray]] = {"pieces": {}, "clean": {}}
+        self.ended: set[str] = set()  # tables that ended on some rank
+        self._device, self._ranks = device, ranks
+        self._metrics: dict[str, float | None] = {}
+        self._tables: dict[str, Cells] = {}
+        self._entries: list[Entry] = []
+        self._shipments: list[Shipment] = []
+
+    def __contains__(self, metric: str) -> bool:
+        return metric in self._metrics
+
+    @property
+    def waits(self) -> bool:
+        """Whether other ranks are needed for its numbers."""
+        return self._ranks is not None and any(_common(entry) for entry in self._entries)
+
+    def metric(self, name: str, value: Any, own: bool = False) -> None:
+        """One number, averaged over ranks, or if it is a Total added up; ``own``: it stays this rank's."""
+        if name in self._metrics:
+            raise UsageError(f"metric {name!r} stands twice in row {self.step}: rename yours.")
+        if isinstance(value, torch.Tensor) and value.numel() != 1:
+            raise UsageError(f"metric {name!r} has shape {tuple(value.shape)}: a metric is one number.")
+        own = own or self._ranks is None
+        self._metrics[name] = None if value is None or isinstance(value, (torch.Tensor, Total)) else float(value)
+        if isinstance(value, Total):
+            total = value
+        elif not own:
+            total = self._average(value)
+        elif isinstance(value, torch.Tensor):
+            total = Total(Sum(), self._copy(value))
+        else:
+            return
+        seen = ONE if value is not None else ~ONE
+        self._entries.append(RankShare("metric", name, [(total.rule, total.parts)], seen, own=own))
+
+    def table(self, board: Board) -> None:
+        """What the board has added up, which is empty then."""
+        if self._ranks is None and board.ended:
+            board.clear()
+        else:
+            self._entries.append(board.take())
+
+    def set_aside(self, kind: Aside, name: str, values: torch.Tensor) -> None:
+        """Numbers that travel with the row for :attr:`aside`; of several ranks each has its own."""
+        self._entries.append(SetAside(kind, name, values))
+
+    def ship(self) -> None:
+        """Starts the copy of all that was added since the last one."""
+        if not self._entries:
+            return
+        if self._ranks is not None and (shares := list(filter(_common, self._entries))):
+            rest = [entry for entry in self._entries if not _common(entry)]
+            self._entries = [*self._ranks.add_up(shares, self._device), *rest]
+        finished = [entry.finished() for entry in self._entries]
+        sizes = [(entry, part.numel()) for entry, part in zip(self._entries, finished, strict=True)]
+        self._shipments.append(Shipment(*copied_over(torch.cat(finished)), sizes))
+        self._entries, self.state = [], State.SHIPPED
+
+    def adopt(self, template: Template) -> None:
+        """What the last replay of ``template`` computed."""
+        self._metrics |= template.metrics
+        numbers, sizes = template.packed
+        self._shipments.append(Shipment(*copied_over(numbers if numbers.is_cuda else numbers.clone()), sizes))
+        self.state = State.SHIPPED
+
+    def read(self) -> tuple[dict[str, float | None], dict[str, Cells]]:
+        """Its metrics and tables, as far as they were added; waits for the device."""
+        if self.waits:
+            raise UsageError(
+                f"row {self.step} is added up over ranks after the optimizer's step: read its metrics then."
+            )
+        owed = self.state is State.OWED
+        self.ship()
+        for shipment in self._shipments:
+            if shipment.copied is not None:
+                shipment.copied.synchronize()
+            numbers, start = shipment.numbers.numpy(), 0
+            for entry, size in shipment.sizes:
+                values, start = numbers[start : start + size], start + size
+                if isinstance(entry, SetAside):
+                    self.aside[entry.kind][entry.name] = values
+                    continue
+                seen = entry.seen
+                if entry.flags is not None:
+                    values, flags = values[: seen.size], values[seen.size :]
+                    seen = flags[:-1].reshape(seen.shape) > 0
+                    if flags[-1]:
+                        self.ended.add(entry.name)
+                        continue
+                grid: Any = values.reshape(seen.shape[1], seen.shape[0]).T
+                seen = seen & (grid.view(np.int64) != EMPTY)
+                if entry.kind == "metric":
+                    self._metrics[entry.name] = float(grid[0, 0]) if seen.all() else None
+                    continue
+                # missing where nothing was recorded, absent where a whole row is empty
+                absent, missing = ~seen.any(axis=1), None if seen.all() else ~seen
+                self._tables[entry.name] = Cells(np.where(seen, grid, np.nan), absent, missing)
+                if (broken := seen & ~np.isfinite(grid)).any():  # one that was not seen may be 0 / 0: no finding
+                    self.broken[entry.name] = broken
+        self._shipments.clear()
+        self.state = State.OWED if owed else State.READ
+        return self._metrics, self._tables
+
+    def state_dict(self) -> dict[str, Any]:
+        metrics, tables = self.read()
+        packed = {
+            n: [torch.from_numpy(array) for array in (c.values, c.absent, c.missing) if array is not None]
+            for n, c in tables.items()
+        }
+        broken = {name: torch.from_numpy(cells) for name, cells in self.broken.items()}
+        aside = {k: {n: torch.from_numpy(values) for n, values in named.items()} for k, named in self.aside.items()}
+        return {"step": self.step, "metrics": dict(metrics), "tables": packed, "broken": broken, "aside": aside}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> RowRecord:
+        row = cls(state["step"], torch.device("cpu"))
+        row._metrics = dict(state["metrics"])
+        row.broken = {name: cells.numpy() for name, cells in state["broken"].items()}
+        row._tables = {n: Cells(*(array.numpy() for array in arrays)) for n, arrays in state["tables"].items()}
+        for kind, named in state["aside"].items():
+            if isinstance(named, torch.Tensor):  # a checkpoint of an older version, of "kind name"
+                kind, named = kind.split(" ", 1)[0], {kind.split(" ", 1)[1]: named}
+            row.aside[kind] |= {name: values.numpy() for name, values in named.items()}
+        return row
+
+    def _copy(self, value: torch.Tensor) -> torch.Tensor:
+        return value.detach().reshape(1, 1).to(self._device, torch.float64, copy=True)
+
+    def _average(self, value: torch.Tensor | float | None) -> Total:
+        """Sum and count; None adds neither. A host number reaches the device by fills, which wait for nothing."""
+        parts = torch.zeros(1, 2, dtype=torch.float64, device=self._device)
+        if value is not None:
+            parts[:, 1] = 1.0
+            parts[:, 0] = self._copy(value)[0] if isinstance(value, torch.Tensor) else float(value)
+        return Total(Mean(), parts)
+
+
+class Template(RowRecord):
+    """A row that is computed over and over by replays of what was recorded: all its numbers stay in one tensor."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(0, device)
+
+    @property
+    def metrics(self) -> Metrics:
+        return self._metrics
+
+    def ship(self) -> None:
+        """Does nothing: :meth:`pack` sends all numbers together."""
+
+    def pack(self) -> None:
+        """Packs all numbers into one tensor; this is the last thing that is recorded."""
+        finished = [entry.finished() for entry in self._entries]
+        sizes = [(entry, part.numel()) for entry, part in zip(self._entries, finished, strict=True)]
+        self.packed = torch.cat(finished), sizes
+
+
+class RowMetrics(Metrics):
+    """A row's metrics on the host, read when first looked at: that waits for the device, so look late, or not."""
+
+    def __init__(self, row: RowRecord) -> None:
+        self._row = row
+
+    def __getitem__(self, name: str) -> float | None:
+        return self._row.read()[0][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._row.read()[0])
+
+    def __len__(self) -> int:
+        return len(self._row.read()[0])
+
+    def __repr__(self) -> str:
+        return repr(self._row.read()[0])
+
+
+def _common(entry: Entry) -> TypeGuard[RankShare]:
+    """Whether it is a part of what several ranks add up."""
+    return isinstance(entry, RankShare) and not entry.own
+
+
+def copied_over(numbers: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    """``numbers`` on their way to the host, and the event that says they are there (None: they are)."""
+    if not numbers.is_cuda:
+        return numbers, None
+    stream = torch.cuda.current_stream(numbers.device)  # which need not be the current device
+    numbers = numbers.to("cpu", non_blocking=True)  # into pinned memory, behind the step's own kernels
+    event = torch.cuda.Event()
+    event.record(stream)
+    return numbers, event

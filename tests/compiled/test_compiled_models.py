@@ -1,0 +1,293 @@
+"""Models under torch.compile: the same graphs, the same training bit for bit, and the tables of eager code."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from compiled_toys import GPT, batches
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+from stabilitylab.probes import Watcher
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # from torch._dynamo
+WAYS = ("function", "method", "blocks", "listed")
+TABLES = ("activation_grad_norm", "activation_sparsity", "attention", "grad_norm", "layer_branch", "ln_input", "outliers")
+EXACT = {"rel": 1e-9, "abs": 1e-12}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+class ListSink:
+    def __init__(self) -> None:
+        self.tables: dict[str, Any] = {}
+        self.rows: list[tuple[int, Any, Any]] = []
+
+    def open(self, tables: Any) -> None:
+        self.tables = {table.name: table for table in tables}
+
+    def append(self, step: int, metrics: Any, tables: Any) -> None:
+        self.rows.append((step, dict(metrics), dict(tables)))
+
+    def close(self) -> None: ...
+
+
+def compiled(model: GPT, how: str, backend: str) -> Callable[[Tensor], Tensor]:
+    """The same model, compiled in one of the ways that people use."""
+    if how == "function":
+        return torch.compile(model, backend=backend, fullgraph=True)
+    if how == "method":
+        model.compile(backend=backend, fullgraph=True)
+    elif how == "blocks":
+        for block in model.blocks:
+            block.compile(backend=backend, fullgraph=True)
+    elif how == "listed":
+        model.blocks = nn.ModuleList(torch.compile(block, backend=backend, fullgraph=True) for block in model.blocks)
+    return model
+
+
+class Run:
+    """Some updates of one model: its parameters at the end, what was recorded, and what the compiler did."""
+
+    def __init__(self, how: str, backend: str, watched: str, updates: int = 7, micro: int = 2, **options: Any) -> None:
+        torch._dynamo.reset()
+        counters.clear()
+        torch.manual_seed(0)
+        model = GPT().double()
+        self.sink = ListSink()
+        options = {"every": 3, "probes": "all", "update_every": 1000} | options
+        run = compiled(model, how, backend) if watched != "before" else model
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        seen = run if isinstance(run, nn.Module) and watched == "it" else model
+        watcher = None if watched == "no" else Watcher(seen, self.sink, optimizer=optimizer, **options)
+        run = compiled(model, how, backend) if watched == "before" else run
+        data = batches()
+        for _ in range(updates):
+            for _ in range(micro):
+                tokens = next(data)
+                loss = F.cross_entropy(run(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+                loss.backward()
+            if watcher is not None:
+                watcher.step(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        if watcher is not None:
+            watcher.finish()
+            watcher.close()
+        self.model, self.run, self.watcher = model, run, watcher
+        self.parameters = [p.detach().clone() for p in model.parameters()]
+        self.graphs = counters["stats"]["unique_graphs"]
+        self.breaks = dict(counters["graph_break"])
+        self.recompiles = dict(counters["recompiles"]) if "recompiles" in counters else {}
+
+    def cells(self, table: str, step: int) -> dict[str, Any]:
+        cells = next(tables for at, _, tables in self.sink.rows if at == step)[table]
+        names = [row.site.replace("._orig_mod", "") for row in self.sink.tables[table].rows]
+        return dict(zip(names, cells.values.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("watched", ["it", "before"])
+@pytest.mark.parametrize("how", WAYS)
+def test_graphs_training_and_tables_are_those_of_the_unwatched_and_of_eager_code(how: str, watched: str) -> None:
+    check(how, watched, "aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside torch._inductor
+@pytest.mark.parametrize("how", WAYS)
+def test_the_same_holds_under_inductor(how: str) -> None:
+    check(how, "it", "inductor")
+
+
+def check(how: str, watched: str, backend: str) -> None:
+    plain = Run(how, backend, "no")
+    eager = Run("not", backend, "it")
+    seen = Run(how, backend, watched)
+    assert (seen.graphs, seen.breaks) == (plain.graphs, {})
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters, seen.parameters, strict=True))
+    assert [step for step, _, tables in seen.sink.rows if "ln_input" in tables] == [0, 3, 6]
+    assert set(seen.sink.tables) == set(eager.sink.tables)
+    for table in eager.sink.tables:
+        if "value" not in table and table in seen.sink.rows[0][2]:
+            assert set(seen.cells(table, 0)) == set(eager.cells(table, 0))
+            for site, values in eager.cells(table, 0).items():
+                assert seen.cells(table, 0)[site] == pytest.approx(values, nan_ok=True, **EXACT), (table, site)
+
+
+def test_many_layers_share_their_code_as_they_do_unwatched() -> None:
+    """Twelve blocks are more than the recompilations that are allowed of one function."""
+    graphs = []
+    for watched in (False, True):
+        torch._dynamo.reset()
+        counters.clear()
+        model = GPT(layers=12)
+        for block in model.blocks:
+            block.compile(backend="eager", fullgraph=True)
+        sink = ListSink()
+        with Watcher(model, sink, every=1) if watched else nullcontext() as watcher:
+            model(next(batches())).square().mean().backward()
+            if watcher is not None:
+                watcher.step(loss=1.0)
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs == [1, 1]
+    assert not sink.rows[0][2]["activation_grad_norm"].absent.any()
+    assert not sink.rows[0][2]["ln_input"].absent.any()
+
+
+def test_what_was_compiled_before_is_compiled_once_more_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    model, data, sink = GPT(), batches(), ListSink()
+    run = torch.compile(model, backend="aot_eager")
+    for _ in range(2):
+        run(next(data)).square().mean().backward()
+    assert counters["stats"]["unique_graphs"] == 1
+    counters.clear()
+    with caplog.at_level(logging.INFO, "stabilitylab"), Watcher(run, sink, every=2) as watcher:
+        for _ in range(3):
+            run(next(data)).square().mean().backward()
+            watcher.step(loss=1.0)
+    assert [record.message for record in caplog.records if record.name == "stabilitylab"] == [
+        "the model is compiled already, and will be once more at its next call, with the probes inside."
+    ]
+    assert counters["stats"]["unique_graphs"] == 1
+    for _, _, tables in sink.rows[0], sink.rows[2]:
+        assert (tables["ln_input"].values > 0).all()
+        assert (tables["activation_grad_norm"].values > 0).all()
+    assert "ln_input" not in sink.rows[1][2]
+    counters.clear()
+    run(next(data)).square().mean().backward()  # after the watch: no compilation more, and nothing recorded
+    assert not counters["stats"]
+    assert len(sink.rows) == 3
+    again = ListSink()
+    with Watcher(run, again, every=1, probes="ln_input") as watcher:
+        run(next(data)).square().mean().backward()
+        watcher.step(loss=1.0)
+    assert (again.rows[0][2]["ln_input"].values > 0).all()
+    assert len(model.ln_f._forward_hooks) == 1
+
+
+def test_a_model_that_is_compiled_behind_its_watchers_back_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    model, data = GPT(), batches()
+    run = torch.compile(model, backend="eager")
+    run(next(data))
+    with Watcher(model, ListSink(), every=1, probes="ln_input") as watcher:  # which does not see that it was compiled
+        run(next(data)).square().mean().backward()
+        watcher.step(loss=1.0)
+    assert "a model that torch.compile has run already as what torch.compile returned" in caplog.text
+
+
+def test_a_model_that_is_compiled_in_the_middle_of_a_run_is_seen_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Its first compiled call is at a row that is not probed, when no hook is there."""
+    model, data, sink = GPT(), batches(), ListSink()
+    with Watcher(model, sink, every=2, probes="ln_input") as watcher:
+        for row in range(7):
+            if row == 1:
+                model.compile(backend="eager")
+            model(next(data)).square().mean().backward()
+            watcher.step(loss=1.0)
+    probed = {step: tables["ln_input"] for step, _, tables in sink.rows if "ln_input" in tables}
+    assert not probed[0].absent.any()
+    assert probed[2].absent.all()
+    assert not probed[4].absent.any()
+    assert not probed[6].absent.any()
+    assert sum("row 2: the forward pass was not seen" in record.message for record in caplog.records) == 1
+
+
+def test_validation_between_updates_is_not_recorded() -> None:
+    torch.manual_seed(0)
+    model, data, sink = GPT().double(), batches(), ListSink()
+    run = torch.compile(model, backend="aot_eager")
+    with Watcher(run, sink, every=1, probes="ln_input,activation_grad_norm") as watcher:
+        tokens = next(data)
+        run(tokens).square().mean().backward()
+        alone = one_row(tokens)
+        with torch.no_grad():
+            run(next(data))
+        model.eval()
+        run(next(data)).square().mean()
+        model.train()
+        watcher.step(loss=1.0)
+    for table in ("ln_input", "activation_grad_norm"):
+        assert sink.rows[0][2][table].values == pytest.approx(alone[table].values, **EXACT)
+
+
+def one_row(tokens: Tensor) -> Any:
+    torch.manual_seed(0)
+    model, sink = GPT().double(), ListSink()
+    with Watcher(model, sink, every=1, probes="ln_input,activation_grad_norm") as watcher:
+        model(tokens).square().mean().backward()
+        watcher.step(loss=1.0)
+    return sink.rows[0][2]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_layers_inside_compiled_code_count_once(reentrant: bool) -> None:
+    data = next(batches())
+    found = []
+    for backend in ("", "aot_eager"):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model, sink = Checkpointed(reentrant).double(), ListSink()
+        run = torch.compile(model, backend=backend) if backend else model
+        with Watcher(run, sink, every=1, probes="ln_input,activation_grad_norm") as watcher:
+            run(data).square().mean().backward()
+            watcher.step(loss=1.0)
+        found.append(sink.rows[0][2])
+    for table in ("ln_input", "activation_grad_norm"):
+        assert found[1][table].values == pytest.approx(found[0][table].values, **EXACT)
+
+
+class Checkpointed(GPT):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.wte(tokens)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return self.lm_head(self.ln_f(x))
+
+
+def test_copies_and_pickles_of_a_watched_model_carry_no_hook(tmp_path: Any) -> None:
+    model, sink = GPT(), ListSink()
+    with Watcher(model, sink, every=1) as watcher:
+        twin = copy.deepcopy(model)
+        again = pickle.loads(pickle.dumps(model))
+        torch.save(model, tmp_path / "model.pt")
+        loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+        for other in (twin, again, loaded):
+            other(next(batches())).square().mean().backward()
+        tokens = next(batches())
+        model(tokens).square().mean().backward()
+        watcher.step(loss=1.0)
+    grads = [float(each.blocks[0].ln_1.weight.grad.norm()) for each in (model, twin, again, loaded)]
+    assert grads == pytest.approx([grads[0]] * 4)
+    squares = 0.0
+
+    def note(_: Any, __: Any, y: Tensor) -> None:
+        y.register_hook(lambda gradient: add(gradient))
+
+    def add(gradient: Tensor) -> None:
+        nonlocal squares
+        squares += float(gradient.square().sum())
+
+    model.blocks[0].register_forward_hook(note)
+    model(tokens).square().mean().backward()
+    row = [row.site for row in sink.tables["activation_grad_norm"].rows].index("blocks.0")
+    # of one call, not of four
+    assert sink.rows[0][2]["activation_grad_norm"].values[row, 0] == pytest.approx(squares**0.5, rel=1e-5)
