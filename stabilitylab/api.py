@@ -9,13 +9,14 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
 from ._version import __version__
-from .probes import AlphaSchedule, Cadence, Mask, Names, Sites, Watcher, find_sites, split_sites
+from .errors import UsageError
+from .probes import AlphaSchedule, Cadence, Mask, Names, Optimizers, Sites, Watcher, find_sites, split_sites
 from .probes.parameters.ranks import Parallel, is_first_rank, on_first_rank
 from .schema import Sink
 from .store import AbsentRun, RunWriter
@@ -48,7 +49,9 @@ class RunWatcher(Watcher):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.unseen:
-            self.run.record(places_unseen=self.unseen)
+            self.run.record(places_unseen=dict(self.unseen))
+        if self.ended:
+            self.run.record(tables_ended=dict(self.ended))
         if kind is None:
             self.finish()
             self.run.set_status("finished", self.t)
@@ -77,23 +80,26 @@ def watch(
     probes: Names = "default",
     every: Cadence = "log",
     update_every: Cadence | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers = None,
     scaler: torch.amp.GradScaler | None = None,
     mask: Mask | Callable[[], Mask | None] | None = None,
     schedule: AlphaSchedule | None = None,
-    reference: Callable[[], Any] | None = None,
+    reference: Callable[[], Any] | Literal["first batch"] | None = "first batch",
     output_site: str | None = None,
     sites: str | Mapping[str, str] | None = None,
     config: Mapping[str, Any] | None = None,
     parallel: Parallel = "auto",
     tracker: str | GeneralTracker | None = None,
     resume: Mapping[str, Any] | None = None,
+    strict: bool = False,
 ) -> RunWatcher:
     """Watch ``model`` and record it in the new run directory ``out``; a context manager around the training loop.
 
     Call ``.step(loss=loss)`` once per update: after backward (and ``scaler.unscale_``), before clipping and
     ``optimizer.step``. ``every``: rows of the training pass, ``update_every``: of the reference pass (``every`` if not
-    given), a number or "log". ``config``: whatever you want to find again in the run. The other arguments are those of
+    given), a number or "log". ``reference``: a function that runs the model on a fixed batch; unless one is given, the
+    first training batch is kept for it, at rows "log" if ``update_every`` does not say which; None: no reference pass.
+    ``config``: whatever you want to find again in the run. The other arguments are those of
     :class:`stabilitylab.probes.Watcher`. ``tracker``: "tensorboard", "wandb", "mlflow", ... or a tracker of Accelerate
     gets aggregates of each row too (:mod:`stabilitylab.integrations.trackers`). ``resume``: what ``.checkpoint()``
     gave; the run in ``out`` goes on from there. Raises UsageError where ``out`` exists or a named probe finds no site.
@@ -129,6 +135,10 @@ def watch(
 
         return Tee(run, TrackerSink.of(tracker, run.path, manifest["config"]))
 
+    if not isinstance(out, (str, Path)):
+        raise UsageError(f"out = {out!r} must be the path of a new run directory.")
+    if update_every is None:
+        update_every = "log" if reference == "first batch" else every
     run = create() if parallel == "off" else on_first_rank(create) or AbsentRun(out)
     try:
         watcher = RunWatcher(
@@ -137,7 +147,7 @@ def watch(
             sink=teed() if parallel == "off" else on_first_rank(teed),
             probes=probes,
             every=every,
-            update_every=every if update_every is None else update_every,
+            update_every=update_every,
             optimizer=optimizer,
             scaler=scaler,
             mask=mask,
@@ -146,6 +156,7 @@ def watch(
             output_site=output_site,
             sites=sites,
             parallel=parallel,
+            strict=strict,
         )
         if resume is not None:
             watcher.load_state_dict(resume["watcher"])

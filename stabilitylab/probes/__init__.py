@@ -10,6 +10,7 @@ from ._engine.recorder import CudaGraphs, Recorder, attempt
 from ._engine.reference_rows import AlphaSchedule
 from ._engine.row import Template
 from ._engine.selection import Names, chosen, find_sites, split_sites
+from ._engine.watchable import Optimizers
 from .base import PROBES, Collected, ParameterProbe, Probe, probe
 from .places.sites import Site, Sites
 from .rules import Max, Mean, Norm, Quantile, Ratio, Rule, Sum, Total
@@ -26,6 +27,7 @@ __all__ = [
     "Mean",
     "Names",
     "Norm",
+    "Optimizers",
     "ParameterProbe",
     "Probe",
     "Quantile",

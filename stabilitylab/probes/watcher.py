@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from ..errors import UsageError
 from ..schema import Cells, Sink, Table
 from ._engine.board import Board, CleanPasses, allocate
 from ._engine.cadence import Cadence, checked, is_due
+from ._engine.first_batch import FirstBatch
 from ._engine.guard import Guard
 from ._engine.masks import Mask, Masks
 from ._engine.notices import Notices
@@ -58,6 +59,7 @@ class Watcher:
     - ``mask``: True on real tokens: a tensor, a dict by stack name, or a function that returns one, asked once per
       forward pass (so once per micro-batch); a stack without a mask counts all tokens.
     - ``reference``: runs the model on a fixed batch; numbers in a dict that it returns become metrics of the row.
+      "first batch": copies of what the model's first training forward was given.
     - ``measured``: rows at which ``reference`` is run for these numbers alone, beside those of ``update_every``.
     - ``schedule``: lets ``model_update`` separate what alpha did from what the parameters did.
     - ``output_site``: the module whose output is F. ``sites``: a regular expression that narrows the places of all
@@ -88,7 +90,7 @@ class Watcher:
         scaler: torch.amp.GradScaler | None = None,
         mask: Mask | Callable[[], Mask | None] | None = None,
         schedule: AlphaSchedule | None = None,
-        reference: Callable[[], Any] | None = None,
+        reference: Callable[[], Any] | Literal["first batch"] | None = None,
         output_site: str | None = None,
         sites: str | Mapping[str, str] | None = None,
         total_every_step: bool = True,
@@ -134,12 +136,13 @@ class Watcher:
         )
         if self._notices.compiled():
             self._training.stay()
+        self._first = FirstBatch(model, self._training.masks) if isinstance(reference, str) else None
         self._reference = reference and ReferenceRows(
             model,
             self._on("reference"),
-            Masks(mask, stacks),
+            Masks(self._first.mask if self._first else mask, stacks),
             self._guard,
-            reference,
+            self._first or reference,
             self.update_every,
             schedule,
             self._parameters,
@@ -303,6 +306,8 @@ class Watcher:
             self._state = "closed"
             self._forensics.finish()
             self._training.close()
+            if self._first is not None:
+                self._first.close()
             for handle in self._handles:
                 handle.remove()
             self.sink.close()

@@ -333,7 +333,7 @@ def test_padding_alone_is_nothing_recorded_and_no_incident() -> None:
         ({"optimizer": []}, "optimizer = [] is empty: give one, several, or leave it out."),
         ({"optimizer": Toy()}, "optimizer = a Toy must be a torch.optim.Optimizer."),
         ({"mask": "nope"}, "mask = 'nope' must be a tensor, a dict of them by stack, or a function."),
-        ({"reference": 5}, "reference = 5 must be a function that runs the model on a fixed batch."),
+        ({"reference": 5}, "reference = 5 must be a function that runs the model on a fixed batch, 'first batch' or None."),
     ],
 )
 def test_arguments_of_another_kind_are_refused(options: dict[str, Any], sentence: str) -> None:

@@ -15,7 +15,8 @@ class Guard:
     """Takes the errors of probes: a table whose probe raised ends, which is said once, in the log and in ``ended``.
 
     ``strict``: every error is raised. One that tells what to give instead (UsageError) is raised while ``trying``, at
-    the first probed row, where nothing is lost yet, and so is any of the caller's own ``reference``.
+    the first probed row, where nothing is lost yet, and so is any of the caller's own
+    ``reference``.
     """
 
     def __init__(self, strict: bool = False) -> None:
@@ -27,9 +28,9 @@ class Guard:
             raise error
         self._end([board], f"its probe raised {said(error)}", error)
 
-    def reference(self, boards: Iterable[Board], error: Exception) -> None:
-        """The held-out pass raised."""
-        if self.strict or self.trying:
+    def reference(self, boards: Iterable[Board], error: Exception, own: bool) -> None:
+        """The held-out pass raised; ``own``: the caller's own function."""
+        if self.strict or (self.trying and own):
             raise error
         self._end(boards, f"the held-out pass raised {said(error)}", error)
 

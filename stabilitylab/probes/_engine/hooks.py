@@ -1,8 +1,10 @@
 """The hooks on a model's modules: in eager code they measure at once, in compiled code they leave an operator.
 
-The operator has no result; an ordered effect keeps it where it stands, in the forward graph and, for what a gradient
-passes, in the backward graph. What it does is looked up when it runs, by a key: a tensor, so that layers of one kind,
-which share compiled code, keep sharing it. Watching makes no graph, break or compilation more.
+The operator ``visit`` has no result; an ordered effect keeps it where it stands. Gradients are seen by an operator that
+hands its input on as a copy, and whose backward visits (a tensor's own hook is one more function to trace, in which
+Dynamo of torch 2.13 loses what the model does to its caches). What a visit does is looked up when it runs, by a key: a
+tensor, so that layers of one kind, which share compiled code, keep sharing it. Watching makes no graph, break or
+compilation more.
 """
 
 from __future__ import annotations
@@ -33,12 +35,21 @@ class Visitor(Protocol):
     def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None: ...
 
 
-class Hook:
+class Copied:
+    """A hook of which a copy or a pickle of the module carries none."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _nothing_kept, ()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return nothing
+
+
+class Hook(Copied):
     """A module's forward hook, for all that ``visitor`` wants there.
 
     ``needs_input``: whether anything reads what enters the module; ``gradient_of``: whose gradient is wanted, of the
     "input" and of the "output". ``compiled``: whether it stands in compiled code, where it cannot be taken away.
-    A copy or a pickle of the module carries a hook that does nothing.
     """
 
     def __init__(
@@ -50,48 +61,38 @@ class Hook:
         self.needs_input = needs_input
         self.of_input, self.of_output = "input" in gradient_of, "output" in gradient_of
         self.compiled = False
-        self._handle: Any = None
+        self._handles: list[Any] = []
         number = 3 * next(_numbers)
         self.key, self.input_key, self.output_key = (torch.tensor(number + k) for k in range(3))
         _HOOKS[number] = self
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         if not torch.compiler.is_compiling():
             if module is self.module:
                 do = _at_once if _callback() in (None, False) else _apart
                 do(_measure, self, args, kwargs, output)
         elif torch.is_grad_enabled() and self.model.training:
-            x = hidden_state(args, kwargs) if self.needs_input else None
-            y = tensor_of(output)
+            x = _entering(args, kwargs) if self.needs_input else None
+            y = _tensor(output)
             _visit(None if x is None else x.detach(), None if y is None else y.detach(), self.key)
             if self.of_output and y is not None and y.requires_grad:
-                key = self.output_key
-                y.register_hook(lambda gradient: _visit(None, gradient, key))
-            if self.of_input and x is not None and x.requires_grad:
-                other = self.input_key
-                x.register_hook(lambda gradient: _visit(gradient, None, other))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _nothing_kept, ()
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return nothing
-
-    @property
-    def attached(self) -> bool:
-        return self._handle is not None
+                return _with(output, y, _through(y, self.output_key))
+        return None
 
     def attach(self) -> None:
-        if self._handle is None:
+        if not self._handles:
             for number, other in list(self.module._forward_hooks.items()):
                 if isinstance(other, Hook) and other.visitor is None:  # of an earlier watch
                     del self.module._forward_hooks[number], self.module._forward_hooks_with_kwargs[number]
-            self._handle = self.module.register_forward_hook(self, with_kwargs=True)
+            self._handles.append(self.module.register_forward_hook(self, with_kwargs=True))
+            if self.of_input:
+                entry = EntryHook(self.model, self.input_key)
+                self._handles.append(self.module.register_forward_pre_hook(entry, with_kwargs=True))
 
     def detach(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
 
     def let_go(self) -> None:
@@ -101,21 +102,64 @@ class Hook:
             self.detach()
 
 
-class RootHook:
-    """A hook on the whole model, which says when a pass begins or ends; compiled code does without."""
+class EntryHook(Copied):
+    """What enters a module, where the gradient of that is wanted; for compiled code alone."""
 
-    def __init__(self, call: Callable[[], None]) -> None:
+    def __init__(self, model: nn.Module, key: torch.Tensor) -> None:
+        self.model, self.key = model, key
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() and torch.is_grad_enabled() and self.model.training:
+            x = _entering(args, kwargs)
+            if x is not None and x.requires_grad:
+                through = _through(x, self.key)
+                return _with(args, x, through), {name: _with(given, x, through) for name, given in kwargs.items()}
+        return None
+
+
+class RootHook(Copied):
+    """A hook on the whole model, which says when a pass begins or ends, and with what; compiled code does without."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
         self._call = call
 
     def __call__(self, module: nn.Module, *args: Any) -> None:
         if not torch.compiler.is_compiling():
-            (_at_once if _callback() in (None, False) else _apart)(self._call)
+            (_at_once if _callback() in (None, False) else _apart)(self._call, *args)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _nothing_kept, ()
 
-    def __deepcopy__(self, memo: Any) -> Any:
-        return nothing
+def _entering(args: Any, kwargs: Any) -> torch.Tensor | None:
+    """:func:`hidden_state`, as far as a compiler follows it: not into objects of other kinds, as caches are."""
+    for given in (kwargs.get("hidden_states"), args, kwargs):
+        if (found := _tensor(given)) is not None:
+            return found
+    return None
+
+
+def _tensor(value: Any) -> torch.Tensor | None:
+    if isinstance(value, torch.Tensor):
+        return value if value.is_floating_point() else None
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    elif not isinstance(value, (tuple, list)):
+        value = [getattr(value, name) for name in getattr(type(value), "__dataclass_fields__", ())]
+    for item in value:
+        if isinstance(item, (torch.Tensor, tuple, list)) and (found := _tensor(item)) is not None:
+            return found
+    return None
+
+
+def _with(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
+    """``value`` with another tensor in one's place."""
+    if value is old:
+        return new
+    if type(value) in (tuple, list):
+        return type(value)([_with(item, old, new) for item in value])
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            if item is old:
+                value[name] = new  # pyright: ignore
+    return value
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
@@ -138,9 +182,8 @@ def _run(x: Value, y: Value, key: torch.Tensor) -> None:
     hook.compiled = True
     with torch.no_grad():
         if kind:
-            gradient = x if kind == 1 else y
-            assert gradient is not None
-            hook.visitor.visit_gradient(hook, gradient, of_input=kind == 1)
+            assert y is not None
+            hook.visitor.visit_gradient(hook, y, of_input=kind == 1)
         else:
             hook.visitor.visit(hook, x, y, compiled=True)
 
@@ -151,6 +194,23 @@ _LIBRARY.impl("visit", _run, "CompositeExplicitAutograd")
 torch.library.register_fake("stabilitylab::visit", lambda x, y, key: None, lib=_LIBRARY)
 _visit: Any = torch.ops.stabilitylab.visit.default
 _register_effectful_op(_visit, _EffectType.ORDERED)
+_LIBRARY.define("through(Tensor value, Tensor key) -> Tensor", tags=[torch.Tag.pt2_compliant_tag])
+_LIBRARY.impl("through", lambda value, key: value.clone(), "CompositeExplicitAutograd")
+torch.library.register_fake("stabilitylab::through", lambda value, key: torch.empty_like(value), lib=_LIBRARY)
+_through: Any = torch.ops.stabilitylab.through.default
+
+
+def _keep_key(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _visit_gradient(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    (key,) = ctx.saved_tensors
+    _visit(None, gradient, key)
+    return gradient, None
+
+
+torch.library.register_autograd("stabilitylab::through", _visit_gradient, setup_context=_keep_key, lib=_LIBRARY)
 
 
 def _measure(hook: Hook, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
@@ -175,7 +235,7 @@ def keep_apart() -> None:
         from torch._dynamo.eval_frame import skip_code
 
         _apart = torch.compiler.disable(_at_once) if _apart is _at_once else _apart
-        for code in (Hook.__call__.__code__, RootHook.__call__.__code__):
+        for code in (Hook.__call__.__code__, EntryHook.__call__.__code__, RootHook.__call__.__code__):
             skip_code(code)
 
 

@@ -31,16 +31,21 @@ class Masks:
             found = self._found[stack, tokens] = self._look_up(stack, tokens, device)
         return found
 
-    def _look_up(self, stack: str | None, tokens: torch.Size, device: torch.device) -> torch.Tensor:
-        if stack is None:
-            return torch.ones(tokens, dtype=torch.bool, device=device)
+    def given(self) -> Mask | None:
+        """What the caller gave for this pass."""
         if not self._asked:
             self._masks = self._given() if callable(self._given) else self._given
             self._asked = True
             if isinstance(self._masks, Mapping) and (foreign := set(self._masks) - set(self._stacks)):
                 known = ", ".join(map(repr, self._stacks)) or "none"
                 raise UsageError(f"mask names {sorted(foreign)}, but the model's stacks are {known}.")
-        mask = self._masks.get(stack) if isinstance(self._masks, Mapping) else self._masks
+        return self._masks
+
+    def _look_up(self, stack: str | None, tokens: torch.Size, device: torch.device) -> torch.Tensor:
+        if stack is None:
+            return torch.ones(tokens, dtype=torch.bool, device=device)
+        masks = self.given()
+        mask = masks.get(stack) if isinstance(masks, Mapping) else masks
         if mask is None:
             return torch.ones(tokens, dtype=torch.bool, device=device)
         if (fitting := _laid_out(mask, tokens)) is None:

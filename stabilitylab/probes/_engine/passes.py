@@ -174,11 +174,11 @@ class Pass:
             gradient_of = frozenset(take for on, take in places if on == "backward")
             yield Hook(self, module, tuple(all_of_it), needs_input, gradient_of)
 
-    def _enter(self) -> None:
+    def _enter(self, *given: Any) -> None:
         self.end(more=True)
         self._inside = True
 
-    def _leave(self) -> None:
+    def _leave(self, *given: Any) -> None:
         self._inside = False
 
 
@@ -265,9 +265,9 @@ class TrainingPass(Pass):
                 self.guard(wanted.board, error)
         self.seconds += time.perf_counter() - began
 
-    def _enter(self) -> None:
+    def _enter(self, *given: Any) -> None:
         if torch.is_grad_enabled() and self.model.training and not _in_backward():
-            super()._enter()
+            super()._enter(*given)
 
     def _loss_scale(self, scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:
         if self._scale is None:

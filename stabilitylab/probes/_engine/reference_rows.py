@@ -16,6 +16,7 @@ from ..parameters.pieces import Parameters
 from ..parameters.ranks import Ranks
 from .board import Board
 from .cadence import REFERENCE_FINENESS, Cadence, is_due
+from .first_batch import FirstBatch
 from .guard import Guard
 from .masks import Masks
 from .recorder import Recorder
@@ -58,7 +59,7 @@ class ReferenceRows:
         self.seconds = 0.0
         self._measured = measured
         self._ranks = ranks
-        self._boards, self._guard = boards, guard
+        self._boards, self._guard, self._reference = boards, guard, reference
         self._every: Cadence = every
         self._schedule, self._parameters = schedule, parameters
         self._update = next((board for board in boards if isinstance(board.probe, ModelUpdate)), None)
@@ -77,6 +78,8 @@ class ReferenceRows:
     def fill(self, record: RowRecord, last: bool = False) -> None:
         """Adds the reference tables and metrics to ``record``, if its row is due or the last; the metrics alone where
         they are wanted apart from the tables."""
+        if isinstance(self._reference, FirstBatch) and not self._reference.ready:
+            return  # no forward of the whole model came yet
         due = last or self.due(record.step)
         wanted = due or self._measured(record.step)
         if not wanted and not (self._update and self.due(record.step + 1)):
@@ -85,7 +88,7 @@ class ReferenceRows:
         try:
             outputs, metrics = self._run(record=due)
         except Exception as error:
-            self._guard.reference(self._boards, error)
+            self._guard.reference(self._boards, error, own=not isinstance(self._reference, FirstBatch))
             outputs, metrics = [], {}
         if wanted:
             for name, value in metrics.items():
@@ -100,13 +103,17 @@ class ReferenceRows:
 
     def state_dict(self) -> dict[str, Any]:
         start, previous = self._start, self._previous
+        first = self._reference.state_dict() if isinstance(self._reference, FirstBatch) else None
         return {
+            "first": first,
             "start": start and {"outputs": _packed(start.outputs), "alpha": start.alpha, "theta": start.theta},
             "previous": previous and (previous[0], _packed(previous[1])),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         device, start, previous = self._parameters.device, state["start"], state["previous"]
+        if isinstance(self._reference, FirstBatch):
+            self._reference.load_state_dict(state.get("first"), device)
         if start is not None:
             theta = kept([tensor.to(device) for tensor in start["theta"]])
             self._start = Start(_unpacked(start["outputs"], device), start["alpha"], theta)

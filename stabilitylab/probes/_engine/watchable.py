@@ -12,6 +12,7 @@ from torch import nn
 from ...errors import UsageError
 
 
+RUNS = "a function that runs the model on a fixed batch, 'first batch' or None"
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
@@ -43,7 +44,7 @@ def check_arguments(optimizer: Any, scaler: Any, mask: Any, reference: Any) -> N
         *(("optimizer", each, torch.optim.Optimizer, "a torch.optim.Optimizer") for each in listed(optimizer)),
         ("scaler", scaler, torch.amp.GradScaler, "a torch.amp.GradScaler"),
         ("mask", mask, (torch.Tensor, Mapping, Callable), "a tensor, a dict of them by stack, or a function"),
-        ("reference", reference, Callable, "a function that runs the model on a fixed batch"),
+        ("reference", None if reference == "first batch" else reference, Callable, RUNS),
     ]
     for name, value, kind, meant in kinds:
         inner = getattr(value, "optimizer", value) if name == "optimizer" else value  # Accelerate wraps it
