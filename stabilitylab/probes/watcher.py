@@ -437,6 +437,7 @@ class Watcher:
         self._after_update()
         if self._row is not None:
             row, self._row = self._row, None
+            row.ship()
             metrics, tables = row.read()
             for board in self._boards:
                 if board.table.name in row.ended:

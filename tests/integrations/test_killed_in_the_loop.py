@@ -48,7 +48,7 @@ def test_the_row_just_stepped_is_readable(tmp_path: Path) -> None:
 def test_a_whole_run_is_the_same_as_ever(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with sl.watch(model, out=tmp_path / "run", every=2, optimizer=optimizer) as w:
+    with sl.watch(model, out=tmp_path / "run", every=2, optimizer=optimizer, reference=None) as w:
         for _ in range(5):
             model(torch.ones(1, 2)).square().sum().backward()
             w.step(loss=1.0)

@@ -57,7 +57,7 @@ class Notebook(GeneralTracker):
 def loop(out: Path, tracker: Any, steps: int = 3, **options: Any) -> torch.nn.Module:
     subject = model()
     optimizer = torch.optim.SGD(subject.parameters(), lr=LR)
-    with sl.watch(subject, out=out, every=1, tracker=tracker, **options) as w:
+    with sl.watch(subject, out=out, every=1, tracker=tracker, **{"reference": None} | options) as w:
         for step in range(steps):
             content: Any = batch([step])
             loss = subject(**content).loss
