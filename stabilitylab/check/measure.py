@@ -12,7 +12,6 @@ from torch import nn
 
 from ..errors import InputError, StabilityLabError, UsageError
 from ..probes import Mask, Watcher, random_states_kept
-from ..probes.incidents.report import Incident
 from ..probes.parameters.pieces import Parameters
 from ..schema import Cells, Table
 from .bounds import judge
@@ -69,7 +68,7 @@ def preflight(
                 for key, later in _shares(twin, watcher.parameters, own):
                     shares[key]["zero_later"] = later["zero"]
     layers = _layers(watcher, sink, shares)
-    return _result(layers, sink, watcher.incident, _precision(twin), updated=own is not None)
+    return _result(layers, sink, watcher, _precision(twin), updated=own is not None)
 
 
 class _Rows:
@@ -214,7 +213,7 @@ def _precision(model: nn.Module) -> str:
     return ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
 
 
-def _result(layers: list[OneLayer], sink: _Rows, incident: Incident | None, precision: str, updated: bool) -> Preflight:
+def _result(layers: list[OneLayer], sink: _Rows, watcher: Watcher, precision: str, updated: bool) -> Preflight:
     metrics = {step: numbers for step, (numbers, _) in sink.rows.items()}
     moved = {row.stack: value for row, value in sink.column("model_update", "one_update", step=1)}
     sizes = {row.stack: value for row, value in sink.column("output_norm", "value")}
@@ -222,4 +221,8 @@ def _result(layers: list[OneLayer], sink: _Rows, incident: Incident | None, prec
     before, after = (metrics.get(step, {}).get("held_out_loss") for step in (0, 1))
     numbers = {"loss": metrics[0].get("loss"), "loss_before": before, "loss_after": after, "moved": moved}
     numbers["updated"] = updated
-    return Preflight(layers, numbers, judge(layers, numbers, incident, precision), precision)
+    needs_optimizer = set() if updated else {"update_ratio"}
+    unmeasured = {name: why for name, why in watcher.dropped if name not in needs_optimizer} | {
+        name: f"never called: {', '.join(places)}" for name, places in watcher.unseen.items()
+    }
+    return Preflight(layers, numbers, judge(layers, numbers, watcher.incident, precision), precision, unmeasured)

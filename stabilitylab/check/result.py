@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -70,12 +70,14 @@ class Preflight:
 
     ``layers``: the table. ``numbers``: ``loss``, ``loss_before`` and ``loss_after`` one update (in eval mode, on the
     same batch), ``moved`` (||dF|| over ||F|| by stack). ``findings``: failures first. ``precision``: of the parameters.
+    ``unmeasured``: probes without a number, or without one at some places -> why.
     """
 
     layers: Sequence[OneLayer]
     numbers: Mapping[str, Any]
     findings: Sequence[Breach]
     precision: str
+    unmeasured: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -103,6 +105,7 @@ class Preflight:
             "findings": [{**vars(finding), "place": finding.place} for finding in self.findings],
             "numbers": dict(self.numbers),
             "precision": self.precision,
+            "unmeasured": dict(self.unmeasured),
             "layers": self._rows(),
         }
 
@@ -138,8 +141,10 @@ class Preflight:
         else:
             lines.append("updates: not checked, since no optimizer was given")
         lines += [str(finding) for finding in self.findings]
+        lines += [f"not measured: {name}, {why}" for name, why in self.unmeasured.items()]
         if self.suspect is None:
-            return [*lines, "ok: every number is within its bound"]
+            measured = "every number that was measured" if self.unmeasured else "every number"
+            return [*lines, f"ok: {measured} is within its bound"]
         verdict = "ok, with warnings" if self.ok else "not ready to train"
         return [*lines, f"{verdict}; look first at {self.suspect.place}: {self.suspect.bound}"]
 

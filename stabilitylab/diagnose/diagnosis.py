@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from .cause import Cause, explain, ordered, sentence, undecided, why_together
 from .events import DETECTORS, Event
 from .evidence import Evidence
 from .order import listed
+from .unmeasured import not_measured, unmeasured
 
 Verdict = Literal["healthy", "open", "warning", "failure"]
 
@@ -22,7 +23,8 @@ Verdict = Literal["healthy", "open", "warning", "failure"]
 class Diagnosis:
     """What happened in a run and in which order. ``checked``: kind -> the sources that were read; ``unchecked``:
     kind -> why not, and what records it. ``open``: what the held-out loss says of a run of which it cannot be told
-    whether it trains; "" where it can, or where there is no baseline to judge by."""
+    whether it trains; "" where it can, or where there is no baseline to judge by. ``unmeasured``: what the run was to
+    record and did not -> why."""
 
     run: str
     state: str
@@ -33,6 +35,7 @@ class Diagnosis:
     checked: Mapping[str, list[str]]
     unchecked: Mapping[str, str]
     open: str = ""
+    unmeasured: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def verdict(self) -> Verdict:
@@ -59,7 +62,8 @@ class Diagnosis:
             nothing = f"{ended}, and none of {len(self.checked)} kinds of trouble was found"
             whether = f"{self.run}: {nothing}; but whether it trains is open: {self.open}."
             text = (whether if self.open else f"{self.run} is healthy: {nothing}.") + notes
-            return text if self.checked else f"{self.run}: {ended}, and nothing was recorded that could be checked."
+            text = text if self.checked else f"{self.run}: {ended}, and nothing was recorded that could be checked."
+            return " ".join(filter(None, (text, not_measured(self.unmeasured))))
         what = "something broke" if self.verdict == "failure" else "there are warnings"
         words = [f"{self.run}: {ended}; {what}. {_first(self.cause.together)}."]
         if len(self.cause.chain) > 1:
@@ -68,7 +72,7 @@ class Diagnosis:
             words.append(f"Places concerned: {listed(self.layers, 4)}.")
         apart = Cause(self.cause.chain, tuple(r for r in self.cause.rivals if r not in self.cause.together))
         words += [f"{text[0].upper()}{text[1:]}." for text in undecided(apart)]
-        return " ".join(words)
+        return " ".join([*words, *filter(None, [not_measured(self.unmeasured)])])
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -85,6 +89,7 @@ class Diagnosis:
             "events": [event.as_dict() for event in self.events],
             "checked": dict(self.checked),
             "unchecked": dict(self.unchecked),
+            "unmeasured": dict(self.unmeasured),
         }
 
 
@@ -127,7 +132,7 @@ def diagnose(run: Run) -> Diagnosis:
     found = ordered(_weighed(events, learns="plateau" in checked and not open_))
     return Diagnosis(
         *(str(run.path), status.state, status.step, status.reason),
-        *(tuple(found), explain(found), checked, unchecked, open_),
+        *(tuple(found), explain(found), checked, unchecked, open_, unmeasured(run)),
     )
 
 

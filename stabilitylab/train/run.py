@@ -174,7 +174,9 @@ def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | N
             run.record(probes_dropped=dict(trainer.watcher.dropped))
             verdict = trainer.fit(stop=lambda: agreed(caught, plan.team), show=audience.show)
             if trainer.watcher.unseen:
-                run.record(places_unseen=trainer.watcher.unseen)
+                run.record(places_unseen=dict(trainer.watcher.unseen))
+            if trainer.watcher.ended:
+                run.record(tables_ended=dict(trainer.watcher.ended))
         if verdict is None:
             name = signal.Signals(caught.signal or signal.SIGINT).name
             run.set_status("interrupted", trainer.row, f"{name}; continue with --resume {run.path}")

@@ -1,0 +1,43 @@
+"""What a run was to measure and did not: the word healthy says nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow.compute as pc
+
+from ..store import Run
+from .order import listed
+
+NAMED = 3  # places that are named
+CALLED = ("forward", "backward", "reference")  # phases whose numbers come from calls of modules
+
+
+def unmeasured(run: Run) -> dict[str, str]:
+    """Probe or table -> why it has no number, or none at some places: it was dropped as the run began, it ended, no
+    pass came by its places, or every cell is absent."""
+    found: dict[str, str] = {}
+    facts = run.manifest
+    dropped, ended, unseen = (_texts(facts.get(key)) for key in ("probes_dropped", "tables_ended", "places_unseen"))
+    for name, why in dropped.items():
+        found[name] = str(why)
+    for name, places in unseen.items():
+        named = [str(place) for place in places] if isinstance(places, (list, tuple)) else [str(places)]
+        found[name] = f"never called: {listed(named, NAMED)}"
+    for name, why in ended.items():
+        found[name] = f"it ended: {why}"
+    for name in run.tables:
+        if name not in found and run.table(name).phase in CALLED:
+            absent = run.arrow(name, columns=[run.table(name).main]).column("absent")
+            if len(absent) and pc.all(absent).as_py():
+                found[name] = "every cell of it is absent"
+    return found
+
+
+def _texts(given: object) -> Mapping[str, object]:
+    return given if isinstance(given, Mapping) else {}
+
+
+def not_measured(found: Mapping[str, str]) -> str:
+    """All of them in one sentence; "" for none."""
+    return f"Not measured: {'; '.join(f'{name} ({why})' for name, why in found.items())}." if found else ""
