@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import pyarrow.compute as pc
-
 from ..store import Run
 from .order import listed
 
@@ -29,7 +27,7 @@ def unmeasured(run: Run) -> dict[str, str]:
     for name in run.tables:
         if name not in found and run.table(name).phase in CALLED:
             absent = run.arrow(name, columns=[run.table(name).main]).column("absent")
-            if len(absent) and pc.all(absent).as_py():
+            if len(absent) and all(absent.to_pylist()):
                 found[name] = "every cell of it is absent"
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -137,19 +137,22 @@ class Watcher:
         if self._notices.compiled():
             self._training.stay()
         self._first = FirstBatch(model, self._training.masks) if isinstance(reference, str) else None
-        self._reference = reference and ReferenceRows(
-            model,
-            self._on("reference"),
-            Masks(self._first.mask if self._first else mask, stacks),
-            self._guard,
-            self._first or reference,
-            self.update_every,
-            schedule,
-            self._parameters,
-            ranks,
-            recorder,
-            measured,
-        )
+        runs = reference if self._first is None else self._first
+        self._reference = None
+        if callable(runs):
+            self._reference = ReferenceRows(
+                model,
+                self._on("reference"),
+                Masks(self._first.mask if self._first else mask, stacks),
+                self._guard,
+                runs,
+                self.update_every,
+                schedule,
+                self._parameters,
+                ranks,
+                recorder,
+                measured,
+            )
         self._forensics = Forensics(self._boards, self._parameters, self._order, self.sink, scaled)
         self._row: RowRecord | None = None  # the row that waits for the optimizer's step, or for its copy to arrive
         self._template: Template | None = None  # while an update is recorded for replays

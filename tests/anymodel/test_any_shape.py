@@ -155,7 +155,9 @@ def test_compiled_models_keep_their_graphs_and_have_all_tables(name: str, how: s
         batch, model, sink = fed(name, 0), born(name), ListSink()
         called = compiled(model, how)
         reference = lambda: called(**batch)  # noqa: E731
-        with Watcher(called, sink, every=1, update_every=1, reference=reference) if watched else nullcontext() as watcher:
+        with (
+            Watcher(called, sink, every=1, update_every=1, reference=reference) if watched else nullcontext() as watcher
+        ):
             for _ in range(2):
                 loss = called(**batch).loss
                 loss.backward()

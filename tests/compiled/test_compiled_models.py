@@ -19,9 +19,19 @@ from torch.utils.checkpoint import checkpoint
 
 from stabilitylab.probes import Watcher
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # from torch._dynamo
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # from torch._dynamo
 WAYS = ("function", "method", "blocks", "listed")
-TABLES = ("activation_grad_norm", "activation_sparsity", "attention", "grad_norm", "layer_branch", "ln_input", "outliers")
+TABLES = (
+    "activation_grad_norm",
+    "activation_sparsity",
+    "attention",
+    "grad_norm",
+    "layer_branch",
+    "ln_input",
+    "outliers",
+)
 EXACT = {"rel": 1e-9, "abs": 1e-12}
 
 

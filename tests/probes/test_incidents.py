@@ -284,8 +284,8 @@ def test_a_loop_that_never_calls_train_is_told_so_once(caplog: pytest.LogCapture
             watcher.step(loss=1.0)
     assert [record.message for record in caplog.records] == [
         "row 0: there is no number of the forward pass: watch sees forwards in training mode with gradients on, so "
-        "call model.train() before them, and step() after each backward; and a model that torch.compile has run already "
-        "as what torch.compile returned."
+        "call model.train() before them, and step() after each backward; and a model that torch.compile has run "
+        "already as what torch.compile returned."
     ]
 
 
@@ -333,7 +333,10 @@ def test_padding_alone_is_nothing_recorded_and_no_incident() -> None:
         ({"optimizer": []}, "optimizer = [] is empty: give one, several, or leave it out."),
         ({"optimizer": Toy()}, "optimizer = a Toy must be a torch.optim.Optimizer."),
         ({"mask": "nope"}, "mask = 'nope' must be a tensor, a dict of them by stack, or a function."),
-        ({"reference": 5}, "reference = 5 must be a function that runs the model on a fixed batch, 'first batch' or None."),
+        (
+            {"reference": 5},
+            "reference = 5 must be a function that runs the model on a fixed batch, 'first batch' or None.",
+        ),
     ],
 )
 def test_arguments_of_another_kind_are_refused(options: dict[str, Any], sentence: str) -> None:

@@ -121,7 +121,9 @@ def test_the_run_says_so(tmp_path: Any) -> None:
             loss_of(model, batch(row)).backward()
             watcher.step(loss=1.0)
     run = Run.open(tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["tables_ended"] == {"fragile": "its probe raised ValueError (no number the 1-th time)"}
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["tables_ended"] == {
+        "fragile": "its probe raised ValueError (no number the 1-th time)"
+    }
     assert set(run.frame("fragile")["step"]) == {0}
     assert set(run.frame("grad_norm")["step"]) == {0, 1, 2}
 

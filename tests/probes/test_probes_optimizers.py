@@ -22,7 +22,9 @@ def others(model: Toy) -> list[torch.nn.Parameter]:
     return [p for p in model.parameters() if p.dim() != 2]
 
 
-def run(make: Callable[[Toy], list[Optimizer]], watched: bool = True, **options: Any) -> tuple[Toy, ListSink, list[Any]]:
+def run(
+    make: Callable[[Toy], list[Optimizer]], watched: bool = True, **options: Any
+) -> tuple[Toy, ListSink, list[Any]]:
     torch.manual_seed(0)
     model, sink = Toy(), ListSink()
     optimizers = make(model)

@@ -74,3 +74,32 @@ def test_it_needs_the_optimizer() -> None:
         Watcher(Toy(), ListSink(), probes="update_ratio")
     watcher = Watcher(Toy(), ListSink(), probes="default")
     assert ("update_ratio", "needs optimizer=, the optimizer") in watcher.dropped
+
+
+def test_norms_of_every_single_parameter() -> None:
+    """The weight, the gradient before clipping and the update, each against its own float64 sum."""
+    torch.manual_seed(0)
+    model, sink = Toy(), ListSink()
+    spare = torch.nn.Parameter(torch.ones(3))
+    model.register_parameter("spare", spare)  # without a gradient
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with Watcher(model, sink, probes="parameter_norm", every=1, optimizer=optimizer) as watcher:
+        loss_of(model, batch()).backward()
+        before = {name: p.detach().double().clone() for name, p in model.named_parameters()}
+        gradients = {n: float(p.grad.double().norm()) for n, p in model.named_parameters() if p.grad is not None}
+        watcher.step(loss=1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+        after = {name: p.detach().double().clone() for name, p in model.named_parameters()}
+    spec, cells = sink.tables["parameter_norm"], sink.row(0)[1]["parameter_norm"]
+    assert [row.site for row in spec.rows] == list(before)
+    assert {row.layer for row in spec.rows if row.stack == "encoder"} >= {1, 2}
+    for number, name in enumerate(before):
+        weight, gradient, update = cells.values[number]
+        assert weight == pytest.approx(float(before[name].norm()), rel=1e-7)
+        assert update == pytest.approx(float((after[name] - before[name]).norm()), rel=1e-5, abs=1e-12)
+        if name == "spare":
+            assert cells.missing is not None
+            assert cells.missing[number].tolist() == [False, True, False]
+        else:
+            assert gradient == pytest.approx(gradients[name], rel=1e-6)

@@ -14,9 +14,9 @@ import torch
 from probe_toys import ListSink, Toy, batch
 
 from stabilitylab.probes import CudaGraphs, Watcher
-from stabilitylab.probes._engine.row import copied_over
 from stabilitylab.probes._engine.recorder import why
 from stabilitylab.probes._engine.reference_pass import Replay
+from stabilitylab.probes._engine.row import copied_over
 from stabilitylab.probes.library.representations import Output
 
 ENDS = "_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"  # of new and of old versions of torch

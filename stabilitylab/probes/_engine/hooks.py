@@ -30,7 +30,7 @@ class Visitor(Protocol):
 
     model: nn.Module
 
-    def visit(self, hook: Hook, x: Value, y: Value, compiled: bool = False) -> None: ...
+    def visit(self, hook: Hook, entering: Value, leaving: Value, compiled: bool = False) -> None: ...
 
     def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None: ...
 
@@ -70,7 +70,7 @@ class Hook(Copied):
         if not torch.compiler.is_compiling():
             if module is self.module:
                 do = _at_once if _callback() in (None, False) else _apart
-                do(_measure, self, args, kwargs, output)
+                do(_measure, self, args, kwargs, output)  # pyright: ignore (it may be compiled)
         elif torch.is_grad_enabled() and self.model.training:
             x = _entering(args, kwargs) if self.needs_input else None
             y = _tensor(output)
@@ -93,7 +93,6 @@ class Hook(Copied):
         for handle in self._handles:
             handle.remove()
         self._handles = []
-
 
     def let_go(self) -> None:
         """For good. In compiled code it stays where it is, since that would be compiled anew, and does nothing."""
@@ -224,7 +223,8 @@ def _at_once(call: Callable[..., None], *args: Any) -> None:
 
 _apart = _at_once  # without compiling what is called
 # what compiles the Python functions that are called now: beside compiled code, as hooks of a compiled module itself are
-_callback: Callable[[], Any] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
+_frames: Any = getattr(torch._C, "_dynamo").eval_frame  # noqa: B009 (the stubs do not know it)
+_callback: Callable[[], Any] = getattr(_frames, "get_eval_frame_callback", lambda: None)
 
 
 def keep_apart() -> None:

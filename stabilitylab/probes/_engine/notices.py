@@ -98,9 +98,9 @@ def _forgotten_scaler() -> float | None:
         if frame is None:
             return None
         own = frame.f_locals.get("self")
-        for found in (*frame.f_locals.values(), getattr(own, "__dict__", {}).get("scaler")):
-            if issubclass(type(found), torch.amp.GradScaler) and found.is_enabled() and found._scale is not None:
-                scale = float(found._scale)
-                return scale if scale != 1 else None
+        held: list[Any] = [*frame.f_locals.values(), getattr(own, "__dict__", {}).get("scaler")]
+        scalers = [each for each in held if issubclass(type(each), torch.amp.GradScaler) and each.is_enabled()]
+        if scales := [float(each._scale) for each in scalers if each._scale is not None]:
+            return scales[0] if scales[0] != 1 else None
         frame = frame.f_back
     return None

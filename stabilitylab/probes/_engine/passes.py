@@ -15,7 +15,7 @@ from torch import nn
 from ..base import wide
 from .board import Board, CleanPasses
 from .guard import Guard
-from .hooks import Hook, RootHook, keep_apart
+from .hooks import Hook, RootHook, Value, keep_apart
 from .masks import Masks
 
 HELD = 1 << 24  # numbers that may wait on the device before they are added up
@@ -114,7 +114,7 @@ class Pass:
         self._calls[hook] = self._number
         return True
 
-    def visit(self, hook: Hook, entering: Any, leaving: torch.Tensor | None, compiled: bool = False) -> None:
+    def visit(self, hook: Hook, entering: Value, leaving: Value, compiled: bool = False) -> None:
         """Measures what is wanted of a call of a module: what enters it and what it returns."""
         if not self.attached or not self.records(hook):
             return

@@ -132,6 +132,7 @@ def _missing(
         "activations": "feed-forward activations",
         "attentions": "attention modules",
         "logits": "projection onto a vocabulary",
+        "routers": "routers of experts",
     }.get(kind, kind)
     among = f" whose name matches {pattern!r}" if pattern else ""
     near = ", ".join(sites.nearest(kind)) or "no modules at all"

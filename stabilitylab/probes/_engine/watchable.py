@@ -11,7 +11,6 @@ from torch import nn
 
 from ...errors import UsageError
 
-
 RUNS = "a function that runs the model on a fixed batch, 'first batch' or None"
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
+from ...schema import Row
 from ..base import Collected, ParameterProbe, probe
 from ..parameters.copies import keep, parts, room_for
 from ..parameters.pieces import Parameters
-from ..rules import Ratio
+from ..rules import Norm, Ratio
 
 
 @probe(
@@ -33,15 +36,58 @@ class UpdateRatio(ParameterProbe):
         keep(self._theta, parameters.tensors)
 
     def collect(self, parameters: Parameters) -> Collected:
-        now = parameters.tensors
-        pieces: dict[str, torch.Tensor] = {}
-        for part in parts(self._theta, parameters.device):
-            pairs = [(old, new) for old, new in zip(part, now, strict=True) if old is not None]
-            for name in ("theta", "update"):
-                if name == "update":
-                    torch._foreach_sub_(*map(list, zip(*pairs, strict=True)))  # pyright: ignore
-                squares = parameters.squares(part)
-                pieces[name] = pieces[name] + squares if name in pieces else squares
+        pieces = moved(self._theta, parameters)
         theta, update = (parameters.by_row(squares) for squares in pieces.values())
         sums = {"value": torch.cat((update, theta), dim=1), "rms": torch.cat((update, parameters.entries), dim=1)}
         return Collected(sums, np.ones((len(parameters.rows), len(sums)), dtype=bool), pieces=pieces)
+
+
+@probe(
+    "parameter_norm",
+    on="update",
+    unit="L2 norm",
+    columns={"weight": Norm(), "gradient": Norm(), "update": Norm()},
+    log=True,
+)
+class ParameterNorm(ParameterProbe):
+    """||theta_t||_2, ||dE/dtheta_t||_2 before clipping, and ||theta_{t+1} - theta_t||_2 of every single parameter, by
+    its name. Keeps one copy of the parameters, as ``update_ratio`` does.
+
+    Look for the one matrix that stands behind a layer's number: a projection whose weight grows while the others stay,
+    a gradient that is missing (absent: it has none) or that a single embedding holds.
+    """
+
+    def __init__(self) -> None:
+        self._theta: list[torch.Tensor] = []
+
+    def rows(self, parameters: Parameters) -> Sequence[Row]:
+        return parameters.each
+
+    def before(self, parameters: Parameters) -> None:
+        self._theta = self._theta or room_for(parameters.tensors)
+        keep(self._theta, parameters.tensors)
+        gradients = parameters.gradients()
+        self._gradient = parameters.by_parameter(parameters.squares(gradients))
+        self._given = np.array([gradient is not None for gradient in gradients], dtype=bool)
+
+    def collect(self, parameters: Parameters) -> Collected:
+        pieces = moved(self._theta, parameters)
+        theta, update = (parameters.by_parameter(squares) for squares in pieces.values())
+        seen = np.ones((len(parameters.each), 3), dtype=bool)
+        seen[:, 1] = self._given
+        return Collected({"weight": theta, "gradient": self._gradient, "update": update}, seen)
+
+
+def moved(theta: Sequence[torch.Tensor], parameters: Parameters) -> dict[str, torch.Tensor]:
+    """Squares of each piece of the parameters as they were, "theta", and of what they moved by since, "update"; the
+    copy ``theta`` is spent."""
+    pieces: dict[str, torch.Tensor] = {}
+    now = parameters.tensors
+    for part in parts(theta, parameters.device):
+        pairs = [(old, new) for old, new in zip(part, now, strict=True) if old is not None]
+        for name in ("theta", "update"):
+            if name == "update":
+                torch._foreach_sub_(*map(list, zip(*pairs, strict=True)))  # pyright: ignore
+            squares = parameters.squares(part)
+            pieces[name] = pieces[name] + squares if name in pieces else squares
+    return pieces

@@ -56,6 +56,7 @@ class Parameters:
             name = next(name for name, index in names.items() if index in left_out)
             raise UsageError(f"parameter_roles() leaves out {name!r}: give every parameter a role.")
         self.rows = tuple(dict.fromkeys(piece.row for piece in self.pieces))
+        self.each = tuple(Row(name, *place(name)) for name in self.names)  # a row for every single parameter
         self.groups = tuple(group for group in GROUPS if any(piece.group == group for piece in self.pieces))
         self.kinds = tuple(dict.fromkeys(map(_kind, self.pieces)))
         spot = {row: number for number, row in enumerate(self.rows)}
@@ -64,6 +65,7 @@ class Parameters:
         self._member = {g: np.array([g == p.group for p in self.pieces], dtype=bool) for g in self.groups}
         self._rows = {g: self._index(np.where(m, self._row, len(self.rows))) for g, m in self._member.items()}
         self._rows[""] = self._index(self._row)
+        self._whose = self._index([piece.index for piece in self.pieces])
         self._kind = self._index([self.kinds.index(_kind(piece)) for piece in self.pieces])
         cuts = [(piece.index, self._held(piece)) for piece in self.pieces]
         shares = None if ranks is None else [ranks.layout(self._own[index]).share for index, _ in cuts]
@@ -112,6 +114,10 @@ class Parameters:
     def by_row(self, squares: torch.Tensor, group: str = "") -> torch.Tensor:
         """The squares of all pieces, or of one group's, summed by row: (rows, 1)."""
         return squares.new_zeros(len(self.rows) + 1).index_add_(0, self._rows[group], squares)[:-1, None]
+
+    def by_parameter(self, squares: torch.Tensor) -> torch.Tensor:
+        """The squares of all pieces, summed by parameter: (parameters, 1)."""
+        return squares.new_zeros(len(self.names)).index_add_(0, self._whose, squares)[:, None]
 
     def by_kind(self, squares: torch.Tensor) -> dict[str, Total]:
         """Norms over all that is not branch weights, and over each stack's branch weights; empty without roles."""

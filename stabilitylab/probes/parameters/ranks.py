@@ -25,8 +25,8 @@ T = TypeVar("T")
 class RankShare:
     """A table, or a metric (one row, one column), before its rules finish it: this rank's part, or that of all ranks.
 
-    ``own``: it is this rank's and stays so. ``ended``: its probe measures no more on this rank. ``flags``: once ranks are added up, on the device, by how many
-    of them each cell was seen, and behind these how many ended it.
+    ``own``: it is this rank's and stays so. ``ended``: its probe measures no more on this rank. ``flags``: once ranks
+    are added up, on the device, by how many of them each cell was seen, and behind these how many ended it.
     """
 
     kind: Literal["table", "metric"]

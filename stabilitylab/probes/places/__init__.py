@@ -11,6 +11,7 @@ from .sites import (
     logits,
     norms,
     outputs,
+    routers,
     stream,
     tensor_of,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "logits",
     "norms",
     "outputs",
+    "routers",
     "stream",
     "tensor_of",
 ]

@@ -11,6 +11,7 @@ from torch import nn
 
 from ...errors import UsageError
 from .attending import attends, innermost, is_projection
+from .routing import routing
 from .sites import ACTIVATIONS, TAPS, Site, Sites
 from .structure import (
     LayerStack,
@@ -59,6 +60,7 @@ def find(model: nn.Module, output_site: str | None = None, own: Mapping[str, str
         outputs=tuple(outputs),
         attentions=tuple(Site(path, modules[path], *place(path)) for path in innermost(modules)),
         logits=tuple(_logits(modules, place)),
+        routers=tuple(Site(path, modules[path], *place(path), take="input") for path in routing(modules)),
         modules=modules,
     )
 

@@ -66,6 +66,7 @@ class Sites:
     outputs: tuple[Site, ...]  # each stack's output, its final norm included
     attentions: tuple[Site, ...]  # the innermost modules that attend
     logits: tuple[Site, ...]  # the projection onto the vocabulary
+    routers: tuple[Site, ...]  # what enters each router of experts
     modules: Mapping[str, nn.Module]
     readers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # kind -> the probes that look there
 
@@ -83,6 +84,7 @@ class Sites:
             "activations": (*ACTIVATIONS, "act", "mlp", "ffn"),
             "attentions": ("att", "head"),
             "logits": ("head", "output", "linear"),
+            "routers": ("router", "gate", "expert"),
         }.get(kind, ("layer", "block"))
         named = [f"{path} ({type(module).__name__})" for path, module in self.modules.items() if path]
         return [name for name in named if any(word in name.lower() for word in words)][:5] or named[:5]
@@ -110,6 +112,10 @@ def attentions(sites: Sites) -> tuple[Site, ...]:
 
 def logits(sites: Sites) -> tuple[Site, ...]:
     return sites.logits
+
+
+def routers(sites: Sites) -> tuple[Site, ...]:
+    return sites.routers
 
 
 def branches(sites: Sites) -> tuple[Site, ...]:
@@ -168,7 +174,7 @@ def _listed(sites: Sites) -> str:
 
 
 def _lines(sites: Sites) -> Iterator[tuple[str, ...]]:
-    for kind in (*KINDS, "attentions", "logits", "branches"):
+    for kind in (*KINDS, "attentions", "logits", "routers", "branches"):
         groups: dict[tuple[str, str, str], list[Site]] = {}
         for site in _of(sites, kind):
             groups.setdefault((site.stack, _any_layer(site, sites), type(site.module).__name__), []).append(site)
