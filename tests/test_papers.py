@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stabilitylab.experiments import FIGURES as SWEEPS
-from stabilitylab.experiments import experiments
+from stabilitylab.experiments import SWEEPS, experiments
 from stabilitylab.reports import FIGURES, figures
 
 assert figures

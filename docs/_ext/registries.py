@@ -163,7 +163,7 @@ class Figures(SphinxDirective):
 
     @staticmethod
     def _needs(name: str) -> Iterator[str]:
-        if name not in experiments.FIGURES:
+        if name not in experiments.SWEEPS:
             yield "Needs: runs of other figures or of your own; ``stabilitylab report`` says which it can use."
             return
         yield f"Needs {len(experiments.experiments(name))} runs at scale tiny: ``{experiments.command(name)}``."

@@ -93,7 +93,7 @@ def sweep(
 
     if not what:
         raise UsageError("name a figure, such as 'sweep branchnorm:8', or axes: sweep --grid arch=deepnorm seed=0..4.")
-    table = not grid and {*map(experiments.FIGURES.resolve, what)} == {stability.TABLE}
+    table = not grid and {*map(experiments.SWEEPS.resolve, what)} == {stability.TABLE}
     kept = None if ledger is None else sweeping.Ledger(ledger)
     source = {key: value for key, value in (("source", data), ("valid", valid)) if value is not None}
     if table:
@@ -177,7 +177,7 @@ def _planned(
     """The jobs of each figure, or of the grid; figures that are drawn from the same runs come once."""
     from .. import sweep as sweeping
     from ..config import merge, parse_set
-    from ..experiments import FIGURES, experiments, folder, on_device
+    from ..experiments import SWEEPS, experiments, folder, on_device
     from ._stability import TABLE, seeds_of
 
     if grid:
@@ -193,7 +193,7 @@ def _planned(
             "--set goes with --grid or with 'sweep table' alone: what a figure needs is fixed, so that its runs can be "
             "compared."
         )
-    if seeds is not None and seeds.isdigit() and TABLE in map(FIGURES.resolve, what):
+    if seeds is not None and seeds.isdigit() and TABLE in map(SWEEPS.resolve, what):
         raise UsageError(f"--seeds {seeds} is a count to the table and a seed to a figure: give them as 3..5 or 3,4.")
     found: dict[Path, dict[str, Experiment]] = {}
     for figure in what:

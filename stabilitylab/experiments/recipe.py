@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..config import Config, merge, resolve
 from ..labels import label
-from ..registry import Registry
 
 Kind = Literal["train", "onestep"]
 Scale = Literal["tiny", "h200", "paper"]
@@ -26,18 +25,6 @@ class Experiment:
     kind: Kind = "train"
 
 
-FigureRuns = Callable[["Recipe"], Iterator[Experiment]]
-
-
-class _Figures(Registry[FigureRuns]):
-    def resolve(self, name: str) -> str:
-        short = {"table": "table:stability"}
-        return super().resolve(f"branchnorm:{name}" if name.isdigit() else short.get(name, name))
-
-
-FIGURES = _Figures("figure with a sweep")
-
-
 @dataclass(frozen=True)
 class Recipe:
     """What a figure's function is asked for: scale, the user's settings, seeds and updates (None: the figure's own)."""
@@ -46,6 +33,10 @@ class Recipe:
     settings: Settings
     seeds: Sequence[int] | None = None
     steps: int | None = None
+
+    @property
+    def one_gpu(self) -> bool:
+        return self.scale == "h200"
 
     @property
     def tiny(self) -> bool:
@@ -65,7 +56,7 @@ class Recipe:
         axes: Settings | None = None,
         tag: str = "",
     ) -> Iterator[Experiment]:
-        """The product of control names, layers a side and seeds (five; three at the papers' size).
+        """Crosses names of controls or architectures, layers a side and seeds (five; three at the papers' size).
 
         ``axes`` win over the user's settings. Names are ``<label>-<layers>-<tag>-s<seed>``.
         """
@@ -74,7 +65,7 @@ class Recipe:
             for layers in depths:
                 for seed in self.seeds or own_seeds:
                     own = {
-                        "model": {"encoder_layers": layers, "decoder_layers": layers, **CONTROLS[arch]},
+                        "model": {"encoder_layers": layers, "decoder_layers": layers, **control(arch)},
                         "data": {"seed": seed},  # the order of batches is part of a seed, and the same for all archs
                         "train": {"seed": seed},
                     }
@@ -94,6 +85,11 @@ CONTROLS: dict[str, dict[str, Any]] = {
 }
 
 
+def control(name: str) -> Mapping[str, Any]:
+    """The settings that make ``name``: those of a control, or of the architecture of that name."""
+    return CONTROLS.get(name, {"arch": name})
+
+
 def name_of(config: Config, *tags: str) -> str:
     """Such as ``branchnorm-T1-12-warmup0-s3``: label, layers in all, what else varies, seed."""
     return "-".join(filter(None, (slug(label(config.model)), str(config.model.depth), *tags, f"s{config.train.seed}")))
@@ -110,6 +106,12 @@ EARLY = {"model": {"T": 4000}, "train": {"lr": 5e-4, "warmup": 4000}}
 BASE = {"preset": "base", "data": {"sentences": 16, "max_length": 256}}
 BRANCHNORM = merge(BASE, {"train": {"accumulate": 128}})
 DEEPNET = merge(BASE, {"model": {"dropout": 0.4}, "train": {"steps": 8000}})
+# The repository of Admin's authors: RAdam, embeddings shared, dropout inside the sub-layers too.
+AUTHORS = merge(
+    BASE,
+    {"model": {"tie": "all", "attention_dropout": 0.1, "activation_dropout": 0.1}},
+    {"train": {"optimizer": "radam"}},
+)
 
 
 def probing(*names: str, every: int | str = "log", update_every: int | str = "log") -> dict[str, Any]:

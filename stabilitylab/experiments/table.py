@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config import depth_layers, merge, resolve
 from ..errors import UsageError
-from .recipe import BRANCHNORM, CONTROLS, DEEPNET, FIGURES, SEEDS, Experiment, Recipe, Settings, name_of, probing
+from .recipe import BRANCHNORM, SEEDS, Experiment, Recipe, Settings, control, name_of, probing
 
 SCHEMES = (  # those of the papers' tables first, then what is used to the same end today
     *("postln", "preln", "postln-init", "deepnorm", "branchnorm", "admin"),
@@ -45,21 +45,9 @@ def table_runs(
             layers = {"encoder_layers": encoder, "decoder_layers": decoder}
             for seed in ask.seeds or SEEDS[:3]:
                 own = {
-                    "model": {**CONTROLS.get(arch, {"arch": arch}), **layers},
+                    "model": {**control(arch), **layers},
                     "data": {"seed": seed},
                     "train": {"seed": seed},
                 }
                 config = resolve(common, own)
                 yield Experiment(name_of(config), config)
-
-
-@FIGURES.register("table:stability")
-def _stability(ask: Recipe) -> Iterator[Experiment]:
-    """At full size the papers' tables: BranchNorm's recipe, up to 100 layers a side."""
-    yield from table_runs(ask)
-
-
-@FIGURES.register("deepnet:6")
-def _quality_of_all_against_depth(ask: Recipe) -> Iterator[Experiment]:
-    """Drawn from the table's runs; at full size DeepNet's own, 10 to 100 layers a side and 8,000 updates."""
-    yield from table_runs(ask, depths=() if ask.tiny else range(20, 201, 20), full=DEEPNET)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 import numpy as np
 import pandas as pd
 
-from ..registry import Registry, Room
+from ..experiments.sweeps import ROOM
+from ..registry import Registry
 
 if TYPE_CHECKING:
     from .collection import Runs
@@ -198,7 +199,7 @@ class _Figures(Registry[type[Figure]]):
         return super().resolve(f"branchnorm:{name}" if name.isdigit() else short.get(name, name))
 
 
-FIGURES = _Figures("figure", Room("stabilitylab.reports.figures", "stabilitylab.figures"))
+FIGURES = _Figures("figure", ROOM)
 F = TypeVar("F", bound=type[Figure])
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from ..errors import DamagedError, in_words
 from ..experiments import command
+from ..experiments.sweeps import ROOM
 from ..registry import Registry
 from .base import MissingRuns
 from .collection import Record, Runs, spared
@@ -222,7 +223,7 @@ class Finding:
         return {**facts, "verdict": self.verdict, "effects": effects, **own}
 
 
-CLAIMS: Registry[Claim] = Registry("claim")
+CLAIMS: Registry[Claim] = Registry("claim", ROOM)
 
 
 def claim(
@@ -243,7 +244,7 @@ def claim(
 
     def decorate(measure: Measure) -> Claim:
         entry = Claim(id, figure, paper, sentence, source, statistic, threshold, sweep, pilot, measure, kind, after)
-        return CLAIMS.register(id)(entry)
+        return CLAIMS.register(id, module=getattr(measure, "__module__", ""))(entry)
 
     return decorate
 
@@ -276,8 +277,6 @@ def tried(entry: Claim, runs: Runs) -> Finding:
 def ledger(runs: Runs, broken: list[tuple[Path, str]] | None = None) -> list[Finding]:
     """Every claim in the order of its number; of the published ones of each paper, which verdicts survive Holm. A run
     that turns out to be damaged goes to ``broken``."""
-    from . import figures  # noqa: F401  (registers them)
-
     findings = []
     for id in sorted(CLAIMS):
         found, runs = spared(runs, [] if broken is None else broken, lambda left, id=id: tried(CLAIMS[id], left))

@@ -260,3 +260,14 @@ def differences(
 
 def counted(seeds: int) -> str:
     return "one seed" if seeds == 1 else f"{seeds} seeds"
+
+
+def nothing_drawn(places: Sequence[str]) -> list[str]:
+    """The note on lines that a logarithmic axis cannot show at all."""
+    return [f"Exactly 0 throughout, so not drawn: {'; '.join(places)}."] if places else []
+
+
+def left_out(known: Runs, drawn: Runs) -> list[str]:
+    """The note on runs that could be drawn and are not."""
+    count = len(known) - len(drawn)
+    return [f"Not drawn: {count} run{'s' if count > 1 else ''} with other settings, or repeated."] if count else []

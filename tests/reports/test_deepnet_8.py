@@ -15,7 +15,7 @@ from stabilitylab.reports.base import MissingRuns, Picture
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
 from stabilitylab.reports.collection import Record, Runs
 from stabilitylab.reports.curves import curves, log_over_best
-from stabilitylab.reports.figures.deepnet_8 import LogarithmOfDepth
+from stabilitylab.reports.figures.deepnet.figure_8 import LogarithmOfDepth
 
 SEEDS = (3, 4, 5, 6)
 SPREAD = dict(zip(SEEDS, (-0.003, -0.001, 0.001, 0.003), strict=True))  # what the seed adds

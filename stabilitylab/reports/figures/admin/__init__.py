@@ -1,0 +1,1 @@
+"""Admin (Liu et al. 2020), a module a figure."""

@@ -1,0 +1,1 @@
+"""BranchNorm (Liu et al. 2023), a module a figure."""

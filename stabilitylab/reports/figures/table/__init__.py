@@ -1,0 +1,1 @@
+"""Tables of the papers, a module a table."""
