@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import numpy as np
-import pandas as pd
 
 from ..experiments.sweeps import ROOM
 from ..registry import Registry
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from .collection import Runs
 
 ZERO, ABSENT, NONFINITE, DIVERGED, STUCK = 1, 2, 3, 4, 5  # in Map.finding; 0 is a number like any other
@@ -139,13 +140,17 @@ class Picture:
         return f"({chr(ord('a') + place)}) " if 1 < len(self.panels) <= 26 else ""
 
     def frame(self) -> pd.DataFrame:
-        """Exactly what is drawn, one row a point: panel, series, x, y, low, high, seeds, finding."""
+        """Lists exactly what is drawn, one row a point: panel, series, x, y, low, high, seeds, finding."""
+        import pandas as pd  # here, as whoever lists the runs of a figure reads its file too
+
         pieces = [piece for panel in self.panels for piece in _drawn(panel)]
         columns = ["panel", "series", "axis", "x", "y", "low", "high", "seeds", "finding"]
         return pd.concat(pieces, ignore_index=True).loc[:, columns] if pieces else pd.DataFrame(columns=columns)
 
 
 def _drawn(panel: Panel) -> Iterator[pd.DataFrame]:
+    import pandas as pd
+
     for one in panel.series:
         content = {"x": one.x, "y": one.y, "low": one.low, "high": one.high}
         data = pd.DataFrame({key: value if value is not None else np.nan for key, value in content.items()})

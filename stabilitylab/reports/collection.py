@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import numpy as np
-import pandas as pd
 
 from ..config import ModelConfig, complete, neutral_settings
 from ..errors import DamagedError, StabilityLabError
@@ -103,6 +102,8 @@ class Record:
 
     def held_out(self) -> Frame:
         """step, held_out_nll, held_out_accuracy where they were measured."""
+        import pandas as pd  # here, as whoever lists the runs of a figure reads this module too
+
         columns = ["step", "held_out_nll", "held_out_accuracy"]
         present = [column for column in columns if column in self.metrics]
         return self.metrics.loc[:, present].dropna() if len(present) == 3 else pd.DataFrame(columns=columns)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import optimize
 
 from .statistics import aic
 
@@ -59,7 +58,8 @@ def _saturating(scale: float) -> Shape:
 
 
 def _scale(d: np.ndarray, y: np.ndarray) -> float:
-    """The best scale c, looked for between a third of the least and thrice the largest depth."""
+    """Looks for the best scale c between a third of the least and thrice the largest depth."""
+    from scipy import optimize
 
     def at(log_scale: float) -> float:
         return aic(_saturating(math.exp(log_scale))(d), y, EXTRA)

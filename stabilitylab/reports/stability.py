@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from ..config import recipe_of
 from ..store.layout import flat
@@ -15,6 +14,9 @@ from ..verdict import STATES
 from . import style
 from .collection import FREE, LAYERS, Record, Runs
 from .layerwise import one_ramp
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COUNTS = {state: state.replace(" ", "_") for state in STATES}  # state -> its column
 COLUMNS = ("arch", "depth", "seeds", *COUNTS.values(), "nll_gap", "low", "high")
@@ -46,6 +48,8 @@ def stability_table(runs: Runs) -> pd.DataFrame:
     where every one did. Of several runs of one seed the last by name counts; runs with other settings are told apart
     by :func:`table_groups`.
     """
+    import pandas as pd  # here, as whoever lists the table's runs reads this module too
+
     ended = judged(runs)
     rows = []
     for label in ended.labels:
@@ -130,6 +134,8 @@ def brief(row: Row, value: str = "") -> str:
 
 def wide(table: pd.DataFrame) -> pd.DataFrame:
     """The table as it reads: a row an architecture, a column a depth, each cell as :func:`cell`; "" without runs."""
+    import pandas as pd
+
     texts = {(row["arch"], row["depth"]): cell(row) for row in table.to_dict("records")}
     depths = sorted({depth for _, depth in texts})
     archs = list(dict.fromkeys(table["arch"]))

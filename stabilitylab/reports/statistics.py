@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 LEVEL = 0.95
 TAIL = (1 - LEVEL) / 2  # one-sided level of each end of an interval, and of what Holm leaves as decided
@@ -56,9 +56,16 @@ def t_interval(values: Iterable[float], *, log: bool = False) -> Interval:
         return Interval(math.nan, math.nan, math.nan, 0)
     with np.errstate(invalid="ignore"):  # one infinite value leaves no interval
         mean = float(sample.mean())
-        half = float(stats.t.ppf(1 - TAIL, n - 1) * sample.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
+        half = float(_student(n - 1) * sample.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
     middle, low, high = (_exp(end) if log else end for end in (mean, mean - half, mean + half))
     return Interval(middle, low, high, n)
+
+
+def _student(freedom: float) -> float:
+    """The quantile of Student's t beyond which a tail of the interval lies, at these degrees of freedom."""
+    from scipy import stats  # here, since it takes its time, and who only lists the runs of figures needs none
+
+    return float(stats.t.ppf(1 - TAIL, freedom))
 
 
 def _logs(values: Iterable[float]) -> np.ndarray:
@@ -81,6 +88,8 @@ def t_outside(values: Iterable[float], region: Region, *, log: bool = False) -> 
     if len(sample) < 2 or not np.isfinite(sample).all():
         return math.nan
     mean, error = float(sample.mean()), float(sample.std(ddof=1)) / math.sqrt(len(sample))
+    from scipy import stats
+
     found = 0.0
     for end, side in ((region.low, 1.0), (region.high, -1.0)):
         if math.isinf(end):
@@ -115,7 +124,7 @@ def seeds_needed(
         return None
     mean, deviation = float(sample.mean()), float(sample.std(ddof=1))
     for n in range(2, MOST_SEEDS + 1):
-        half = float(stats.t.ppf(1 - TAIL, n - 1)) * deviation / math.sqrt(n)
+        half = _student(n - 1) * deviation / math.sqrt(n)
         low, high = (_exp(mean - half), _exp(mean + half)) if log else (mean - half, mean + half)
         if decide(low, high, reproduced, contradicted) != "inconclusive":
             return n
@@ -145,7 +154,7 @@ def effective(counts: Iterable[Count]) -> Count:
     share = sum(k for k, _ in known) / n
     scatter = sum((k - share * m) ** 2 for k, m in known)
     variance = clusters / (clusters - 1) * scatter / n**2
-    fewer = (float(stats.t.ppf(1 - TAIL, n - 1)) / float(stats.t.ppf(1 - TAIL, clusters - 1))) ** 2
+    fewer = (_student(n - 1) / _student(clusters - 1)) ** 2
     independent = min(n, (share * (1 - share) / variance if variance > 0 else n) * fewer)
     return share * independent, independent
 
@@ -164,13 +173,17 @@ def binomial_outside(count: float, n: float, region: Region) -> float:
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
     """Least-squares slope of y on x; in logs, the exponent of a power law."""
-    fit: Any = stats.linregress(x, y)
-    return float(fit.slope)
+    return float(_line(x, y).slope)
 
 
 def r_squared(x: Sequence[float], y: Sequence[float]) -> float:
-    fit: Any = stats.linregress(x, y)
-    return float(fit.rvalue) ** 2
+    return float(_line(x, y).rvalue) ** 2
+
+
+def _line(x: Sequence[float], y: Sequence[float]) -> Any:
+    from scipy import stats
+
+    return stats.linregress(x, y)
 
 
 def aic(x: np.ndarray, y: np.ndarray, parameters: int = 3) -> float:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import matplotlib
-
 from ..arch_notes import note, notes
 
 INK, GREY = "#222222", "#7f7f7f"
@@ -71,7 +69,9 @@ def title(label: str) -> str:
 
 
 def use_print_style() -> None:
-    """Sizes for print, fonts embedded in PDF and kept as text in SVG."""
+    """Sets sizes for print; embeds fonts in PDF and keeps them as text in SVG."""
+    import matplotlib  # here, as the names of architectures are read by whoever draws nothing
+
     matplotlib.rcParams.update(
         {
             "font.size": 7.5,

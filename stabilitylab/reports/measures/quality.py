@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.integrate import trapezoid
 
 from ..collection import Record
 from ..layerwise import failed, last_nll
@@ -29,6 +28,8 @@ def mean_nll(record: Record) -> float:
     diverged, NaN where nothing or one point was measured."""
     if record.verdict == "diverged":
         return math.inf
+    from scipy.integrate import trapezoid
+
     steps, nll = curve(record)
     return float(trapezoid(nll, steps) / (steps[-1] - steps[0])) if len(steps) > 1 else math.nan
 

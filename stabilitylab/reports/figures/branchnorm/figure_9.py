@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from scipy import stats
 
 from ....experiments import Experiment, Recipe, sweep
 from ... import style
@@ -143,6 +142,8 @@ def _trend(record: Record) -> float:
     by_step = record.frame(TABLE, [COLUMN]).groupby("step")[COLUMN].mean()
     if len(by_step) < 3 or by_step.nunique() < 2:
         return float("nan")
+    from scipy import stats
+
     result = stats.spearmanr(by_step.index.to_numpy(), by_step.to_numpy())
     return float(result.statistic)  # type: ignore[attr-defined]
 
