@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -116,3 +118,38 @@ def test_every_kind_has_a_room(tmp_path: Path) -> None:
         assert listed["from"][kind].keys() == listed[kind].keys()
         assert set(listed["from"][kind].values()) == {"stabilitylab"}
     assert registry.failed == {}
+
+
+EXAMPLE = ROOT / "examples" / "plugin" / "stabilitylab_example"
+
+
+def test_the_examples_figure_has_runs_that_are_planned_and_known_by_their_origin(tmp_path: Path) -> None:
+    package = tmp_path / EXAMPLE.name
+    shutil.copytree(EXAMPLE, package)
+    named = ",".join(f"{EXAMPLE.name}.{module}" for module in ("arch", "probe", "figure"))
+    made = stabilitylab("sweep", "example:1", "--print", cwd=tmp_path, plugins=named)
+    assert made.returncode == 0, made.stderr
+    lines = made.stdout.splitlines()
+    assert [re.findall(r"--name (\S+)", line) for line in lines] == [[f"damped-2-s{seed}"] for seed in (3, 4, 5)]
+    assert all(f"{PLUGINS}={named} " in line for line in lines)  # wherever they run, the plug-in is named
+    listed = json.loads(stabilitylab("list", "sweeps", "--json", cwd=tmp_path, plugins=named).stdout)
+    assert listed["from"]["sweeps"]["example:1"] == f"{EXAMPLE.name}.figure (--plugin)"
+    assert listed["sweeps"]["example:1"] == "Trains Damped, one layer a side, with three seeds."
+    refused = stabilitylab("sweep", "example:1", "--scale", "paper", cwd=tmp_path, plugins=named)
+    assert (refused.returncode, "example:1 has no runs at scale paper" in refused.stderr) == (2, True)
+
+
+UNMEASURED = """
+from stabilitylab.experiments import sweep
+
+@sweep("unmeasured:1")
+def nothing(ask):
+    "Plans nothing but one run."
+    yield from ask.runs(["postln"], [1], {"train": {"steps": 1}}, seeds=[3])
+"""
+
+
+def test_a_sweep_whose_cost_nobody_measured_says_so(tmp_path: Path) -> None:
+    (tmp_path / "unmeasured.py").write_text(UNMEASURED, encoding="utf-8")
+    made = stabilitylab("sweep", "unmeasured:1", "--minutes", "0", cwd=tmp_path, plugins="unmeasured")
+    assert "how long unmeasured:1 takes is unknown" in made.stderr

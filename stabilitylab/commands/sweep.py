@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -123,7 +123,7 @@ def sweep(
         asked = {figure: experiments.minutes(figure) for figure in what}
         if table:
             asked = {"the table, at 64-128-2": stability.minutes(planned[0])}
-        print(f"about {', '.join(f'{m} core-minutes for {f}' for f, m in asked.items())}", file=sys.stderr)
+        print(_cost(asked), file=sys.stderr)
     worst = 0
     for jobs_of_one in planned:
         with sweeping.Display(Console(stderr=True), quiet) as display:
@@ -144,6 +144,14 @@ def sweep(
     if table:
         stability.show(planned[0])
     return worst
+
+
+def _cost(asked: Mapping[str, float | None]) -> str:
+    """``about 16 core-minutes for 3``, or that nobody measured them."""
+    known = [f"{cost:g} core-minutes for {name}" for name, cost in asked.items() if cost is not None]
+    others = [name for name, cost in asked.items() if cost is None]
+    words = [f"about {', '.join(known)}"] if known else []
+    return "; ".join([*words, *([f"how long {' and '.join(others)} takes is unknown"] if others else [])])
 
 
 def _submit(planned: Sequence[list[Job]], sbatch: str | None, at_once: int | None) -> int:

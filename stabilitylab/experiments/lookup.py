@@ -36,13 +36,13 @@ def asked(
     name = SWEEPS.resolve(figure)
     if scale not in get_args(Scale):
         raise UsageError(f"unknown scale {scale!r}; choose one of {', '.join(get_args(Scale))}.")
+    if scale not in SWEEPS[name].scales:
+        others = ", ".join(other for other in SWEEPS if scale in SWEEPS[other].scales)
+        raise UsageError(f"{name} has no runs at scale {scale}; there are {others}.")
     if scale == "paper" and not settings.get("data", {}).get("source"):
         raise UsageError(
             f"{name} at scale paper needs text of yours: name it with --data text:SRC,TGT or --data hf:DATASET,SRC,TGT."
         )
-    if scale not in SWEEPS[name].scales:
-        others = ", ".join(other for other in SWEEPS if scale in SWEEPS[other].scales)
-        raise UsageError(f"{name} has no runs at scale {scale}; there are {others}.")
     if steps is not None and scale not in SWEEPS[name].any_length:
         raise UsageError(f"the length of the runs of {name} at scale {scale} is fixed, so that they can be compared.")
     if steps is not None and steps < 1:

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from ..config import (
+    RAMP,
     Config,
     DataConfig,
     ModelConfig,
@@ -50,8 +51,9 @@ def grid(
 ) -> list[Experiment]:
     """Every combination of the values of ``axes``, the last axis fastest, over the settings ``base``.
 
-    An axis is KEY=VALUE,VALUE,... with a section.key or one of :data:`ALIASES`; FIRST..LAST stands for all whole
-    numbers from FIRST to LAST; a value that holds a comma is put in quotes. Raises UsageError for whatever is wrong.
+    An axis is KEY=VALUE,VALUE,... with a section.key, an option arch.KEY or one of :data:`ALIASES`; FIRST..LAST stands
+    for all whole numbers from FIRST to LAST; a value that holds a comma is put in quotes. Raises UsageError for
+    whatever is wrong.
     """
     parsed = [_axis(text) for text in axes]
     if not parsed:
@@ -65,7 +67,8 @@ def grid(
     for values in itertools.product(*(values for _, values in parsed)):
         point = {key: value for (key, _), value in zip(parsed, values, strict=True)}
         config = _config(point, base or {}, depth)
-        name = name_of(config, *(_tag(key, value) for key, value in point.items() if key not in IN_NAMES))
+        _check_options(config.model)
+        name = name_of(config, *(_tag(key, value) for key, value in point.items() if not _is_in_names(key)))
         if name in found:
             raise UsageError(f"--grid makes two runs named {name}: leave out the value that stands there twice.")
         found[name] = Experiment(name, config, kind)
@@ -78,7 +81,7 @@ def _axis(text: str) -> tuple[str, list[Any]]:
     if not equals or not key or not values.strip():
         raise UsageError(f"--grid {text!r} is not of the form KEY=VALUE,VALUE, such as seed=3..7.")
     _targets(key)
-    key = next((alias for alias, (target, *_) in ALIASES.items() if target == key), key)
+    key = next((alias for alias, (target, *_) in ALIASES.items() if target == _targets(key)[0]), key)
     pieces = PIECE.findall(values + ",")
     if "data.source" in _targets(key):
         pieces = _rejoined(pieces)
@@ -92,9 +95,14 @@ def _targets(key: str) -> tuple[str, ...]:
     """The settings behind the name of an axis."""
     if key in ALIASES:
         return ALIASES[key]
-    section, dot, name = key.partition(".")
-    if section not in SECTIONS or not dot:
-        raise UsageError(f"--grid knows no {key!r}: use {', '.join(ALIASES)}, or a section.key such as train.beta2.")
+    section, _, name = key.partition(".")
+    if section == "arch" and name:
+        return (f"model.{name}" if name in RAMP else key,)
+    if section not in SECTIONS or not name:
+        raise UsageError(
+            f"--grid knows no {key!r}: use {', '.join(ALIASES)}, an option arch.KEY of the architectures, or a "
+            "section.key such as train.beta2."
+        )
     if name not in SECTIONS[section].model_fields:
         raise UsageError(f"unknown setting {key!r}; known are {', '.join(SECTIONS[section].model_fields)}.")
     return ("train.seed", "data.seed") if key == "train.seed" else (key,)
@@ -139,6 +147,22 @@ def _config(point: Mapping[str, Any], base: Mapping[str, Any], depth: int | None
         settings = merge({"model": {"encoder_layers": encoder, "decoder_layers": decoder}}, settings)
         depth = None
     return resolve(base, settings, depth=depth)
+
+
+def _is_in_names(key: str) -> bool:
+    """Does a run's name say it anyway? Its label says the options of architectures."""
+    return key in IN_NAMES or _targets(key)[0].startswith("arch.")
+
+
+def _check_options(model: ModelConfig) -> None:
+    """Raises UsageError for an option that the architecture does not have: it shows now, not in every run."""
+    if not model.options:
+        return
+    archs = dict.fromkeys(registered_arch(name) for name in (model.arch, model.decoder_arch or model.arch))
+    known = {key for name in archs for key in arch_facts()[name]["options"]}
+    if foreign := next((key for key in model.options if key not in known), None):
+        have = ", ".join(sorted(known)) or "none"
+        raise UsageError(f"architecture {model.arch!r} has no option {foreign!r}; it has {have}.")
 
 
 def _tag(key: str, value: Any) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from ..errors import InputError, UsageError
 from ..experiments import Experiment
 from ..inputs import shown
+from ..registry import PLUGINS, named_plugins
 from ..store import Run
 from ..store.files import Lock, is_locked, make_directory, replace_file, writing
 from ..store.layout import checkpoints, is_run_name
@@ -76,8 +77,9 @@ class Job:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that its process needs before it starts: the OpenMP pool is sized once."""
-        return {"OMP_NUM_THREADS": str(self.experiment.config.train.threads)}
+        """Variables that its process needs before it starts: the OpenMP pool is sized once, plug-ins are named."""
+        plugins = {PLUGINS: ",".join(named)} if (named := named_plugins()) else {}
+        return {"OMP_NUM_THREADS": str(self.experiment.config.train.threads), **plugins}
 
     @property
     def argv(self) -> list[str]:
@@ -217,7 +219,9 @@ def commands(jobs: Iterable[Job]) -> list[str]:
         if job.state not in RUNNABLE:
             continue
         replace_file(job.config_path, toml.dumps(job.experiment.config).encode())
-        line = " ".join((*(f"{key}={value}" for key, value in job.environment.items()), shlex.join(job.argv)))
+        line = " ".join(
+            (*(f"{key}={shlex.quote(value)}" for key, value in job.environment.items()), shlex.join(job.argv))
+        )
         if job.experiment.kind != "train" and _must_make_way(job):
             place, old = _free_place(job), job.path
             moves = (
