@@ -48,6 +48,17 @@ INSIDE = {
         ("models.build",),
         ("models",),
     ),
+    "reports": (
+        ("reports.style", "reports.statistics", "reports.intervals"),
+        ("reports.collection",),
+        ("reports.base", "reports.conditions"),
+        ("reports.claims", "reports.pooling", "reports.paper"),
+        ("reports.measures", "reports.headline", "reports.screen", "reports.power"),
+        ("reports.stability", "reports.diagnosis", "reports.page"),
+        ("reports.figures",),
+        ("reports.build",),
+        ("reports",),
+    ),
     "probes": (
         ("probes.rules", "probes.places", "probes.curvature"),
         ("probes.parameters",),

@@ -157,7 +157,7 @@ def _document(found: list[Measurement], places: list[Ranked], judged: Check | No
 def _show(places: list[Ranked], notes: list[str], judged: Check | None) -> None:
     from ..recommend import COLUMNS
     from ..recommend.columns import RATES, UPDATES
-    from ..reports.layerwise import counted
+    from ..reports.measures.comparison import counted
 
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 140)
 

@@ -204,8 +204,6 @@ def planned_seeds(entry: Claim, labels: Iterable[str] = ()) -> int:
 
 def from_runs(runs: Runs) -> dict[str, Pilot]:
     """Claim -> its primary effect on all runs that have ended, pilots included; none where it cannot be measured."""
-    from . import figures  # noqa: F401  (registers them)
-
     ended = runs.where(lambda run: run.ended)
     found = {}
     for id in sorted(CLAIMS):

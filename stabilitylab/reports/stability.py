@@ -13,7 +13,7 @@ from ..store.layout import flat
 from ..verdict import STATES
 from . import style
 from .collection import FREE, LAYERS, Record, Runs
-from .layerwise import one_ramp
+from .measures.comparison import one_ramp
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,7 +16,7 @@ from stabilitylab.reports.base import MissingRuns, Panel, Picture
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
 from stabilitylab.reports.collection import Runs
 from stabilitylab.reports.figures.branchnorm.figure_8 import AdjacentSimilarity
-from stabilitylab.reports.layerwise import comparable, matched, one_ramp
+from stabilitylab.reports.measures.comparison import comparable, matched, one_ramp
 from stabilitylab.schema import Row
 
 SEEDS = (3, 4, 5)

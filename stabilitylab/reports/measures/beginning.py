@@ -1,4 +1,4 @@
-"""TODO"""
+"""Metrics of every row at the beginning of a training: the gradient's norm and parts of it, and its roughness."""
 
 from __future__ import annotations
 

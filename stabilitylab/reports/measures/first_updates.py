@@ -1,13 +1,16 @@
-"""TODO"""
+"""What the first updates do to a model: ||dF||, and the inputs of its norms."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from ..collection import Record
+from ..base import MissingRuns
+from ..collection import Record, Runs
 
-FIRST = 30  # updates that the paper draws
+FIRST = 30  # updates that DeepNet's figure draws
+DEPTH = 18  # layers a side of that figure
+TABLES = ("model_update", "ln_input", "grad_norm")
 Values = Callable[[Record], dict[int, float]]
 
 
@@ -43,3 +46,21 @@ def norm_inputs(record: Record, column: str, ffn: bool | None = None) -> dict[in
         data = data[(data["sublayer"] == "ffn") if ffn else data["sublayer"].isin(["self_attn", "cross_attn"])]
     means = data[data["layer"] > 0].groupby("step")[column].mean() / math.sqrt(record.width)
     return {int(step): float(value) for step, value in means.items()}
+
+
+def first_arms(runs: Runs, *wanted: tuple[str, bool], tables: Sequence[str] = TABLES[:1]) -> list[dict[int, Record]]:
+    """Maps, for each (label, without warm-up?), seed to run: comparable 18L-18L runs with the first 30 updates on record."""
+    labels = [label for label, _ in wanted]
+    ready = runs.where(kind="train", label=labels, layers=(DEPTH, DEPTH), table=tables)
+    fit = ready.where(lambda run: all(whole(run, table) for table in tables))
+    found = []
+    for group in fit.groups("train.warmup"):
+        longest = max(map(warmup, group))
+        arms = [group.where(label=label, train__warmup=0 if cold else longest).by_seed() for label, cold in wanted]
+        warmed = longest > 0 or all(cold for _, cold in wanted)
+        if warmed and set.intersection(*map(set, arms)):
+            found.append(arms)
+    if not found:
+        names = " and ".join(f"{label} {'without' if cold else 'with'} warm-up" for label, cold in wanted)
+        raise MissingRuns(f"needs 18L-18L {names}, with the same seeds and probed at each of the first {FIRST} updates")
+    return max(found, key=lambda arms: len(set.intersection(*map(set, arms))))

@@ -1,4 +1,4 @@
-"""TODO"""
+"""Gradients of the activations at initialisation, layer by layer."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from .. import style
 from ..base import MissingRuns
 from ..claims import Effect, described, together
 from ..collection import LAYERS, Record, Runs, pairs
-from ..layerwise import ENOUGH, comparable, failed, last_nll, with_the_protocols_ramp
 from ..statistics import Region, t_interval
+from .comparison import ENOUGH, comparable, failed, last_nll, with_the_protocols_ramp
 from .quality import even, share_of
 
 EQUIVALENT = 0.05  # nats: the margin of "insensitive to"

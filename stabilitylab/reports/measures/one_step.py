@@ -1,14 +1,15 @@
-"""TODO"""
+"""How far one update of a group of parameters moves the output, and how that grows with depth."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from ...experiments import command
 from ..base import MissingRuns
+from ..claims import Effect
 from ..collection import LAYERS, Record, Runs
-from ..statistics import slope
+from ..statistics import Region, slope
 
 
 def rate(record: Record, optimizer: str, group: str) -> float:
@@ -42,3 +43,29 @@ def largest_by_seed(runs: Runs, value: Callable[[Record], float]) -> dict[int, f
     for record in runs:
         found[record.seed] = max(found.get(record.seed, -math.inf), value(record))
     return found
+
+
+def of_label(runs: Runs, label: str, table: str = "update_rate") -> Runs:
+    """Picks the runs of one label among :func:`one_step_runs`; raises MissingRuns where there are none."""
+    found = one_step_runs(runs.where(table=table)).where(label=label)
+    if not found:
+        raise MissingRuns(f"needs one-step runs of {label}")
+    return found
+
+
+def growth(
+    name: str,
+    runs: Runs,
+    label: str,
+    optimizer: str,
+    group: str,
+    depths: Sequence[int],
+    reproduced: Region | None = None,
+    contradicted: Region | None = None,
+) -> Effect:
+    """Measures the exponent of N in ||dF|| / lr of one update of ``group``, seed by seed, over these depths."""
+    own = of_label(runs, label).where(lambda run: run.depth in depths)
+    found = exponents(own, optimizer, group, depths)
+    if not found:
+        raise MissingRuns(f"needs one-step runs of {label} at several depths from {min(depths)} to {max(depths)}")
+    return Effect(name, found, reproduced, contradicted, of=own)

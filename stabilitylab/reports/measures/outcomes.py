@@ -8,7 +8,7 @@ from typing import Any
 
 from ..base import DIVERGED, STUCK, Series, Spread
 from ..collection import Record, Runs
-from ..layerwise import failed
+from .comparison import failed
 
 
 def outcomes(

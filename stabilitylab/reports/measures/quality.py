@@ -1,4 +1,4 @@
-"""TODO"""
+"""How good a model is after training, and over it: BLEU, or the held-out cross-entropy as a stand-in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..collection import Record
-from ..layerwise import failed, last_nll
+from .comparison import failed, last_nll
 
 LEAST_BLEU = 5.0  # below it a model does not translate, and BLEU says nothing
 SHARE, DROPOUT = "data.fraction", "model.dropout"  # the paper's dropout goes with its size of the data

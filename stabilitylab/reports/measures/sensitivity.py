@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..collection import Record, Runs
-from ..layerwise import comparable, failed, last_nll
+from .comparison import comparable, failed, last_nll
 
 AXES = ("train.warmup", "train.lr")
 SLACK = 1e-6  # of a rate: rounding

@@ -13,7 +13,7 @@ from ....experiments.recipe import AUTHORS
 from ... import style
 from ...base import NONFINITE, Figure, Map, MissingRuns, Panel, Picture, compared
 from ...collection import Record, Runs, pairs
-from ...layerwise import Pairs, comparable, counted, failed, grouped, left_out
+from ...measures.comparison import Pairs, comparable, counted, failed, grouped, left_out
 
 TABLE = "branch_variance"
 PARTS = ("branch", "shortcut", "total")

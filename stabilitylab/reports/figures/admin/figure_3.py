@@ -11,9 +11,10 @@ from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Spread, figure
 from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import LAYERS, Record, Runs
-from ...layerwise import STACKS, comparable, counted, hidden, left_out, lost_by_seed, nothing_drawn
+from ...measures.comparison import comparable, counted, hidden, left_out, lost_by_seed, nothing_drawn
 from ...measures.gains import FAIRSEQS, OWN, by_gain
 from ...measures.initialisation import TABLE, at_initialisation, first_over_last, gradients
+from ...measures.layers import STACKS
 from ...statistics import Region, r_squared, slope
 
 DEPTH = 18  # layers a side of the paper's models

@@ -13,7 +13,7 @@ from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
 from ...claims import NAMED_LATER, Effect, claim, together
 from ...collection import LAYERS, Record, Runs
-from ...layerwise import comparable, counted, hidden, left_out, nothing_drawn
+from ...measures.comparison import comparable, counted, hidden, left_out, nothing_drawn
 from ...statistics import Region, aic, slope
 from .figure_3 import FAST
 

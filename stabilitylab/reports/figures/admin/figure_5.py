@@ -13,7 +13,7 @@ from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
 from ...claims import Effect, claim
 from ...collection import Frame, Record, Runs
-from ...layerwise import counted, largest_group
+from ...measures.comparison import counted, largest_group
 from ...statistics import Region
 from ..branchnorm.figure_8 import comparison
 

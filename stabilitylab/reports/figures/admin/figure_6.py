@@ -10,7 +10,7 @@ from ....experiments import Experiment, Recipe, command, sweep
 from ...base import MissingRuns, figure
 from ...claims import Effect, claim
 from ...collection import LAYERS, Runs
-from ...layerwise import both
+from ...measures.comparison import both
 from ...measures.initialisation import at_initialisation
 from ...statistics import Region, slope
 from ._dependency import TABLE, LayerDependency, own_share, trained_branches, trained_pairs, upper

@@ -10,7 +10,7 @@ from ....experiments import Experiment, Recipe, sweep
 from ...base import MissingRuns, figure
 from ...claims import Effect, claim
 from ...collection import Record, Runs
-from ...layerwise import both
+from ...measures.comparison import both
 from ...measures.initialisation import at_initialisation
 from ...statistics import Region
 from ._dependency import TABLE, LayerDependency, own_share, trained_branches, trained_pairs, upper

@@ -14,7 +14,7 @@ from ... import style
 from ...base import Figure, Map, MissingRuns, Panel, Picture, compared, figure
 from ...claims import Share, claim
 from ...collection import Record, Runs
-from ...layerwise import comparable, counted, decided, failed, last_nll, left_out, lost_by_seed, states
+from ...measures.comparison import comparable, counted, decided, failed, last_nll, left_out, lost_by_seed, states
 from ...measures.outcomes import mark
 from ...measures.sensitivity import PAPER_WIDTH, at_width
 from ...statistics import Region

@@ -14,7 +14,7 @@ from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spre
 from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import LAYERS, Record, Runs, pairs
 from ...conditions import CONVERGED, last_fall
-from ...layerwise import comparable, counted, failed, last_nll, states
+from ...measures.comparison import comparable, counted, failed, last_nll, states
 from ...measures.gains import WORDS, by_gain
 from ...measures.loss_differences import Gaps, behind, gaps_of, measured, weight
 from ...measures.outcomes import outcomes, worst

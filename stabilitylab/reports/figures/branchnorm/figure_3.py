@@ -13,17 +13,6 @@ from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
 from ...claims import NAMED_LATER, Effect, claim, together
 from ...collection import Record, Runs, pairs
-from ...layerwise import (
-    ENOUGH,
-    STACKS,
-    Pairs,
-    both,
-    comparable,
-    counted,
-    hidden,
-    largest_group,
-    with_the_protocols_ramp,
-)
 from ...measures.beginning import (
     LEAST,
     LOSS,
@@ -40,6 +29,17 @@ from ...measures.beginning import (
     steps_of,
     total,
 )
+from ...measures.comparison import (
+    ENOUGH,
+    Pairs,
+    both,
+    comparable,
+    counted,
+    hidden,
+    largest_group,
+    with_the_protocols_ramp,
+)
+from ...measures.layers import STACKS
 from ...statistics import Region
 
 BEGINNING = 500  # updates that are drawn; the paper says "the very beginning" and no number

@@ -13,7 +13,8 @@ from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
 from ...claims import NAMED_LATER, Effect, claim
 from ...collection import Record, Runs, pairs
-from ...layerwise import ENOUGH, comparable, counted, failed, held_out_panel, last_nll, states
+from ...measures.comparison import ENOUGH, comparable, counted, failed, last_nll, states
+from ...measures.layers import held_out_panel
 from ...measures.loss_differences import between_architectures, measured
 from ...measures.quality import curve, mean_nll, quality
 

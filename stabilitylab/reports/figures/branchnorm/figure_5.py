@@ -15,7 +15,16 @@ from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
 from ...claims import NAMED_LATER, Effect, claim, together
 from ...collection import LAYERS, Runs
-from ...layerwise import counted, failed, grouped, last_nll, of_seed, one_ramp, states, with_the_protocols_ramp
+from ...measures.comparison import (
+    counted,
+    failed,
+    grouped,
+    last_nll,
+    of_seed,
+    one_ramp,
+    states,
+    with_the_protocols_ramp,
+)
 from ...measures.quality import DROPOUT, SHARE, Quality, even, quality, share_of
 from ...statistics import Region, slope
 

@@ -15,7 +15,7 @@ from ... import style
 from ...base import Figure, Map, MissingRuns, Panel, Picture, Series, compared, figure
 from ...claims import NAMED_LATER, Effect, Share, claim
 from ...collection import Record, Runs
-from ...layerwise import counted, decided, failed, last_nll, lost_by_seed, states, with_the_protocols_ramp
+from ...measures.comparison import counted, decided, failed, last_nll, lost_by_seed, states, with_the_protocols_ramp
 from ...measures.loss_differences import measured
 from ...measures.outcomes import mark
 from ...measures.sensitivity import PAPER_WIDTH, RateGrid, at_width, by_seed, cell, grids, on_common_scale, within

@@ -8,7 +8,7 @@ from ....experiments import Experiment, Recipe, command, protocol, sweep
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
 from ...claims import Effect, claim
 from ...collection import Record, Runs, pairs
-from ...layerwise import counted, failed, last_nll, states
+from ...measures.comparison import counted, failed, last_nll, states
 from ...measures.loss_differences import EQUIVALENT, every_two, measured, of_values, ramped
 from .t import full_size_ramp
 

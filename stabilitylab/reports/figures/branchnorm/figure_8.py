@@ -12,21 +12,8 @@ from ... import style
 from ...base import Figure, MissingRuns, Picture, figure
 from ...claims import Effect, Share, claim
 from ...collection import Record, Runs, pairs
-from ...layerwise import (
-    STACKS,
-    Pairs,
-    both,
-    counted,
-    differences,
-    failed,
-    gradient_panel,
-    held_out_panel,
-    hidden,
-    largest_group,
-    layer_values,
-    matched,
-    stack_panels,
-)
+from ...measures.comparison import Pairs, both, counted, failed, hidden, largest_group, matched
+from ...measures.layers import STACKS, differences, gradient_panel, held_out_panel, layer_values, stack_panels
 from ...statistics import Region
 
 TABLE = "cosine_similarity"

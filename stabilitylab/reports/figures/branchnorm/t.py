@@ -13,7 +13,7 @@ from ....experiments.recipe import BRANCHNORM
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
 from ...claims import NAMED_LATER, Effect, claim, described
 from ...collection import Record, Runs, pairs
-from ...layerwise import counted, failed, last_nll, states
+from ...measures.comparison import counted, failed, last_nll, states
 from ...measures.loss_differences import EQUIVALENT, every_two, measured, of_values, ramped
 from ...measures.outcomes import outcomes, worst
 

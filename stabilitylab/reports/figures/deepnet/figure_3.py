@@ -14,8 +14,9 @@ from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Spread, figure
 from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import LAYERS, Record, Runs, pairs
-from ...layerwise import both, by_layer, decided, failed, held_out_panel, layer_values, lost_by_seed
+from ...measures.comparison import both, decided, failed, lost_by_seed
 from ...measures.gains import FAIRSEQS, OWN, WORDS, by_gain, dash
+from ...measures.layers import by_layer, held_out_panel, layer_values
 from ...statistics import Region
 
 BOTH = ("postln", "postln-init")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -13,12 +13,21 @@ from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
 from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import Record, Runs, spans
-from ...measures.first_updates import FIRST, Values, moved, norm_inputs, update, warmup, whole
+from ...measures.first_updates import (
+    DEPTH,
+    FIRST,
+    TABLES,
+    Values,
+    first_arms,
+    moved,
+    norm_inputs,
+    update,
+    warmup,
+    whole,
+)
 from ...measures.gains import beside, by_gain
 from ...statistics import Region
 
-DEPTH = 18  # layers a side of the paper's figure
-TABLES = ("model_update", "ln_input", "grad_norm")
 DASHES = {True: "solid", False: "dashed"}  # without and with warm-up
 BRANCH_DASHES = {True: "dashdot", False: "dotted"}
 GAIN = "; of Xavier gain 1, and beside it of fairseq's gain (which decides where there are no runs of gain 1)"
@@ -123,24 +132,6 @@ def _finding(own: dict[tuple[str, int], Runs]) -> str:
     return f"||dF|| after {last} updates: {', '.join(f'{_name(*arm)} {means[arm]:.2g}' for arm in order)} ({count})."
 
 
-def _arms(runs: Runs, *wanted: tuple[str, bool], tables: Sequence[str] = TABLES[:1]) -> list[dict[int, Record]]:
-    """For each (label, without warm-up?) seed -> run: comparable 18L-18L runs with the first 30 updates on record."""
-    labels = [label for label, _ in wanted]
-    ready = runs.where(kind="train", label=labels, layers=(DEPTH, DEPTH), table=tables)
-    fit = ready.where(lambda run: all(whole(run, table) for table in tables))
-    found = []
-    for group in fit.groups("train.warmup"):
-        longest = max(map(warmup, group))
-        arms = [group.where(label=label, train__warmup=0 if cold else longest).by_seed() for label, cold in wanted]
-        warmed = longest > 0 or all(cold for _, cold in wanted)
-        if warmed and set.intersection(*map(set, arms)):
-            found.append(arms)
-    if not found:
-        names = " and ".join(f"{label} {'without' if cold else 'with'} warm-up" for label, cold in wanted)
-        raise MissingRuns(f"needs 18L-18L {names}, with the same seeds and probed at each of the first {FIRST} updates")
-    return max(found, key=lambda arms: len(set.intersection(*map(set, arms))))
-
-
 @claim(
     "C13",
     figure="deepnet:4",
@@ -159,7 +150,7 @@ def explodes_then_freezes(runs: Runs) -> list[Effect | Share]:
 def _freezes(runs: Runs, gain: str) -> list[Effect]:
     jump: dict[int, float] = {}
     later: dict[int, float] = {}
-    (arm,) = _arms(runs, (f"postln{gain}", True))
+    (arm,) = first_arms(runs, (f"postln{gain}", True))
     for seed, record in arm.items():
         points = update(record)
         jump[seed] = points[2]["cumulative"] / math.sqrt(2 * record.width)
@@ -200,7 +191,7 @@ def warmup_reduces_the_update(runs: Runs) -> list[Effect | Share]:
 
 
 def _reduced(runs: Runs, gain: str) -> list[Effect]:
-    warm, cold = _arms(runs, (f"postln{gain}", False), (f"postln{gain}", True))
+    warm, cold = first_arms(runs, (f"postln{gain}", False), (f"postln{gain}", True))
     return [_thirty("with / without warm-up", warm, cold, Region(high=0.8), Region(low=1))]
 
 
@@ -222,7 +213,7 @@ def order_of_updates(runs: Runs) -> list[Effect | Share]:
 
 def _ordered(runs: Runs, gain: str) -> list[Effect]:
     wanted = [(f"postln{gain}", True), (f"postln{gain}", False), (f"postln-init{gain}", False)]
-    cold, warm, init = _arms(runs, *wanted)
+    cold, warm, init = first_arms(runs, *wanted)
     each = [_thirty("no warm-up / warm-up", cold, warm), _thirty("warm-up / init with warm-up", warm, init)]
     return [together("the smaller ratio", each, min, Region(low=1), Region(high=1)), *each]
 
@@ -245,7 +236,7 @@ def large_norm_inputs(runs: Runs) -> list[Effect | Share]:
 
 
 def _large_inputs(runs: Runs, gain: str) -> list[Effect]:
-    (cold,) = _arms(runs, (f"postln{gain}", True), tables=["ln_input"])
+    (cold,) = first_arms(runs, (f"postln{gain}", True), tables=["ln_input"])
     found = {seed: norm_inputs(record, "value") for seed, record in cold.items()}
     growth = {seed: sizes[FIRST] / sizes[0] for seed, sizes in found.items()}
     size = {seed: sizes[FIRST] for seed, sizes in found.items()}
@@ -254,7 +245,7 @@ def _large_inputs(runs: Runs, gain: str) -> list[Effect]:
         Effect("size / sqrt(d), no warm-up", size, log=True, of=cold.values()),
     ]
     try:
-        (init,) = _arms(runs, (f"postln-init{gain}", False), tables=["ln_input"])
+        (init,) = first_arms(runs, (f"postln-init{gain}", False), tables=["ln_input"])
     except MissingRuns:
         return effects
     size = {seed: norm_inputs(record, "value")[FIRST] for seed, record in init.items()}
@@ -278,7 +269,7 @@ def order_of_events(runs: Runs) -> list[Effect | Share]:
 
 def _in_order(runs: Runs, gain: str) -> list[Share]:
     tables = ("model_update", "ln_input", "activation_grad_norm")
-    (arm,) = _arms(runs, (f"postln{gain}", True), tables=tables)
+    (arm,) = first_arms(runs, (f"postln{gain}", True), tables=tables)
     times = {seed: _times(record) for seed, record in arm.items()}
     kept = {seed: (int(a <= b <= c), 1) for seed, (a, b, c) in times.items()}
     return [Share("seeds in this order", kept, Region(low=0.8), Region(high=0.5), of=arm.values())]

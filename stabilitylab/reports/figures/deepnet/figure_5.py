@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -13,11 +13,11 @@ from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
 from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import LAYERS, Record, Runs, pairs
-from ...layerwise import both
 from ...measures import gains
+from ...measures.comparison import both
 from ...measures.first_updates import moved
 from ...measures.gains import OWN, by_gain, of_gain_one
-from ...measures.one_step import exponents, largest_by_seed, one_step_runs, rate
+from ...measures.one_step import exponents, growth, of_label, one_step_runs, rate
 from ...statistics import Region
 
 GROUPS = {"all": "o", "vo_ffn": "s", "ln": "^", "qk": "v", "bias": "D", "embedding": "P"}
@@ -180,31 +180,6 @@ def _finding(group: Runs) -> str:
     return f"One Adam update from initialisation moves the output: {', '.join(pieces)}{ending}."
 
 
-def _of(runs: Runs, label: str, table: str = "update_rate") -> Runs:
-    found = one_step_runs(runs.where(table=table)).where(label=label)
-    if not found:
-        raise MissingRuns(f"needs one-step runs of {label}")
-    return found
-
-
-def _exponent(
-    name: str,
-    runs: Runs,
-    label: str,
-    optimizer: str,
-    group: str,
-    depths: Sequence[int],
-    reproduced: Region | None = None,
-    contradicted: Region | None = None,
-) -> Effect:
-    """The exponent of N in ||dF|| / lr."""
-    own = _of(runs, label).where(lambda run: run.depth in depths)
-    found = exponents(own, optimizer, group, depths)
-    if not found:
-        raise MissingRuns(f"needs one-step runs of {label} at several depths from {min(depths)} to {max(depths)}")
-    return Effect(name, found, reproduced, contradicted, of=own)
-
-
 @claim(
     "C19",
     figure="deepnet:5",
@@ -219,7 +194,7 @@ def _exponent(
 def postln_update_grows(runs: Runs) -> list[Effect | Share]:
     regions = Region(low=0.5), Region(high=0.15)
     return by_gain(
-        runs, lambda own, gain: [_exponent("exponent", own, f"postln{gain}", "adam", "all", UNSATURATED, *regions)]
+        runs, lambda own, gain: [growth("exponent", own, f"postln{gain}", "adam", "all", UNSATURATED, *regions)]
     )
 
 
@@ -235,7 +210,7 @@ def postln_update_grows(runs: Runs) -> list[Effect | Share]:
     pilot=".56",
 )
 def deepnet_update_is_constant(runs: Runs) -> list[Effect]:
-    return [_exponent("exponent", runs, "deepnorm", "adam", "all", COMPARED, STEADY, Region(low=0.3))]
+    return [growth("exponent", runs, "deepnorm", "adam", "all", COMPARED, STEADY, Region(low=0.3))]
 
 
 @claim(
@@ -251,7 +226,7 @@ def deepnet_update_is_constant(runs: Runs) -> list[Effect]:
     kind="implied",
 )
 def constant_in_the_theorems_scope(runs: Runs) -> list[Effect]:
-    return [_exponent("exponent", runs, "deepnorm", "sgd", "vo_ffn", COMPARED, STEADY, Region(low=0.3))]
+    return [growth("exponent", runs, "deepnorm", "sgd", "vo_ffn", COMPARED, STEADY, Region(low=0.3))]
 
 
 @claim(
@@ -274,7 +249,7 @@ def much_smaller_update(runs: Runs) -> list[Effect | Share]:
 
 def _smaller(runs: Runs, gain: str) -> list[Effect]:
     label = f"postln{gain}"
-    first, second = _of(runs, label), _of(runs, "deepnorm")
+    first, second = of_label(runs, label), of_label(runs, "deepnorm")
     found = []
     for depth in (n for n in first.depths if n in COMPARED):
         compared = pairs(*(own.where(lambda run, n=depth: run.depth == n) for own in (first, second)))
@@ -290,58 +265,6 @@ def _smaller(runs: Runs, gain: str) -> list[Effect]:
 
 def _geometric(values: list[float]) -> float:
     return math.exp(np.mean(np.log(values)))
-
-
-@claim(
-    "C24",
-    figure="deepnet:5",
-    paper="DeepNet",
-    sentence="Through cross-attention, the encoder's updates move a vanilla decoder the more the deeper it is",
-    source="DeepNet, Sec. 4.2",
-    statistic="exponent of N in ||dF|| / lr of one Adam update of the encoder's parameters alone, 6 to 25 layers, in "
-    f"Post-LN; beside it in DeepNorm{GAIN}",
-    threshold="R: > .3; X: < .3",
-    sweep=FAST,
-)
-def encoder_moves_the_decoder(runs: Runs) -> list[Effect | Share]:
-    """With Adam, as in all of the paper's experiments; its argument is about any update of the encoder."""
-    regions = Region(low=0.3), Region(high=0.3)
-    found = by_gain(
-        runs,
-        lambda own, gain: [
-            _exponent("exponent, Post-LN", own, f"postln{gain}", "adam", "encoder", UNSATURATED, *regions)
-        ],
-    )
-    try:
-        return [*found, _exponent("exponent, DeepNorm", runs, "deepnorm", "adam", "encoder", UNSATURATED)]
-    except MissingRuns:
-        return found
-
-
-@claim(
-    "C26",
-    figure="deepnet:5",
-    paper="DeepNet",
-    sentence="q and k do not change the magnitude of the update",
-    source="DeepNet, Sec. 4.2",
-    statistic="||dF|| / lr of one update of q and k over that of v, out and FFN, DeepNorm, largest over depths, SGD "
-    "and Adam; beside it either",
-    threshold="R: < .1; X: > .1",
-    sweep=FAST,
-    pilot="< .04",
-    after=NAMED_LATER,
-)
-def q_and_k_do_not_matter(runs: Runs) -> list[Effect]:
-    own = _of(runs, "deepnorm")
-
-    def ratio(optimizer: str) -> Callable[[Record], float]:
-        return lambda run: rate(run, optimizer, "qk") / rate(run, optimizer, "vo_ffn")
-
-    each = [
-        Effect(f"ratio, {name}", largest_by_seed(own, ratio(optimizer)), log=True, of=own)
-        for optimizer, name in (("sgd", "SGD"), ("adam", "Adam"))
-    ]
-    return [together("ratio, the larger", each, max, Region(high=0.1), Region(low=0.1)), *each]
 
 
 DEEP = (one_step.GAIN_1[0], "postln", "deepnorm", "branchnorm")

@@ -14,7 +14,7 @@ from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Series, figure
 from ...claims import Effect, claim
 from ...collection import LAYERS, Runs
-from ...layerwise import ENOUGH, comparable, counted, failed, last_nll, states
+from ...measures.comparison import ENOUGH, comparable, counted, failed, last_nll, states
 from ...measures.outcomes import outcomes, worst
 from ...measures.quality import Quality, even, quality, share_of
 from ...stability import own_recipes, recipe_notes, table_groups

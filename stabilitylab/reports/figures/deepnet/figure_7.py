@@ -16,7 +16,8 @@ from ....experiments.recipe import BRANCHNORM, Settings
 from ...base import Figure, MissingRuns, Panel, Picture, Series, figure
 from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import FREE, Record, Runs
-from ...layerwise import counted, failed, held_out_panel, last_nll, lost_by_seed, of_seed, one_ramp, states
+from ...measures.comparison import counted, failed, last_nll, lost_by_seed, of_seed, one_ramp, states
+from ...measures.layers import held_out_panel
 from ...measures.quality import mean_nll
 from ...statistics import Region, slope
 

@@ -13,8 +13,8 @@ from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
 from ...claims import NAMED_LATER, Effect, claim
 from ...collection import LAYERS, Runs
-from ...curves import LEAST, Curve, curves, log_over_best
-from ...layerwise import comparable, counted, failed, last_nll, states
+from ...measures.comparison import comparable, counted, failed, last_nll, states
+from ...measures.curves import LEAST, Curve, curves, log_over_best
 from ...measures.quality import Quality, even, quality
 from ...statistics import Region, t_interval
 

@@ -1,18 +1,19 @@
-"""TODO"""
+"""Claims on DeepNet's theory, shown below Figure 5: its theorem and lemma, norms, cross-attention, q and k."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
 from ... import style
 from ...base import MissingRuns
-from ...claims import NAMED_LATER, Effect, claim, together
+from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import Record, Runs
-from ...measures.one_step import largest_by_seed, one_step_runs
+from ...measures.gains import by_gain
+from ...measures.one_step import growth, largest_by_seed, of_label, one_step_runs, rate
 from ...statistics import Region, slope
-from .figure_5 import (
-    FAST,
-)
+from .figure_5 import FAST, GAIN, UNSATURATED
 
 
 @claim(
@@ -101,3 +102,53 @@ def lemma_of_magnitude(runs: Runs) -> list[Effect]:
         Effect("ratio at n = 64", ratio, Region(low=0.5), Region(high=0.5), log=True, of=own.values()),
         Effect("largest output / largest input", bound, log=True, of=own.values()),
     ]
+
+
+@claim(
+    "C24",
+    figure="deepnet:5",
+    paper="DeepNet",
+    sentence="Through cross-attention, the encoder's updates move a vanilla decoder the more the deeper it is",
+    source="DeepNet, Sec. 4.2",
+    statistic="exponent of N in ||dF|| / lr of one Adam update of the encoder's parameters alone, 6 to 25 layers, in "
+    f"Post-LN; beside it in DeepNorm{GAIN}",
+    threshold="R: > .3; X: < .3",
+    sweep=FAST,
+)
+def encoder_moves_the_decoder(runs: Runs) -> list[Effect | Share]:
+    """With Adam, as in all of the paper's experiments; its argument is about any update of the encoder."""
+    regions = Region(low=0.3), Region(high=0.3)
+    found = by_gain(
+        runs,
+        lambda own, gain: [growth("exponent, Post-LN", own, f"postln{gain}", "adam", "encoder", UNSATURATED, *regions)],
+    )
+    try:
+        return [*found, growth("exponent, DeepNorm", runs, "deepnorm", "adam", "encoder", UNSATURATED)]
+    except MissingRuns:
+        return found
+
+
+@claim(
+    "C26",
+    figure="deepnet:5",
+    paper="DeepNet",
+    sentence="q and k do not change the magnitude of the update",
+    source="DeepNet, Sec. 4.2",
+    statistic="||dF|| / lr of one update of q and k over that of v, out and FFN, DeepNorm, largest over depths, SGD "
+    "and Adam; beside it either",
+    threshold="R: < .1; X: > .1",
+    sweep=FAST,
+    pilot="< .04",
+    after=NAMED_LATER,
+)
+def q_and_k_do_not_matter(runs: Runs) -> list[Effect]:
+    own = of_label(runs, "deepnorm")
+
+    def ratio(optimizer: str) -> Callable[[Record], float]:
+        return lambda run: rate(run, optimizer, "qk") / rate(run, optimizer, "vo_ffn")
+
+    each = [
+        Effect(f"ratio, {name}", largest_by_seed(own, ratio(optimizer)), log=True, of=own)
+        for optimizer, name in (("sgd", "SGD"), ("adam", "Adam"))
+    ]
+    return [together("ratio, the larger", each, max, Region(high=0.1), Region(low=0.1)), *each]

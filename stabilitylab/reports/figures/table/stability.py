@@ -12,7 +12,7 @@ from ... import style
 from ...base import Figure, Map, MissingRuns, Panel, Picture, figure
 from ...claims import NAMED_LATER, Effect, Share, claim
 from ...collection import LAYERS, Frame, Record, Runs
-from ...layerwise import comparable, counted, decided, failed, lost_by_seed, states, with_the_protocols_ramp
+from ...measures.comparison import comparable, counted, decided, failed, lost_by_seed, states, with_the_protocols_ramp
 from ...measures.gains import by_gain
 from ...measures.outcomes import mark
 from ...measures.quality import Quality, quality

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .statistics import aic
+from ..statistics import aic
 
 LEAST = 5  # depths for three curves to be told apart
 EXTRA = 4  # parameters of the saturating curve: two coefficients, the variance, its scale
