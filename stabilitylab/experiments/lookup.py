@@ -1,4 +1,5 @@
-"""The runs of a figure by its name: which there are, where they stand, what they cost, and the command for them."""
+"""Looks the runs of a figure up by its name: which there are, where they stand, what they cost, and the command for
+them."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def experiments(
     seeds: Sequence[int] | None = None,
     steps: int | None = None,
 ) -> list[Experiment]:
-    """The runs of ``figure`` ("branchnorm:8", or "8" for short) at ``scale``; ``data`` sets data.* for all of them.
+    """Lists the runs of ``figure`` ("branchnorm:8", or "8" for short) at ``scale``; ``data`` sets data.* for all of
+    them.
 
     ``seeds`` replaces the figure's own, ``steps`` the number of updates where that is free: in the comparisons by
     Protocol 2 (branchnorm:1, 3, 4, 7, 8, 9 and T) at scale ``tiny``, and in Figures 8 and 9 at scale ``h200``. Raises
@@ -32,7 +34,7 @@ def experiments(
 def asked(
     figure: str, scale: str, settings: Settings, seeds: Sequence[int] | None = None, steps: int | None = None
 ) -> Recipe:
-    """What a figure's function is asked for; raises UsageError where the figure cannot be had like that."""
+    """Checks what a figure's function is asked for; raises UsageError where the figure cannot be had like that."""
     name = SWEEPS.resolve(figure)
     if scale not in get_args(Scale):
         raise UsageError(f"unknown scale {scale!r}; choose one of {', '.join(get_args(Scale))}.")
@@ -51,7 +53,7 @@ def asked(
 
 
 def on_device(runs: Sequence[Experiment], device: str | None) -> list[Experiment]:
-    """The same runs on ``device``; None: as they are. Where a run is computed is no part of what it is."""
+    """Puts the same runs on ``device``; None: as they are. Where a run is computed is no part of what it is."""
     if device is None:
         return list(runs)
     moved = [(run, run.config.train.model_copy(update={"device": device})) for run in runs]
@@ -59,18 +61,19 @@ def on_device(runs: Sequence[Experiment], device: str | None) -> list[Experiment
 
 
 def folder(figure: str, scale: str = "tiny") -> str:
-    """Where the runs of ``figure`` stand below the folder of all runs: ``tiny/branchnorm-8`` for ``branchnorm:9``."""
+    """Says where the runs of ``figure`` stand below the folder of all runs: ``tiny/branchnorm-8`` for ``branchnorm:9``."""
     entry = SWEEPS[figure]
     return f"{scale}/{slug(entry.folders.get(cast(Scale, scale), entry.name))}"
 
 
 def minutes(figure: str, scale: str = "tiny") -> float | None:
-    """Core-minutes that all runs of ``figure`` take on synthetic data; None where nobody measured them."""
+    """Says how many core-minutes all runs of ``figure`` take on synthetic data; None where nobody measured them."""
     return SWEEPS[figure].minutes if scale == "tiny" else None
 
 
 def command(figure: str, scale: str = "tiny") -> str:
-    """The shell command that makes the runs of ``figure``; one-step runs share a few processes in ``claims --fast``."""
+    """Names the shell command that makes the runs of ``figure``; one-step runs share a few processes in ``claims
+    --fast``."""
     entry = SWEEPS[figure]
     if scale == "tiny" and entry.command:
         return entry.command

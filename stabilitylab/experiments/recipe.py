@@ -1,4 +1,4 @@
-"""What a list of runs is made of: an experiment, the recipe that a figure's function is asked for, names."""
+"""Holds what a list of runs is made of: an experiment, the recipe that a figure's function is asked for, names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a figure's function is asked for: scale, the user's settings, seeds and updates (None: the figure's own)."""
+    """Says what a figure's function is asked for: scale, the user's settings, seeds and updates (None: the figure's
+    own)."""
 
     scale: Scale
     settings: Settings
@@ -43,7 +44,7 @@ class Recipe:
         return self.scale == "tiny"
 
     def only(self, seed: int) -> Recipe:
-        """The same for one seed."""
+        """Asks for the same with one seed."""
         return replace(self, seeds=(seed,))
 
     def runs(
@@ -86,17 +87,17 @@ CONTROLS: dict[str, dict[str, Any]] = {
 
 
 def control(name: str) -> Mapping[str, Any]:
-    """The settings that make ``name``: those of a control, or of the architecture of that name."""
+    """Returns the settings that make ``name``: those of a control, or of the architecture of that name."""
     return CONTROLS.get(name, {"arch": name})
 
 
 def name_of(config: Config, *tags: str) -> str:
-    """Such as ``branchnorm-T1-12-warmup0-s3``: label, layers in all, what else varies, seed."""
+    """Names a run such as ``branchnorm-T1-12-warmup0-s3``: label, layers in all, what else varies, seed."""
     return "-".join(filter(None, (slug(label(config.model)), str(config.model.depth), *tags, f"s{config.train.seed}")))
 
 
 def slug(text: str) -> str:
-    """``text`` as a part of a file name that needs no quoting."""
+    """Turns ``text`` into a part of a file name that needs no quoting."""
     return re.sub(r"[^\w+.]+", "-", text.replace("=", ""), flags=re.ASCII).strip("-.")
 
 

@@ -14,7 +14,7 @@ RunsOf = Callable[[Recipe], Iterator[Experiment]]
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs that a figure needs: call it with what is asked for.
+    """Lists the runs that a figure needs: call it with what is asked for.
 
     ``minutes``: core-minutes of all of them at scale tiny on synthetic data, None where nobody measured them.
     ``folders``: scale -> the name under which they stand where that is not the figure's own, since figures that are

@@ -1,4 +1,4 @@
-"""The runs of the stability table: every architecture at every depth, whatever else the user sets."""
+"""Plans the runs of the stability table: every architecture at every depth, whatever else the user sets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ ITS_AXES = ("model.arch", "model.encoder_layers", "model.decoder_layers", "train
 
 
 def table_settings(ask: Recipe, full: Settings = BRANCHNORM) -> dict[str, Any]:
-    """What all runs of the table have in common: the preset's recipe or a paper's, and the user's settings over it.
+    """Merges what all runs of the table have in common: the preset's recipe or a paper's, and the user's settings over
+    it.
 
     Raises UsageError where those name an axis of the table.
     """
@@ -33,7 +34,7 @@ def table_settings(ask: Recipe, full: Settings = BRANCHNORM) -> dict[str, Any]:
 def table_runs(
     ask: Recipe, archs: Sequence[str] = SCHEMES, depths: Sequence[int] = (), full: Settings = BRANCHNORM
 ) -> Iterator[Experiment]:
-    """Every architecture (or control, such as ``branchnorm T=1``) at every depth and seed.
+    """Crosses every architecture (or control, such as ``branchnorm T=1``) with every depth and seed.
 
     ``depths`` count encoder and decoder layers together, or the layers of a single stack. T-Fixup trains without
     warm-up, as its paper insists, unless the settings name one. Raises UsageError for a depth that there is not.

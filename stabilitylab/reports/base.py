@@ -23,7 +23,7 @@ FINDINGS = {
 
 
 class MissingRuns(Exception):
-    """A figure or claim lacks its runs: a sentence, and the command that makes them."""
+    """Says that a figure or claim lacks its runs: a sentence, and the command that makes them."""
 
     def __init__(self, sentence: str, command: str = "") -> None:
         super().__init__(sentence)
@@ -89,7 +89,7 @@ class Map:
 
     @property
     def usual(self) -> np.ndarray:
-        """(rows, columns) True where a cell has a colour of the scale."""
+        """Is True (rows, columns) where a cell has a colour of the scale."""
         return (self.finding == 0) & np.isfinite(self.z) & ((self.z > 0) | (not self.log))
 
 
@@ -111,7 +111,7 @@ class Panel:
 
 
 def compared(panels: Iterable[Panel]) -> list[Panel]:
-    """These panels, with the same colours in all maps of one unit."""
+    """Gives all maps of one unit the same colours."""
     found = list(panels)
     shown: dict[str, list[np.ndarray]] = {}
     for panel in found:
@@ -136,7 +136,7 @@ class Picture:
     extra: Mapping[str, str] = field(default_factory=dict)  # further files: end of the name, such as table.md -> text
 
     def letter(self, place: int) -> str:
-        """What stands before a panel's title: ``(a) `` where there are several, as far as the alphabet goes."""
+        """Says what stands before a panel's title: ``(a) `` where there are several, as far as the alphabet goes."""
         return f"({chr(ord('a') + place)}) " if 1 < len(self.panels) <= 26 else ""
 
     def frame(self) -> pd.DataFrame:
@@ -180,21 +180,21 @@ def _drawn(panel: Panel) -> Iterator[pd.DataFrame]:
 
 
 def _cells(panel: Panel, heat: Map) -> list[str]:
-    """What each cell is called, row by row: its row, and its column where that has a name."""
+    """Says what each cell is called, row by row: its row, and its column where that has a name."""
     rows = list(heat.y_names) or [f"{panel.y} {place:g}" for place in heat.y]
     columns = [f", {name}" for name in heat.x_names] or [""] * len(heat.x)
     return [row + column for row in rows for column in columns]
 
 
 class Figure:
-    """A figure of a paper as a measurement: subclass it, decorate with :func:`figure`, write ``picture``."""
+    """Draws a figure of a paper as a measurement: subclass it, decorate with :func:`figure`, write ``picture``."""
 
     id: ClassVar[str]
     title: ClassVar[str]
     source: ClassVar[str]
 
     def picture(self, runs: Runs) -> Picture:
-        """What these runs show; raises :class:`MissingRuns` where there is nothing to draw."""
+        """Draws what these runs show; raises :class:`MissingRuns` where there is nothing to draw."""
         raise NotImplementedError
 
 
@@ -221,13 +221,13 @@ def figure(id: str, *, title: str, source: str) -> Callable[[F], F]:
 
 @dataclass
 class Spread:
-    """Values of several seeds at each x, as a line with the range over seeds."""
+    """Gathers values of several seeds at each x, and draws them as a line with the range over seeds."""
 
     log: bool = False  # the middle is a geometric mean
     points: dict[float, list[float]] = field(default_factory=dict)
 
     def add(self, x: Sequence[float], y: Sequence[float]) -> None:
-        """One seed's values."""
+        """Adds one seed's values."""
         for place, value in zip(x, y, strict=True):
             self.points.setdefault(float(place), []).append(float(value))
 

@@ -1,4 +1,4 @@
-"""Intervals over seeds, and what they decide. The unit of replication is the seed."""
+"""Computes intervals over seeds, and what they decide. The unit of replication is the seed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Interval:
 
 
 def t_interval(values: Iterable[float], *, log: bool = False) -> Interval:
-    """Student's t-interval of the mean; with ``log`` of the geometric mean (all values must be > 0, else NaN)."""
+    """Computes Student's t-interval of the mean; with ``log`` of the geometric mean (all values must be > 0, else NaN)."""
     sample = _logs(values) if log else np.asarray(list(values), dtype=float)
     n = len(sample)
     if n == 0:
@@ -62,7 +62,7 @@ def t_interval(values: Iterable[float], *, log: bool = False) -> Interval:
 
 
 def _student(freedom: float) -> float:
-    """The quantile of Student's t beyond which a tail of the interval lies, at these degrees of freedom."""
+    """Returns the quantile of Student's t beyond which a tail of the interval lies, at these degrees of freedom."""
     from scipy import stats  # here, since it takes its time, and who only lists the runs of figures needs none
 
     return float(stats.t.ppf(1 - TAIL, freedom))
@@ -75,15 +75,15 @@ def _logs(values: Iterable[float]) -> np.ndarray:
 
 
 def _exp(x: float) -> float:
-    """Infinite beyond the largest float: ratios of two seeds may lie a hundred decades apart."""
+    """Is infinite beyond the largest float: ratios of two seeds may lie a hundred decades apart."""
     with np.errstate(over="ignore"):
         return float(np.exp(x))
 
 
 def t_outside(values: Iterable[float], region: Region, *, log: bool = False) -> float:
-    """p of the one-sided t test that the mean does not lie in ``region``: of its two ends the larger p (Schuirmann's
-    two one-sided tests). NaN for fewer than two values, or one that is not finite; below .025 exactly where the 95 %
-    interval lies inside the region."""
+    """Computes p of the one-sided t test that the mean does not lie in ``region``: of its two ends the larger p
+    (Schuirmann's two one-sided tests). NaN for fewer than two values, or one that is not finite; below .025 exactly
+    where the 95 % interval lies inside the region."""
     sample = _logs(values) if log else np.asarray(list(values), dtype=float)
     if len(sample) < 2 or not np.isfinite(sample).all():
         return math.nan
@@ -106,8 +106,8 @@ def t_outside(values: Iterable[float], region: Region, *, log: bool = False) -> 
 
 
 def decide(low: float, high: float, reproduced: Region, contradicted: Region | None) -> Verdict:
-    """Wholly inside R: reproduced; wholly inside X: contradicted; wholly outside R, but not in X: not reproduced; else,
-    or without an interval: inconclusive."""
+    """Decides: wholly inside R: reproduced; wholly inside X: contradicted; wholly outside R, but not in X: not
+    reproduced; else, or without an interval: inconclusive."""
     if reproduced.holds(low, high):
         return "reproduced"
     if contradicted is not None and contradicted.holds(low, high):
@@ -118,7 +118,7 @@ def decide(low: float, high: float, reproduced: Region, contradicted: Region | N
 def seeds_needed(
     values: Sequence[float], reproduced: Region, contradicted: Region | None, *, log: bool = False
 ) -> int | None:
-    """The smallest n at which the sample's own mean and standard deviation would decide; None: not within reach."""
+    """Finds the smallest n at which the sample's own mean and standard deviation would decide; None: not within reach."""
     sample = _logs(values) if log else np.asarray(values, dtype=float)
     if len(sample) < 2 or not np.isfinite(sample).all():
         return None
@@ -132,15 +132,15 @@ def seeds_needed(
 
 
 def share_interval(count: float, n: float) -> tuple[float, float]:
-    """Clopper-Pearson interval of a share, exact for whole numbers; its ends are quantiles of beta distributions, by
-    which ``count`` and ``n`` may be parts of an effective number."""
+    """Computes the Clopper-Pearson interval of a share, exact for whole numbers; its ends are quantiles of beta
+    distributions, by which ``count`` and ``n`` may be parts of an effective number."""
     low = 0.0 if count <= 0 else float(special.betaincinv(count, n - count + 1, TAIL))
     high = 1.0 if count >= n else float(special.betaincinv(count + 1, n - count, 1 - TAIL))
     return low, high
 
 
 def effective(counts: Iterable[Count]) -> Count:
-    """Counts of clusters, such as the runs of one seed each, as so many of an effective number of independent ones.
+    """Counts clusters, such as the runs of one seed each, as so many of an effective number of independent ones.
 
     Korn and Graubard 1998 (Survey Methodology 24, 193-201): n_eff = p (1 - p) / var(p), where var(p) is the ratio
     estimator's over the clusters, times the square of t's quantile at n - 1 over that at (clusters - 1) degrees of
@@ -160,7 +160,8 @@ def effective(counts: Iterable[Count]) -> Count:
 
 
 def binomial_outside(count: float, n: float, region: Region) -> float:
-    """p of the one-sided exact binomial test that a share does not lie in ``region``: of its two ends the larger p."""
+    """Computes p of the one-sided exact binomial test that a share does not lie in ``region``: of its two ends the
+    larger p."""
     if n <= 0:
         return math.nan
     found = 0.0
@@ -172,7 +173,7 @@ def binomial_outside(count: float, n: float, region: Region) -> float:
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Least-squares slope of y on x; in logs, the exponent of a power law."""
+    """Fits the least-squares slope of y on x; in logs, the exponent of a power law."""
     return float(_line(x, y).slope)
 
 
@@ -187,7 +188,8 @@ def _line(x: Sequence[float], y: Sequence[float]) -> Any:
 
 
 def aic(x: np.ndarray, y: np.ndarray, parameters: int = 3) -> float:
-    """Akaike's criterion of the least-squares line of y on x with Gaussian residuals: n log(RSS / n) + 2 parameters.
+    """Computes Akaike's criterion of the least-squares line of y on x with Gaussian residuals: n log(RSS / n) + 2
+    parameters.
 
     The parameters are its two coefficients, the variance, and what else shaped x. Lower is better; what all have in
     common is left out.
@@ -198,7 +200,7 @@ def aic(x: np.ndarray, y: np.ndarray, parameters: int = 3) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p values, in the order given; a NaN is not a test and stays NaN."""
+    """Adjusts p values after Holm, in the order given; a NaN is not a test and stays NaN."""
     adjusted = [math.nan] * len(p_values)
     known = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
     running = 0.0

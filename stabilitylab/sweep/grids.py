@@ -1,4 +1,4 @@
-"""Any grid of settings as experiments: ``arch=deepnorm,branchnorm depth=12,36 seed=0..4 train.lr=1e-3,3e-4``."""
+"""Makes experiments of any grid of settings: ``arch=deepnorm,branchnorm depth=12,36 seed=0..4 train.lr=1e-3,3e-4``."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ IN_NAMES = ("arch", "depth", "seed")  # axes that stand in a run's name anyway
 def grid(
     axes: Sequence[str], base: Mapping[str, Any] | None = None, *, depth: int | None = None, kind: Kind = "train"
 ) -> list[Experiment]:
-    """Every combination of the values of ``axes``, the last axis fastest, over the settings ``base``.
+    """Combines the values of ``axes`` in every way, the last axis fastest, over the settings ``base``.
 
     An axis is KEY=VALUE,VALUE,... with a section.key, an option arch.KEY or one of :data:`ALIASES`; FIRST..LAST stands
     for all whole numbers from FIRST to LAST; a value that holds a comma is put in quotes. Raises UsageError for
@@ -92,7 +92,7 @@ def _axis(text: str) -> tuple[str, list[Any]]:
 
 
 def _targets(key: str) -> tuple[str, ...]:
-    """The settings behind the name of an axis."""
+    """Names the settings behind an axis."""
     if key in ALIASES:
         return ALIASES[key]
     section, _, name = key.partition(".")
@@ -120,7 +120,7 @@ def _values(piece: str, axis: str) -> list[Any]:
 
 
 def _rejoined(pieces: Sequence[str]) -> list[str]:
-    """``text:SRC,TGT`` and ``hf:DATASET,SRC,TGT`` hold commas of their own."""
+    """Joins what belongs together: ``text:SRC,TGT`` and ``hf:DATASET,SRC,TGT`` hold commas of their own."""
     whole: list[str] = []
     rest = list(pieces)
     while rest:
@@ -174,15 +174,15 @@ def _arch(name: Any) -> Any:
 
 
 def registered_arch(name: str) -> str:
-    """The registered spelling of an architecture; a wrong one shows now, not in every run of the grid."""
+    """Returns the registered spelling of an architecture; a wrong one shows now, not in every run of the grid."""
     used = {spelling(control["arch"]): control["arch"] for control in CONTROLS.values()}
     return used.get(spelling(name)) or _registered().resolve(name)
 
 
 @cache
 def arch_facts() -> dict[str, dict[str, Any]]:
-    """All architectures by name, with what ``list archs`` says of them; a process of its own reads them, since the
-    models need torch."""
+    """Reads what ``list archs`` says of all architectures, by name, in a process of its own, since the models need
+    torch."""
     command = [sys.executable, "-m", "stabilitylab", "list", "archs", "--json"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:

@@ -1,1 +1,1 @@
-"""What several figures measure: numbers of a run, and how runs are compared in them."""
+"""Holds what several figures measure: numbers of a run, and how runs are compared in them."""

@@ -1,4 +1,4 @@
-"""Metrics of every row at the beginning of a training: the gradient's norm and parts of it, and its roughness."""
+"""Reads metrics of every row at the beginning of a training: the gradient's norm and parts of it, and its roughness."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ Values = Callable[[Record], np.ndarray]
 
 
 def total(record: Record) -> np.ndarray:
-    """The global gradient norm."""
+    """Reads the global gradient norm."""
     return column(record, TOTAL)
 
 
 def non_branch(record: Record) -> np.ndarray:
-    """(i) The norm over the parameters outside the branches, undivided."""
+    """Reads (i) the norm over the parameters outside the branches, undivided."""
     return column(record, OUTSIDE)
 
 
 def decoder_branches(record: Record) -> np.ndarray:
-    """(ii) The decoder's branch weights over alpha, to which their gradient is proportional; NaN where alpha is 0."""
+    """Divides (ii) the norm over the decoder's branch weights by alpha, to which their gradient is proportional; NaN
+    where alpha is 0."""
     return column(record, "grad_norm_branch_decoder") / _alpha(record)
 
 
 def encoder_branches(record: Record) -> np.ndarray:
-    """(iii) The encoder's branch weights over alpha squared: cross-attention multiplies by alpha once more."""
+    """Divides (iii) the norm over the encoder's branch weights by alpha squared: cross-attention multiplies by alpha
+    once more."""
     return column(record, "grad_norm_branch_encoder") / _alpha(record) ** 2
 
 
 def column(record: Record, name: str) -> np.ndarray:
-    """A metric of every row; NaN where the run does not have it."""
+    """Reads a metric of every row; NaN where the run does not have it."""
     data = record.metrics
     return data[name].to_numpy(float) if name in data else np.full(len(data), np.nan)
 
 
 def _alpha(record: Record) -> np.ndarray:
-    """alpha_t of BranchNorm, 1 for every other architecture."""
+    """Reads alpha_t of BranchNorm, 1 for every other architecture."""
     alpha = np.nan_to_num(column(record, "alpha"), nan=1.0)
     return np.where(alpha == 0, np.nan, alpha)
 
@@ -57,7 +59,8 @@ def complete(record: Record, name: str, last: int) -> bool:
 
 
 def roughness(record: Record, values: Values) -> float:
-    """Standard deviation of successive differences of the log norm over steps 1 to 200; NaN where it is undefined."""
+    """Measures the standard deviation of successive differences of the log norm over steps 1 to 200; NaN where it is
+    undefined."""
     steps = steps_of(record)
     with np.errstate(divide="ignore", invalid="ignore"):
         moves = np.diff(np.log(values(record)[(steps >= 1) & (steps <= LEAST)]))
@@ -66,5 +69,5 @@ def roughness(record: Record, values: Values) -> float:
 
 
 def bits(record: Record) -> np.ndarray:
-    """The training nll a token in bits, as fairseq's nll_loss; the store has nats."""
+    """Gives the training nll a token in bits, as fairseq's nll_loss; the store has nats."""
     return column(record, LOSS) / math.log(2)

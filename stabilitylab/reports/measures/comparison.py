@@ -1,4 +1,4 @@
-"""Which runs a figure draws or a claim compares, how they ended, and the notes on what is left out."""
+"""Chooses which runs a figure draws or a claim compares, says how they ended, and notes what is left out."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def failed(record: Record) -> bool:
 
 
 def decided(runs: Runs) -> Runs:
-    """Those of which it can be said whether they failed: neither still descending to the baseline nor untold."""
+    """Picks those of which it can be said whether they failed: neither still descending to the baseline nor untold."""
     return runs.where(lambda run: run.verdict not in ("descending", "cannot tell"))
 
 
 def lost_by_seed(runs: Runs) -> dict[int, tuple[int, int]]:
-    """Seed -> how many of its runs diverged or are stuck, of how many whose state can be told."""
+    """Counts for each seed how many of its runs diverged or are stuck, of how many whose state can be told."""
     known = decided(runs)
     return {seed: (sum(map(failed, own)), len(own)) for seed in known.seeds if (own := [*of_seed(known, seed)])}
 
@@ -37,8 +37,8 @@ def of_seed(runs: Runs, seed: int) -> Runs:
 
 
 def one_ramp(runs: Runs, *free: str) -> tuple[Runs, list[str]]:
-    """One run of each label, seed and value of ``free``; notes where there were several T, of which that is kept whose
-    share of the run is nearest to the protocol's 4 %.
+    """Keeps one run of each label, seed and value of ``free``; notes where there were several T, of which that is kept
+    whose share of the run is nearest to the protocol's 4 %.
 
     T is free in a group of comparable runs since it means nothing but to BranchNorm; averaged as if they were seeds,
     runs of two ramps would show a spread that no seed made.
@@ -60,7 +60,7 @@ def one_ramp(runs: Runs, *free: str) -> tuple[Runs, list[str]]:
 
 
 def comparable(runs: Runs, *free: str) -> list[Runs]:
-    """Groups of runs that differ in nothing but architecture, seed and ``free``, each with one ramp; richest first.
+    """Groups runs that differ in nothing but architecture, seed and ``free``, each with one ramp; richest first.
 
     Beside the groups of one learning rate stand those in which each architecture has, at each depth, one of its own.
     """
@@ -69,7 +69,7 @@ def comparable(runs: Runs, *free: str) -> list[Runs]:
 
 
 def grouped(runs: Runs, *free: str) -> list[Runs]:
-    """Groups of runs that differ in nothing but architecture, seed, T and ``free``, and those in which besides each
+    """Groups runs that differ in nothing but architecture, seed, T and ``free``, and those in which besides each
     architecture has, wherever it stands, one learning rate of its own."""
     groups = runs.groups(*free)
     if RATE in free:
@@ -87,7 +87,7 @@ def grouped(runs: Runs, *free: str) -> list[Runs]:
 
 
 def with_the_protocols_ramp(runs: Runs) -> Runs:
-    """Runs of which architectures are compared: those whose T is 4 % of the run, or which have no ramp.
+    """Picks runs of which architectures are compared: those whose T is 4 % of the run, or which have no ramp.
 
     Raises MissingRuns where an architecture with a ramp would have no run left.
     """
@@ -103,13 +103,13 @@ def with_the_protocols_ramp(runs: Runs) -> Runs:
 
 
 def both(found: Pairs) -> list[Record]:
-    """All runs of these pairs."""
+    """Lists all runs of these pairs."""
     return [run for _, *two in found for run in two]
 
 
 def matched(runs: Runs, first: str, second: str, table: str) -> Pairs:
-    """Runs of two labels by seed, that have trained with the protocol's ramp: of all comparable groups the one trained
-    longest, with enough seeds, and then the deepest. Raises MissingRuns."""
+    """Pairs runs of two labels by seed, that have trained with the protocol's ramp: of all comparable groups the one
+    trained longest, with enough seeds, and then the deepest. Raises MissingRuns."""
     trained = runs.where(lambda run: not failed(run), kind="train", label=(first, second), table=table)
     trained = with_the_protocols_ramp(trained)
     found = [(group, pairs(group.where(label=first), group.where(label=second))) for group in comparable(trained)]
@@ -120,8 +120,8 @@ def matched(runs: Runs, first: str, second: str, table: str) -> Pairs:
 
 
 def _weight(group: Runs, *between: str) -> tuple[int, ...]:
-    """What a group counts for the comparison of two labels: enough seeds that trained with the protocol's ramp, then a
-    long training, then depth, then more seeds; nothing without a pair."""
+    """Weighs a group for the comparison of two labels: enough seeds that trained with the protocol's ramp, then a long
+    training, then depth, then more seeds; nothing without a pair."""
     trained = group.where(lambda run: not failed(run) and by_protocol(run))
     count = len(pairs(*(trained.where(label=label) for label in between))) if between else 0
     return (min(count, ENOUGH), group[0].updates, group[0].depth, count) if count else (0,) * 4
@@ -130,7 +130,8 @@ def _weight(group: Runs, *between: str) -> tuple[int, ...]:
 def largest_group(
     runs: Runs, tables: Sequence[str], figure: str, *free: str, ended: bool = False, between: tuple[str, ...] = ()
 ) -> tuple[Runs, list[str]]:
-    """The richest group of comparable training runs with these tables, and notes on it and on what was left out.
+    """Picks the richest group of comparable training runs with these tables, and notes what it is and what was left
+    out.
 
     ``between``: two labels that the figure compares; the group that :func:`matched` takes for them comes first.
     ``ended``: where some have ended, those that have not are left out: their last step is another one.
@@ -154,7 +155,7 @@ def largest_group(
 
 
 def states(group: Runs) -> list[str]:
-    """A note on the runs that diverged, are stuck, cannot be told or have not ended; none where all is well."""
+    """Notes the runs that diverged, are stuck, cannot be told or have not ended; none where all is well."""
     said = {
         "diverged": "diverged",
         "stuck": "got stuck at or above the unigram baseline",
@@ -169,7 +170,7 @@ def states(group: Runs) -> list[str]:
 
 
 def hidden(panels: Iterable[Panel]) -> list[str]:
-    """A note on what a logarithmic axis cannot show: values of exactly 0."""
+    """Notes what a logarithmic axis cannot show: values of exactly 0."""
     names = [
         f"{line.name} ({panel.title})"
         for panel in panels
@@ -181,7 +182,7 @@ def hidden(panels: Iterable[Panel]) -> list[str]:
 
 
 def last_nll(record: Record) -> float:
-    """Held-out cross-entropy after training; inf for a run that diverged, NaN where none was measured."""
+    """Reads the held-out cross-entropy after training; inf for a run that diverged, NaN where none was measured."""
     return math.inf if record.verdict == "diverged" else record.last_nll
 
 
@@ -190,11 +191,11 @@ def counted(seeds: int) -> str:
 
 
 def nothing_drawn(places: Sequence[str]) -> list[str]:
-    """The note on lines that a logarithmic axis cannot show at all."""
+    """Notes lines that a logarithmic axis cannot show at all."""
     return [f"Exactly 0 throughout, so not drawn: {'; '.join(places)}."] if places else []
 
 
 def left_out(known: Runs, drawn: Runs) -> list[str]:
-    """The note on runs that could be drawn and are not."""
+    """Notes runs that could be drawn and are not."""
     count = len(known) - len(drawn)
     return [f"Not drawn: {count} run{'s' if count > 1 else ''} with other settings, or repeated."] if count else []

@@ -1,4 +1,4 @@
-"""Three curves through quality against depth, and Akaike's criterion of each: which shape the growth has."""
+"""Fits three curves through quality against depth, and says by Akaike's criterion which shape the growth has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Shape = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Curve:
-    """y = slope * shape(d) + level, by least squares; ``aic`` in the units of :func:`statistics.aic`."""
+    """Fits y = slope * shape(d) + level, by least squares; ``aic`` in the units of :func:`statistics.aic`."""
 
     slope: float
     level: float
@@ -30,7 +30,7 @@ class Curve:
 
 
 def curves(depths: Sequence[float], values: Sequence[float]) -> dict[str, Curve]:
-    """``A log d + B``, ``A d + B`` and ``A (1 - exp(-d / c)) + B`` through (depth, value), by name."""
+    """Fits ``A log d + B``, ``A d + B`` and ``A (1 - exp(-d / c)) + B`` through (depth, value), by name."""
     d, y = np.asarray(depths, float), np.asarray(values, float)
     return {
         "logarithmic": _fit(np.log, d, y),
@@ -40,7 +40,7 @@ def curves(depths: Sequence[float], values: Sequence[float]) -> dict[str, Curve]
 
 
 def log_over_best(depths: Sequence[float], values: Sequence[float]) -> float:
-    """AIC of the logarithmic curve that grows (A >= 0) minus the least AIC of the three; 0 where it is best."""
+    """Subtracts the least AIC of the three from that of the logarithmic curve that grows (A >= 0); 0 where it is best."""
     found = curves(depths, values)
     log = found["logarithmic"]
     own = log.aic if log.slope >= 0 else len(values) * math.log(np.var(values)) + 2 * 3  # of values that fall: A = 0

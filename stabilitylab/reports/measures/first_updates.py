@@ -1,4 +1,4 @@
-"""What the first updates do to a model: ||dF||, and the inputs of its norms."""
+"""Measures what the first updates do to a model: ||dF||, and the inputs of its norms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def warmup(record: Record) -> int:
 
 
 def update(record: Record) -> dict[int, dict[str, float]]:
-    """Step -> cumulative and one_update of the last stack's output, ||dF|| per token."""
+    """Maps step to cumulative and one_update of the last stack's output, ||dF|| per token."""
     data = record.frame("model_update", ["cumulative", "one_update"])
     stacks = data["stack_name"].unique().tolist()
     data = data[data["stack_name"] == ("decoder" if "decoder" in stacks else stacks[0])]
@@ -35,12 +35,13 @@ def whole(record: Record, table: str = "model_update") -> bool:
 
 
 def moved(record: Record) -> dict[int, float]:
-    """Step -> ||dF|| since the start."""
+    """Maps step to ||dF|| since the start."""
     return {step: values["cumulative"] for step, values in update(record).items()}
 
 
 def norm_inputs(record: Record, column: str, ffn: bool | None = None) -> dict[int, float]:
-    """Step -> mean over norms (behind feed-forward networks, attention, or all) of the token norm, over sqrt(d)."""
+    """Maps step to the mean over norms (behind feed-forward networks, attention, or all) of the token norm, over
+    sqrt(d)."""
     data = record.frame("ln_input", [column])
     if ffn is not None:
         data = data[(data["sublayer"] == "ffn") if ffn else data["sublayer"].isin(["self_attn", "cross_attn"])]
@@ -49,7 +50,7 @@ def norm_inputs(record: Record, column: str, ffn: bool | None = None) -> dict[in
 
 
 def first_arms(runs: Runs, *wanted: tuple[str, bool], tables: Sequence[str] = TABLES[:1]) -> list[dict[int, Record]]:
-    """Maps, for each (label, without warm-up?), seed to run: comparable 18L-18L runs with the first 30 updates on record."""
+    """Maps seed to run for each (label, without warm-up?): comparable 18L-18L runs with the first 30 updates."""
     labels = [label for label, _ in wanted]
     ready = runs.where(kind="train", label=labels, layers=(DEPTH, DEPTH), table=tables)
     fit = ready.where(lambda run: all(whole(run, table) for table in tables))

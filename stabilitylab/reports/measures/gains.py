@@ -1,4 +1,5 @@
-"""Post-LN as DeepNet defines it, Xavier gain 1 for every matrix, and fairseq's, whose q, k and v are drawn smaller."""
+"""Tells Post-LN as DeepNet defines it, Xavier gain 1 for every matrix, from fairseq's, whose q, k and v are drawn
+smaller."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ WORDS = {OWN: "gain 1", FAIRSEQS: "fairseq's gain"}  # DeepNet's first: where it
 
 
 def by_gain(runs: Runs, measure: Callable[[Runs, str], Sequence[Effect | Share]]) -> list[Effect | Share]:
-    """What ``measure`` finds with labels that end in `` gain=1``, and beside it, describing, with fairseq's; where
-    there are no runs of the first, the second decides. Raises MissingRuns where there are none of either."""
+    """Returns what ``measure`` finds with labels that end in `` gain=1``, and beside it, describing, with fairseq's;
+    where there are no runs of the first, the second decides. Raises MissingRuns where there are none of either."""
     found: list[Effect | Share] = []
     lacking: list[MissingRuns] = []
     for ending, words in WORDS.items():
@@ -31,7 +32,7 @@ def by_gain(runs: Runs, measure: Callable[[Runs, str], Sequence[Effect | Share]]
 
 
 def of_gain_one(labels: Sequence[str], label: str) -> str:
-    """``label`` with DeepNet's gain where there are such runs, else as it is."""
+    """Returns ``label`` with DeepNet's gain where there are such runs, else as it is."""
     return label + OWN if label + OWN in labels else label
 
 
@@ -41,5 +42,5 @@ def beside(labels: Sequence[str], label: str) -> bool:
 
 
 def dash(labels: Sequence[str], label: str) -> str:
-    """Dashed for one that stands beside, so that the eye goes to the other."""
+    """Draws dashed what stands beside, so that the eye goes to the other."""
     return "dashed" if beside(labels, label) else "solid"

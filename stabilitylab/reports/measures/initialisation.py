@@ -1,4 +1,4 @@
-"""Gradients of the activations at initialisation, layer by layer."""
+"""Reads gradients of the activations at initialisation, layer by layer."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ TABLE = "activation_grad_norm"
 
 
 def gradients(record: Record, stack: str) -> dict[int, float]:
-    """Layer -> ||dE/dx_l|| at step 0, x_l the layer's output (that of its feed-forward sub-layer)."""
+    """Maps layer to ||dE/dx_l|| at step 0, x_l the layer's output (that of its feed-forward sub-layer)."""
     data = record.at(TABLE, 0, ["value"])
     data = data[(data["step"] == 0) & (data["stack_name"] == stack) & (data["sublayer"] == "ffn")]
     return dict(zip(data["layer"].tolist(), data["value"].tolist(), strict=True))
 
 
 def first_over_last(values: dict[int, float]) -> float:
-    """The number at the lowest layer over that at the highest; NaN where either is missing or the highest is 0."""
+    """Divides the number at the lowest layer by that at the highest; NaN where either is missing or the highest is 0."""
     return values[min(values)] / values[max(values)] if values and values[max(values)] else math.nan
 
 
 def at_initialisation(runs: Runs, label: str, depth: int, table: str) -> dict[int, Record]:
-    """Seed -> run of ``depth`` layers a side with ``table`` at step 0: one-step runs, or else training runs.
+    """Maps seed to a run of ``depth`` layers a side with ``table`` at step 0: one-step runs, or else training runs.
 
     Raises MissingRuns where there is none.
     """

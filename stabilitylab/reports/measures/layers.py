@@ -1,4 +1,4 @@
-"""Values of a run's layers as lines and differences, and beside them the held-out loss."""
+"""Draws values of a run's layers as lines, takes their differences, and shows the held-out loss beside them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ STACKS = ("encoder", "decoder")
 
 
 def layer_values(record: Record, table: str, column: str, stack: str, step: int | None = None) -> dict[int, float]:
-    """Layer -> value at the probed step nearest to ``step`` (None: the last); what is outside the layers left out."""
+    """Maps layer to value at the probed step nearest to ``step`` (None: the last); what is outside the layers is left
+    out."""
     data = record.at(table, step, [column], by="layer")
     data = data[(data["stack_name"] == stack) & (data["layer"] > 0)]
     return dict(zip(data["layer"].tolist(), data[column].tolist(), strict=True))
@@ -21,7 +22,7 @@ def layer_values(record: Record, table: str, column: str, stack: str, step: int 
 def by_layer(
     group: Runs, table: str, column: str, stack: str, *, step: int | None = None, first: int = 1, log: bool = False
 ) -> list[Series]:
-    """One line a label: the values of a stack's layers from ``first`` on, over seeds."""
+    """Draws one line a label: the values of a stack's layers from ``first`` on, over seeds."""
     lines = []
     for label in group.labels:
         spread = Spread(log=log)
@@ -35,13 +36,13 @@ def by_layer(
 
 
 def stack_panels(group: Runs, table: str, column: str, x: str, y: str, *, first: int = 1) -> list[Panel]:
-    """A panel a stack, where it has the table: the values of its layers from ``first`` on."""
+    """Draws a panel a stack, where it has the table: the values of its layers from ``first`` on."""
     found = ((stack, by_layer(group, table, column, stack, first=first)) for stack in STACKS)
     return [Panel(stack.capitalize(), x, y, lines) for stack, lines in found if lines]
 
 
 def held_out_panel(group: Runs) -> Panel:
-    """Held-out cross-entropy against updates."""
+    """Draws held-out cross-entropy against updates."""
     lines = []
     for label in group.labels:
         curves = [
@@ -60,7 +61,8 @@ def held_out_panel(group: Runs) -> Panel:
 
 
 def gradient_panel(group: Runs) -> Panel:
-    """Parameter gradient norm of each encoder layer at the last probed step; of each decoder layer without encoder."""
+    """Draws the parameter gradient norm of each encoder layer at the last probed step; of each decoder layer without
+    encoder."""
     with_gradients = group.where(table="grad_norm")
     for stack in STACKS:
         lines = by_layer(with_gradients, "grad_norm", "value", stack, log=True)
@@ -72,7 +74,7 @@ def gradient_panel(group: Runs) -> Panel:
 def differences(
     first: Record, second: Record, table: str, column: str, step: int | None = None, lowest: int = 1
 ) -> dict[str, np.ndarray]:
-    """Stack -> first minus second at each layer from ``lowest`` on that both have."""
+    """Subtracts the second from the first at each layer from ``lowest`` on that both have, by stack."""
     found = {}
     for stack in STACKS:
         one, other = (layer_values(record, table, column, stack, step) for record in (first, second))

@@ -1,4 +1,4 @@
-"""Losses of runs that differ in one thing, seed by seed: the architecture, or a setting of BranchNorm."""
+"""Subtracts losses of runs that differ in one thing, seed by seed: the architecture, or a setting of BranchNorm."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Gaps = dict[int, dict[int, float]]  # depth -> seed -> loss of one label minus t
 
 
 def gaps_of(group: Runs, first: str, second: str, loss: Callable[[Record], float] = last_nll) -> Gaps:
-    """``first`` minus ``second`` at each depth, by seed. Pairs of which one was not measured are left out; where one
-    diverged the difference is infinite, and not a number where both did: that depth is then undecided."""
+    """Subtracts ``second`` from ``first`` at each depth, by seed. Pairs of which one was not measured are left out;
+    where one diverged the difference is infinite, and not a number where both did: that depth is then undecided."""
     gaps: Gaps = {}
     for depth in group.depths:
         one, other = (group.where(lambda run, d=depth: run.depth == d, label=label) for label in (first, second))
@@ -34,13 +34,13 @@ def gaps_of(group: Runs, first: str, second: str, loss: Callable[[Record], float
 
 
 def behind(group: Runs, depth: int, seeds: Iterable[int], *labels: str) -> Runs:
-    """The runs of ``labels`` at this depth and these seeds: those from which a gap was taken."""
+    """Picks the runs of ``labels`` at this depth and these seeds: those from which a gap was taken."""
     some = {*seeds}
     return group.where(lambda run: run.depth == depth and run.seed in some, label=labels)
 
 
 def weight(group: Runs, gaps: Gaps) -> tuple[float, ...]:
-    """What a group's gaps count for: enough seeds, then a long training, on the most data, at the most depths."""
+    """Weighs a group's gaps: enough seeds, then a long training, on the most data, at the most depths."""
     seeds = min(ENOUGH, max(map(len, gaps.values()), default=0))
     return seeds, float(group[0].updates), share_of(group[0]), len(gaps)
 
@@ -48,9 +48,9 @@ def weight(group: Runs, gaps: Gaps) -> tuple[float, ...]:
 def between_architectures(
     runs: Runs, first: str, second: str, beside: str, name: str, loss: Callable[[Record], float] = last_nll
 ) -> list[Effect]:
-    """``first`` minus ``second`` at equal steps with the protocol's ramp, of the comparable group that was trained
-    longest, on the most data, with enough seeds: the mean over its depths, and for description each depth, and there
-    ``first`` minus ``beside`` and ``beside`` minus ``second``."""
+    """Subtracts ``second`` from ``first`` at equal steps with the protocol's ramp, of the comparable group that was
+    trained longest, on the most data, with enough seeds: the mean over its depths, and for description each depth, and
+    there ``first`` minus ``beside`` and ``beside`` minus ``second``."""
     own = runs.where(even, kind="train", label=(first, second, beside))
     groups = comparable(with_the_protocols_ramp(own), *LAYERS)
     found = [(group, gaps) for group in groups if (gaps := gaps_of(group, first, second, loss))]
@@ -73,15 +73,15 @@ def _titles(one: str, other: str) -> str:
 
 
 def ramped(runs: Runs) -> Runs:
-    """BranchNorm as the paper has it, whatever its schedule: no control of its initialisation or of alpha itself."""
+    """Picks BranchNorm as the paper has it, whatever its schedule: no control of its initialisation or of alpha itself."""
     own: dict[str, Any] = dict.fromkeys(f"model__{key}" for key in ("alpha", "decoder_arch", "qk_gain", "v_gain"))
     own |= {"model__init": "arch", "model__t0": 1}
     return runs.where(lambda run: style.family(run.label) == "branchnorm", kind="train", **own)
 
 
 def of_values(runs: Runs, setting: str, count: int) -> dict[Any, dict[int, Record]]:
-    """Value of ``setting`` -> seed -> run of BranchNorm, all else equal: the group with most seeds at all of ``count``
-    values or more, then of the longest training, then at most values."""
+    """Maps value of ``setting`` to seed to run of BranchNorm, all else equal: the group with most seeds at all of
+    ``count`` values or more, then of the longest training, then at most values."""
     best: dict[Any, dict[int, Record]] = {}
     rank = (0, 0, 0)
     for group in ramped(runs).where(lambda run: run.label != "branchnorm T=1").groups(setting):
@@ -106,8 +106,8 @@ def of_values(runs: Runs, setting: str, count: int) -> dict[Any, dict[int, Recor
 
 
 def equivalence(found: dict[Any, dict[int, Record]], one: Any, other: Any, name: str) -> Effect:
-    """Final nll at the value ``one`` minus that at ``other``, by seeds that all values have. A run that diverged or is
-    stuck makes its comparisons undecided, not equal."""
+    """Subtracts the final nll at the value ``other`` from that at ``one``, by seeds that all values have. A run that
+    diverged or is stuck makes its comparisons undecided, not equal."""
     seeds = shared_seeds(found.values())
     gap = {seed: _ended(found[one][seed]) - _ended(found[other][seed]) for seed in seeds}
     outside = Region(low=EQUIVALENT) if sum(gap.values()) > 0 else Region(high=-EQUIVALENT)
@@ -116,7 +116,7 @@ def equivalence(found: dict[Any, dict[int, Record]], one: Any, other: Any, name:
 
 
 def every_two(found: dict[Any, dict[int, Record]], setting: str, first: tuple[Any, Any], where: str) -> list[Effect]:
-    """Each two values against each other: ``first`` with its regions, the others described."""
+    """Holds each two values against each other: ``first`` with its regions, the others described."""
     two = sorted(itertools.combinations(sorted(found), 2), key=lambda both: set(both) != set(first))
     name = setting.partition(".")[2]
     effects = []
@@ -131,13 +131,14 @@ def _ended(run: Record) -> float:
 
 
 def measured(values: Iterable[float], form: str = "+.3f") -> str:
-    """A mean over seeds in words, with its interval where two seeds or more give one: ``+0.010 [-0.002, +0.022]``."""
+    """Writes a mean over seeds in words, with its interval where two seeds or more give one: ``+0.010 [-0.002,
+    +0.022]``."""
     found = t_interval(values)
     between = f" [{found.low:{form}}, {found.high:{form}}]" if found.n > 1 else ""
     return f"{found.mean:{form}}{between}"
 
 
 def shared_seeds(values: Iterable[dict[int, Any]]) -> list[int]:
-    """Seeds that all have."""
+    """Lists seeds that all have."""
     sets = [set(by_seed) for by_seed in values]
     return sorted(set.intersection(*sets)) if sets else []

@@ -1,4 +1,4 @@
-"""How runs ended, at the places of one axis: a line through those that learned, crosses where others failed."""
+"""Draws how runs ended, at the places of one axis: a line through those that learned, crosses where others failed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def outcomes(
     arch: str = "",
     **look: Any,
 ) -> list[Series]:
-    """The line ``name`` of ``values`` (run -> value) over ``at`` with the range over seeds, and crosses.
+    """Draws the line ``name`` of ``values`` (run -> value) over ``at`` with the range over seeds, and crosses.
 
     ``bad``: the height of the cross of a run that diverged, which has no value.
     """
@@ -44,19 +44,19 @@ def outcomes(
 
 
 def mark(diverged: int, stuck: int, n: int) -> int:
-    """Of a cell of ``n`` runs: DIVERGED or STUCK, whichever is more frequent, where more than half are; else 0."""
+    """Marks a cell of ``n`` runs DIVERGED or STUCK, whichever is more frequent, where more than half are; else 0."""
     if 2 * (diverged + stuck) <= n:
         return 0
     return DIVERGED if diverged >= stuck else STUCK
 
 
 def worst(runs: Runs, values: Mapping[str, float]) -> float:
-    """The largest value of the runs that did not diverge; the unigram baseline's cross-entropy where all did."""
+    """Finds the largest value of the runs that did not diverge; the unigram baseline's cross-entropy where all did."""
     known = [values[run.name] for run in runs if run.verdict != "diverged" and math.isfinite(values[run.name])]
     return max(known, default=unigram(runs))
 
 
 def unigram(runs: Runs) -> float:
-    """Cross-entropy of the unigram baseline: where runs stand that learned nothing; 1 where none is recorded."""
+    """Reads the cross-entropy of the unigram baseline: where runs stand that learned nothing; 1 where none is recorded."""
     known = (float(run.run.manifest.get("unigram", {}).get("cross_entropy", math.nan)) for run in runs)
     return next((value for value in known if math.isfinite(value)), 1.0)

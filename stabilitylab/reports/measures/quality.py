@@ -1,4 +1,4 @@
-"""How good a model is after training, and over it: BLEU, or the held-out cross-entropy as a stand-in."""
+"""Measures how good a model is after training, and over it: BLEU, or the held-out cross-entropy as a stand-in."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ EVALUATED = ("row", "beam", "length_penalty", "penalty_kind", "signature", "data
 
 
 def curve(record: Record) -> tuple[np.ndarray, np.ndarray]:
-    """Updates at which the held-out loss was measured, and the loss there."""
+    """Reads the updates at which the held-out loss was measured, and the loss there."""
     data = record.held_out()
     return data["step"].to_numpy(float), data["held_out_nll"].to_numpy(float)
 
 
 def mean_nll(record: Record) -> float:
-    """Area under the held-out nll over updates, by trapezoids, divided by their number [nats/token]; inf for a run that
-    diverged, NaN where nothing or one point was measured."""
+    """Measures the area under the held-out nll over updates, by trapezoids, divided by their number [nats/token]; inf
+    for a run that diverged, NaN where nothing or one point was measured."""
     if record.verdict == "diverged":
         return math.inf
     from scipy.integrate import trapezoid
@@ -36,7 +36,7 @@ def mean_nll(record: Record) -> float:
 
 @dataclass(frozen=True)
 class Quality:
-    """How good models are: BLEU, or the held-out cross-entropy as a stand-in; run -> value."""
+    """Says how good models are: BLEU, or the held-out cross-entropy as a stand-in; run -> value."""
 
     is_bleu: bool
     values: dict[str, float]
@@ -51,12 +51,12 @@ class Quality:
         return "BLEU" if self.is_bleu else "nats"
 
     def gain(self, record: Record) -> float:
-        """The value, larger for better."""
+        """Returns the value, larger for better."""
         return self.values[record.name] if self.is_bleu else -self.values[record.name]
 
 
 def quality(runs: Iterable[Record]) -> Quality:
-    """BLEU where every run that trained was evaluated, all of them alike, and reaches 5; else held-out nll."""
+    """Takes BLEU where every run that trained was evaluated, all of them alike, and reaches 5; else held-out nll."""
     records = list(runs)
     found = {record.name: _evaluation(record) for record in records}
     trained = [found[record.name] for record in records if not failed(record)]
@@ -69,7 +69,7 @@ def quality(runs: Iterable[Record]) -> Quality:
 
 
 def _evaluation(record: Record) -> dict[str, float]:
-    """What ``stabilitylab evaluate`` left there; nothing where the run was trained on since."""
+    """Reads what ``stabilitylab evaluate`` left there; nothing where the run was trained on since."""
     try:
         found = json.loads((record.run.path / "evaluation.json").read_text(encoding="utf-8"))
         usable = math.isfinite(found["bleu"]) and found.get("row", record.status.step) == record.status.step
@@ -83,5 +83,5 @@ def share_of(record: Record) -> float:
 
 
 def even(record: Record) -> bool:
-    """As many encoder as decoder layers, or a single stack: what one number of layers describes."""
+    """Has it as many encoder as decoder layers, or a single stack: what one number of layers describes?"""
     return len({*record.layers} - {0}) == 1

@@ -1,4 +1,4 @@
-"""Runs over warm-up and learning rate: cells that all architectures have, and the sensitivity to the rate."""
+"""Lays runs over warm-up and learning rate: cells that all architectures have, and the sensitivity to the rate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Cell = tuple[int, float]  # warm-up, learning rate
 
 
 def at_width(rate: float, width: int) -> float:
-    """A paper's learning rate as it counts at another width, where a narrower model bears more: rate 512 / width."""
+    """Scales a paper's learning rate to another width, where a narrower model bears more: rate 512 / width."""
     return rate * PAPER_WIDTH / width
 
 
@@ -35,7 +35,7 @@ def cell(record: Record) -> Cell:
 
 @dataclass(frozen=True)
 class RateGrid:
-    """Comparable runs of some architectures at every one of these warm-ups and learning rates."""
+    """Holds comparable runs of some architectures at every one of these warm-ups and learning rates."""
 
     runs: Runs
     warmups: list[int] = field(default_factory=list)
@@ -50,7 +50,7 @@ class RateGrid:
 
 
 def grids(runs: Runs) -> list[RateGrid]:
-    """The grids among these runs, each label in as many cells as any other of its grid; the largest first."""
+    """Finds the grids among these runs, each label in as many cells as any other of its grid; the largest first."""
     found = []
     for group in comparable(runs, *AXES):
         cells = {label: {cell(run) for run in group.where(label=label)} for label in group.labels}
@@ -68,7 +68,7 @@ def grids(runs: Runs) -> list[RateGrid]:
 
 
 def full(cells: set[Cell]) -> tuple[list[int], list[float]]:
-    """Warm-ups and rates between which no cell is missing: rows and columns with most gaps are left out first."""
+    """Finds warm-ups and rates between which no cell is missing: rows and columns with most gaps are left out first."""
     cells = set(cells)
     while True:
         rows, columns = (sorted({place[axis] for place in cells}) for axis in (0, 1))
@@ -81,7 +81,7 @@ def full(cells: set[Cell]) -> tuple[list[int], list[float]]:
 
 
 def sensitivity(runs: Mapping[float, Record]) -> float:
-    """Mean over learning rates of min(loss, loss at initialisation), minus the least of these losses [nats/token].
+    """Averages min(loss, loss at initialisation) over learning rates, minus the least of these losses [nats/token].
 
     ``runs``: learning rate -> the run of one seed. The losses are held-out nll; that of a run that diverged is its loss
     at initialisation. Wortsman et al. 2023 (2309.14322), whose rates are evenly
@@ -96,7 +96,7 @@ def sensitivity(runs: Mapping[float, Record]) -> float:
 
 
 def by_seed(grid: RateGrid, label: str, warmup: int) -> dict[int, float]:
-    """Seed -> sensitivity at one warm-up, of seeds that have all learning rates."""
+    """Maps seed to sensitivity at one warm-up, of seeds that have all learning rates."""
     found: dict[int, dict[float, Record]] = {}
     for run in grid.runs.where(lambda run: cell(run)[0] == warmup, label=label):
         if len(run.held_out()):
@@ -105,14 +105,14 @@ def by_seed(grid: RateGrid, label: str, warmup: int) -> dict[int, float]:
 
 
 def clipped(record: Record) -> float:
-    """Held-out nll after training, at most the unigram baseline; that of a run that diverged or is stuck is it."""
+    """Cuts the held-out nll after training at the unigram baseline; that of a run that diverged or is stuck is it."""
     end = math.inf if failed(record) else last_nll(record)
     return math.nan if math.isnan(end) else min(end, record.baseline)
 
 
 def on_common_scale(grid: RateGrid, labels: Sequence[str]) -> dict[str, dict[int, float]]:
-    """Label -> seed -> mean over the grid's cells of :func:`clipped`, minus the least of it that any of ``labels`` has
-    at that seed; of seeds that have the whole grid of all labels."""
+    """Averages :func:`clipped` over the grid's cells for each label and seed, minus the least of it that any of
+    ``labels`` has at that seed; of seeds that have the whole grid of all labels."""
     losses: dict[tuple[str, int], dict[Cell, float]] = {}
     for run in grid.runs.where(label=labels):
         losses.setdefault((run.label, run.seed), {})[cell(run)] = clipped(run)

@@ -1,1 +1,1 @@
-"""Admin (Liu et al. 2020), a module a figure."""
+"""Holds Admin's figures (Liu et al. 2020), a module a figure."""

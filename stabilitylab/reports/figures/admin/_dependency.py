@@ -25,20 +25,21 @@ UNDEFINED = ("dlcl", "dlcl-post")  # a layer's input is a learnt mixture of all 
 
 
 def variances(record: Record, step: int | None) -> dict[str, np.ndarray]:
-    """branch, shortcut, total of the encoder's sub-layers from the bottom up, at ``step`` (None: the last)."""
+    """Reads branch, shortcut, total of the encoder's sub-layers from the bottom up, at ``step`` (None: the last)."""
     data = record.at(TABLE, step, PARTS)
     data = data[data["stack_name"] == "encoder"]
     return {part: data[part].to_numpy(float) for part in PARTS}
 
 
 def own_share(record: Record, step: int | None) -> np.ndarray:
-    """beta_ii^2 = Var(branch_i) / Var(sum_i) of the encoder's sub-layers."""
+    """Measures beta_ii^2 = Var(branch_i) / Var(sum_i) of the encoder's sub-layers."""
     found = variances(record, step)
     return found["branch"] / found["total"]
 
 
 def dependency_map(found: dict[str, np.ndarray], *, renormalised: bool) -> np.ndarray:
-    """beta_ij, (i, j), of these variances: the share of branch j in the normalised output i; 0 above the diagonal.
+    """Makes beta_ij, (i, j), of these variances: the share of branch j in the normalised output i; 0 above the
+    diagonal.
 
     beta_ii^2 = Var(a_i) / Var(s x + a_i); where each sum is ``renormalised`` (Post-LN),
     beta_ij = beta_{i-1,j} sqrt(1 - beta_ii^2); else (Pre-LN) beta_ij = Std(a_j) / Std(sum_i). Branches are taken to be
@@ -55,18 +56,18 @@ def dependency_map(found: dict[str, np.ndarray], *, renormalised: bool) -> np.nd
 
 
 def layer_dependency(record: Record, step: int | None) -> np.ndarray:
-    """beta_ij of the record's encoder at ``step`` (None: the last)."""
+    """Measures beta_ij of the record's encoder at ``step`` (None: the last)."""
     return dependency_map(variances(record, step), renormalised=style.family(record.label) not in SUMS)
 
 
 def measured_over_assumed(record: Record, step: int | None) -> float:
-    """(Var(branch) + Var(shortcut)) / Var(sum), mean over sub-layers: 1 where the two are uncorrelated."""
+    """Measures (Var(branch) + Var(shortcut)) / Var(sum), mean over sub-layers: 1 where the two are uncorrelated."""
     found = variances(record, step)
     return float(((found["branch"] + found["shortcut"]) / found["total"]).mean())
 
 
 class LayerDependency(Figure):
-    """Maps of encoders whose depth is nearer to ``layers`` than to the other of MAPPED, as a ratio."""
+    """Maps encoders whose depth is nearer to ``layers`` than to the other of MAPPED, as a ratio."""
 
     layers: ClassVar[int]
     shown: ClassVar[Sequence[str]]  # where there are any of them; else all
@@ -124,7 +125,7 @@ def _panel(runs: Runs, label: str, step: int | None) -> Panel:
 
 
 def _sums(record: Record, step: int | None) -> float:
-    """Mean over the upper half of outputs of sum_j beta_ij^2."""
+    """Averages sum_j beta_ij^2 over the upper half of outputs."""
     squares = (layer_dependency(record, step) ** 2).sum(1)
     return float(squares[len(squares) // 2 :].mean())
 
@@ -144,7 +145,7 @@ def _validity(group: Runs, labels: Sequence[str], step: int | None) -> str:
 
 
 def upper(record: Record, step: int | None) -> float:
-    """Mean beta_ii^2 over the last half of the sub-layers."""
+    """Averages beta_ii^2 over the last half of the sub-layers."""
     share = own_share(record, step)
     return float(share[len(share) // 2 :].mean())
 
@@ -162,7 +163,7 @@ def _finding(group: Runs, labels: Sequence[str], trained: bool) -> str:
 
 
 def trained_pairs(runs: Runs, first: str, second: str) -> Pairs:
-    """Runs of two labels by seed that trained: of all comparable groups the one with most of them."""
+    """Pairs runs of two labels by seed that trained: of all comparable groups the one with most of them."""
     fit = runs.where(lambda run: run.verdict == "trained" and trained(run), label=(first, second), table=TABLE)
     found = [pairs(group.where(label=first), group.where(label=second)) for group in grouped(fit)]
     return max(found, key=len, default=[])

@@ -77,7 +77,7 @@ def _finding(group: Runs) -> str:
 def _ratio(
     name: str, runs: Runs, label: str, stack: str, reproduced: Region | None = None, contradicted: Region | None = None
 ) -> Effect:
-    """Of 18 layers a side the gradient at the first over that at the last layer."""
+    """Measures the gradient at the first over that at the last of 18 layers a side."""
     found = at_initialisation(runs, label, DEPTH, TABLE)
     ratios = {seed: first_over_last(gradients(record, stack)) for seed, record in found.items()}
     return Effect(name, ratios, reproduced, contradicted, log=True, of=found.values())

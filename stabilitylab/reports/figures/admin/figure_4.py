@@ -27,14 +27,14 @@ SUBLAYERS = 2  # of an encoder layer
 
 
 def output_changes(record: Record) -> dict[str, float]:
-    """Mean square change of the encoder's normalised output, by kind of perturbation; NaN without an encoder."""
+    """Reads the mean square change of the encoder's normalised output, by kind of perturbation; NaN without an encoder."""
     data = record.at(TABLE, 0, [*KINDS])
     data = data[(data["stack_name"] == "encoder") & (data["layer"] == 0)]
     return {kind: float(data[kind].iloc[0]) if len(data) else math.nan for kind in KINDS}
 
 
 def output_change(record: Record) -> float:
-    """That under random perturbation."""
+    """Reads that under random perturbation."""
     return output_changes(record)["random"]
 
 
@@ -43,8 +43,8 @@ def encoder_layers(runs: Runs) -> list[int]:
 
 
 def one_step(runs: Runs) -> tuple[Runs, list[str]]:
-    """The richest group of one-step runs with perturbed encoders that differ in depth, architecture and seed alone,
-    and the note on what it leaves out."""
+    """Picks the richest group of one-step runs with perturbed encoders that differ in depth, architecture and seed
+    alone, and writes the note on what it leaves out."""
     fit = runs.where(lambda run: run.layers[0] > 0, kind="onestep", table=TABLE)
     groups = comparable(fit, *LAYERS)
     if not groups:
@@ -79,7 +79,7 @@ class OutputChange(Figure):
 
 
 def _deepest(group: Runs) -> tuple[int, Runs]:
-    """The deepest encoders of which there are most of the paper's architectures."""
+    """Picks the deepest encoders of which there are most of the paper's architectures."""
     by_depth = {n: group.where(lambda run, n=n: run.layers[0] == n) for n in encoder_layers(group)}
     most = max(by_depth, key=lambda n: (len(by_depth[n].where(label=PAPERS).labels), n))
     return most, by_depth[most]
@@ -112,7 +112,8 @@ def _along(runs: Runs, title: str, kind: str) -> Panel:
 
 
 def _first_alpha(group: Runs) -> list[str]:
-    """At the first row BranchNorm's branches are all but closed, whence its place far below the others."""
+    """Notes BranchNorm's alpha: at the first row its branches are all but closed, whence its place far below the
+    others."""
     known = (run.metrics["alpha"].iloc[0] for run in group.where(label="branchnorm") if "alpha" in run.metrics)
     alphas = sorted({float(alpha) for alpha in known if alpha == alpha})
     return [f"BranchNorm stands at alpha = {', '.join(f'{alpha:.2g}' for alpha in alphas)}."] if alphas else []
@@ -123,8 +124,9 @@ def _panel(title: str, x: str, lines: list[Series], ticks: list[int] | None = No
 
 
 def growth(changes: Mapping[Record, float]) -> dict[int, dict[str, float]]:
-    """Seed -> exponent of N ("power"), and AIC of a + b N ("linear") and of a + b log N ("log"), of the output's change
-    in runs that differ in depth and seed alone, N the encoder's layers. Seeds with too few depths are left out."""
+    """Fits, seed by seed, the exponent of N ("power"), and the AIC of a + b N ("linear") and of a + b log N ("log"), of
+    the output's change in runs that differ in depth and seed alone, N the encoder's layers. Seeds with too few depths
+    are left out."""
     found = {}
     for seed in {record.seed: None for record in changes}:
         own = {record.layers[0]: change for record, change in changes.items() if record.seed == seed and change > 0}
@@ -212,19 +214,20 @@ def preln_and_admin_are_logarithmic(runs: Runs) -> list[Effect]:
 
 
 def deepnorm_beta(n: int, m: int) -> float:
-    """DeepNet, Figure 2: an encoder of n layers below m of a decoder; here again, since reports import no model."""
+    """Computes beta of DeepNet, Figure 2, for an encoder of n layers below m of a decoder; here again, since reports
+    import no model."""
     return 0.87 * (n**4 * m) ** (-1 / 16) if m else (8 * n) ** -0.25
 
 
 def dependency(record: Record) -> float:
-    """sum_i beta_ii^2 of the encoder at initialisation, beta_ii^2 = Var(branch) / Var(sum)."""
+    """Sums beta_ii^2 of the encoder at initialisation, beta_ii^2 = Var(branch) / Var(sum)."""
     data = record.at("branch_variance", 0, ["branch", "total"])
     data = data[data["stack_name"] == "encoder"]
     return float((data["branch"] / data["total"]).sum())
 
 
 def relative_dependency(record: Record) -> float:
-    """sum_i beta_ii^2 / g^2, g the gain with which the branches were drawn: it is the relative change of the weights
+    """Sums beta_ii^2 / g^2, g the gain with which the branches were drawn: it is the relative change of the weights
     that moves a branch, and equal steps change weights drawn small by more."""
     drawn_small = style.family(record.label) in ("deepnorm", "branchnorm")
     return dependency(record) / (deepnorm_beta(*record.layers) if drawn_small else 1.0) ** 2

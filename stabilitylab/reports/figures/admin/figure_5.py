@@ -30,21 +30,21 @@ PLACES, LEAST = 61, 1e-12  # of a distribution: points, and the smallest number 
 
 
 def _values(record: Record, quantity: str) -> Frame:
-    """step, site and the number of the sub-layers of all layers, which have about equally many entries."""
+    """Reads step, site and the number of the sub-layers of all layers, which have about equally many entries."""
     table, column, _ = QUANTITIES[quantity]
     data = record.frame(table, [column])
     return data.loc[data["layer"] > 0, ["step", "site", column]].rename(columns={column: "value"})
 
 
 def settled(record: Record, quantity: str) -> np.ndarray:
-    """Of each sub-layer the mean over the probed steps of the run's second half."""
+    """Averages each sub-layer over the probed steps of the run's second half."""
     data = _values(record, quantity)
     late = data[data["step"] >= data["step"].max() / 2]
     return late.groupby("site", observed=True)["value"].mean().to_numpy()
 
 
 def decades(values: np.ndarray) -> float:
-    """log10(p95 / p5): infinite where p5 is 0, NaN where a value is."""
+    """Measures log10(p95 / p5): infinite where p5 is 0, NaN where a value is."""
     with np.errstate(divide="ignore", invalid="ignore"):  # a sub-layer that never moves is infinitely far below
         low, high = np.percentile(np.log10(values), ENDS)
         return float(high - low)
@@ -74,7 +74,7 @@ class GradientsAndUpdates(Figure):
 
 
 def _left_out(runs: Runs, labels: Sequence[str]) -> list[str]:
-    """Notes on architectures that are not drawn, and on runs that diverged."""
+    """Notes architectures that are not drawn, and runs that diverged."""
     known = runs.where(kind="train", table=TABLES)
     others = [style.title(label) for label in known.labels if label not in labels]
     notes = [f"Not drawn: {', '.join(others)}."] if others else []
@@ -83,12 +83,12 @@ def _left_out(runs: Runs, labels: Sequence[str]) -> list[str]:
 
 
 def _is_told(run: Record) -> bool:
-    """A diverged run has numbers that are not finite, or of a model that is no more."""
+    """Says whether a run is told of: a diverged one has numbers that are not finite, or of a model that is no more."""
     return run.verdict != "diverged"
 
 
 def _relative(runs: Runs, quantity: str) -> list[np.ndarray]:
-    """Of each run the values of its sub-layers over the largest."""
+    """Divides the values of each run's sub-layers by the largest."""
     found = [values[np.isfinite(values)] for values in (settled(record, quantity) for record in runs)]
     return [values / values.max() for values in found if len(values) and values.max() > 0]
 
@@ -111,7 +111,7 @@ def _widths(group: Runs) -> Panel:
 
 
 def _width(runs: Runs, label: str, quantity: str) -> Series | None:
-    """The width at each probed step; row t tells of update t + 1."""
+    """Draws the width at each probed step; row t tells of update t + 1."""
     spread = Spread()
     for record in runs:
         by_step = _values(record, quantity).groupby("step", observed=True)["value"]

@@ -80,7 +80,7 @@ def own_branch(runs: Runs) -> list[Effect]:
 
 
 def _at_initialisation(runs: Runs) -> list[Effect]:
-    """The same before training, where there are such runs."""
+    """Measures the same before training, where there are such runs."""
     try:
         postln, preln = (at_initialisation(runs, label, DEPTH, TABLE) for label in ("postln", "preln"))
     except MissingRuns:

@@ -56,7 +56,7 @@ def starts_as_preln(runs: Runs) -> list[Effect]:
 
 
 def _at_initialisation(deep: Runs) -> list[Effect]:
-    """How far they are apart before training, where there are such runs."""
+    """Measures how far they are apart before training, where there are such runs."""
     try:
         admin, preln = (at_initialisation(deep, label, DEPTH, TABLE) for label in BOTH)
     except MissingRuns:

@@ -34,13 +34,13 @@ def setting(record: Record) -> Setting:
 
 
 def _ticks(runs: Runs) -> tuple[list[float], list[float]]:
-    """The learning rates and the betas."""
+    """Lists the learning rates and the betas."""
     lrs, betas = zip(*map(setting, runs), strict=True)
     return sorted({*lrs}), sorted({*betas})
 
 
 def grids(runs: Runs) -> list[Runs]:
-    """Groups of ended training runs that differ in architecture, seed, learning rate and beta2 alone, of at least two
+    """Groups ended training runs that differ in architecture, seed, learning rate and beta2 alone, of at least two
     learning rates and two betas; the richest first."""
     ended = runs.where(lambda run: bool(run.verdict), kind="train")
     return [group for group in comparable(ended, *AXES) if min(map(len, _ticks(group))) > 1]
@@ -79,13 +79,13 @@ class RateAndBeta2(Figure):
 
 
 def _papers_rates(group: Runs) -> str:
-    """The paper's learning rates as they count at the width of these runs."""
+    """Notes the paper's learning rates as they count at the width of these runs."""
     low, high = (at_width(rate, group[0].width) for rate in PAPER_RATES)
     return f"The paper's learning rates times {PAPER_WIDTH} / width are {low:g} to {high:g} here."
 
 
 def _ends(runs: Runs, label: str, ticks: tuple[list[float], list[float]]) -> Panel:
-    """A table of one architecture: how its runs ended at each setting."""
+    """Draws a table of one architecture: how its runs ended at each setting."""
     cells = {at: [run for run in runs if setting(run) == at] for at in {setting(run) for run in runs}}
     values = {at: _mean([last_nll(run) for run in own if not failed(run)]) for at, own in cells.items()}
     ends = {at: [run.verdict for run in own] for at, own in cells.items()}
@@ -110,7 +110,7 @@ def _table(
     title: str, ticks: tuple[list[float], list[float]], values: dict[Setting, float], marks: dict[Setting, int],
     words: dict[Setting, str], unit: str,
 ) -> Panel:  # fmt: skip
-    """Learning rates downwards, betas to the right; empty where there is no run."""
+    """Lays learning rates downwards, betas to the right; a cell is empty where there is no run."""
     lrs, betas = ticks
     places = [[(lr, beta2) for beta2 in betas] for lr in lrs]
     heat = Map(
@@ -128,7 +128,7 @@ def _table(
 
 
 def paired(runs: Runs) -> Paired:
-    """Each setting and seed of which both architectures have a run whose state can be told."""
+    """Pairs the runs of both architectures whose state can be told, by setting and seed."""
     known = decided(runs)
     first, second = ({(setting(run), run.seed): run for run in known.where(label=label)} for label in BOTH)
     return [(*at, first[at], second[at]) for at in sorted(first.keys() & second.keys())]
@@ -162,7 +162,7 @@ def _finding(group: Runs, both: Paired) -> str:
 
 
 def _cold(runs: Runs) -> Paired:
-    """The pairs of the grid without warm-up that has most of them. Raises MissingRuns."""
+    """Picks the pairs of the grid without warm-up that has most of them. Raises MissingRuns."""
     cold = runs.where(lambda run: int(run.settings.get("train.warmup", 0)) <= COLD, label=BOTH)
     best = max((paired(group) for group in grids(cold)), key=len, default=[])
     if not best:

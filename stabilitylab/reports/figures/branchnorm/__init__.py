@@ -1,1 +1,1 @@
-"""BranchNorm (Liu et al. 2023), a module a figure."""
+"""Holds BranchNorm's figures (Liu et al. 2023), a module a figure."""

@@ -73,7 +73,7 @@ class Beginning(Figure):
 
 
 def _line(group: Runs, label: str, values: Values, log: bool, **look: object) -> Series | None:
-    """The first updates of all runs of a label; rows without the value (the one after training) are left out."""
+    """Draws the first updates of all runs of a label; rows without the value (the one after training) are left out."""
     spread = Spread(log=log)
     for record in group.where(label=label):
         found, steps = values(record), steps_of(record)
@@ -96,7 +96,7 @@ def _beginning(group: Runs) -> Panel:
 
 
 def _profiles(group: Runs) -> list[Panel]:
-    """Each layer's gradient norm at steps 1, 10 and 100, or at probed steps next to them; a panel a stack."""
+    """Draws each layer's gradient norm at steps 1, 10 and 100, or at probed steps next to them; a panel a stack."""
     found: dict[tuple[str, str, int, int], Spread] = {}
     for record in group:
         data = record.frame("grad_norm", ["value"], by="layer")
@@ -119,7 +119,7 @@ def _profiles(group: Runs) -> list[Panel]:
 
 
 def _probed(steps: Sequence[int] | np.ndarray) -> Mapping[int, int]:
-    """The step that is meant -> the probed step that stands for it, where there is one."""
+    """Maps the step that is meant to the probed step that stands for it, where there is one."""
     nearest = {meant: int(min(steps, key=lambda step: abs(step - meant))) for meant in PROFILES if len(steps)}
     return {meant: step for meant, step in nearest.items() if abs(step - meant) <= NEAR * meant}
 
@@ -151,7 +151,7 @@ def _finding(group: Runs) -> str:
 
 
 def _course(group: Runs) -> str:
-    """Where gradient norm and loss begin and where they get to, for runs that leave nothing to compare."""
+    """Says where gradient norm and loss begin and where they get to, for runs that leave nothing to compare."""
     parts = []
     for label in group.labels:
         norm, loss = _line(group, label, total, True), _line(group, label, bits, False)
@@ -164,7 +164,7 @@ def _course(group: Runs) -> str:
 
 
 def _unevenness(record: Record) -> float:
-    """max / min over the decoder's layers of ||dE/dx_l|| at initialisation, x_l the layer's output.
+    """Measures max / min over the decoder's layers of ||dE/dx_l|| at initialisation, x_l the layer's output.
 
     Without the top layer: its gradient has not passed a LayerNorm, which removes two directions once for all below.
     """
@@ -175,7 +175,7 @@ def _unevenness(record: Record) -> float:
 
 
 def _at_initialisation(runs: Runs, label: str) -> Pairs:
-    """Seed -> one-step runs (float64) with alpha = 0 and of ``label``, of the group with the most seeds."""
+    """Pairs one-step runs (float64) with alpha = 0 and of ``label`` by seed, of the group with the most seeds."""
     ready = runs.where(
         lambda run: run.label != FIRST or run.settings["model.T"] == PAPER_RAMP,
         kind="onestep", label=(STILL, label), table="activation_grad_norm",
@@ -230,7 +230,7 @@ def due_to_alpha(runs: Runs) -> list[Effect]:
 
 
 def _early(runs: Runs, name: str, last: int) -> Pairs:
-    """BranchNorm and DeepNorm by seed, where the metric ``name`` is on record at all steps from 0 to ``last``; of
+    """Pairs BranchNorm and DeepNorm by seed, where the metric ``name`` is on record at all steps from 0 to ``last``; of
     several such groups one that has the norms, too, which are the runs that the figure is about."""
     fit = runs.where(lambda run: complete(run, name, last), kind="train", label=("branchnorm", "deepnorm"))
     groups = comparable(with_the_protocols_ramp(fit))

@@ -24,8 +24,8 @@ LEVEL = 0.5  # nats between the levels whose first update is looked up
 
 
 def first_update(record: Record, level: float) -> float:
-    """The update at which the held-out nll first falls to ``level``, between measurements in a straight line; NaN where
-    it never does."""
+    """Finds the update at which the held-out nll first falls to ``level``, between measurements in a straight line; NaN
+    where it never does."""
     steps, nll = curve(record)
     below = np.flatnonzero(nll <= level)
     if not len(below):
@@ -63,7 +63,7 @@ class QualityOverUpdates(Figure):
 
 
 def _group(runs: Runs) -> Runs:
-    """DeepNorm and BranchNorm trained longest at the same settings, with enough seeds of both."""
+    """Picks DeepNorm and BranchNorm trained longest at the same settings, with enough seeds of both."""
     ended = runs.where(lambda run: run.ended and len(run.held_out()) > 1, kind="train", label=SHOWN)
     both = [(group, pairs(*(group.where(label=label) for label in SHOWN[:2]))) for group in comparable(ended)]
     both = [(group, compared) for group, compared in both if compared]
@@ -80,7 +80,7 @@ def _group(runs: Runs) -> Runs:
 
 
 def _against_deepnorm(group: Runs) -> Panel:
-    """Each label minus DeepNorm, of runs with one seed, where both were measured."""
+    """Draws each label minus DeepNorm, of runs with one seed, where both were measured."""
     trained = group.where(lambda run: not failed(run))
     lines = []
     for label in SHOWN[1:]:
@@ -96,7 +96,7 @@ def _against_deepnorm(group: Runs) -> Panel:
 
 
 def _levels(group: Runs) -> list[float]:
-    """Multiples of half a nat that every run that trained comes down to, from above; none where that is none."""
+    """Lists multiples of half a nat that every run that trained comes down to, from above; none where that is none."""
     curves = [curve(run)[1] for run in group if not failed(run)]
     if not curves:
         return []
@@ -118,7 +118,7 @@ def _reached(group: Runs, levels: Sequence[float]) -> Panel:
 
 
 def _bleu(group: Runs) -> list[Panel]:
-    """BLEU at the update where the runs were evaluated; nothing where they were not all, or not alike."""
+    """Draws BLEU at the update where the runs were evaluated; nothing where they were not all, or not alike."""
     scores = quality(group)
     if not scores.is_bleu:
         return []

@@ -33,7 +33,8 @@ Slopes = dict[int, dict[float, float]]  # seed -> share of the data -> slope of 
 
 
 def by_share(runs: Runs) -> dict[float, Runs]:
-    """Share of the data -> its runs, smallest first; where one has runs of several dropouts, of the commonest."""
+    """Sorts runs by their share of the data, smallest first; where one has runs of several dropouts, it keeps the
+    commonest."""
     found = {}
     for share in sorted({share_of(record) for record in runs}):
         own = runs.where(lambda record, share=share: share_of(record) == share)
@@ -43,7 +44,7 @@ def by_share(runs: Runs) -> dict[float, Runs]:
 
 
 def depth_sweeps(runs: Runs) -> list[Runs]:
-    """Groups of comparable training runs at any depth and share of the data."""
+    """Groups comparable training runs at any depth and share of the data."""
     free = (*LAYERS, SHARE, DROPOUT)
     groups = grouped(runs.where(even, kind="train"), *free)
     return [Runs(run for own in by_share(one_ramp(g, *free)[0]).values() for run in own) for g in groups]
@@ -79,7 +80,7 @@ class QualityAgainstDepth(Figure):
 
 
 def _group(runs: Runs) -> tuple[Runs, list[str]]:
-    """The comparable runs with most depths and sizes that have ended, and notes."""
+    """Picks the comparable runs with most depths and sizes that have ended, and writes notes."""
     sweeps = depth_sweeps(runs)
     ended = [own for sweep in sweeps if (own := sweep.where(lambda run: run.ended and not math.isnan(last_nll(run))))]
     if not ended:
@@ -107,7 +108,7 @@ def percent(share: float) -> str:
 
 
 def _series(runs: Runs, measured: Quality) -> list[Series]:
-    """A line through the runs that learned, and crosses for those that did not, label by label."""
+    """Draws a line through the runs that learned, and crosses for those that did not, label by label."""
     values = measured.values
     drawn = [values[run.name] for run in runs if run.verdict != "diverged"]
     worst = 0.0 if measured.is_bleu else max(drawn, default=_unigram(runs))
@@ -129,12 +130,13 @@ def _series(runs: Runs, measured: Quality) -> list[Series]:
 
 
 def _unigram(runs: Runs) -> float:
-    """Cross-entropy of the unigram baseline: where runs stand that learned nothing, if none else gives a height."""
+    """Reads the cross-entropy of the unigram baseline: where runs stand that learned nothing, if none else gives a
+    height."""
     return float(runs[0].run.manifest.get("unigram", {}).get("cross_entropy", 1.0))
 
 
 def _finding(shares: dict[float, Runs], measured: dict[float, Quality]) -> str:
-    """What depth changed at each size of the data, by architecture, and how many runs failed."""
+    """Says what depth changed at each size of the data, by architecture, and how many runs failed."""
     everything = Runs(run for own in shares.values() for run in own)
     depths = everything.depths
     ends = (depths[0], depths[-1])
@@ -163,7 +165,7 @@ def _seeds(runs: Runs) -> str:
 
 
 def _means(runs: Runs, measured: Quality, depths: Sequence[int]) -> list[float]:
-    """At each depth, the mean over the runs that trained; NaN where none did."""
+    """Averages, at each depth, over the runs that trained; NaN where none did."""
     found = []
     for depth in depths:
         own = [measured.values[run.name] for run in runs if run.depth == depth and not failed(run)]
@@ -206,7 +208,7 @@ def depth_needs_data(runs: Runs) -> list[Effect]:
 
 
 def _slopes(runs: Runs, measured: Quality) -> Slopes:
-    """Of seeds that have two depths or more at each of two sizes or more."""
+    """Fits slopes of seeds that have two depths or more at each of two sizes or more."""
     shares = by_share(runs)
     found: Slopes = {}
     for seed in runs.seeds:

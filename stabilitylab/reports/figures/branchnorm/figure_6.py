@@ -61,7 +61,7 @@ class WarmupAndRate(Figure):
 
 
 def _decay(runs: Runs) -> list[str]:
-    """What a warm-up changes besides the first updates."""
+    """Says what a warm-up changes besides the first updates."""
     if runs[0].settings.get("train.schedule") != "inverse_sqrt":
         return []
     return [
@@ -110,7 +110,7 @@ def _sensitivity(grid: RateGrid, numbers: Numbers) -> list[Panel]:
 
 
 def _apart(places: Sequence[int]) -> list[int]:
-    """Those that stand far enough from the one before to be read."""
+    """Keeps those that stand far enough from the one before to be read."""
     kept: list[int] = []
     for place in places:
         if not kept or place - kept[-1] > NEAR * (places[-1] - places[0]):
@@ -136,7 +136,8 @@ def _finding(grid: RateGrid, numbers: Numbers) -> str:
 
 
 def _judged(runs: Runs) -> RateGrid:
-    """The grid of both in which most runs can be compared, of enough warm-ups and of the paper's rates at their width.
+    """Picks the grid of both in which most runs can be compared, of enough warm-ups and of the paper's rates at their
+    width.
 
     Raises MissingRuns.
     """

@@ -51,7 +51,7 @@ def _of(group: Runs, name: str) -> Runs:
 
 
 def _group(runs: Runs) -> Runs:
-    """Runs of one T that differ in the shape of the ramp alone: of most shapes, then most runs, then the longest."""
+    """Picks runs of one T that differ in the shape of the ramp alone: of most shapes, then most runs, then the longest."""
     ended = ramped(runs).where(lambda run: run.ended and run.label != "branchnorm T=1")
     found = [
         group.where(model__T=T)
@@ -70,7 +70,7 @@ def _shapes(group: Runs) -> list[str]:
 
 
 def _lines(group: Runs, column: str, most: float = float("inf")) -> Iterator[Series]:
-    """A line a shape: a metric at the updates where it was measured, up to ``most`` of them."""
+    """Draws a line a shape: a metric at the updates where it was measured, up to ``most`` of them."""
     for name in _shapes(group):
         own, spread = _of(group, name), Spread()
         for record in own:
@@ -82,7 +82,7 @@ def _lines(group: Runs, column: str, most: float = float("inf")) -> Iterator[Ser
 
 
 def _differences(group: Runs) -> dict[str, dict[int, float]]:
-    """Shape -> seed -> final nll minus that of linear growth, where both trained."""
+    """Subtracts the final nll of linear growth from that of each shape, seed by seed, where both trained."""
     trained = group.where(lambda run: not failed(run))
     found = {
         name: {seed: last_nll(a) - last_nll(b) for seed, a, b in pairs(_of(trained, name), _of(trained, "linear"))}
@@ -93,7 +93,7 @@ def _differences(group: Runs) -> dict[str, dict[int, float]]:
 
 
 def _margin(gaps: dict[str, dict[int, float]]) -> Panel:
-    """The difference of each seed: so few are drawn as what they are."""
+    """Draws the difference of each seed: so few are drawn as what they are."""
     points = [
         Series(
             f"{name} growth", [*by_seed], [*by_seed.values()], arch=f"branchnorm {name}", kind="points",

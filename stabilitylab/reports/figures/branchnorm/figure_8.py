@@ -52,7 +52,7 @@ def _finding(group: Runs) -> str:
 
 
 def _levels(group: Runs) -> str:
-    """Each architecture's median, where DeepNorm and BranchNorm cannot be compared."""
+    """Names each architecture's median, where DeepNorm and BranchNorm cannot be compared."""
     parts = []
     for label in group.labels:
         own = group.where(label=label)
@@ -96,7 +96,8 @@ def similarity_after_training(runs: Runs) -> list[Effect | Share]:
 
 
 def _differences(compared: Pairs, step: Callable[[Record], int | None] = lambda run: None) -> dict[int, np.ndarray]:
-    """Seed -> first minus second at all layers of both stacks, at the ``step`` that the second says (None: the last).
+    """Subtracts the second from the first at all layers of both stacks, by seed, at the ``step`` that the second says
+    (None: the last).
 
     Raises MissingRuns where a stack has a single layer.
     """
@@ -159,7 +160,8 @@ def _steps(record: Record) -> np.ndarray:
 
 
 def _difference_at_equal_beta(first: Record, second: Record) -> float:
-    """Coefficient of ``first`` in a least-squares fit of the cosine on it, the layer's beta_ii^2 and the stack."""
+    """Fits the coefficient of ``first`` in a least-squares fit of the cosine on it, the layer's beta_ii^2 and the
+    stack."""
     rows = []
     for is_first, record in ((1.0, first), (0.0, second)):
         variances = record.at("branch_variance", None, ["branch", "total"])

@@ -46,7 +46,7 @@ def _finding(group: Runs) -> str:
 
 
 def _levels(group: Runs) -> str:
-    """Each architecture's mean, where BranchNorm and DeepNorm cannot be compared."""
+    """Names each architecture's mean, where BranchNorm and DeepNorm cannot be compared."""
     parts = []
     for label in group.labels:
         own = group.where(label=label)
@@ -105,7 +105,8 @@ def sparser_with_training(runs: Runs) -> list[Effect]:
 def _trends(
     runs: Runs, label: str, reproduced: Region | None = None, contradicted: Region | None = None
 ) -> list[Effect]:
-    """That of the runs trained longest, with enough seeds, and then the deepest; none where there are none."""
+    """Measures the trend of the runs trained longest, with enough seeds, and then the deepest; none where there are
+    none."""
     trained = runs.where(lambda run: not failed(run), kind="train", label=label, table=TABLE)
     found = [
         (group, {run.seed: rho for run in group if np.isfinite(rho := _trend(run))}) for group in comparable(trained)
@@ -124,7 +125,7 @@ def _trends(
 
 
 def _trend(record: Record) -> float:
-    """Spearman's rho of the mean over all layers with the step; NaN where it is undefined."""
+    """Measures Spearman's rho of the mean over all layers with the step; NaN where it is undefined."""
     by_step = record.frame(TABLE, [COLUMN]).groupby("step")[COLUMN].mean()
     if len(by_step) < 3 or by_step.nunique() < 2:
         return float("nan")

@@ -78,8 +78,8 @@ def _rate(record: Record) -> float:
 
 
 def _group(runs: Runs) -> Runs:
-    """Linear ramps that differ in T and learning rate alone, of learning rates with two T or more: of most T at one
-    learning rate, then of most learning rates, then of most runs."""
+    """Picks linear ramps that differ in T and learning rate alone, of learning rates with two T or more: of most T at
+    one learning rate, then of most learning rates, then of most runs."""
     linear = ramped(runs).where(lambda run: run.ended and not math.isnan(last_nll(run)), model__growth="linear")
     found = []
     for group in linear.groups(RAMP, RATE):
@@ -96,7 +96,7 @@ def _group(runs: Runs) -> Runs:
 
 
 def _differences(own: Runs) -> tuple[int, Gaps]:
-    """The shortest ramp on which models trained, and what each T differs from it by; T = 1 is none unless alone."""
+    """Finds the shortest ramp on which models trained, and what each T differs from it by; T = 1 is none unless alone."""
     trained = own.where(lambda run: not failed(run))
     ramps = sorted({_ramp(run) for run in trained})
     if not ramps:
@@ -118,7 +118,7 @@ def _line(gaps: Gaps, name: str, **look: Any) -> Series:
 
 
 def _said(name: str, base: int, gaps: Gaps, own: Runs) -> str:
-    """The T whose mean differs most from the reference, with its interval."""
+    """Names the T whose mean differs most from the reference, with its interval."""
     others = {T: [*by_seed.values()] for T, by_seed in gaps.items() if base != T}
     if not others:
         return f"at {name} no two ramps trained with the same seeds ({sum(map(failed, own))} of {len(own)} runs failed)"

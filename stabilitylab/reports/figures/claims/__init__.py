@@ -1,1 +1,1 @@
-"""Runs by which claims of several figures are decided, and which no figure draws."""
+"""Lists runs that decide claims of several figures, and which no figure draws."""

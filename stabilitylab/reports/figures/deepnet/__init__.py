@@ -1,1 +1,1 @@
-"""DeepNet (Wang et al. 2022), a module a figure."""
+"""Holds DeepNet's figures (Wang et al. 2022), a module a figure."""

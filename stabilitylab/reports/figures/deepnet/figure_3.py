@@ -65,7 +65,7 @@ def _at(runs: Runs, depth: int) -> Runs:
 
 
 def _last(record: Record, step: int = 0) -> float:
-    """Gradient norm of the last decoder layer at the probed step nearest to ``step``."""
+    """Reads the gradient norm of the last decoder layer at the probed step nearest to ``step``."""
     values = layer_values(record, "grad_norm", "value", "decoder", step)
     return values[max(values)] if values else math.nan
 
@@ -141,7 +141,7 @@ def _reached_later(record: Record) -> bool:
 
 
 def _ratios(when: str, runs: Runs, step: int, gain: str) -> list[Effect]:
-    """Ratios of last gradients at each depth, by seed, from the comparable runs of most depths."""
+    """Divides last gradients at each depth, by seed, of the comparable runs of most depths."""
     best: dict[int, list[tuple[int, Record, Record]]] = {}
     for group in runs.groups(*LAYERS):
         found = {depth: own for depth in group.depths if 6 <= depth <= 24 and (own := _pairs(group, depth, gain))}

@@ -119,7 +119,7 @@ def _gradients(own: dict[tuple[str, int], Runs]) -> Panel:
 
 
 def _finding(own: dict[tuple[str, int], Runs]) -> str:
-    """||dF|| at the last of the first 30 updates that every run has."""
+    """Compares ||dF|| at the last of the first 30 updates that every run has."""
     curves = {arm: [moved(record) for record in runs] for arm, runs in own.items()}
     shared = set.intersection(*(set(curve) for found in curves.values() for curve in found))
     last = max((step for step in shared if step <= FIRST), default=0)
@@ -169,7 +169,7 @@ def _thirty(
     reproduced: Region | None = None,
     contradicted: Region | None = None,
 ) -> Effect:
-    """||dF|| after 30 updates of the first over that of the second."""
+    """Divides ||dF|| after 30 updates of the first by that of the second."""
     seeds = sorted(first.keys() & second.keys())
     ratio = {seed: moved(first[seed])[FIRST] / moved(second[seed])[FIRST] for seed in seeds}
     of = [own[seed] for own in (first, second) for seed in seeds]
@@ -288,7 +288,7 @@ def _times(record: Record) -> tuple[int, int, int]:
 
 
 def _crossing(values: dict[int, float]) -> int:
-    """The first step at half of the maximum; steps without a number left out."""
+    """Finds the first step at half of the maximum; steps without a number are left out."""
     known = {step: value for step, value in values.items() if not math.isnan(value)}
     half = max(known.values()) / 2
     return min(step for step, value in known.items() if value >= half)

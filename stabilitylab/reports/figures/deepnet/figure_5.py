@@ -83,7 +83,7 @@ def _against_depth(group: Runs, label: str) -> Series:
 
 
 def _dash(group: Runs, label: str) -> str:
-    """DeepNet's own Post-LN is a solid line, fairseq's beside it a dashed one; all others look as everywhere."""
+    """Gives DeepNet's own Post-LN a solid line, fairseq's beside it a dashed one; all others look as everywhere."""
     postln = style.family(label) in ("postln", "postln-init")
     return gains.dash(group.labels, label) if postln and label.removesuffix(OWN) in ("postln", "postln-init") else ""
 
@@ -105,14 +105,14 @@ def _by_group(runs: Runs, label: str) -> Panel:
 
 
 def _alphas(group: Runs) -> list[str]:
-    """At which alpha the branches stood, where an architecture has one."""
+    """Notes at which alpha the branches stood, where an architecture has one."""
     at = {record.label: record.metrics["alpha"].iloc[0] for record in group if "alpha" in record.metrics}
     shown = [f"{style.title(label)} {at[label]:g}" for label in group.labels if at.get(label, 1) < 1]
     return [f"alpha of these runs: {', '.join(shown)}; of all others 1."] if shown else []
 
 
 def _growth(runs: Runs, label: str) -> list[str]:
-    """The exponent of N for each group of parameters, mean over seeds."""
+    """Notes the exponent of N for each group of parameters, mean over seeds."""
     found = []
     for optimizer, (name, _) in OPTIMIZERS.items():
         means = {group: _mean_exponent(runs, optimizer, group) for group in GROUPS}
@@ -123,7 +123,7 @@ def _growth(runs: Runs, label: str) -> list[str]:
 
 
 def _early(runs: Runs) -> tuple[list[Panel], Runs]:
-    """||dF|| after 10 and after 100 updates of training runs, where comparable ones of several depths are there."""
+    """Draws ||dF|| after 10 and after 100 updates of training runs, where comparable ones of several depths are there."""
 
     def after(record: Record, updates: int) -> float:
         return moved(record).get(updates, math.nan)
@@ -152,7 +152,8 @@ def _early(runs: Runs) -> tuple[list[Panel], Runs]:
 
 
 def _first_updates(panel: Panel) -> str:
-    """How ||dF|| of the first updates grows from the shallowest to the deepest model, where nothing else is at hand."""
+    """Says how ||dF|| of the first updates grows from the shallowest to the deepest model, where nothing else is at
+    hand."""
     parts = [
         f"{line.name} from {line.y[0]:.2g} at {line.x[0]:g} to {line.y[-1]:.2g} at {line.x[-1]:g} layers a side"
         for line in panel.series

@@ -63,7 +63,7 @@ class QualityOfAll(Figure):
 
 
 def _group(runs: Runs) -> Runs:
-    """The comparable runs with most architectures at most depths."""
+    """Picks the comparable runs with most architectures at most depths."""
     groups = [g for g in table_groups(runs) if any(not math.isnan(last_nll(run)) for run in g)]
     if not groups:
         raise MissingRuns("no training run has ended with a held-out loss", command("deepnet:6"))
@@ -72,7 +72,7 @@ def _group(runs: Runs) -> Runs:
 
 
 def families(labels: Sequence[str]) -> dict[str, list[str]]:
-    """Title -> those of ``labels`` that belong there; controls go with their architecture, strangers come last."""
+    """Sorts ``labels`` by the title under which they belong; controls go with their architecture, strangers come last."""
     home = {arch: title for title, archs in FAMILIES.items() for arch in archs}
     found: dict[str, list[str]] = {title: [] for title in (*FAMILIES, "Others")}
     for label in labels:
@@ -98,7 +98,7 @@ def _panel(
 
 
 def _finding(group: Runs, measured: Quality) -> str:
-    """Who is best at the deepest depth, how DeepNorm moves with depth, and how many runs failed."""
+    """Says who is best at the deepest depth, how DeepNorm moves with depth, and how many runs failed."""
     depth = group.depths[-1]
     deepest = group.where(lambda run: run.depth == depth and not failed(run))
     means = {label: _mean(deepest.where(label=label), measured) for label in deepest.labels}

@@ -39,12 +39,12 @@ def value_of(record: Record, axis: str) -> Value:
 
 
 def amount(value: Value, axis: str) -> float:
-    """The number that a value stands for: the rate, sentences an update, d_model."""
+    """Returns the number that a value stands for: the rate, sentences an update, d_model."""
     return float(value[0]) * (float(value[1] or 1) if axis == "batch" else 1.0)
 
 
 def one_at_a_time(runs: Runs) -> Panels:
-    """Ended runs of DeepNorm that vary in one axis about one baseline: that with most axes, then most runs.
+    """Picks ended runs of DeepNorm that vary in one axis about one baseline: that with most axes, then most runs.
 
     Raises MissingRuns where nothing varies.
     """
@@ -74,7 +74,7 @@ def _richness(panels: Panels) -> tuple[int, int]:
 
 
 def _key(record: Record, free: Sequence[str]) -> str:
-    """All settings in which runs must agree, but for ``free``."""
+    """Lists all settings in which runs must agree, but for ``free``."""
     own = {key: value for key, value in record.settings.items() if key not in FREE and key not in free}
     return json.dumps(sorted(own.items()), default=str)
 
@@ -103,13 +103,13 @@ class OneSettingAtATime(Figure):
 
 
 def everything(panels: Panels) -> Runs:
-    """All runs of the panels, the baseline's once."""
+    """Lists all runs of the panels, the baseline's once."""
     found = {id(run): run for values in panels.values() for runs in values.values() for run in runs}
     return Runs(found.values())
 
 
 def baseline(panels: Panels, axis: str) -> Value:
-    """The value that the runs of all other panels have; where there is no other panel, the middle one."""
+    """Finds the value that the runs of all other panels have; where there is no other panel, the middle one."""
     for other, values in panels.items():
         if other != axis:
             return value_of(next(iter(values.values()))[0], axis)
@@ -127,7 +127,7 @@ def _panel(axis: str, values: dict[Value, Runs], middle: Value) -> Panel:
 
 
 def name(value: Value, axis: str) -> str:
-    """Such as ``lr 0.001``, ``16 sentences``, ``64-128-2``."""
+    """Names a value such as ``lr 0.001``, ``16 sentences``, ``64-128-2``."""
     if axis == "learning rate":
         return f"lr {value[0]:g}"
     if axis == "batch":
@@ -136,7 +136,7 @@ def name(value: Value, axis: str) -> str:
 
 
 def _said(axis: str, values: dict[Value, Runs]) -> str:
-    """How each value ended, by the mean over the runs that did not fail."""
+    """Says how each value ended, by the mean over the runs that did not fail."""
     ends = []
     for value, runs in values.items():
         last = [last_nll(run) for run in runs if not failed(run)]
@@ -187,7 +187,7 @@ def faster_with_more(runs: Runs) -> list[Effect]:
 
 
 def _largest(slopes: list[float]) -> float:
-    """NaN where one is not known."""
+    """Returns the largest; NaN where one is not known."""
     return math.nan if any(map(math.isnan, slopes)) else max(slopes)
 
 

@@ -54,7 +54,7 @@ class LogarithmOfDepth(Figure):
 
 
 def _group(runs: Runs) -> Runs:
-    """The comparable DeepNorm runs that trained at most depths."""
+    """Picks the comparable DeepNorm runs that trained at most depths."""
     own = runs.where(lambda run: even(run) and run.ended and run.verdict != "", kind="train", label=LABEL)
     own = own.where(lambda run: failed(run) or math.isfinite(last_nll(run)))
     groups = [group for group in comparable(own, *LAYERS) if not all(map(failed, group))]
@@ -64,7 +64,7 @@ def _group(runs: Runs) -> Runs:
 
 
 def by_seed(runs: Runs, measured: Quality) -> Points:
-    """Seed -> depth -> finite quality of these runs."""
+    """Maps seed to depth to finite quality of these runs."""
     found: Points = {}
     for run in runs:
         if math.isfinite(value := measured.gain(run)):
@@ -73,7 +73,7 @@ def by_seed(runs: Runs, measured: Quality) -> Points:
 
 
 def fits(runs: Runs, least: int, fit: Callable[[Sequence[float], Sequence[float]], float]) -> dict[int, float]:
-    """Seed -> ``fit`` of quality on depth, of seeds with ``least`` depths; NaN for one that failed at any of them."""
+    """Applies ``fit`` to quality on depth, of seeds with ``least`` depths; NaN for one that failed at any of them."""
     measured = quality(runs)
     found = {}
     for seed in runs.seeds:
@@ -101,7 +101,7 @@ def _quality_panel(runs: Runs, measured: Quality, means: dict[int, float], fitte
 
 
 def _left_panel(points: Points, measured: Quality, means: dict[int, float], fitted: dict[str, Curve]) -> Panel:
-    """What each curve leaves of every seed: a shape that fits leaves noise about 0."""
+    """Draws what each curve leaves of every seed: a shape that fits leaves noise about 0."""
     lines = []
     for name, curve in fitted.items():
         spread = Spread()

@@ -116,7 +116,7 @@ def lemma_of_magnitude(runs: Runs) -> list[Effect]:
     sweep=FAST,
 )
 def encoder_moves_the_decoder(runs: Runs) -> list[Effect | Share]:
-    """With Adam, as in all of the paper's experiments; its argument is about any update of the encoder."""
+    """Measures with Adam, as in all of the paper's experiments; its argument is about any update of the encoder."""
     regions = Region(low=0.3), Region(high=0.3)
     found = by_gain(
         runs,

@@ -1,1 +1,1 @@
-"""Tables of the papers, a module a table."""
+"""Holds tables of the papers, a module a table."""

@@ -51,7 +51,7 @@ class StabilityTable(Figure):
 
 
 def with_bleu(table: Frame, group: Runs, measured: Quality) -> Frame:
-    """The table with a column ``bleu``: the mean over the seeds that did not fail; NaN where all did."""
+    """Adds a column ``bleu``: the mean over the seeds that did not fail; NaN where all did."""
 
     def mean(row: Frame) -> float:
         own = group.where(lambda run: layers_in_all(run) == row["depth"] and not failed(run), label=row["arch"])
@@ -78,7 +78,7 @@ def _map(table: Frame, bleu: bool) -> Map:
 
 
 def _finding(group: Runs, table: Frame) -> str:
-    """The deepest depth: who trained there with all seeds, who with none; and how many runs failed in all."""
+    """Says of the deepest depth who trained there with all seeds, who with none; and how many runs failed in all."""
     depth = int(table["depth"].max())
     deepest = table[table["depth"] == depth]
     whole = [style.title(row.arch) for row in deepest.itertuples() if row.trained + row.learning == row.seeds]
@@ -106,14 +106,15 @@ def _notes(runs: Runs, group: Runs, table: Frame) -> list[str]:
 
 
 def _long(runs: Runs) -> Runs:
-    """Runs with a verdict of the richest comparable group that were trained for so long, with the protocol's ramp."""
+    """Picks runs with a verdict of the richest comparable group that were trained for so long, with the protocol's
+    ramp."""
     groups = comparable(with_the_protocols_ramp(judged(runs).where(lambda run: run.updates >= LONG)), *LAYERS)
     return groups[0] if groups else Runs([])
 
 
 def _arm(runs: Runs, label: str, exactly: int | None = None) -> Runs:
-    """Those of an architecture with ``exactly`` so many layers a side (None: as deep as divergence is judged at, of
-    each seed the shallowest)."""
+    """Picks those of an architecture with ``exactly`` so many layers a side (None: as deep as divergence is judged at,
+    of each seed the shallowest)."""
     found = runs.where(lambda run: run.depth >= DEEP if exactly is None else run.depth == exactly, label=label)
     if not found:
         depth = f"{DEEP} layers a side or more" if exactly is None else f"{exactly} layers a side"
