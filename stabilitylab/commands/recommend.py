@@ -62,7 +62,7 @@ def recommend(
     """Rank architectures for a depth by cheap probes: initialisation, 30 updates, a learning-rate range test."""
     from .. import recommend as recommending
     from ..config import merge, parse_set, read_config_file
-    from ..recommend.measuring import file_name, is_finished
+    from ..recommend.measurement import file_name, is_finished
     from ._stability import seeds_of
 
     flags = {

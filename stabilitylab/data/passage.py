@@ -42,7 +42,8 @@ class Passage:
         return Passage(self.name, *sides, self.longest)
 
     def batches(self, sentences: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-        """Yields (places in the passage, ids (B, S), True on real tokens (B, S)); of like lengths, the longest first."""
+        """Yields (places in the passage, ids (B, S), True on real tokens (B, S)); of like lengths, the longest
+        first."""
         order = sorted(range(len(self)), key=lambda place: -len(self.tokens[place]))
         for start in range(0, len(order), sentences):
             places = order[start : start + sentences]

@@ -61,7 +61,8 @@ def on_device(runs: Sequence[Experiment], device: str | None) -> list[Experiment
 
 
 def folder(figure: str, scale: str = "tiny") -> str:
-    """Says where the runs of ``figure`` stand below the folder of all runs: ``tiny/branchnorm-8`` for ``branchnorm:9``."""
+    """Says where the runs of ``figure`` stand below the folder of all runs: ``tiny/branchnorm-8`` for
+    ``branchnorm:9``."""
     entry = SWEEPS[figure]
     return f"{scale}/{slug(entry.folders.get(cast(Scale, scale), entry.name))}"
 

@@ -284,7 +284,8 @@ def spared(runs: Runs, broken: list[tuple[Path, str]], make: Callable[[Runs], T]
 
 
 def pairs(first: Runs, second: Runs) -> list[tuple[int, Record, Record]]:
-    """Pairs (seed, run, run) for each seed that both have: the same weights to begin with and the same order of data."""
+    """Pairs (seed, run, run) for each seed that both have: the same weights to begin with and the same order of
+    data."""
     one, other = first.by_seed(), second.by_seed()
     return [(seed, one[seed], other[seed]) for seed in sorted(one.keys() & other.keys())]
 

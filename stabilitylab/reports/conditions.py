@@ -106,7 +106,8 @@ def limits(records: Iterable[Record]) -> str:
 
 
 def last_fall(run: Record) -> float:
-    """Measures by how much the held-out loss fell over the last fifth of the updates [nats/token]; NaN where unknown."""
+    """Measures by how much the held-out loss fell over the last fifth of the updates [nats/token]; NaN where
+    unknown."""
     data = run.held_out()
     if len(data) < 2:
         return math.nan

@@ -1,4 +1,5 @@
-"""Shows one run, step by step: loss and gradient norm, a map of layers by steps for each probe, and what breaks first."""
+"""Shows one run, step by step: loss and gradient norm, a map of layers by steps for each probe, and what breaks
+first."""
 
 from __future__ import annotations
 
@@ -235,7 +236,8 @@ def _finding(record: Record) -> str:
 
 
 def _first_break(record: Record) -> str:
-    """Finds the first place whose gradient is not finite, or else the first that vanishes beside its stack's largest."""
+    """Finds the first place whose gradient is not finite, or else the first that vanishes beside its stack's
+    largest."""
     grid = read(record, "grad_norm") if "grad_norm" in record.tables else None
     if grid is None:
         return ""

@@ -1,4 +1,5 @@
-"""Prints pictures on paper: PNG, SVG and PDF at the widths of one and two columns, and a CSV of exactly what is drawn."""
+"""Prints pictures on paper: PNG, SVG and PDF at the widths of one and two columns, and a CSV of exactly what is
+drawn."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ def _dateless(kind: str) -> dict[str, Any]:
 
 
 def draw(picture: Picture, width: float) -> Figure:
-    """Draws ``picture`` as a matplotlib figure ``width`` inches wide; panels in rows, one legend below for all of them."""
+    """Draws ``picture`` as a matplotlib figure ``width`` inches wide; panels in rows, one legend below for all of
+    them."""
     columns = min(len(picture.panels), picture.columns if width > COLUMN else 1)
     rows = math.ceil(len(picture.panels) / columns)
     entries = _entries(picture.panels)

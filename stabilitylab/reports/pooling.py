@@ -45,7 +45,8 @@ def pool(
 
 
 def thin(x: np.ndarray, y: np.ndarray, columns: int = COLUMNS) -> tuple[np.ndarray, np.ndarray]:
-    """Picks the points of a line that draw it as all would; a number that is not finite becomes NaN, a gap in the line."""
+    """Picks the points of a line that draw it as all would; a number that is not finite becomes NaN, a gap in the
+    line."""
     y = np.where(np.isfinite(y), y, np.nan)
     if len(x) <= 5 * columns:
         return x, y

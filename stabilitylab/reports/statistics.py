@@ -49,7 +49,8 @@ class Interval:
 
 
 def t_interval(values: Iterable[float], *, log: bool = False) -> Interval:
-    """Computes Student's t-interval of the mean; with ``log`` of the geometric mean (all values must be > 0, else NaN)."""
+    """Computes Student's t-interval of the mean; with ``log`` of the geometric mean (all values must be > 0, else
+    NaN)."""
     sample = _logs(values) if log else np.asarray(list(values), dtype=float)
     n = len(sample)
     if n == 0:
@@ -118,7 +119,8 @@ def decide(low: float, high: float, reproduced: Region, contradicted: Region | N
 def seeds_needed(
     values: Sequence[float], reproduced: Region, contradicted: Region | None, *, log: bool = False
 ) -> int | None:
-    """Finds the smallest n at which the sample's own mean and standard deviation would decide; None: not within reach."""
+    """Finds the smallest n at which the sample's own mean and standard deviation would decide; None: not within
+    reach."""
     sample = _logs(values) if log else np.asarray(values, dtype=float)
     if len(sample) < 2 or not np.isfinite(sample).all():
         return None

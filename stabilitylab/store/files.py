@@ -49,7 +49,8 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def inside(run: Path, path: Path) -> Path:
-    """Returns ``path`` below ``run``, unless a link leads out of it: such a link is neither read nor written through."""
+    """Returns ``path`` below ``run``, unless a link leads out of it: such a link is neither read nor written
+    through."""
     real = os.path.realpath(path)
     if not real.startswith(os.path.realpath(run) + os.sep):
         raise DamagedError(f"{path} is a link out of the run, to {real}: put there what it points to.", run)

@@ -39,7 +39,8 @@ def encode(labels: Sequence[str]) -> tuple[np.ndarray, list[str]]:
 
 
 def table_of(records: pa.Table, table: Table, run: Path) -> pa.Table:
-    """Makes a table's rows out of journal records: only here do sites join the numbers. Where absent, values are null."""
+    """Makes a table's rows out of journal records: only here do sites join the numbers. Where absent, values are
+    null."""
     if table.name not in records.column_names:  # the journal is older than the table
         return part_schema(table).empty_table()
     recorded = records.select(["step", table.name, table.name + ABSENT]).filter(records[table.name].is_valid())

@@ -67,7 +67,8 @@ class RunWriter:
 
     @classmethod
     def create(cls, path: str | Path, manifest: Mapping[str, Any]) -> RunWriter:
-        """Makes a new run directory; ``manifest`` goes to run.json, its ``"config"`` being the resolved configuration."""
+        """Makes a new run directory; ``manifest`` goes to run.json, its ``"config"`` being the resolved
+        configuration."""
         path = Path(path)
         _refuse_own_keys(manifest)
         with writing(path):
@@ -225,7 +226,8 @@ class RunWriter:
         write_run_json(self.path, self._document)
 
     def incident(self, facts: Mapping[str, Any], rows: Sequence[Kept]) -> None:
-        """Records where the run first broke, and the rows around it; called again with more rows it writes them anew."""
+        """Records where the run first broke, and the rows around it; called again with more rows it writes them
+        anew."""
         self._lock.check()
         with writing(self.path):
             write_incident(self.path, facts, rows, {table.name: table for table in self._tables})

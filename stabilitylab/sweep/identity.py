@@ -1,4 +1,5 @@
-"""Says what a training run is, wherever it was made: the settings that decide what it measures, and a key made of them."""
+"""Says what a training run is, wherever it was made: the settings that decide what it measures, and a key made of
+them."""
 
 from __future__ import annotations
 

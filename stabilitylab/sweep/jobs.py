@@ -124,7 +124,8 @@ def examine(experiment: Experiment, out: Path, ledger: Ledger | None = None) -> 
 
 
 def _has_line(experiment: Experiment) -> bool:
-    """Says whether a ledger keeps it: what a run of one step measures are its tables, of which a ledger keeps nothing."""
+    """Says whether a ledger keeps it: what a run of one step measures are its tables, of which a ledger keeps
+    nothing."""
     return experiment.kind == "train"
 
 

@@ -1,4 +1,5 @@
-"""Plans the stability table as a user asks for it: names of architectures, depths, and which pairs of them there are."""
+"""Plans the stability table as a user asks for it: names of architectures, depths, and which pairs of them there
+are."""
 
 from __future__ import annotations
 

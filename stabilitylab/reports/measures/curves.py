@@ -40,7 +40,8 @@ def curves(depths: Sequence[float], values: Sequence[float]) -> dict[str, Curve]
 
 
 def log_over_best(depths: Sequence[float], values: Sequence[float]) -> float:
-    """Subtracts the least AIC of the three from that of the logarithmic curve that grows (A >= 0); 0 where it is best."""
+    """Subtracts the least AIC of the three from that of the logarithmic curve that grows (A >= 0); 0 where it is
+    best."""
     found = curves(depths, values)
     log = found["logarithmic"]
     own = log.aic if log.slope >= 0 else len(values) * math.log(np.var(values)) + 2 * 3  # of values that fall: A = 0

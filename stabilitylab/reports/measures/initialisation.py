@@ -18,7 +18,8 @@ def gradients(record: Record, stack: str) -> dict[int, float]:
 
 
 def first_over_last(values: dict[int, float]) -> float:
-    """Divides the number at the lowest layer by that at the highest; NaN where either is missing or the highest is 0."""
+    """Divides the number at the lowest layer by that at the highest; NaN where either is missing or the highest is
+    0."""
     return values[min(values)] / values[max(values)] if values and values[max(values)] else math.nan
 
 

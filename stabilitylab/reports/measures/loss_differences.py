@@ -73,7 +73,8 @@ def _titles(one: str, other: str) -> str:
 
 
 def ramped(runs: Runs) -> Runs:
-    """Picks BranchNorm as the paper has it, whatever its schedule: no control of its initialisation or of alpha itself."""
+    """Picks BranchNorm as the paper has it, whatever its schedule: no control of its initialisation or of alpha
+    itself."""
     own: dict[str, Any] = dict.fromkeys(f"model__{key}" for key in ("alpha", "decoder_arch", "qk_gain", "v_gain"))
     own |= {"model__init": "arch", "model__t0": 1}
     return runs.where(lambda run: style.family(run.label) == "branchnorm", kind="train", **own)

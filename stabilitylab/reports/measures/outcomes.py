@@ -57,6 +57,7 @@ def worst(runs: Runs, values: Mapping[str, float]) -> float:
 
 
 def unigram(runs: Runs) -> float:
-    """Reads the cross-entropy of the unigram baseline: where runs stand that learned nothing; 1 where none is recorded."""
+    """Reads the cross-entropy of the unigram baseline: where runs stand that learned nothing; 1 where none is
+    recorded."""
     known = (float(run.run.manifest.get("unigram", {}).get("cross_entropy", math.nan)) for run in runs)
     return next((value for value in known if math.isfinite(value)), 1.0)

@@ -27,7 +27,8 @@ SUBLAYERS = 2  # of an encoder layer
 
 
 def output_changes(record: Record) -> dict[str, float]:
-    """Reads the mean square change of the encoder's normalised output, by kind of perturbation; NaN without an encoder."""
+    """Reads the mean square change of the encoder's normalised output, by kind of perturbation; NaN without an
+    encoder."""
     data = record.at(TABLE, 0, [*KINDS])
     data = data[(data["stack_name"] == "encoder") & (data["layer"] == 0)]
     return {kind: float(data[kind].iloc[0]) if len(data) else math.nan for kind in KINDS}
@@ -269,5 +270,5 @@ def change_follows_dependency(runs: Runs) -> list[Effect]:
 
 @sweep("admin:4", minutes=26, folder="claims:fast", command="stabilitylab claims --fast")
 def perturbed_models(ask: Recipe) -> Iterator[Experiment]:
-    """Takes the one-step runs that the claims share."""
+    """Steps once with eight architectures, and two with gain 1, 3 to 50 layers a side; at full size up to 100."""
     yield from from_initialisation(ask)

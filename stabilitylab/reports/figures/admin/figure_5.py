@@ -162,8 +162,8 @@ def updates_are_narrow(runs: Runs) -> list[Effect]:
 
 @sweep("admin:5", minutes=12, folder={"paper": "branchnorm:8"})
 def trained_models(ask: Recipe) -> Iterator[Experiment]:
-    """Trains 6L-6L at scale tiny; at full size takes those runs of branchnorm:8 that the figure shows, 18 layers a
-    side."""
+    """Trains Post-LN, Pre-LN and Admin, 6L-6L, 1200 updates; at full size takes those runs of branchnorm:8 that the
+    figure shows, 18 layers a side."""
     if ask.tiny:
         yield from ask.runs(SHOWN, [6], {"train": {"lr": 7e-4, "warmup": 300, "steps": 1200}}, probing("default"))
         return

@@ -220,8 +220,11 @@ IWSLT = {
 
 @sweep("admin:grid", minutes=16)
 def rates_and_betas(ask: Recipe) -> Iterator[Experiment]:
-    """Crosses learning rate with beta2. At scale tiny the rates are ten times the paper's, the model being an eighth as
-    wide and the training short, and the optimizer is AdamW; fixed before any of these runs was made."""
+    """Crosses five learning rates with three beta2, 6L-6L, Post-LN and Pre-LN, one update of warm-up.
+
+    At scale tiny the rates are ten times the paper's, the model being an eighth as wide and the training short, and the
+    optimizer is AdamW; fixed before any of these runs was made.
+    """
     archs = BOTH if ask.tiny else (*BOTH, "admin")
     recipe = {"train": {"warmup": 1, "schedule": "linear"}} if ask.tiny else merge(AUTHORS, IWSLT)
     for lr in (1e-3, 2e-3, 3e-3, 4e-3, 5e-3) if ask.tiny else (1e-4, 2e-4, 3e-4, 4e-4, 5e-4):

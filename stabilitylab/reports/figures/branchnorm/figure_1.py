@@ -190,7 +190,8 @@ def _fell(runs: Runs, postln: str) -> str:
 
 @sweep("branchnorm:1", minutes=172, folder={"tiny": "branchnorm:8"}, any_length=("tiny",))
 def shallow_models(ask: Recipe) -> Iterator[Experiment]:
-    """Trains Post-LN and DeepNorm where both may learn: at scale tiny in the runs of the comparison."""
+    """Takes Post-LN (gain 1) and DeepNorm from the runs of branchnorm:8; at full size trains both up to 30 layers a
+    side."""
     if ask.tiny:
         yield from protocol.main(ask, only=(protocol.POST, protocol.DEEP))
     else:

@@ -296,10 +296,11 @@ def _early_loss(record: Record) -> float:
 
 @sweep("branchnorm:3", scales=("tiny", "h200", "paper"), minutes=16, any_length=("tiny",))
 def first_updates(ask: Recipe) -> Iterator[Experiment]:
-    """Records grad_norm in every row: C09 follows the norm without the branch weights from step to step.
+    """Repeats the ramp of the runs of branchnorm:8 with gradient norms at every update; at full size 100L-100L.
 
-    Inferred: the paper states neither model nor range; at full size 100L-100L and the 4000 updates of its ramp, at
-    scale tiny the whole ramp of the comparison, on one GPU 300 updates without and with the warm-up of 4000.
+    C09 follows the norm without the branch weights from step to step. Inferred: the paper states neither model nor
+    range; at full size the 4000 updates of its ramp, at scale tiny the whole ramp of the comparison, on one GPU 300
+    updates without and with the warm-up of 4000.
     """
     every_row = probing("grad_norm", every=1, update_every=10)
     if ask.tiny:

@@ -186,7 +186,7 @@ def ahead_over_the_training(runs: Runs) -> list[Effect]:
 
 @sweep("branchnorm:4", minutes=367, folder="branchnorm:8", any_length=("tiny",))
 def curves_of_the_comparison(ask: Recipe) -> Iterator[Experiment]:
-    """Takes the runs of branchnorm:8 at scale tiny; at full size 50L-50L, with the ablation that has no ramp."""
+    """Takes the runs of branchnorm:8; at full size trains 50L-50L, with the ablation that has no ramp."""
     if ask.tiny:
         yield from protocol.main(ask)
     else:

@@ -213,9 +213,11 @@ UPDATES = 500  # at scale tiny
 
 @sweep("branchnorm:6", minutes=63)
 def warmups_and_rates(ask: Recipe) -> Iterator[Experiment]:
-    """Crosses the paper's four warm-ups and learning rates. At scale tiny the warm-ups are the same shares of 500
-    updates (0, .1, 1 and 4 %; T is 4 %), and the rates are multiplied by 512 / 64, as a narrower model bears larger
-    ones (Adam's rate goes with 1 / width, Yang et al. 2022, 2203.03466)."""
+    """Crosses the paper's four warm-ups with its four learning rates, 6L-6L, 500 updates; at full size 100L-100L.
+
+    At scale tiny the warm-ups are the same shares of the run (0, .1, 1 and 4 %; T is 4 %), and the rates are multiplied
+    by 512 / 64, as a narrower model bears larger ones (Adam's rate goes with 1 / width, Yang et al. 2022, 2203.03466).
+    """
     for warmup, rate in itertools.product(WARMUPS, RATES):
         if ask.tiny:
             updates = math.ceil(warmup / 100_000 * UPDATES)

@@ -51,7 +51,8 @@ def _of(group: Runs, name: str) -> Runs:
 
 
 def _group(runs: Runs) -> Runs:
-    """Picks runs of one T that differ in the shape of the ramp alone: of most shapes, then most runs, then the longest."""
+    """Picks runs of one T that differ in the shape of the ramp alone: of most shapes, then most runs, then the
+    longest."""
     ended = ramped(runs).where(lambda run: run.ended and run.label != "branchnorm T=1")
     found = [
         group.where(model__T=T)
@@ -135,7 +136,8 @@ def insensitive_to_shape(runs: Runs) -> list[Effect]:
 
 @sweep("branchnorm:7", minutes=33, folder={"paper": "branchnorm:T"}, any_length=("tiny",))
 def growths(ask: Recipe) -> Iterator[Experiment]:
-    """Leads alpha from 0 to 1 within T in three ways, the paper's 4000 of 100,000 updates, or 4 % of the run."""
+    """Leads alpha from 0 to 1 in three ways (linear, exponential, sigmoid) within 4 % of 3000 updates, 6L-6L; at
+    full size within the paper's 4000 of 100,000."""
     if ask.tiny:
         yield from protocol.growths(ask)
         return

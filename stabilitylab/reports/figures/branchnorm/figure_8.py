@@ -184,8 +184,8 @@ RAMP, LONG_RAMP = 0.04, 0.2  # warm-up and T there are 4 % of them (Protocol 2);
 
 @sweep("branchnorm:8", scales=("tiny", "h200", "paper"), minutes=367, any_length=("tiny", "h200"))
 def comparison(ask: Recipe) -> Iterator[Experiment]:
-    """Makes the comparison of Protocol 2 at scale tiny, 18L-18L as the figure's axes read, and 6L-6L; at full size
-    18L-18L and 100L-100L, as its text says."""
+    """Compares the arms of Protocol 2 at their own rates, 18L-18L, as the figure's axes read, and 6L-6L, 6000
+    updates; at full size 18L-18L and 100L-100L, as its text says."""
     if ask.tiny:
         yield from protocol.main(ask)
     elif ask.one_gpu:

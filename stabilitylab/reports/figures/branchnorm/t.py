@@ -96,7 +96,8 @@ def _group(runs: Runs) -> Runs:
 
 
 def _differences(own: Runs) -> tuple[int, Gaps]:
-    """Finds the shortest ramp on which models trained, and what each T differs from it by; T = 1 is none unless alone."""
+    """Finds the shortest ramp on which models trained, and what each T differs from it by; T = 1 is none unless
+    alone."""
     trained = own.where(lambda run: not failed(run))
     ramps = sorted({_ramp(run) for run in trained})
     if not ramps:
@@ -161,7 +162,8 @@ def insensitive_to_t(runs: Runs) -> list[Effect]:
 
 @sweep("branchnorm:T", minutes=130, any_length=("tiny",))
 def lengths(ask: Recipe) -> Iterator[Experiment]:
-    """Varies T over the paper's shares of the run; at full size also at thrice the learning rate."""
+    """Varies T over the paper's .1, .4, 4 and 20 % of the run, 18L-18L, 3000 updates; at full size also at thrice
+    the learning rate."""
     if ask.tiny:
         yield from protocol.ramps(ask)
         return

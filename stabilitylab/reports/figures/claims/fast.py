@@ -9,6 +9,6 @@ from ....experiments import Experiment, Recipe, one_step, sweep
 
 @sweep("claims:fast", minutes=26, command="stabilitylab claims --fast")
 def claims_of_one_step(ask: Recipe) -> Iterator[Experiment]:
-    """Steps once with a Post-LN encoder and a Pre-LN decoder (C05), beside the architectures of admin:4."""
+    """Takes the runs of admin:4, and steps once with a Post-LN encoder and a Pre-LN decoder (C05)."""
     yield from one_step.from_initialisation(ask)
     yield from ask.runs(["postln/preln"], [18], one_step.size(ask), kind="onestep")

@@ -198,7 +198,8 @@ def _converges(runs: Runs, gain: str) -> list[Share]:
 
 @sweep("deepnet:3", minutes=20)
 def shallow_post_lns(ask: Recipe) -> Iterator[Experiment]:
-    """Trains Post-LN as DeepNet defines it, with Xavier gain 1 for every matrix, and beside it as fairseq draws it."""
+    """Trains Post-LN with and without the smaller initialisation, 6 to 24 layers a side, as DeepNet defines it
+    (Xavier gain 1 for every matrix) and as fairseq draws it."""
     archs, depths = (*one_step.GAIN_1, "postln", "postln-init"), (6, 12, 18, 24)
     if ask.tiny:
         yield from ask.runs(archs, depths, EARLY, probing("grad_norm", every=10), {"train": {"steps": 101}})

@@ -296,7 +296,8 @@ def _crossing(values: dict[int, float]) -> int:
 
 @sweep("deepnet:4", minutes=17)
 def first_updates(ask: Recipe) -> Iterator[Experiment]:
-    """Records every one of the first updates; Post-LN without warm-up has ten seeds, since C18 counts runs."""
+    """Records every step of 101 updates, 18L-18L, with and without warm-up; Post-LN without it has ten seeds, since
+    C18 counts runs."""
     tables = ("activation_grad_norm", "grad_norm", "ln_input", "model_update")
     shared = (EARLY if ask.tiny else DEEPNET, {"train": {"steps": 101}}, probing(*tables, every=1, update_every=1))
     cold, warm = {"train": {"warmup": 0}}, {"train": {"warmup": 4000}}

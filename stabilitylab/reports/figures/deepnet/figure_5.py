@@ -123,7 +123,8 @@ def _growth(runs: Runs, label: str) -> list[str]:
 
 
 def _early(runs: Runs) -> tuple[list[Panel], Runs]:
-    """Draws ||dF|| after 10 and after 100 updates of training runs, where comparable ones of several depths are there."""
+    """Draws ||dF|| after 10 and after 100 updates of training runs, where comparable ones of several depths are
+    there."""
 
     def after(record: Record, updates: int) -> float:
         return moved(record).get(updates, math.nan)
@@ -278,9 +279,12 @@ DEEP = (one_step.GAIN_1[0], "postln", "deepnorm", "branchnorm")
     folder={"tiny": "claims:fast", "paper": "claims:fast"},
 )
 def steps_by_depth(ask: Recipe) -> Iterator[Experiment]:
-    """Steps once at every depth. DeepNet's own model is 64-128-2, so all scales are of that size; at scale paper the
-    early training as well, and on one GPU the first 100 updates of it alone. Those in float32: an update moves a weight
-    by 1e-5 of itself at first, and bfloat16 sees 4e-3; the deepest first, since they take longest."""
+    """Takes the one-step runs of admin:4, and steps once 100 layers a side.
+
+    DeepNet's own model is 64-128-2, so all scales are of that size; at scale paper the early training as well, and on
+    one GPU the first 100 updates of it alone. Those in float32: an update moves a weight by 1e-5 of itself at first,
+    and bfloat16 sees 4e-3; the deepest first, since they take longest.
+    """
     if ask.tiny:
         yield from one_step.from_initialisation(ask)
         yield from ask.runs(DEEP, [100], one_step.TINY, seeds=SEEDS[:3], kind="onestep")

@@ -72,7 +72,8 @@ def _group(runs: Runs) -> Runs:
 
 
 def families(labels: Sequence[str]) -> dict[str, list[str]]:
-    """Sorts ``labels`` by the title under which they belong; controls go with their architecture, strangers come last."""
+    """Sorts ``labels`` by the title under which they belong; controls go with their architecture, strangers come
+    last."""
     home = {arch: title for title, archs in FAMILIES.items() for arch in archs}
     found: dict[str, list[str]] = {title: [] for title in (*FAMILIES, "Others")}
     for label in labels:
@@ -154,5 +155,5 @@ def rises_with_depth(runs: Runs) -> list[Effect]:
 
 @sweep("deepnet:6", minutes=97, folder={"tiny": "table"}, command="stabilitylab sweep table")
 def every_architecture(ask: Recipe) -> Iterator[Experiment]:
-    """Takes the table's runs; at full size DeepNet's own, 10 to 100 layers a side and 8,000 updates."""
+    """Takes the runs of table:stability; at full size DeepNet's own, 10 to 100 layers a side and 8,000 updates."""
     yield from table_runs(ask, depths=() if ask.tiny else range(20, 201, 20), full=DEEPNET)

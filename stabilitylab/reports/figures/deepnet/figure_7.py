@@ -219,8 +219,8 @@ VARIED_AT_FULL_SIZE: dict[str, Settings] = {
 
 @sweep("deepnet:7", minutes=19)
 def one_setting_at_a_time(ask: Recipe) -> Iterator[Experiment]:
-    """Varies an 18L-18L DeepNorm about one baseline; at full size it is trained long enough for width 1024 to overfit,
-    after 10,000 updates."""
+    """Varies learning rate, batch and width of an 18L-18L DeepNorm one at a time, 300 updates; at full size long
+    enough for width 1024 to overfit, after 10,000 updates."""
     length = {"warmup": 75, "steps": 300} if ask.tiny else {"steps": 20_000}
     recipe = merge({} if ask.tiny else BRANCHNORM, {"train": length})
     for tag, one in {"": {}, **(VARIED if ask.tiny else VARIED_AT_FULL_SIZE)}.items():

@@ -14,7 +14,7 @@ from stabilitylab.config import parse_set
 from stabilitylab.errors import InputError, ResourceError, UsageError
 from stabilitylab.models import ARCHS
 from stabilitylab.recommend import Ask, Estimate, measure_all, planning, wanted
-from stabilitylab.recommend.measuring import file_name, measure, read
+from stabilitylab.recommend.measurement import file_name, measure, read
 
 TINY = [
     *("--set", "model.d_ffn=24", "--set", "model.heads=2", "--set", "data.sentences=4", "--set", "data.max_length=9"),

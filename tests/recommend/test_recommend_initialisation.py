@@ -12,7 +12,7 @@ from recommend_cases import CPU, config_of, dataset, model_of
 
 from stabilitylab.models import Transformer
 from stabilitylab.models.initialisation import named_normal
-from stabilitylab.recommend.start import at_start, gradient_decades, worst
+from stabilitylab.recommend.initialisation import at_start, gradient_decades, worst
 from stabilitylab.schema import Cells, Row, Table
 
 ARCHS = ("postln", "preln", "admin", "branchnorm", "subln", "tfixup", "rezero")

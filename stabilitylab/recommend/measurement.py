@@ -25,8 +25,8 @@ from ..store.files import reading, replace_file
 from ..store.layout import plain
 from ..train.environment import prepare_process, resolve_device
 from .columns import RANKED, UPDATES
-from .early import first_updates, range_test
-from .start import at_start
+from .first_updates import first_updates, range_test
+from .initialisation import at_start
 
 METHOD = 1  # counted up when a number changes its meaning, so that older files are not mixed with newer ones
 

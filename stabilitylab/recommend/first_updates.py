@@ -18,7 +18,7 @@ from ..schema import Cells, Row, Table
 from ..store import AbsentRun
 from ..train.loop import Trainer
 from .columns import BELOW, BREAK, EPS_SHARE, PER_DECADE, RATES, UPDATES
-from .start import worst
+from .initialisation import worst
 
 Recorded = dict[str, tuple[Table, Cells]]
 

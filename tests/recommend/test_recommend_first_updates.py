@@ -16,7 +16,7 @@ from stabilitylab.config import Config, ProbesConfig
 from stabilitylab.data import Batch
 from stabilitylab.models import Transformer
 from stabilitylab.recommend.columns import RATES, UPDATES
-from stabilitylab.recommend.early import (
+from stabilitylab.recommend.first_updates import (
     Kept,
     Ramp,
     at_the_floor,
