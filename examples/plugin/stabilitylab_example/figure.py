@@ -41,7 +41,7 @@ def stays_small(runs):
     return [Effect("largest entry", largest, Region(high=10), Region(low=100))]
 
 
-@sweep("example:1", scales=("tiny",), minutes=1)
+@sweep("example:1", scales=("tiny",), minutes=0.25)
 def damped_models(ask):
     """Trains Damped, one layer a side, with three seeds."""
     short = {"train": {"steps": 30, "warmup": 5}}
