@@ -78,7 +78,7 @@ def test_plugins_add_up_and_reach_child_processes(monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package of two modules that register, one that is internal, and a registry that reads it."""
+    """A package with modules that register, in a folder too, and internal ones; and a registry that reads it."""
     home = tmp_path / "homeofparts"
     home.mkdir()
     (home / "__init__.py").write_text("from stabilitylab.registry import Registry, Room\n")
@@ -87,10 +87,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             f"from test_plugins import PARTS\nPARTS.register('{name}', __name__)({name!r})\n"
         )
     (home / "_inner.py").write_text("raise AssertionError\n")
-    (home / "below").mkdir()
-    (home / "below" / "__init__.py").write_text("")
-    (home / "below" / "c.py").write_text("from test_plugins import PARTS\nPARTS.register('below c', __name__)('c')\n")
-    (home / "below" / "_inner.py").write_text("raise AssertionError\n")
+    (home / "above").mkdir()
+    (home / "above" / "__init__.py").write_text("")
+    (home / "above" / "c.py").write_text("from test_plugins import PARTS\nPARTS.register('above c', __name__)('c')\n")
+    (home / "above" / "_inner.py").write_text("raise AssertionError\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     return home
@@ -103,7 +103,7 @@ def test_a_registry_reads_its_folder_in_the_order_of_files_when_it_is_looked_int
     sys.modules["test_plugins"] = sys.modules[__name__]
     import homeofparts.b  # noqa: F401  # pyright: ignore[reportMissingImports]
 
-    assert list(PARTS) == ["a", "b", "below c"]
+    assert list(PARTS) == ["a", "above c", "b"]
     with PARTS.restored():
         PARTS.register("c")("c")
         assert "c" in PARTS
