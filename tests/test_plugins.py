@@ -157,3 +157,32 @@ def test_a_sweep_whose_cost_nobody_measured_says_so(tmp_path: Path) -> None:
     (tmp_path / "unmeasured.py").write_text(UNMEASURED, encoding="utf-8")
     made = stabilitylab("sweep", "unmeasured:1", "--minutes", "0", cwd=tmp_path, plugins="unmeasured")
     assert "how long unmeasured:1 takes is unknown" in made.stderr
+
+
+TAKEN = {
+    "C01": """
+from stabilitylab.reports import claim
+
+@claim("C01", figure="admin:3", paper="", sentence="", source="", statistic="", threshold="", sweep="admin:4")
+def mine(runs):
+    return []
+""",
+    "branchnorm:8": """
+from stabilitylab.experiments import sweep
+
+@sweep("branchnorm:8")
+def mine(ask):
+    return iter(())
+""",
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_claim_or_a_sweep_of_a_name_that_is_taken_is_refused_where_it_is_made(name: str, tmp_path: Path) -> None:
+    (tmp_path / "clash.py").write_text(TAKEN[name], encoding="utf-8")
+    made = subprocess.run(
+        [sys.executable, "-c", "import clash"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert made.stderr.splitlines()[-1].endswith(f"{name!r} is registered already, as {name!r}.")
+    assert 'clash.py", line' in made.stderr
