@@ -38,6 +38,12 @@ INSIDE = {
         ("diagnose.compare", "diagnose.standings"),
         ("diagnose",),
     ),
+    "experiments": (
+        ("experiments.recipe",),
+        tuple(f"experiments.{name}" for name in ("sweeps", "protocol", "one_step", "one_gpu", "table")),
+        ("experiments.lookup",),
+        ("experiments",),
+    ),
     "models": (
         ("models.norms", "models.schedules"),
         ("models.sublayers",),
