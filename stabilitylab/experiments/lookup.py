@@ -1,5 +1,4 @@
-"""Looks the runs of a figure up by its name: which there are, where they stand, what they cost, and the command for
-them."""
+"""Looks the runs of a figure up by its name: which there are, where they stand, what they cost, who makes them."""
 
 from __future__ import annotations
 
@@ -23,9 +22,8 @@ def experiments(
     """Lists the runs of ``figure`` ("branchnorm:8", or "8" for short) at ``scale``; ``data`` sets data.* for all of
     them.
 
-    ``seeds`` replaces the figure's own, ``steps`` the number of updates where that is free: in the comparisons by
-    Protocol 2 (branchnorm:1, 3, 4, 7, 8, 9 and T) at scale ``tiny``, and in Figures 8 and 9 at scale ``h200``. Raises
-    UsageError for an unknown figure or scale, for one that has no runs at that scale, at scale ``paper`` without
+    ``seeds`` replaces the figure's own, ``steps`` the number of updates where the figure's sweep leaves that free.
+    Raises UsageError for an unknown figure or scale, for one that has no runs at that scale, at scale ``paper`` without
     ``data["source"]``, and for ``steps`` elsewhere.
     """
     return list(SWEEPS[figure](asked(figure, scale, {"data": dict(data or {})}, seeds, steps)))
@@ -72,10 +70,10 @@ def minutes(figure: str, scale: str = "tiny") -> float | None:
     return SWEEPS[figure].minutes if scale == "tiny" else None
 
 
-def command(figure: str, scale: str = "tiny") -> str:
-    """Names the shell command that makes the runs of ``figure``; one-step runs share a few processes in ``claims
-    --fast``."""
+def command(figure: str, scale: str | None = None) -> str:
+    """Names the shell command that makes the runs of ``figure``, at the first of its scales where none is named."""
     entry = SWEEPS[figure]
+    scale = scale or entry.scales[0]
     if scale == "tiny" and entry.command:
         return entry.command
     return f"stabilitylab sweep {entry.name} --scale {scale}" + ("" if scale == "tiny" else " --data text:SRC,TGT")

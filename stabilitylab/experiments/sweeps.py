@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ..registry import Registry, Room
 from .recipe import Experiment, Recipe, Scale
 
 ROOM = Room("stabilitylab.reports.figures", "stabilitylab.figures")  # of figures, of their claims, and of their runs
 RunsOf = Callable[[Recipe], Iterator[Experiment]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,15 @@ class Sweep:
         return self.runs(ask)
 
 
-class _Sweeps(Registry[Sweep]):
+class ByFigure(Registry[T]):
+    """Knows what belongs to a figure by the figure's name, ``8`` for ``branchnorm:8``, ``table`` for its only one."""
+
     def resolve(self, name: str) -> str:
         short = {"table": "table:stability"}
         return super().resolve(f"branchnorm:{name}" if name.isdigit() else short.get(name, name))
 
 
-SWEEPS = _Sweeps("figure with a sweep", ROOM)
+SWEEPS: ByFigure[Sweep] = ByFigure("figure with a sweep", ROOM)
 
 
 def sweep(

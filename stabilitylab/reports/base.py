@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import numpy as np
 
-from ..experiments.sweeps import ROOM
-from ..registry import Registry
+from ..experiments.sweeps import ROOM, ByFigure
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -198,13 +197,7 @@ class Figure:
         raise NotImplementedError
 
 
-class _Figures(Registry[type[Figure]]):
-    def resolve(self, name: str) -> str:
-        short = {"table": "table:stability"}
-        return super().resolve(f"branchnorm:{name}" if name.isdigit() else short.get(name, name))
-
-
-FIGURES = _Figures("figure", ROOM)
+FIGURES: ByFigure[type[Figure]] = ByFigure("figure", ROOM)
 F = TypeVar("F", bound=type[Figure])
 
 
