@@ -21,7 +21,7 @@ from stabilitylab.recommend import Ask, measure_all, ranking, wanted
 from stabilitylab.recommend.checking import Check, alike, check
 from stabilitylab.reports.build import load
 from stabilitylab.reports.collection import Runs
-from stabilitylab.reports.layerwise import counted
+from stabilitylab.reports.measures.comparison import counted
 from stabilitylab.reports.stability import layers_in_all, stability_table
 from stabilitylab.store.layout import flat
 

@@ -40,12 +40,12 @@ def spelling(name: str) -> str:
 class Room:
     """Where one kind of thing comes from: a folder of this package, and a group of entry points of other packages."""
 
-    folder: str  # such as "stabilitylab.probes.library"; modules with a leading underscore are left out
+    folder: str  # such as "stabilitylab.probes.library"; what has a leading underscore is left out
     group: str  # such as "stabilitylab.probes"
 
     def import_folder(self) -> list[str]:
-        found = [module.name for module in pkgutil.iter_modules(import_module(self.folder).__path__)]
-        modules = [f"{self.folder}.{name}" for name in sorted(found) if not name.startswith("_")]
+        """Imports every module of the folder and of the folders in it, in the order of their names."""
+        modules = list(_below(self.folder))
         for module in modules:
             import_module(module)
         return modules
@@ -61,11 +61,11 @@ class Room:
             _attempt(f"{module} (--plugin)", lambda module=module: import_module(module))
 
 
-# Of registries whose modules name no room; claims come with the figures that show them.
-ROOMS = {
-    "claim": Room("stabilitylab.reports.figures", "stabilitylab.figures"),
-    "figure with a sweep": Room("stabilitylab.experiments", "stabilitylab.sweeps"),
-}
+def _below(folder: str) -> Iterator[str]:
+    for found in sorted(pkgutil.iter_modules(import_module(folder).__path__), key=lambda found: found.name):
+        if not found.name.startswith("_"):
+            name = f"{folder}.{found.name}"
+            yield from _below(name) if found.ispkg else [name]
 
 
 def named_plugins() -> list[str]:
@@ -101,7 +101,7 @@ class Registry(Mapping[str, T], Generic[T]):
     """
 
     def __init__(self, kind: str, room: Room | None = None) -> None:
-        self.kind, self.room = kind, room or ROOMS.get(kind)
+        self.kind, self.room = kind, room
         self._entries: dict[str, T] = {}
         self._spellings: dict[str, str] = {}
         self._homes: dict[str, str] = {}  # name -> the module that defines it

@@ -49,9 +49,16 @@ def test_the_registries_find_each(folder: Path) -> None:
         "probes": ["spread"],
         "figures": ["mine:1"],
         "detectors": ["high_loss"],
-        "sweeps": [],
+        "sweeps": ["mine:1"],
         "commands": ["count"],
     }
+
+
+def test_the_figures_runs_are_planned(folder: Path) -> None:
+    lines = stabilitylab(folder, "sweep", "mine:1", "--print").splitlines()
+    assert len(lines) == 2 * 2 * 3
+    assert all("--out runs/tiny/mine-1" in line for line in lines)
+    assert "runs/tiny/mine-1/sweep/postln-6-s3.toml" in lines[0]
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from stabilitylab.experiments import SWEEPS, experiments
 from stabilitylab.models import ARCHS
 from stabilitylab.probes import PROBES
-from stabilitylab.reports import figures  # noqa: F401  (registers them)
 from stabilitylab.reports.base import FIGURES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,6 +29,11 @@ def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def built(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
     return run("-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", str(source), str(out), cwd=source)
+
+
+def plain(html: str) -> str:
+    """Without what marks literals."""
+    return re.sub(r"</?(code|span)[^>]*>", "", html)
 
 
 @pytest.mark.slow
@@ -48,6 +53,11 @@ def test_the_pages_build_without_a_warning_and_hold_what_the_registries_know(tmp
     assert all(f'id="arch-{name}"' in archs for name in ARCHS)
     drawn = (tmp_path / "figures.html").read_text(encoding="utf-8")
     assert all(f"{name}: " in drawn for name in FIGURES)
+    planned = (tmp_path / "sweeps.html").read_text(encoding="utf-8")
+    for name, sweep in SWEEPS.items():
+        (row,) = (row for row in re.findall(r"<tr.*?</tr>", planned, re.DOTALL) if f"<p>{name}</p>" in plain(row))
+        numbers = [int(number) for number in re.findall(r"<p>(\d+)</p>", row)]
+        assert numbers == [len(experiments(name)), sweep.minutes], name
     reference = (tmp_path / "reference" / "index.html").read_text(encoding="utf-8")
     assert all(f'id="stabilitylab.{name}"' in reference for name in ("watch", "sites", "Run", "preflight", "probe"))
 

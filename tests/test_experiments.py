@@ -11,8 +11,7 @@ import pytest
 from stabilitylab.config import Config, resolve
 from stabilitylab.errors import UsageError
 from stabilitylab.experiments import (
-    FIGURES,
-    ONE_GPU,
+    SWEEPS,
     Experiment,
     Recipe,
     command,
@@ -27,6 +26,7 @@ from stabilitylab.labels import label
 from stabilitylab.models import ARCHS, canonical
 from stabilitylab.probes._engine.cadence import is_due
 from stabilitylab.probes._engine.selection import chosen
+from stabilitylab.reports import FIGURES
 from stabilitylab.train.recipe import learning_rate
 
 TEXT = {"source": "text:a.de,a.en"}
@@ -65,18 +65,13 @@ def rows(figure: str, **changes: Any) -> list[tuple[str, Config]]:
 
 
 def everything() -> list[tuple[str, str, list[Experiment]]]:
-    both = [(figure, scale, experiments(figure, scale, data=TEXT)) for figure in FIGURES for scale in ("tiny", "paper")]
-    return [*both, *((figure, "h200", experiments(figure, "h200", data=TEXT)) for figure in ONE_GPU)]
+    known = [(figure, scale) for figure in SWEEPS for scale in SWEEPS[figure].scales]
+    return [(figure, scale, experiments(figure, scale, data=TEXT)) for figure, scale in known]
 
 
-def test_figures_of_the_three_papers_and_the_fast_claims_are_there() -> None:
-    assert list(FIGURES) == [
-        *("admin:5", "admin:6", "admin:7", "admin:grid"),
-        *("branchnorm:1", "branchnorm:3", "branchnorm:4", "branchnorm:5", "branchnorm:6", "branchnorm:7"),
-        *("branchnorm:T", "branchnorm:8", "branchnorm:9"),
-        *("deepnet:3", "deepnet:4", "admin:4", "deepnet:5", "claims:fast"),
-        *("deepnet:7", "deepnet:8", "table:stability", "deepnet:6"),
-    ]
+def test_sweeps_are_those_of_figures_and_of_the_fast_claims() -> None:
+    assert {*SWEEPS} - {*FIGURES} == {"claims:fast"}
+    assert {*FIGURES} - {*SWEEPS} == {"admin:3"}  # drawn from the runs of others
 
 
 def test_names_are_unique_readable_and_need_no_quoting() -> None:
@@ -111,7 +106,13 @@ def test_figures_that_share_a_folder_agree_on_the_runs_in_it() -> None:
     assert folder("table") == folder("deepnet:6") == "tiny/table"
     assert folder("branchnorm:4") == "tiny/branchnorm-8"
     assert folder("branchnorm:7", "paper") == folder("branchnorm:T", "paper") == "paper/branchnorm-T"
-    assert len({folder(figure) for figure in FIGURES}) == 15
+    for figure in SWEEPS:
+        for scale in SWEEPS[figure].scales:
+            home = SWEEPS[
+                SWEEPS[figure].folders.get(scale, figure)
+            ]  # it has the folder to itself, and is at that scale
+            assert folder(home.name, scale) == folder(figure, scale)
+            assert scale in home.scales
 
 
 def test_every_run_is_one_that_can_be_trained() -> None:
@@ -425,7 +426,7 @@ def test_commands_minutes_and_errors() -> None:
     assert command("8") == command("branchnorm:8") == "stabilitylab sweep branchnorm:8 --scale tiny"
     assert command("admin:4") == command("claims:fast") == "stabilitylab claims --fast"  # the runs of both
     assert command("deepnet:4", "paper") == "stabilitylab sweep deepnet:4 --scale paper --data text:SRC,TGT"
-    for figure in FIGURES:
+    for figure in SWEEPS:
         stated = minutes(figure)
         assert stated is not None
         assert stated > 0

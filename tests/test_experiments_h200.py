@@ -9,7 +9,7 @@ import pytest
 
 from stabilitylab.config import Config
 from stabilitylab.errors import UsageError
-from stabilitylab.experiments import ONE_GPU, Experiment, command, experiments, folder, minutes, on_device
+from stabilitylab.experiments import SWEEPS, Experiment, command, experiments, folder, minutes, on_device
 from stabilitylab.labels import label
 from stabilitylab.probes._engine.cadence import is_due
 
@@ -21,7 +21,12 @@ def made(figure: str, **changes) -> list[tuple[str, Config]]:
 
 
 def test_three_lists_of_runs_in_folders_of_their_own() -> None:
-    assert list(ONE_GPU) == ["branchnorm:3", "branchnorm:8", "branchnorm:9", "deepnet:5"]
+    assert [name for name in SWEEPS if "h200" in SWEEPS[name].scales] == [
+        "branchnorm:3",
+        "branchnorm:8",
+        "branchnorm:9",
+        "deepnet:5",
+    ]
     assert experiments("9", "h200") == experiments("8", "h200")
     assert folder("9", "h200") == folder("8", "h200") == "h200/branchnorm-8"
     assert folder("deepnet:5", "h200") == "h200/deepnet-5"

@@ -38,6 +38,12 @@ INSIDE = {
         ("diagnose.compare", "diagnose.standings"),
         ("diagnose",),
     ),
+    "experiments": (
+        ("experiments.recipe",),
+        tuple(f"experiments.{name}" for name in ("sweeps", "protocol", "one_step", "one_gpu", "table")),
+        ("experiments.lookup",),
+        ("experiments",),
+    ),
     "models": (
         ("models.norms", "models.schedules"),
         ("models.sublayers",),
@@ -47,6 +53,17 @@ INSIDE = {
         ("models.initialisation", "models.facts"),
         ("models.build",),
         ("models",),
+    ),
+    "reports": (
+        ("reports.style", "reports.statistics", "reports.intervals"),
+        ("reports.collection",),
+        ("reports.base", "reports.conditions"),
+        ("reports.claims", "reports.pooling", "reports.paper"),
+        ("reports.measures", "reports.headline", "reports.screen", "reports.power"),
+        ("reports.stability", "reports.diagnosis", "reports.page"),
+        ("reports.figures",),
+        ("reports.build",),
+        ("reports",),
     ),
     "probes": (
         ("probes.rules", "probes.places", "probes.curvature"),

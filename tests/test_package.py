@@ -65,6 +65,7 @@ def test_the_example_plugin_adds_an_arch_a_probe_a_figure_a_claim_and_a_detector
         ("archs", "damped", "arch"),
         ("probes", "largest_entry", "probe"),
         ("figures", "example:1", "figure"),
+        ("sweeps", "example:1", "figure"),
         ("detectors", "large_entry", "detector"),
         ("commands", "hello", "hello"),
     ):
@@ -72,6 +73,8 @@ def test_the_example_plugin_adds_an_arch_a_probe_a_figure_a_claim_and_a_detector
     assert listed["archs"]["damped"]["options"] == {"kappa": 0.5}
     assert listed["left_out"] == {}
     assert env.run("hello", "--name", "you").stdout == "hello, you\n"
+    planned = env.run("sweep", "example:1", "--print")
+    assert planned.stdout.count("--name damped-2-s") == 3, planned.stderr
     for seed in ("3", "4", "5"):
         chosen = ("--arch", "damped", "--depth", "2", "--seed", seed, "--set", "arch.kappa=0.25")
         made = env.run("probe", *chosen, "--probes", "default,largest_entry", *FAST)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stabilitylab.experiments import FIGURES as SWEEPS
-from stabilitylab.experiments import experiments
+from stabilitylab.experiments import SWEEPS, experiments
 from stabilitylab.reports import FIGURES, figures
 
 assert figures
@@ -37,7 +36,8 @@ def numbered(items: list[str], kind: str) -> set[int]:
 
 
 def test_every_figure_stands_there_and_what_stands_there_is_a_figure() -> None:
-    assert {id for _, _, id, _ in ROWS if id} == {*FIGURES}
+    own = {id for id in FIGURES if id.partition(":")[0] in (*map(str.lower, PAPERS), "table")}
+    assert {id for _, _, id, _ in ROWS if id} == own
 
 
 @pytest.mark.parametrize("paper", PAPERS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -76,7 +78,7 @@ def test_plugins_add_up_and_reach_child_processes(monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package of two modules that register, one that is internal, and a registry that reads it."""
+    """A package with modules that register, in a folder too, and internal ones; and a registry that reads it."""
     home = tmp_path / "homeofparts"
     home.mkdir()
     (home / "__init__.py").write_text("from stabilitylab.registry import Registry, Room\n")
@@ -85,6 +87,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             f"from test_plugins import PARTS\nPARTS.register('{name}', __name__)({name!r})\n"
         )
     (home / "_inner.py").write_text("raise AssertionError\n")
+    (home / "above").mkdir()
+    (home / "above" / "__init__.py").write_text("")
+    (home / "above" / "c.py").write_text("from test_plugins import PARTS\nPARTS.register('above c', __name__)('c')\n")
+    (home / "above" / "_inner.py").write_text("raise AssertionError\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     return home
@@ -97,7 +103,7 @@ def test_a_registry_reads_its_folder_in_the_order_of_files_when_it_is_looked_int
     sys.modules["test_plugins"] = sys.modules[__name__]
     import homeofparts.b  # noqa: F401  # pyright: ignore[reportMissingImports]
 
-    assert list(PARTS) == ["a", "b"]
+    assert list(PARTS) == ["a", "above c", "b"]
     with PARTS.restored():
         PARTS.register("c")("c")
         assert "c" in PARTS
@@ -116,3 +122,67 @@ def test_every_kind_has_a_room(tmp_path: Path) -> None:
         assert listed["from"][kind].keys() == listed[kind].keys()
         assert set(listed["from"][kind].values()) == {"stabilitylab"}
     assert registry.failed == {}
+
+
+EXAMPLE = ROOT / "examples" / "plugin" / "stabilitylab_example"
+
+
+def test_the_examples_figure_has_runs_that_are_planned_and_known_by_their_origin(tmp_path: Path) -> None:
+    package = tmp_path / EXAMPLE.name
+    shutil.copytree(EXAMPLE, package)
+    named = ",".join(f"{EXAMPLE.name}.{module}" for module in ("arch", "probe", "figure"))
+    made = stabilitylab("sweep", "example:1", "--print", cwd=tmp_path, plugins=named)
+    assert made.returncode == 0, made.stderr
+    lines = made.stdout.splitlines()
+    assert [re.findall(r"--name (\S+)", line) for line in lines] == [[f"damped-2-s{seed}"] for seed in (3, 4, 5)]
+    assert all(f"{PLUGINS}={named} " in line for line in lines)  # wherever they run, the plug-in is named
+    listed = json.loads(stabilitylab("list", "sweeps", "--json", cwd=tmp_path, plugins=named).stdout)
+    assert listed["from"]["sweeps"]["example:1"] == f"{EXAMPLE.name}.figure (--plugin)"
+    assert listed["sweeps"]["example:1"] == "Trains Damped, one layer a side, with three seeds."
+    refused = stabilitylab("sweep", "example:1", "--scale", "paper", cwd=tmp_path, plugins=named)
+    assert (refused.returncode, "example:1 has no runs at scale paper" in refused.stderr) == (2, True)
+
+
+UNMEASURED = """
+from stabilitylab.experiments import sweep
+
+@sweep("unmeasured:1")
+def nothing(ask):
+    "Plans nothing but one run."
+    yield from ask.runs(["postln"], [1], {"train": {"steps": 1}}, seeds=[3])
+"""
+
+
+def test_a_sweep_whose_cost_nobody_measured_says_so(tmp_path: Path) -> None:
+    (tmp_path / "unmeasured.py").write_text(UNMEASURED, encoding="utf-8")
+    made = stabilitylab("sweep", "unmeasured:1", "--minutes", "0", cwd=tmp_path, plugins="unmeasured")
+    assert "how long unmeasured:1 takes is unknown" in made.stderr
+
+
+TAKEN = {
+    "C01": """
+from stabilitylab.reports import claim
+
+@claim("C01", figure="admin:3", paper="", sentence="", source="", statistic="", threshold="", sweep="admin:4")
+def mine(runs):
+    return []
+""",
+    "branchnorm:8": """
+from stabilitylab.experiments import sweep
+
+@sweep("branchnorm:8")
+def mine(ask):
+    return iter(())
+""",
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_claim_or_a_sweep_of_a_name_that_is_taken_is_refused_where_it_is_made(name: str, tmp_path: Path) -> None:
+    (tmp_path / "clash.py").write_text(TAKEN[name], encoding="utf-8")
+    made = subprocess.run(
+        [sys.executable, "-c", "import clash"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert made.stderr.splitlines()[-1].endswith(f"{name!r} is registered already, as {name!r}.")
+    assert 'clash.py", line' in made.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,16 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from stabilitylab.experiments import protocol
+from stabilitylab.experiments import SWEEPS, Experiment, Recipe, protocol
+from stabilitylab.sweep.identity import key_of
 
 HERE = Path(__file__).parents[1] / "results" / "tiny"
+TEXT = {  # of Multi30k, whose files are part of a run's key
+    "train.de.gz": "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6",
+    "train.en.gz": "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f",
+    "val.de.gz": "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a",
+    "val.en.gz": "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28",
+}
 TERMS = {"P1": (protocol.DEEP, protocol.SMALL), "P2": (protocol.BRANCH, protocol.DEEP)}
 
 
@@ -179,3 +187,44 @@ def test_what_is_kept_of_a_run_is_what_it_measured(tmp_path: Path, monkeypatch: 
     last = made[0].frame("cosine_similarity", by="layer").query("step == 60 and stack_name == 'decoder'")
     own = layers.query("arm == 'branchnorm' and step == 60 and stack_name == 'decoder'")
     assert own["cosine"].tolist() == pytest.approx(last["raw"].tolist(), rel=1e-5)
+
+
+def keys(experiments: Iterable[Experiment]) -> set[str]:
+    return {key_of(each.config, TEXT) for each in experiments}
+
+
+def in_ledger(name: str) -> list[dict[str, str]]:
+    with (HERE / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_keys_of_the_planned_runs_are_those_of_the_ledgers() -> None:
+    """Whoever sees this fail has changed runs that were made: they would be made again under other keys."""
+    import make
+
+    ask = make.recipe(Path())
+    planned = [list(runs(ask)) for _, runs, _ in make.PARTS.values()]
+    known = keys(each for part in planned for each in part)
+    for row in in_ledger("ledger.csv"):
+        assert row["key"] in known, row["label"]
+    rates = {arm: tuple(protocol.RATES[0] * 2.0**power for power in range(-4, 8)) for arm in protocol.CHOSEN}
+    tried = keys(each for layers in protocol.LAYERS for each in protocol.choice(layers, ask.settings, rates))
+    assert {row["key"] for row in in_ledger("rates.csv")} <= tried
+
+
+@pytest.mark.parametrize(
+    ("figure", "key"),
+    [
+        ("branchnorm:3", "f0e021d3a7d0c674"),
+        ("branchnorm:5", "0479fce77539dfc1"),
+        ("branchnorm:6", "3b9835dc535b3f51"),
+        ("branchnorm:7", "1168bbbf5ade75e4"),
+        ("branchnorm:8", "528636381fcbce59"),
+        ("branchnorm:T", "6eb07a1b62714e68"),
+        ("deepnet:4", "42caebc008212182"),
+        ("admin:grid", "aaf3b38be41e3006"),
+        ("table:stability", "8e10916ef0d2a52d"),
+    ],
+)
+def test_the_key_of_a_figures_first_run_stays_what_it_was(figure: str, key: str) -> None:
+    assert key_of(next(iter(SWEEPS[figure](Recipe("tiny", {})))).config) == key

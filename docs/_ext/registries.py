@@ -1,4 +1,5 @@
-"""Directives that write what the registries know: ``probe-table``, ``probe NAME``, ``figures``, ``bounds``, ``archs``.
+"""Directives that write what the registries know: ``probe-table``, ``probe NAME``, ``figures``, ``sweeps``, ``bounds``,
+``archs``.
 
 Docstrings are set as text, not parsed: ``||x||_2`` and ``|a|`` mean themselves. The build warns of a probe that no page
 describes.
@@ -39,7 +40,7 @@ def built_in() -> dict[str, type[Probe]]:
     return {name: probe for name, probe in sorted(PROBES.items()) if probe.__module__.startswith(OWN)}
 
 
-def paragraphs(entry: type) -> list[str]:
+def paragraphs(entry: object) -> list[str]:
     return [" ".join(text.split()) for text in (inspect.getdoc(entry) or "").split("\n\n")]
 
 
@@ -163,13 +164,27 @@ class Figures(SphinxDirective):
 
     @staticmethod
     def _needs(name: str) -> Iterator[str]:
-        if name not in experiments.FIGURES:
+        if name not in experiments.SWEEPS:
             yield "Needs: runs of other figures or of your own; ``stabilitylab report`` says which it can use."
             return
         yield f"Needs {len(experiments.experiments(name))} runs at scale tiny: ``{experiments.command(name)}``."
         minutes = experiments.minutes(name)
         if minutes is not None:
             yield f"About {minutes:g} core-minutes on a CPU (docs: Sweeps)."
+
+
+class Sweeps(SphinxDirective):
+    """What each figure needs at scale tiny: how many runs, their core-minutes, what varies."""
+
+    def run(self) -> list[nodes.Node]:
+        rows = [self._row(name, sweep) for name, sweep in experiments.SWEEPS.items()]
+        return [table(rows, (14, 6, 10, 70), ("figure", "runs", "core-minutes", "what varies"))]
+
+    @staticmethod
+    def _row(name: str, sweep: experiments.Sweep) -> list[nodes.Node]:
+        cost = f"{sweep.minutes:g}" if sweep.minutes is not None else "not measured"
+        what = paragraphs(sweep.runs)[0]
+        return [prose(text) for text in (f"``{name}``", str(len(experiments.experiments(name))), cost, what)]
 
 
 def complain(app: Sphinx, env: Any) -> None:
@@ -181,6 +196,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("probe-table", ProbeTable)
     app.add_directive("probe", OneProbe)
     app.add_directive("figures", Figures)
+    app.add_directive("sweeps", Sweeps)
     app.add_directive("bounds", Bounds)
     app.add_directive("archs", Archs)
     app.connect("env-check-consistency", complain)

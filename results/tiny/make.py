@@ -19,7 +19,7 @@ from pathlib import Path
 
 import keep
 
-from stabilitylab.experiments import FIGURES, Experiment, Recipe, folder, protocol
+from stabilitylab.experiments import SWEEPS, Experiment, Recipe, folder, protocol
 from stabilitylab.store import Run
 from stabilitylab.sweep import Ledger, plan, run
 
@@ -33,8 +33,8 @@ PARTS: dict[str, tuple[str, Callable[[Recipe], Iterable[Experiment]], Sequence[K
     "growths": (folder("branchnorm:7"), protocol.growths, COMPARED),
     "deepest": ("tiny/deepest", protocol.deepest, (keep.course,)),
     "fifty": ("tiny/fifty", protocol.fifty, (keep.course,)),
-    "depth": (folder("branchnorm:5"), FIGURES["branchnorm:5"], ()),
-    "grid": (folder("branchnorm:6"), FIGURES["branchnorm:6"], ()),
+    "depth": (folder("branchnorm:5"), SWEEPS["branchnorm:5"], ()),
+    "grid": (folder("branchnorm:6"), SWEEPS["branchnorm:6"], ()),
 }
 
 

@@ -92,7 +92,6 @@ def _make_fast(out: Path, jobs: int, data: str | None, quiet: bool) -> None:
 
 
 def _power(folder: Path, pilot: Path | None, only: Sequence[str], as_json: bool) -> int:
-    from ..reports import figures  # noqa: F401  (registers the claims)
     from ..reports import power as planning
     from ..reports.build import load
     from ..reports.claims import CLAIMS

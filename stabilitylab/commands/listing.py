@@ -105,7 +105,7 @@ def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, A
     """Archs (what they say of themselves), probes, figures and presets (one line each), read from the registries."""
     from ..config import PRESETS, ModelConfig
     from ..diagnose.events import DETECTORS
-    from ..experiments import FIGURES as SWEEPS
+    from ..experiments import SWEEPS
     from ..models import ARCHS
     from ..models.facts import facts
     from ..probes import PROBES
@@ -124,7 +124,7 @@ def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, A
         "probes": {name: first_line(PROBES[name]) for name in sorted(PROBES)},
         "figures": {id: f"{FIGURES[id].title} ({FIGURES[id].source})" for id in sorted(FIGURES)},
         "detectors": {kind: f"{DETECTORS[kind].title}; reads {', '.join(DETECTORS[kind].reads)}" for kind in DETECTORS},
-        "sweeps": {name: f"the runs of {name}" for name in sorted(SWEEPS)},
+        "sweeps": {name: first_line(SWEEPS[name].runs) for name in sorted(SWEEPS)},
         "commands": {name: first_line(COMMANDS[name].function) for name in sorted(COMMANDS)},
         "presets": presets,
     }
@@ -133,7 +133,7 @@ def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, A
 def registries(kinds: Iterable[str]) -> dict[str, Registry[Any]]:
     """The registries behind these kinds; presets have none."""
     from ..diagnose.events import DETECTORS
-    from ..experiments import FIGURES as SWEEPS
+    from ..experiments import SWEEPS
     from ..models import ARCHS
     from ..probes import PROBES
     from ..reports.base import FIGURES

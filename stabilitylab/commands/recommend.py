@@ -62,7 +62,7 @@ def recommend(
     """Rank architectures for a depth by cheap probes: initialisation, 30 updates, a learning-rate range test."""
     from .. import recommend as recommending
     from ..config import merge, parse_set, read_config_file
-    from ..recommend.measuring import file_name, is_finished
+    from ..recommend.measurement import file_name, is_finished
     from ._stability import seeds_of
 
     flags = {
@@ -157,7 +157,7 @@ def _document(found: list[Measurement], places: list[Ranked], judged: Check | No
 def _show(places: list[Ranked], notes: list[str], judged: Check | None) -> None:
     from ..recommend import COLUMNS
     from ..recommend.columns import RATES, UPDATES
-    from ..reports.layerwise import counted
+    from ..reports.measures.comparison import counted
 
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 140)
 

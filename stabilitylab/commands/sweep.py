@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -93,7 +93,7 @@ def sweep(
 
     if not what:
         raise UsageError("name a figure, such as 'sweep branchnorm:8', or axes: sweep --grid arch=deepnorm seed=0..4.")
-    table = not grid and {*map(experiments.FIGURES.resolve, what)} == {stability.TABLE}
+    table = not grid and {*map(experiments.SWEEPS.resolve, what)} == {stability.TABLE}
     kept = None if ledger is None else sweeping.Ledger(ledger)
     source = {key: value for key, value in (("source", data), ("valid", valid)) if value is not None}
     if table:
@@ -123,7 +123,7 @@ def sweep(
         asked = {figure: experiments.minutes(figure) for figure in what}
         if table:
             asked = {"the table, at 64-128-2": stability.minutes(planned[0])}
-        print(f"about {', '.join(f'{m} core-minutes for {f}' for f, m in asked.items())}", file=sys.stderr)
+        print(_cost(asked), file=sys.stderr)
     worst = 0
     for jobs_of_one in planned:
         with sweeping.Display(Console(stderr=True), quiet) as display:
@@ -144,6 +144,14 @@ def sweep(
     if table:
         stability.show(planned[0])
     return worst
+
+
+def _cost(asked: Mapping[str, float | None]) -> str:
+    """``about 16 core-minutes for 3``, or that nobody measured them."""
+    known = [f"{cost:g} core-minutes for {name}" for name, cost in asked.items() if cost is not None]
+    others = [name for name, cost in asked.items() if cost is None]
+    words = [f"about {', '.join(known)}"] if known else []
+    return "; ".join([*words, *([f"how long {' and '.join(others)} takes is unknown"] if others else [])])
 
 
 def _submit(planned: Sequence[list[Job]], sbatch: str | None, at_once: int | None) -> int:
@@ -177,7 +185,7 @@ def _planned(
     """The jobs of each figure, or of the grid; figures that are drawn from the same runs come once."""
     from .. import sweep as sweeping
     from ..config import merge, parse_set
-    from ..experiments import FIGURES, experiments, folder, on_device
+    from ..experiments import SWEEPS, experiments, folder, on_device
     from ._stability import TABLE, seeds_of
 
     if grid:
@@ -193,7 +201,7 @@ def _planned(
             "--set goes with --grid or with 'sweep table' alone: what a figure needs is fixed, so that its runs can be "
             "compared."
         )
-    if seeds is not None and seeds.isdigit() and TABLE in map(FIGURES.resolve, what):
+    if seeds is not None and seeds.isdigit() and TABLE in map(SWEEPS.resolve, what):
         raise UsageError(f"--seeds {seeds} is a count to the table and a seed to a figure: give them as 3..5 or 3,4.")
     found: dict[Path, dict[str, Experiment]] = {}
     for figure in what:

@@ -12,7 +12,8 @@ __all__ = ["Batch", "Dataset", "Unigram", "load_data"]
 
 
 def load_data(config: DataConfig, *, stack: Stack) -> Dataset:
-    """The data that ``config.source`` names: ``synthetic``, ``text:SRC,TGT`` or ``hf:DATASET,SRC_COLUMN,TGT_COLUMN``.
+    """Loads the data that ``config.source`` names: ``synthetic``, ``text:SRC,TGT`` or
+    ``hf:DATASET,SRC_COLUMN,TGT_COLUMN``.
 
     Each source lives in a module of its own, imported here only when it is asked for.
     """

@@ -1,4 +1,4 @@
-"""What a model is fed: padded rows as the tensors of each kind of stack."""
+"""Makes what a model is fed: padded rows as the tensors of each kind of stack."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Batch:
     masks: dict[str, Tensor]  # stack -> (B, L) bool: True on real tokens
 
     def to(self, device: torch.device | str) -> Batch:
-        """On ``device``; to a GPU from pinned memory, so that the host does not wait."""
+        """Moves the tensors to ``device``; to a GPU from pinned memory, so that the host does not wait."""
         if torch.device(device).type == "cuda":
             return self._each(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
         return self._each(lambda tensor: tensor.to(device))
@@ -33,7 +33,7 @@ class Batch:
         return self._each(torch.Tensor.clone)
 
     def copy_(self, other: Batch) -> None:
-        """The tensors of ``other``, of the same shapes, in place of its own; ``tokens`` stays."""
+        """Takes the tensors of ``other``, of the same shapes, in place of its own; ``tokens`` stays."""
         for own, new in zip(self.tensors(), other.tensors(), strict=True):
             own.copy_(new, non_blocking=True)
 
@@ -55,7 +55,8 @@ class Batch:
 
 
 def make_batch(rows: Rows, stack: Stack, target_vocab: int, random: np.random.Generator) -> Batch:
-    """``rows`` for a kind of stack; single stacks read the target side. ``random`` decides the masked tokens only."""
+    """Makes a batch of ``rows`` for a kind of stack; single stacks read the target side. ``random`` decides the masked
+    tokens only."""
     labels = rows.target  # (B, T)
     real = labels != PAD
     if stack == "encoder":
@@ -72,7 +73,7 @@ def make_batch(rows: Rows, stack: Stack, target_vocab: int, random: np.random.Ge
 def mask_tokens(
     rows: np.ndarray, vocab: int, random: np.random.Generator, share: float = 0.15
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The masked-token task of BERT (Devlin et al. 2019, Sec. 3.1): (input, places to predict), both (B, T).
+    """Masks tokens for the task of BERT (Devlin et al. 2019, Sec. 3.1): (input, places to predict), both (B, T).
 
     15 % of each sentence's words (at least one, never EOS) are to be predicted; of these 80 % become <mask>, 10 % a
     random word, 10 % stay.

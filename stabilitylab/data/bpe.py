@@ -1,4 +1,4 @@
-"""Joint byte-pair encoding, learnt from the training text and cached by content together with the tokens."""
+"""Learns joint byte-pair encoding from the training text, and caches it by content together with the tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def encode_corpus(
     *,
     lines: Callable[[str], Lines],
 ) -> Corpus:
-    """Both sides under one vocabulary. ``hashes`` identify the text that ``read`` returns as "train" (and "valid").
+    """Encodes both sides under one vocabulary. ``hashes`` identify the text that ``read`` returns as "train" (and
+    "valid").
 
     ``lines`` returns one of the two at any later time.
     """
@@ -66,7 +67,8 @@ def encode_corpus(
 
 
 def train(lines: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-pair encoding (Sennrich et al. 2016) of NFKC text, cut at spaces (kept as "▁") and around punctuation."""
+    """Learns byte-pair encoding (Sennrich et al. 2016) of NFKC text, cut at spaces (kept as "▁") and around
+    punctuation."""
     tokenizer = Tokenizer(models.BPE(unk_token=SPECIALS[UNK]))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Strip()])
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])

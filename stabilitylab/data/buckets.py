@@ -1,4 +1,4 @@
-"""Shape buckets: at most two fixed batch shapes that waste little on padding."""
+"""Sorts rows into shape buckets: at most two fixed batch shapes that waste little on padding."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ class Bucket:
 
     @property
     def batches(self) -> int:
-        """Batches an epoch; the last one is filled up from the beginning of the bucket's permutation."""
+        """Counts the batches of an epoch; the last one is filled up from the beginning of the bucket's permutation."""
         return -(-len(self.members) // self.rows)
 
 
 def choose_buckets(lengths: np.ndarray, sentences: int, worth: float = 0.9) -> tuple[Bucket, ...]:
-    """A short and a long bucket whose boundary minimises an epoch's padded tokens; one, if that saves under 10 %.
+    """Chooses a short and a long bucket whose boundary minimises an epoch's padded tokens; one, if that saves under
+    10 %.
 
     The longest bucket holds ``sentences`` rows, a shorter one as many more as fit into the same padded tokens.
     A bucket with fewer pairs than rows is not made.

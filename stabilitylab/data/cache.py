@@ -1,4 +1,4 @@
-"""Arrays kept between runs under a name that says what they were made from; losing them only costs time."""
+"""Keeps arrays between runs under a name that says what they were made from; losing them only costs time."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ logger = logging.getLogger(__name__)
 
 
 def folder() -> Path:
-    """``$STABILITYLAB_CACHE``, or ``stabilitylab`` in the user's cache directory."""
+    """Returns ``$STABILITYLAB_CACHE``, or ``stabilitylab`` in the user's cache directory."""
     if chosen := os.environ.get("STABILITYLAB_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "stabilitylab"
 
 
 def load(name: str) -> dict[str, np.ndarray] | None:
-    """What :func:`save` stored as ``name``; None if there is nothing, or nothing that is whole (zip checks a CRC)."""
+    """Loads what :func:`save` stored as ``name``; None if there is nothing, or nothing that is whole (zip checks a
+    CRC)."""
     path = folder() / f"{name}.npz"
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as entry:
@@ -36,7 +37,7 @@ def load(name: str) -> dict[str, np.ndarray] | None:
 
 
 def save(name: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Whole or not at all: a reader, or a second writer, never sees a part of an entry."""
+    """Stores all or nothing: a reader, or a second writer, never sees a part of an entry."""
     temporary = None
     try:
         folder().mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Tokenised parallel text as a source delivers it: ragged, without special tokens, every pair still there."""
+"""Holds tokenised parallel text as a source delivers it: ragged, without special tokens, every pair still there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Rows(NamedTuple):
         return Rows(self.source[index], self.target[index])
 
     def lengths(self) -> np.ndarray:
-        """Tokens a side, EOS included."""
+        """Counts the tokens a side, EOS included."""
         return np.stack([np.count_nonzero(side, axis=1) for side in self], axis=1)  # (N, 2)
 
     def trimmed(self) -> Rows:
@@ -30,7 +30,8 @@ class Rows(NamedTuple):
         return Rows(self.source[:, :source], self.target[:, :target])
 
     def hashes(self) -> np.ndarray:
-        """64 bits a pair that depend on its tokens only, not on the padding: equal pairs have equal hashes."""
+        """Hashes each pair into 64 bits that depend on its tokens only, not on the padding: equal pairs have equal
+        hashes."""
         total = np.zeros(len(self.source), np.uint64)  # (N,)
         for side, tokens in enumerate(self):
             for place, column in enumerate(tokens.T.astype(np.uint64)):
@@ -45,12 +46,12 @@ class Sentences(NamedTuple):
     lengths: np.ndarray  # (N,)
 
     def pick(self, index: np.ndarray) -> list[np.ndarray]:
-        """The tokens of each of the sentences ``index``, in this order."""
+        """Picks the tokens of each of the sentences ``index``, in this order."""
         ends = self.lengths.cumsum()
         return [self.ids[ends[i] - self.lengths[i] : ends[i]] for i in index]
 
     def rows(self, keep: np.ndarray) -> np.ndarray:
-        """The sentences where ``keep`` is True, ended by EOS and padded to the longest of them."""
+        """Lays out the sentences where ``keep`` is True, ended by EOS and padded to the longest of them."""
         lengths = self.lengths[keep]
         rows = np.zeros((len(lengths), lengths.max(initial=0) + 1), self.ids.dtype)  # (kept, L)
         rows[np.arange(rows.shape[1]) < lengths[:, None]] = self.ids[np.repeat(keep, self.lengths)]
@@ -96,7 +97,8 @@ class Corpus:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection that spreads every bit over all 64."""
+    """Mixes with the finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection that spreads every bit over all
+    64."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""From a corpus to a seeded sequence of fixed-shape batches, one fixed held-out batch and a validation set."""
+"""Makes a seeded sequence of fixed-shape batches out of a corpus, one fixed held-out batch and a validation set."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Dataset:
         self.best_nll = ideal(held_out.target) if ideal else None
 
     def micro_batch(self, step: int, index: int = 0, count: int = 1) -> Batch:
-        """Micro-batch ``index`` of the ``count`` of an update: position ``step * count + index`` of an endless order.
+        """Makes micro-batch ``index`` of the ``count`` of an update: position ``step * count + index`` of an endless
+        order.
 
         Every epoch is a new permutation in which each pair stands once; what the last batch of a bucket lacks is
         taken from the beginning of the same permutation.
@@ -70,7 +71,7 @@ class Dataset:
         return make_batch(rows, self._stack, self.target_vocab, stream(self._config.seed, MASKING, position))
 
     def validation(self) -> Iterator[Batch]:
-        """The validation set, of sentences sorted by length; nothing where there is none."""
+        """Yields the validation set, of sentences sorted by length; nothing where there is none."""
         rows = self._split.validation
         order = np.argsort(rows.lengths().sum(axis=1), kind="stable")
         for start in range(0, len(order), VALIDATION_ROWS):
@@ -78,7 +79,7 @@ class Dataset:
             yield make_batch(some, self._stack, self.target_vocab, stream(0, VALIDATION, start))
 
     def _unigram(self, batches: Iterable[Batch]) -> Unigram:
-        """The training set's label frequencies on the labels of ``batches``."""
+        """Scores the training set's label frequencies on the labels of ``batches``."""
         target = self._rows.target
         counted = target if self._stack != "encoder" else np.where(target == EOS, PAD, target)
         labels = np.concatenate([batch.labels.numpy()[batch.weight.numpy() > 0] for batch in batches])
@@ -93,7 +94,7 @@ class Dataset:
         return [batches[place] for place in random.permutation(len(batches))]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of target ids, up to EOS."""
+        """Returns the text of target ids, up to EOS."""
         words: list[int] = []
         for token in ids:
             if token == EOS:
@@ -103,7 +104,7 @@ class Dataset:
         return self._corpus.decode(words)
 
     def passage(self, data: str | None = None, longest: int | None = None) -> Passage:
-        """Whole sentences to translate: ``data`` = "text:SRC,TGT", in this vocabulary; or what was held out.
+        """Returns whole sentences to translate: ``data`` = "text:SRC,TGT", in this vocabulary; or what was held out.
 
         That is all of the validation text, or without one the pairs that were cut out of the training text. Nothing is
         left out: a source side of over ``longest`` tokens, EOS included, is cut to that length and counted; None: those
@@ -128,7 +129,7 @@ class Dataset:
         return Passage.of(name, tokens, *sides, longest=longest)
 
     def describe(self) -> dict[str, Any]:
-        """What a run records about its data: sizes, shapes, content hashes, the baselines."""
+        """Says what a run records about its data: sizes, shapes, content hashes, the baselines."""
         used = sum(bucket.batches * bucket.rows * sum(bucket.lengths) for bucket in self.buckets)
         sides = self._lengths[:, -len(self.buckets[0].lengths) :]
         return {

@@ -1,4 +1,4 @@
-"""Whole text to translate: every sentence once, with what it should become."""
+"""Holds whole text to translate: every sentence once, with what it should become."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Passage:
     def of(
         cls, name: str, tokens: Sequence[np.ndarray], source: list[str], reference: list[str], *, longest: int
     ) -> Passage:
-        """``tokens``: without EOS; those beyond ``longest``, EOS included, are cut off."""
+        """Makes a passage of ``tokens`` without EOS; those beyond ``longest``, EOS included, are cut off."""
         cut = np.array([len(ids) + 1 > longest for ids in tokens], bool)
         ended = [np.append(ids[: longest - 1].astype(np.int64), EOS) for ids in tokens]
         return cls(name, ended, source, reference, cut, longest)
@@ -36,13 +36,14 @@ class Passage:
         return len(self.tokens)
 
     def head(self, sentences: int | None) -> Passage:
-        """The first ``sentences``, or all."""
+        """Returns the first ``sentences``, or all."""
         end = slice(sentences)
         sides = self.tokens[end], self.source[end], self.reference[end], self.truncated[end]
         return Passage(self.name, *sides, self.longest)
 
     def batches(self, sentences: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-        """(places in the passage, ids (B, S), True on real tokens (B, S)); of like lengths, the longest first."""
+        """Yields (places in the passage, ids (B, S), True on real tokens (B, S)); of like lengths, the longest
+        first."""
         order = sorted(range(len(self)), key=lambda place: -len(self.tokens[place]))
         for start in range(0, len(order), sentences):
             places = order[start : start + sentences]

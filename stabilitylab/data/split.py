@@ -1,4 +1,4 @@
-"""Which sentence pairs of a corpus are trained on, which are the held-out batch, and which the validation set."""
+"""Says which sentence pairs of a corpus are trained on, which are the held-out batch, and which the validation set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LARGEST_SHARE = 10  # at most one in ten pairs of a text without a validation te
 
 
 def stream(seed: int, *place: int) -> np.random.Generator:
-    """The random numbers of one purpose and position, independent of all others."""
+    """Opens the random numbers of one purpose and position, independent of all others."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=place))
 
 
@@ -35,7 +35,7 @@ class Split(NamedTuple):
 
 
 def split(corpus: Corpus, config: DataConfig) -> Split:
-    """The rows of ``corpus`` by their use.
+    """Sorts the rows of ``corpus`` by their use.
 
     The held-out batch is the first ``config.held_out`` pairs of the validation text, the validation set all of it.
     Without such a text both are chosen from the training text, by content; or the source makes fresh pairs for the

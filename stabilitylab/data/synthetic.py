@@ -1,4 +1,4 @@
-"""A translation task made from nothing, whose best possible loss is known."""
+"""Makes a translation task from nothing, whose best possible loss is known."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class Task:
 
     @property
     def log_odds(self) -> np.ndarray:
-        """log p(target word | its source word), the only uncertainty that knowing the source leaves."""
+        """Returns log p(target word | its source word), the only uncertainty that knowing the source leaves."""
         real = self.odds > 0
         values = np.zeros(real.sum())
         values[self.translations[real]] = np.log(self.odds[real])
         return values  # (target words,)
 
     def nll(self, target: np.ndarray) -> float:
-        """Mean of -log p(label | source, labels before it) over the labels of padded ``target`` rows, EOS included.
+        """Averages -log p(label | source, labels before it) over the labels of padded ``target`` rows, EOS included.
 
         The source fixes the order of the words and the end, so that each word costs its own -log odds and EOS nothing.
         """
@@ -68,7 +68,7 @@ class Task:
         return float(-self.log_odds[words].sum() / np.count_nonzero(target != PAD))
 
     def sentences(self, count: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """(words, lengths) of random source sentences, (count, LONGEST) and (count,)."""
+        """Draws (words, lengths) of random source sentences, (count, LONGEST) and (count,)."""
         lengths = np.clip(np.rint(random.normal(MEAN, SPREAD, count)), SHORTEST, LONGEST).astype(np.int64)
         states = len(self.chain)
         cumulative = self.chain.cumsum(axis=1)
@@ -83,7 +83,7 @@ class Task:
         return words, lengths
 
     def translate(self, words: np.ndarray, lengths: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """A translation of each sentence; what stands behind a sentence's end is meaningless."""
+        """Translates each sentence; what stands behind a sentence's end is meaningless."""
         classes = self.classes[words]  # (N, L)
         place = np.arange(words.shape[1])
         before_noun = (classes == ADJ) & (np.pad(classes, ((0, 0), (0, 1)))[:, 1:] == NOUN)
@@ -97,7 +97,7 @@ class Task:
 
 
 def make_task(vocabulary: int = VOCABULARY, seed: int = SEED) -> Task:
-    """The language with at most ``vocabulary`` target ids; the source side needs about 30 % fewer."""
+    """Makes the language with at most ``vocabulary`` target ids; the source side needs about 30 % fewer."""
     random = np.random.default_rng(seed)
     budget = vocabulary - len(SPECIALS)
     expected = 1 + SHARES @ AMBIGUOUS * 1.35  # translations a word
@@ -132,7 +132,7 @@ def make_task(vocabulary: int = VOCABULARY, seed: int = SEED) -> Task:
 
 
 def load_synthetic(vocab_size: int) -> Corpus:
-    """The task's corpus: the same for every configuration of one ``vocab_size``, and above 512 for all."""
+    """Makes the task's corpus: the same for every configuration of one ``vocab_size``, and above 512 for all."""
     task = make_task(min(vocab_size, VOCABULARY))
     sides = _pairs(task, PAIRS, SEED + 1)
     vocabularies = [f"{CLASSES[kind]}{word}" for word, kind in enumerate(task.classes)], target_names(task)
@@ -171,7 +171,7 @@ def _pairs(task: Task, count: int, seed: int) -> Pairs:
 
 
 def target_names(task: Task) -> list[str]:
-    """Readable target words: ``noun204b`` is the second translation of source word 204."""
+    """Names target words readably: ``noun204b`` is the second translation of source word 204."""
     names = [""] * np.count_nonzero(task.odds)
     for word, choice in np.argwhere(task.odds > 0):
         names[task.translations[word, choice]] = f"{CLASSES[task.classes[word]]}{word}{'abc'[choice]}"

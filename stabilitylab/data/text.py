@@ -1,4 +1,4 @@
-"""Local parallel text: two files with one sentence a line, plain or gzip."""
+"""Reads local parallel text: two files with one sentence a line, plain or gzip."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MORE = "--set data.max_file_mb"
 
 
 class Bounds(NamedTuple):
-    """The most bytes of a file, unpacked, and of one line; a corpus is held in memory."""
+    """Bounds the bytes of a file, unpacked, and of one line; a corpus is held in memory."""
 
     file: int = 1_000_000_000
     line: int = 1_000_000
@@ -30,7 +30,7 @@ class Bounds(NamedTuple):
 
 
 def load_text(files: str, valid: str | None, vocab_size: int, bounds: Bounds = Bounds()) -> Corpus:
-    """``files`` and ``valid`` are "SRC,TGT"."""
+    """Loads ``files`` and ``valid``, each "SRC,TGT"."""
     paths = {"train": _two(files, "--data text:SRC,TGT")}
     if valid is not None:
         paths["valid"] = _two(valid, "data.valid = SRC,TGT")
@@ -47,7 +47,7 @@ def load_text(files: str, valid: str | None, vocab_size: int, bounds: Bounds = B
 
 
 def read_pair(files: str, form: str, bounds: Bounds) -> bpe.Lines:
-    """The lines of both files of "SRC,TGT"; ``form`` is how a message says that they are named."""
+    """Reads the lines of both files of "SRC,TGT"; ``form`` is how a message says that they are named."""
     return _lines(_two(files, form), lambda path: _bytes(path, bounds), bounds)
 
 
@@ -63,7 +63,7 @@ def _lines(pair: tuple[Path, Path], content: Callable[[Path], bytes], bounds: Bo
 
 
 def decoded(path: Path, content: bytes, bounds: Bounds) -> list[str]:
-    """The lines of a file. Only a newline ends one: text may well contain the other separators of Unicode."""
+    """Reads the lines of a file. Only a newline ends one: text may well contain the other separators of Unicode."""
     content = unpacked(path, content, bounds.file, MORE)
     if b"\n" not in content and b"\r" in content.rstrip(b"\r"):
         raise InputError(
@@ -98,7 +98,7 @@ def _bytes(path: Path, bounds: Bounds) -> bytes:
 
 
 def _longest(content: bytes) -> tuple[int, int]:
-    """Number and bytes of the longest line."""
+    """Finds number and bytes of the longest line."""
     ends = np.flatnonzero(np.frombuffer(content, np.uint8) == ord("\n"))
     lengths = np.diff(ends, prepend=-1, append=len(content)) - 1
     return int(lengths.argmax()) + 1, int(lengths.max())

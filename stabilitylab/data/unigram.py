@@ -1,4 +1,4 @@
-"""The baseline that a model must beat to have learnt anything from its input."""
+"""Measures the baseline that a model must beat to have learnt anything from its input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .corpus import PAD
 
 @dataclass(frozen=True)
 class Unigram:
-    """A model that ignores its input: the training set's label frequencies, scored on the held-out labels.
+    """Ignores the input: predicts the training set's label frequencies, and is scored on the held-out labels.
 
     p(v) = (count(v) + 1) / (labels + vocabulary), Laplace's rule, so that an unseen label costs a finite amount;
     accuracy is that of always answering the most frequent label.
@@ -22,7 +22,7 @@ class Unigram:
 
     @classmethod
     def of(cls, training: np.ndarray, held_out: np.ndarray, vocab: int) -> Unigram:
-        """From label ids of any shape; PAD in ``training`` is no label."""
+        """Counts label ids of any shape; PAD in ``training`` is no label."""
         counts = np.bincount(training.ravel(), minlength=vocab)
         counts[PAD] = 0
         log_p = np.log((counts + 1) / (counts.sum() + vocab))

@@ -1,37 +1,37 @@
-"""Which runs a figure needs: one function per figure, each a list of configurations.
+"""What a figure's runs are made of: configurations by scale, their names, and the runs that several figures share.
 
 Scale ``tiny`` is the 64-128-2 model on one CPU core; ``h200`` what one GPU makes in half an hour; ``paper`` the papers'
 sizes, for GPUs and data that the user names. Seeds 0, 1 and 2 were pilots at width 64 (thresholds of claims stood next
-to them), so sweeps begin with 3.
+to them), so sweeps begin with 3. Which runs a figure needs stands in its own file (:func:`sweep`).
 """
 
-from . import admin, branchnorm, deepnet, protocol, table  # registers the figures
+from . import one_gpu, one_step, protocol
 from .lookup import asked, command, experiments, folder, minutes, on_device
-from .one_gpu import ONE_GPU
-from .recipe import CONTROLS, FIGURES, SEEDS, Experiment, Kind, Recipe, name_of, slug
+from .recipe import CONTROLS, SEEDS, Experiment, Kind, Recipe, name_of, probing, slug
+from .sweeps import SWEEPS, Sweep, sweep
 from .table import SCHEMES, table_runs
 
 __all__ = [
     "CONTROLS",
-    "FIGURES",
-    "ONE_GPU",
     "SCHEMES",
     "SEEDS",
+    "SWEEPS",
     "Experiment",
     "Kind",
     "Recipe",
-    "admin",
+    "Sweep",
     "asked",
-    "branchnorm",
     "command",
-    "deepnet",
     "experiments",
     "folder",
     "minutes",
     "name_of",
     "on_device",
+    "one_gpu",
+    "one_step",
+    "probing",
     "protocol",
     "slug",
-    "table",
+    "sweep",
     "table_runs",
 ]

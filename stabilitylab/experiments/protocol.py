@@ -1,4 +1,5 @@
-"""The runs of Protocol 2, by which architectures are compared: ramps of 4 % of the run, and for each its own rate.
+"""Plans the runs of Protocol 2, by which architectures are compared: ramps of 4 % of the run, and for each its own
+rate.
 
 T = warm-up = 4 % of the run, where BranchNorm has 4,000 of 100,000 updates; then a linear decay to 0. Each arm trains
 at the learning rate that is best for it on seeds 100 and 101 in runs of a quarter of the length; seeds 3 to 8 are
@@ -36,17 +37,17 @@ WITH_LAYERS = probing("default", "branch_variance")
 
 
 def arms(layers: int) -> tuple[str, ...]:
-    """The arms at ``layers`` a side."""
+    """Lists the arms at ``layers`` a side."""
     return (*ARMS, ALPHA_ALONE) if layers == LAYERS[0] else ARMS
 
 
 def share(updates: int, part: float = RAMP) -> int:
-    """``part`` of a run in updates, at least one."""
+    """Counts ``part`` of a run in updates, at least one."""
     return max(1, round(part * updates))
 
 
 def chosen(arm: str, layers: int) -> float:
-    """The learning rate of an arm; at a depth without a choice of its own that of the nearest one."""
+    """Returns the learning rate of an arm; at a depth without a choice of its own that of the nearest one."""
     own = CHOSEN[arm]
     return own[min(own, key=lambda known: abs(math.log(known / layers)))]
 
@@ -54,7 +55,8 @@ def chosen(arm: str, layers: int) -> float:
 def run(
     arm: str, layers: int, seed: int, rate: float, updates: int, *settings: Settings, tags: Sequence[str] = ()
 ) -> Experiment:
-    """One run of ``arm``, ``layers`` a side, at learning rate ``rate``, whose warm-up and T are 4 % of ``updates``.
+    """Plans one run of ``arm``, ``layers`` a side, at learning rate ``rate``, whose warm-up and T are 4 % of
+    ``updates``.
 
     ``settings`` win over these, but not over what makes the arm.
     """
@@ -70,7 +72,7 @@ def run(
 def choice(
     layers: int, settings: Settings, rates: Mapping[str, tuple[float, ...]] | None = None
 ) -> Iterator[Experiment]:
-    """The runs from which the rate of each arm is chosen; ``rates``: others than the four."""
+    """Plans the runs from which the rate of each arm is chosen; ``rates``: others than the four."""
     light: Settings = {"train": {"final_checkpoint": False}}
     for seed in CHOICE_SEEDS:
         for arm in arms(layers):
@@ -79,7 +81,8 @@ def choice(
 
 
 def best(losses: Mapping[float, float]) -> tuple[float, float | None]:
-    """The rate of the smallest loss, and the rate that is to be tried next, where the best one stands at the edge.
+    """Picks the rate of the smallest loss, and the rate that is to be tried next, where the best one stands at the
+    edge.
 
     A loss that is not finite counts as the worst. None: the choice is made, or the next rate would lie beyond
     ``LEAST_RATE`` and ``MOST_RATE``.
@@ -93,15 +96,16 @@ def best(losses: Mapping[float, float]) -> tuple[float, float | None]:
 
 
 def length(ask: Recipe, usual: int) -> tuple[int, list[str]]:
-    """Updates of the runs that are asked for, and what tells those of an unusual length apart in their names."""
+    """Counts the updates of the runs that are asked for, and says what tells those of an unusual length apart in their
+    names."""
     return (usual, []) if ask.steps in (None, usual) else (int(ask.steps or usual), [f"steps{ask.steps}"])
 
 
 def main(
     ask: Recipe, layers: Iterable[int] = tuple(reversed(LAYERS)), only: Sequence[str] = ()
 ) -> Iterator[Experiment]:
-    """The comparison: all arms (or ``only`` these) at their own rates, seed by seed, so that whatever is finished is
-    paired; with the tables of Figures 8 and 9."""
+    """Compares all arms (or ``only`` these) at their own rates, seed by seed, so that whatever is finished is paired;
+    with the tables of Figures 8 and 9."""
     layers = tuple(layers)
     updates, tags = length(ask, UPDATES)
     for seed in ask.seeds or SEEDS:
@@ -113,8 +117,8 @@ def main(
 
 
 def beginning(ask: Recipe) -> Iterator[Experiment]:
-    """The ramp of the runs of :func:`main` with gradient norms in every row: their first 4 %, bit for bit, since the
-    decay begins after it."""
+    """Repeats the ramp of the runs of :func:`main` with gradient norms in every row: their first 4 %, bit for bit,
+    since the decay begins after it."""
     updates, tags = length(ask, UPDATES)
     first: Settings = {"train": {"steps": share(updates), "warmup": share(updates), "final_checkpoint": False}}
     every_row = probing("grad_norm", every=1, update_every=10)
@@ -126,7 +130,7 @@ def beginning(ask: Recipe) -> Iterator[Experiment]:
 
 
 def ramps(ask: Recipe) -> Iterator[Experiment]:
-    """BranchNorm, 18 layers a side, with the paper's T as shares of the run; warm-up stays 4 %."""
+    """Trains BranchNorm, 18 layers a side, with the paper's T as shares of the run; warm-up stays 4 %."""
     updates, tags = length(ask, RAMP_UPDATES)
     for seed in ask.seeds or SEEDS:
         for part in SHARES:
@@ -137,7 +141,7 @@ def ramps(ask: Recipe) -> Iterator[Experiment]:
 
 
 def growths(ask: Recipe) -> Iterator[Experiment]:
-    """BranchNorm, 6 layers a side, with three shapes of alpha's ramp, 4 % of the run long."""
+    """Trains BranchNorm, 6 layers a side, with three shapes of alpha's ramp, 4 % of the run long."""
     updates, tags = length(ask, RAMP_UPDATES)
     for seed in ask.seeds or SEEDS:
         for growth in ("linear", "exp", "sigmoid"):
@@ -146,8 +150,8 @@ def growths(ask: Recipe) -> Iterator[Experiment]:
 
 
 def deepest(ask: Recipe) -> Iterator[Experiment]:
-    """100L-100L with the default recipe of 160 updates: two rates, and T = 1, 4 % and 60 % of the run. T = 1 asks
-    whether DeepNorm's initialisation needs a ramp beside it at all."""
+    """Trains 100L-100L with the default recipe of 160 updates: two rates, and T = 1, 4 % and 60 % of the run. T = 1
+    asks whether DeepNorm's initialisation needs a ramp beside it at all."""
     for seed in ask.seeds or SEEDS:
         for rate in DEEPEST_RATES:
             for T in DEEPEST_RAMPS:
@@ -161,7 +165,7 @@ def deepest(ask: Recipe) -> Iterator[Experiment]:
 
 
 def fifty(ask: Recipe) -> Iterator[Experiment]:
-    """50L-50L at the rates of 18 layers a side, half as long as the comparison."""
+    """Trains 50L-50L at the rates of 18 layers a side, half as long as the comparison."""
     for seed in ask.seeds or SEEDS:
         for arm in ARMS:
             yield run(arm, 50, seed, chosen(arm, 50), RAMP_UPDATES, probing(), ask.settings)

@@ -1,15 +1,14 @@
-"""What a list of runs is made of: an experiment, the recipe that a figure's function is asked for, names."""
+"""Holds what a list of runs is made of: an experiment, the recipe that a figure's function is asked for, names."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..config import Config, merge, resolve
 from ..labels import label
-from ..registry import Registry
 
 Kind = Literal["train", "onestep"]
 Scale = Literal["tiny", "h200", "paper"]
@@ -26,21 +25,10 @@ class Experiment:
     kind: Kind = "train"
 
 
-FigureRuns = Callable[["Recipe"], Iterator[Experiment]]
-
-
-class _Figures(Registry[FigureRuns]):
-    def resolve(self, name: str) -> str:
-        short = {"table": "table:stability"}
-        return super().resolve(f"branchnorm:{name}" if name.isdigit() else short.get(name, name))
-
-
-FIGURES = _Figures("figure with a sweep")
-
-
 @dataclass(frozen=True)
 class Recipe:
-    """What a figure's function is asked for: scale, the user's settings, seeds and updates (None: the figure's own)."""
+    """Says what a figure's function is asked for: scale, the user's settings, seeds and updates (None: the figure's
+    own)."""
 
     scale: Scale
     settings: Settings
@@ -48,11 +36,15 @@ class Recipe:
     steps: int | None = None
 
     @property
+    def one_gpu(self) -> bool:
+        return self.scale == "h200"
+
+    @property
     def tiny(self) -> bool:
         return self.scale == "tiny"
 
     def only(self, seed: int) -> Recipe:
-        """The same for one seed."""
+        """Asks for the same with one seed."""
         return replace(self, seeds=(seed,))
 
     def runs(
@@ -65,7 +57,7 @@ class Recipe:
         axes: Settings | None = None,
         tag: str = "",
     ) -> Iterator[Experiment]:
-        """The product of control names, layers a side and seeds (five; three at the papers' size).
+        """Crosses names of controls or architectures, layers a side and seeds (five; three at the papers' size).
 
         ``axes`` win over the user's settings. Names are ``<label>-<layers>-<tag>-s<seed>``.
         """
@@ -74,7 +66,7 @@ class Recipe:
             for layers in depths:
                 for seed in self.seeds or own_seeds:
                     own = {
-                        "model": {"encoder_layers": layers, "decoder_layers": layers, **CONTROLS[arch]},
+                        "model": {"encoder_layers": layers, "decoder_layers": layers, **control(arch)},
                         "data": {"seed": seed},  # the order of batches is part of a seed, and the same for all archs
                         "train": {"seed": seed},
                     }
@@ -94,13 +86,18 @@ CONTROLS: dict[str, dict[str, Any]] = {
 }
 
 
+def control(name: str) -> Mapping[str, Any]:
+    """Returns the settings that make ``name``: those of a control, or of the architecture of that name."""
+    return CONTROLS.get(name, {"arch": name})
+
+
 def name_of(config: Config, *tags: str) -> str:
-    """Such as ``branchnorm-T1-12-warmup0-s3``: label, layers in all, what else varies, seed."""
+    """Names a run such as ``branchnorm-T1-12-warmup0-s3``: label, layers in all, what else varies, seed."""
     return "-".join(filter(None, (slug(label(config.model)), str(config.model.depth), *tags, f"s{config.train.seed}")))
 
 
 def slug(text: str) -> str:
-    """``text`` as a part of a file name that needs no quoting."""
+    """Turns ``text`` into a part of a file name that needs no quoting."""
     return re.sub(r"[^\w+.]+", "-", text.replace("=", ""), flags=re.ASCII).strip("-.")
 
 
@@ -110,6 +107,12 @@ EARLY = {"model": {"T": 4000}, "train": {"lr": 5e-4, "warmup": 4000}}
 BASE = {"preset": "base", "data": {"sentences": 16, "max_length": 256}}
 BRANCHNORM = merge(BASE, {"train": {"accumulate": 128}})
 DEEPNET = merge(BASE, {"model": {"dropout": 0.4}, "train": {"steps": 8000}})
+# The repository of Admin's authors: RAdam, embeddings shared, dropout inside the sub-layers too.
+AUTHORS = merge(
+    BASE,
+    {"model": {"tie": "all", "attention_dropout": 0.1, "activation_dropout": 0.1}},
+    {"train": {"optimizer": "radam"}},
+)
 
 
 def probing(*names: str, every: int | str = "log", update_every: int | str = "log") -> dict[str, Any]:

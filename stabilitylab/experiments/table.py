@@ -1,4 +1,4 @@
-"""The runs of the stability table: every architecture at every depth, whatever else the user sets."""
+"""Plans the runs of the stability table: every architecture at every depth, whatever else the user sets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config import depth_layers, merge, resolve
 from ..errors import UsageError
-from .recipe import BRANCHNORM, CONTROLS, DEEPNET, FIGURES, SEEDS, Experiment, Recipe, Settings, name_of, probing
+from .recipe import BRANCHNORM, SEEDS, Experiment, Recipe, Settings, control, name_of, probing
 
 SCHEMES = (  # those of the papers' tables first, then what is used to the same end today
     *("postln", "preln", "postln-init", "deepnorm", "branchnorm", "admin"),
@@ -19,7 +19,8 @@ ITS_AXES = ("model.arch", "model.encoder_layers", "model.decoder_layers", "train
 
 
 def table_settings(ask: Recipe, full: Settings = BRANCHNORM) -> dict[str, Any]:
-    """What all runs of the table have in common: the preset's recipe or a paper's, and the user's settings over it.
+    """Merges what all runs of the table have in common: the preset's recipe or a paper's, and the user's settings over
+    it.
 
     Raises UsageError where those name an axis of the table.
     """
@@ -33,7 +34,7 @@ def table_settings(ask: Recipe, full: Settings = BRANCHNORM) -> dict[str, Any]:
 def table_runs(
     ask: Recipe, archs: Sequence[str] = SCHEMES, depths: Sequence[int] = (), full: Settings = BRANCHNORM
 ) -> Iterator[Experiment]:
-    """Every architecture (or control, such as ``branchnorm T=1``) at every depth and seed.
+    """Crosses every architecture (or control, such as ``branchnorm T=1``) with every depth and seed.
 
     ``depths`` count encoder and decoder layers together, or the layers of a single stack. T-Fixup trains without
     warm-up, as its paper insists, unless the settings name one. Raises UsageError for a depth that there is not.
@@ -45,21 +46,9 @@ def table_runs(
             layers = {"encoder_layers": encoder, "decoder_layers": decoder}
             for seed in ask.seeds or SEEDS[:3]:
                 own = {
-                    "model": {**CONTROLS.get(arch, {"arch": arch}), **layers},
+                    "model": {**control(arch), **layers},
                     "data": {"seed": seed},
                     "train": {"seed": seed},
                 }
                 config = resolve(common, own)
                 yield Experiment(name_of(config), config)
-
-
-@FIGURES.register("table:stability")
-def _stability(ask: Recipe) -> Iterator[Experiment]:
-    """At full size the papers' tables: BranchNorm's recipe, up to 100 layers a side."""
-    yield from table_runs(ask)
-
-
-@FIGURES.register("deepnet:6")
-def _quality_of_all_against_depth(ask: Recipe) -> Iterator[Experiment]:
-    """Drawn from the table's runs; at full size DeepNet's own, 10 to 100 layers a side and 8,000 updates."""
-    yield from table_runs(ask, depths=() if ask.tiny else range(20, 201, 20), full=DEEPNET)

@@ -16,7 +16,7 @@ from ..reports.collection import Record, Runs
 from ..reports.stability import COUNTS, stability_table
 from ..store.layout import flat
 from .columns import COLUMNS, Column
-from .measuring import Measurement
+from .measurement import Measurement
 from .ranking import ranking, ranks
 
 LEAST = 5  # architectures below which no correlation is given

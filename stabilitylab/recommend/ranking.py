@@ -10,7 +10,7 @@ from statistics import fmean, median
 from scipy import stats
 
 from .columns import COLUMNS, RANKED, Column
-from .measuring import Measurement
+from .measurement import Measurement
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Runs to figures, claims and a page. Nothing here needs torch."""
+"""Turns runs into figures, claims and a page. Nothing here needs torch."""
 
 from .base import FIGURES, Figure, MissingRuns, Panel, Picture, Reference, Series, figure
 from .claims import Effect, claim

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import numpy as np
-import pandas as pd
 
-from ..registry import Registry, Room
+from ..experiments.sweeps import ROOM, ByFigure
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from .collection import Runs
 
 ZERO, ABSENT, NONFINITE, DIVERGED, STUCK = 1, 2, 3, 4, 5  # in Map.finding; 0 is a number like any other
@@ -21,7 +22,7 @@ FINDINGS = {
 
 
 class MissingRuns(Exception):
-    """A figure or claim lacks its runs: a sentence, and the command that makes them."""
+    """Says that a figure or claim lacks its runs: a sentence, and the command that makes them."""
 
     def __init__(self, sentence: str, command: str = "") -> None:
         super().__init__(sentence)
@@ -87,7 +88,7 @@ class Map:
 
     @property
     def usual(self) -> np.ndarray:
-        """(rows, columns) True where a cell has a colour of the scale."""
+        """Is True (rows, columns) where a cell has a colour of the scale."""
         return (self.finding == 0) & np.isfinite(self.z) & ((self.z > 0) | (not self.log))
 
 
@@ -109,7 +110,7 @@ class Panel:
 
 
 def compared(panels: Iterable[Panel]) -> list[Panel]:
-    """These panels, with the same colours in all maps of one unit."""
+    """Gives all maps of one unit the same colours."""
     found = list(panels)
     shown: dict[str, list[np.ndarray]] = {}
     for panel in found:
@@ -134,17 +135,21 @@ class Picture:
     extra: Mapping[str, str] = field(default_factory=dict)  # further files: end of the name, such as table.md -> text
 
     def letter(self, place: int) -> str:
-        """What stands before a panel's title: ``(a) `` where there are several, as far as the alphabet goes."""
+        """Says what stands before a panel's title: ``(a) `` where there are several, as far as the alphabet goes."""
         return f"({chr(ord('a') + place)}) " if 1 < len(self.panels) <= 26 else ""
 
     def frame(self) -> pd.DataFrame:
-        """Exactly what is drawn, one row a point: panel, series, x, y, low, high, seeds, finding."""
+        """Lists exactly what is drawn, one row a point: panel, series, x, y, low, high, seeds, finding."""
+        import pandas as pd  # here, as whoever lists the runs of a figure reads its file too
+
         pieces = [piece for panel in self.panels for piece in _drawn(panel)]
         columns = ["panel", "series", "axis", "x", "y", "low", "high", "seeds", "finding"]
         return pd.concat(pieces, ignore_index=True).loc[:, columns] if pieces else pd.DataFrame(columns=columns)
 
 
 def _drawn(panel: Panel) -> Iterator[pd.DataFrame]:
+    import pandas as pd
+
     for one in panel.series:
         content = {"x": one.x, "y": one.y, "low": one.low, "high": one.high}
         data = pd.DataFrame({key: value if value is not None else np.nan for key, value in content.items()})
@@ -174,31 +179,25 @@ def _drawn(panel: Panel) -> Iterator[pd.DataFrame]:
 
 
 def _cells(panel: Panel, heat: Map) -> list[str]:
-    """What each cell is called, row by row: its row, and its column where that has a name."""
+    """Says what each cell is called, row by row: its row, and its column where that has a name."""
     rows = list(heat.y_names) or [f"{panel.y} {place:g}" for place in heat.y]
     columns = [f", {name}" for name in heat.x_names] or [""] * len(heat.x)
     return [row + column for row in rows for column in columns]
 
 
 class Figure:
-    """A figure of a paper as a measurement: subclass it, decorate with :func:`figure`, write ``picture``."""
+    """Draws a figure of a paper as a measurement: subclass it, decorate with :func:`figure`, write ``picture``."""
 
     id: ClassVar[str]
     title: ClassVar[str]
     source: ClassVar[str]
 
     def picture(self, runs: Runs) -> Picture:
-        """What these runs show; raises :class:`MissingRuns` where there is nothing to draw."""
+        """Draws what these runs show; raises :class:`MissingRuns` where there is nothing to draw."""
         raise NotImplementedError
 
 
-class _Figures(Registry[type[Figure]]):
-    def resolve(self, name: str) -> str:
-        short = {"table": "table:stability"}
-        return super().resolve(f"branchnorm:{name}" if name.isdigit() else short.get(name, name))
-
-
-FIGURES = _Figures("figure", Room("stabilitylab.reports.figures", "stabilitylab.figures"))
+FIGURES: ByFigure[type[Figure]] = ByFigure("figure", ROOM)
 F = TypeVar("F", bound=type[Figure])
 
 
@@ -215,13 +214,13 @@ def figure(id: str, *, title: str, source: str) -> Callable[[F], F]:
 
 @dataclass
 class Spread:
-    """Values of several seeds at each x, as a line with the range over seeds."""
+    """Gathers values of several seeds at each x, and draws them as a line with the range over seeds."""
 
     log: bool = False  # the middle is a geometric mean
     points: dict[float, list[float]] = field(default_factory=dict)
 
     def add(self, x: Sequence[float], y: Sequence[float]) -> None:
-        """One seed's values."""
+        """Adds one seed's values."""
         for place, value in zip(x, y, strict=True):
             self.points.setdefault(float(place), []).append(float(value))
 

@@ -1,4 +1,4 @@
-"""The report: every figure that the runs allow, the ledger of claims, and the page that holds them."""
+"""Writes the report: every figure that the runs allow, the ledger of claims, and the page that holds them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DIAGNOSED = 3  # runs that get a diagnostic page of their own, where none is nam
 
 @dataclass(frozen=True)
 class Missing:
-    """A figure that could not be made, why, and the command that makes its runs."""
+    """Says which figure could not be made, why, and which command makes its runs."""
 
     id: str
     title: str
@@ -44,8 +44,8 @@ class Missing:
 
 @dataclass(frozen=True)
 class Failed:
-    """A figure, a run's part of the page (``run:NAME``) or a claim's verdict, and the error that kept it from being
-    made."""
+    """Says which figure, run's part of the page (``run:NAME``) or claim's verdict could not be made, and which error
+    kept it from being made."""
 
     id: str
     title: str
@@ -59,7 +59,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Built:
-    """What a report came to."""
+    """Says what a report came to."""
 
     page: Path
     sections: Sequence[page.PageSection]
@@ -152,7 +152,8 @@ def _press(
 def _diagnosed(
     press: Press, runs: Runs, names: Sequence[str], progress: Callable[[str], None]
 ) -> list[Missing | Failed | None]:
-    """The runs' own parts of the page; one that is damaged raises before any is begun that another would replace."""
+    """Diagnoses the runs that have a part of the page; one that is damaged raises before any is begun that another
+    would replace."""
     known = {record.name for record in runs}
     chosen = _named(runs, [name for name in names if name in known]) if not names or known & {*names} else []
     pictures: list[tuple[Record, Callable[[], Picture]]] = []
@@ -170,7 +171,7 @@ def _diagnosed(
 
 
 def _drawn(record: Record) -> Callable[[], Picture]:
-    """The diagnosis of a run, made now; any error but damage is kept for whoever asks for it."""
+    """Diagnoses a run now; any error but damage is kept for whoever asks for it."""
     try:
         picture = diagnose(record)
     except DamagedError:
@@ -196,7 +197,7 @@ def _lacking(id: str, title: str, lacking: MissingRuns, group: page.Group) -> Mi
 
 
 def load(folder: Path) -> tuple[Runs, list[tuple[Path, str]]]:
-    """The runs below ``folder`` and what could not be read; raises InputError where there is no run at all."""
+    """Loads the runs below ``folder``, with what could not be read; raises InputError where there is no run at all."""
     if not folder.is_dir():
         raise InputError(f"no folder {folder}: make runs with 'stabilitylab probe', or name their folder.")
     broken: list[tuple[Path, str]] = []
@@ -210,7 +211,8 @@ def load(folder: Path) -> tuple[Runs, list[tuple[Path, str]]]:
 
 
 def write_ledger(findings: Sequence[Finding], out: Path) -> None:
-    """claims.json, and claims.csv with one row an effect, a claim's first ("primary") before those that describe."""
+    """Writes claims.json, and claims.csv with one row an effect, a claim's first ("primary") before those that
+    describe."""
     out.mkdir(parents=True, exist_ok=True)
     entries = [finding.as_dict() for finding in findings]
     facts = plain({"headline": headline(findings), "claims": entries})
@@ -227,7 +229,7 @@ def write_ledger(findings: Sequence[Finding], out: Path) -> None:
 
 
 def _order(id: str) -> tuple[int, str]:
-    """BranchNorm's figures first, then DeepNet's, then Admin's, then whatever else is registered."""
+    """Puts BranchNorm's figures first, then DeepNet's, then Admin's, then whatever else is registered."""
     paper = id.partition(":")[0]
     return (PAPERS.index(paper) if paper in PAPERS else len(PAPERS), id)
 
@@ -263,7 +265,7 @@ class Press:
             self._printing.append((section, self._workers.submit(paper.write, picture, self._folder, name)))
 
     def printed(self) -> tuple[list[page.PageSection], list[tuple[page.PageSection, Exception]]]:
-        """Waits: the sections whose files all stand, and the others, which leave none, with what went wrong.
+        """Waits; returns the sections whose files all stand, and the others, which leave none, with what went wrong.
 
         Raises OSError where the files cannot be written."""
         done, failed = [], []
@@ -281,7 +283,7 @@ class Press:
 
 
 def _named(runs: Runs, names: Sequence[str]) -> list[Record]:
-    """The runs of these names; without any, what went wrong first, and one of each label before a second."""
+    """Picks the runs of these names; without any, what went wrong first, and one of each label before a second."""
     if names:
         known = {record.name: record for record in runs}
         if unknown := [name for name in names if name not in known]:

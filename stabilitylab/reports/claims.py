@@ -1,4 +1,4 @@
-"""The claims ledger: what a paper says, the statistic that tests it, and the verdict of the runs at hand."""
+"""Keeps the claims ledger: what a paper says, the statistic that tests it, and the verdict of the runs at hand."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from ..errors import DamagedError, in_words
 from ..experiments import command
+from ..experiments.sweeps import ROOM
 from ..registry import Registry
 from .base import MissingRuns
 from .collection import Record, Runs, spared
@@ -42,7 +43,8 @@ LEAST_SEEDS = 3  # of counts in which a seed has several runs
 
 @dataclass(frozen=True)
 class Effect:
-    """One number a seed, and the regions in which its mean decides. ``log``: a ratio or norm, averaged in logs.
+    """Measures one number a seed, with the regions in which its mean decides. ``log``: a ratio or norm, averaged in
+    logs.
 
     ``of``: the runs that it was measured on. Without regions it describes and decides nothing.
     """
@@ -70,7 +72,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Share:
-    """Of each seed's runs, layers or pairs so many (seed -> count, of how many): the share over all seeds.
+    """Counts so many of each seed's runs, layers or pairs (seed -> count, of how many): the share over all seeds.
 
     Its interval is Korn and Graubard's (:func:`~stabilitylab.reports.statistics.effective`): Clopper and Pearson's at
     the effective number, in which the seeds are the units; it never leaves [0, 1]. Counts of fewer than six runs, or
@@ -114,7 +116,8 @@ def _judged(
     log: bool,
     decides: bool = True,
 ) -> dict[str, Any]:
-    """An effect by name: its interval, what it decides, and p of the region in which it lies or which it leaves."""
+    """Puts together what an effect says: its interval, what it decides, and p of the region in which it lies or which
+    it leaves."""
     mean, low, high = measured
     verdict: Verdict | Literal[""] = ""
     p = math.nan
@@ -143,8 +146,8 @@ def _judged(
 
 
 def _tested(verdict: str, reproduced: Region, contradicted: Region | None) -> list[Region]:
-    """The regions of which it is tested whether the mean lies outside: that of the verdict; beyond R on either side
-    where it is "not reproduced"; both where nothing is decided."""
+    """Picks the regions of which it is tested whether the mean lies outside: that of the verdict; beyond R on either
+    side where it is "not reproduced"; both where nothing is decided."""
     if verdict == "reproduced":
         return [reproduced]
     if verdict == "contradicted" and contradicted is not None:
@@ -159,7 +162,7 @@ AnyEffect = TypeVar("AnyEffect", bound=Effect | Share)
 
 
 def described(effect: AnyEffect, name: str = "") -> AnyEffect:
-    """The same without regions, so that it describes and decides nothing; ``name``: under another name."""
+    """Takes the regions away, so that it describes and decides nothing; ``name``: under another name."""
     return replace(effect, name=name or effect.name, reproduced=None, contradicted=None)
 
 
@@ -170,8 +173,8 @@ def together(
     reproduced: Region | None = None,
     contradicted: Region | None = None,
 ) -> Effect:
-    """One number of several effects, seed by seed (of seeds that all have): their mean, the largest, ...; with ``log``
-    where they all have it, and of all their runs."""
+    """Makes one number of several effects, seed by seed (of seeds that all have): their mean, the largest, ...; with
+    ``log`` where they all have it, and of all their runs."""
     seeds = sorted(set.intersection(*({*effect.values} for effect in effects))) if effects else []
     values = {seed: float(how([effect.values[seed] for effect in effects])) for seed in seeds}
     log, of = all(effect.log for effect in effects), [record for effect in effects for record in effect.of]
@@ -180,8 +183,8 @@ def together(
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper as a falsifiable test. ``measure`` raises :class:`MissingRuns` where runs are missing; of
-    what it returns the first effect decides, the others describe."""
+    """Tests a sentence of a paper so that it can fail. ``measure`` raises :class:`MissingRuns` where runs are missing;
+    of what it returns the first effect decides, the others describe."""
 
     id: str
     figure: str  # the figure that shows it
@@ -199,8 +202,8 @@ class Claim:
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim with what the runs at hand say: its effects' intervals, the verdict of the first, and whether that is
-    still decided among all published claims of its paper (``survives``; None where it does not count)."""
+    """Holds a claim with what the runs at hand say: its effects' intervals, the verdict of the first, and whether that
+    is still decided among all published claims of its paper (``survives``; None where it does not count)."""
 
     claim: Claim
     verdict: Outcome
@@ -212,7 +215,7 @@ class Finding:
     survives: bool | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it: regions as they print themselves."""
+        """Writes it as JSON has it: regions as they print themselves."""
         facts = {key: value for key, value in vars(self.claim).items() if key != "measure"}
         effects = [
             {**effect, **{kind: str(effect[kind] or "") for kind in ("reproduced", "contradicted")}}
@@ -222,7 +225,7 @@ class Finding:
         return {**facts, "verdict": self.verdict, "effects": effects, **own}
 
 
-CLAIMS: Registry[Claim] = Registry("claim")
+CLAIMS: Registry[Claim] = Registry("claim", ROOM)
 
 
 def claim(
@@ -243,13 +246,13 @@ def claim(
 
     def decorate(measure: Measure) -> Claim:
         entry = Claim(id, figure, paper, sentence, source, statistic, threshold, sweep, pilot, measure, kind, after)
-        return CLAIMS.register(id)(entry)
+        return CLAIMS.register(id, module=getattr(measure, "__module__", ""))(entry)
 
     return decorate
 
 
 def judge(entry: Claim, runs: Runs) -> Finding:
-    """The verdict of the claim's first effect; pilot runs are no evidence."""
+    """Judges a claim by its first effect; pilot runs are no evidence."""
     try:
         measured = entry.measure(runs.evidence())
         if not measured:
@@ -264,7 +267,7 @@ def judge(entry: Claim, runs: Runs) -> Finding:
 
 
 def tried(entry: Claim, runs: Runs) -> Finding:
-    """As :func:`judge`; a claim whose test fails is not testable, and keeps the error."""
+    """Judges as :func:`judge` does; a claim whose test fails is not testable, and keeps the error."""
     try:
         return judge(entry, runs)
     except DamagedError:
@@ -274,10 +277,8 @@ def tried(entry: Claim, runs: Runs) -> Finding:
 
 
 def ledger(runs: Runs, broken: list[tuple[Path, str]] | None = None) -> list[Finding]:
-    """Every claim in the order of its number; of the published ones of each paper, which verdicts survive Holm. A run
-    that turns out to be damaged goes to ``broken``."""
-    from . import figures  # noqa: F401  (registers them)
-
+    """Judges every claim in the order of its number, and says of the published ones of each paper which verdicts
+    survive Holm. A run that turns out to be damaged goes to ``broken``."""
     findings = []
     for id in sorted(CLAIMS):
         found, runs = spared(runs, [] if broken is None else broken, lambda left, id=id: tried(CLAIMS[id], left))
@@ -286,7 +287,7 @@ def ledger(runs: Runs, broken: list[tuple[Path, str]] | None = None) -> list[Fin
 
 
 def corrected(findings: Sequence[Finding]) -> list[Finding]:
-    """With Holm's correction over the registered published claims of each paper: one that was not tested has p = 1, so
+    """Corrects after Holm over the registered published claims of each paper: one that was not tested has p = 1, so
     that the list stays the same whatever was run. A verdict survives with an adjusted p below .025, the level of each
     end of its interval."""
     found = list(findings)

@@ -1,4 +1,4 @@
-"""The runs that a report is about, and how figures and claims choose among them."""
+"""Holds the runs that a report is about, and lets figures and claims choose among them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import numpy as np
-import pandas as pd
 
 from ..config import ModelConfig, complete, neutral_settings
 from ..errors import DamagedError, StabilityLabError
@@ -37,14 +36,14 @@ LAYERS = ("model.encoder_layers", "model.decoder_layers")
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """By section.key; an architecture's options are one of them, since the label tells them apart."""
+    """Flattens settings by section.key; an architecture's options are one of them, since the label tells them apart."""
     settings = complete(config)
     options = settings.get("model", {}).pop("options", None)
     return {**dict(flat(settings)), **({"model.options": options} if options else {})}
 
 
 class Record:
-    """One run with the facts by which it is chosen."""
+    """Holds one run with the facts by which it is chosen."""
 
     def __init__(self, run: Run, name: str) -> None:
         self.run, self.name = run, name
@@ -66,12 +65,12 @@ class Record:
 
     @cached_property
     def judged(self) -> Verdict | None:
-        """The state of a run that has ended, with its evidence; None while it has none."""
+        """Is the state of a run that has ended, with its evidence; None while it has none."""
         return self.run.verdict
 
     @property
     def verdict(self) -> str:
-        """One of :data:`stabilitylab.verdict.STATES`; "" before the run's end, and where nothing was held out."""
+        """Is one of :data:`stabilitylab.verdict.STATES`; "" before the run's end, and where nothing was held out."""
         return self.judged.state if self.judged else ""
 
     @property
@@ -80,12 +79,12 @@ class Record:
 
     @property
     def updates(self) -> int:
-        """How many it was to be trained for; 0 where that is not recorded."""
+        """Counts the updates for which it was to be trained; 0 where that is not recorded."""
         return int(self.settings.get("train.steps", 0))
 
     @cached_property
     def ramp(self) -> int | None:
-        """T, where alpha may grow and the label does not say how long; None where it means nothing."""
+        """Is T, where alpha may grow and the label does not say how long; None where it means nothing."""
         model = {key.partition(".")[2]: value for key, value in self.settings.items() if key.startswith("model.")}
         archs = [model[key] for key in ("arch", "decoder_arch") if model.get(key)]
         grows = any(map(may_follow_ramp, archs)) and has_ramp(ModelConfig.model_construct(**model))
@@ -93,24 +92,26 @@ class Record:
 
     @property
     def depth(self) -> int:
-        """Layers of the deeper stack: N of an N-layer encoder and decoder."""
+        """Counts the layers of the deeper stack: N of an N-layer encoder and decoder."""
         return max(self.layers)
 
     @cached_property
     def metrics(self) -> Frame:
-        """One row a step."""
+        """Reads one row a step."""
         return self.run.metrics
 
     def held_out(self) -> Frame:
-        """step, held_out_nll, held_out_accuracy where they were measured."""
+        """Reads step, held_out_nll, held_out_accuracy where they were measured."""
+        import pandas as pd  # here, as whoever lists the runs of a figure reads this module too
+
         columns = ["step", "held_out_nll", "held_out_accuracy"]
         present = [column for column in columns if column in self.metrics]
         return self.metrics.loc[:, present].dropna() if len(present) == 3 else pd.DataFrame(columns=columns)
 
     @property
     def last_nll(self) -> float:
-        """Cross-entropy after training [nats/token]: on the validation set where there is one, else on the held-out
-        batch; NaN where neither was measured."""
+        """Reads the cross-entropy after training [nats/token]: on the validation set where there is one, else on the
+        held-out batch; NaN where neither was measured."""
         if "validation_nll" in self.metrics and len(found := self.metrics["validation_nll"].dropna()):
             return float(found.iloc[-1])
         data = self.held_out()
@@ -118,13 +119,15 @@ class Record:
 
     @property
     def baseline(self) -> float:
-        """Cross-entropy of the unigram baseline on the text of ``last_nll`` [nats/token]; NaN where none is known."""
+        """Reads the cross-entropy of the unigram baseline on the text of ``last_nll`` [nats/token]; NaN where none is
+        known."""
         whole = "validation_nll" in self.metrics and self.metrics["validation_nll"].notna().any()
         found = self.run.manifest.get("validation_unigram" if whole else "unigram") or {}
         return float(found.get("cross_entropy", math.nan))
 
     def frame(self, table: str, columns: Sequence[str] | None = None, by: By | None = None) -> Frame:
-        """A probe's table at all its steps; kept where it has only one, since figures and claims ask for it again."""
+        """Reads a probe's table at all its steps; kept where it has only one, since figures and claims ask for it
+        again."""
         if self.kind != "onestep":
             return self.run.frame(table, columns=columns, by=by)
         if (table, by) not in self._kept:
@@ -135,7 +138,7 @@ class Record:
     def at(
         self, table: str, step: int | None = None, columns: Sequence[str] | None = None, by: By | None = None
     ) -> Frame:
-        """A probe's table at the probed step nearest to ``step``; None: the last. The frame's step says which."""
+        """Reads a probe's table at the probed step nearest to ``step``; None: the last. The frame's step says which."""
         data = self.frame(table, columns, by)
         if data.empty:
             return data
@@ -145,15 +148,15 @@ class Record:
 
 
 class Runs(Sequence[Record]):
-    """Runs to choose from; every choice yields fewer of them."""
+    """Holds runs to choose from; every choice yields fewer of them."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._records = list(records)
 
     @classmethod
     def load(cls, folder: str | Path, broken: list[tuple[Path, str]] | None = None) -> Runs:
-        """Every run below ``folder``; those that cannot be read go to ``broken`` with the reason. (What is damaged in
-        their tables shows when these are read: :func:`spared`.)"""
+        """Opens every run below ``folder``; those that cannot be read go to ``broken`` with the reason. (What is
+        damaged in their tables shows when these are read: :func:`spared`.)"""
         folder = Path(folder)
         records = []
         for run in load_runs(folder, broken):
@@ -195,7 +198,8 @@ class Runs(Sequence[Record]):
         table: str | Sequence[str] = (),
         **settings: Any,
     ) -> Runs:
-        """Those of this kind, label(s), layers, with these tables and settings (``train__warmup=0``), and ``test``."""
+        """Picks those of this kind, label(s), layers, with these tables and settings (``train__warmup=0``), and
+        ``test``."""
         labels = (label,) if isinstance(label, str) else label
         tables = {table} if isinstance(table, str) else set(table)
         wanted = {key.replace("__", "."): value for key, value in settings.items()}
@@ -211,12 +215,12 @@ class Runs(Sequence[Record]):
         )
 
     def evidence(self) -> Runs:
-        """Ended runs, without the pilots next to which thresholds were set (seeds 0, 1, 2 at width 64)."""
+        """Picks ended runs, without the pilots next to which thresholds were set (seeds 0, 1, 2 at width 64)."""
         return self.where(lambda run: run.ended and not (run.seed in PILOT_SEEDS and run.width == PILOT_WIDTH))
 
     def groups(self, *free: str) -> list[Runs]:
-        """Runs that differ in nothing but architecture, seed and the settings ``free``; the richest first:
-        more labels, then more runs, then more steps. Of runs equal in all that, the latest name counts."""
+        """Groups runs that differ in nothing but architecture, seed and the settings ``free``; the richest first: more
+        labels, then more runs, then more steps. Of runs equal in all that, the latest name counts."""
         found: dict[Any, dict[Any, Record]] = {}
         for record in self:
             open_ = FREE | set(free)
@@ -228,7 +232,7 @@ class Runs(Sequence[Record]):
 
     @property
     def labels(self) -> list[str]:
-        """The labels present, in the fixed order of architectures."""
+        """Lists the labels present, in the fixed order of architectures."""
         order = {arch: place for place, arch in enumerate(style.looks())}
         return sorted({record.label for record in self}, key=lambda label: (order.get(style.family(label), 99), label))
 
@@ -241,7 +245,7 @@ class Runs(Sequence[Record]):
         return sorted({record.seed for record in self})
 
     def describe(self) -> str:
-        """What these runs have in common, their seeds, and the T of those that have a ramp, in a few words."""
+        """Says what these runs have in common, their seeds, and the T of those that have a ramp, in a few words."""
         shared = {
             key: next(iter(values.values()))
             for key in {key: None for record in self for key in record.settings}
@@ -261,12 +265,12 @@ class Runs(Sequence[Record]):
         return ", ".join(word for word in words if word)
 
     def by_seed(self) -> dict[int, Record]:
-        """Seed -> run; of several with one seed the last."""
+        """Maps seed to run; of several with one seed the last counts."""
         return {record.seed: record for record in sorted(self, key=lambda record: record.name)}
 
 
 def spared(runs: Runs, broken: list[tuple[Path, str]], make: Callable[[Runs], T]) -> tuple[T, Runs]:
-    """What ``make`` makes of ``runs``, and those that it was made of: one that turns out to be damaged goes to
+    """Returns what ``make`` makes of ``runs``, and those that it was made of: one that turns out to be damaged goes to
     ``broken``, and ``make`` is called again without it."""
     while True:
         try:
@@ -280,13 +284,14 @@ def spared(runs: Runs, broken: list[tuple[Path, str]], make: Callable[[Runs], T]
 
 
 def pairs(first: Runs, second: Runs) -> list[tuple[int, Record, Record]]:
-    """(seed, run, run) for each seed that both have: the same weights to begin with and the same order of data."""
+    """Pairs (seed, run, run) for each seed that both have: the same weights to begin with and the same order of
+    data."""
     one, other = first.by_seed(), second.by_seed()
     return [(seed, one[seed], other[seed]) for seed in sorted(one.keys() & other.keys())]
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """``3-5, 8`` for 3, 4, 5, 8."""
+    """Writes ``3-5, 8`` for 3, 4, 5, 8."""
     pieces: list[list[int]] = []
     for number in sorted(numbers):
         if pieces and number == pieces[-1][-1] + 1:

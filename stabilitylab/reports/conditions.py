@@ -1,4 +1,4 @@
-"""Under which conditions a number was measured, and what runs of that size cannot show."""
+"""Says under which conditions a number was measured, and what runs of that size cannot show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RAMP = 0.04  # of the run: BranchNorm's 4,000 of 100,000 updates
 
 
 def conditions(records: Iterable[Record]) -> str:
-    """What decides a number, in a few words: layers, width, data, updates, learning rate, warm-up and T with their
+    """Says what decides a number, in a few words: layers, width, data, updates, learning rate, warm-up and T with their
     shares of the run; where several values occur, all of them or their range."""
     runs = list(dict.fromkeys(records))
     if not runs:
@@ -41,12 +41,12 @@ def conditions(records: Iterable[Record]) -> str:
 
 
 def _several(runs: list[Record], of: Callable[[Record], str]) -> str:
-    """All values in the order in which they stand."""
+    """Lists all values in the order in which they stand."""
     return _listed(list(dict.fromkeys(of(run) for run in runs)))
 
 
 def _listed(values: list[str]) -> str:
-    """``a / b / c``; of more than four the first and the last."""
+    """Writes ``a / b / c``; of more than four the first and the last."""
     return " / ".join(values) if len(values) <= 4 else f"{values[0]} ... {values[-1]}"
 
 
@@ -58,7 +58,7 @@ def _data(run: Record) -> str:
 
 
 def _rates(runs: list[Record]) -> str:
-    """Those that all have, or those of each architecture where they differ."""
+    """Writes the rates that all have, or those of each architecture where they differ."""
     rates: dict[str, set[float]] = {}
     for run in runs:
         rates.setdefault(style.title(run.label), set()).add(float(run.settings.get("train.lr", math.nan)))
@@ -69,7 +69,7 @@ def _rates(runs: list[Record]) -> str:
 
 
 def _share(run: Record, updates: Any) -> str:
-    """``240 (4 %)``: a number of updates with its share of the run."""
+    """Writes ``240 (4 %)``: a number of updates with its share of the run."""
     if updates is None:
         return "?"
     if not run.updates or not updates:
@@ -79,13 +79,14 @@ def _share(run: Record, updates: Any) -> str:
 
 
 def differing(said: str, first: str) -> str:
-    """What of :func:`conditions` or :func:`limits` is not in those of another number; "" where nothing is."""
+    """Leaves of :func:`conditions` or :func:`limits` what is not in those of another number; "" where nothing is."""
     known = {*first.split(", ")}
     return ", ".join(word for word in said.split(", ") if word not in known)
 
 
 def limits(records: Iterable[Record]) -> str:
-    """What runs of this size cannot show: whether they converged, how much of the data they saw, how wide they are."""
+    """Says what runs of this size cannot show: whether they converged, how much of the data they saw, how wide they
+    are."""
     runs = [run for run in dict.fromkeys(records) if run.kind == "train" and run.updates]
     if not runs:
         return ""
@@ -105,7 +106,8 @@ def limits(records: Iterable[Record]) -> str:
 
 
 def last_fall(run: Record) -> float:
-    """By how much the held-out loss fell over the last fifth of the updates [nats/token]; NaN where unknown."""
+    """Measures by how much the held-out loss fell over the last fifth of the updates [nats/token]; NaN where
+    unknown."""
     data = run.held_out()
     if len(data) < 2:
         return math.nan
@@ -115,7 +117,7 @@ def last_fall(run: Record) -> float:
 
 
 def _epochs(run: Record) -> float:
-    """Passes over the training text; 0 where its size is not recorded."""
+    """Counts the passes over the training text; 0 where its size is not recorded."""
     batches = run.run.manifest.get("data", {}).get("batches_per_epoch", 0)
     return run.updates * int(run.settings.get("train.accumulate", 1)) / batches if batches else 0.0
 

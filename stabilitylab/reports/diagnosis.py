@@ -1,4 +1,5 @@
-"""One run, step by step: loss and gradient norm, a map of layers by steps for each probe, and what breaks first."""
+"""Shows one run, step by step: loss and gradient norm, a map of layers by steps for each probe, and what breaks
+first."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ SPAN = 30  # largest over smallest number from which colours are logarithmic, wh
 
 @dataclass(frozen=True)
 class LayerGrid:
-    """A column of a probe's table: ``values`` and ``absent`` (places, steps), what the places are called, and the stack
-    and layer of each; outside of all layers only where the model has none."""
+    """Holds a column of a probe's table: ``values`` and ``absent`` (places, steps), what the places are called, and the
+    stack and layer of each; outside of all layers only where the model has none."""
 
     steps: np.ndarray
     values: np.ndarray
@@ -41,12 +42,12 @@ class LayerGrid:
 
     @property
     def outputs(self) -> bool:
-        """Whether these are a few numbers of whole stacks, one each: lines rather than maps of a single row."""
+        """Says whether these are a few numbers of whole stacks, one each: lines rather than maps of a single row."""
         return not self.layers.any() and len({*self.stacks.tolist()}) == len(self.stacks) and len(self.steps) > 1
 
     @property
     def label(self) -> str:
-        """Such as ``entropy [nats]``."""
+        """Names its axis, such as ``entropy [nats]``."""
         column = self.column.replace("_", " ")
         return f"{column} [{self.unit}]" if self.column != "value" and self.unit else self.unit or column
 
@@ -56,8 +57,8 @@ class LayerGrid:
 
 
 def read(record: Record, table: str, *, by_layer: bool = True) -> LayerGrid | None:
-    """The main column of a table; ``by_layer`` combines the rows of a layer, where they combine; None: nothing recorded
-    yet."""
+    """Reads the main column of a table; ``by_layer`` combines the rows of a layer, where they combine; None: nothing
+    recorded yet."""
     definition = record.run.table(table)
     column = definition.main
     layered = any(row.layer > 0 for row in definition.rows)
@@ -85,7 +86,7 @@ def _name(row: Any) -> str:
 
 
 def diagnose(record: Record, columns: int = COLUMNS) -> Picture:
-    """Loss, total gradient norm, ||dF||, and for each probe a map of layers by steps, every stack apart.
+    """Draws loss, total gradient norm, ||dF||, and for each probe a map of layers by steps, every stack apart.
 
     Maps have at most ``columns`` columns. Raises MissingRuns for a run that recorded nothing yet.
     """
@@ -115,7 +116,7 @@ def diagnose(record: Record, columns: int = COLUMNS) -> Picture:
 
 
 def _metric(record: Record, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values where it was measured; a NaN among them was."""
+    """Reads steps and values where it was measured; a NaN among them was."""
     if column not in record.metrics:
         return np.empty(0, int), np.empty(0)
     data = record.run.arrow(METRICS, columns=[column])
@@ -129,13 +130,13 @@ def _line(record: Record, column: str, name: str, columns: int, **look: Any) -> 
 
 
 def _lost(record: Record, *columns: str) -> int | None:
-    """First step at which one of these metrics is not finite."""
+    """Finds the first step at which one of these metrics is not finite."""
     lost = [x[~np.isfinite(y)] for x, y in (_metric(record, column) for column in columns)]
     return min((int(steps[0]) for steps in lost if len(steps)), default=None)
 
 
 def _breaks(record: Record, *columns: str) -> list[Reference]:
-    """Where the run broke: the verdict's step, and the first number that is not finite."""
+    """Marks where the run broke: the verdict's step, and the first number that is not finite."""
     verdict = record.judged
     lost = _lost(record, *columns)
     marks = [Reference(float(lost), "not finite", vertical=True)] if lost is not None else []
@@ -164,7 +165,7 @@ def _gradient(record: Record, columns: int) -> Panel:
 
 
 def _update(record: Record, columns: int) -> Panel:
-    """||F(theta_t) - F(theta_0)|| of each stack's output; two unrelated outputs of a norm are sqrt(2 d) apart."""
+    """Draws ||F(theta_t) - F(theta_0)|| of each stack's output; two unrelated outputs of a norm are sqrt(2 d) apart."""
     lines = []
     if UPDATE in record.tables:
         data = record.frame(UPDATE, ["cumulative"])
@@ -177,7 +178,7 @@ def _update(record: Record, columns: int) -> Panel:
 
 
 def _outputs(table: str, grid: LayerGrid, columns: int) -> Panel:
-    """A line a stack."""
+    """Draws a line a stack."""
     lines, marks = [], []
     for name, stack, values in zip(
         grid.names, grid.stacks.tolist(), np.where(grid.absent, np.nan, grid.values), strict=True
@@ -195,14 +196,15 @@ def _title(table: str) -> str:
 
 
 def _logarithmic(log: bool | None, usual: np.ndarray) -> bool:
-    """Whether these numbers are drawn on a logarithmic scale: as their table says, or else where they span decades."""
+    """Says whether these numbers are drawn on a logarithmic scale: as their table says, or else where they span
+    decades."""
     if not len(usual) or not (usual > 0).all():
         return False
     return bool(usual.max() > SPAN * usual.min()) if log is None else log
 
 
 def _maps(table: str, grid: LayerGrid, columns: int) -> list[Panel]:
-    """A panel for each stack: one row a layer, where the table's rows combine; else one row a place."""
+    """Draws a panel for each stack: one row a layer, where the table's rows combine; else one row a place."""
     panels = []
     for stack in dict.fromkeys(grid.stacks.tolist()):
         rows = grid.stacks == stack
@@ -216,7 +218,8 @@ def _maps(table: str, grid: LayerGrid, columns: int) -> list[Panel]:
 
 
 def _state(record: Record) -> str:
-    """Such as ``diverged since step 31: the held-out loss is nan`` or, of a watched run, ``finished at step 90``."""
+    """Says how the run stands, such as ``diverged since step 31: the held-out loss is nan`` or, of a watched run,
+    ``finished at step 90``."""
     status = record.status
     if verdict := record.judged:
         return f"{verdict.state} since step {verdict.step}: {verdict.reason}"
@@ -227,13 +230,14 @@ def _state(record: Record) -> str:
 
 
 def _finding(record: Record) -> str:
-    """The verdict, the layer that breaks first, and the largest norm input, in plain words."""
+    """Says the verdict, the layer that breaks first, and the largest norm input, in plain words."""
     words = [_state(record), _first_break(record), _worst_input(record)]
     return "; ".join(word for word in words if word) + "."
 
 
 def _first_break(record: Record) -> str:
-    """The first place whose gradient is not finite, or else the first that vanishes beside its stack's largest."""
+    """Finds the first place whose gradient is not finite, or else the first that vanishes beside its stack's
+    largest."""
     grid = read(record, "grad_norm") if "grad_norm" in record.tables else None
     if grid is None:
         return ""
@@ -242,7 +246,8 @@ def _first_break(record: Record) -> str:
 
 
 def _lost_gradient(grid: LayerGrid) -> str:
-    """Backpropagation carries what is not finite downwards, so the highest place that has it is where it began."""
+    """Finds where the gradient was lost: backpropagation carries what is not finite downwards, so the highest place
+    that has it is where it began."""
     columns = np.flatnonzero(grid.lost.any(0))
     if not len(columns):
         return ""
@@ -256,7 +261,8 @@ def _lost_gradient(grid: LayerGrid) -> str:
 
 
 def _lost_input(record: Record) -> str:
-    """The forward pass carries it upwards: the lowest norm with such an input is where it began."""
+    """Finds where an input was lost: the forward pass carries it upwards, so the lowest norm with such an input is
+    where it began."""
     grid = read(record, "ln_input", by_layer=False) if "ln_input" in record.tables else None
     if grid is None or not grid.lost.any():
         return ""

@@ -1,4 +1,4 @@
-"""What the ledger says in a line: verdicts by paper and kind, and how many survive Holm's correction."""
+"""Says in a line what the ledger says: verdicts by paper and kind, and how many survive Holm's correction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .claims import VERDICTS, Finding, Kind, Outcome
 
 @dataclass(frozen=True)
 class Tally:
-    """What a headline counts together: the published claims of one paper, or all claims of another kind."""
+    """Counts what a headline counts together: the published claims of one paper, or all claims of another kind."""
 
     name: str
     counts: Mapping[Outcome, int]
@@ -19,8 +19,8 @@ class Tally:
     listed: int = 0  # published claims of that paper, over which Holm's correction goes
 
     def __str__(self) -> str:
-        """``BranchNorm: 2 reproduced, 1 contradicted, of which 1 survives Holm over the 20 published claims of that
-        paper``."""
+        """Writes ``BranchNorm: 2 reproduced, 1 contradicted, of which 1 survives Holm over the 20 published claims of
+        that paper``."""
         found = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items() if count)
         if self.survive is None:
             return f"{self.name}: {found}"
@@ -30,8 +30,8 @@ class Tally:
 
 
 def tallies(findings: Iterable[Finding], registered: Iterable[Finding] | None = None) -> list[Tally]:
-    """The published claims of each paper, then each other kind; ``registered``: the whole ledger, where ``findings``
-    are some of it."""
+    """Counts the published claims of each paper, then each other kind; ``registered``: the whole ledger, where
+    ``findings`` are some of it."""
     some = list(findings)
     everything = some if registered is None else list(registered)
     found = []
@@ -49,7 +49,7 @@ def _counts(findings: Sequence[Finding]) -> dict[Outcome, int]:
 
 
 def headline(findings: Iterable[Finding]) -> dict[str, dict[str, int]]:
-    """Kind -> verdict -> how many; of published claims also how many verdicts ``survive`` Holm."""
+    """Counts verdicts by kind; of published claims also how many verdicts ``survive`` Holm."""
     counts: dict[str, dict[str, int]] = {}
     for one in findings:
         own = counts.setdefault(one.claim.kind, dict.fromkeys(VERDICTS, 0) | {"survive": 0})

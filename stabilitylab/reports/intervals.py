@@ -1,4 +1,4 @@
-"""An effect's interval among its thresholds, as words and as a small mark."""
+"""Puts an effect's interval among its thresholds, as words and as a small mark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MARGIN = 0.12  # of the width, left beyond the outermost number
 
 
 def interval(effect: Mapping[str, Any]) -> str:
-    """``1.2 [0.9, 1.5]``."""
+    """Writes ``1.2 [0.9, 1.5]``."""
     if math.isnan(effect["mean"]):
         return "not measured"
     bounds = "" if math.isnan(effect["low"]) else f" [{effect['low']:.3g}, {effect['high']:.3g}]"
@@ -19,7 +19,7 @@ def interval(effect: Mapping[str, Any]) -> str:
 
 
 def mark(effect: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Where mean, interval and regions stand, in pixels; None where nothing was measured.
+    """Says where mean, interval and regions stand, in pixels; None where nothing was measured.
 
     ``low`` and ``high`` are the interval's ends (the mean's place without one), ``regions`` are (kind, from, width).
     """

@@ -1,4 +1,5 @@
-"""Pictures on paper: PNG, SVG and PDF at the widths of one and two columns, and a CSV of exactly what is drawn."""
+"""Prints pictures on paper: PNG, SVG and PDF at the widths of one and two columns, and a CSV of exactly what is
+drawn."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ SPECIAL = {ZERO: "#ffffff", ABSENT: "#bdbdbd", NONFINITE: "#d7191c", DIVERGED: "
 
 
 def paths(folder: Path, name: str, extra: Iterable[str] = ()) -> dict[str, Path]:
-    """The files of a figure: csv, what it has in ``extra``, and png, svg, pdf at page width and (png-column, ...) at
-    column width."""
+    """Lists the files of a figure: csv, what it has in ``extra``, and png, svg, pdf at page width and (png-column, ...)
+    at column width."""
     files = {"csv": folder / f"{name}.csv", **{end: folder / f"{name}-{end}" for end in extra}}
     return files | {f"{kind}{suffix}": folder / f"{name}{suffix}.{kind}" for _, suffix in WIDTHS for kind in KINDS}
 
@@ -64,7 +65,7 @@ def write(picture: Picture, folder: Path, name: str) -> dict[str, Path]:
 
 
 def _put(path: Path, write: Callable[[Path], object]) -> None:
-    """Under a hidden name first, so that nobody sees a part of it."""
+    """Writes under a hidden name first, so that nobody sees a part of it."""
     part = path.with_name(f".{path.name}.tmp")
     try:
         write(part)
@@ -74,12 +75,13 @@ def _put(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _dateless(kind: str) -> dict[str, Any]:
-    """Equal runs give equal files."""
+    """Leaves the date out, so that equal runs give equal files."""
     return {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
 
 
 def draw(picture: Picture, width: float) -> Figure:
-    """``picture`` as a matplotlib figure ``width`` inches wide; panels in rows, one legend below for all of them."""
+    """Draws ``picture`` as a matplotlib figure ``width`` inches wide; panels in rows, one legend below for all of
+    them."""
     columns = min(len(picture.panels), picture.columns if width > COLUMN else 1)
     rows = math.ceil(len(picture.panels) / columns)
     entries = _entries(picture.panels)
@@ -101,12 +103,12 @@ def draw(picture: Picture, width: float) -> Figure:
 
 
 def _height(panel: Panel) -> float:
-    """Inches that a panel needs: its named rows are read one by one."""
+    """Estimates the inches that a panel needs: its named rows are read one by one."""
     return HEIGHT if panel.map is None else max(HEIGHT, ROW * len(panel.map.y_names) + 0.75)
 
 
 def _entries(panels: Sequence[Panel]) -> dict[str, Any]:
-    """Legend entries of all panels, each label once."""
+    """Collects legend entries of all panels, each label once."""
     scratch = Figure().subplots()
     entries: dict[str, Any] = {}
     for panel in panels:
@@ -169,7 +171,7 @@ def _panel(axes: Axes, panel: Panel, letter: str, letters: int) -> None:
 
 
 def _details(axes: Axes, panel: Panel) -> None:
-    """What the dashes of this panel mean, where labels alone do not say it."""
+    """Says what the dashes of this panel mean, where labels alone do not say it."""
     meant = {one.detail: one.dash or "solid" for one in panel.series if one.detail}
     if len(meant) > 1:
         looks: list[dict[str, Any]] = [{"color": INK, "linestyle": dash, "linewidth": 0.9} for dash in meant.values()]
@@ -229,7 +231,7 @@ def _map(axes: Axes, heat: Map) -> None:
 
 
 def _named(axes: Axes, heat: Map) -> None:
-    """Ticks of a table: its columns' and rows' names, the first row on top."""
+    """Sets the ticks of a table: its columns' and rows' names, the first row on top."""
     if heat.x_names:
         axes.set_xticks(list(heat.x), list(heat.x_names))
     if heat.y_names:
@@ -241,7 +243,7 @@ def _named(axes: Axes, heat: Map) -> None:
 
 
 def _print(axes: Axes, heat: Map, shade: np.ndarray) -> None:
-    """The text of each cell, as large as the cells allow; light where ``shade`` is a dark colour."""
+    """Prints the text of each cell, as large as the cells allow; light where ``shade`` is a dark colour."""
     text = np.asarray(heat.text, dtype=str)
     letters = max((len(line) for cell in text.ravel() for line in cell.split("\n")), default=1) or 1
     box, dpi = axes.get_window_extent(), axes.figure.dpi
@@ -256,7 +258,7 @@ def _print(axes: Axes, heat: Map, shade: np.ndarray) -> None:
 
 
 def _edges(centres: Sequence[float]) -> np.ndarray:
-    """Cell borders half-way between centres."""
+    """Puts cell borders half-way between centres."""
     places = np.asarray(centres, float)
     if len(places) == 1:
         return np.array([places[0] - 0.5, places[0] + 0.5])

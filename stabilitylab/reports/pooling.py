@@ -1,4 +1,5 @@
-"""Long runs in a picture: maps of at most so many columns and lines of so many points, in which no spike is lost."""
+"""Fits long runs into a picture: maps of at most so many columns and lines of so many points, in which no spike is
+lost."""
 
 from __future__ import annotations
 
@@ -12,21 +13,21 @@ COLUMNS = 600
 
 
 def findings(values: np.ndarray, absent: np.ndarray) -> np.ndarray:
-    """0 for a number like any other, ZERO, ABSENT (no gradient) or NONFINITE (NaN, inf), cell by cell."""
+    """Marks cell by cell: 0 for a number like any other, ZERO, ABSENT (no gradient) or NONFINITE (NaN, inf)."""
     found = np.where(values == 0, ZERO, 0)
     found = np.where(~np.isfinite(values), NONFINITE, found)
     return np.where(absent, ABSENT, found).astype(np.int8)
 
 
 def group_starts(count: int, groups: int) -> np.ndarray:
-    """Where each of at most ``groups`` groups of neighbours begins, all of about one size."""
+    """Says where each of at most ``groups`` groups of neighbours begins, all of about one size."""
     return np.unique(np.linspace(0, count, min(count, groups), endpoint=False).astype(int))
 
 
 def pool(
     x: np.ndarray, values: np.ndarray, finding: np.ndarray, columns: int = COLUMNS
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``values`` and ``finding`` (rows, n) at places ``x`` (n,) in at most ``columns`` groups of neighbours.
+    """Pools ``values`` and ``finding`` (rows, n) at places ``x`` (n,) in at most ``columns`` groups of neighbours.
 
     A group shows its first place and its largest number; one that is not finite in it wins over any number, and zero
     or absent show only where nothing else is in it.
@@ -44,7 +45,8 @@ def pool(
 
 
 def thin(x: np.ndarray, y: np.ndarray, columns: int = COLUMNS) -> tuple[np.ndarray, np.ndarray]:
-    """The points of a line that draw it as all would; a number that is not finite becomes NaN, a gap in the line."""
+    """Picks the points of a line that draw it as all would; a number that is not finite becomes NaN, a gap in the
+    line."""
     y = np.where(np.isfinite(y), y, np.nan)
     if len(x) <= 5 * columns:
         return x, y
@@ -53,7 +55,8 @@ def thin(x: np.ndarray, y: np.ndarray, columns: int = COLUMNS) -> tuple[np.ndarr
 
 
 def telling(y: np.ndarray, low: np.ndarray, high: np.ndarray, groups: int) -> np.ndarray:
-    """Places of each group's first and last point, first gap, lowest ``low`` and highest ``high``: no spike is lost."""
+    """Finds places of each group's first and last point, first gap, lowest ``low`` and highest ``high``: no spike is
+    lost."""
     kept: set[int] = set()
     borders = [*group_starts(len(y), groups).tolist(), len(y)]
     for start, end in itertools.pairwise(borders):

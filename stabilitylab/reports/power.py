@@ -1,4 +1,4 @@
-"""Before runs are made: how probably will so many seeds decide a claim, with the spread of a pilot?"""
+"""Says before runs are made how probably so many seeds will decide a claim, with the spread of a pilot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEAST_PILOT = 2  # seeds that have a spread
 
 @dataclass(frozen=True)
 class Pilot:
-    """The primary effect of a claim as a pilot has it: one number a seed, or counts of each seed's runs."""
+    """Holds the primary effect of a claim as a pilot has it: one number a seed, or counts of each seed's runs."""
 
     name: str
     reproduced: Region
@@ -46,7 +46,7 @@ class Pilot:
 
 @dataclass(frozen=True)
 class Power:
-    """What the planned seeds promise; numbers are NaN where the pilot has no spread to go by."""
+    """Says what the planned seeds promise; numbers are NaN where the pilot has no spread to go by."""
 
     claim: Claim
     planned: int
@@ -68,7 +68,7 @@ class Power:
 def of_mean(
     n: int, mean: float, deviation: float, reproduced: Region, contradicted: Region | None = None
 ) -> tuple[float, float]:
-    """Probability that the t-interval of ``n`` normal values decides, and that it lies in ``reproduced``.
+    """Computes the probability that the t-interval of ``n`` normal values decides, and that it lies in ``reproduced``.
 
     Given the sample's standard deviation s the mean is normal about ``mean``; both are averaged over the distribution
     of s. With one end this is the noncentral t of t.ppf at (mean - end) sqrt(n) / deviation.
@@ -97,8 +97,9 @@ def of_mean(
 def of_share(
     seeds: int, runs: float, share: float, reproduced: Region, contradicted: Region | None = None, like: float = 1.0
 ) -> tuple[float, float]:
-    """The same of a share over ``seeds``: of one run each binomial; of several ``runs`` each by DRAWS of beta-binomial
-    counts, in which runs of one seed correlate as the design effect ``like`` = 1 + correlation (runs - 1) says."""
+    """Computes the same of a share over ``seeds``: of one run each binomial; of several ``runs`` each by DRAWS of
+    beta-binomial counts, in which runs of one seed correlate as the design effect ``like`` = 1 + correlation (runs - 1)
+    says."""
     each = round(runs)
     if each <= 1:
         counts = np.arange(seeds + 1)
@@ -132,14 +133,14 @@ def _reproduced(verdict: str) -> bool:
 def _of_count(
     share: float, seeds: int, runs: float, independent: float, reproduced: Region, contradicted: Region | None
 ) -> str:
-    """The verdict of this share, of so many independent runs."""
+    """Decides by this share of so many independent runs."""
     if seeds < LEAST_SEEDS or seeds * runs < LEAST_COUNTED:
         return "inconclusive"
     return decide(*_between(share, seeds, runs, independent), reproduced, contradicted)
 
 
 def _between(share: float, seeds: int, runs: float, independent: float) -> tuple[float, float]:
-    """The interval of this share; of several runs a seed less counts, as in :func:`statistics.effective`."""
+    """Takes the interval of this share; of several runs a seed less counts, as in :func:`statistics.effective`."""
     several = seeds > 1 and runs > 1
     n = independent * (_fewer(seeds * runs, seeds) if several else 1.0)
     return share_interval(share * n, n)
@@ -150,7 +151,7 @@ def _fewer(runs: float, seeds: int) -> float:
 
 
 def design_effect(counts: Sequence[Count]) -> float:
-    """By how much runs of one seed are alike: runs over independent ones, at least 1."""
+    """Measures by how much runs of one seed are alike: runs over independent ones, at least 1."""
     n = sum(m for _, m in counts)
     if len(counts) in (1, n):
         return 1.0
@@ -158,7 +159,7 @@ def design_effect(counts: Sequence[Count]) -> float:
 
 
 def power(entry: Claim, pilot: Pilot | None) -> Power:
-    """What the seeds of the claim's sweep promise at the pilot's mean and spread."""
+    """Says what the seeds of the claim's sweep promise at the pilot's mean and spread."""
     planned = planned_seeds(entry, pilot.labels if pilot else frozenset())
     if pilot is None:
         return Power(entry, planned, None, note="no pilot")
@@ -194,7 +195,8 @@ def _logs(region: Region) -> Region:
 
 
 def planned_seeds(entry: Claim, labels: Iterable[str] = ()) -> int:
-    """Seeds of the claim's sweep that all of these architectures have, as far as they are in it; of all, without."""
+    """Counts seeds of the claim's sweep that all of these architectures have, as far as they are in it; of all,
+    without."""
     by_label: dict[str, set[int]] = {}
     for one in experiments(entry.sweep):
         by_label.setdefault(label(one.config.model), set()).add(one.config.train.seed)
@@ -203,9 +205,8 @@ def planned_seeds(entry: Claim, labels: Iterable[str] = ()) -> int:
 
 
 def from_runs(runs: Runs) -> dict[str, Pilot]:
-    """Claim -> its primary effect on all runs that have ended, pilots included; none where it cannot be measured."""
-    from . import figures  # noqa: F401  (registers them)
-
+    """Measures each claim's primary effect on all runs that have ended, pilots included; none where it cannot be
+    measured."""
     ended = runs.where(lambda run: run.ended)
     found = {}
     for id in sorted(CLAIMS):
@@ -231,7 +232,7 @@ def _pilot(first: Effect | Share) -> Pilot | None:
 
 
 def from_ledger(path: Path) -> dict[str, Pilot]:
-    """The same from a ``claims.csv``, which has each effect's numbers by seed.
+    """Reads the same from a ``claims.csv``, which has each effect's numbers by seed.
 
     Raises InputError where it is none, or one without primary effects.
     """
@@ -258,7 +259,7 @@ def _from_row(row: Mapping[Any, str]) -> Pilot | None:
 
 
 def region_of(text: str) -> Region | None:
-    """The region that prints itself as ``text``; None for an empty one."""
+    """Finds the region that prints itself as ``text``; None for an empty one."""
     if not text:
         return None
     numbers = [float(number) for number in re.findall(r"[-+\d.e]+(?=[,)]|$)", text)]

@@ -1,20 +1,22 @@
-"""The stability table: how the runs of each architecture ended at each depth, counted over seeds."""
+"""Makes the stability table: how the runs of each architecture ended at each depth, counted over seeds."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from ..config import recipe_of
 from ..store.layout import flat
 from ..verdict import STATES
 from . import style
 from .collection import FREE, LAYERS, Record, Runs
-from .layerwise import one_ramp
+from .measures.comparison import one_ramp
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COUNTS = {state: state.replace(" ", "_") for state in STATES}  # state -> its column
 COLUMNS = ("arch", "depth", "seeds", *COUNTS.values(), "nll_gap", "low", "high")
@@ -22,23 +24,24 @@ Row = Mapping[str, Any]
 
 
 def layers_in_all(record: Record) -> int:
-    """Encoder and decoder layers together, as ``--depth`` counts them."""
+    """Counts encoder and decoder layers together, as ``--depth`` does."""
     return sum(record.layers)
 
 
 def nll_gap(record: Record) -> float:
-    """Held-out cross-entropy after training minus the unigram baseline's [nats/token]; NaN for a run that diverged."""
+    """Subtracts the unigram baseline's held-out cross-entropy from that after training [nats/token]; NaN for a run that
+    diverged."""
     found = record.judged
     return math.nan if found is None or found.state == "diverged" else found.nll_gap
 
 
 def judged(runs: Runs) -> Runs:
-    """Training runs that have ended with a verdict."""
+    """Picks training runs that have ended with a verdict."""
     return runs.where(lambda run: run.ended and run.verdict != "", kind="train")
 
 
 def stability_table(runs: Runs) -> pd.DataFrame:
-    """One row for each architecture and depth (both stacks together) of the training runs that have ended.
+    """Makes one row for each architecture and depth (both stacks together) of the training runs that have ended.
 
     ``seeds`` counts the runs, one a seed; ``trained``, ``learning``, ``descending``, ``stuck``, ``diverged`` and
     ``cannot_tell`` say how many of them ended so. ``nll_gap`` is the mean over seeds of the held-out cross-entropy
@@ -46,6 +49,8 @@ def stability_table(runs: Runs) -> pd.DataFrame:
     where every one did. Of several runs of one seed the last by name counts; runs with other settings are told apart
     by :func:`table_groups`.
     """
+    import pandas as pd  # here, as whoever lists the table's runs reads this module too
+
     ended = judged(runs)
     rows = []
     for label in ended.labels:
@@ -60,7 +65,7 @@ def stability_table(runs: Runs) -> pd.DataFrame:
 
 
 def table_groups(runs: Runs) -> list[Runs]:
-    """Groups of ended training runs that differ in nothing but architecture, depth and seed, with most cells first.
+    """Groups ended training runs that differ in nothing but architecture, depth and seed, with most cells first.
 
     Encoder and decoder are equally deep, or one is absent. An architecture whose paper insists on a setting (T-Fixup:
     no warm-up) stands beside the others with that setting.
@@ -75,7 +80,8 @@ def table_groups(runs: Runs) -> list[Runs]:
 
 
 def own_recipes(group: Runs) -> dict[str, str]:
-    """Labels of ``group`` that stand there with a recipe of their own, and what it sets, such as train.warmup = 0."""
+    """Finds labels of ``group`` that stand there with a recipe of their own, and what it sets, such as train.warmup =
+    0."""
     found = {}
     for label in group.labels:
         recipe = _own_recipe(group.where(label=label)[0])
@@ -86,13 +92,13 @@ def own_recipes(group: Runs) -> dict[str, str]:
 
 
 def recipe_notes(group: Runs) -> list[str]:
-    """A note on each of them."""
+    """Writes a note on each of them."""
     what = "with the recipe that its paper insists on"
     return [f"{style.title(label)} {what}: {recipe}." for label, recipe in own_recipes(group).items()]
 
 
 def _own_recipe(record: Record) -> dict[str, Any]:
-    """What the paper of its architecture insists on, where the run did so."""
+    """Reads what the paper of its architecture insists on, where the run did so."""
     recipe = dict(flat(recipe_of(str(record.settings.get("model.arch", "")))))
     return recipe if all(record.settings.get(key) == value for key, value in recipe.items()) else {}
 
@@ -105,7 +111,7 @@ def _fits(record: Record, other: Record) -> bool:
 
 
 def cell(row: Row) -> str:
-    """How a cell of the table reads: the mean nll_gap, and what not all seeds did well."""
+    """Writes how a cell of the table reads: the mean nll_gap, and what not all seeds did well."""
     n = int(row["seeds"])
     value = "" if math.isnan(row["nll_gap"]) else f"{row['nll_gap']:+.2f}"
     for state in ("stuck", "diverged"):
@@ -117,8 +123,8 @@ def cell(row: Row) -> str:
 
 
 def brief(row: Row, value: str = "") -> str:
-    """The same in a few letters, for a cell of a picture: the value in parentheses where seeds are not yet trained, and
-    how many failed. ``value`` stands in for the nll_gap."""
+    """Writes the same in a few letters, for a cell of a picture: the value in parentheses where seeds are not yet
+    trained, and how many failed. ``value`` stands in for the nll_gap."""
     n, lost = int(row["seeds"]), int(row["stuck"] + row["diverged"])
     value = value or ("" if math.isnan(row["nll_gap"]) else f"{row['nll_gap']:+.2f}")
     shown = f"({value})" if value and int(row["trained"]) + lost < n else value
@@ -129,7 +135,10 @@ def brief(row: Row, value: str = "") -> str:
 
 
 def wide(table: pd.DataFrame) -> pd.DataFrame:
-    """The table as it reads: a row an architecture, a column a depth, each cell as :func:`cell`; "" without runs."""
+    """Lays the table out as it reads: a row an architecture, a column a depth, each cell as :func:`cell`; "" without
+    runs."""
+    import pandas as pd
+
     texts = {(row["arch"], row["depth"]): cell(row) for row in table.to_dict("records")}
     depths = sorted({depth for _, depth in texts})
     archs = list(dict.fromkeys(table["arch"]))
@@ -138,7 +147,7 @@ def wide(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """:func:`wide` as a Markdown table."""
+    """Writes :func:`wide` as a Markdown table."""
     data = wide(table)
     rows = [[*data.columns], ["---"] * len(data.columns), *data.to_numpy().tolist()]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)

@@ -1,4 +1,4 @@
-"""Intervals over seeds, and what they decide. The unit of replication is the seed."""
+"""Computes intervals over seeds, and what they decide. The unit of replication is the seed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 LEVEL = 0.95
 TAIL = (1 - LEVEL) / 2  # one-sided level of each end of an interval, and of what Holm leaves as decided
@@ -49,16 +49,24 @@ class Interval:
 
 
 def t_interval(values: Iterable[float], *, log: bool = False) -> Interval:
-    """Student's t-interval of the mean; with ``log`` of the geometric mean (all values must be > 0, else NaN)."""
+    """Computes Student's t-interval of the mean; with ``log`` of the geometric mean (all values must be > 0, else
+    NaN)."""
     sample = _logs(values) if log else np.asarray(list(values), dtype=float)
     n = len(sample)
     if n == 0:
         return Interval(math.nan, math.nan, math.nan, 0)
     with np.errstate(invalid="ignore"):  # one infinite value leaves no interval
         mean = float(sample.mean())
-        half = float(stats.t.ppf(1 - TAIL, n - 1) * sample.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
+        half = float(_student(n - 1) * sample.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
     middle, low, high = (_exp(end) if log else end for end in (mean, mean - half, mean + half))
     return Interval(middle, low, high, n)
+
+
+def _student(freedom: float) -> float:
+    """Returns the quantile of Student's t beyond which a tail of the interval lies, at these degrees of freedom."""
+    from scipy import stats  # here, since it takes its time, and who only lists the runs of figures needs none
+
+    return float(stats.t.ppf(1 - TAIL, freedom))
 
 
 def _logs(values: Iterable[float]) -> np.ndarray:
@@ -68,19 +76,21 @@ def _logs(values: Iterable[float]) -> np.ndarray:
 
 
 def _exp(x: float) -> float:
-    """Infinite beyond the largest float: ratios of two seeds may lie a hundred decades apart."""
+    """Is infinite beyond the largest float: ratios of two seeds may lie a hundred decades apart."""
     with np.errstate(over="ignore"):
         return float(np.exp(x))
 
 
 def t_outside(values: Iterable[float], region: Region, *, log: bool = False) -> float:
-    """p of the one-sided t test that the mean does not lie in ``region``: of its two ends the larger p (Schuirmann's
-    two one-sided tests). NaN for fewer than two values, or one that is not finite; below .025 exactly where the 95 %
-    interval lies inside the region."""
+    """Computes p of the one-sided t test that the mean does not lie in ``region``: of its two ends the larger p
+    (Schuirmann's two one-sided tests). NaN for fewer than two values, or one that is not finite; below .025 exactly
+    where the 95 % interval lies inside the region."""
     sample = _logs(values) if log else np.asarray(list(values), dtype=float)
     if len(sample) < 2 or not np.isfinite(sample).all():
         return math.nan
     mean, error = float(sample.mean()), float(sample.std(ddof=1)) / math.sqrt(len(sample))
+    from scipy import stats
+
     found = 0.0
     for end, side in ((region.low, 1.0), (region.high, -1.0)):
         if math.isinf(end):
@@ -97,8 +107,8 @@ def t_outside(values: Iterable[float], region: Region, *, log: bool = False) -> 
 
 
 def decide(low: float, high: float, reproduced: Region, contradicted: Region | None) -> Verdict:
-    """Wholly inside R: reproduced; wholly inside X: contradicted; wholly outside R, but not in X: not reproduced; else,
-    or without an interval: inconclusive."""
+    """Decides: wholly inside R: reproduced; wholly inside X: contradicted; wholly outside R, but not in X: not
+    reproduced; else, or without an interval: inconclusive."""
     if reproduced.holds(low, high):
         return "reproduced"
     if contradicted is not None and contradicted.holds(low, high):
@@ -109,13 +119,14 @@ def decide(low: float, high: float, reproduced: Region, contradicted: Region | N
 def seeds_needed(
     values: Sequence[float], reproduced: Region, contradicted: Region | None, *, log: bool = False
 ) -> int | None:
-    """The smallest n at which the sample's own mean and standard deviation would decide; None: not within reach."""
+    """Finds the smallest n at which the sample's own mean and standard deviation would decide; None: not within
+    reach."""
     sample = _logs(values) if log else np.asarray(values, dtype=float)
     if len(sample) < 2 or not np.isfinite(sample).all():
         return None
     mean, deviation = float(sample.mean()), float(sample.std(ddof=1))
     for n in range(2, MOST_SEEDS + 1):
-        half = float(stats.t.ppf(1 - TAIL, n - 1)) * deviation / math.sqrt(n)
+        half = _student(n - 1) * deviation / math.sqrt(n)
         low, high = (_exp(mean - half), _exp(mean + half)) if log else (mean - half, mean + half)
         if decide(low, high, reproduced, contradicted) != "inconclusive":
             return n
@@ -123,15 +134,15 @@ def seeds_needed(
 
 
 def share_interval(count: float, n: float) -> tuple[float, float]:
-    """Clopper-Pearson interval of a share, exact for whole numbers; its ends are quantiles of beta distributions, by
-    which ``count`` and ``n`` may be parts of an effective number."""
+    """Computes the Clopper-Pearson interval of a share, exact for whole numbers; its ends are quantiles of beta
+    distributions, by which ``count`` and ``n`` may be parts of an effective number."""
     low = 0.0 if count <= 0 else float(special.betaincinv(count, n - count + 1, TAIL))
     high = 1.0 if count >= n else float(special.betaincinv(count + 1, n - count, 1 - TAIL))
     return low, high
 
 
 def effective(counts: Iterable[Count]) -> Count:
-    """Counts of clusters, such as the runs of one seed each, as so many of an effective number of independent ones.
+    """Counts clusters, such as the runs of one seed each, as so many of an effective number of independent ones.
 
     Korn and Graubard 1998 (Survey Methodology 24, 193-201): n_eff = p (1 - p) / var(p), where var(p) is the ratio
     estimator's over the clusters, times the square of t's quantile at n - 1 over that at (clusters - 1) degrees of
@@ -145,13 +156,14 @@ def effective(counts: Iterable[Count]) -> Count:
     share = sum(k for k, _ in known) / n
     scatter = sum((k - share * m) ** 2 for k, m in known)
     variance = clusters / (clusters - 1) * scatter / n**2
-    fewer = (float(stats.t.ppf(1 - TAIL, n - 1)) / float(stats.t.ppf(1 - TAIL, clusters - 1))) ** 2
+    fewer = (_student(n - 1) / _student(clusters - 1)) ** 2
     independent = min(n, (share * (1 - share) / variance if variance > 0 else n) * fewer)
     return share * independent, independent
 
 
 def binomial_outside(count: float, n: float, region: Region) -> float:
-    """p of the one-sided exact binomial test that a share does not lie in ``region``: of its two ends the larger p."""
+    """Computes p of the one-sided exact binomial test that a share does not lie in ``region``: of its two ends the
+    larger p."""
     if n <= 0:
         return math.nan
     found = 0.0
@@ -163,18 +175,23 @@ def binomial_outside(count: float, n: float, region: Region) -> float:
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Least-squares slope of y on x; in logs, the exponent of a power law."""
-    fit: Any = stats.linregress(x, y)
-    return float(fit.slope)
+    """Fits the least-squares slope of y on x; in logs, the exponent of a power law."""
+    return float(_line(x, y).slope)
 
 
 def r_squared(x: Sequence[float], y: Sequence[float]) -> float:
-    fit: Any = stats.linregress(x, y)
-    return float(fit.rvalue) ** 2
+    return float(_line(x, y).rvalue) ** 2
+
+
+def _line(x: Sequence[float], y: Sequence[float]) -> Any:
+    from scipy import stats
+
+    return stats.linregress(x, y)
 
 
 def aic(x: np.ndarray, y: np.ndarray, parameters: int = 3) -> float:
-    """Akaike's criterion of the least-squares line of y on x with Gaussian residuals: n log(RSS / n) + 2 parameters.
+    """Computes Akaike's criterion of the least-squares line of y on x with Gaussian residuals: n log(RSS / n) + 2
+    parameters.
 
     The parameters are its two coefficients, the variance, and what else shaped x. Lower is better; what all have in
     common is left out.
@@ -185,7 +202,7 @@ def aic(x: np.ndarray, y: np.ndarray, parameters: int = 3) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p values, in the order given; a NaN is not a test and stays NaN."""
+    """Adjusts p values after Holm, in the order given; a NaN is not a test and stays NaN."""
     adjusted = [math.nan] * len(p_values)
     known = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
     running = 0.0

@@ -1,10 +1,8 @@
-"""One fixed colour, marker and dash for each architecture, everywhere: on paper, on the page, in grey."""
+"""Gives each architecture one fixed colour, marker and dash, everywhere: on paper, on the page, in grey."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import matplotlib
 
 from ..arch_notes import note, notes
 
@@ -41,19 +39,19 @@ class Style:
 
 
 def looks() -> dict[str, tuple[str, str]]:
-    """Colour and marker of each architecture that has its own, in the order of tables and legends."""
+    """Maps each architecture that has its own to colour and marker, in the order of tables and legends."""
     return {said.name: said.look for said in notes().values() if said.look}
 
 
 def family(label: str) -> str:
-    """The architecture that a label is about: ``branchnorm`` of ``branchnorm T=1``."""
+    """Names the architecture that a label is about: ``branchnorm`` of ``branchnorm T=1``."""
     first = label.split("/")[0]
     known = (said.name for said in notes().values())
     return max((arch for arch in known if first.startswith(arch)), key=len, default=first)
 
 
 def style(label: str) -> Style:
-    """The look of a label; one that no table knows gets a spare one, the same in every figure and process."""
+    """Returns the look of a label; one that no table knows gets a spare one, the same in every figure and process."""
     arch = family(label)
     own = said.look if (said := note(arch)) else None
     known = own is not None
@@ -64,14 +62,16 @@ def style(label: str) -> Style:
 
 
 def title(label: str) -> str:
-    """A label as figures print it: ``BranchNorm T=1``, ``Post-LN/Pre-LN``."""
+    """Writes a label as figures print it: ``BranchNorm T=1``, ``Post-LN/Pre-LN``."""
     parts = [(part, family(part)) for part in label.split("/")]
     titles = {arch: said.title for _, arch in parts if (said := note(arch)) and said.title}
     return "/".join(part.replace(arch, titles.get(arch, arch), 1) for part, arch in parts)
 
 
 def use_print_style() -> None:
-    """Sizes for print, fonts embedded in PDF and kept as text in SVG."""
+    """Sets sizes for print; embeds fonts in PDF and keeps them as text in SVG."""
+    import matplotlib  # here, as the names of architectures are read by whoever draws nothing
+
     matplotlib.rcParams.update(
         {
             "font.size": 7.5,

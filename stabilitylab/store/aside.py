@@ -34,7 +34,7 @@ def set_aside(run: Path, part: int, attempt: int) -> None:
 
 
 def free_place(run: Path, folder: str, path: Path) -> Path:
-    """Where ``path`` goes below aside/, its folder made: nothing that stands there is overwritten."""
+    """Finds where ``path`` goes below aside/, and makes its folder: nothing that stands there is overwritten."""
     names = chain([folder], (f"{folder}-{number}" for number in count(2)))
     places = (run / "aside" / name / path.relative_to(run) for name in names)
     target = inside(run, next(place for place in places if not place.exists()))

@@ -1,4 +1,4 @@
-"""Rows of one layer (or sub-layer) as one number, by the table's ``total`` rule."""
+"""Combines the rows of one layer (or sub-layer) into one number, by the table's ``total`` rule."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def combine(
     by: By,
     missing: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> Combined:
-    """Values, their absence and that of single cells (``missing``, by column), all of shape (steps, rows), by group.
+    """Combines values, their absence and that of single cells (``missing``, by column), all of shape (steps, rows), by
+    group.
 
     Absent rows add nothing, missing cells neither; a group is absent where all its rows are, a cell of it missing where
     all its cells are. What stands outside the layers is layer 0.
@@ -59,7 +60,7 @@ def combine(
 
 
 def _norm(values: np.ndarray, present: np.ndarray, starts: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Root of the sum of squares, scaled by the largest so that 1e-200 does not become 0 on the way."""
+    """Takes the root of the sum of squares, scaled by the largest so that 1e-200 does not become 0 on the way."""
     largest = np.maximum.reduceat(np.abs(values), starts, axis=1)
     scale = np.where(np.isfinite(largest) & (largest > 0), largest, 1.0)
     return scale * np.sqrt(np.add.reduceat((values / scale[:, codes]) ** 2, starts, axis=1))

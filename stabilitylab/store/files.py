@@ -38,7 +38,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """The same for reading, except that only the caller knows what a missing file means."""
+    """Turns a refusal to read into one sentence; only the caller knows what a missing file means."""
     try:
         yield
     except FileNotFoundError:
@@ -49,7 +49,8 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def inside(run: Path, path: Path) -> Path:
-    """``path`` below ``run``, unless a link leads out of it: such a link is neither read nor written through."""
+    """Returns ``path`` below ``run``, unless a link leads out of it: such a link is neither read nor written
+    through."""
     real = os.path.realpath(path)
     if not real.startswith(os.path.realpath(run) + os.sep):
         raise DamagedError(f"{path} is a link out of the run, to {real}: put there what it points to.", run)
@@ -57,7 +58,7 @@ def inside(run: Path, path: Path) -> Path:
 
 
 def make_directory(path: Path) -> None:
-    """``mkdir -p`` that lasts."""
+    """Makes a directory as ``mkdir -p`` does, and makes it last."""
     if not path.exists():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)

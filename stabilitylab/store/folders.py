@@ -1,4 +1,4 @@
-"""Folders of run directories."""
+"""Finds run directories below a folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .reader import Run
 
 
 def load_runs(directory: str | Path, broken: list[tuple[Path, str]] | None = None) -> list[Run]:
-    """Every run below ``directory``, sorted by path; one that cannot be read goes to ``broken`` with the reason.
+    """Opens every run below ``directory``, sorted by path; one that cannot be read goes to ``broken`` with the reason.
 
     Without a list for ``broken``, such a run raises.
     """
@@ -30,7 +30,7 @@ def load_runs(directory: str | Path, broken: list[tuple[Path, str]] | None = Non
 
 
 def run_directories(path: Path) -> list[Path]:
-    """``path`` where it is a run, or a folder without any below it; else the runs below it, sorted."""
+    """Returns ``path`` where it is a run, or a folder without any below it; else the runs below it, sorted."""
     return sorted(_run_directories(path)) or [path]
 
 

@@ -30,7 +30,7 @@ class Frame(pd.DataFrame):
         return super().eval(expr, *arguments, **options)
 
     def _today(self, key: Any) -> Any:
-        """``key``, a name or a list of names, in today's names."""
+        """Returns ``key``, a name or a list of names, in today's names."""
         names = key if isinstance(key, list) else [key]
         found = [today(name, self.columns) if isinstance(name, str) else name for name in names]
         for old, new in zip(names, found, strict=True):

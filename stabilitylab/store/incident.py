@@ -22,7 +22,7 @@ Kept = tuple[int, Mapping[str, float | None], Mapping[str, Cells]]  # step, metr
 
 
 def write_incident(run: Path, facts: Mapping[str, Any], rows: Sequence[Kept], tables: Mapping[str, Table]) -> None:
-    """Rows first, so that where ``incident.json`` stands its rows do too."""
+    """Writes rows first, so that where ``incident.json`` stands its rows do too."""
     make_directory(inside(run, run / FOLDER))
     replace_file(run / FOLDER / f"{METRICS}.parquet", parquet(_metrics(rows)))
     for name in dict.fromkeys(name for _, _, recorded in rows for name in recorded):
@@ -32,7 +32,8 @@ def write_incident(run: Path, facts: Mapping[str, Any], rows: Sequence[Kept], ta
 
 
 def read_incident(run: Path) -> dict[str, Any] | None:
-    """What :class:`stabilitylab.probes.Incident` says, as a dict; None for a run in which every number was finite."""
+    """Returns what :class:`stabilitylab.probes.Incident` says, as a dict; None for a run in which every number was
+    finite."""
     if not (run / FILE).is_file():
         return None
     facts = read_json(run, FILE)

@@ -93,7 +93,7 @@ def add(run: Path, entries: Iterable[Entry]) -> None:
 
 
 def text_of(entries: Iterable[Entry]) -> str:
-    """The lines of a whole inventory, for a copy of a run that has other parts."""
+    """Writes the lines of a whole inventory, for a copy of a run that has other parts."""
     return "".join(map(_line, entries))
 
 
@@ -106,7 +106,7 @@ def keep_before(run: Path, part: int) -> None:
 
 
 def read(run: Path) -> Inventory | None:
-    """None where there is none."""
+    """Reads the inventory of a run; None where there is none."""
     path = inside(run, run / FILE)
     try:
         with reading(path):

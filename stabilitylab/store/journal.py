@@ -69,7 +69,7 @@ class Records(NamedTuple):
     torn: bool = False
 
     def complaint(self) -> str:
-        """What is to be said of it, "" if nothing."""
+        """Says what is wrong with the journal, "" if nothing is."""
         words = [f"{self.dropped} damaged record{'s were' if self.dropped > 1 else ' was'} left out"] * (
             self.dropped > 0
         )
@@ -108,7 +108,7 @@ def _framed(number: int, names: Sequence[str], batch: pa.Buffer) -> bytes:
 
 
 def _frames(data: bytes) -> Iterator[tuple[int, bytes | None, int]]:
-    """(number, payload, end) of each record whose head is whole; no payload where its CRC is another."""
+    """Yields (number, payload, end) of each record whose head is whole; no payload where its CRC is another."""
     place = data.find(MARK)
     while 0 <= place <= len(data) - HEAD.size:
         _, number, length, payload_crc, head_crc = HEAD.unpack_from(data, place)
@@ -140,7 +140,7 @@ def _unframed(payload: bytes | None) -> tuple[tuple[str, ...], pa.RecordBatch] |
 
 
 def _older(data: bytes) -> Records:
-    """A stream of schema 2: without checksums, read up to the first record that is not whole."""
+    """Reads a stream of schema 2: without checksums, up to the first record that is not whole."""
     records, torn = [], False
     try:
         with pa.ipc.open_stream(pa.BufferReader(data)) as stream:

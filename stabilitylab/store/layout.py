@@ -44,7 +44,7 @@ def journals(run: Path) -> dict[int, Path]:
 
 
 def parts(run: Path, table: str) -> dict[int, Path]:
-    """The parts of a table by number; a file that no run wrote there is refused by name."""
+    """Lists the parts of a table by number; a file that no run wrote there is refused by name."""
     found = {}
     where = folder(run, table)
     for path in sorted(where.iterdir()) if where.is_dir() else ():
@@ -56,7 +56,7 @@ def parts(run: Path, table: str) -> dict[int, Path]:
 
 
 def checkpoints(run: Path, folder: str = "checkpoints") -> dict[int, Path]:
-    """By the number of updates, the oldest first; other files are none."""
+    """Lists checkpoints by the number of updates, the oldest first; other files are none."""
     where = inside(run, run / folder)
     named = ((CHECKPOINT.fullmatch(path.name), path) for path in (sorted(where.iterdir()) if where.is_dir() else ()))
     return {int(match[1]): inside(run, path) for match, path in named if match}
@@ -68,8 +68,8 @@ def tables_on_disk(run: Path) -> list[str]:
 
 
 def read_run_json(run: Path) -> dict[str, Any]:
-    """run.json with its tables as :class:`Table`, those of an older schema completed (:mod:`.older`); one sentence for
-    everything that can be wrong with it."""
+    """Reads run.json with its tables as :class:`Table`, those of an older schema completed (:mod:`.older`); says in one
+    sentence everything that can be wrong with it."""
     with reading(run):
         if not run.exists():
             raise InputError(f"there is no run at {run}: check the path, or list the runs with `stabilitylab runs`.")
@@ -98,7 +98,7 @@ def read_run_json(run: Path) -> dict[str, Any]:
 
 
 def write_run_json(run: Path, document: Mapping[str, Any]) -> None:
-    """As this version has it, whichever version the document was read from."""
+    """Writes run.json as this version has it, whichever version the document was read from."""
     tables = {name: _table_to_json(table) for name, table in document["tables"].items()}
     document = {**document, "schema_version": SCHEMA_VERSION}
     head = json.dumps(plain({key: value for key, value in document.items() if key != "tables"}), indent=2)
@@ -109,7 +109,7 @@ def write_run_json(run: Path, document: Mapping[str, Any]) -> None:
 
 
 def read_json(run: Path, name: str) -> dict[str, Any]:
-    """A JSON file of ``run``; NaN and infinities, which no JSON has, are damage."""
+    """Reads a JSON file of ``run``; NaN and infinities, which no JSON has, are damage."""
     path = inside(run, run / name)
     try:
         with reading(path):
@@ -129,7 +129,8 @@ def _no_number(name: str) -> float:
 
 
 def plain(value: Any) -> Any:
-    """``value`` in JSON's own types; NaN and infinities become text, since JSON has none and null means "not given"."""
+    """Turns ``value`` into JSON's own types; NaN and infinities become text, since JSON has none and null means "not
+    given"."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -221,7 +222,7 @@ def is_name(text: str) -> bool:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings as ("section.key", value)."""
+    """Yields nested settings as ("section.key", value)."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")

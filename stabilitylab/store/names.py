@@ -15,21 +15,21 @@ BEFORE = {new: old for old, new in RENAMED.items()}
 
 
 def current(table: str, columns: Sequence[str]) -> tuple[str, ...]:
-    """A table's own columns in today's names."""
+    """Returns a table's own columns in today's names."""
     names = VALUES.get(table, {})
     return tuple(names.get(column, column) for column in columns)
 
 
 def found_as(name: str, present: Container[str]) -> str:
-    """What the column ``name`` is called among ``present``: its old name where only that is there."""
+    """Says what the column ``name`` is called among ``present``: its old name where only that is there."""
     return BEFORE[name] if name in BEFORE and name not in present and BEFORE[name] in present else name
 
 
 def today(name: str, present: Container[str]) -> str:
-    """What replaced ``name`` where only that is among ``present``, else ``name``."""
+    """Says what replaced ``name`` where only that is among ``present``, else ``name``."""
     return RENAMED[name] if name in RENAMED and name not in present and RENAMED[name] in present else name
 
 
 def moved(old: str, new: str) -> str:
-    """What a warning says."""
+    """Words the warning about a column's old name."""
     return f"the column {old!r} is called {new!r} now, since DataFrame.{old} is a method of pandas: use the new name"

@@ -49,7 +49,8 @@ _UNITS = {
 
 
 def facts(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """phase, main, log, undefined and unit of a table of schema 1; of one that is not ours, what its name suggests."""
+    """Returns phase, main, log, undefined and unit of a table of schema 1; of one that is not ours, what its name
+    suggests."""
     columns = entry["columns"]
     phase: Phase = "backward" if "grad" in name else "update" if "update" in name else "forward"
     phase, main, log, undefined = SCHEMA_1.get(name, (phase, "", None, ()))

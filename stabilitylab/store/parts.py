@@ -1,4 +1,4 @@
-"""Parts: the journal's records as tidy Parquet files that pandas reads without us."""
+"""Turns the journal's records into parts: tidy Parquet files that pandas reads without us."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ LABELS = {"site": "site", "stack_name": "stack", "sublayer": "sublayer"}  # colu
 
 
 def part_schema(table: Table) -> pa.Schema:
-    """step, site, stack_name, layer, sublayer, the value columns, absent."""
+    """Lists the columns of a part: step, site, stack_name, layer, sublayer, the value columns, absent."""
     text = pa.dictionary(pa.int32(), pa.string())
     places = [("step", pa.int64()), ("site", text), ("stack_name", text), ("layer", pa.int32()), ("sublayer", text)]
     return pa.schema([*places, *((name, pa.float64()) for name in table.columns), ("absent", pa.bool_())])
 
 
 def encode(labels: Sequence[str]) -> tuple[np.ndarray, list[str]]:
-    """(codes, categories) of a label of a table's rows."""
+    """Encodes a label of a table's rows as (codes, categories)."""
     categories = list(dict.fromkeys(labels))
     index = {category: code for code, category in enumerate(categories)}
     return np.array([index[label] for label in labels], np.int32), categories
 
 
 def table_of(records: pa.Table, table: Table, run: Path) -> pa.Table:
-    """A table's rows out of journal records: only here do sites join the numbers. Where absent, values are null."""
+    """Makes a table's rows out of journal records: only here do sites join the numbers. Where absent, values are
+    null."""
     if table.name not in records.column_names:  # the journal is older than the table
         return part_schema(table).empty_table()
     recorded = records.select(["step", table.name, table.name + ABSENT]).filter(records[table.name].is_valid())
@@ -62,7 +63,7 @@ def tidy(
     absent: np.ndarray,
     missing: np.ndarray | None = None,
 ) -> pa.Table:
-    """``values`` (steps * rows, columns) with the places that they belong to; null where absent or missing."""
+    """Lays ``values`` (steps * rows, columns) out with the places that they belong to; null where absent or missing."""
     count, rows = len(steps), len(table.rows)
     columns = {"step": integers(np.repeat(steps, rows), pa.int64())}
     for name, label in LABELS.items():
@@ -78,7 +79,7 @@ def tidy(
 
 
 def metrics_of(records: pa.Table, run: Path) -> pa.Table:
-    """One row a step, one float64 column a metric in order of first appearance; null where not given.
+    """Makes one row a step, one float64 column a metric in order of first appearance; null where not given.
 
     A step may have two records, what was known of it at first and the rest."""
     column = records["metrics"].combine_chunks()
@@ -100,8 +101,8 @@ def metrics_of(records: pa.Table, run: Path) -> pa.Table:
 
 
 def compact(run: Path, number: int, journal: Path, tables: Mapping[str, Table]) -> Records:
-    """Journal ``number``, which is returned, as one part of each table that it holds, listed in the inventory. May be
-    repeated: it writes the same files again."""
+    """Writes journal ``number``, which is returned, as one part of each table that it holds, listed in the inventory.
+    May be repeated: it writes the same files again."""
     records = read_records(journal)
     if records.table is None:
         return records
@@ -115,8 +116,8 @@ Part = tuple[str, int, pa.Table]  # table, number, content
 
 
 def _write_parts(run: Path, made: Iterable[Part]) -> None:
-    """Listed first: a reader that finds one listed and not there takes its journal, and one that is made anew may be
-    either until it stands."""
+    """Lists the parts before it writes them: a reader that finds one listed and not there takes its journal, and one
+    that is made anew may be either until it stands."""
     encoded = [(table, number, data["step"], parquet(data)) for table, number, data in made if data.num_rows]
     inventory.add(run, [entry_of(table, n, steps.to_numpy(), memoryview(file)) for table, n, steps, file in encoded])
     for table, number, _, file in encoded:
@@ -141,7 +142,7 @@ def _widened(run: Path, schema: pa.Schema) -> list[Part]:
 
 
 def read_part(run: Path, path: Path, schema: pa.Schema | None, footers: Collection[int] = ()) -> pa.Table:
-    """The columns of ``schema`` (None: all) of one part, each under its old name where it has that alone.
+    """Reads the columns of ``schema`` (None: all) of one part, each under its old name where it has that alone.
 
     ``footers``: CRCs one of which its footer has, since page checksums leave it out; none: not known."""
     with _part(run, path) as file:
@@ -158,7 +159,7 @@ def read_part(run: Path, path: Path, schema: pa.Schema | None, footers: Collecti
 
 
 def _valid(data: pa.Table) -> pa.Table:
-    """No index beyond its categories: page checksums leave out the pages' own headers."""
+    """Checks that no index lies beyond its categories: page checksums leave out the pages' own headers."""
     data.validate(full=True)
     return data
 
@@ -175,7 +176,7 @@ def renew(run: Path, table: Table) -> None:
 
 @contextmanager
 def _part(run: Path, path: Path) -> Iterator[pq.ParquetFile]:
-    """Anything that is no part of the run is refused in one sentence."""
+    """Refuses in one sentence anything that is no part of the run."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             yield file
@@ -191,7 +192,7 @@ def _part(run: Path, path: Path) -> Iterator[pq.ParquetFile]:
 
 
 def parquet(data: pa.Table) -> pa.Buffer:
-    """A Parquet file."""
+    """Opens a Parquet file."""
     sink = pa.BufferOutputStream()
     values = [field.name for field in data.schema if field.type == pa.float64()]
     labels = [name for name in data.column_names if name not in (*values, "absent")]

@@ -1,4 +1,4 @@
-"""Reading a run: finished, killed or still going."""
+"""Reads a run: finished, killed or still going."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Run:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """One row a step: loss, learning rate, total gradient norm, ..."""
+        """Reads one row a step: loss, learning rate, total gradient norm, ..."""
         return self.frame(METRICS)
 
     def frame(
@@ -139,7 +139,7 @@ class Run:
         config: Sequence[str] | bool = (),
         by: By | None = None,
     ) -> pd.DataFrame:
-        """A tidy frame: step, stack_name, layer, sublayer, site, the value columns (or only ``columns``), absent.
+        """Reads a tidy frame: step, stack_name, layer, sublayer, site, the value columns (or only ``columns``), absent.
 
         ``config``: settings to add as columns, such as ``["model.arch", "train.seed"]``; True: all of them.
         ``by``: combine the rows of each layer or sub-layer. A NaN where ``absent`` is False was measured, or there is
@@ -160,8 +160,8 @@ class Run:
         return Frame(content)
 
     def arrow(self, name: str, *, columns: Sequence[str] | None = None, by: By | None = None) -> pa.Table:
-        """The same as stored: null where absent, or where there is no such cell (of metrics: not given), and NaN where
-        NaN was measured."""
+        """Reads the same as stored: null where absent, or where there is no such cell (of metrics: not given), and NaN
+        where NaN was measured."""
         if by is not None:
             content, missing = self._rows(self.table(name), columns, by)
             return pa.table(
@@ -180,7 +180,7 @@ class Run:
     def _rows(
         self, table: Table, columns: Sequence[str] | None, by: By | None
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """The columns of a frame; and of the value columns, where there is no number."""
+        """Reads the columns of a frame; and says of the value columns where there is no number."""
         import pandas as pd
 
         names = self._chosen(table.columns, columns, table.name)
@@ -221,7 +221,7 @@ class Run:
         raise DamagedError(told, self.path)
 
     def _pieces(self, name: str, schema: pa.Schema | None) -> Iterator[pa.Table]:
-        """Each part, or its journal where the part does not stand yet."""
+        """Yields each part, or its journal where the part does not stand yet."""
         waiting = journals(self.path)  # listed before the parts: what leaves the one has entered the other
         done = parts(self.path, name)
         listed = self._listed(name, {*waiting, *done})
@@ -243,7 +243,7 @@ class Run:
                 yield found if schema is None else found.select(schema.names)
 
     def _listed(self, name: str, present: set[int]) -> dict[int, list[Entry]]:
-        """The parts that ``name`` must have; what is lost of them is said once."""
+        """Lists the parts that ``name`` must have; what is lost of them is said once."""
         found = inventory.read(self.path)  # after the files were listed: a resume shortens it before it moves any
         listed = {} if found is None else found.of(name)
         if lost := sorted(listed.keys() - present):
@@ -286,7 +286,7 @@ def _told(entry: Mapping[str, Any], name: str, kind: Any) -> Any:
 
 
 def _repeat(value: Any, count: int) -> Any:
-    """A setting as a column: numbers as they are, text as a category, lists joined by commas."""
+    """Repeats a setting as a column: numbers as they are, text as a category, lists joined by commas."""
     import pandas as pd
 
     if isinstance(value, list):

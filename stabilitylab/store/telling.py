@@ -1,4 +1,4 @@
-"""What a reader says of a run that is not whole, once."""
+"""Says once what is not whole of a run that is read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _told: set[str] = set()
 
 
 def tell(sentence: str) -> None:
-    """A warning, once a process: sweeps and reports read a run many times."""
+    """Warns once a process: sweeps and reports read a run many times."""
     if sentence not in _told:
         _told.add(sentence)
         log.warning("%s.", sentence)

@@ -33,7 +33,7 @@ class Verified:
     findings: list[str] = field(default_factory=list)
 
     def check(self, look: Callable[[], object]) -> None:
-        """What ``look`` raises is a finding."""
+        """Runs ``look``, and takes what it raises as a finding."""
         try:
             look()
         except (InputError, FileNotFoundError) as error:
@@ -101,7 +101,7 @@ def spelt(first: int, last: int) -> str:
 
 
 def _table(run: Run, name: str, found: Verified, steps: _Steps) -> None:
-    """Every part of a table, and the journal where a part does not stand yet."""
+    """Checks every part of a table, and the journal where a part does not stand yet."""
     waiting, done = journals(run.path), parts(run.path, name)
     listing = inventory.read(run.path)
     listed = {} if listing is None else listing.of(name)
@@ -132,7 +132,7 @@ def _table(run: Run, name: str, found: Verified, steps: _Steps) -> None:
 
 
 def _piece(run: Run, name: str, number: int, waiting: dict[int, Path], done: dict[int, Path]) -> pa.Table | None:
-    """The part; from the journal too where that still stands, which must then say the same."""
+    """Checks the part; and from the journal too where that still stands, which must then say the same."""
     schema = None if name == METRICS else part_schema(run.table(name))
     part = read_part(run.path, done[number], schema) if number in done else None
     if number not in waiting or (records := read_records(waiting[number]).table) is None:
@@ -144,7 +144,7 @@ def _piece(run: Run, name: str, number: int, waiting: dict[int, Path], done: dic
 
 
 def _same(part: pa.Table, made: pa.Table) -> bool:
-    """Of metrics the part may have columns that came later; NaN equals NaN, bit for bit."""
+    """Compares part and journal: of metrics the part may have columns that came later; NaN equals NaN, bit for bit."""
     if not {*made.column_names} <= {*part.column_names}:
         return False
     part = part.select(made.column_names).cast(made.schema)
@@ -188,7 +188,7 @@ def _places(table: Table, piece: pa.Table, number: int, found: Verified) -> None
 
 
 def _strangers(run: Run, found: Verified) -> None:
-    """Tables and inventory that run.json or this schema does not know."""
+    """Finds tables and lines of the inventory that run.json or this schema does not know."""
     for name in tables_on_disk(run.path):
         if name not in (METRICS, *run.tables):
             found.say(f"run.json has no table {name!r}, of which there is a folder")

@@ -1,4 +1,4 @@
-"""Writing a run: every step to the journal at once, the journal to Parquet parts now and then."""
+"""Writes a run: every step to the journal at once, the journal to Parquet parts now and then."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ class RunWriter:
 
     @classmethod
     def create(cls, path: str | Path, manifest: Mapping[str, Any]) -> RunWriter:
-        """A new run directory; ``manifest`` goes to run.json, its ``"config"`` being the resolved configuration."""
+        """Makes a new run directory; ``manifest`` goes to run.json, its ``"config"`` being the resolved
+        configuration."""
         path = Path(path)
         _refuse_own_keys(manifest)
         with writing(path):
@@ -157,8 +158,8 @@ class RunWriter:
         write_run_json(self.path, self._document)
 
     def append(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
-        """One step, everything in it: it is in the run when this returns, and no part of it is if this raises (of a
-        step that was begun, no further part)."""
+        """Appends one step with everything in it: it is in the run when this returns, and no part of it is if this
+        raises (of a step that was begun, no further part)."""
         begun = self._begun if self._begun is not None and self._begun.step == step else None
         if begun is None:
             self._add(step, metrics, tables)
@@ -170,7 +171,8 @@ class RunWriter:
             self._add(step, metrics, tables, rest=True)
 
     def begin(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
-        """What is known of a step by now: should the process die before it is appended whole, this much is there."""
+        """Records what is known of a step by now: should the process die before it is appended whole, this much is
+        there."""
         self._add(step, metrics, tables)
         self._begun = _Begun(step, self._number, frozenset((*metrics, *tables)))
 
@@ -224,7 +226,8 @@ class RunWriter:
         write_run_json(self.path, self._document)
 
     def incident(self, facts: Mapping[str, Any], rows: Sequence[Kept]) -> None:
-        """Where the run first broke, and the rows around it; called again with more rows it writes them anew."""
+        """Records where the run first broke, and the rows around it; called again with more rows it writes them
+        anew."""
         self._lock.check()
         with writing(self.path):
             write_incident(self.path, facts, rows, {table.name: table for table in self._tables})
@@ -262,7 +265,7 @@ class RunWriter:
 
 
 def _matters(path: Path) -> bool:
-    """False for what is left of a run that died before it had a run.json."""
+    """Returns False for what is left of a run that died before it had a run.json."""
     return not path.name.startswith(".") and path.name not in ("status.json", inventory.FILE)
 
 

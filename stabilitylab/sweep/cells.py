@@ -1,4 +1,4 @@
-"""A finished training run as one line of a ledger: what it was, what made it, how it ended."""
+"""Writes a training run that has ended as one line of a ledger: what it was, what made it, how it ended."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Cell = Mapping[str, str]  # a line by column
 
 
 def cell_of(run: Run) -> dict[str, str]:
-    """The line of a training run that has ended."""
+    """Writes the line of a training run that has ended."""
     manifest, status = run.manifest, run.status
     recorded = complete(run.config)
     config = validated(recorded)
@@ -67,14 +67,14 @@ def cell_of(run: Run) -> dict[str, str]:
 
 
 def last_row(run: Run) -> dict[str, float]:
-    """The metrics of the last row, without those that were not given there; a NaN was measured."""
+    """Returns the metrics of the last row, without those that were not given there; a NaN was measured."""
     table = run.arrow(METRICS)
     rows = table.slice(max(0, table.num_rows - 1)).to_pylist()
     return {name: value for row in rows for name, value in row.items() if name != "step" and value is not None}
 
 
 def _others(config: Config) -> Iterator[tuple[str, Any]]:
-    """Settings without a column that differ from the defaults, or from what the columns let expect."""
+    """Yields settings without a column that differ from the defaults, or from what the columns let expect."""
     model, usual = config.model, deciding(Config().model_dump(mode="json"))
     if model.depth % 2 == 0 or model.stack != "encoder-decoder":
         layers = depth_layers(model.depth, model.stack)
@@ -86,7 +86,7 @@ def _others(config: Config) -> Iterator[tuple[str, Any]]:
 
 
 def _words(named: Mapping[str, Any]) -> str:
-    """``name=value name=value``, numbers with all their digits."""
+    """Writes ``name=value name=value``, numbers with all their digits."""
     return " ".join(f"{name}={''.join(_text(value).split())}" for name, value in named.items())
 
 
@@ -101,7 +101,7 @@ def _is_number(value: Any) -> bool:
 
 
 def spread(cell: Cell) -> dict[str, Any]:
-    """A line read back: numbers as such, and the columns of name=value one by one."""
+    """Reads a line back: numbers as such, and the columns of name=value one by one."""
     found: dict[str, Any] = {}
     for column, text in cell.items():
         if column in NAMED:
@@ -113,7 +113,7 @@ def spread(cell: Cell) -> dict[str, Any]:
 
 
 def _read(text: str) -> Any:
-    """A number where it is one."""
+    """Reads a number where it is one."""
     for kind in (int, float):
         try:
             return kind(text)

@@ -1,4 +1,4 @@
-"""Any grid of settings as experiments: ``arch=deepnorm,branchnorm depth=12,36 seed=0..4 train.lr=1e-3,3e-4``."""
+"""Makes experiments of any grid of settings: ``arch=deepnorm,branchnorm depth=12,36 seed=0..4 train.lr=1e-3,3e-4``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from ..config import (
+    RAMP,
     Config,
     DataConfig,
     ModelConfig,
@@ -48,10 +49,11 @@ IN_NAMES = ("arch", "depth", "seed")  # axes that stand in a run's name anyway
 def grid(
     axes: Sequence[str], base: Mapping[str, Any] | None = None, *, depth: int | None = None, kind: Kind = "train"
 ) -> list[Experiment]:
-    """Every combination of the values of ``axes``, the last axis fastest, over the settings ``base``.
+    """Combines the values of ``axes`` in every way, the last axis fastest, over the settings ``base``.
 
-    An axis is KEY=VALUE,VALUE,... with a section.key or one of :data:`ALIASES`; FIRST..LAST stands for all whole
-    numbers from FIRST to LAST; a value that holds a comma is put in quotes. Raises UsageError for whatever is wrong.
+    An axis is KEY=VALUE,VALUE,... with a section.key, an option arch.KEY or one of :data:`ALIASES`; FIRST..LAST stands
+    for all whole numbers from FIRST to LAST; a value that holds a comma is put in quotes. Raises UsageError for
+    whatever is wrong.
     """
     parsed = [_axis(text) for text in axes]
     if not parsed:
@@ -65,7 +67,8 @@ def grid(
     for values in itertools.product(*(values for _, values in parsed)):
         point = {key: value for (key, _), value in zip(parsed, values, strict=True)}
         config = _config(point, base or {}, depth)
-        name = name_of(config, *(_tag(key, value) for key, value in point.items() if key not in IN_NAMES))
+        _check_options(config.model)
+        name = name_of(config, *(_tag(key, value) for key, value in point.items() if not _is_in_names(key)))
         if name in found:
             raise UsageError(f"--grid makes two runs named {name}: leave out the value that stands there twice.")
         found[name] = Experiment(name, config, kind)
@@ -78,7 +81,7 @@ def _axis(text: str) -> tuple[str, list[Any]]:
     if not equals or not key or not values.strip():
         raise UsageError(f"--grid {text!r} is not of the form KEY=VALUE,VALUE, such as seed=3..7.")
     _targets(key)
-    key = next((alias for alias, (target, *_) in ALIASES.items() if target == key), key)
+    key = next((alias for alias, (target, *_) in ALIASES.items() if target == _targets(key)[0]), key)
     pieces = PIECE.findall(values + ",")
     if "data.source" in _targets(key):
         pieces = _rejoined(pieces)
@@ -89,12 +92,17 @@ def _axis(text: str) -> tuple[str, list[Any]]:
 
 
 def _targets(key: str) -> tuple[str, ...]:
-    """The settings behind the name of an axis."""
+    """Names the settings behind an axis."""
     if key in ALIASES:
         return ALIASES[key]
-    section, dot, name = key.partition(".")
-    if section not in SECTIONS or not dot:
-        raise UsageError(f"--grid knows no {key!r}: use {', '.join(ALIASES)}, or a section.key such as train.beta2.")
+    section, _, name = key.partition(".")
+    if section == "arch" and name:
+        return (f"model.{name}" if name in RAMP else key,)
+    if section not in SECTIONS or not name:
+        raise UsageError(
+            f"--grid knows no {key!r}: use {', '.join(ALIASES)}, an option arch.KEY of the architectures, or a "
+            "section.key such as train.beta2."
+        )
     if name not in SECTIONS[section].model_fields:
         raise UsageError(f"unknown setting {key!r}; known are {', '.join(SECTIONS[section].model_fields)}.")
     return ("train.seed", "data.seed") if key == "train.seed" else (key,)
@@ -112,7 +120,7 @@ def _values(piece: str, axis: str) -> list[Any]:
 
 
 def _rejoined(pieces: Sequence[str]) -> list[str]:
-    """``text:SRC,TGT`` and ``hf:DATASET,SRC,TGT`` hold commas of their own."""
+    """Joins what belongs together: ``text:SRC,TGT`` and ``hf:DATASET,SRC,TGT`` hold commas of their own."""
     whole: list[str] = []
     rest = list(pieces)
     while rest:
@@ -141,6 +149,22 @@ def _config(point: Mapping[str, Any], base: Mapping[str, Any], depth: int | None
     return resolve(base, settings, depth=depth)
 
 
+def _is_in_names(key: str) -> bool:
+    """Does a run's name say it anyway? Its label says the options of architectures."""
+    return key in IN_NAMES or _targets(key)[0].startswith("arch.")
+
+
+def _check_options(model: ModelConfig) -> None:
+    """Raises UsageError for an option that the architecture does not have: it shows now, not in every run."""
+    if not model.options:
+        return
+    archs = dict.fromkeys(registered_arch(name) for name in (model.arch, model.decoder_arch or model.arch))
+    known = {key for name in archs for key in arch_facts()[name]["options"]}
+    if foreign := next((key for key in model.options if key not in known), None):
+        have = ", ".join(sorted(known)) or "none"
+        raise UsageError(f"architecture {model.arch!r} has no option {foreign!r}; it has {have}.")
+
+
 def _tag(key: str, value: Any) -> str:
     return slug(f"{key.rpartition('.')[2]}{value}")
 
@@ -150,15 +174,15 @@ def _arch(name: Any) -> Any:
 
 
 def registered_arch(name: str) -> str:
-    """The registered spelling of an architecture; a wrong one shows now, not in every run of the grid."""
+    """Returns the registered spelling of an architecture; a wrong one shows now, not in every run of the grid."""
     used = {spelling(control["arch"]): control["arch"] for control in CONTROLS.values()}
     return used.get(spelling(name)) or _registered().resolve(name)
 
 
 @cache
 def arch_facts() -> dict[str, dict[str, Any]]:
-    """All architectures by name, with what ``list archs`` says of them; a process of its own reads them, since the
-    models need torch."""
+    """Reads what ``list archs`` says of all architectures, by name, in a process of its own, since the models need
+    torch."""
     command = [sys.executable, "-m", "stabilitylab", "list", "archs", "--json"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:

@@ -1,4 +1,5 @@
-"""What a training run is, wherever it was made: the settings that decide what it measures, and a key made of them."""
+"""Says what a training run is, wherever it was made: the settings that decide what it measures, and a key made of
+them."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ Digests = Mapping[str, str]  # path -> sha256 of the file as it was
 
 
 def deciding(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that decide what a run measures, by section.key; an architecture has one spelling.
+    """Picks the settings that decide what a run measures, by section.key; an architecture has one spelling.
 
     A setting that came after the run has the value that it had before there was such a setting.
     """
@@ -39,7 +40,8 @@ def deciding(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def key_of(config: Config, digests: Digests | None = None) -> str:
-    """The same on every machine: a hash of the deciding settings, in which files stand for their content.
+    """Hashes the deciding settings, in which files stand for their content, so that the key is the same on every
+    machine.
 
     ``digests``: of the files as a run that has ended read them; without them, as they are now. A setting marked
     :class:`~stabilitylab.config.Later` is left out where it has the value from before, so that older keys stay true.
@@ -57,7 +59,7 @@ def key_of(config: Config, digests: Digests | None = None) -> str:
 
 
 def data_of(config: Config, digests: Digests | None = None) -> str:
-    """The data in words that hold on any machine, such as ``text:train.de@1f0c2a3b,train.en@9d8e7f60``."""
+    """Names the data in words that hold on any machine, such as ``text:train.de@1f0c2a3b,train.en@9d8e7f60``."""
     words = []
     for key, value in zip(SOURCES, (config.data.source, config.data.valid), strict=True):
         if (named := _named(config).get(key)) is not None:
@@ -70,7 +72,7 @@ def data_of(config: Config, digests: Digests | None = None) -> str:
 
 @dataclass(frozen=True)
 class _Named:
-    """What a setting says of data that lie on this machine: files, or a folder and columns."""
+    """Holds what a setting says of data that lie on this machine: files, or a folder and columns."""
 
     scheme: str
     paths: tuple[Path, ...]
@@ -96,7 +98,7 @@ def _paths(files: str) -> tuple[Path, ...]:
 
 
 def content(path: Path) -> str:
-    """SHA-256 of a file, or of all files below a folder with their names."""
+    """Hashes a file, or all files below a folder with their names (SHA-256)."""
     if not os.path.isdir(path):  # of a name that is too long, Path.is_dir raises
         regular(path)
         try:
@@ -112,6 +114,6 @@ def content(path: Path) -> str:
 
 @lru_cache(maxsize=256)
 def _file(path: str, changed: int, size: int) -> str:
-    """Of a file as it stands since ``changed``: corpora are read once, not once a run."""
+    """Hashes a file as it stands since ``changed``: corpora are read once, not once a run."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

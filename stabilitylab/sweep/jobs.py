@@ -17,6 +17,7 @@ from typing import Any, Literal
 from ..errors import InputError, UsageError
 from ..experiments import Experiment
 from ..inputs import shown
+from ..registry import PLUGINS, named_plugins
 from ..store import Run
 from ..store.files import Lock, is_locked, make_directory, replace_file, writing
 from ..store.layout import checkpoints, is_run_name
@@ -71,23 +72,24 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """Updates of the whole run; 1 for a run of one step."""
+        """Counts the updates of the whole run; 1 for a run of one step."""
         return self.experiment.config.train.steps if self.experiment.kind == "train" else 1
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that its process needs before it starts: the OpenMP pool is sized once."""
-        return {"OMP_NUM_THREADS": str(self.experiment.config.train.threads)}
+        """Sets variables that its process needs before it starts: the OpenMP pool is sized once, plug-ins are named."""
+        plugins = {PLUGINS: ",".join(named)} if (named := named_plugins()) else {}
+        return {"OMP_NUM_THREADS": str(self.experiment.config.train.threads), **plugins}
 
     @property
     def argv(self) -> list[str]:
-        """The command that starts it, or goes on with it."""
+        """Gives the command that starts it, or goes on with it."""
         what = ["probe", "--resume", "auto"] if self.experiment.kind == "train" else ["onestep"]
         where = ["--config", str(self.config_path), "--name", self.name, "--out", str(self.out)]
         return [sys.executable, "-m", "stabilitylab", *what, *where, "-q"]
 
     def now(self) -> Job:
-        """The same job, looked at again."""
+        """Looks at the same job again."""
         return examine(self.experiment, self.out, self.ledger)
 
     def record(self) -> None:
@@ -98,7 +100,7 @@ class Job:
 
 
 def plan(experiments: Iterable[Experiment], out: Path, ledger: Ledger | None = None) -> list[Job]:
-    """A job for each experiment, its run directory being ``out/<name>``; what ``ledger`` holds is finished.
+    """Makes a job of each experiment, its run directory being ``out/<name>``; what ``ledger`` holds is finished.
 
     Raises UsageError where two have one name, or where a run of that name has another configuration, and InputError
     where a run cannot be read.
@@ -111,7 +113,7 @@ def plan(experiments: Iterable[Experiment], out: Path, ledger: Ledger | None = N
 
 
 def examine(experiment: Experiment, out: Path, ledger: Ledger | None = None) -> Job:
-    """What stands in the run directory of ``experiment``, or where none has ended there, in the ledger."""
+    """Looks at the run directory of ``experiment`` and, where none has ended there, into the ledger."""
     job = replace(_on_disk(experiment, out), ledger=ledger)
     if ledger is None or job.state not in RUNNABLE or not _has_line(experiment):
         return job
@@ -122,7 +124,8 @@ def examine(experiment: Experiment, out: Path, ledger: Ledger | None = None) -> 
 
 
 def _has_line(experiment: Experiment) -> bool:
-    """What a run of one step measures are its tables, of which a ledger keeps nothing."""
+    """Says whether a ledger keeps it: what a run of one step measures are its tables, of which a ledger keeps
+    nothing."""
     return experiment.kind == "train"
 
 
@@ -152,12 +155,12 @@ def _not_begun(job: Job) -> Job:
 
 
 def _last_checkpoint(path: Path) -> int:
-    """Updates in the newest checkpoint; 0 where there is none."""
+    """Counts the updates in the newest checkpoint; 0 where there is none."""
     return max(checkpoints(path), default=0)
 
 
 def _check_same(run: Run, experiment: Experiment) -> None:
-    """A finished run of the same name counts only if it is the same run."""
+    """Refuses a finished run of the same name that is not the same run."""
     advice = "choose another --out, or move it away"
     if (kind := run.manifest.get("kind", "train")) != experiment.kind:
         raise UsageError(f"{run.path} is a run of kind {kind!r}, where {experiment.kind!r} is asked for: {advice}.")
@@ -210,14 +213,16 @@ def _move_aside(job: Job) -> None:
 
 
 def commands(jobs: Iterable[Job]) -> list[str]:
-    """A shell line for each job that is still to be run, to be started in the current folder; writes their
-    configurations. Where a run of one step is to be made anew, its line begins by moving the old directory aside."""
+    """Writes a shell line for each job that is still to be run, to be started in the current folder, and its
+    configuration. Where a run of one step is to be made anew, its line begins by moving the old directory aside."""
     lines = []
     for job in jobs:
         if job.state not in RUNNABLE:
             continue
         replace_file(job.config_path, toml.dumps(job.experiment.config).encode())
-        line = " ".join((*(f"{key}={value}" for key, value in job.environment.items()), shlex.join(job.argv)))
+        line = " ".join(
+            (*(f"{key}={shlex.quote(value)}" for key, value in job.environment.items()), shlex.join(job.argv))
+        )
         if job.experiment.kind != "train" and _must_make_way(job):
             place, old = _free_place(job), job.path
             moves = (
@@ -231,7 +236,7 @@ def commands(jobs: Iterable[Job]) -> list[str]:
 
 
 def status_table(jobs: Iterable[Job]) -> list[dict[str, str]]:
-    """One row a job, in words: run, state, verdict, step, reason."""
+    """Puts each job into one row, in words: run, state, verdict, step, reason."""
     return [
         {
             "run": job.name,
@@ -251,7 +256,7 @@ def _reason(job: Job) -> str:
 
 
 def log_lines(path: Path) -> list[str]:
-    """The end of a log, without empty lines."""
+    """Reads the end of a log, without empty lines."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
         return [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
@@ -259,7 +264,7 @@ def log_lines(path: Path) -> list[str]:
 
 
 def last_words(job: Job) -> str:
-    """The last line that the process of ``job`` wrote."""
+    """Finds the last line that the process of ``job`` wrote."""
     words: Sequence[str] = [
         line for line in log_lines(job.log_path) if not ENDED.fullmatch(line) and not line.startswith("$ ")
     ]

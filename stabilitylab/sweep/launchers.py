@@ -1,4 +1,4 @@
-"""Where the processes of a sweep run: on this machine, or wherever Parsl's configuration says."""
+"""Starts the processes of a sweep: on this machine, or wherever Parsl's configuration says."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Process(Protocol):
     """A job that was started."""
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """Returns its exit code, negative for a signal; None while it runs."""
         ...
 
     def stop(self, asked: int) -> None:
@@ -49,7 +49,7 @@ class Launcher(Protocol):
 
 
 class Local:
-    """``workers`` processes at a time on this machine, dealt out over ``gpus`` where some are named.
+    """Runs ``workers`` processes at a time on this machine, dealt out over ``gpus`` where some are named.
 
     They start at once, when none has taken its memory yet, so each is told how many share its device.
     """
@@ -102,7 +102,7 @@ def _opened_log(job: Job) -> IO[bytes]:
 
 
 class Parsl:
-    """One Parsl app a job; a stop is a file that the apps look for, since no signal reaches other machines."""
+    """Runs a job as one Parsl app; a stop is a file that the apps look for, since no signal reaches other machines."""
 
     def __init__(self, out: Path, workers: int = 1, config: Path | None = None) -> None:
         try:
@@ -136,12 +136,12 @@ class Parsl:
 
 
 def shell_line(line: str) -> str:
-    """What Parsl's workers call to learn the command."""
+    """Tells Parsl's workers the command."""
     return line
 
 
 def script(argv: Sequence[str], environment: dict[str, str], *, log: Path, stop: Path, folder: Path) -> str:
-    """A bash script that runs ``argv`` in ``folder`` into ``log``, and once ``stop`` exists asks it to end.
+    """Writes a bash script that runs ``argv`` in ``folder`` into ``log``, and once ``stop`` exists asks it to end.
 
     Its exit code is that of ``argv``; ``argv`` does not begin where ``stop`` exists already.
     """

@@ -1,4 +1,5 @@
-"""The ledger of a sweep: a table of finished training runs, one line a cell, that outlives the machine that made them.
+"""Keeps the ledger of a sweep: a table of finished training runs, one line a cell, that outlives the machine that made
+them.
 
 A CSV for git: lines are only ever appended, and two branches that both did merge as a union.
 """
@@ -45,7 +46,7 @@ class _Content(NamedTuple):
 
 
 class Ledger:
-    """The table at ``path``, which need not exist yet; read again whenever it has changed."""
+    """Reads and extends the table at ``path``, which need not exist yet; it is read again whenever it has changed."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -56,11 +57,12 @@ class Ledger:
         return f"Ledger({str(self.path)!r})"
 
     def find(self, config: Config) -> Cell | None:
-        """The line of the run that ``config`` describes, on whatever machine it was made."""
+        """Finds the line of the run that ``config`` describes, on whatever machine it was made."""
         return self.cells().get(key_of(config))
 
     def cells(self) -> dict[str, Cell]:
-        """The lines by key, of several with one key the last; a torn last line is not among them, and said once.
+        """Returns the lines by key, of several with one key the last; a torn last line is not among them, and said
+        once.
 
         Raises InputError for a file that is no ledger, or has a damaged line.
         """
@@ -83,11 +85,12 @@ class Ledger:
         self._append(None)
 
     def add(self, run: Run) -> bool:
-        """Append the line of a run that has ended, unless its key stands there already; whether it was appended."""
+        """Appends the line of a run that has ended, unless its key stands there already; returns whether it was
+        appended."""
         return self._append(cell_of(run))
 
     def frame(self) -> pd.DataFrame:
-        """All lines as a table of numbers and words, each setting and metric in a column of its own by name."""
+        """Puts all lines into a table of numbers and words, each setting and metric in a column of its own by name."""
         import pandas as pd
 
         return pd.DataFrame([spread(cell) for cell in self.cells().values()])
@@ -118,7 +121,7 @@ class Ledger:
 
 
 def _parsed(path: Path, content: bytes) -> _Content:
-    """The lines of a ledger; the last one may be torn, any other damage is an error that names its line."""
+    """Parses the lines of a ledger; the last one may be torn, any other damage is an error that names its line."""
     columns: Sequence[str] = ()
     cells: list[Cell] = []
     *ended, rest = content.removeprefix(BOM).split(b"\n")
@@ -157,7 +160,7 @@ def _is_torn(text: str, fields: Sequence[str], columns: Sequence[str]) -> bool:
 
 @contextmanager
 def _opened(path: Path, flags: int, kind: int) -> Iterator[int]:
-    """A descriptor of the file that ``path`` names, locked; git puts a new file there, whose lock is another one."""
+    """Opens and locks the file that ``path`` names; git puts a new file there, whose lock is another one."""
     while True:
         file = os.open(path, flags, 0o666)
         try:
@@ -194,7 +197,7 @@ def _bytes(file: int) -> bytes:
 
 
 def _append_to(file: int, text: str) -> None:
-    """All of ``text``, on the disk, or nothing of it."""
+    """Writes all of ``text`` to the disk, or nothing of it."""
     size = os.fstat(file).st_size
     try:
         write_all(file, text.encode())

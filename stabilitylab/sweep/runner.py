@@ -1,4 +1,4 @@
-"""Running a sweep: start what is to be run, retry what failed, stop in good order."""
+"""Runs a sweep: starts what is to be run, retries what failed, stops in good order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ USAGE = 2  # the exit code of a wrong setting: trying again is no use
 
 
 class Audience(Protocol):
-    """Who is told how a sweep goes."""
+    """Hears how a sweep goes."""
 
     def planned(self, jobs: Sequence[Job]) -> None: ...
 
@@ -34,7 +34,7 @@ class Audience(Protocol):
 
 
 class Silent:
-    """Nobody is told."""
+    """Tells nobody."""
 
     def planned(self, jobs: Sequence[Job]) -> None: ...
 
@@ -57,7 +57,7 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """0 where all runs have ended; 1 where one failed, or another process still writes it; 128 + the signal that
+        """Is 0 where all runs have ended; 1 where one failed, or another process still writes it; 128 + the signal that
         stopped the sweep (130 for Ctrl-C)."""
         if self.signal is not None:
             return 128 + self.signal
@@ -182,7 +182,7 @@ def _crew(
 
 
 def _prepared(job: Job) -> tuple[Job, bool]:
-    """The job ready to start; or, since another process has taken or changed it meanwhile, how it stands."""
+    """Returns the job ready to start; or, since another process has taken or changed it meanwhile, as it stands."""
     try:
         job = prepare(job)
     except (InputError, UsageError) as error:
@@ -191,7 +191,7 @@ def _prepared(job: Job) -> tuple[Job, bool]:
 
 
 def _ended(attempt: _Attempt, code: int) -> tuple[Job, float]:
-    """The job as its process left it; whatever did not finish, and is not written by anybody, has failed."""
+    """Returns the job as its process left it; whatever did not finish, and is not written by anybody, has failed."""
     seconds = time.monotonic() - attempt.started
     job = attempt.job
     with writing(job.log_path), job.log_path.open("a") as log:
@@ -208,7 +208,7 @@ def _ended(attempt: _Attempt, code: int) -> tuple[Job, float]:
 
 
 def _glimpse(job: Job) -> Job:
-    """How far it is, if that can be read at this moment."""
+    """Says how far it is, if that can be read at this moment."""
     try:
         return job.now()
     except StabilityLabError:
@@ -216,7 +216,7 @@ def _glimpse(job: Job) -> Job:
 
 
 def _stop_all(active: Sequence[_Attempt]) -> None:
-    """After an error of the sweep itself: no process is left behind."""
+    """Stops every process after an error of the sweep itself, so that none is left behind."""
     for attempt in active:
         attempt.process.stop(1)
     for attempt in active:

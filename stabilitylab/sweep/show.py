@@ -1,4 +1,4 @@
-"""How a sweep goes, on stderr: a live table on a terminal, a plain line for each run that ends elsewhere."""
+"""Shows how a sweep goes, on stderr: a live table on a terminal, a plain line for each run that ends elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TROUBLES = 4  # and the failures that happened last
 
 
 class Display:
-    """Progress of a sweep on ``console``; a context manager, so that the terminal is left as it was found."""
+    """Shows progress of a sweep on ``console``; a context manager, so that the terminal is left as it was found."""
 
     def __init__(self, console: Console, quiet: bool = False) -> None:
         self.console, self.quiet = console, quiet
@@ -71,7 +71,7 @@ class Display:
         self._update()
 
     def panel(self) -> Group:
-        """The live table: all runs as a bar, those that run as rows, the last failures as lines."""
+        """Draws the live table: all runs as a bar, those that run as rows, the last failures as lines."""
         ended = sum(job.state not in RUNNABLE for job in self._all.values())
         head = Table.grid(padding=(0, 2))
         left = self.time_left()
@@ -91,7 +91,7 @@ class Display:
         )
 
     def time_left(self) -> float | None:
-        """Seconds, taking a run's work as layers times updates; None before anything was done."""
+        """Estimates the seconds left, taking a run's work as layers times updates; None before anything was done."""
         done = self._work_done() - self._work_before
         return (time.monotonic() - self._began) * (self._work() - self._work_done()) / done if done > 0 else None
 

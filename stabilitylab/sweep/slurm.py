@@ -1,4 +1,4 @@
-"""A sweep as Slurm arrays: submitted once, and no process of ours that has to outlive the ssh connection."""
+"""Submits a sweep as Slurm arrays: once, and no process of ours has to outlive the ssh connection."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def submit(jobs: Sequence[Job], options: Sequence[str] = (), at_once: int | None
 
 
 def _written(jobs: Sequence[Job], number: int, at_once: int | None) -> Path:
-    """The script of an array beside its lines, one a task."""
+    """Writes the script of an array beside its lines, one a task."""
     folder = (jobs[0].out / OWN_FOLDER / "slurm").resolve()
     stem = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-{number}"
     with writing(folder):
@@ -82,7 +82,7 @@ def _written(jobs: Sequence[Job], number: int, at_once: int | None) -> Path:
 
 
 def _lines(jobs: Sequence[Job]) -> Iterator[str]:
-    """Of each job, on one line: run it into its log, hand on what the shell alone is told, end as it ended."""
+    """Puts each job on one line: run it into its log, hand on what the shell alone is told, end as it ended."""
     for job in jobs:
         (line,) = commands([job])
         log = shlex.quote(str(job.log_path.resolve()))
@@ -95,7 +95,7 @@ def _lines(jobs: Sequence[Job]) -> Iterator[str]:
 
 
 def _exec(line: str) -> str:
-    """The line with its last command in the shell's own place, so that a signal reaches it."""
+    """Puts the line's last command in the shell's own place, so that a signal reaches it."""
     moves, _, last = line.rpartition(" && ")
     return f"{moves} && exec env {last}" if moves else f"exec env {last}"
 

@@ -1,4 +1,5 @@
-"""The stability table as a user asks for it: names of architectures, depths, and which pairs of them there are."""
+"""Plans the stability table as a user asks for it: names of architectures, depths, and which pairs of them there
+are."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ ALL = "all"
 
 
 def table(ask: Recipe, archs: Sequence[str] = (ALL,), depths: Sequence[int] = ()) -> tuple[list[Experiment], str]:
-    """The runs of every architecture at every depth and seed, and one sentence on what is left out: what a scheme does
-    not define, a depth that the kind of model cannot have; "" where all is there.
+    """Plans the runs of every architecture at every depth and seed, with one sentence on what is left out: what a
+    scheme does not define, a depth that the kind of model cannot have; "" where all is there.
 
     ``archs``: names, controls such as ``branchnorm T=1``, or ``all``. Raises UsageError where nothing is left.
     """

@@ -1,4 +1,4 @@
-"""A configuration as a TOML file that ``probe --config`` reads back as exactly the same configuration."""
+"""Writes a configuration as a TOML file that ``probe --config`` reads back as exactly the same configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..config import Config
 
 
 def dumps(config: Config) -> str:
-    """The resolved settings, section by section; what is None is left out, since TOML has no such value."""
+    """Writes the resolved settings, section by section; what is None is left out, since TOML has no such value."""
     settings = config.model_dump()
     lines = [f"{key} = {_value(value)}" for key, value in settings.items() if not isinstance(value, Mapping)]
     for section, values in settings.items():

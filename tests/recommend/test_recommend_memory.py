@@ -15,8 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 from stabilitylab.config import resolve
 from stabilitylab.data import load_data
 from stabilitylab.probes.library import adam
-from stabilitylab.recommend import early
-from stabilitylab.recommend.measuring import everything
+from stabilitylab.recommend import first_updates
+from stabilitylab.recommend.measurement import everything
 from stabilitylab.recommend.planning import bytes_of
 from stabilitylab.train.footprint import PROCESS, estimate
 
@@ -28,7 +28,7 @@ def test_the_estimate_is_a_close_upper_bound(
     """With two sentences the weights decide, with twelve the activations. Without the part that is the same for all."""
     monkeypatch.setattr(adam, "AT_ONCE", 1 << 14)
     for name in ("UPDATES", "RATES"):
-        monkeypatch.setattr(early, name, 3)
+        monkeypatch.setattr(first_updates, name, 3)
     model = {"arch": arch, "d_model": 128, "d_ffn": 512, "heads": 2}
     data = {"sentences": sentences, "held_out": 2, "vocab_size": 100}
     config = resolve({"model": model, "data": data}, depth=10)

@@ -11,7 +11,7 @@ from recommend_cases import GOOD, made
 
 from stabilitylab.recommend import ranking
 from stabilitylab.recommend.columns import COLUMNS, RANKED
-from stabilitylab.recommend.measuring import bounds
+from stabilitylab.recommend.measurement import bounds
 from stabilitylab.recommend.ranking import ranks
 
 EVIDENCE: dict[str, Any] = {"finite_losses": True, "at_adams_floor": {}}

@@ -13,7 +13,7 @@ from recommend_cases import SMALL
 
 from stabilitylab.config import merge, resolve
 from stabilitylab.recommend import Ask, wanted
-from stabilitylab.recommend.measuring import file_name, measure
+from stabilitylab.recommend.measurement import file_name, measure
 from stabilitylab.reports.collection import Runs
 from stabilitylab.store import RunWriter
 

@@ -16,7 +16,7 @@ from stabilitylab.models.archs.deepnorm import deepnorm_constants
 from stabilitylab.reports import FIGURES, MissingRuns, Picture
 from stabilitylab.reports.base import Series
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
-from stabilitylab.reports.figures.admin_4 import deepnorm_beta
+from stabilitylab.reports.figures.admin.figure_4 import deepnorm_beta
 from stabilitylab.reports.statistics import aic
 from stabilitylab.schema import Row
 

@@ -14,7 +14,7 @@ from stabilitylab.experiments import command
 from stabilitylab.reports import FIGURES, MissingRuns, Picture
 from stabilitylab.reports.base import NONFINITE
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
-from stabilitylab.reports.figures.dependency import dependency_map
+from stabilitylab.reports.figures.admin._dependency import dependency_map
 
 SEEDS = (3, 4, 5)
 EVEN = (0.97, 1.0, 1.03)

@@ -13,7 +13,7 @@ from making import load
 from stabilitylab.experiments import command
 from stabilitylab.reports import FIGURES, MissingRuns, Picture
 from stabilitylab.reports.claims import CLAIMS, judge
-from stabilitylab.reports.figures.dependency import layer_dependency
+from stabilitylab.reports.figures.admin._dependency import layer_dependency
 
 SEEDS = (3, 4, 5)
 EVEN = (0.97, 1.0, 1.03)

@@ -16,7 +16,7 @@ from making import load, make_run
 
 from stabilitylab.reports.base import MissingRuns, Panel, Picture
 from stabilitylab.reports.collection import Record, Runs
-from stabilitylab.reports.figures.branchnorm_1 import GapToPostLN
+from stabilitylab.reports.figures.branchnorm.figure_1 import GapToPostLN
 
 
 def drawn(*records: Sequence[Record]) -> tuple[list[Panel], Picture]:

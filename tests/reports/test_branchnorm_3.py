@@ -15,7 +15,8 @@ from making import Made, layer_rows, load, make_run, sublayer_rows
 from stabilitylab.reports.base import MissingRuns, Panel, Picture
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
 from stabilitylab.reports.collection import Runs
-from stabilitylab.reports.figures.branchnorm_3 import Beginning, roughness, total
+from stabilitylab.reports.figures.branchnorm.figure_3 import Beginning
+from stabilitylab.reports.measures.beginning import roughness, total
 
 SEEDS = (3, 4, 5)
 

@@ -17,7 +17,8 @@ from making import load, make_run
 from stabilitylab.reports.base import MissingRuns, Panel, Picture
 from stabilitylab.reports.claims import CLAIMS, judge
 from stabilitylab.reports.collection import Record, Runs
-from stabilitylab.reports.figures.branchnorm_4 import QualityOverUpdates, first_update, mean_nll
+from stabilitylab.reports.figures.branchnorm.figure_4 import QualityOverUpdates, first_update
+from stabilitylab.reports.measures.quality import mean_nll
 
 AT = (0, 10, 30, 100)  # updates at which the loss is measured
 

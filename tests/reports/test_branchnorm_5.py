@@ -13,7 +13,8 @@ import pytest
 from making import load, make_run
 
 from stabilitylab.reports.base import MissingRuns, Panel, Picture
-from stabilitylab.reports.figures.branchnorm_5 import QualityAgainstDepth, quality
+from stabilitylab.reports.figures.branchnorm.figure_5 import QualityAgainstDepth
+from stabilitylab.reports.measures.quality import quality
 
 HOW = {"row": 100, "beam": 4, "length_penalty": 0.6, "penalty_kind": "gnmt", "signature": "s", "data": "d"}
 

@@ -16,8 +16,8 @@ from making import load, make_run
 
 from stabilitylab.reports.base import DIVERGED, STUCK, Map, MissingRuns, Panel, Picture
 from stabilitylab.reports.collection import Record, Runs
-from stabilitylab.reports.figures.branchnorm_6 import WarmupAndRate
-from stabilitylab.reports.figures.sensitivity import at_width, full, sensitivity
+from stabilitylab.reports.figures.branchnorm.figure_6 import WarmupAndRate
+from stabilitylab.reports.measures.sensitivity import at_width, full, sensitivity
 from stabilitylab.reports.statistics import t_interval
 
 WARMUPS, RATES = (0, 100, 1000, 4000), (5e-4, 8e-4, 1e-3, 1.5e-3)

@@ -12,7 +12,7 @@ from judged import SEEDS, SPREAD, Loss, flat, models, verdict
 
 from stabilitylab.reports.base import MissingRuns, Panel, Picture
 from stabilitylab.reports.collection import Record, Runs
-from stabilitylab.reports.figures.branchnorm_7 import GrowthStrategies
+from stabilitylab.reports.figures.branchnorm.figure_7 import GrowthStrategies
 
 COURSE = {"linear": (0.0, 0.5, 1.0, 1.0, 1.0), "exp": (0.0, 0.8, 1.0, 1.0, 1.0), "sigmoid": (0.0, 0.4, 1.0, 1.0, 1.0)}
 

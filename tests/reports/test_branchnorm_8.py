@@ -15,8 +15,8 @@ from making import Made, layer_rows, load, make_run, sublayer_rows
 from stabilitylab.reports.base import MissingRuns, Panel, Picture
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
 from stabilitylab.reports.collection import Runs
-from stabilitylab.reports.figures.branchnorm_8 import AdjacentSimilarity
-from stabilitylab.reports.layerwise import comparable, matched, one_ramp
+from stabilitylab.reports.figures.branchnorm.figure_8 import AdjacentSimilarity
+from stabilitylab.reports.measures.comparison import comparable, matched, one_ramp
 from stabilitylab.schema import Row
 
 SEEDS = (3, 4, 5)

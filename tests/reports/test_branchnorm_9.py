@@ -12,7 +12,7 @@ from making import Made, load, make_run
 
 from stabilitylab.reports.base import MissingRuns, Panel, Picture
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
-from stabilitylab.reports.figures.branchnorm_9 import NonzeroShare
+from stabilitylab.reports.figures.branchnorm.figure_9 import NonzeroShare
 from stabilitylab.schema import Row
 
 SEEDS = (3, 4, 5)

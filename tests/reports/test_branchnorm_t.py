@@ -12,7 +12,7 @@ from judged import SEEDS, SPREAD, Loss, flat, models, verdict
 
 from stabilitylab.reports.base import MissingRuns, Panel, Picture
 from stabilitylab.reports.collection import Record, Runs
-from stabilitylab.reports.figures.branchnorm_t import LengthOfRamp
+from stabilitylab.reports.figures.branchnorm.t import LengthOfRamp
 
 
 def run(T: int, seed: int, nll: float, *, lr: float = 7e-4, **more: Any) -> Record:

@@ -9,7 +9,7 @@ import pytest
 from making import Made, layer_rows, load, make_run
 
 from stabilitylab.errors import InputError
-from stabilitylab.reports.layerwise import comparable
+from stabilitylab.reports.measures.comparison import comparable
 
 
 def test_a_record_knows_what_it_is_chosen_by(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from stabilitylab.reports.base import MissingRuns
 from stabilitylab.reports.claims import CLAIMS, judge
 from stabilitylab.reports.collection import Record, Runs
 from stabilitylab.reports.conditions import by_protocol, conditions, last_fall, limits
-from stabilitylab.reports.layerwise import comparable, with_the_protocols_ramp
+from stabilitylab.reports.measures.comparison import comparable, with_the_protocols_ramp
 
 assert figures
 SEEDS = (3, 4, 5)

@@ -11,7 +11,7 @@ from making import Made, layer_rows, load, make_run
 
 from stabilitylab.reports.base import MissingRuns, Panel
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
-from stabilitylab.reports.figures.deepnet_3 import LargerGradients
+from stabilitylab.reports.figures.deepnet.figure_3 import LargerGradients
 
 SEEDS = (3, 4, 5)
 Ratio = Callable[[int, int], float]  # of a seed and a step: last gradient of Post-LN-init over that of Post-LN

@@ -12,7 +12,7 @@ from making import Made, layer_rows, load, make_run, sublayer_rows
 
 from stabilitylab.reports.base import MissingRuns
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
-from stabilitylab.reports.figures.deepnet_4 import FirstUpdates
+from stabilitylab.reports.figures.deepnet.figure_4 import FirstUpdates
 from stabilitylab.schema import Row
 
 D = 64

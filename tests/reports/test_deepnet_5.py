@@ -13,7 +13,8 @@ from making import Made, load, make_run, sublayer_rows
 
 from stabilitylab.reports.base import MissingRuns
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
-from stabilitylab.reports.figures.deepnet_5 import UpdateAgainstDepth, exponents
+from stabilitylab.reports.figures.deepnet.figure_5 import UpdateAgainstDepth
+from stabilitylab.reports.measures.one_step import exponents
 from stabilitylab.schema import Row
 
 DEPTHS, SEEDS = (6, 12, 25, 50), (3, 4, 5)

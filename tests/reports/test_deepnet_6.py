@@ -17,8 +17,8 @@ from stabilitylab.models import ARCHS
 from stabilitylab.reports.base import MissingRuns, Picture
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
 from stabilitylab.reports.collection import Record, Runs
-from stabilitylab.reports.figures.deepnet_6 import FAMILIES, QualityOfAll, families
-from stabilitylab.reports.figures.outcomes import unigram
+from stabilitylab.reports.figures.deepnet.figure_6 import FAMILIES, QualityOfAll, families
+from stabilitylab.reports.measures.outcomes import unigram
 
 DEPTHS, SEEDS = (6, 18, 50), (3, 4, 5)
 OPTIONS = {"beam": 4, "length_penalty": 0.6, "penalty_kind": "gnmt", "signature": "s", "data": "d", "sentences": 9}

@@ -13,7 +13,7 @@ from stabilitylab.config import merge
 from stabilitylab.reports.base import MissingRuns, Picture
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
 from stabilitylab.reports.collection import Record, Runs
-from stabilitylab.reports.figures.deepnet_7 import OneSettingAtATime
+from stabilitylab.reports.figures.deepnet.figure_7 import OneSettingAtATime
 
 SEEDS = (3, 4, 5)
 BASE = {"train": {"lr": 1e-3, "steps": 160}, "data": {"sentences": 16}}

@@ -14,8 +14,8 @@ from scipy import stats
 from stabilitylab.reports.base import MissingRuns, Picture
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
 from stabilitylab.reports.collection import Record, Runs
-from stabilitylab.reports.curves import curves, log_over_best
-from stabilitylab.reports.figures.deepnet_8 import LogarithmOfDepth
+from stabilitylab.reports.figures.deepnet.figure_8 import LogarithmOfDepth
+from stabilitylab.reports.measures.curves import curves, log_over_best
 
 SEEDS = (3, 4, 5, 6)
 SPREAD = dict(zip(SEEDS, (-0.003, -0.001, 0.001, 0.003), strict=True))  # what the seed adds

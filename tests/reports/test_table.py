@@ -17,7 +17,7 @@ from making import load, make_run
 from stabilitylab.reports import paper
 from stabilitylab.reports.base import DIVERGED, FIGURES, STUCK, Map, MissingRuns, Picture
 from stabilitylab.reports.collection import Record, Runs
-from stabilitylab.reports.figures.table import StabilityTable
+from stabilitylab.reports.figures.table.stability import StabilityTable
 
 OPTIONS = {"beam": 4, "length_penalty": 0.6, "penalty_kind": "gnmt", "signature": "s", "data": "d", "sentences": 9}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,15 @@ from stabilitylab.errors import UsageError
 from stabilitylab.labels import label
 from stabilitylab.models import ARCHS
 from stabilitylab.registry import Registry
-from stabilitylab.sweep import grid
+from stabilitylab.sweep import grid, grids
 from stabilitylab.sweep.grids import ALIASES, _registered
+
+
+def registry_of(names: Iterable[str]) -> Registry[None]:
+    registry: Registry[None] = Registry("architecture")
+    for name in names:
+        registry.register(name)(None)
+    return registry
 
 
 def test_the_grid_of_the_issue() -> None:
@@ -110,6 +118,7 @@ def test_the_size_is_the_product_and_every_combination_stands_once(axes: dict[st
         (["seed=1,"], "has an empty value"),
         (["colour=red"], "knows no 'colour': use arch, depth"),
         (["house.colour=red"], "knows no 'house.colour'"),
+        (["arch.=1"], "knows no 'arch.': use .* an option arch.KEY"),
         (["train.colour=red"], "unknown setting 'train.colour'; known are steps, lr"),
         (["lr=fast"], "setting train.lr = 'fast'"),
         (["seed=4..0"], "range 4..0 is empty"),
@@ -125,10 +134,7 @@ def test_the_size_is_the_product_and_every_combination_stands_once(axes: dict[st
     ],
 )
 def test_whatever_is_wrong_is_one_sentence(axes: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    registry: Registry[None] = Registry("architecture")
-    for name in ARCHS:
-        registry.register(name)(None)
-    monkeypatch.setattr("stabilitylab.sweep.grids._registered", lambda: registry)
+    monkeypatch.setattr(grids, "_registered", lambda: registry_of(ARCHS))
     with pytest.raises(UsageError, match=sentence):
         grid(axes)
 
@@ -139,3 +145,23 @@ def test_the_registry_is_asked_in_a_process_of_its_own() -> None:
 
 def test_a_grid_without_arch_or_depth_takes_the_defaults() -> None:
     assert grid(["seed=3"])[0].config == resolve({"train": {"seed": 3}, "data": {"seed": 3}})
+
+
+def test_options_of_architectures_are_axes_and_t_is_one_by_either_name() -> None:
+    assert grid(["arch=branchnorm", "arch.T=1,100", "seed=3"]) == grid(["arch=branchnorm", "T=1,100", "seed=3"])
+    assert grid(["arch=branchnorm", "arch.growth=exp"]) == grid(["arch=branchnorm", "model.growth=exp"])
+    with pytest.raises(UsageError, match=r"sets 'model\.T' twice"):
+        grid(["arch.T=1", "T=2"])
+
+
+def test_an_option_that_is_recorded_by_itself_stands_in_the_name_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"postln": {"options": {}}, "damped": {"options": {"kappa": 0.5}}}
+    monkeypatch.setattr(grids, "arch_facts", lambda: facts)
+    monkeypatch.setattr(grids, "_registered", lambda: registry_of(facts))
+    runs = grid(["arch=damped", "depth=4", "arch.kappa=0.25,0.5"])
+    assert [run.config.model.options for run in runs] == [{"kappa": 0.25}, {"kappa": 0.5}]
+    assert [run.name for run in runs] == ["damped-kappa0.25-4-s0", "damped-kappa0.5-4-s0"]
+    with pytest.raises(UsageError, match="'postln' has no option 'kappa'; it has none"):
+        grid(["arch=damped,postln", "arch.kappa=0.25"])
+    with pytest.raises(UsageError, match="'damped' has no option 'kapa'; it has kappa"):
+        grid(["arch=damped", "seed=1"], {"arch": {"kapa": 0.1}})

@@ -229,11 +229,11 @@ def test_any_configuration_survives_the_file(source, names, lr, alpha, every, se
     assert resolve(read_config_file(path)) == wanted
 
 
-def test_the_parent_process_needs_no_torch() -> None:
+def test_the_parent_process_needs_neither_torch_nor_what_draws() -> None:
     check = (
         "import sys, stabilitylab.sweep as s, pathlib, stabilitylab.experiments as e; "
         "s.status_table(s.plan(e.experiments('8'), pathlib.Path('nowhere'))); s.grid(['arch=postln', 'seed=3']); "
-        "sys.exit(str({'torch', 'pandas', 'parsl'} & set(sys.modules)))"
+        "sys.exit(str({'torch', 'pandas', 'matplotlib', 'scipy.stats', 'parsl'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
     assert result.stderr.strip() == "set()"

@@ -1,5 +1,6 @@
-"""A figure, and the claim that it shows."""
+"""A figure, the claim that it shows, and the runs that both need."""
 
+from stabilitylab.experiments import command, probing, sweep
 from stabilitylab.reports import Effect, Figure, MissingRuns, Panel, Picture, Region, Series, claim, figure
 
 TABLE = "largest_entry"
@@ -12,9 +13,7 @@ class LargestByLayer(Figure):
     def picture(self, runs):
         ready = runs.where(table=TABLE)
         if not ready:
-            raise MissingRuns(
-                f"no run has recorded {TABLE}", f"stabilitylab probe --arch damped --probes default,{TABLE}"
-            )
+            raise MissingRuns(f"no run has recorded {TABLE}", command(self.id))
         lines = []
         for run in ready:
             last = run.at(TABLE, None, ["value"])
@@ -32,11 +31,18 @@ class LargestByLayer(Figure):
     source="The example plug-in",
     statistic="largest entry of all layers and rows, by seed",
     threshold="R: below 10; X: above 100",
-    sweep="branchnorm:8",
+    sweep="example:1",
 )
 def stays_small(runs):
     ready = runs.where(table=TABLE)
     if not ready:
-        raise MissingRuns(f"no run has recorded {TABLE}", f"stabilitylab probe --arch damped --probes default,{TABLE}")
+        raise MissingRuns(f"no run has recorded {TABLE}")
     largest = {run.seed: float(run.frame(TABLE, ["value"])["value"].max()) for run in ready}
     return [Effect("largest entry", largest, Region(high=10), Region(low=100))]
+
+
+@sweep("example:1", scales=("tiny",), minutes=0.25)
+def damped_models(ask):
+    """Trains Damped, one layer a side, with three seeds."""
+    short = {"train": {"steps": 30, "warmup": 5}}
+    yield from ask.runs(["damped"], [1], short, probing("default", TABLE), seeds=(3, 4, 5))

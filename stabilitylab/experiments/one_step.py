@@ -1,0 +1,34 @@
+"""Plans the runs of one step from the initialisation, which DeepNet's and Admin's claims share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .recipe import Experiment, Recipe, Settings
+
+GAIN_1 = ("postln gain=1", "postln-init gain=1")  # DeepNet's own definition of the two
+ARCHS = (
+    *GAIN_1,
+    "postln",
+    "preln",
+    "postln-init",
+    "postln+beta",
+    "deepnorm",
+    "branchnorm",
+    "branchnorm T=1",
+    "admin",
+)
+TINY: Settings = {"model": {"T": 4000}}
+BASE: Settings = {"preset": "base", "data": {"sentences": 16}}
+
+
+def size(ask: Recipe) -> Settings:
+    """Sets the model and the batch at the scale that is asked for."""
+    return TINY if ask.tiny else BASE
+
+
+def from_initialisation(ask: Recipe) -> Iterator[Experiment]:
+    """Steps once with every architecture from 3 layers a side on; Admin's figure goes up to 100, at the base size."""
+    depths = (3, 6, 12, 18, 25, 50) if ask.tiny else (3, 6, 12, 18, 25, 50, 100)
+    yield from ask.runs(ARCHS, depths, size(ask), kind="onestep")
+    yield from ask.runs(["branchnorm alpha=0"], [18], size(ask), kind="onestep")

@@ -1,0 +1,183 @@
+"""Layer dependency, which Admin's maps show: how much of each sub-layer's output comes from which branch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from ....experiments import SEEDS, Experiment, Recipe, command, probing
+from ....experiments.recipe import AUTHORS
+from ... import style
+from ...base import NONFINITE, Figure, Map, MissingRuns, Panel, Picture, compared
+from ...collection import Record, Runs, pairs
+from ...measures.comparison import Pairs, comparable, counted, failed, grouped, left_out
+
+TABLE = "branch_variance"
+PARTS = ("branch", "shortcut", "total")
+MAPPED = (6, 18)  # layers of the paper's maps
+MOST_LAYERS = 200  # of a map: more cells than that are no picture
+# Architectures whose stream is a plain sum; that of the others is normalised at each sub-layer.
+SUMS = ("preln", "rezero", "rfixup", "tfixup", "normformer", "subln", "sandwich", "periln", "layernorm-scaling")
+UNDEFINED = ("dlcl", "dlcl-post")  # a layer's input is a learnt mixture of all before it
+
+
+def variances(record: Record, step: int | None) -> dict[str, np.ndarray]:
+    """Reads branch, shortcut, total of the encoder's sub-layers from the bottom up, at ``step`` (None: the last)."""
+    data = record.at(TABLE, step, PARTS)
+    data = data[data["stack_name"] == "encoder"]
+    return {part: data[part].to_numpy(float) for part in PARTS}
+
+
+def own_share(record: Record, step: int | None) -> np.ndarray:
+    """Measures beta_ii^2 = Var(branch_i) / Var(sum_i) of the encoder's sub-layers."""
+    found = variances(record, step)
+    return found["branch"] / found["total"]
+
+
+def dependency_map(found: dict[str, np.ndarray], *, renormalised: bool) -> np.ndarray:
+    """Makes beta_ij, (i, j), of these variances: the share of branch j in the normalised output i; 0 above the
+    diagonal.
+
+    beta_ii^2 = Var(a_i) / Var(s x + a_i); where each sum is ``renormalised`` (Post-LN),
+    beta_ij = beta_{i-1,j} sqrt(1 - beta_ii^2); else (Pre-LN) beta_ij = Std(a_j) / Std(sum_i). Branches are taken to be
+    uncorrelated.
+    """
+    branch, total = found["branch"], found["total"]
+    if not renormalised:
+        return np.tril(np.sqrt(branch / total[:, None]))
+    share = branch / total
+    beta = np.diag(np.sqrt(share))
+    for i in range(1, len(share)):
+        beta[i, :i] = beta[i - 1, :i] * np.sqrt(np.maximum(0.0, 1 - share[i]))
+    return beta
+
+
+def layer_dependency(record: Record, step: int | None) -> np.ndarray:
+    """Measures beta_ij of the record's encoder at ``step`` (None: the last)."""
+    return dependency_map(variances(record, step), renormalised=style.family(record.label) not in SUMS)
+
+
+def measured_over_assumed(record: Record, step: int | None) -> float:
+    """Measures (Var(branch) + Var(shortcut)) / Var(sum), mean over sub-layers: 1 where the two are uncorrelated."""
+    found = variances(record, step)
+    return float(((found["branch"] + found["shortcut"]) / found["total"]).mean())
+
+
+class LayerDependency(Figure):
+    """Maps encoders whose depth is nearer to ``layers`` than to the other of MAPPED, as a ratio."""
+
+    layers: ClassVar[int]
+    shown: ClassVar[Sequence[str]]  # where there are any of them; else all
+
+    def picture(self, runs: Runs) -> Picture:
+        fit = runs.where(self._is_mapped, table=TABLE)
+        groups = comparable(fit)
+        if not groups:
+            low, high = self._range()
+            raise MissingRuns(f"no run with {TABLE} of an encoder of {low} to {high} layers", command(self.id))
+        ended = comparable(fit.where(trained))
+        group = max(ended or groups, key=lambda g: (len(g.labels), -_apart(g[0].layers[0], self.layers), len(g)))
+        labels = [label for label in self.shown if label in group.labels] or group.labels
+        after: Sequence[int | None] = (0, None) if ended else (0,)
+        panels = [_panel(group.where(label=label), label, step) for label in labels for step in after]
+        others = [style.title(label) for label in group.labels if label not in labels]
+        notes = [
+            f"Drawn: {group.describe()}; each map is the mean over seeds.",
+            _validity(group, labels, after[-1]),
+            *([f"Not drawn, though there: {', '.join(others)}."] if others else []),
+            *left_out(fit, group),
+        ]
+        return Picture(compared(panels), _finding(group, labels, bool(ended)), notes, columns=2 if ended else 3)
+
+    def _is_mapped(self, run: Record) -> bool:
+        return self._fits(run.layers[0]) and style.family(run.label) not in UNDEFINED
+
+    def _fits(self, layers: int) -> bool:
+        return 0 < layers <= MOST_LAYERS and min(MAPPED, key=lambda n: _apart(layers, n)) == self.layers
+
+    def _range(self) -> tuple[int, int]:
+        fitting = [layers for layers in range(1, MOST_LAYERS + 1) if self._fits(layers)]
+        return fitting[0], fitting[-1]
+
+
+def _apart(layers: int, other: int) -> float:
+    return abs(math.log(layers / other))
+
+
+def trained(run: Record) -> bool:
+    """Has it an encoder, did it learn, and record the branches after that?"""
+    if run.kind != "train" or failed(run) or not run.layers[0]:
+        return False
+    data = run.at(TABLE, None, ["total"])
+    return len(data) > 0 and data["step"].iloc[0] > 0
+
+
+def _panel(runs: Runs, label: str, step: int | None) -> Panel:
+    beta = np.mean([layer_dependency(record, step) for record in runs], axis=0)
+    places = list(range(1, len(beta) + 1))
+    below = np.tri(len(beta), dtype=bool)
+    lost = np.where(below & ~np.isfinite(beta), NONFINITE, 0).astype(np.int8)
+    heat = Map(places, places, np.where(below, beta, np.nan), lost, "beta", log=False)
+    return Panel(f"{style.title(label)}, {'initial' if step == 0 else 'trained'}", "branch j", "output i", map=heat)
+
+
+def _sums(record: Record, step: int | None) -> float:
+    """Averages sum_j beta_ij^2 over the upper half of outputs."""
+    squares = (layer_dependency(record, step) ** 2).sum(1)
+    return float(squares[len(squares) // 2 :].mean())
+
+
+def _validity(group: Runs, labels: Sequence[str], step: int | None) -> str:
+    own = {label: group.where(label=label) for label in labels}
+    words = [
+        f"{style.title(label)} {np.mean([_sums(run, step) for run in of]):.2f} and "
+        f"{np.mean([measured_over_assumed(run, step) for run in of]):.2f}"
+        for label, of in own.items()
+    ]
+    when = "at initialisation" if step == 0 else "after training"
+    return (
+        "Sum of beta^2 over branches in the upper half (1 less the embedding's share), and (branch + shortcut) / sum "
+        f"(1 where they do not correlate), {when}: {'; '.join(words)}."
+    )
+
+
+def upper(record: Record, step: int | None) -> float:
+    """Averages beta_ii^2 over the last half of the sub-layers."""
+    share = own_share(record, step)
+    return float(share[len(share) // 2 :].mean())
+
+
+def _finding(group: Runs, labels: Sequence[str], trained: bool) -> str:
+    words = []
+    for label in labels:
+        own = group.where(label=label)
+        steps: Sequence[int | None] = (0, None) if trained else (0,)
+        means = [f"{np.mean([upper(record, step) for record in own]):.2g}" for step in steps]
+        words.append(f"{style.title(label)} {' to '.join(means)}")
+    when = "from initialisation to the end of training" if trained else "at initialisation"
+    found, seeds = ", ".join(words), counted(len(group.seeds))
+    return f"Share (beta_ii^2) of a sub-layer's own branch in the upper half, {when}: {found} ({seeds})."
+
+
+def trained_pairs(runs: Runs, first: str, second: str) -> Pairs:
+    """Pairs runs of two labels by seed that trained: of all comparable groups the one with most of them."""
+    fit = runs.where(lambda run: run.verdict == "trained" and trained(run), label=(first, second), table=TABLE)
+    found = [pairs(group.where(label=first), group.where(label=second)) for group in grouped(fit)]
+    return max(found, key=len, default=[])
+
+
+ARCHS = ("postln", "preln", "admin")
+WMT = {"train": {"lr": 1e-3, "warmup": 8000, "steps": 500_000, "accumulate": 8, "weight_decay": 0.0}}
+
+
+def trained_branches(ask: Recipe, layers: int) -> Iterator[Experiment]:
+    """Trains ``layers`` a side, recording the variance of every branch."""
+    probes = probing(TABLE)
+    if ask.tiny:
+        recipe = {"train": {"lr": 7e-4, "warmup": 150, "steps": 600}}
+        yield from ask.runs(ARCHS, [layers], recipe, probes, seeds=SEEDS[:3])
+    else:
+        yield from ask.runs(ARCHS, [layers], AUTHORS, WMT, probes, tag="radam")

@@ -1,0 +1,172 @@
+"""Admin, Figure 5: gradients of different parameters range widely, what Adam makes of them does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ....experiments import Experiment, Recipe, probing, sweep
+from ....labels import label as label_of_model
+from ... import style
+from ...base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
+from ...claims import Effect, claim
+from ...collection import Frame, Record, Runs
+from ...measures.comparison import counted, largest_group
+from ...statistics import Region
+from ..branchnorm.figure_8 import comparison
+
+QUANTITIES = {  # what is compared: table, column, dash
+    "gradient": ("grad_norm", "value", "solid"),
+    "update": ("update_ratio", "rms", "dashed"),
+}
+TABLES = tuple(table for table, *_ in QUANTITIES.values())
+SHOWN = ("postln", "preln", "admin")
+MOST_PANELS = 3  # of distributions, beside that of the widths
+SETTLED = 500  # updates, of whose second half the claim is about
+ENDS = (5, 95)  # percentiles between which a width is taken
+PLACES, LEAST = 61, 1e-12  # of a distribution: points, and the smallest number over the largest that is looked at
+
+
+def _values(record: Record, quantity: str) -> Frame:
+    """Reads step, site and the number of the sub-layers of all layers, which have about equally many entries."""
+    table, column, _ = QUANTITIES[quantity]
+    data = record.frame(table, [column])
+    return data.loc[data["layer"] > 0, ["step", "site", column]].rename(columns={column: "value"})
+
+
+def settled(record: Record, quantity: str) -> np.ndarray:
+    """Averages each sub-layer over the probed steps of the run's second half."""
+    data = _values(record, quantity)
+    late = data[data["step"] >= data["step"].max() / 2]
+    return late.groupby("site", observed=True)["value"].mean().to_numpy()
+
+
+def decades(values: np.ndarray) -> float:
+    """Measures log10(p95 / p5): infinite where p5 is 0, NaN where a value is."""
+    with np.errstate(divide="ignore", invalid="ignore"):  # a sub-layer that never moves is infinitely far below
+        low, high = np.percentile(np.log10(values), ENDS)
+        return float(high - low)
+
+
+@figure("admin:5", title="Relative gradient and relative update", source="Admin, Figure 5")
+class GradientsAndUpdates(Figure):
+    """Cumulative distribution over the sub-layers of all layers: the share whose gradient norm ||dE/dtheta_i||, and the
+    share whose update (root mean square over its entries), is at most x times the largest, both means over the probed
+    steps of the run's second half. Beside it their widths, log10(p95 / p5) in decades, from the first update on.
+
+    The paper draws histograms over parameter tensors, and for updates the change W_{i+1} - W_i of an epoch, in which
+    updates of opposite sign cancel; the tables here hold single updates of sub-layers. Inferred: the steps.
+    """
+
+    def picture(self, runs: Runs) -> Picture:
+        told = runs.where(_is_told, kind="train", table=TABLES)
+        group, notes = largest_group(told.where(label=SHOWN) or told, TABLES, self.id, ended=True)
+        labels = group.labels[:MOST_PANELS]
+        found = {label: {name: _relative(group.where(label=label), name) for name in QUANTITIES} for label in labels}
+        everything = [seed for both in found.values() for values in both.values() for seed in values]
+        smallest = min((float(seed[seed > 0].min()) for seed in everything), default=LEAST)
+        places = np.geomspace(max(smallest, LEAST), 1, PLACES)
+        panels = [_distribution(label, found[label], places) for label in labels]
+        drawn = group.where(label=labels)
+        return Picture([*panels, _widths(drawn)], _finding(drawn), [*notes, *_left_out(runs, labels)])
+
+
+def _left_out(runs: Runs, labels: Sequence[str]) -> list[str]:
+    """Notes architectures that are not drawn, and runs that diverged."""
+    known = runs.where(kind="train", table=TABLES)
+    others = [style.title(label) for label in known.labels if label not in labels]
+    notes = [f"Not drawn: {', '.join(others)}."] if others else []
+    lost = len(known) - len(known.where(_is_told))
+    return [*notes, f"Not drawn: {lost} run{'s' * (lost > 1)} that diverged."] if lost else notes
+
+
+def _is_told(run: Record) -> bool:
+    """Says whether a run is told of: a diverged one has numbers that are not finite, or of a model that is no more."""
+    return run.verdict != "diverged"
+
+
+def _relative(runs: Runs, quantity: str) -> list[np.ndarray]:
+    """Divides the values of each run's sub-layers by the largest."""
+    found = [values[np.isfinite(values)] for values in (settled(record, quantity) for record in runs)]
+    return [values / values.max() for values in found if len(values) and values.max() > 0]
+
+
+def _distribution(label: str, found: dict[str, list[np.ndarray]], places: np.ndarray) -> Panel:
+    lines = []
+    for name, (_, _, dash) in QUANTITIES.items():
+        spread = Spread()
+        for values in found[name]:
+            below = np.searchsorted(np.sort(values), places * (1 + 1e-9), side="right")
+            spread.add(places.tolist(), (below / len(values)).tolist())
+        if spread.points:
+            lines.append(spread.series(style.title(label), arch=label, dash=dash, detail=name))
+    return Panel(style.title(label), "over the largest", "share at or below", lines, log_x=True)
+
+
+def _widths(group: Runs) -> Panel:
+    lines = [_width(group.where(label=label), label, name) for label in group.labels for name in QUANTITIES]
+    return Panel("Width", "update", "p95 over p5 [decades]", [line for line in lines if line], log_x=True)
+
+
+def _width(runs: Runs, label: str, quantity: str) -> Series | None:
+    """Draws the width at each probed step; row t tells of update t + 1."""
+    spread = Spread()
+    for record in runs:
+        by_step = _values(record, quantity).groupby("step", observed=True)["value"]
+        for step, values in by_step:
+            width = decades(values.to_numpy())
+            if math.isfinite(width):
+                spread.add([float(step) + 1], [width])
+    dash = QUANTITIES[quantity][-1]
+    return spread.series(style.title(label), arch=label, dash=dash, detail=quantity) if spread.points else None
+
+
+def _finding(group: Runs) -> str:
+    words = []
+    for label in group.labels:
+        own = group.where(label=label)
+        wide = [np.mean([decades(settled(record, name)) for record in own]) for name in QUANTITIES]
+        words.append(f"{style.title(label)} {wide[0]:.2f} and {wide[1]:.2f}")
+    return (
+        "From the 5th to the 95th percentile of sub-layers, gradient norms and updates of the second half span, in "
+        f"decades: {', '.join(words)} ({counted(len(group.seeds))})."
+    )
+
+
+@claim(
+    "C32",
+    figure="admin:5",
+    paper="Admin",
+    sentence="Gradients of different parameters range widely, Adam's updates do not",
+    source="Admin, Fig. 5",
+    statistic="log10(p95 / p5) over sub-layers of the gradient norm minus that of the update's RMS, means over the "
+    "probed steps of the run's second half, Post-LN of 500 updates or more; the paper compares parameter tensors, and "
+    "an epoch's change of the weights, of which single updates are the part recorded here",
+    threshold="R: > 1 decade; X: < 0 (the plan names no X: ours)",
+    sweep="admin:5",
+)
+def updates_are_narrow(runs: Runs) -> list[Effect]:
+    def fit(run: Record) -> bool:
+        return run.updates >= SETTLED and _is_told(run)
+
+    groups = runs.where(fit, kind="train", label="postln", table=TABLES).groups()
+    if not groups:
+        raise MissingRuns(f"needs postln trained for {SETTLED} updates or more with {' and '.join(TABLES)}")
+    own = groups[0].by_seed()
+    wide = {seed: [decades(settled(record, name)) for name in QUANTITIES] for seed, record in own.items()}
+    wider = {seed: gradient - update for seed, (gradient, update) in wide.items()}
+    return [Effect("decades wider", wider, Region(low=1), Region(high=0), of=own.values())]
+
+
+@sweep("admin:5", minutes=12, folder={"paper": "branchnorm:8"})
+def trained_models(ask: Recipe) -> Iterator[Experiment]:
+    """Trains Post-LN, Pre-LN and Admin, 6L-6L, 1200 updates; at full size takes those runs of branchnorm:8 that the
+    figure shows, 18 layers a side."""
+    if ask.tiny:
+        yield from ask.runs(SHOWN, [6], {"train": {"lr": 7e-4, "warmup": 300, "steps": 1200}}, probing("default"))
+        return
+    for each in comparison(ask):
+        if label_of_model(each.config.model) in SHOWN and each.config.model.encoder_layers == 18:
+            yield each

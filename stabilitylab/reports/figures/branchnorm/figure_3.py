@@ -1,0 +1,316 @@
+"""BranchNorm, Figure 3: gradient norm and loss at the very beginning, and what makes the gradient smooth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ....experiments import SEEDS, Experiment, Recipe, one_gpu, probing, protocol, sweep
+from ....experiments.recipe import BRANCHNORM, EARLY
+from ... import style
+from ...base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
+from ...claims import NAMED_LATER, Effect, claim, together
+from ...collection import Record, Runs, pairs
+from ...measures.beginning import (
+    LEAST,
+    LOSS,
+    OUTSIDE,
+    TOTAL,
+    Values,
+    bits,
+    column,
+    complete,
+    decoder_branches,
+    encoder_branches,
+    non_branch,
+    roughness,
+    steps_of,
+    total,
+)
+from ...measures.comparison import (
+    ENOUGH,
+    Pairs,
+    both,
+    comparable,
+    counted,
+    hidden,
+    largest_group,
+    with_the_protocols_ramp,
+)
+from ...measures.layers import STACKS
+from ...statistics import Region
+
+BEGINNING = 500  # updates that are drawn; the paper says "the very beginning" and no number
+PROFILES = {1: "dotted", 10: "dashed", 100: "solid"}
+NEAR = 0.1  # a profile is drawn at a probed step at most this share away from the one that is meant
+PARTS: dict[str, tuple[Values, str]] = {
+    "not in a branch": (non_branch, "solid"),
+    "decoder branches / alpha": (decoder_branches, "dashed"),
+    "encoder branches / alpha²": (encoder_branches, "dotted"),
+}
+STILL, FULL, FIRST = "branchnorm alpha=0", "branchnorm T=1", "branchnorm"
+PAPER_RAMP = 4000  # T; the pilot's number belongs to its first step, alpha = 1 / 4000
+
+
+@figure("branchnorm:3", title="Gradient norm and loss at the beginning", source="BranchNorm, Figure 3")
+class Beginning(Figure):
+    """Global L2 norm of the gradient over all parameters before clipping, and the unsmoothed training loss in bits.
+
+    Inferred from the labels (fairseq's gnorm and nll_loss): the paper states neither model nor data nor range. The norm
+    holds branch weights, whose gradient alpha_t multiplies; the third panel takes that apart.
+    """
+
+    def picture(self, runs: Runs) -> Picture:
+        fit = runs.where(lambda run: {TOTAL, LOSS} <= {*run.metrics} and len(run.metrics) > 1)
+        dense = fit.where(lambda run: complete(run, OUTSIDE, LEAST))
+        group, notes = largest_group(dense or fit, ["grad_norm"], self.id, between=("deepnorm", "branchnorm"))
+        if dense and len(fit) > len(dense):
+            notes.append(f"Not drawn: {len(fit) - len(dense)} without the norm of each of the first {LEAST} updates.")
+        panels = [panel for panel in (_beginning(group), *_profiles(group), _parts(group)) if panel.series]
+        return Picture(panels, _finding(group), [*notes, *hidden(panels)])
+
+
+def _line(group: Runs, label: str, values: Values, log: bool, **look: object) -> Series | None:
+    """Draws the first updates of all runs of a label; rows without the value (the one after training) are left out."""
+    spread = Spread(log=log)
+    for record in group.where(label=label):
+        found, steps = values(record), steps_of(record)
+        known = ~np.isnan(found) & (steps < BEGINNING)
+        spread.add(steps[known].tolist(), found[known].tolist())
+    return spread.series(style.title(label), arch=label, **look) if spread.points else None
+
+
+def _beginning(group: Runs) -> Panel:
+    lines = []
+    for label in group.labels:
+        lines += [
+            _line(group, label, total, True, dash="solid", detail="gradient norm"),
+            _line(group, label, bits, False, dash="dotted", right=True, detail="loss"),
+        ]
+    return Panel(
+        "Gradient norm and training loss", "update", "global gradient norm (L2)", [line for line in lines if line],
+        log_y=True, right="training nll [bits, base 2]",
+    )  # fmt: skip
+
+
+def _profiles(group: Runs) -> list[Panel]:
+    """Draws each layer's gradient norm at steps 1, 10 and 100, or at probed steps next to them; a panel a stack."""
+    found: dict[tuple[str, str, int, int], Spread] = {}
+    for record in group:
+        data = record.frame("grad_norm", ["value"], by="layer")
+        data = data.loc[data["layer"] > 0]
+        for meant, step in _probed(np.unique(data["step"].to_numpy())).items():
+            for stack, own in data.loc[data["step"] == step].groupby("stack_name", observed=True):
+                spread = found.setdefault((str(stack), record.label, meant, step), Spread(log=True))
+                spread.add(own["layer"].tolist(), own["value"].tolist())
+    panels = []
+    for stack in STACKS:
+        lines = [
+            spread.series(style.title(label), arch=label, dash=PROFILES[meant], detail=f"step {step}")
+            for (place, label, meant, step), spread in found.items()
+            if place == stack
+        ]
+        steps = sorted({step for place, _, _, step in found if place == stack})
+        title = f"{stack.capitalize()} layers at step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
+        panels.append(Panel(title, f"{stack} layer", "gradient norm (L2)", lines, log_y=True))
+    return panels
+
+
+def _probed(steps: Sequence[int] | np.ndarray) -> Mapping[int, int]:
+    """Maps the step that is meant to the probed step that stands for it, where there is one."""
+    nearest = {meant: int(min(steps, key=lambda step: abs(step - meant))) for meant in PROFILES if len(steps)}
+    return {meant: step for meant, step in nearest.items() if abs(step - meant) <= NEAR * meant}
+
+
+def _parts(group: Runs) -> Panel:
+    lines = [
+        _line(group, label, values, True, dash=dash, detail=part)
+        for label in group.labels
+        if style.family(label) in ("branchnorm", "deepnorm")
+        for part, (values, dash) in PARTS.items()
+    ]
+    return Panel("Taken apart", "update", "gradient norm (L2)", [line for line in lines if line], log_y=True)
+
+
+def _finding(group: Runs) -> str:
+    dense = group.where(lambda run: complete(run, OUTSIDE, LEAST))
+    compared = pairs(dense.where(label="branchnorm"), dense.where(label="deepnorm"))
+    moved = {
+        values: [roughness(a, values) / roughness(b, values) for _, a, b in compared] for values in (total, non_branch)
+    }
+    known = [both for both in zip(*moved.values(), strict=True) if np.isfinite(both).all()]
+    if not known:
+        return _course(group)
+    whole, part = np.exp(np.mean(np.log(known), axis=0))
+    return (
+        f"From step to step BranchNorm's log gradient norm moves {whole:.2f} times as much as DeepNorm's, and "
+        f"{part:.2f} times without the branch weights ({counted(len(known))})."
+    )
+
+
+def _course(group: Runs) -> str:
+    """Says where gradient norm and loss begin and where they get to, for runs that leave nothing to compare."""
+    parts = []
+    for label in group.labels:
+        norm, loss = _line(group, label, total, True), _line(group, label, bits, False)
+        if norm and loss:
+            parts.append(
+                f"{style.title(label)} goes from {norm.y[0]:.3g} to {norm.y[-1]:.3g} in gradient norm and from "
+                f"{loss.y[0]:.2f} to {loss.y[-1]:.2f} bits within {loss.x[-1]:g} updates ({counted(norm.seeds)})"
+            )
+    return f"{'; '.join(parts) or 'No gradient norm is on record'}."
+
+
+def _unevenness(record: Record) -> float:
+    """Measures max / min over the decoder's layers of ||dE/dx_l|| at initialisation, x_l the layer's output.
+
+    Without the top layer: its gradient has not passed a LayerNorm, which removes two directions once for all below.
+    """
+    data = record.at("activation_grad_norm", 0, ["value"])
+    data = data[(data["stack_name"] == "decoder") & (data["sublayer"] == "ffn")]
+    values = data.loc[data["layer"] < data["layer"].max(), "value"].to_numpy(float)
+    return float(values.max() / values.min()) if len(values) > 1 and values.min() > 0 else math.nan
+
+
+def _at_initialisation(runs: Runs, label: str) -> Pairs:
+    """Pairs one-step runs (float64) with alpha = 0 and of ``label`` by seed, of the group with the most seeds."""
+    ready = runs.where(
+        lambda run: run.label != FIRST or run.settings["model.T"] == PAPER_RAMP,
+        kind="onestep", label=(STILL, label), table="activation_grad_norm",
+    )  # fmt: skip
+    found = (pairs(group.where(label=STILL), group.where(label=label)) for group in comparable(ready))
+    best = max(found, key=len, default=[])
+    if not best:
+        named = f"{label!r} (T = {PAPER_RAMP})" if label == FIRST else repr(label)
+        raise MissingRuns(f"needs one-step runs of {STILL!r} and of {named} with the same seeds and depth")
+    return best
+
+
+@claim(
+    "C07",
+    figure="branchnorm:3",
+    paper="BranchNorm",
+    sentence="At alpha = 0 the gradient dE/dx_l is the same in all layers",
+    source="BranchNorm, Eq. 9",
+    statistic="max / min over decoder layers of ||dE/dx_l|| in float64, the larger of that at alpha = 0 and that at "
+    "alpha = 1/4000; without the top layer, whose gradient has passed no norm; beside it each",
+    threshold="R: < 1.0001; X: > 1.05 (the plan names no X: ours)",
+    sweep="claims:fast",
+    after=NAMED_LATER,
+    pilot="1.0000 at alpha = 0; 1.000003 at 1/4000",
+)
+def identical_gradients(runs: Runs) -> list[Effect]:
+    found = _at_initialisation(runs, FIRST)
+    still, first = ({seed: _unevenness(one[place]) for seed, *one in found} for place in (0, 1))
+    each = [
+        Effect("max / min at alpha = 0", still, log=True, of=[run for _, run, _ in found]),
+        Effect("max / min at alpha = 1/4000", first, log=True, of=[run for *_, run in found]),
+    ]
+    return [together("max / min, the larger", each, max, Region(high=1.0001), Region(low=1.05)), *each]
+
+
+@claim(
+    "C08",
+    figure="branchnorm:3",
+    paper="BranchNorm",
+    sentence="... and it is alpha_t that does it, not the initialisation",
+    source="control of BranchNorm, Eq. 9 and Sec. 3.2",
+    statistic="max / min of ||dE/dx_l|| at alpha = 1 with the same initialisation, minus that at alpha = 0",
+    threshold="R: > .5; X: < .1",
+    sweep="claims:fast",
+    pilot=".015",
+    kind="control",
+)
+def due_to_alpha(runs: Runs) -> list[Effect]:
+    found = _at_initialisation(runs, FULL)
+    gap = {seed: _unevenness(full) - _unevenness(still) for seed, still, full in found}
+    return [Effect("difference of max / min", gap, Region(low=0.5), Region(high=0.1), of=both(found))]
+
+
+def _early(runs: Runs, name: str, last: int) -> Pairs:
+    """Pairs BranchNorm and DeepNorm by seed, where the metric ``name`` is on record at all steps from 0 to ``last``; of
+    several such groups one that has the norms, too, which are the runs that the figure is about."""
+    fit = runs.where(lambda run: complete(run, name, last), kind="train", label=("branchnorm", "deepnorm"))
+    groups = comparable(with_the_protocols_ramp(fit))
+    found = [pairs(group.where(label="branchnorm"), group.where(label="deepnorm")) for group in groups]
+    best = max(found, key=_rank, default=[])
+    if not best:
+        raise MissingRuns(f"needs branchnorm and deepnorm with {name} at each of the first {last + 1} updates")
+    return best
+
+
+def _rank(found: Pairs) -> tuple[int, ...]:
+    return min(len(found), ENOUGH), _dense(found), found[0][1].depth if found else 0, len(found)
+
+
+def _dense(found: Pairs) -> bool:
+    return all(complete(run, OUTSIDE, LEAST) for run in both(found))
+
+
+@claim(
+    "C09",
+    figure="branchnorm:3",
+    paper="BranchNorm",
+    sentence="BranchNorm's gradient norm is smoother than DeepNorm's at the very beginning",
+    source="BranchNorm, Fig. 3",
+    statistic="standard deviation of successive differences of the log gradient norm over steps 1-200, "
+    "BranchNorm / DeepNorm, of all parameters; beside it of those outside the branches",
+    threshold="R: ratio < .8; X: > 1",
+    sweep="branchnorm:3",
+)
+def smoother_gradients(runs: Runs) -> list[Effect]:
+    compared = _early(runs, OUTSIDE, LEAST)
+    of = both(compared)
+    whole, part = (
+        {seed: roughness(a, values) / roughness(b, values) for seed, a, b in compared} for values in (total, non_branch)
+    )
+    return [
+        Effect("ratio, all parameters", whole, Region(high=0.8), Region(low=1), log=True, of=of),
+        Effect("ratio, outside the branches", part, log=True, of=of),
+    ]
+
+
+@claim(
+    "C10",
+    figure="branchnorm:3",
+    paper="BranchNorm",
+    sentence="BranchNorm's loss falls as fast as DeepNorm's or faster at the beginning",
+    source="BranchNorm, Fig. 3",
+    statistic="mean training nll over steps 1-499, BranchNorm - DeepNorm [nats/token]",
+    threshold="R: < 0; X: > 0",
+    sweep="branchnorm:3",
+    pilot="8.08 against 7.39 at step 12 (24L, T = 4000)",
+    kind="implied",
+)
+def faster_loss(runs: Runs) -> list[Effect]:
+    compared = _early(runs, LOSS, BEGINNING - 1)
+    gap = {seed: _early_loss(a) - _early_loss(b) for seed, a, b in compared}
+    return [Effect("difference of the mean nll", gap, Region(high=0), Region(low=0), of=both(compared))]
+
+
+def _early_loss(record: Record) -> float:
+    return float(np.mean(column(record, LOSS)[1:BEGINNING]))  # row i is step i in a record that is complete
+
+
+@sweep("branchnorm:3", scales=("tiny", "h200", "paper"), minutes=16, any_length=("tiny",))
+def first_updates(ask: Recipe) -> Iterator[Experiment]:
+    """Repeats the ramp of the runs of branchnorm:8 with gradient norms at every update; at full size 100L-100L.
+
+    C09 follows the norm without the branch weights from step to step. Inferred: the paper states neither model nor
+    range; at full size the 4000 updates of its ramp, at scale tiny the whole ramp of the comparison, on one GPU 300
+    updates without and with the warm-up of 4000.
+    """
+    every_row = probing("grad_norm", every=1, update_every=10)
+    if ask.tiny:
+        yield from protocol.beginning(ask)
+    elif ask.one_gpu:
+        shared = (one_gpu.WIDE, EARLY, one_gpu.NO_WEIGHTS, {"train": {"steps": 300}}, every_row)
+        for archs in (("deepnorm", "branchnorm"), ("postln", "branchnorm T=1")):
+            for one in one_gpu.by_seed(ask, SEEDS[:3]):
+                for warmup in (0, 4000):
+                    yield from one.runs(archs, [100], *shared, {"train": {"warmup": warmup}}, tag=f"warmup{warmup}")
+    else:
+        archs = ("postln", "deepnorm", "branchnorm", "branchnorm T=1")
+        yield from ask.runs(archs, [100], BRANCHNORM, every_row, {"train": {"steps": 4000}})

@@ -1,0 +1,145 @@
+"""BranchNorm, Figure 7: how alpha grows to 1, and whether the way matters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ....experiments import Experiment, Recipe, command, protocol, sweep
+from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
+from ...claims import Effect, claim
+from ...collection import Record, Runs, pairs
+from ...measures.comparison import counted, failed, last_nll, states
+from ...measures.loss_differences import EQUIVALENT, every_two, measured, of_values, ramped
+from .t import full_size_ramp
+
+GROWTH = "model.growth"
+SHAPES = ("linear", "exp", "sigmoid")
+MARKERS = {"linear": "D", "exp": "o", "sigmoid": "s"}  # all have the colour of BranchNorm
+
+
+@figure("branchnorm:7", title="Growth strategies of alpha", source="BranchNorm, Figure 7")
+class GrowthStrategies(Figure):
+    """alpha_t as each run recorded it, the held-out cross-entropy [nats/token] that goes with it, and at its end the
+    difference to linear growth, seed by seed, with the margin within which C39 calls two shapes equal.
+
+    alpha_t = g(t / T), then 1. Inferred: the paper names exponential and sigmoid growth without a formula; ours are
+    g(s) = (1 - e^{-5s}) / (1 - e^{-5}), and the logistic function of 10 (s - 1/2) mapped onto [0, 1].
+    """
+
+    def picture(self, runs: Runs) -> Picture:
+        group = _group(runs)
+        ramp = int(group[0].settings["model.T"])
+        alpha = Panel("Growth of alpha", "update", "alpha", [*_lines(group, "alpha", 2 * ramp)])
+        loss = Panel("Held-out loss", "update", "cross-entropy [nats/token]", [*_lines(group, "held_out_nll")])
+        gaps = _differences(group)
+        panels = [panel for panel in (alpha, loss, _margin(gaps)) if panel.series]
+        notes = [
+            f"Drawn: {group.describe()}. Lines are means over seeds, bands their range.",
+            *states(group),
+        ]
+        if others := len(ramped(runs)) - len(group):
+            notes.append(f"Not drawn: {others} run{'s' * (others > 1)} of BranchNorm with other settings or another T.")
+        return Picture(panels, _finding(group, gaps), notes, columns=3)
+
+
+def shape(record: Record) -> str:
+    return str(record.settings[GROWTH])
+
+
+def _of(group: Runs, name: str) -> Runs:
+    return group.where(lambda run: shape(run) == name)
+
+
+def _group(runs: Runs) -> Runs:
+    """Picks runs of one T that differ in the shape of the ramp alone: of most shapes, then most runs, then the
+    longest."""
+    ended = ramped(runs).where(lambda run: run.ended and run.label != "branchnorm T=1")
+    found = [
+        group.where(model__T=T)
+        for group in ended.groups(GROWTH)
+        for T in {int(run.settings["model.T"]): None for run in group}
+    ]
+    several = [group for group in found if len({*map(shape, group)}) > 1]
+    if not several:
+        raise MissingRuns("no runs of branchnorm that differ in model.growth alone", command("branchnorm:7"))
+    return max(several, key=lambda g: (len({*map(shape, g)}), len(g), g[0].updates))
+
+
+def _shapes(group: Runs) -> list[str]:
+    known = {*map(shape, group)}
+    return [*(name for name in SHAPES if name in known), *sorted(known - {*SHAPES})]
+
+
+def _lines(group: Runs, column: str, most: float = float("inf")) -> Iterator[Series]:
+    """Draws a line a shape: a metric at the updates where it was measured, up to ``most`` of them."""
+    for name in _shapes(group):
+        own, spread = _of(group, name), Spread()
+        for record in own:
+            if column in record.metrics:
+                data = record.metrics.loc[record.metrics["step"] <= most, ["step", column]].dropna()
+                spread.add(data["step"].tolist(), data[column].tolist())
+        if spread.points:
+            yield spread.series(f"{name} growth", arch=own[0].label, marker=MARKERS.get(name, ""))
+
+
+def _differences(group: Runs) -> dict[str, dict[int, float]]:
+    """Subtracts the final nll of linear growth from that of each shape, seed by seed, where both trained."""
+    trained = group.where(lambda run: not failed(run))
+    found = {
+        name: {seed: last_nll(a) - last_nll(b) for seed, a, b in pairs(_of(trained, name), _of(trained, "linear"))}
+        for name in _shapes(group)
+        if name != "linear"
+    }
+    return {name: by_seed for name, by_seed in found.items() if by_seed}
+
+
+def _margin(gaps: dict[str, dict[int, float]]) -> Panel:
+    """Draws the difference of each seed: so few are drawn as what they are."""
+    points = [
+        Series(
+            f"{name} growth", [*by_seed], [*by_seed.values()], arch=f"branchnorm {name}", kind="points",
+            seeds=len(by_seed), marker=MARKERS.get(name, ""),
+        )
+        for name, by_seed in gaps.items()
+    ]  # fmt: skip
+    limits = [Reference(end, f"margin {end:+g}") for end in (-EQUIVALENT, EQUIVALENT)]
+    ticks = sorted({float(seed) for by_seed in gaps.values() for seed in by_seed})
+    return Panel("Against linear growth", "seed", "difference in final nll [nats]", points, limits, ticks=ticks)
+
+
+def _finding(group: Runs, gaps: dict[str, dict[int, float]]) -> str:
+    if not gaps:
+        lost = sum(map(failed, group))
+        return f"No shape trained beside linear growth at one seed: {lost} of {len(group)} runs diverged or are stuck."
+    parts = [
+        f"{name} growth ends {measured(by_seed.values())} nats from linear ({counted(len(by_seed))})"
+        for name, by_seed in gaps.items()
+    ]
+    return f"{'; '.join(parts).capitalize()}; the margin of equivalence is {EQUIVALENT:g}."
+
+
+@claim(
+    "C39",
+    figure="branchnorm:7",
+    paper="BranchNorm",
+    sentence="The shape of alpha's schedule does not matter",
+    source="BranchNorm, Fig. 7",
+    statistic="final held-out nll with exponential growth minus that with linear growth [nats]; beside it the other "
+    "two pairs of linear, exp and sigmoid",
+    threshold="R: within .05 nats of 0 (equivalence); X: beyond .05",
+    sweep="branchnorm:7",
+)
+def insensitive_to_shape(runs: Runs) -> list[Effect]:
+    found = of_values(runs, GROWTH, 3)
+    return every_two(found, GROWTH, ("exp", "linear"), "")
+
+
+@sweep("branchnorm:7", minutes=33, folder={"paper": "branchnorm:T"}, any_length=("tiny",))
+def growths(ask: Recipe) -> Iterator[Experiment]:
+    """Leads alpha from 0 to 1 in three ways (linear, exponential, sigmoid) within 4 % of 3000 updates, 6L-6L; at
+    full size within the paper's 4000 of 100,000."""
+    if ask.tiny:
+        yield from protocol.growths(ask)
+        return
+    for growth in SHAPES:
+        yield from full_size_ramp(ask, 4000, 5e-4, growth=growth)

@@ -1,0 +1,301 @@
+"""DeepNet, Figure 5: the size of a model update against depth, and for which parameters it stays constant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from ....config import merge
+from ....experiments import SEEDS, Experiment, Recipe, one_gpu, one_step, probing, recipe, sweep
+from ... import style
+from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
+from ...claims import NAMED_LATER, Effect, Share, claim, together
+from ...collection import LAYERS, Record, Runs, pairs
+from ...measures import gains
+from ...measures.comparison import both
+from ...measures.first_updates import moved
+from ...measures.gains import OWN, by_gain, of_gain_one
+from ...measures.one_step import exponents, growth, of_label, one_step_runs, rate
+from ...statistics import Region
+
+GROUPS = {"all": "o", "vo_ffn": "s", "ln": "^", "qk": "v", "bias": "D", "embedding": "P"}
+NAMES = {
+    "all": "all parameters",
+    "vo_ffn": "v, out, FFN (the theorem's)",
+    "ln": "LayerNorm",
+    "qk": "q, k",
+    "bias": "biases",
+    "embedding": "embedding",
+}
+COLOURS = ("#222222", "#0072B2", "#D55E00", "#56B4E9", "#009E73", "#CC79A7")
+OPTIMIZERS = {"sgd": ("SGD", "dashed"), "adam": ("Adam", "solid")}
+EARLY = 10  # the update at which training runs of several depths are compared, before saturation ...
+LATER = 100  # ... and one more, where it is on record
+UNSATURATED = range(6, 26)  # layers a side between which Post-LN's update still grows
+COMPARED = range(6, 51)
+STEADY = Region(-0.15, 0.15)  # an exponent that counts as independence of depth
+FAST = "claims:fast"
+GAIN = "; Post-LN of Xavier gain 1, and beside it of fairseq's gain (which decides where there are no runs of gain 1)"
+
+
+@figure("deepnet:5", title="Model update against depth", source="DeepNet, Figure 5 and Theorem 4.3")
+class UpdateAgainstDepth(Figure):
+    """||dF|| per token of one update from initialisation, in units of the learning rate, by depth; apart by group of
+    parameters for DeepNorm; and, from training runs of several depths, ||dF|| after 10 and 100 updates under sqrt(2d).
+
+    Inferred: the paper says "early stage" and no step. ||dF|| saturates at sqrt(2d) within some ten updates, where
+    every architecture looks alike, so depths are compared by one update at lr 1e-6 in float64.
+    """
+
+    def picture(self, runs: Runs) -> Picture:
+        early, trained = _early(runs)
+        try:
+            group = one_step_runs(runs)
+        except MissingRuns:
+            if not early:
+                raise
+            notes = [f"Drawn: {trained.describe()}. Lines are geometric means over seeds, bands their range."]
+            return Picture(early, _first_updates(early[0]), notes, columns=len(early))
+        panels = [
+            Panel(
+                "One update of Adam, all parameters", "layers a side", "||dF|| / lr (L2 per token)",
+                [_against_depth(group, label) for label in group.labels],
+                log_x=True, log_y=True, ticks=group.depths,
+            )
+        ]  # fmt: skip
+        shown = "deepnorm" if "deepnorm" in group.labels else group.labels[0]
+        panels.append(_by_group(group.where(label=shown), shown))
+        notes = [f"Drawn: {group.describe()}, float64. Lines are geometric means over seeds, bands their range."]
+        notes += _alphas(group) + _growth(group.where(label=shown), shown)
+        if others := sum(map(len, runs.where(kind="onestep", table="update_rate").groups(*LAYERS))) - len(group):
+            notes.append(f"Not drawn: {others} one-step run{'s' if others > 1 else ''} with other settings.")
+        panels += early
+        return Picture(panels, _finding(group), notes, columns=min(3, len(panels)))
+
+
+def _against_depth(group: Runs, label: str) -> Series:
+    spread = Spread(log=True)
+    for record in group.where(label=label):
+        spread.add([record.depth], [rate(record, "adam", "all")])
+    return spread.series(style.title(label), arch=label, dash=_dash(group, label))
+
+
+def _dash(group: Runs, label: str) -> str:
+    """Gives DeepNet's own Post-LN a solid line, fairseq's beside it a dashed one; all others look as everywhere."""
+    postln = style.family(label) in ("postln", "postln-init")
+    return gains.dash(group.labels, label) if postln and label.removesuffix(OWN) in ("postln", "postln-init") else ""
+
+
+def _by_group(runs: Runs, label: str) -> Panel:
+    lines = []
+    for (group, marker), colour in zip(GROUPS.items(), COLOURS, strict=True):
+        for optimizer, (name, dash) in OPTIMIZERS.items():
+            spread = Spread(log=True)
+            for record in runs:
+                if (value := rate(record, optimizer, group)) > 0:
+                    spread.add([record.depth], [value])
+            if spread.points:
+                look = {"dash": dash, "colour": colour, "marker": marker, "detail": name}
+                lines.append(spread.series(NAMES[group], **look))
+    title = f"{style.title(label)}, by group of parameters"
+    y = "||dF|| / lr (L2 per token)"
+    return Panel(title, "layers a side", y, lines, log_x=True, log_y=True, ticks=runs.depths)
+
+
+def _alphas(group: Runs) -> list[str]:
+    """Notes at which alpha the branches stood, where an architecture has one."""
+    at = {record.label: record.metrics["alpha"].iloc[0] for record in group if "alpha" in record.metrics}
+    shown = [f"{style.title(label)} {at[label]:g}" for label in group.labels if at.get(label, 1) < 1]
+    return [f"alpha of these runs: {', '.join(shown)}; of all others 1."] if shown else []
+
+
+def _growth(runs: Runs, label: str) -> list[str]:
+    """Notes the exponent of N for each group of parameters, mean over seeds."""
+    found = []
+    for optimizer, (name, _) in OPTIMIZERS.items():
+        means = {group: _mean_exponent(runs, optimizer, group) for group in GROUPS}
+        shown = [f"{NAMES[group]} {mean:.2f}" for group, mean in means.items() if math.isfinite(mean)]
+        if shown:
+            found.append(f"{style.title(label)}, exponents of N under {name}: {', '.join(shown)}.")
+    return found
+
+
+def _early(runs: Runs) -> tuple[list[Panel], Runs]:
+    """Draws ||dF|| after 10 and after 100 updates of training runs, where comparable ones of several depths are
+    there."""
+
+    def after(record: Record, updates: int) -> float:
+        return moved(record).get(updates, math.nan)
+
+    fit = runs.where(lambda run: math.isfinite(after(run, EARLY)), kind="train", table="model_update")
+    groups = [group for group in fit.groups(*LAYERS) if len(group.depths) > 1]
+    if not groups:
+        return [], Runs([])
+    group = max(groups, key=lambda g: (len(g.depths), len(g)))
+    saturation = math.sqrt(2 * group[0].width)
+    panels = []
+    for updates in (EARLY, LATER):
+        own = group.where(lambda run, n=updates: after(run, n) > 0)
+        lines = []
+        for label in own.labels:
+            spread = Spread(log=True)
+            for record in own.where(label=label):
+                spread.add([record.depth], [after(record, updates)])
+            lines.append(spread.series(style.title(label), arch=label, dash=_dash(own, label)))
+        panel = Panel(
+            f"After {updates} updates of training", "layers a side", "||dF|| (L2 per token)", lines,
+            [Reference(saturation, f"√(2d) = {saturation:.1f}")], log_x=True, log_y=True, ticks=group.depths,
+        )  # fmt: skip
+        panels += [panel] if lines else []
+    return panels, group
+
+
+def _first_updates(panel: Panel) -> str:
+    """Says how ||dF|| of the first updates grows from the shallowest to the deepest model, where nothing else is at
+    hand."""
+    parts = [
+        f"{line.name} from {line.y[0]:.2g} at {line.x[0]:g} to {line.y[-1]:.2g} at {line.x[-1]:g} layers a side"
+        for line in panel.series
+        if len(line.x) > 1
+    ]
+    return f"{panel.title}, ||dF|| goes: {'; '.join(parts)}." if parts else f"{panel.title}, at one depth alone."
+
+
+def _mean_exponent(runs: Runs, optimizer: str, group: str) -> float:
+    found = [*exponents(runs, optimizer, group, runs.depths).values()]
+    return round(float(np.mean(found)), 2) + 0.0 if found else math.nan  # no -0.00
+
+
+def _finding(group: Runs) -> str:
+    depths, names = group.depths, ", ".join(map(style.title, group.labels))
+    shown = (of_gain_one(group.labels, "postln"), "deepnorm", "branchnorm")
+    growth = {label: _mean_exponent(group.where(label=label), "adam", "all") for label in shown}
+    pieces = [f"{style.title(label)}'s as N^{mean:.2f}" for label, mean in growth.items() if math.isfinite(mean)]
+    if not pieces:
+        return f"||dF|| of one update of {names} at {len(depths)} depth{'s' if len(depths) > 1 else ''}, no exponent."
+    theorem = _mean_exponent(group.where(label="deepnorm"), "sgd", "vo_ffn")
+    scope = f"; in the theorem's scope (SGD on v, out and FFN) DeepNorm's as N^{theorem:.2f}"
+    seeds = f"one seed, {group.seeds[0]}" if len(group.seeds) == 1 else f"{len(group.seeds)} seeds"
+    ending = f"{scope if math.isfinite(theorem) else ''} (N from {depths[0]} to {depths[-1]}, {seeds})"
+    return f"One Adam update from initialisation moves the output: {', '.join(pieces)}{ending}."
+
+
+@claim(
+    "C19",
+    figure="deepnet:5",
+    paper="DeepNet",
+    sentence="Post-LN's model update grows with depth",
+    source="DeepNet, Fig. 5",
+    statistic=f"exponent of N in ||dF|| / lr of one Adam update of all parameters, 6 to 25 layers a side{GAIN}",
+    threshold="R: > .5; X: < .15 (the plan names no X: ours)",
+    sweep=FAST,
+    pilot=".7 to 1.0; a plateau beyond 25 layers",
+)
+def postln_update_grows(runs: Runs) -> list[Effect | Share]:
+    regions = Region(low=0.5), Region(high=0.15)
+    return by_gain(
+        runs, lambda own, gain: [growth("exponent", own, f"postln{gain}", "adam", "all", UNSATURATED, *regions)]
+    )
+
+
+@claim(
+    "C20",
+    figure="deepnet:5",
+    paper="DeepNet",
+    sentence="DeepNet's model update does not depend on depth",
+    source="DeepNet, Fig. 5 and Theorem 4.3",
+    statistic="exponent of N in ||dF|| / lr of one Adam update of all parameters, 6 to 50 layers a side",
+    threshold="R: within .15 of 0; X: > .3",
+    sweep=FAST,
+    pilot=".56",
+)
+def deepnet_update_is_constant(runs: Runs) -> list[Effect]:
+    return [growth("exponent", runs, "deepnorm", "adam", "all", COMPARED, STEADY, Region(low=0.3))]
+
+
+@claim(
+    "C21",
+    figure="deepnet:5",
+    paper="DeepNet",
+    sentence="... for SGD and the v, output and FFN weights: the scope of its theorem",
+    source="DeepNet, Theorem 4.3",
+    statistic="the same of one SGD update of the v, out, fc1 and fc2 weights",
+    threshold="R: within .15 of 0; X: > .3",
+    sweep=FAST,
+    pilot="-.06",
+    kind="implied",
+)
+def constant_in_the_theorems_scope(runs: Runs) -> list[Effect]:
+    return [growth("exponent", runs, "deepnorm", "sgd", "vo_ffn", COMPARED, STEADY, Region(low=0.3))]
+
+
+@claim(
+    "C22",
+    figure="deepnet:5",
+    paper="DeepNet",
+    sentence="DeepNet's model update is much smaller than Post-LN's, at every depth",
+    source="DeepNet, Fig. 5",
+    statistic="||dF|| / lr of one Adam update of all parameters, Post-LN / DeepNorm, geometric mean over N from 6 to "
+    f"50; beside it each N{GAIN}",
+    threshold="R: > 3; X: < 1 (the plan names no X: ours)",
+    sweep=FAST,
+    pilot="10 to 20",
+    kind="implied",
+    after=NAMED_LATER,
+)
+def much_smaller_update(runs: Runs) -> list[Effect | Share]:
+    return by_gain(runs, _smaller)
+
+
+def _smaller(runs: Runs, gain: str) -> list[Effect]:
+    label = f"postln{gain}"
+    first, second = of_label(runs, label), of_label(runs, "deepnorm")
+    found = []
+    for depth in (n for n in first.depths if n in COMPARED):
+        compared = pairs(*(own.where(lambda run, n=depth: run.depth == n) for own in (first, second)))
+        ratio = {seed: rate(a, "adam", "all") / rate(b, "adam", "all") for seed, a, b in compared}
+        if ratio:
+            found.append(Effect(f"ratio at {depth}L", ratio, log=True, of=both(compared)))
+    if len(found) < 2:
+        raise MissingRuns(
+            f"needs one-step runs of {label} and deepnorm at two depths from 6 to 50, with the same seeds"
+        )
+    return [together("ratio, mean over depths", found, _geometric, Region(low=3), Region(high=1)), *found]
+
+
+def _geometric(values: list[float]) -> float:
+    return math.exp(np.mean(np.log(values)))
+
+
+DEEP = (one_step.GAIN_1[0], "postln", "deepnorm", "branchnorm")
+
+
+@sweep(
+    "deepnet:5",
+    scales=("tiny", "h200", "paper"),
+    minutes=29,
+    folder={"tiny": "claims:fast", "paper": "claims:fast"},
+)
+def steps_by_depth(ask: Recipe) -> Iterator[Experiment]:
+    """Takes the one-step runs of admin:4, and steps once 100 layers a side.
+
+    DeepNet's own model is 64-128-2, so all scales are of that size; at scale paper the early training as well, and on
+    one GPU the first 100 updates of it alone. Those in float32: an update moves a weight by 1e-5 of itself at first,
+    and bfloat16 sees 4e-3; the deepest first, since they take longest.
+    """
+    if ask.tiny:
+        yield from one_step.from_initialisation(ask)
+        yield from ask.runs(DEEP, [100], one_step.TINY, seeds=SEEDS[:3], kind="onestep")
+    elif ask.one_gpu:
+        length = {"train": {"steps": 100}}
+        shared = (one_gpu.TEXT, recipe.EARLY, one_gpu.NO_WEIGHTS, length, probing("model_update"))
+        for one in one_gpu.by_seed(ask, SEEDS[:3]):
+            for layers in (100, 50, 25, 18, 12, 6):
+                yield from one.runs(("postln", "deepnorm", "branchnorm", "admin"), [layers], *shared)
+    else:
+        depths = (6, 12, 18, 25, 50, 100)
+        early = merge(recipe.EARLY, {"train": {"steps": 101}})
+        yield from ask.runs(one_step.ARCHS, depths, one_step.TINY, kind="onestep", tag="64")
+        yield from ask.runs(DEEP, depths, early, probing("model_update", update_every=1), tag="64-train")

@@ -1,0 +1,159 @@
+"""DeepNet, Figure 6: quality against depth, every architecture. And claim C52."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ....experiments import Experiment, Recipe, command, sweep, table_runs
+from ....experiments.recipe import DEEPNET
+from ... import style
+from ...base import Figure, MissingRuns, Panel, Picture, Series, figure
+from ...claims import Effect, claim
+from ...collection import LAYERS, Runs
+from ...measures.comparison import ENOUGH, comparable, counted, failed, last_nll, states
+from ...measures.outcomes import outcomes, worst
+from ...measures.quality import Quality, even, quality, share_of
+from ...stability import own_recipes, recipe_notes, table_groups
+from ...statistics import Region, slope
+from .figure_8 import fits
+
+FAMILIES: dict[str, tuple[str, ...]] = {  # nineteen lines in one panel are too many: like stands beside like
+    "The papers' own": ("postln", "postln-init", "preln", "deepnorm", "branchnorm", "admin"),
+    "Smaller or no branches at first": ("dsinit", "dsinit-code", "rezero", "rfixup", "tfixup"),
+    "More norms": ("normformer", "subln", "sandwich", "periln", "layernorm-scaling"),
+    "More streams": ("dlcl", "dlcl-post", "resi-dual"),
+}
+OTHERS = "the others"
+CONTEXT = "#d0d0d0"
+LEAST = 3  # depths through which quality rises or falls
+
+
+@figure("deepnet:6", title="Quality against depth, every architecture", source="DeepNet, Figure 6")
+class QualityOfAll(Figure):
+    """BLEU of ``stabilitylab evaluate`` where all models that trained reach 5, else held-out cross-entropy
+    [nats/token]: a stand-in. Lines are means over seeds, bands their range; a run that diverged or is stuck is a cross.
+
+    Each panel has one family in colour, and the lines of all others in grey. Inferred: DeepNet draws one panel of
+    fewer architectures.
+    """
+
+    def picture(self, runs: Runs) -> Picture:
+        group = _group(runs)
+        measured = quality(group)
+        bad = 0.0 if measured.is_bleu else worst(group, measured.values)
+        lines = {
+            label: outcomes(group.where(label=label), measured.values, lambda run: run.depth, style.title(label),
+                            bad=bad, arch=label)
+            for label in group.labels
+        }  # fmt: skip
+        panels = [_panel(title, own, lines, measured, group.depths) for title, own in families(group.labels).items()]
+        notes = [f"Drawn: {group.describe()}. Lines are means over seeds, bands their range.", *states(group)]
+        notes += recipe_notes(group)
+        if others := len(runs.where(kind="train")) - len(group):
+            notes.append(f"Not drawn: {others} run{'s' * (others > 1)} with other settings, or without an end.")
+        if not measured.is_bleu:
+            notes.append("Held-out nll (lower is better) stands in for BLEU where not every model was evaluated.")
+        if any(run.verdict == "diverged" for run in group):
+            notes.append("A run that diverged has no value: its cross stands at the worst one, or at 0 BLEU.")
+        return Picture(panels, _finding(group, measured), notes)
+
+
+def _group(runs: Runs) -> Runs:
+    """Picks the comparable runs with most architectures at most depths."""
+    groups = [g for g in table_groups(runs) if any(not math.isnan(last_nll(run)) for run in g)]
+    if not groups:
+        raise MissingRuns("no training run has ended with a held-out loss", command("deepnet:6"))
+    several = [group for group in groups if len(group.depths) > 1] or groups
+    return several[0].where(lambda run: not math.isnan(last_nll(run)))
+
+
+def families(labels: Sequence[str]) -> dict[str, list[str]]:
+    """Sorts ``labels`` by the title under which they belong; controls go with their architecture, strangers come
+    last."""
+    home = {arch: title for title, archs in FAMILIES.items() for arch in archs}
+    found: dict[str, list[str]] = {title: [] for title in (*FAMILIES, "Others")}
+    for label in labels:
+        found[home.get(style.family(label), "Others")].append(label)
+    return {title: own for title, own in found.items() if own}
+
+
+def _panel(
+    title: str,
+    own: Sequence[str],
+    lines: dict[str, list[Series]],
+    measured: Quality,
+    depths: Sequence[int],
+) -> Panel:
+    grey = [
+        replace(line, label=OTHERS, arch="", colour=CONTEXT, marker="none", dash="solid", low=None, high=None)
+        for label, found in lines.items()
+        for line in found
+        if line.kind == "line" and label not in own
+    ]
+    coloured = [line for label in own for line in lines[label]]
+    return Panel(title, "layers a side", measured.axis, [*grey, *coloured], log_x=True, ticks=depths)
+
+
+def _finding(group: Runs, measured: Quality) -> str:
+    """Says who is best at the deepest depth, how DeepNorm moves with depth, and how many runs failed."""
+    depth = group.depths[-1]
+    deepest = group.where(lambda run: run.depth == depth and not failed(run))
+    means = {label: _mean(deepest.where(label=label), measured) for label in deepest.labels}
+    best = sorted(means, key=lambda label: means[label], reverse=measured.is_bleu)[:3]
+    apart = own_recipes(group)
+    named = ", ".join(
+        f"{style.title(label)}{' (own recipe)' if label in apart else ''} {means[label]:.2f}" for label in best
+    )
+    parts = [
+        f"Best at {depth} layers a side: {named} {measured.unit}"
+        if best
+        else f"Nothing trained at {depth} layers a side"
+    ]
+    first = group.where(lambda run: run.depth == group.depths[0] and not failed(run), label="deepnorm")
+    if "deepnorm" in means and first and len(group.depths) > 1:
+        move = means["deepnorm"] - _mean(first, measured)
+        parts.append(f"DeepNorm {move:+.2f} from {group.depths[0]}")
+    lost = sum(map(failed, group))
+    ending = f"; {lost} of {len(group)} runs diverged or are stuck" if lost else ""
+    return f"{'; '.join(parts)} ({counted(len(group.seeds))}){ending}."
+
+
+def _mean(runs: Runs, measured: Quality) -> float:
+    return float(np.mean([measured.values[run.name] for run in runs]))
+
+
+@claim(
+    "C52",
+    figure="deepnet:6",
+    paper="DeepNet",
+    sentence="DeepNorm's quality rises with depth",
+    source="DeepNet, Fig. 6",
+    statistic="of DeepNorm's quality (BLEU where all reach 5, else -nll): slope with log depth over three depths or "
+    "more, seed by seed, in the group with most data, the deepest model and the longest training; a seed that failed "
+    "at one of these depths is undecided",
+    threshold="R: > 0; X: < 0 (the plan names neither: ours)",
+    sweep="deepnet:6",
+    pilot="one seed of these runs was known at 6 and 18 layers a side when the threshold was set",
+)
+def rises_with_depth(runs: Runs) -> list[Effect]:
+    found: list[tuple[tuple[float, ...], dict[int, float], Runs]] = []
+    for group in comparable(runs.where(even, kind="train", label="deepnorm"), *LAYERS):
+        slopes = fits(group, LEAST, lambda depths, values: slope([*map(math.log, depths)], values))
+        if slopes:
+            rank = (min(len(slopes), ENOUGH), share_of(group[0]), group.depths[-1], float(group[0].updates))
+            found.append((rank, slopes, group))
+    if not found:
+        raise MissingRuns(f"needs deepnorm trained at {LEAST} depths or more", command("deepnet:6"))
+    _, slopes, group = max(found, key=lambda one: one[0])
+    own = group.where(lambda run: run.seed in slopes)
+    return [Effect("quality per unit of log depth", slopes, Region(low=0), Region(high=0), of=own)]
+
+
+@sweep("deepnet:6", minutes=97, folder={"tiny": "table"}, command="stabilitylab sweep table")
+def every_architecture(ask: Recipe) -> Iterator[Experiment]:
+    """Takes the runs of table:stability; at full size DeepNet's own, 10 to 100 layers a side and 8,000 updates."""
+    yield from table_runs(ask, depths=() if ask.tiny else range(20, 201, 20), full=DEEPNET)

@@ -1,0 +1,1 @@
+"""Holds tables of the papers, a module a table."""

@@ -1,0 +1,201 @@
+"""Chooses which runs a figure draws or a claim compares, says how they ended, and notes what is left out."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from ...experiments import command
+from .. import style
+from ..base import MissingRuns, Panel
+from ..collection import Record, Runs, pairs
+from ..conditions import RAMP, by_protocol
+
+RATE = "train.lr"
+ENOUGH = 3  # seeds; beyond them a longer training counts for more than another seed
+Pairs = list[tuple[int, Record, Record]]  # seed, run, run
+
+
+def failed(record: Record) -> bool:
+    return record.verdict in ("diverged", "stuck")
+
+
+def decided(runs: Runs) -> Runs:
+    """Picks those of which it can be said whether they failed: neither still descending to the baseline nor untold."""
+    return runs.where(lambda run: run.verdict not in ("descending", "cannot tell"))
+
+
+def lost_by_seed(runs: Runs) -> dict[int, tuple[int, int]]:
+    """Counts for each seed how many of its runs diverged or are stuck, of how many whose state can be told."""
+    known = decided(runs)
+    return {seed: (sum(map(failed, own)), len(own)) for seed in known.seeds if (own := [*of_seed(known, seed)])}
+
+
+def of_seed(runs: Runs, seed: int) -> Runs:
+    return runs.where(lambda run: run.seed == seed)
+
+
+def one_ramp(runs: Runs, *free: str) -> tuple[Runs, list[str]]:
+    """Keeps one run of each label, seed and value of ``free``; notes where there were several T, of which that is kept
+    whose share of the run is nearest to the protocol's 4 %.
+
+    T is free in a group of comparable runs since it means nothing but to BranchNorm; averaged as if they were seeds,
+    runs of two ramps would show a spread that no seed made.
+    """
+    kept: dict[tuple[object, ...], Record] = {}
+    notes = []
+    for label in runs.labels:
+        own = runs.where(label=label)
+        ramps = {record.ramp or 0 for record in own}
+        if len(ramps) > 1:
+            wanted = RAMP * max(record.updates for record in own)
+            chosen = min(ramps, key=lambda T: (abs(math.log(max(T, 1) / max(wanted, 1))), T))
+            own = own.where(lambda record, T=chosen: (record.ramp or 0) == T)
+            left = ", ".join(map(str, sorted(ramps - {chosen})))
+            notes.append(f"{style.title(label)} with T = {chosen}; left out: T = {left}.")
+        for record in sorted(own, key=lambda record: record.name):
+            kept[label, record.seed, *(repr(record.settings.get(key)) for key in free)] = record
+    return Runs(kept.values()), notes
+
+
+def comparable(runs: Runs, *free: str) -> list[Runs]:
+    """Groups runs that differ in nothing but architecture, seed and ``free``, each with one ramp; richest first.
+
+    Beside the groups of one learning rate stand those in which each architecture has, at each depth, one of its own.
+    """
+    groups = [one_ramp(group, *free)[0] for group in grouped(runs, *free)]
+    return sorted(groups, key=lambda group: (len(group.labels), len(group), group[0].updates), reverse=True)
+
+
+def grouped(runs: Runs, *free: str) -> list[Runs]:
+    """Groups runs that differ in nothing but architecture, seed, T and ``free``, and those in which besides each
+    architecture has, wherever it stands, one learning rate of its own."""
+    groups = runs.groups(*free)
+    if RATE in free:
+        return groups
+    for group in runs.groups(*free, RATE):
+        rates: dict[tuple[object, ...], dict[str, set[float]]] = {}
+        for run in group:
+            place = rates.setdefault((run.layers, *(repr(run.settings.get(key)) for key in free)), {})
+            place.setdefault(run.label, set()).add(float(run.settings.get(RATE, math.nan)))
+        each = [own for place in rates.values() for own in place.values()]
+        shared = any(len(place) > 1 for place in rates.values())  # two architectures in one place
+        if shared and all(len(own) == 1 for own in each) and len(set.union(*each)) > 1:
+            groups.append(group)
+    return groups
+
+
+def with_the_protocols_ramp(runs: Runs) -> Runs:
+    """Picks runs of which architectures are compared: those whose T is 4 % of the run, or which have no ramp.
+
+    Raises MissingRuns where an architecture with a ramp would have no run left.
+    """
+    kept = runs.where(by_protocol)
+    for label in runs.labels:
+        if label not in kept.labels:
+            ramps = sorted({(run.ramp or 0, run.updates) for run in runs.where(label=label)})
+            said = ", ".join(f"{T} of {updates:,} updates" for T, updates in ramps[:3])
+            raise MissingRuns(
+                f"{style.title(label)} ramped for {said}: architectures are compared with a ramp of 4 % of the run"
+            )
+    return kept
+
+
+def both(found: Pairs) -> list[Record]:
+    """Lists all runs of these pairs."""
+    return [run for _, *two in found for run in two]
+
+
+def matched(runs: Runs, first: str, second: str, table: str) -> Pairs:
+    """Pairs runs of two labels by seed, that have trained with the protocol's ramp: of all comparable groups the one
+    trained longest, with enough seeds, and then the deepest. Raises MissingRuns."""
+    trained = runs.where(lambda run: not failed(run), kind="train", label=(first, second), table=table)
+    trained = with_the_protocols_ramp(trained)
+    found = [(group, pairs(group.where(label=first), group.where(label=second))) for group in comparable(trained)]
+    best = max(found, key=lambda one: _weight(one[0], first, second), default=None)
+    if best is None or not best[1]:
+        raise MissingRuns(f"needs {first} and {second} trained with the same seeds and settings, with {table}")
+    return best[1]
+
+
+def _weight(group: Runs, *between: str) -> tuple[int, ...]:
+    """Weighs a group for the comparison of two labels: enough seeds that trained with the protocol's ramp, then a long
+    training, then depth, then more seeds; nothing without a pair."""
+    trained = group.where(lambda run: not failed(run) and by_protocol(run))
+    count = len(pairs(*(trained.where(label=label) for label in between))) if between else 0
+    return (min(count, ENOUGH), group[0].updates, group[0].depth, count) if count else (0,) * 4
+
+
+def largest_group(
+    runs: Runs, tables: Sequence[str], figure: str, *free: str, ended: bool = False, between: tuple[str, ...] = ()
+) -> tuple[Runs, list[str]]:
+    """Picks the richest group of comparable training runs with these tables, and notes what it is and what was left
+    out.
+
+    ``between``: two labels that the figure compares; the group that :func:`matched` takes for them comes first.
+    ``ended``: where some have ended, those that have not are left out: their last step is another one.
+    """
+    fit = runs.where(kind="train", table=tables)
+    if not fit:
+        raise MissingRuns(f"no training run with {' and '.join(tables) or 'metrics'}", command(figure))
+    done = fit.where(lambda run: run.ended) if ended else fit
+    groups = grouped(done or fit, *free)
+    first = max(groups, key=lambda group: (*_weight(group, *between), len(group.labels), len(group), group[0].updates))
+    group, ramps = one_ramp(first, *free)
+    notes = [f"Drawn: {group.describe()}. Lines are means over seeds, bands their range.", *ramps, *states(group)]
+    drawn = {id(run) for run in first}
+    if count := sum(id(run) not in drawn for run in done or fit):
+        others = [other for other in (done or fit).groups(*free) if not drawn & {id(run) for run in other}]
+        apart = f" ({len(others)} groups)" if len(others) > 1 else ""
+        notes.append(f"Not drawn: {count} run{'s' * (count > 1)} with other settings{apart}.")
+    if done and (count := len(fit) - len(done)):
+        notes.append(f"Not drawn: {count} run{'s' * (count > 1)} without an end.")
+    return group, notes
+
+
+def states(group: Runs) -> list[str]:
+    """Notes the runs that diverged, are stuck, cannot be told or have not ended; none where all is well."""
+    said = {
+        "diverged": "diverged",
+        "stuck": "got stuck at or above the unigram baseline",
+        "descending": "still descended to the unigram baseline",
+        "cannot tell": "had too few evaluations to tell the state",
+    }
+    counts = Counter(said.get(run.verdict, "") if run.ended else "did not end" for run in group)
+    if len(group) == 1:
+        return [f"The run {state}." for state in counts if state]
+    parts = [f"{count} {state}" for state, count in sorted(counts.items()) if state]
+    return [f"Of {len(group)} runs {', '.join(parts)}."] if parts else []
+
+
+def hidden(panels: Iterable[Panel]) -> list[str]:
+    """Notes what a logarithmic axis cannot show: values of exactly 0."""
+    names = [
+        f"{line.name} ({panel.title})"
+        for panel in panels
+        if panel.log_y
+        for line in panel.series
+        if not line.right and any(value == 0 for value in (line.y if line.low is None else line.low))
+    ]
+    return [f"Exactly 0 in places, so not on the logarithmic axis: {'; '.join(names)}."] if names else []
+
+
+def last_nll(record: Record) -> float:
+    """Reads the held-out cross-entropy after training; inf for a run that diverged, NaN where none was measured."""
+    return math.inf if record.verdict == "diverged" else record.last_nll
+
+
+def counted(seeds: int) -> str:
+    return "one seed" if seeds == 1 else f"{seeds} seeds"
+
+
+def nothing_drawn(places: Sequence[str]) -> list[str]:
+    """Notes lines that a logarithmic axis cannot show at all."""
+    return [f"Exactly 0 throughout, so not drawn: {'; '.join(places)}."] if places else []
+
+
+def left_out(known: Runs, drawn: Runs) -> list[str]:
+    """Notes runs that could be drawn and are not."""
+    count = len(known) - len(drawn)
+    return [f"Not drawn: {count} run{'s' if count > 1 else ''} with other settings, or repeated."] if count else []

@@ -1,0 +1,46 @@
+"""Tells Post-LN as DeepNet defines it, Xavier gain 1 for every matrix, from fairseq's, whose q, k and v are drawn
+smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ..base import MissingRuns
+from ..claims import Effect, Share, described
+from ..collection import Runs
+
+OWN, FAIRSEQS = " gain=1", ""  # what the label of a Post-LN ends in
+WORDS = {OWN: "gain 1", FAIRSEQS: "fairseq's gain"}  # DeepNet's first: where it is there, it decides
+
+
+def by_gain(runs: Runs, measure: Callable[[Runs, str], Sequence[Effect | Share]]) -> list[Effect | Share]:
+    """Returns what ``measure`` finds with labels that end in `` gain=1``, and beside it, describing, with fairseq's;
+    where there are no runs of the first, the second decides. Raises MissingRuns where there are none of either."""
+    found: list[Effect | Share] = []
+    lacking: list[MissingRuns] = []
+    for ending, words in WORDS.items():
+        try:
+            effects = [replace(effect, name=f"{effect.name}, {words}") for effect in measure(runs, ending)]
+        except MissingRuns as missing:
+            lacking.append(missing)
+            continue
+        found += [described(effect) for effect in effects] if found else effects
+    if not found:
+        raise lacking[0 if any(label.endswith(OWN) for label in runs.labels) else -1]  # about runs that are there
+    return found
+
+
+def of_gain_one(labels: Sequence[str], label: str) -> str:
+    """Returns ``label`` with DeepNet's gain where there are such runs, else as it is."""
+    return label + OWN if label + OWN in labels else label
+
+
+def beside(labels: Sequence[str], label: str) -> bool:
+    """Is it a Post-LN of fairseq's gain that stands beside one of gain 1?"""
+    return of_gain_one(labels, label) != label
+
+
+def dash(labels: Sequence[str], label: str) -> str:
+    """Draws dashed what stands beside, so that the eye goes to the other."""
+    return "dashed" if beside(labels, label) else "solid"

@@ -1,0 +1,83 @@
+"""Draws values of a run's layers as lines, takes their differences, and shows the held-out loss beside them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import style
+from ..base import Panel, Series, Spread
+from ..collection import Record, Runs
+
+STACKS = ("encoder", "decoder")
+
+
+def layer_values(record: Record, table: str, column: str, stack: str, step: int | None = None) -> dict[int, float]:
+    """Maps layer to value at the probed step nearest to ``step`` (None: the last); what is outside the layers is left
+    out."""
+    data = record.at(table, step, [column], by="layer")
+    data = data[(data["stack_name"] == stack) & (data["layer"] > 0)]
+    return dict(zip(data["layer"].tolist(), data[column].tolist(), strict=True))
+
+
+def by_layer(
+    group: Runs, table: str, column: str, stack: str, *, step: int | None = None, first: int = 1, log: bool = False
+) -> list[Series]:
+    """Draws one line a label: the values of a stack's layers from ``first`` on, over seeds."""
+    lines = []
+    for label in group.labels:
+        spread = Spread(log=log)
+        for record in group.where(label=label):
+            found = layer_values(record, table, column, stack, step)
+            values = {layer: value for layer, value in found.items() if layer >= first}
+            spread.add([*values], [*values.values()])
+        if spread.points:
+            lines.append(spread.series(style.title(label), arch=label))
+    return lines
+
+
+def stack_panels(group: Runs, table: str, column: str, x: str, y: str, *, first: int = 1) -> list[Panel]:
+    """Draws a panel a stack, where it has the table: the values of its layers from ``first`` on."""
+    found = ((stack, by_layer(group, table, column, stack, first=first)) for stack in STACKS)
+    return [Panel(stack.capitalize(), x, y, lines) for stack, lines in found if lines]
+
+
+def held_out_panel(group: Runs) -> Panel:
+    """Draws held-out cross-entropy against updates."""
+    lines = []
+    for label in group.labels:
+        curves = [
+            dict(zip(data["step"].tolist(), data["held_out_nll"].tolist(), strict=True))
+            for record in group.where(label=label)
+            if len(data := record.held_out())
+        ]
+        spread = Spread()
+        for curve in curves:
+            # where one run ended early, at a step of its own, the mean of it alone would be a kink
+            shared = [x for x in curve if all(x in other or x > max(other) for other in curves)]
+            spread.add(shared, [curve[x] for x in shared])
+        if spread.points:
+            lines.append(spread.series(style.title(label), arch=label))
+    return Panel("Held-out loss", "update", "cross-entropy [nats/token]", lines)
+
+
+def gradient_panel(group: Runs) -> Panel:
+    """Draws the parameter gradient norm of each encoder layer at the last probed step; of each decoder layer without
+    encoder."""
+    with_gradients = group.where(table="grad_norm")
+    for stack in STACKS:
+        lines = by_layer(with_gradients, "grad_norm", "value", stack, log=True)
+        if lines:
+            break
+    return Panel(f"Gradient, {stack}, last probed step", f"{stack} layer", "gradient norm (L2)", lines, log_y=True)
+
+
+def differences(
+    first: Record, second: Record, table: str, column: str, step: int | None = None, lowest: int = 1
+) -> dict[str, np.ndarray]:
+    """Subtracts the second from the first at each layer from ``lowest`` on that both have, by stack."""
+    found = {}
+    for stack in STACKS:
+        one, other = (layer_values(record, table, column, stack, step) for record in (first, second))
+        layers = [layer for layer in sorted(one.keys() & other.keys()) if layer >= lowest]
+        found[stack] = np.array([one[layer] - other[layer] for layer in layers])
+    return found

@@ -1,0 +1,87 @@
+"""Measures how good a model is after training, and over it: BLEU, or the held-out cross-entropy as a stand-in."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..collection import Record
+from .comparison import failed, last_nll
+
+LEAST_BLEU = 5.0  # below it a model does not translate, and BLEU says nothing
+SHARE, DROPOUT = "data.fraction", "model.dropout"  # the paper's dropout goes with its size of the data
+EVALUATED = ("row", "beam", "length_penalty", "penalty_kind", "signature", "data", "sentences", "truncated")
+
+
+def curve(record: Record) -> tuple[np.ndarray, np.ndarray]:
+    """Reads the updates at which the held-out loss was measured, and the loss there."""
+    data = record.held_out()
+    return data["step"].to_numpy(float), data["held_out_nll"].to_numpy(float)
+
+
+def mean_nll(record: Record) -> float:
+    """Measures the area under the held-out nll over updates, by trapezoids, divided by their number [nats/token]; inf
+    for a run that diverged, NaN where nothing or one point was measured."""
+    if record.verdict == "diverged":
+        return math.inf
+    from scipy.integrate import trapezoid
+
+    steps, nll = curve(record)
+    return float(trapezoid(nll, steps) / (steps[-1] - steps[0])) if len(steps) > 1 else math.nan
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Says how good models are: BLEU, or the held-out cross-entropy as a stand-in; run -> value."""
+
+    is_bleu: bool
+    values: dict[str, float]
+    cut: str = ""  # what the axis says of sources that were not translated whole
+
+    @property
+    def axis(self) -> str:
+        return f"BLEU{self.cut}" if self.is_bleu else "held-out nll [nats/token]"
+
+    @property
+    def unit(self) -> str:
+        return "BLEU" if self.is_bleu else "nats"
+
+    def gain(self, record: Record) -> float:
+        """Returns the value, larger for better."""
+        return self.values[record.name] if self.is_bleu else -self.values[record.name]
+
+
+def quality(runs: Iterable[Record]) -> Quality:
+    """Takes BLEU where every run that trained was evaluated, all of them alike, and reaches 5; else held-out nll."""
+    records = list(runs)
+    found = {record.name: _evaluation(record) for record in records}
+    trained = [found[record.name] for record in records if not failed(record)]
+    alike = len({json.dumps([entry.get(key) for key in EVALUATED]) for entry in trained}) == 1
+    if alike and all(entry.get("bleu", -math.inf) >= LEAST_BLEU for entry in trained):
+        cut, sentences = (trained[0].get(key) for key in ("truncated", "sentences"))
+        how = f", {cut:.0f} of {sentences:.0f} sources cut" if cut and sentences else ""
+        return Quality(True, {name: entry.get("bleu", 0.0) for name, entry in found.items()}, how)
+    return Quality(False, {record.name: last_nll(record) for record in records})
+
+
+def _evaluation(record: Record) -> dict[str, float]:
+    """Reads what ``stabilitylab evaluate`` left there; nothing where the run was trained on since."""
+    try:
+        found = json.loads((record.run.path / "evaluation.json").read_text(encoding="utf-8"))
+        usable = math.isfinite(found["bleu"]) and found.get("row", record.status.step) == record.status.step
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return found if usable else {}
+
+
+def share_of(record: Record) -> float:
+    return float(record.settings.get(SHARE, 1.0))
+
+
+def even(record: Record) -> bool:
+    """Has it as many encoder as decoder layers, or a single stack: what one number of layers describes?"""
+    return len({*record.layers} - {0}) == 1

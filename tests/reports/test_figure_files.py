@@ -1,0 +1,33 @@
+"""Where a figure stands: in a file of its paper that its id names, with its runs; what is there is registered."""
+
+from __future__ import annotations
+
+import pytest
+
+from stabilitylab.experiments import SWEEPS
+from stabilitylab.reports import FIGURES
+from stabilitylab.reports.claims import CLAIMS
+
+HOME = "stabilitylab.reports.figures"
+
+
+def home(id: str) -> str:
+    """``branchnorm:8`` -> ``branchnorm.figure_8``, ``admin:grid`` -> ``admin.grid``."""
+    paper, _, name = id.partition(":")
+    return f"{HOME}.{paper}.{f'figure_{name}' if name.isdigit() else name.lower()}"
+
+
+@pytest.mark.parametrize("id", FIGURES)
+def test_an_id_names_the_file_of_its_figure(id: str) -> None:
+    assert FIGURES[id].__module__ == home(id)
+
+
+@pytest.mark.parametrize("id", SWEEPS)
+def test_the_runs_of_a_figure_stand_in_its_file_and_say_what_they_are(id: str) -> None:
+    assert SWEEPS[id].runs.__module__ == home(id)
+    assert (SWEEPS[id].runs.__doc__ or "").split(" ")[0].rstrip(".").endswith("s")  # a verb
+
+
+@pytest.mark.parametrize("id", sorted(CLAIMS))
+def test_a_claim_stands_in_the_folder_of_the_figure_that_shows_it(id: str) -> None:
+    assert CLAIMS[id].measure.__module__.rpartition(".")[0] == home(CLAIMS[id].figure).rpartition(".")[0]
