@@ -208,14 +208,15 @@ def _placed(settings: dict[str, Any]) -> dict[str, Any]:
     """``arch.KEY`` where it is recorded: as ``model.KEY`` if that is its alias, else in ``model.options``."""
     options = settings.pop("arch", {})
     if not isinstance(options, Mapping):
-        raise UsageError(f"arch = {options!r} is no section: name an architecture with --arch or model.arch.")
+        raise UsageError(f"arch = {shown(options)} is no section: name an architecture with --arch or model.arch.")
     model = settings.get("model", {})
     if not options or not isinstance(model, Mapping):
         return settings
     aliased = {key: value for key, value in options.items() if key in RAMP}
     for key, value in aliased.items():
-        if model.get(key, value) != value:
-            raise UsageError(f"arch.{key} = {value!r} and model.{key} = {model[key]!r} are one setting: give one.")
+        if key in model and model[key] != value:
+            there = shown(model[key])
+            raise UsageError(f"arch.{key} = {shown(value)} and model.{key} = {there} are one setting: give one.")
     own = {key: value for key, value in options.items() if key not in RAMP}
     placed = {**model, **aliased, **({"options": {**model.get("options", {}), **own}} if own else {})}
     return {**settings, "model": placed}
