@@ -193,8 +193,9 @@ def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | N
             state_now = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             run.set_status(state_now, trainer.row if trainer else 0, reason)
         if isinstance(error, RuntimeError) and "memory" in str(error):
+            also = ", or --cuda-graphs off" if plan.recorder is not None else ""
             raise ResourceError(
-                f"out of memory on {plan.device}: give a smaller --depth or --set data.sentences=..."
+                f"out of memory on {plan.device}: give a smaller --depth or --set data.sentences=...{also}"
             ) from error
         raise
     finally:
