@@ -63,9 +63,9 @@ def provenance(device: torch.device, threads: int) -> dict[str, Any]:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the CUDA allocator's peak, or the process's resident set."""
+    """Bytes: the most that the CUDA allocator held, which nobody else could have, or the process's resident set."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return torch.cuda.max_memory_reserved(device)
     return psutil.Process().memory_info().rss
 
 

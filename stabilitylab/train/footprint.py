@@ -15,6 +15,7 @@ from ..errors import ResourceError
 from ..models import ARCHS, build_model, parameter_count
 from ..probes import chosen
 from ..probes.parameters.copies import ON_HOST
+from .graph_replays import MOST, kinds
 from .recipe import token_losses
 
 # Bytes that a process takes beside its tensors: CUDA's context, kernels and the allocator's slack; Python and torch.
@@ -24,23 +25,24 @@ FEW = 4  # rows of the batches that are measured
 
 @dataclass(frozen=True)
 class Footprint:
-    """``parameters`` exactly; ``state`` bytes of weights, gradients, Adam's moments and the
-    copies that probes keep; ``activations`` bytes
-    that the forward pass of one micro-batch keeps for the backward pass; with activation checkpointing the input of
-    each layer, and the inside of the largest one."""
+    """``parameters`` exactly; ``state`` bytes of weights, gradients, Adam's moments and the copies that probes keep;
+    ``activations`` bytes that the forward pass of one micro-batch keeps for the backward pass; with activation
+    checkpointing the input of each layer, and the inside of the largest one. ``graphs``: what recorded updates hold
+    beside that, at most: one more for each other shape, whose memory need not fit, and one where some run directly."""
 
     parameters: int
     state: int
     activations: int
+    graphs: int = 0
 
     @property
     def total(self) -> int:
-        return self.state + self.activations
+        return self.state + self.activations + self.graphs
 
 
-def estimate(config: Config, dataset: Dataset, device: torch.device | None = None) -> Footprint:
+def estimate(config: Config, dataset: Dataset, device: torch.device | None = None, recorded: bool = False) -> Footprint:
     """Activations are affine in the numbers of encoder and decoder layers and in the rows of a batch, so tiny models of
-    a layer or two and a few rows determine them, in the precision of the run."""
+    a layer or two and a few rows determine them, in the precision of the run. ``recorded``: updates are replayed."""
     batch = max((dataset.micro_batch(step) for step in range(8)), key=lambda b: b.labels.numel())
 
     n, m = config.model.encoder_layers, config.model.decoder_layers
@@ -60,7 +62,10 @@ def estimate(config: Config, dataset: Dataset, device: torch.device | None = Non
         one, *two = around(again=False)
         activations += max(layer - one for layer in two)
     parameters = parameter_count(config.model, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab)
-    return Footprint(parameters, 4 * _copies(config, parameters, device) * parameters, activations)
+    shapes = len({(bucket.rows, *bucket.lengths) for bucket in dataset.buckets})
+    direct = kinds(shapes, config.train.accumulate) > MOST
+    graphs = recorded * (shapes - 1 + direct) * activations
+    return Footprint(parameters, 4 * _copies(config, parameters, device) * parameters, activations, graphs)
 
 
 def _copies(config: Config, parameters: int, device: torch.device) -> int:

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 Metrics = Mapping[str, float | None]
 Work = Callable[[Sequence[Batch], Tensor], Metrics]
-MOST = 16  # recorded updates: two for each combination of shapes that an update's micro-batches come in
+MOST = 16  # recorded updates: two (:func:`kinds`) for each combination of shapes that micro-batches come in
 
 
 class Directly:
@@ -44,10 +44,12 @@ class Recorded:
 
 
 class Replays:
-    """An update by a replay of the same code, recorded the second time that its shapes come, probed and plain apart.
+    """An update by a replay of the same code, recorded once for each combination of shapes, probed and plain apart.
 
-    The first time it runs as it is, which allocates the optimizer's state and fills caches; that, too, is an update of
-    the run. Where recording fails, or from the 17th combination on, updates run directly.
+    The run's first update runs as it is, which makes the optimizer's state and fills caches. Every other kind is
+    recorded when it first comes: what an update works in would be held twice if it also ran beside what is recorded,
+    as memory of graphs is theirs alone. Where that fails it runs as it is once, and is recorded the next time; where
+    that fails too, or from the 17th combination on, updates run directly.
     """
 
     def __init__(
@@ -56,7 +58,8 @@ class Replays:
         self._work, self._device, self._recorder, self._watcher = work, device, recorder, watcher
         self._required = required
         self._directly = Directly(work, device)
-        self._met: set[object] = set()
+        self._begun = False
+        self._tried: set[object] = set()
         self.recorded: dict[object, Recorded] = {}
         self._failed = False
 
@@ -64,11 +67,11 @@ class Replays:
         key = (self._watcher.due(self._watcher.t), *(batch.shapes for batch in batches))
         if self._failed:
             return self._directly(batches, tokens)
-        if key not in self._met:
-            self._met.add(key)
+        if not self._begun:
+            self._begun = True
             return self._recorder.warm_up(lambda: self._directly(batches, tokens))
         if key not in self.recorded and not self._record(key, batches):
-            return self._directly(batches, tokens)
+            return self._recorder.warm_up(lambda: self._directly(batches, tokens))
         chosen = self.recorded[key]
         for own, new in zip(chosen.batches, batches, strict=True):
             own.copy_(new)
@@ -87,16 +90,26 @@ class Replays:
         with self._watcher.recording() as template:
             found = attempt(self._recorder, lambda: work(template))
         if isinstance(found, str):
+            if key not in self._tried:  # what its first call sets up may be what cannot be recorded
+                self._tried.add(key)
+                return False
             if self._required:
                 raise ResourceError(
                     f"this update cannot be recorded as a CUDA graph ({found}): leave --cuda-graphs at auto, or off."
                 )
             log.warning("CUDA graphs are off: this update cannot be recorded (%s).", found)
             self._failed = True
+            self.recorded.clear()  # their memory is what updates will run in from now on
+            torch.cuda.empty_cache()
             return False
         _, replay = found
         self.recorded[key] = Recorded(own, tokens, template, replay)
         return True
+
+
+def kinds(shapes: int, accumulate: int) -> int:
+    """How many updates there are to be recorded, of micro-batches that come in so many shapes."""
+    return 2 * shapes**accumulate
 
 
 def recorder_for(config: Config, device: torch.device, team: Team) -> Recorder | None:

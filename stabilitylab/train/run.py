@@ -65,10 +65,17 @@ def plan(config: Config) -> Plan:
     device = device_of(team, resolve_device(config.train), config.train.device)
     recorder = recorder_for(config, device, team)
     dataset = load_data(config.data, stack=config.model.stack)
-    footprint = estimate(config, dataset, device)
+    footprint = estimate(config, dataset, device, recorder is not None)
     shards = team.size if team.kind == "fsdp" else 1
     share = replace(footprint, state=footprint.state // shards, activations=footprint.activations // team.size)
-    check_memory(share, device)
+    try:
+        check_memory(share, device)
+    except ResourceError as error:
+        if not footprint.graphs or config.train.cuda_graphs == "on":
+            raise
+        check_memory(replace(share, graphs=0), device)
+        log.warning("CUDA graphs are off: with them %s", error)
+        footprint, recorder = replace(footprint, graphs=0), None
     return Plan(config, dataset, device, footprint, team, recorder)
 
 

@@ -15,6 +15,8 @@ import pytest
 import torch
 from tape import Refused, Tape
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.errors import ResourceError, UsageError
@@ -103,6 +105,7 @@ def test_a_replayed_run_is_the_run(machine: Machine, arch: str, tmp_path: Path) 
     if isinstance(recorder, Tape):
         # and of the held-out pass its two kinds, with and without tables
         assert recorder.recorded == len(replayed.apply.recorded) + 2
+        assert recorder.warmed == 3  # the first update, and these two
         assert recorder.replayed > 0.8 * machine.steps
 
 
@@ -197,11 +200,92 @@ def test_a_read_by_the_host_is_refused_and_the_run_goes_on(
     monkeypatch.setattr(GradNorm, "collect", looking)
     replayed = ON_CPU.fit(tmp_path / "replayed", recorder=Tape())
     same(ON_CPU, direct, replayed)
+    assert isinstance(replayed.apply, Replays)
+    assert not replayed.apply.recorded  # what was recorded before gives its memory back
     assert "CUDA graphs are off: this update cannot be recorded (aten::_local_scalar_dense" in caplog.text
     strict = ON_CPU.trainer(tmp_path / "on")
     strict.apply = Replays(strict.work, strict.device, Tape(), strict.watcher, required=True)
     with pytest.raises(ResourceError, match="cannot be recorded as a CUDA graph"):
         strict.fit(lambda: False, lambda report: None)
+
+
+class Allocator(Tape):
+    """Counts bytes as CUDA's allocator does: what ran directly stays held for what runs directly, until a capture
+    begins; what was recorded stays held for recordings, for good."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eager = self.pool = self.peak = self.largest = 0
+
+    def warm_up(self, work: Callable[[], Any]) -> Any:
+        with Allocated() as allocated:
+            result = super().warm_up(work)
+        self.eager = max(self.eager, allocated.bytes)
+        self._note(allocated.bytes)
+        return result
+
+    def record(self, work: Callable[[], Any]) -> Any:
+        self.eager = 0
+        result = super().record(work)
+        made = sum(whole.nbytes for whole in self._pool[-1].values())
+        self.pool = max(self.pool, made)
+        self._note(made)
+        return result
+
+    def _note(self, made: int) -> None:
+        self.largest = max(self.largest, made)
+        self.peak = max(self.peak, self.eager + self.pool)
+
+
+class Allocated(TorchDispatchMode):
+    """Bytes of all that operators gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, torch.UntypedStorage] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        found = [leaf.untyped_storage() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.storages |= {storage._cdata: storage for storage in found}
+        return result
+
+    @property
+    def bytes(self) -> int:
+        return sum(storage.nbytes() for storage in self.storages.values())
+
+
+def test_an_update_is_never_held_twice(tmp_path: Path) -> None:
+    """Beside what is recorded runs the held-out pass alone, once with tables and once without."""
+    allocator = Allocator()
+    trainer = ON_CPU.fit(tmp_path / "run", "probes.names=['none']", "train.accumulate=2", recorder=allocator)
+    assert isinstance(trainer.apply, Replays)
+    assert len(trainer.apply.recorded) > 2
+    assert allocator.peak < 1.3 * allocator.largest
+
+
+def test_what_cannot_be_recorded_at_once_is_recorded_the_next_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Shy(Tape):
+        """Its first call sets something up, as a library does that loads a kernel."""
+
+        refused = 0
+
+        def record(self, work: Callable[[], Any]) -> Any:
+            if torch.is_grad_enabled() and not self.refused:  # an update, not a held-out pass
+                self.refused += 1
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return super().record(work)
+
+    shy = Shy()
+    direct = ON_CPU.fit(tmp_path / "direct")
+    replayed = ON_CPU.fit(tmp_path / "replayed", recorder=shy)
+    same(ON_CPU, direct, replayed)
+    assert isinstance(replayed.apply, Replays)
+    assert (shy.refused, shy.warmed) == (1, 4)  # an update more than otherwise
+    assert replayed.apply.recorded
+    assert "CUDA graphs are off" not in caplog.text
 
 
 def test_the_tape_replays_operators_alone() -> None:
