@@ -194,8 +194,8 @@ def lost(chance: random.Random, run: Path) -> None:
     path = chance.choice(
         [p for p in run.rglob("*") if p.is_file() and "checkpoint" not in str(p) and p.name != ".lock"]
     )
-    if path.name.startswith("journal"):
-        return  # what no inventory lists yet, nobody can miss
+    if path.name.startswith("journal") or path.name == "evaluation.json":
+        return  # what no inventory lists yet, nobody can miss; nor what not every run has
     path.unlink()
     if path.name == "run.json":
         if refused(lambda: Run.open(run))[1] is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +25,6 @@ def read_evaluation(run: Path) -> dict[str, Any] | None:
         return None
     found = read_json(run, FILE)
     bleu = found.get("bleu", "")
-    if isinstance(bleu, bool) or not isinstance(bleu, int | float | None) or not math.isfinite(bleu or 0):
+    if bleu is not None and (type(bleu) not in (int, float) or not 0 <= bleu <= 101):  # of rounding: in percent
         raise DamagedError(f"{run / FILE} is damaged (no BLEU): run stabilitylab evaluate {run} again.", run)
     return found

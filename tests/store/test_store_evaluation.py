@@ -64,6 +64,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "nan": (lambda path: path.write_text('{"bleu": NaN}'), "is damaged"),
     "no score": (lambda path: path.write_text('{"row": 3}'), "is damaged"),
     "text for a score": (lambda path: path.write_text('{"bleu": "12"}'), "is damaged"),
+    "a number beyond numbers": (lambda path: path.write_text('{"bleu": 1' + "0" * 400 + "}"), "is damaged"),
     "bytes": (lambda path: path.write_bytes(b"\xff"), "is damaged"),
 }
 
