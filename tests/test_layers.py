@@ -15,7 +15,7 @@ KINDS = ("archs", "probes", "figures", "detectors", "sweeps", "commands")
 
 LEVEL = {
     **dict.fromkeys(
-        ("errors", "registry", "schema", "settings", "config", "inputs", "labels", "stopping", "verdict"), 1
+        ("errors", "registry", "schema", "settings", "config", "inputs", "kernels", "labels", "stopping", "verdict"), 1
     ),
     **dict.fromkeys(("_version", "arch_notes"), 1),
     **dict.fromkeys(("models", "probes", "store"), 2),
@@ -51,7 +51,7 @@ INSIDE = {
         ("models",),
     ),
     "probes": (
-        ("probes.rules", "probes.places", "probes.curvature"),
+        ("probes.rules", "probes.places", "probes.curvature", "probes.numerics"),
         ("probes.parameters",),
         ("probes.base",),
         ("probes.library",),

@@ -13,6 +13,7 @@ from torch import nn
 from ..errors import InputError, StabilityLabError, UsageError
 from ..probes import Mask, Watcher, random_states_kept
 from ..probes.incidents.report import Incident
+from ..probes.numerics import numerics
 from ..probes.parameters.pieces import Parameters
 from ..schema import Cells, Table
 from .bounds import judge
@@ -69,7 +70,8 @@ def preflight(
                 for key, later in _shares(twin, watcher.parameters, own):
                     shares[key]["zero_later"] = later["zero"]
     layers = _layers(watcher, sink, shares)
-    return _result(layers, sink, watcher.incident, _precision(twin), updated=own is not None)
+    computed = numerics(watcher.parameters.device)
+    return _result(layers, sink, watcher.incident, _precision(twin), updated=own is not None, computed=computed)
 
 
 class _Rows:
@@ -214,7 +216,14 @@ def _precision(model: nn.Module) -> str:
     return ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
 
 
-def _result(layers: list[OneLayer], sink: _Rows, incident: Incident | None, precision: str, updated: bool) -> Preflight:
+def _result(
+    layers: list[OneLayer],
+    sink: _Rows,
+    incident: Incident | None,
+    precision: str,
+    updated: bool,
+    computed: Mapping[str, Any],
+) -> Preflight:
     metrics = {step: numbers for step, (numbers, _) in sink.rows.items()}
     moved = {row.stack: value for row, value in sink.column("model_update", "one_update", step=1)}
     sizes = {row.stack: value for row, value in sink.column("output_norm", "value")}
@@ -222,4 +231,4 @@ def _result(layers: list[OneLayer], sink: _Rows, incident: Incident | None, prec
     before, after = (metrics.get(step, {}).get("held_out_loss") for step in (0, 1))
     numbers = {"loss": metrics[0].get("loss"), "loss_before": before, "loss_after": after, "moved": moved}
     numbers["updated"] = updated
-    return Preflight(layers, numbers, judge(layers, numbers, incident, precision), precision)
+    return Preflight(layers, numbers, judge(layers, numbers, incident, precision, computed), precision)

@@ -15,6 +15,7 @@ import torch
 from .._version import __version__
 from ..config import TrainConfig
 from ..errors import ResourceError, UsageError
+from ..probes.numerics import numerics
 
 
 def prepare_process(threads: int) -> None:
@@ -45,8 +46,15 @@ def resolve_device(train: TrainConfig) -> torch.device:
     return device
 
 
-def provenance(device: torch.device, threads: int) -> dict[str, Any]:
-    """What made a run: versions, git revision of the working folder, device, threads, denormal mode."""
+def attention_kernels(train: TrainConfig, device: torch.device) -> tuple[str, ...] | None:
+    """What ``train.attention`` asks for on this device; None: torch's own choice."""
+    if train.attention == "math":
+        return ("math",)
+    return ("flash", "efficient", "math") if train.attention == "auto" and device.type == "cuda" else None
+
+
+def provenance(train: TrainConfig, device: torch.device) -> dict[str, Any]:
+    """What made a run: versions, git revision of the working folder, device, threads, and how numbers are computed."""
     return {
         "stabilitylab": __version__,
         "python": platform.python_version(),
@@ -54,7 +62,8 @@ def provenance(device: torch.device, threads: int) -> dict[str, Any]:
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),  # instruction sets round sums differently
-        "threads": threads,
+        "numerics": numerics(device, attention_kernels(train, device)),
+        "threads": train.threads,
         "flush_denormal": bool(torch.tensor(1e-39) * 1 == 0),  # then a recorded 0 reads "0, or below 1.2e-38"
         "git_revision": _git_revision(),
         "argv": sys.argv,

@@ -17,10 +17,11 @@ from ..data import Batch, Dataset, Unigram
 from ..errors import InputError
 from ..models import build_model
 from ..probes import Recorder, Watcher, evaluation
+from ..probes.numerics import attention
 from ..store import AbsentRun, RunWriter
 from ..verdict import Baseline, Evaluation, Verdict, divergence, judge
 from . import checkpoint
-from .environment import peak_memory
+from .environment import attention_kernels, peak_memory
 from .graph_replays import Directly, Replays
 from .ranks import Team
 from .recipe import accuracy, learning_rate, optimizer_of, own_rates, set_rate, token_losses
@@ -64,6 +65,7 @@ class Trainer:
         self.checkpoints = checkpoint.Cadence(train, self.team)
         self.held_out = dataset.held_out.to(device)
         self.masks = self.held_out.masks
+        self.kernels = attention_kernels(train, device)
         self.validation = [batch.to(device) for batch in dataset.validation()]
 
         self.model = build_model(
@@ -181,7 +183,7 @@ class Trainer:
         loss_sum = nll_sum = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, start=1):
             self.masks = batch.masks
-            with self.team.accumulating(self.spread, last=number == len(batches)):
+            with attention(self.kernels), self.team.accumulating(self.spread, last=number == len(batches)):
                 with self._autocast():
                     logits = self.spread(**batch.inputs)
                 loss, nll = token_losses(logits, batch.labels, batch.weight, self.config.train.label_smoothing)
@@ -193,7 +195,7 @@ class Trainer:
         """The reference pass: the fixed held-out batch under the current parameters and alpha."""
         batch, training_masks = self.held_out, self.masks
         self.masks = batch.masks
-        with self._autocast():
+        with attention(self.kernels), self._autocast():
             logits = self.spread(**batch.inputs)
         _, nll = token_losses(logits, batch.labels, batch.weight, 0.0)
         self.masks = training_masks
@@ -217,7 +219,7 @@ class Trainer:
         with evaluation(self.spread):
             for batch in self.validation:
                 self.masks = batch.masks
-                with self._autocast():
+                with attention(self.kernels), self._autocast():
                     logits = self.spread(**batch.inputs)
                 nll = nll + token_losses(logits, batch.labels, batch.weight, 0.0)[1]
                 right = right + accuracy(logits, batch.labels, batch.weight) * batch.tokens

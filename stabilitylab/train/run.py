@@ -154,7 +154,7 @@ def manifest(plan: Plan) -> dict[str, Any]:
         "loss_normalisation": "per real target token of the whole update",
         "ranks": plan.team.size,
         "cuda_graphs": plan.recorder is not None,
-        **provenance(plan.device, config.train.threads),
+        **provenance(config.train, plan.device),
     }
 
 
