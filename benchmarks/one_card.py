@@ -4,9 +4,9 @@
     python benchmarks/one_card.py --depth 4 --sentences 8            # on a CPU: the estimate alone
 
 500L-500L 512-2048-8, bf16, activation checkpointing, batches of at least 4,096 real target tokens; DeepNorm and
-BranchNorm; what probes keep of the parameters waits on the host. Twelve updates, of which one holds ||dF||. Allocated
-and reserved are peaks of CUDA's allocator: what tensors took, and what it held, CUDA graphs' own memory included, which
-decides whether it fits.
+BranchNorm; what probes keep of the parameters lies where there is room. Twelve updates, of which one holds ||dF||.
+Allocated and reserved are peaks of CUDA's allocator: what tensors took, and what it held, CUDA graphs' own memory
+included, which decides whether it fits.
 The limit is 80e9 bytes less 1 GiB for CUDA's context.
 """
 

@@ -14,7 +14,6 @@ from ..data import Batch, Dataset
 from ..errors import ResourceError
 from ..models import ARCHS, build_model, parameter_count
 from ..probes import chosen
-from ..probes.parameters.copies import ON_HOST
 from .graph_replays import MOST, kinds
 from .recipe import token_losses
 
@@ -65,14 +64,15 @@ def estimate(config: Config, dataset: Dataset, device: torch.device | None = Non
     shapes = len({(bucket.rows, *bucket.lengths) for bucket in dataset.buckets})
     direct = kinds(shapes, config.train.accumulate) > MOST
     graphs = recorded * (shapes - 1 + direct) * activations
-    return Footprint(parameters, 4 * _copies(config, parameters, device) * parameters, activations, graphs)
+    return Footprint(parameters, 4 * _copies(config, device) * parameters, activations, graphs)
 
 
-def _copies(config: Config, parameters: int, device: torch.device) -> int:
-    """Weights, gradients and Adam's two moments; theta_t and theta_0 of the probes."""
+def _copies(config: Config, device: torch.device) -> int:
+    """Weights, gradients and Adam's two moments; theta_t and theta_0 of the probes, which on a GPU only take what is
+    left (:func:`stabilitylab.probes.parameters.copies.on_host`)."""
     probes, model = chosen(config.probes.names), config.model
     scheduled = any(ARCHS[name].scheduled for name in (model.arch, model.decoder_arch) if name)
-    here = device.type != "cuda" or parameters <= ON_HOST
+    here = device.type != "cuda"
     return 4 + here * (("update_ratio" in probes) + ("model_update" in probes and scheduled))
 
 
