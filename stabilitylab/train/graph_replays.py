@@ -46,10 +46,10 @@ class Recorded:
 class Replays:
     """An update by a replay of the same code, recorded once for each combination of shapes, probed and plain apart.
 
-    The run's first update runs as it is, which makes the optimizer's state and fills caches. Every other kind is
-    recorded when it first comes: what an update works in would be held twice if it also ran beside what is recorded,
-    as memory of graphs is theirs alone. Where that fails it runs as it is once, and is recorded the next time; where
-    that fails too, or from the 17th combination on, updates run directly.
+    The first update, and the first probed one, run as they are, which makes the optimizer's state and fills caches.
+    Every other kind is recorded when it first comes: what an update works in would be held twice if it also ran beside
+    what is recorded, as memory of graphs is theirs alone. Where that fails it runs as it is once, and is recorded the
+    next time; where that fails too, or from the 17th combination on, updates run directly.
     """
 
     def __init__(
@@ -58,17 +58,21 @@ class Replays:
         self._work, self._device, self._recorder, self._watcher = work, device, recorder, watcher
         self._required = required
         self._directly = Directly(work, device)
-        self._begun = False
+        self._ran: set[bool] = set()  # probed, plain: what ran directly before anything else
         self._tried: set[object] = set()
         self.recorded: dict[object, Recorded] = {}
         self._failed = False
 
     def __call__(self, batches: Sequence[Batch], tokens: float) -> Metrics:
-        key = (self._watcher.due(self._watcher.t), *(batch.shapes for batch in batches))
+        probed = self._watcher.due(self._watcher.t)
+        key = (probed, *(batch.shapes for batch in batches))
         if self._failed:
             return self._directly(batches, tokens)
-        if not self._begun:
-            self._begun = True
+        if not self._ran or (
+            probed and True not in self._ran
+        ):  # a plain update does nothing that a probed one does not
+            self._ran.add(probed)
+            self._forget()  # of a run that was resumed at a plain row: recorded anew, they share this one's memory
             return self._recorder.warm_up(lambda: self._directly(batches, tokens))
         if key not in self.recorded and not self._record(key, batches):
             return self._recorder.warm_up(lambda: self._directly(batches, tokens))
@@ -99,12 +103,15 @@ class Replays:
                 )
             log.warning("CUDA graphs are off: this update cannot be recorded (%s).", found)
             self._failed = True
-            self.recorded.clear()  # their memory is what updates will run in from now on
-            torch.cuda.empty_cache()
+            self._forget()  # their memory is what updates will run in from now on
             return False
         _, replay = found
         self.recorded[key] = Recorded(own, tokens, template, replay)
         return True
+
+    def _forget(self) -> None:
+        self.recorded.clear()
+        torch.cuda.empty_cache()
 
 
 def kinds(shapes: int, accumulate: int) -> int:

@@ -159,10 +159,13 @@ def test_a_run_that_is_resumed_from_a_replayed_one(machine: Machine, tmp_path: P
     broken.watcher.close()
     state = checkpoint.load(broken.run.path / "checkpoints", machine.device)
     writer = RunWriter.resume(broken.run.path, part=state["part"], manifest={})
-    rest = Trainer(broken.config, broken.dataset, writer, machine.device, state, recorder=machine.recorder())
+    recorder = machine.recorder()
+    rest = Trainer(broken.config, broken.dataset, writer, machine.device, state, recorder=recorder)
     rest.fit(lambda: False, lambda report: None)
     rest.watcher.close()
     same(machine, whole, rest)
+    if isinstance(recorder, Tape):
+        assert recorder.warmed == 4  # row 13, which is plain, the first probed one, and two kinds of held-out pass
 
 
 @pytest.mark.gpu
