@@ -112,6 +112,7 @@ class Watcher:
         self._boards, self.dropped = boards_for(
             probes, self.sites, self._parameters, narrowed, lacks=lacks, compiled=compiled_modules(model)
         )
+        self._probes_training = any(board.probe.on != "reference" for board in self._boards)
         sums = allocate(self._boards, self._parameters.device)
         if ranks is not None:
             ranks.check_alike([board.table for board in self._boards])
@@ -153,8 +154,8 @@ class Watcher:
         self._arm()
 
     def due(self, row: int) -> bool:
-        """Whether the training pass of this row is probed."""
-        return is_due(row, self.every)
+        """Whether the training pass of this row is probed, by what is recorded in it."""
+        return self._probes_training and is_due(row, self.every)
 
     def due_reference(self, row: int) -> bool:
         """Whether the reference pass is recorded at this row."""
@@ -359,6 +360,8 @@ class Watcher:
                 assert isinstance(board.probe, ParameterProbe)
                 board.probe.before(self._parameters)
                 self._owed = True
+        elif is_due(self.t, self.every):
+            self._warn_once()
         total = "grad_norm_total"
         if self._total_every_step and total not in record:
             record.metric(total, self._parameters.total_norm())

@@ -333,6 +333,18 @@ def test_more_shapes_than_are_recorded_run_directly(tmp_path: Path, monkeypatch:
     assert len(replayed.apply.recorded) == 1
 
 
+def test_without_probes_of_the_training_pass_no_row_is_probed(tmp_path: Path) -> None:
+    """Each kind of update is recorded once, not once as a probed one too."""
+    trainer = ON_CPU.fit(tmp_path / "none", "probes.names=['none']", recorder=Tape())
+    assert isinstance(trainer.apply, Replays)
+    assert {key[0] for key in trainer.apply.recorded} == {False}
+    held_out = ON_CPU.fit(tmp_path / "held-out", "probes.names=['cosine_similarity']", recorder=Tape())
+    assert isinstance(held_out.apply, Replays)
+    assert {key[0] for key in held_out.apply.recorded} == {False}
+    assert not any(held_out.watcher.due(row) for row in range(30))
+    assert Run.open(held_out.run.path).frame("cosine_similarity")["step"].unique().tolist() == [0, 7, 14, 21, 26]
+
+
 def test_who_gets_a_recorder(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(asked: str, device: str, kind: Any = "none", *sets: str) -> Any:
         config = resolve(parse_set([f"train.cuda_graphs={asked}", f"train.parallel={kind}", *sets]), depth=4)
