@@ -14,8 +14,11 @@ import torch
 
 from .._version import __version__
 from ..config import TrainConfig
+from ..data import Batch
 from ..errors import ResourceError, UsageError
 from ..probes.numerics import numerics
+
+ALIGNMENT = {"cuda": 8}  # of lengths, by kind of device
 
 
 def prepare_process(threads: int) -> None:
@@ -51,6 +54,12 @@ def attention_kernels(train: TrainConfig, device: torch.device) -> tuple[str, ..
     if train.attention == "math":
         return ("math",)
     return ("flash", "efficient", "math") if train.attention == "auto" and device.type == "cuda" else None
+
+
+def aligned(batch: Batch, device: torch.device) -> Batch:
+    """``batch`` as a device takes it best: the memory-efficient kernel of attention pads the mask in each layer unless
+    lengths are multiples of 8."""
+    return batch.padded(ALIGNMENT.get(device.type, 1))
 
 
 def provenance(train: TrainConfig, device: torch.device) -> dict[str, Any]:

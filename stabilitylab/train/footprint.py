@@ -14,6 +14,7 @@ from ..data import Batch, Dataset
 from ..errors import ResourceError
 from ..models import ARCHS, build_model, parameter_count
 from ..probes import chosen
+from .environment import aligned
 from .graph_replays import MOST, kinds
 from .recipe import token_losses
 
@@ -42,7 +43,8 @@ class Footprint:
 def estimate(config: Config, dataset: Dataset, device: torch.device | None = None, recorded: bool = False) -> Footprint:
     """Activations are affine in the numbers of encoder and decoder layers and in the rows of a batch, so tiny models of
     a layer or two and a few rows determine them, in the precision of the run. ``recorded``: updates are replayed."""
-    batch = max((dataset.micro_batch(step) for step in range(8)), key=lambda b: b.labels.numel())
+    device = device or torch.device("cpu")
+    batch = aligned(max((dataset.micro_batch(step) for step in range(8)), key=lambda b: b.labels.numel()), device)
 
     n, m = config.model.encoder_layers, config.model.decoder_layers
 
@@ -53,7 +55,6 @@ def estimate(config: Config, dataset: Dataset, device: torch.device | None = Non
     def around(again: bool) -> tuple[int, int, int]:
         return at(1, 1, again), at(2, 1, again), at(1, 2, again)
 
-    device = device or torch.device("cpu")
     again = config.train.activation_checkpointing
     base, more_encoder, more_decoder = around(again)
     activations = base + max(n - 1, 0) * (more_encoder - base) + max(m - 1, 0) * (more_decoder - base)

@@ -21,7 +21,7 @@ from ..probes.numerics import attention
 from ..store import AbsentRun, RunWriter
 from ..verdict import Baseline, Evaluation, Verdict, divergence, judge
 from . import checkpoint
-from .environment import attention_kernels, peak_memory
+from .environment import aligned, attention_kernels, peak_memory
 from .graph_replays import Directly, Replays
 from .ranks import Team
 from .recipe import accuracy, learning_rate, optimizer_of, own_rates, set_rate, token_losses
@@ -63,10 +63,10 @@ class Trainer:
         self.evaluations: list[Evaluation] = []
         self.non_finite: tuple[int, str] | None = None
         self.checkpoints = checkpoint.Cadence(train, self.team)
-        self.held_out = dataset.held_out.to(device)
+        self.held_out = aligned(dataset.held_out, device).to(device)
         self.masks = self.held_out.masks
         self.kernels = attention_kernels(train, device)
-        self.validation = [batch.to(device) for batch in dataset.validation()]
+        self.validation = [aligned(batch, device).to(device) for batch in dataset.validation()]
 
         self.model = build_model(
             config.model, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab, seed=train.seed
@@ -282,7 +282,7 @@ class Trainer:
             torch.cuda.set_rng_state(own["cuda_rng"].cpu(), self.device)
 
     def _micro_batch(self, row: int, index: int) -> Batch:
-        return self.dataset.micro_batch(row, index, self.config.train.accumulate)
+        return aligned(self.dataset.micro_batch(row, index, self.config.train.accumulate), self.device)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.train.precision == "bf16")
