@@ -163,6 +163,7 @@ class TrainConfig(Section):
     clip_norm: float = Field(default=0.0, ge=0, le=LARGEST)  # 0: no clipping
     accumulate: int = Field(default=1, ge=1, le=SENTENCES)  # micro-batches an update
     precision: Literal["fp32", "bf16"] = "fp32"
+    working_weights: Annotated[bool, NEUTRAL] = False  # bf16: copies of the matrices, refreshed once an update
     activation_checkpointing: bool = False  # keep each layer's input alone, compute its inside again in the backward
     device: Annotated[str, NEUTRAL] = "auto"  # auto | cpu | cuda | cuda:N
     # kernels of attention; auto: on a GPU all but cuDNN's, which has given NaN gradients; torch: its own choice
@@ -180,6 +181,12 @@ class TrainConfig(Section):
     on_divergence: Literal["continue", "stop"] = "continue"
     # of the held-out batch, evenly over the run, apart from the probes'
     evaluations: Annotated[int, Later(0)] = Field(default=50, ge=0, le=MOST)
+
+    @model_validator(mode="after")
+    def _working_weights_fit(self) -> TrainConfig:
+        if self.working_weights and (self.precision != "bf16" or self.parallel != "none"):
+            raise ValueError("train.working_weights needs train.precision = 'bf16' and train.parallel = 'none'")
+        return self
 
 
 class ProbesConfig(Section):

@@ -25,6 +25,7 @@ from .environment import aligned, attention_kernels, peak_memory
 from .graph_replays import Directly, Replays
 from .ranks import Team
 from .recipe import accuracy, learning_rate, optimizer_of, own_rates, set_rate, token_losses
+from .working_weights import WorkingWeights
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Trainer:
         self.model.set_row(self.row)
         for stack in self.model.stacks.values():
             stack.checkpointing = train.activation_checkpointing
+        self.working = WorkingWeights(self.model) if train.working_weights else None
         self.spread = self.team.spread(self.model, device)  # what is called: the model, or what wraps it
         on_device = recorder is not None or device.type == "cuda"
         self.optimizer = optimizer_of(train, self.model.parameters(), device=device if on_device else None)
@@ -170,6 +172,8 @@ class Trainer:
             if self.config.train.clip_norm:
                 torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.train.clip_norm)
             self.optimizer.step()
+            if self.working is not None:
+                self.working.refresh()
             return metrics
         finally:  # after a recording that failed, too
             self.optimizer.zero_grad(set_to_none=True)
@@ -188,6 +192,8 @@ class Trainer:
                     logits = self.spread(**batch.inputs)
                 loss, nll = token_losses(logits, batch.labels, batch.weight, self.config.train.label_smoothing)
                 (loss / tokens).backward()
+            if self.working is not None:
+                self.working.widen()
             loss_sum, nll_sum = loss_sum + loss.detach(), nll_sum + nll.detach()
         return loss_sum / tokens, nll_sum / tokens
 
