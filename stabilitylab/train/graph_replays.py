@@ -68,9 +68,8 @@ class Replays:
         key = (probed, *(batch.shapes for batch in batches))
         if self._failed:
             return self._directly(batches, tokens)
-        if not self._ran or (
-            probed and True not in self._ran
-        ):  # a plain update does nothing that a probed one does not
+        # a plain update sets nothing up that a probed one does not
+        if not self._ran or (probed and True not in self._ran):
             self._ran.add(probed)
             self._forget()  # of a run that was resumed at a plain row: recorded anew, they share this one's memory
             return self._recorder.warm_up(lambda: self._directly(batches, tokens))

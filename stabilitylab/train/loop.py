@@ -177,6 +177,8 @@ class Trainer:
             return metrics
         finally:  # after a recording that failed, too
             self.optimizer.zero_grad(set_to_none=True)
+            if self.working is not None:
+                self.working.forget()
 
     def forward_backward(self, batches: Sequence[Batch], tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of the loss per real token of all micro-batches together; returns (loss, unsmoothed nll).

@@ -48,5 +48,9 @@ class WorkingWeights:
                 torch._foreach_add_([grad for grad, _ in again], [grad for _, grad in again])
             for (own, _), grad in zip(first, made if first else (), strict=True):
                 own.grad = grad
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops gradients that were not handed on, as of an update that failed."""
         for short in self._working:
             short.grad = None

@@ -98,6 +98,22 @@ def test_a_parameter_that_has_no_gradient_gets_none(tmp_path: Path) -> None:
     made.watcher.close()
 
 
+def test_an_update_that_failed_leaves_no_gradient_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a recording does that fails between a backward pass and the end of the update."""
+    made = trainer(tmp_path / "run", ON)
+    assert made.working is not None
+
+    def fail() -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(made.working, "widen", fail)
+        with pytest.raises(RuntimeError, match="capturing"):
+            made.update()
+    assert all(tensor.grad is None for tensor in (*made.working._working, *made.model.parameters()))
+    made.watcher.close()
+
+
 def test_replayed_and_resumed(tmp_path: Path) -> None:
     direct = fit(tmp_path / "direct", ON, "train.checkpoint_every=5")
     replayed = fit(tmp_path / "replayed", ON, "train.checkpoint_every=5", recorder=Tape())
