@@ -28,7 +28,7 @@ class Footprint:
     """``parameters`` exactly; ``state`` bytes of weights, gradients, Adam's moments and the copies that probes keep;
     ``activations`` bytes that the forward pass of one micro-batch keeps for the backward pass; with activation
     checkpointing the input of each layer, and the inside of the largest one. ``graphs``: what recorded updates hold
-    beside that, at most: one more for each other shape, whose memory need not fit, and one where some run directly."""
+    beside that where some run directly, since their memory is theirs alone."""
 
     parameters: int
     state: int
@@ -63,8 +63,7 @@ def estimate(config: Config, dataset: Dataset, device: torch.device | None = Non
         activations += max(layer - one for layer in two)
     parameters = parameter_count(config.model, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab)
     shapes = len({(bucket.rows, *bucket.lengths) for bucket in dataset.buckets})
-    direct = kinds(shapes, config.train.accumulate) > MOST
-    graphs = recorded * (shapes - 1 + direct) * activations
+    graphs = (recorded and kinds(shapes, config.train.accumulate) > MOST) * activations
     return Footprint(parameters, 4 * _copies(config, device) * parameters, activations, graphs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,10 @@ class Recorded:
     template: Template
     replay: Callable[[], None]
 
+    @property
+    def size(self) -> int:
+        return _size(self.batches)
+
 
 class Replays:
     """An update by a replay of the same code, recorded once for each combination of shapes, probed and plain apart.
@@ -49,13 +54,14 @@ class Replays:
     The first update, and the first probed one, run as they are, which makes the optimizer's state and fills caches.
     Every other kind is recorded when it first comes: what an update works in would be held twice if it also ran beside
     what is recorded, as memory of graphs is theirs alone. Where that fails it runs as it is once, and is recorded the
-    next time; where that fails too, or from the 17th combination on, updates run directly.
+    next time; where that fails too, or from the 17th combination on, updates run directly. The largest is recorded
+    first, and others anew after it, since they find room in what it works in, and it does not in theirs.
     """
 
     def __init__(
         self, work: Work, device: torch.device, recorder: Recorder, watcher: Watcher, required: bool = False
     ) -> None:
-        self._work, self._device, self._recorder, self._watcher = work, device, recorder, watcher
+        self._work, self._device, self._recorder, self._watcher = work, device, recorder.another(), watcher
         self._required = required
         self._directly = Directly(work, device)
         self._ran: set[bool] = set()  # probed, plain: what ran directly before anything else
@@ -84,6 +90,8 @@ class Replays:
     def _record(self, key: object, batches: Sequence[Batch]) -> bool:
         if len(self.recorded) == MOST:
             return False
+        if self.recorded and _size(batches) > max(own.size for own in self.recorded.values()):
+            self._forget()
         own, tokens = [batch.clone() for batch in batches], torch.ones((), device=self._device)
 
         def work(template: Template) -> None:
@@ -110,7 +118,14 @@ class Replays:
 
     def _forget(self) -> None:
         self.recorded.clear()
+        self._recorder = self._recorder.another()
+        gc.collect()
         torch.cuda.empty_cache()
+
+
+def _size(batches: Sequence[Batch]) -> int:
+    """Tokens of both sides, padding included."""
+    return sum(mask.numel() for batch in batches for mask in batch.masks.values())
 
 
 def kinds(shapes: int, accumulate: int) -> int:

@@ -135,6 +135,12 @@ def test_a_failed_capture_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch)
     assert attempt(graphs, too_far) == "operation not permitted when stream is capturing"
     assert cuda.held == {1: 48}  # of the first graph, which shares that pool
     assert cuda.users == {1: 1}
+    other = graphs.another()  # on the same stream, in memory of its own
+    _, kept = other.record(lambda: cuda.allocate(20))
+    assert (cuda.held, other._stream) == ({1: 48, 3: 20}, graphs._stream)
+    del kept, other
+    torch.cuda.empty_cache()
+    assert cuda.held == {1: 48}
     del replay
     assert attempt(graphs, too_far) == "operation not permitted when stream is capturing"
     assert cuda.held == {}

@@ -5,6 +5,7 @@ On a CPU a tape stands for CUDA graphs (tape.py); the same tests run with CUDA g
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,8 +103,9 @@ def test_a_replayed_run_is_the_run(machine: Machine, arch: str, tmp_path: Path) 
     shapes = {key[1:] for key in replayed.apply.recorded}
     assert len(replayed.apply.recorded) == 2 * len(shapes)  # probed and plain
     if isinstance(recorder, Tape):
-        # and of the held-out pass its two kinds, with and without tables
-        assert recorder.recorded == len(replayed.apply.recorded) + 2
+        # and of the held-out pass its two kinds, with and without tables; what came before the largest is made anew
+        assert len(shapes) == 2
+        assert recorder.recorded - 2 - len(replayed.apply.recorded) <= 2
         assert recorder.warmed == 3  # the first update, and these two
         assert recorder.replayed > 0.8 * machine.steps
 
@@ -213,11 +215,18 @@ def test_a_read_by_the_host_is_refused_and_the_run_goes_on(
 
 class Allocator(Tape):
     """Counts bytes as CUDA's allocator does: what ran directly stays held for what runs directly, until a capture
-    begins; what was recorded stays held for recordings, for good."""
+    begins; what was recorded stays held for recordings, each of which takes for each tensor the smallest piece of it
+    that is free and large enough, or more."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.eager = self.pool = self.peak = self.largest = 0
+        self.eager = self.peak = self.largest = 0
+        self.held: list[int] = []
+        self.order: list[int] = []
+
+    def another(self) -> Tape:
+        self.held = []  # what is forgotten is given back
+        return self
 
     def warm_up(self, work: Callable[[], Any]) -> Any:
         with Allocated() as allocated:
@@ -229,14 +238,19 @@ class Allocator(Tape):
     def record(self, work: Callable[[], Any]) -> Any:
         self.eager = 0
         result = super().record(work)
-        made = sum(whole.nbytes for whole in self._pool[-1].values())
-        self.pool = max(self.pool, made)
-        self._note(made)
+        made, free = [whole.nbytes for whole in self._pool[-1].values()], sorted(self.held)
+        for size in made:
+            if (place := bisect_left(free, size)) < len(free):
+                insort(free, free.pop(place) - size)
+            else:
+                self.held.append(size)
+        self.order += [sum(made)] * torch.is_grad_enabled()
+        self._note(sum(made))
         return result
 
     def _note(self, made: int) -> None:
         self.largest = max(self.largest, made)
-        self.peak = max(self.peak, self.eager + self.pool)
+        self.peak = max(self.peak, self.eager + sum(self.held))
 
 
 class Allocated(TorchDispatchMode):
@@ -258,12 +272,17 @@ class Allocated(TorchDispatchMode):
 
 
 def test_an_update_is_never_held_twice(tmp_path: Path) -> None:
-    """Beside what is recorded runs the held-out pass alone, once with tables and once without."""
-    allocator = Allocator()
-    trainer = ON_CPU.fit(tmp_path / "run", "probes.names=['none']", "train.accumulate=2", recorder=allocator)
-    assert isinstance(trainer.apply, Replays)
-    assert len(trainer.apply.recorded) > 2
-    assert allocator.peak < 1.3 * allocator.largest
+    """In whichever order shapes come; beside what is recorded runs the held-out pass alone, with and without tables."""
+    firsts = set()
+    for seed in range(4):
+        allocator = Allocator()
+        sets = ("probes.names=['none']", f"train.accumulate={1 + seed % 2}", f"data.seed={seed}")
+        trainer = ON_CPU.fit(tmp_path / str(seed), *sets, recorder=allocator)
+        assert isinstance(trainer.apply, Replays)
+        assert len(trainer.apply.recorded) >= 2
+        assert allocator.peak < 1.3 * allocator.largest
+        firsts.add(allocator.order[0] == max(allocator.order))
+    assert firsts == {True, False}  # the largest came first, or later
 
 
 def test_what_cannot_be_recorded_at_once_is_recorded_the_next_time(

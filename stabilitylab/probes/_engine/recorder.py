@@ -27,14 +27,21 @@ class Recorder(Protocol):
         """What ``work`` returns, whose tensors each replay fills anew, and the replay; nothing is computed yet."""
         ...
 
+    def another(self) -> Recorder:
+        """One like it, whose recordings have memory of their own: it is given back once all of them are gone."""
+        ...
+
 
 class CudaGraphs:
     """A :class:`Recorder` of CUDA graphs with one pool of memory: no two of them run at a time, and what one leaves
     behind for later is still referred to, so that another does not get it."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
+        self._stream = stream or torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+
+    def another(self) -> CudaGraphs:
+        return CudaGraphs(self._stream.device, self._stream)
 
     def warm_up(self, work: Callable[[], T]) -> T:
         around = torch.cuda.current_stream(self._stream.device)
