@@ -33,6 +33,7 @@ from stabilitylab.export import export
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import Run, RunWriter
 from stabilitylab.store.digest import Hashed, is_whole
+from stabilitylab.store.evaluation import write_evaluation
 from stabilitylab.store.verify import verify
 
 ROWS = (Row("a", "encoder", 1, "self_attn"), Row("b", "encoder", 1, "ffn"), Row("c", "encoder", 2, "ffn"))
@@ -116,6 +117,7 @@ def sound(path: Path) -> None:
         hashed = Hashed(file)
         hashed.write(bytes(range(256)) * 8 + b"\0\0")
         hashed.seal()
+    write_evaluation(path, {"bleu": 12.5, "row": 8, "alpha": None, "examples": [{"source": "a", "hypothesis": "b"}]})
     run._lock.release()  # as the kernel does when it dies
 
 
@@ -192,8 +194,8 @@ def lost(chance: random.Random, run: Path) -> None:
     path = chance.choice(
         [p for p in run.rglob("*") if p.is_file() and "checkpoint" not in str(p) and p.name != ".lock"]
     )
-    if path.name.startswith("journal"):
-        return  # what no inventory lists yet, nobody can miss
+    if path.name.startswith("journal") or path.name == "evaluation.json":
+        return  # what no inventory lists yet, nobody can miss; nor what not every run has
     path.unlink()
     if path.name == "run.json":
         if refused(lambda: Run.open(run))[1] is None:
@@ -209,8 +211,8 @@ def checkpoint(chance: random.Random, run: Path) -> None:
 
 
 def document(chance: random.Random, run: Path) -> None:
-    """One value anywhere in run.json or status.json becomes something odd."""
-    path = run / chance.choice(["run.json", "status.json"])
+    """One value anywhere in run.json, status.json or evaluation.json becomes something odd."""
+    path = run / chance.choice(["run.json", "status.json", "evaluation.json"])
     found = json.loads(path.read_text())
     at, keys = found, []
     while isinstance(at, dict | list) and at and (not keys or chance.random() < 0.8):
@@ -221,7 +223,13 @@ def document(chance: random.Random, run: Path) -> None:
 
     def read() -> None:
         opened = Run.open(run)
-        _ = opened.status, opened.verdict, opened.metrics, [opened.frame(name) for name in opened.tables]
+        _ = (
+            opened.status,
+            opened.verdict,
+            opened.evaluation,
+            opened.metrics,
+            [opened.frame(name) for name in opened.tables],
+        )
         export(opened, "csv", run.parent / "out")
 
     refused(read)
@@ -322,7 +330,7 @@ ATTACKS = {
     "part": Attack("a flipped or cut part is read as written or refused; `verify` finds it", parquet),
     "lost file": Attack("a part, a table or a JSON file that is gone is missed", lost),
     "checkpoint": Attack("a flipped bit of a checkpoint breaks its digest", checkpoint),
-    "JSON value": Attack("any value in run.json or status.json: read or refused; nothing written outside", document),
+    "JSON value": Attack("any value in a JSON file of a run: read or refused; nothing written outside", document),
     "setting": Attack("any value of any setting: a configuration, or one sentence", setting),
     "TOML file": Attack("any configuration file: a configuration, or one sentence", toml),
     "text file": Attack("any two files as parallel text: a corpus, or one sentence", text),

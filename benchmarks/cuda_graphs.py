@@ -90,6 +90,9 @@ class Counting:
     def record(self, work: Callable[[], Any]) -> Any:
         raise RuntimeError("this one does not")
 
+    def another(self) -> Counting:
+        return self
+
 
 def arranged(plan: Plan, folder: Path) -> int:
     """Operators of a probed update as a graph holds them, with norms as a GPU takes them: not a CPU's cache full at a
@@ -103,7 +106,7 @@ def arranged(plan: Plan, folder: Path) -> int:
         replays = subject.apply
         assert isinstance(replays, Replays)
         for _ in range(3):  # the first fills caches
-            replays._met.clear()
+            replays._ran.clear()
             advance(subject, 1)
         subject.watcher.close()
     return counting.counts[-1]

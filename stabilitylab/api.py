@@ -17,6 +17,7 @@ from torch import nn
 from ._version import __version__
 from .errors import UsageError
 from .probes import AlphaSchedule, Cadence, Mask, Names, Optimizers, Sites, Watcher, find_sites, split_sites
+from .probes.numerics import numerics
 from .probes.parameters.ranks import Parallel, is_first_rank, on_first_rank
 from .schema import Sink
 from .store import AbsentRun, RunWriter
@@ -120,6 +121,7 @@ def watch(
         "python": platform.python_version(),
         "torch": torch.__version__,
         "argv": sys.argv,
+        "numerics": numerics(next((parameter.device for parameter in model.parameters()), torch.device("cpu"))),
         "flush_denormal": bool(torch.tensor(1e-39) * 1 == 0),  # the process's own mode, which watching leaves alone
     }
 

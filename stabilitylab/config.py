@@ -2,218 +2,70 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import ValidationError
 
 from .arch_notes import note
 from .errors import InputError, UsageError, bounded
 from .inputs import contents, shown
+from .settings import (
+    LARGEST,
+    MAX_LAYERS,
+    MOST,
+    NEUTRAL,
+    RAMP,
+    RUNS_PER_DEVICE,
+    SENTENCES,
+    Config,
+    CudaGraphs,
+    DataConfig,
+    Later,
+    ModelConfig,
+    Parallel,
+    ProbesConfig,
+    Section,
+    Stack,
+    TrainConfig,
+)
 
-Stack = Literal["encoder-decoder", "encoder", "decoder"]
-Parallel = Literal["none", "ddp", "fsdp"]
-CudaGraphs = Literal["auto", "on", "off"]
-RUNS_PER_DEVICE = "STABILITYLAB_RUNS_PER_DEVICE"  # set by a sweep, read by each run's own check of memory
-MAX_LAYERS = 20_000  # beyond any published depth; a typo of 10^9 should not reach the allocator
-
-
-@dataclass(frozen=True)
-class Later:
-    """Marks a setting that came after runs had been recorded: they did what its value ``before`` does."""
-
-    before: Any
-
+__all__ = [
+    "DEFAULT_DEPTH",
+    "LARGEST",
+    "MAX_LAYERS",
+    "MOST",
+    "NEUTRAL",
+    "PRESETS",
+    "RAMP",
+    "RUNS_PER_DEVICE",
+    "SENTENCES",
+    "Config",
+    "CudaGraphs",
+    "DataConfig",
+    "Later",
+    "ModelConfig",
+    "Parallel",
+    "ProbesConfig",
+    "Section",
+    "Stack",
+    "TrainConfig",
+    "complete",
+    "depth_layers",
+    "later_settings",
+    "merge",
+    "neutral_settings",
+    "parse_set",
+    "read_config_file",
+    "recipe_of",
+    "resolve",
+    "toml_value",
+    "validated",
+]
 
 CONFIG_FILE = 1_000_000  # bytes
-RAMP = ("growth", "T", "t0")  # options of an architecture that are settings of the model too
-NEUTRAL = "neutral"  # marks a setting that changes neither what a run measures nor whether it may be continued
-
-
-LARGEST = 1e38  # beyond it a float32 is infinite
-MOST = 10**9  # updates, say: what a typo makes of it is refused
-SENTENCES = 10**6  # of what is held out and kept in memory
-
-
-class Section(BaseModel):
-    """A frozen group of settings; an unknown key is refused by name."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        field = cls.model_fields.get(info.field_name or "")
-        if isinstance(value, bool) and field is not None and field.annotation is not bool:
-            raise PydanticCustomError("truth", "Input should not be true or false")
-        return value
-
-
-class ModelConfig(Section):
-    """The reference Transformer: sizes, architecture and the controls that separate its ingredients."""
-
-    arch: str = "branchnorm"
-    decoder_arch: str | None = None  # None: the same as arch (Admin, Table 1, mixes them)
-    stack: Stack = "encoder-decoder"
-    encoder_layers: int = Field(default=100, ge=0, le=MAX_LAYERS)
-    decoder_layers: int = Field(default=100, ge=0, le=MAX_LAYERS)
-    d_model: int = Field(default=64, ge=2, le=65_536)
-    d_ffn: int = Field(default=128, ge=1, le=1_048_576)
-    heads: int = Field(default=2, ge=1, le=65_536)
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    attention_dropout: float = Field(default=0.0, ge=0, lt=1)
-    activation_dropout: float = Field(default=0.0, ge=0, lt=1)
-    tie: Literal["output", "all", "none"] = "output"  # output: target embedding = output matrix; all: source too
-    # arch: the one that belongs to the architecture; xavier: Xavier with gain 1/sqrt(2) for q, k, v, as in fairseq;
-    # arch-1, xavier-1: the same with gain 1 for q, k, v too, as DeepNet defines Post-LN; deepnorm: DeepNorm's
-    init: Literal["arch", "xavier", "deepnorm", "arch-1", "xavier-1"] = "arch"
-    alpha: float | None = Field(
-        default=None, ge=0, le=LARGEST
-    )  # replaces the arch's residual (DeepNorm) or branch (BranchNorm) constant
-    qk_gain: float | None = Field(default=None, ge=0, le=LARGEST)  # replaces the initial gain of q and k
-    v_gain: Annotated[float | None, Later(None)] = Field(default=None, ge=0, le=LARGEST)  # replaces that of v
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # of every norm of the model
-    qk_norm: bool = False  # normalise each head's queries and keys before their product
-    # Aliases of arch.growth, arch.T and arch.t0, the options of BranchNorm's ramp: recorded here, as in runs from
-    # before architectures had options of their own.
-    growth: Literal["linear", "exp", "sigmoid"] = "linear"
-    T: int = Field(default=4000, ge=1, le=MOST)
-    t0: int = Field(default=1, ge=0, le=MOST)
-    options: Annotated[dict[str, Any], Later({})] = Field(default_factory=dict)  # all other options, as arch.KEY
-
-    @model_validator(mode="after")
-    def _sizes_fit(self) -> ModelConfig:
-        if self.d_model % self.heads:
-            raise ValueError(f"model.d_model = {self.d_model} must be a multiple of model.heads = {self.heads}")
-        if self.d_model % 2:
-            raise ValueError(f"model.d_model = {self.d_model} must be even (sinusoidal positions)")
-        need = {"encoder-decoder": ("encoder_layers", "decoder_layers")}.get(self.stack, (f"{self.stack}_layers",))
-        for key in ("encoder_layers", "decoder_layers"):
-            layers = getattr(self, key)
-            if key in need and layers < 1:
-                raise ValueError(f"model.{key} must be at least 1 with model.stack = {self.stack!r}")
-            if key not in need and layers:
-                raise ValueError(f"model.{key} must be 0 with model.stack = {self.stack!r}")
-        if self.decoder_arch is not None and self.stack != "encoder-decoder":
-            raise ValueError("model.decoder_arch needs an encoder and a decoder: use model.arch alone")
-        if self.tie == "all" and self.stack != "encoder-decoder":
-            raise ValueError("model.tie = 'all' needs an encoder and a decoder: use 'output'")
-        return self
-
-    @model_serializer(mode="wrap")
-    def _without_empty_options(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Writes no options where there are none: such files are those of versions without them."""
-        return {key: value for key, value in dump(self).items() if key != "options" or value}
-
-    def __hash__(self) -> int:
-        return hash(self.model_dump_json())  # options are a dict
-
-    @property
-    def qkv_gain(self) -> float:
-        """Initial gain of q, k and v in the base of all architectures: Xavier's own, or that of fairseq, whose q, k
-        and v are one fused (3d, d) matrix."""
-        return 1.0 if self.init in ("arch-1", "xavier-1") else math.sqrt(0.5)
-
-    @property
-    def depth(self) -> int:
-        """Number of layers of all stacks together: 200 is 100L-100L."""
-        return self.encoder_layers + self.decoder_layers
-
-
-class DataConfig(Section):
-    """Where the text comes from and how it is cut into batches."""
-
-    source: str = "synthetic"  # synthetic | text:SRC,TGT | hf:DATASET,SRC_COLUMN,TGT_COLUMN
-    valid: str | None = None  # SRC,TGT held-out files (text) or a split name (hf); None: cut from the training text
-    vocab_size: int = Field(default=2000, ge=64, le=1_000_000)  # joint BPE size
-    sentences: int = Field(default=16, ge=1, le=SENTENCES)  # rows of a batch in the longest shape bucket
-    max_length: int = Field(
-        default=24, ge=4, le=4096
-    )  # tokens a side, end of sentence included; longer pairs are left out
-    fraction: float = Field(default=1.0, gt=0, le=1)  # share of the training pairs that is used
-    held_out: int = Field(default=24, ge=1, le=SENTENCES)  # sentences of the fixed reference batch
-    # sentences of the evaluation after training: with a validation text all of it, else so many (but at most a tenth
-    # of the pairs); 0: the reference batch alone
-    validation: Annotated[int, Later(0)] = Field(default=400, ge=0, le=SENTENCES)
-    # of a text file, unpacked, which is held in memory; and of one line of it: a longer one is no sentence
-    max_file_mb: Annotated[int, NEUTRAL] = Field(default=1000, ge=1, le=MOST)
-    max_line_kb: Annotated[int, NEUTRAL] = Field(default=1000, ge=1, le=MOST)
-    seed: int = Field(default=0, ge=0, lt=2**63)  # order of batches and masks; the same for all archs
-
-
-class TrainConfig(Section):
-    """The papers' recipe where they state one: Adam (.9, .98), eps 1e-8, weight decay 1e-4, inverse square root."""
-
-    steps: int = Field(default=160, ge=1, le=MOST)
-    lr: float = Field(default=3e-4, gt=0, le=LARGEST)
-    warmup: int = Field(default=40, ge=0, le=MOST)  # updates; 0: none
-    warmup_init_lr: float = Field(default=1e-7, ge=0, le=LARGEST)
-    schedule: Literal["inverse_sqrt", "constant", "linear"] = "inverse_sqrt"  # linear: to 0 at the end (Admin's grid)
-    optimizer: Literal["adamw", "radam"] = "adamw"  # radam: Admin's published recipe
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.98, ge=0, lt=1)
-    eps: float = Field(default=1e-8, gt=0, le=LARGEST)
-    weight_decay: float = Field(default=1e-4, ge=0, le=LARGEST)  # decoupled
-    label_smoothing: float = Field(default=0.1, ge=0, lt=1)
-    clip_norm: float = Field(default=0.0, ge=0, le=LARGEST)  # 0: no clipping
-    accumulate: int = Field(default=1, ge=1, le=SENTENCES)  # micro-batches an update
-    precision: Literal["fp32", "bf16"] = "fp32"
-    activation_checkpointing: bool = False  # keep each layer's input alone, compute its inside again in the backward
-    device: Annotated[str, NEUTRAL] = "auto"  # auto | cpu | cuda | cuda:N
-    cuda_graphs: CudaGraphs = "auto"  # replay whole updates on a GPU; auto: where they can be recorded
-    parallel: Parallel = "none"  # how the processes of torchrun share the model: replicas (ddp) or shards (fsdp)
-    threads: Annotated[int, NEUTRAL] = Field(default=1, ge=1, le=1024)
-    seed: int = Field(default=0, ge=0, lt=2**63)  # initial weights and dropout
-    # wall time and updates between checkpoints; 0: none, and by time alone
-    checkpoint_minutes: Annotated[float, NEUTRAL] = Field(default=10.0, ge=0, le=MOST)
-    checkpoint_every: Annotated[int, NEUTRAL] = Field(default=0, ge=0, le=MOST)
-    final_checkpoint: Annotated[bool, NEUTRAL] = (
-        True  # False: what has ended keeps no weights, and can be neither evaluated nor continued
-    )
-    on_divergence: Literal["continue", "stop"] = "continue"
-    # of the held-out batch, evenly over the run, apart from the probes'
-    evaluations: Annotated[int, Later(0)] = Field(default=50, ge=0, le=MOST)
-
-
-class ProbesConfig(Section):
-    """Which probes run and at which steps."""
-
-    names: tuple[str, ...] = ("default",)
-    every: int | Literal["log"] = "log"  # log: 0..11, then 10 % apart
-    update_every: int | Literal["log"] = "log"  # of the reference pass (||dF||, similarity, ...); log: 20 % apart
-
-    @model_validator(mode="after")
-    def _positive(self) -> ProbesConfig:
-        for key in ("every", "update_every"):
-            if isinstance(value := getattr(self, key), int) and not 1 <= value <= MOST:
-                raise ValueError(f"probes.{key} must be at least 1, or 'log'")
-        return self
-
-
-class Config(Section):
-    """Everything that decides a run."""
-
-    preset: Annotated[str, NEUTRAL] = "tiny"
-    model: ModelConfig = ModelConfig()
-    data: DataConfig = DataConfig()
-    train: TrainConfig = TrainConfig()
-    probes: ProbesConfig = ProbesConfig()
-
 
 # "tiny" is the model of DeepNet's Figure 5 with a recipe that shows something within two minutes on one CPU core;
 # "small" and "base" follow BranchNorm's Table 4 (learning rate, warm-up, T, batch in tokens scaled to one device).
@@ -356,14 +208,15 @@ def _placed(settings: dict[str, Any]) -> dict[str, Any]:
     """``arch.KEY`` where it is recorded: as ``model.KEY`` if that is its alias, else in ``model.options``."""
     options = settings.pop("arch", {})
     if not isinstance(options, Mapping):
-        raise UsageError(f"arch = {options!r} is no section: name an architecture with --arch or model.arch.")
+        raise UsageError(f"arch = {shown(options)} is no section: name an architecture with --arch or model.arch.")
     model = settings.get("model", {})
     if not options or not isinstance(model, Mapping):
         return settings
     aliased = {key: value for key, value in options.items() if key in RAMP}
     for key, value in aliased.items():
-        if model.get(key, value) != value:
-            raise UsageError(f"arch.{key} = {value!r} and model.{key} = {model[key]!r} are one setting: give one.")
+        if key in model and model[key] != value:
+            there = shown(model[key])
+            raise UsageError(f"arch.{key} = {shown(value)} and model.{key} = {there} are one setting: give one.")
     own = {key: value for key, value in options.items() if key not in RAMP}
     placed = {**model, **aliased, **({"options": {**model.get("options", {}), **own}} if own else {})}
     return {**settings, "model": placed}

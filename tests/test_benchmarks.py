@@ -295,7 +295,7 @@ def test_the_floor_counts_what_probes_read(script: Any, tmp_path: Path) -> None:
 def test_one_card_estimates_where_there_is_none(main: Any, tmp_path: Path) -> None:
     main("one_card", "--depth", "2", "--sentences", "4", "--arch", "deepnorm", "--out", str(tmp_path / "card"))
     ((arch, parameters, tokens, estimated, *rest),) = cells(tmp_path / "card.md")
-    assert (arch, rest) == ("deepnorm", ["", "", ""])
+    assert (arch, rest) == ("deepnorm", ["", "", "", ""])
     assert int(parameters.replace(",", "")) > 1e6
     assert 20 < int(tokens) < 200
     assert float(estimated) > 0

@@ -14,7 +14,9 @@ from stabilitylab.commands.listing import registries
 KINDS = ("archs", "probes", "figures", "detectors", "sweeps", "commands")
 
 LEVEL = {
-    **dict.fromkeys(("errors", "registry", "schema", "config", "inputs", "labels", "stopping", "verdict"), 1),
+    **dict.fromkeys(
+        ("errors", "registry", "schema", "settings", "config", "inputs", "kernels", "labels", "stopping", "verdict"), 1
+    ),
     **dict.fromkeys(("_version", "arch_notes"), 1),
     **dict.fromkeys(("models", "probes", "store"), 2),
     **dict.fromkeys(("data", "experiments"), 3),
@@ -66,7 +68,7 @@ INSIDE = {
         ("reports",),
     ),
     "probes": (
-        ("probes.rules", "probes.places", "probes.curvature"),
+        ("probes.rules", "probes.places", "probes.curvature", "probes.numerics"),
         ("probes.parameters",),
         ("probes.base",),
         ("probes.library",),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..kernels import suspected
 from ..probes.incidents.report import Incident
 from .result import Breach, OneLayer
 
@@ -69,10 +70,17 @@ BOUNDS = _bounds(
 )  # fmt: skip
 
 
-def judge(layers: Sequence[OneLayer], numbers: Numbers, incident: Incident | None, precision: str) -> list[Breach]:
-    """All that is beyond a bound, failures first, each kind at the layer where it is met first."""
+def judge(
+    layers: Sequence[OneLayer],
+    numbers: Numbers,
+    incident: Incident | None,
+    precision: str,
+    computed: Mapping[str, Any] | None = None,
+) -> list[Breach]:
+    """All that is beyond a bound, failures first, each kind at the layer where it is met first. ``computed``: how
+    (:func:`stabilitylab.probes.numerics.numerics`)."""
     checks: tuple[Callable[[], Iterator[Breach]], ...] = (
-        lambda: _not_finite(incident),
+        lambda: _not_finite(incident, computed),
         lambda: _no_gradient(layers),
         lambda: _along_stacks(layers),
         lambda: _single(layers, precision),
@@ -96,10 +104,13 @@ def _worse(name: str, value: float, below: bool = False) -> Literal["fail", "war
     return None
 
 
-def _not_finite(incident: Incident | None) -> Iterator[Breach]:
+def _not_finite(incident: Incident | None, computed: Mapping[str, Any] | None) -> Iterator[Breach]:
     if incident is not None:
         layer = OneLayer(incident.stack, incident.layer, incident.name, {})
-        yield _finding("not finite", "fail", layer, math.nan, incident.paragraph)
+        first = incident.step == 0 and incident.phase != "backward"  # no backward pass came before it
+        how = "call torch.backends.cuda.enable_cudnn_sdp(False)"  # under autocast nobody knows the type of attention
+        kernel = "" if first else suspected(computed, None, how)
+        yield _finding("not finite", "fail", layer, math.nan, "; ".join(filter(None, (incident.paragraph, kernel))))
 
 
 def _no_gradient(layers: Sequence[OneLayer]) -> Iterator[Breach]:

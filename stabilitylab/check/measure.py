@@ -12,6 +12,7 @@ from torch import nn
 
 from ..errors import InputError, StabilityLabError, UsageError
 from ..probes import Mask, Watcher, random_states_kept
+from ..probes.numerics import numerics
 from ..probes.parameters.pieces import Parameters
 from ..schema import Cells, Table
 from .bounds import judge
@@ -68,7 +69,8 @@ def preflight(
                 for key, later in _shares(twin, watcher.parameters, own):
                     shares[key]["zero_later"] = later["zero"]
     layers = _layers(watcher, sink, shares)
-    return _result(layers, sink, watcher, _precision(twin), updated=own is not None)
+    computed = numerics(watcher.parameters.device)
+    return _result(layers, sink, watcher, _precision(twin), updated=own is not None, computed=computed)
 
 
 class _Rows:
@@ -213,7 +215,14 @@ def _precision(model: nn.Module) -> str:
     return ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
 
 
-def _result(layers: list[OneLayer], sink: _Rows, watcher: Watcher, precision: str, updated: bool) -> Preflight:
+def _result(
+    layers: list[OneLayer],
+    sink: _Rows,
+    watcher: Watcher,
+    precision: str,
+    updated: bool,
+    computed: Mapping[str, Any],
+) -> Preflight:
     metrics = {step: numbers for step, (numbers, _) in sink.rows.items()}
     moved = {row.stack: value for row, value in sink.column("model_update", "one_update", step=1)}
     sizes = {row.stack: value for row, value in sink.column("output_norm", "value")}
@@ -225,4 +234,6 @@ def _result(layers: list[OneLayer], sink: _Rows, watcher: Watcher, precision: st
     unmeasured = {name: why for name, why in watcher.dropped if name not in needs_optimizer} | {
         name: f"never called: {', '.join(places)}" for name, places in watcher.unseen.items()
     }
-    return Preflight(layers, numbers, judge(layers, numbers, watcher.incident, precision), precision, unmeasured)
+    return Preflight(
+        layers, numbers, judge(layers, numbers, watcher.incident, precision, computed), precision, unmeasured
+    )

@@ -72,7 +72,7 @@ def compare(
 def _side_by_side(console: Console, standings: Standings, settings: bool) -> None:
     """One row a run; the settings in which they differ below, unless they were said already."""
     paths = [row.run for row in standings.rows]
-    folder = os.path.commonpath([os.path.dirname(path) for path in paths]) if len({*paths}) > 1 else ""
+    folder = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths]) if len({*paths}) > 1 else ""
     columns = {
         "run": lambda row: os.path.relpath(row.run, folder or "."),
         "arch": lambda row: row.label,

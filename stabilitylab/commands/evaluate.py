@@ -11,9 +11,22 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from ..errors import UsageError
+from ..errors import InputError, UsageError
 from . import command
 from ._options import JSON, QUIET, VERBOSE
+
+SHOWN = (
+    "bleu",
+    "chrf",
+    "signature",
+    "beam",
+    "length_penalty",
+    "penalty_kind",
+    "row",
+    "alpha",
+    "sentences",
+    "truncated",
+)
 
 
 @command("evaluate", rank=80)
@@ -44,6 +57,7 @@ def evaluate(
 ) -> None:
     """Beam search, BLEU and chrF of a run's checkpoint; --paired: is the difference of two runs significant?"""
     from .. import decode
+    from ..store.evaluation import read_evaluation
 
     if paired:
         if len(runs) < 2:
@@ -52,8 +66,11 @@ def evaluate(
         raise UsageError("one run at a time, or --paired to compare several that have been evaluated.")
     results = {}
     for run in runs:
-        if paired and (run / "evaluation.json").exists():
-            results[str(run)] = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
+        if paired and (found := read_evaluation(run)) is not None:
+            if lacking := [key for key in SHOWN if key not in found]:
+                told = f"{run / 'evaluation.json'} holds half an evaluation (no {lacking[0]})"
+                raise InputError(f"{told}: run stabilitylab evaluate {run} again.")
+            results[str(run)] = found
             continue
         console = Console(stderr=True)
         with Progress(console=console, disable=quiet or not console.is_terminal) as progress:

@@ -202,6 +202,7 @@ def _dry_run(config: Config, as_json: bool) -> int:
         "memory_bytes": {
             "state": plan.footprint.state,
             "activations": plan.footprint.activations,
+            "graphs": plan.footprint.graphs,
             "total": plan.footprint.total,
         },
     }
@@ -219,7 +220,8 @@ def _dry_run(config: Config, as_json: bool) -> int:
     table.add_row(
         "memory",
         f"about {plan.footprint.total / 2**30:.2f} GiB: state {plan.footprint.state / 2**30:.2f}, "
-        f"activations {plan.footprint.activations / 2**30:.2f}",
+        f"activations {plan.footprint.activations / 2**30:.2f}"
+        + (f", CUDA graphs up to {plan.footprint.graphs / 2**30:.2f}" if plan.footprint.graphs else ""),
     )
     Console(soft_wrap=True).print(table, highlight=False, markup=False)
     return 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import Stack
@@ -28,6 +29,10 @@ class Batch:
         if torch.device(device).type == "cuda":
             return self._each(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
         return self._each(lambda tensor: tensor.to(device))
+
+    def padded(self, multiple: int) -> Batch:
+        """With padding up to lengths that are multiples; no number of a model changes, but for rounding."""
+        return self._each(lambda tensor: F.pad(tensor, (0, -tensor.shape[-1] % multiple)))  # PAD, no weight, no mask: 0
 
     def clone(self) -> Batch:
         return self._each(torch.Tensor.clone)

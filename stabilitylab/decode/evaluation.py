@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from ..data import Dataset, load_data
 from ..errors import InputError, UsageError
 from ..models import Transformer, build_model
 from ..store import Run
-from ..store.files import replace_file
+from ..store.evaluation import write_evaluation
 from ..train import checkpoint
 from ..train.environment import prepare_process, resolve_device
 from . import translations
@@ -26,7 +25,6 @@ from .beam import translate
 
 BATCH = 64  # sentences
 EXAMPLES = 5
-NAME = "evaluation.json"
 FORMULA = {"fairseq": "log p / len^{p:g}", "gnmt": "log p / ((5 + len) / 6)^{p:g}"}
 
 
@@ -98,7 +96,7 @@ def evaluate(
         ],
     }
     translations.write(path, references, hypotheses)
-    replace_file(path / NAME, (json.dumps(result, indent=2, ensure_ascii=False) + "\n").encode())
+    write_evaluation(path, result)
     return result
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import InputError
-from ..store.files import reading, replace_file
+from ..store.files import contents, replace_file
 
 NAME = "evaluation.tsv"
 HEAD = "reference\thypothesis"
@@ -27,8 +27,7 @@ def read(run: Path) -> tuple[list[str], list[str]]:
     """(references, hypotheses). Raises InputError where the run was not evaluated or the table is damaged."""
     path = run / NAME
     try:
-        with reading(path):
-            text = path.read_bytes().decode()
+        text = contents(run, path).decode()
     except FileNotFoundError as error:
         raise InputError(f"{run} has not been evaluated: run stabilitylab evaluate {run} first.") from error
     except UnicodeDecodeError as error:

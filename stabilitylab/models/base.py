@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from ..arch_notes import ROOM, ArchNote, Gains, add
 from ..config import RAMP, ModelConfig, Section
-from ..errors import UsageError
+from ..errors import UsageError, bounded
+from ..inputs import shown
 from ..registry import Registry, spelling
 from .norms import new_norm
 from .schedules import Schedule
@@ -204,7 +205,7 @@ def stack_archs(config: ModelConfig) -> dict[str, type[Residual]]:
     known = {key for entry in archs.values() for key in entry.Options.model_fields}
     if foreign := [key for key in config.options if key not in known]:
         have = ", ".join(sorted(known)) or "none"
-        raise UsageError(f"architecture {config.arch!r} has no option {foreign[0]!r}; it has {have}.")
+        raise UsageError(f"architecture {config.arch!r} has no option {shown(foreign[0])}; it has {have}.")
     return archs
 
 
@@ -216,5 +217,5 @@ def options_of(entry: type[Residual], config: ModelConfig) -> ArchOptions:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        text = first["msg"].removeprefix("Value error, ")
-        raise UsageError(f"option arch.{key} = {first['input']!r}: {text}.") from error
+        text = bounded(first["msg"].removeprefix("Value error, "), 500)
+        raise UsageError(f"option arch.{key} = {shown(first['input'])}: {text}.") from error

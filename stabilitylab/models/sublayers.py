@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -12,10 +13,20 @@ from .norms import QueryKeyScale
 
 
 class Linear(nn.Linear):
-    """``nn.Linear`` that draws nothing when built: its values come from :mod:`.initialisation`."""
+    """``nn.Linear`` that draws nothing when built: its values come from :mod:`.initialisation`.
+
+    ``working``: weight and bias in a shorter type, which passes of training take in place of its own.
+    """
+
+    working: tuple[Tensor, Tensor | None] | None = None
 
     def reset_parameters(self) -> None:
         pass
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.working is not None and self.training and torch.is_grad_enabled():
+            return F.linear(input, *self.working)
+        return super().forward(input)
 
 
 class Embedding(nn.Embedding):

@@ -114,6 +114,7 @@ class Watcher:
         self._parameters = Parameters(model, self.sites.place, self._optimizers, ranks)
         lacks = [name for name, given in (("optimizer", self._optimizers), ("reference", reference)) if not given]
         self._boards, self.dropped = boards_for(probes, self.sites, self._parameters, narrowed, lacks=lacks)
+        self._probes_training = any(board.probe.on != "reference" for board in self._boards)
         sums = allocate(self._boards, self._parameters.device)
         if ranks is not None:
             ranks.check_alike([board.table for board in self._boards])
@@ -168,8 +169,8 @@ class Watcher:
         self._arm()
 
     def due(self, row: int) -> bool:
-        """Whether the training pass of this row is probed."""
-        return is_due(row, self.every)
+        """Whether the training pass of this row is probed, by what is recorded in it."""
+        return self._probes_training and is_due(row, self.every)
 
     def due_reference(self, row: int) -> bool:
         """Whether the reference pass is recorded at this row."""
@@ -393,6 +394,8 @@ class Watcher:
                 except Exception as error:
                     self._guard(board, error)
                 row.state, self._steps = State.OWED, set(range(len(self._optimizers)))
+        elif is_due(self.t, self.every):
+            self._notices.loop(self.t, self._training, self._parameters, self._early)
         if self._total_every_step and "grad_norm_total" not in row:
             row.metric("grad_norm_total", self._parameters.total_norm())
 

@@ -122,7 +122,7 @@ def read(path: Path) -> Measurement:
             document = json.loads(path.read_text(encoding="utf-8"))
         parts = {name: document[name] for name in ("arch", "seed", "numbers", "evidence", "broken", "config")}
         parts["numbers"] = {name: float(value) for name, value in parts["numbers"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise InputError(f"{path} holds no measurement that can be read: remove it, and it is made again.") from error
     return Measurement(**parts)
 

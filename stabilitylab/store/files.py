@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,11 +14,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from ..errors import DamagedError, InputError, ResourceError, UsageError
+from ..inputs import KINDS
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # some network file systems
 LOCK_NAME = ".lock"
+LARGEST = 10**9  # bytes of a file that is read whole; a run of 1,000 layers has a run.json of some megabytes
 
 
 @contextmanager
@@ -49,12 +52,25 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def inside(run: Path, path: Path) -> Path:
-    """Returns ``path`` below ``run``, unless a link leads out of it: such a link is neither read nor written
-    through."""
+    """Returns ``path`` below ``run``, unless a link leads out of it, or what stands there is no file and no directory:
+    such a link is neither read nor written through, and a pipe would keep its reader waiting for ever."""
     real = os.path.realpath(path)
     if not real.startswith(os.path.realpath(run) + os.sep):
         raise DamagedError(f"{path} is a link out of the run, to {real}: put there what it points to.", run)
+    with suppress(FileNotFoundError, NotADirectoryError), reading(path):
+        kind = stat.S_IFMT(os.stat(real).st_mode)
+        if kind not in (stat.S_IFREG, stat.S_IFDIR):
+            raise DamagedError(f"{path} is {KINDS.get(kind, 'no file')}: move it elsewhere.", run)
     return path
+
+
+def contents(run: Path, path: Path) -> bytes:
+    """All of a file that stands in ``run``, of at most :data:`LARGEST` bytes. Raises FileNotFoundError for none."""
+    with reading(inside(run, path)), path.open("rb") as file:
+        if (size := os.fstat(file.fileno()).st_size) > LARGEST:
+            told = f"{path} holds {size / 1e6:,.0f} MB, more than {LARGEST / 1e6:g} MB: restore it from a copy."
+            raise DamagedError(told, run)
+        return file.read()
 
 
 def make_directory(path: Path) -> None:
@@ -151,7 +167,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def is_locked(run: Path) -> bool:
     """Whether a live process writes ``run``; True also where the file system has no locks and nobody can tell."""
     try:
-        descriptor = os.open(run / LOCK_NAME, os.O_RDONLY)
+        descriptor = os.open(run / LOCK_NAME, os.O_RDONLY | os.O_NONBLOCK)  # of a pipe too
     except FileNotFoundError:  # copied without its hidden files: nobody writes here
         return False
     except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def write_incident(run: Path, facts: Mapping[str, Any], rows: Sequence[Kept], ta
 def read_incident(run: Path) -> dict[str, Any] | None:
     """Returns what :class:`stabilitylab.probes.Incident` says, as a dict; None for a run in which every number was
     finite."""
-    if not (run / FILE).is_file():
+    if not os.path.lexists(run / FILE):
         return None
     facts = read_json(run, FILE)
     if not isinstance(facts.get("step"), int):

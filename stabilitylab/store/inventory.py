@@ -16,7 +16,7 @@ from zlib import crc32
 
 import numpy as np
 
-from .files import inside, reading, replace_file, sync_directory, write_all, writing
+from .files import contents, inside, replace_file, sync_directory, write_all, writing
 
 FILE = "inventory.jsonl"
 FOOTER = 8  # bytes at the end of a Parquet file: the footer's length, and PAR1
@@ -107,10 +107,8 @@ def keep_before(run: Path, part: int) -> None:
 
 def read(run: Path) -> Inventory | None:
     """Reads the inventory of a run; None where there is none."""
-    path = inside(run, run / FILE)
     try:
-        with reading(path):
-            lines = path.read_bytes().split(b"\n")
+        lines = contents(run, run / FILE).split(b"\n")
     except FileNotFoundError:
         return None
     entries: dict[tuple[str, int], list[Entry]] = {}

@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import DamagedError, InputError
 from ..inputs import shown
 from ..schema import Row, Table
-from .files import inside, reading, replace_file
+from .files import contents, inside, reading, replace_file
 from .names import current
 from .older import facts
 
@@ -110,11 +110,9 @@ def write_run_json(run: Path, document: Mapping[str, Any]) -> None:
 
 def read_json(run: Path, name: str) -> dict[str, Any]:
     """Reads a JSON file of ``run``; NaN and infinities, which no JSON has, are damage."""
-    path = inside(run, run / name)
+    path = run / name
     try:
-        with reading(path):
-            data = path.read_bytes()
-        document = json.loads(data.decode(), parse_constant=_no_number)
+        document = json.loads(contents(run, path).decode(), parse_constant=_no_number)
         if not isinstance(document, dict):
             raise ValueError("it holds no JSON object")
     except FileNotFoundError as error:

@@ -20,6 +20,7 @@ from ..verdict import RULE, Verdict, judge_recorded
 from . import inventory
 from .arrays import floats
 from .combine import By, combine
+from .evaluation import read_evaluation
 from .files import is_locked, reading
 from .incident import read_incident
 from .inventory import Entry
@@ -125,6 +126,11 @@ class Run:
     def incident(self) -> dict[str, Any] | None:
         """Where the first number that was not finite stood (:class:`stabilitylab.probes.Incident`); None for none."""
         return read_incident(self.path)
+
+    @property
+    def evaluation(self) -> dict[str, Any] | None:
+        """What ``stabilitylab evaluate`` found; None for a run that was not evaluated."""
+        return read_evaluation(self.path)
 
     @property
     def metrics(self) -> pd.DataFrame:

@@ -58,6 +58,7 @@ def verify(path: str | Path) -> Verified:
     found.files += 1
     found.check(lambda: run.status)
     found.check(lambda: run.incident)
+    found.check(lambda: run.evaluation)
     found.check(lambda: _checkpoints(run, found))
     steps = _Steps()
     for name in [METRICS, *run.tables]:

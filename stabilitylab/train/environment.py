@@ -14,7 +14,11 @@ import torch
 
 from .._version import __version__
 from ..config import TrainConfig
+from ..data import Batch
 from ..errors import ResourceError, UsageError
+from ..probes.numerics import numerics
+
+ALIGNMENT = {"cuda": 8}  # of lengths, by kind of device
 
 
 def prepare_process(threads: int) -> None:
@@ -45,8 +49,21 @@ def resolve_device(train: TrainConfig) -> torch.device:
     return device
 
 
-def provenance(device: torch.device, threads: int) -> dict[str, Any]:
-    """What made a run: versions, git revision of the working folder, device, threads, denormal mode."""
+def attention_kernels(train: TrainConfig, device: torch.device) -> tuple[str, ...] | None:
+    """What ``train.attention`` asks for on this device; None: torch's own choice."""
+    if train.attention == "math":
+        return ("math",)
+    return ("flash", "efficient", "math") if train.attention == "auto" and device.type == "cuda" else None
+
+
+def aligned(batch: Batch, device: torch.device) -> Batch:
+    """``batch`` as a device takes it best: the memory-efficient kernel of attention pads the mask in each layer unless
+    lengths are multiples of 8."""
+    return batch.padded(ALIGNMENT.get(device.type, 1))
+
+
+def provenance(train: TrainConfig, device: torch.device) -> dict[str, Any]:
+    """What made a run: versions, git revision of the working folder, device, threads, and how numbers are computed."""
     return {
         "stabilitylab": __version__,
         "python": platform.python_version(),
@@ -54,7 +71,8 @@ def provenance(device: torch.device, threads: int) -> dict[str, Any]:
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),  # instruction sets round sums differently
-        "threads": threads,
+        "numerics": numerics(device, attention_kernels(train, device)),
+        "threads": train.threads,
         "flush_denormal": bool(torch.tensor(1e-39) * 1 == 0),  # then a recorded 0 reads "0, or below 1.2e-38"
         "git_revision": _git_revision(),
         "argv": sys.argv,
@@ -63,9 +81,9 @@ def provenance(device: torch.device, threads: int) -> dict[str, Any]:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the CUDA allocator's peak, or the process's resident set."""
+    """Bytes: the most that the CUDA allocator held, which nobody else could have, or the process's resident set."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return torch.cuda.max_memory_reserved(device)
     return psutil.Process().memory_info().rss
 
 

@@ -14,7 +14,8 @@ from ..data import Batch, Dataset
 from ..errors import ResourceError
 from ..models import ARCHS, build_model, parameter_count
 from ..probes import chosen
-from ..probes.parameters.copies import ON_HOST
+from .environment import aligned
+from .graph_replays import MOST, kinds
 from .recipe import token_losses
 
 # Bytes that a process takes beside its tensors: CUDA's context, kernels and the allocator's slack; Python and torch.
@@ -24,24 +25,26 @@ FEW = 4  # rows of the batches that are measured
 
 @dataclass(frozen=True)
 class Footprint:
-    """``parameters`` exactly; ``state`` bytes of weights, gradients, Adam's moments and the
-    copies that probes keep; ``activations`` bytes
-    that the forward pass of one micro-batch keeps for the backward pass; with activation checkpointing the input of
-    each layer, and the inside of the largest one."""
+    """``parameters`` exactly; ``state`` bytes of weights, gradients, Adam's moments and the copies that probes keep;
+    ``activations`` bytes that the forward pass of one micro-batch keeps for the backward pass; with activation
+    checkpointing the input of each layer, and the inside of the largest one. ``graphs``: what recorded updates hold
+    beside that where some run directly, since their memory is theirs alone."""
 
     parameters: int
     state: int
     activations: int
+    graphs: int = 0
 
     @property
     def total(self) -> int:
-        return self.state + self.activations
+        return self.state + self.activations + self.graphs
 
 
-def estimate(config: Config, dataset: Dataset, device: torch.device | None = None) -> Footprint:
+def estimate(config: Config, dataset: Dataset, device: torch.device | None = None, recorded: bool = False) -> Footprint:
     """Activations are affine in the numbers of encoder and decoder layers and in the rows of a batch, so tiny models of
-    a layer or two and a few rows determine them, in the precision of the run."""
-    batch = max((dataset.micro_batch(step) for step in range(8)), key=lambda b: b.labels.numel())
+    a layer or two and a few rows determine them, in the precision of the run. ``recorded``: updates are replayed."""
+    device = device or torch.device("cpu")
+    batch = aligned(max((dataset.micro_batch(step) for step in range(8)), key=lambda b: b.labels.numel()), device)
 
     n, m = config.model.encoder_layers, config.model.decoder_layers
 
@@ -52,7 +55,6 @@ def estimate(config: Config, dataset: Dataset, device: torch.device | None = Non
     def around(again: bool) -> tuple[int, int, int]:
         return at(1, 1, again), at(2, 1, again), at(1, 2, again)
 
-    device = device or torch.device("cpu")
     again = config.train.activation_checkpointing
     base, more_encoder, more_decoder = around(again)
     activations = base + max(n - 1, 0) * (more_encoder - base) + max(m - 1, 0) * (more_decoder - base)
@@ -60,14 +62,17 @@ def estimate(config: Config, dataset: Dataset, device: torch.device | None = Non
         one, *two = around(again=False)
         activations += max(layer - one for layer in two)
     parameters = parameter_count(config.model, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab)
-    return Footprint(parameters, 4 * _copies(config, parameters, device) * parameters, activations)
+    shapes = len({(bucket.rows, *bucket.lengths) for bucket in dataset.buckets})
+    graphs = (recorded and kinds(shapes, config.train.accumulate) > MOST) * activations
+    return Footprint(parameters, 4 * _copies(config, device) * parameters, activations, graphs)
 
 
-def _copies(config: Config, parameters: int, device: torch.device) -> int:
-    """Weights, gradients and Adam's two moments; theta_t and theta_0 of the probes."""
+def _copies(config: Config, device: torch.device) -> int:
+    """Weights, gradients and Adam's two moments; theta_t and theta_0 of the probes, which on a GPU only take what is
+    left (:func:`stabilitylab.probes.parameters.copies.on_host`)."""
     probes, model = chosen(config.probes.names), config.model
     scheduled = any(ARCHS[name].scheduled for name in (model.arch, model.decoder_arch) if name)
-    here = device.type != "cuda" or parameters <= ON_HOST
+    here = device.type != "cuda"
     return 4 + here * (("update_ratio" in probes) + ("model_update" in probes and scheduled))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 
 Metrics = Mapping[str, float | None]
 Work = Callable[[Sequence[Batch], Tensor], Metrics]
-MOST = 16  # recorded updates: two for each combination of shapes that an update's micro-batches come in
+MOST = 16  # recorded updates: two (:func:`kinds`) for each combination of shapes that micro-batches come in
 
 
 class Directly:
@@ -42,33 +43,44 @@ class Recorded:
     template: Template
     replay: Callable[[], None]
 
+    @property
+    def size(self) -> int:
+        return _size(self.batches)
+
 
 class Replays:
-    """An update by a replay of the same code, recorded the second time that its shapes come, probed and plain apart.
+    """An update by a replay of the same code, recorded once for each combination of shapes, probed and plain apart.
 
-    The first time it runs as it is, which allocates the optimizer's state and fills caches; that, too, is an update of
-    the run. Where recording fails, or from the 17th combination on, updates run directly.
+    The first update, and the first probed one, run as they are, which makes the optimizer's state and fills caches.
+    Every other kind is recorded when it first comes: what an update works in would be held twice if it also ran beside
+    what is recorded, as memory of graphs is theirs alone. Where that fails it runs as it is once, and is recorded the
+    next time; where that fails too, or from the 17th combination on, updates run directly. The largest is recorded
+    first, and others anew after it, since they find room in what it works in, and it does not in theirs.
     """
 
     def __init__(
         self, work: Work, device: torch.device, recorder: Recorder, watcher: Watcher, required: bool = False
     ) -> None:
-        self._work, self._device, self._recorder, self._watcher = work, device, recorder, watcher
+        self._work, self._device, self._recorder, self._watcher = work, device, recorder.another(), watcher
         self._required = required
         self._directly = Directly(work, device)
-        self._met: set[object] = set()
+        self._ran: set[bool] = set()  # probed, plain: what ran directly before anything else
+        self._tried: set[object] = set()
         self.recorded: dict[object, Recorded] = {}
         self._failed = False
 
     def __call__(self, batches: Sequence[Batch], tokens: float) -> Metrics:
-        key = (self._watcher.due(self._watcher.t), *(batch.shapes for batch in batches))
+        probed = self._watcher.due(self._watcher.t)
+        key = (probed, *(batch.shapes for batch in batches))
         if self._failed:
             return self._directly(batches, tokens)
-        if key not in self._met:
-            self._met.add(key)
+        # a plain update sets nothing up that a probed one does not
+        if not self._ran or (probed and True not in self._ran):
+            self._ran.add(probed)
+            self._forget()  # of a run that was resumed at a plain row: recorded anew, they share this one's memory
             return self._recorder.warm_up(lambda: self._directly(batches, tokens))
         if key not in self.recorded and not self._record(key, batches):
-            return self._directly(batches, tokens)
+            return self._recorder.warm_up(lambda: self._directly(batches, tokens))
         chosen = self.recorded[key]
         for own, new in zip(chosen.batches, batches, strict=True):
             own.copy_(new)
@@ -78,6 +90,8 @@ class Replays:
     def _record(self, key: object, batches: Sequence[Batch]) -> bool:
         if len(self.recorded) == MOST:
             return False
+        if self.recorded and _size(batches) > max(own.size for own in self.recorded.values()):
+            self._forget()
         own, tokens = [batch.clone() for batch in batches], torch.ones((), device=self._device)
 
         def work(template: Template) -> None:
@@ -87,16 +101,36 @@ class Replays:
         with self._watcher.recording() as template:
             found = attempt(self._recorder, lambda: work(template))
         if isinstance(found, str):
+            if key not in self._tried:  # what its first call sets up may be what cannot be recorded
+                self._tried.add(key)
+                return False
             if self._required:
                 raise ResourceError(
                     f"this update cannot be recorded as a CUDA graph ({found}): leave --cuda-graphs at auto, or off."
                 )
             log.warning("CUDA graphs are off: this update cannot be recorded (%s).", found)
             self._failed = True
+            self._forget()  # their memory is what updates will run in from now on
             return False
         _, replay = found
         self.recorded[key] = Recorded(own, tokens, template, replay)
         return True
+
+    def _forget(self) -> None:
+        self.recorded.clear()
+        self._recorder = self._recorder.another()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _size(batches: Sequence[Batch]) -> int:
+    """Tokens of both sides, padding included."""
+    return sum(mask.numel() for batch in batches for mask in batch.masks.values())
+
+
+def kinds(shapes: int, accumulate: int) -> int:
+    """How many updates there are to be recorded, of micro-batches that come in so many shapes."""
+    return 2 * shapes**accumulate
 
 
 def recorder_for(config: Config, device: torch.device, team: Team) -> Recorder | None:

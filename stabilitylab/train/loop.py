@@ -17,13 +17,15 @@ from ..data import Batch, Dataset, Unigram
 from ..errors import InputError
 from ..models import build_model
 from ..probes import Recorder, Watcher, evaluation
+from ..probes.numerics import attention
 from ..store import AbsentRun, RunWriter
 from ..verdict import Baseline, Evaluation, Verdict, divergence, judge
 from . import checkpoint
-from .environment import peak_memory
+from .environment import aligned, attention_kernels, peak_memory
 from .graph_replays import Directly, Replays
 from .ranks import Team
 from .recipe import accuracy, learning_rate, optimizer_of, own_rates, set_rate, token_losses
+from .working_weights import WorkingWeights
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,10 @@ class Trainer:
         self.evaluations: list[Evaluation] = []
         self.non_finite: tuple[int, str] | None = None
         self.checkpoints = checkpoint.Cadence(train, self.team)
-        self.held_out = dataset.held_out.to(device)
+        self.held_out = aligned(dataset.held_out, device).to(device)
         self.masks = self.held_out.masks
-        self.validation = [batch.to(device) for batch in dataset.validation()]
+        self.kernels = attention_kernels(train, device)
+        self.validation = [aligned(batch, device).to(device) for batch in dataset.validation()]
 
         self.model = build_model(
             config.model, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab, seed=train.seed
@@ -77,6 +80,7 @@ class Trainer:
         self.model.set_row(self.row)
         for stack in self.model.stacks.values():
             stack.checkpointing = train.activation_checkpointing
+        self.working = WorkingWeights(self.model) if train.working_weights else None
         self.spread = self.team.spread(self.model, device)  # what is called: the model, or what wraps it
         on_device = recorder is not None or device.type == "cuda"
         self.optimizer = optimizer_of(train, self.model.parameters(), device=device if on_device else None)
@@ -168,9 +172,13 @@ class Trainer:
             if self.config.train.clip_norm:
                 torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.train.clip_norm)
             self.optimizer.step()
+            if self.working is not None:
+                self.working.refresh()
             return metrics
         finally:  # after a recording that failed, too
             self.optimizer.zero_grad(set_to_none=True)
+            if self.working is not None:
+                self.working.forget()
 
     def forward_backward(self, batches: Sequence[Batch], tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of the loss per real token of all micro-batches together; returns (loss, unsmoothed nll).
@@ -181,11 +189,13 @@ class Trainer:
         loss_sum = nll_sum = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, start=1):
             self.masks = batch.masks
-            with self.team.accumulating(self.spread, last=number == len(batches)):
+            with attention(self.kernels), self.team.accumulating(self.spread, last=number == len(batches)):
                 with self._autocast():
                     logits = self.spread(**batch.inputs)
                 loss, nll = token_losses(logits, batch.labels, batch.weight, self.config.train.label_smoothing)
                 (loss / tokens).backward()
+            if self.working is not None:
+                self.working.widen()
             loss_sum, nll_sum = loss_sum + loss.detach(), nll_sum + nll.detach()
         return loss_sum / tokens, nll_sum / tokens
 
@@ -193,7 +203,7 @@ class Trainer:
         """The reference pass: the fixed held-out batch under the current parameters and alpha."""
         batch, training_masks = self.held_out, self.masks
         self.masks = batch.masks
-        with self._autocast():
+        with attention(self.kernels), self._autocast():
             logits = self.spread(**batch.inputs)
         _, nll = token_losses(logits, batch.labels, batch.weight, 0.0)
         self.masks = training_masks
@@ -217,7 +227,7 @@ class Trainer:
         with evaluation(self.spread):
             for batch in self.validation:
                 self.masks = batch.masks
-                with self._autocast():
+                with attention(self.kernels), self._autocast():
                     logits = self.spread(**batch.inputs)
                 nll = nll + token_losses(logits, batch.labels, batch.weight, 0.0)[1]
                 right = right + accuracy(logits, batch.labels, batch.weight) * batch.tokens
@@ -280,7 +290,7 @@ class Trainer:
             torch.cuda.set_rng_state(own["cuda_rng"].cpu(), self.device)
 
     def _micro_batch(self, row: int, index: int) -> Batch:
-        return self.dataset.micro_batch(row, index, self.config.train.accumulate)
+        return aligned(self.dataset.micro_batch(row, index, self.config.train.accumulate), self.device)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.train.precision == "bf16")

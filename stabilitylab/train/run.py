@@ -65,10 +65,17 @@ def plan(config: Config) -> Plan:
     device = device_of(team, resolve_device(config.train), config.train.device)
     recorder = recorder_for(config, device, team)
     dataset = load_data(config.data, stack=config.model.stack)
-    footprint = estimate(config, dataset, device)
+    footprint = estimate(config, dataset, device, recorder is not None)
     shards = team.size if team.kind == "fsdp" else 1
     share = replace(footprint, state=footprint.state // shards, activations=footprint.activations // team.size)
-    check_memory(share, device)
+    try:
+        check_memory(share, device)
+    except ResourceError as error:
+        if not footprint.graphs or config.train.cuda_graphs == "on":
+            raise
+        check_memory(replace(share, graphs=0), device)
+        log.warning("CUDA graphs are off: with them %s", error)
+        footprint, recorder = replace(footprint, graphs=0), None
     return Plan(config, dataset, device, footprint, team, recorder)
 
 
@@ -147,7 +154,7 @@ def manifest(plan: Plan) -> dict[str, Any]:
         "loss_normalisation": "per real target token of the whole update",
         "ranks": plan.team.size,
         "cuda_graphs": plan.recorder is not None,
-        **provenance(plan.device, config.train.threads),
+        **provenance(config.train, plan.device),
     }
 
 
@@ -195,8 +202,9 @@ def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | N
             state_now = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             run.set_status(state_now, trainer.row if trainer else 0, reason)
         if isinstance(error, RuntimeError) and "memory" in str(error):
+            also = ", or --cuda-graphs off" if plan.recorder is not None else ""
             raise ResourceError(
-                f"out of memory on {plan.device}: give a smaller --depth or --set data.sentences=..."
+                f"out of memory on {plan.device}: give a smaller --depth or --set data.sentences=...{also}"
             ) from error
         raise
     finally:

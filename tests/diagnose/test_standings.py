@@ -100,6 +100,8 @@ def test_the_command_puts_many_side_by_side(run, tmp_path: Path) -> None:
     code, out, err = run("compare", *paths)
     assert (code, err) == (0, "")
     assert [line.split()[0] for line in out.splitlines()[1:4]] == ["a", "b", "c"]
+    code, mixed, err = run("compare", "runs/a", str(tmp_path / "runs/b"), "runs/c")  # paths of both kinds
+    assert (code, [line.split()[0] for line in mixed.splitlines()[1:4]]) == (0, ["a", "b", "c"]), err
     assert "part at" not in out
     assert "runs/a has the lowest loss, 2.0000, and runs/c the highest, 4.0000" in out
     facts = json.loads(run("compare", *paths, "--json")[1])["side_by_side"]

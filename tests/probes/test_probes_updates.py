@@ -18,6 +18,7 @@ def test_update_ratio_is_the_change_of_a_row_over_its_norm(
     """Also with the copy of the parameters elsewhere, of which a few are fetched at a time."""
     if elsewhere:
         monkeypatch.setattr(copies, "on_host", lambda tensors: True)
+        monkeypatch.setattr(copies, "beside", lambda *_: False)
         monkeypatch.setattr(copies, "PART", 100)
         assert len(list(copies.parts([torch.ones(60)] * 7, torch.device("cpu")))) == 4
     model, sink = Toy(), ListSink()

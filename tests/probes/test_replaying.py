@@ -14,7 +14,7 @@ import torch
 from probe_toys import ListSink, Toy, batch
 
 from stabilitylab.probes import CudaGraphs, Watcher
-from stabilitylab.probes._engine.recorder import why
+from stabilitylab.probes._engine.recorder import attempt, why
 from stabilitylab.probes._engine.reference_pass import Replay
 from stabilitylab.probes._engine.row import copied_over
 from stabilitylab.probes.library.representations import Output
@@ -23,14 +23,18 @@ ENDS = "_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"  # of n
 
 
 class Cuda:
-    """The state that a capture changes, and what torch does to it."""
+    """The state that a capture changes, and what torch does to it; ``held``: bytes of each pool, "eager" the ordinary
+    one, and by how many graphs each is used, as the caching allocator counts them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, end: str = ENDS[0]) -> None:
         self.stream, self.generator, self.pools, self.open = "main", "own", 0, set[int]()
+        self.held: dict[Any, int] = {"eager": 0}
+        self.users: dict[int, int] = {}
         one = SimpleNamespace(clone_state=lambda: "fresh", graphsafe_set_state=lambda g: setattr(self, "generator", g))
         stand_ins: dict[str, Any] = {
             "Stream": lambda device: SimpleNamespace(device=torch.device("cuda", 0)),
-            "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+            "CUDAGraph": lambda: Graph(self),
+            "empty_cache": self.empty_cache,
             "graph_pool_handle": self.handle,
             "current_stream": lambda device=None: self.stream,
             "set_stream": lambda stream: setattr(self, "stream", stream),
@@ -39,20 +43,40 @@ class Cuda:
         }
         for name, stand_in in stand_ins.items():
             monkeypatch.setattr(torch.cuda, name, stand_in)
+        monkeypatch.setattr(torch._C, "_cuda_releasePool", self.release, raising=False)
         for name in ENDS:
             monkeypatch.delattr(torch._C, name, raising=False)
-        monkeypatch.setattr(torch._C, end, lambda place, pool: self.open.remove(pool), raising=False)
+        monkeypatch.setattr(torch._C, end, self.end, raising=False)
 
     def handle(self) -> int:
         self.pools += 1
         return self.pools
 
+    def allocate(self, size: int) -> None:
+        """Something that is freed at once: its pool keeps it."""
+        pool = next(iter(self.open), "eager")
+        self.held[pool] = max(self.held.get(pool, 0), size)
+
+    def end(self, place: int, pool: int) -> None:
+        if pool not in self.open:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.open.remove(pool)
+
+    def release(self, place: int, pool: int) -> None:
+        self.users[pool] -= 1
+        assert self.users[pool] >= 0
+
+    def empty_cache(self) -> None:
+        self.held = {pool: held for pool, held in self.held.items() if pool != "eager" and self.users[pool]}
+
     @contextmanager
     def graph(self, graph: Any, pool: int, stream: Any) -> Iterator[None]:
         """As torch does it: of what a failed capture has changed its end puts nothing back, and raises."""
+        self.empty_cache()
         if pool in self.open:
             raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
         self.open.add(pool)
+        self.users[pool] = self.users.get(pool, 0) + 1
         before, self.stream, self.generator = self.stream, stream, "counts for a graph"
         try:
             yield
@@ -60,6 +84,25 @@ class Cuda:
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture") from None
         self.open.remove(pool)
         self.stream, self.generator = before, "own"
+        graph.used = pool
+
+
+class Graph:
+    """A CUDAGraph: one whose capture ended gives its pool back when it is destroyed."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self._cuda, self.used = cuda, None
+
+    def replay(self) -> None: ...
+
+    def pool(self) -> int:
+        if self.used is None:
+            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+        return self.used
+
+    def __del__(self) -> None:
+        if self.used is not None:
+            self._cuda.release(0, self.used)
 
 
 def fail() -> None:
@@ -77,6 +120,67 @@ def test_a_failed_capture_leaves_nothing_behind(end: str, monkeypatch: pytest.Mo
     assert (cuda.stream, cuda.generator, cuda.open) == ("main", "fresh", set())
     assert graphs.record(lambda: 7)[0] == 7
     assert (cuda.stream, cuda.generator, cuda.pools) == ("main", "own", 2)
+
+
+def test_a_failed_capture_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was recorded before keeps its own."""
+    cuda = Cuda(monkeypatch)
+    graphs = CudaGraphs(torch.device("cuda"))
+    _, replay = graphs.record(lambda: cuda.allocate(30))
+
+    def too_far() -> None:
+        cuda.allocate(48)
+        fail()
+
+    assert attempt(graphs, too_far) == "operation not permitted when stream is capturing"
+    assert cuda.held == {1: 48}  # of the first graph, which shares that pool
+    assert cuda.users == {1: 1}
+    other = graphs.another()  # on the same stream, in memory of its own
+    _, kept = other.record(lambda: cuda.allocate(20))
+    assert (cuda.held, other._stream) == ({1: 48, 3: 20}, graphs._stream)
+    del kept, other
+    torch.cuda.empty_cache()
+    assert cuda.held == {1: 48}
+    del replay
+    assert attempt(graphs, too_far) == "operation not permitted when stream is capturing"
+    assert cuda.held == {}
+    assert set(cuda.users.values()) == {0}
+
+
+def test_a_capture_whose_graph_could_not_be_made_executable_is_given_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(monkeypatch)
+    graphs, whole = CudaGraphs(torch.device("cuda")), cuda.graph
+
+    @contextmanager
+    def graph(graph: Any, pool: int, stream: Any) -> Iterator[None]:
+        with whole(graph, pool, stream):
+            yield
+        raise RuntimeError("CUDA error: operation not supported")
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    assert attempt(graphs, lambda: None) == "CUDA error: operation not supported"
+    assert cuda.users == {1: 0}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
+    ],
+)
+def test_a_lack_of_memory_inside_a_capture_is_one(error: RuntimeError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What reaches the caller is the error of the capture's end, which says only that it failed."""
+    cuda = Cuda(monkeypatch)
+
+    def lack() -> None:
+        raise error
+
+    with pytest.raises(torch.OutOfMemoryError, match=r"while an update was recorded \(CUDA") as found:
+        attempt(CudaGraphs(torch.device("cuda")), lack)
+    assert "previous error" not in str(found.value)
+    assert cuda.users == {1: 0}
 
 
 def test_the_dead_are_buried_before_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_other_settings_are_another_file_but_those_that_change_no_number_are_not
     assert linear[0] != linear[1]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"arch": "preln"}', '{"numbers": 3}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"arch": "preln"}', '{"numbers": 3}', "[" * 100_000])
 def test_a_damaged_file_is_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(InputError, match=r"x\.json holds no measurement that can be read: remove it"):

@@ -13,6 +13,7 @@ import pytest
 from making import load, make_run
 
 from stabilitylab.reports.base import MissingRuns, Panel, Picture
+from stabilitylab.reports.collection import spared
 from stabilitylab.reports.figures.branchnorm.figure_5 import QualityAgainstDepth
 from stabilitylab.reports.measures.quality import quality
 
@@ -95,6 +96,17 @@ def test_scores_that_cannot_be_compared_are_not_drawn(tmp_path: Path, how: dict[
     make_model(tmp_path, "deepnorm", 6, bleu=25.0, how=how)
     (panel,), _ = drawn(tmp_path)
     assert panel.y == "held-out nll [nats/token]"
+
+
+def test_a_damaged_evaluation_is_not_taken_for_none(tmp_path: Path) -> None:
+    """The report lists its run as unreadable, as it does for every damaged file, and draws the others."""
+    kept = make_model(tmp_path, "deepnorm", 2, bleu=20.0)
+    damaged = make_model(tmp_path, "deepnorm", 6, bleu=25.0)
+    (damaged / "evaluation.json").write_text('{"bleu": 2')
+    broken: list[tuple[Path, str]] = []
+    found, left = spared(load(tmp_path), broken, quality)
+    assert (found.is_bleu, [run.run.path for run in left]) == (True, [kept])
+    assert [path for path, why in broken if "evaluation.json is damaged" in why] == [damaged]
 
 
 def test_a_score_from_before_the_last_updates_is_not_drawn(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_files_that_may_not_be_read(run: Path, monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(InputError, match=r"cannot read .*Permission denied.*check its permissions") as caught:
             opened.frame("grad_norm")
         assert one_sentence(caught.value)
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(InputError, match=r"cannot read .*run\.json"):
         Run.open(run)
 

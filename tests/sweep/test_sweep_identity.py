@@ -26,6 +26,7 @@ def test_every_setting_that_decides_something_is_in_the_key() -> None:
         "model.norm": "rmsnorm", "model.growth": "exp", "model.alpha": 0.5, "model.qk_gain": 0.5, "model.v_gain": 0.5,
         "data.source": "hf:x,de,en", "data.valid": "test", "train.schedule": "constant", "train.optimizer": "radam",
         "train.precision": "bf16", "train.cuda_graphs": "on", "train.parallel": "ddp", "train.on_divergence": "stop",
+        "train.attention": "math",
         "probes.names": ("none",), "probes.every": 3, "probes.update_every": 3, "preset": "small",
         "train.device": "cuda", "model.arch": "preln", "model.options": {"kappa": 2.0},
     }  # fmt: skip

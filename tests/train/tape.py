@@ -82,6 +82,9 @@ class Tape:
         self.warmed += 1
         return work()
 
+    def another(self) -> Tape:
+        return self
+
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
         self.recorded += 1
         state, writer = torch.get_rng_state(), _Writer()

@@ -6,12 +6,14 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from tape import Tape
 
 from stabilitylab.config import RUNS_PER_DEVICE, parse_set, resolve
 from stabilitylab.data import load_data
 from stabilitylab.errors import ResourceError
 from stabilitylab.models import build_model
-from stabilitylab.train import footprint
+from stabilitylab.train import footprint, plan
+from stabilitylab.train.environment import peak_memory
 from stabilitylab.train.footprint import Footprint, check_memory, estimate
 from stabilitylab.train.recipe import token_losses
 
@@ -69,16 +71,60 @@ def test_with_checkpointing_a_layer_keeps_its_input_alone(stack: str, streams: i
 
 
 def test_state_counts_what_each_probe_keeps() -> None:
-    def copies(*sets: str, device: str = "cpu", parameters: int = 100) -> int:
-        config = resolve(parse_set(sets), depth=2)
-        return footprint._copies(config, parameters, torch.device(device))
+    def copies(*sets: str, device: str = "cpu") -> int:
+        return footprint._copies(resolve(parse_set(sets), depth=2), torch.device(device))
 
     assert copies("probes.names=['none']", "model.arch=deepnorm") == 4  # weights, gradients, two moments
     assert copies("probes.names=['update_ratio']") == 5
     assert copies("model.arch=deepnorm") == 5
     assert copies() == 6  # BranchNorm: theta_0 too
-    assert copies(parameters=2**28 + 1, device="cuda") == 4  # which wait on the host
-    assert copies(parameters=2**28 + 1) == 6
+    assert copies(device="cuda") == 4  # where there is no room they wait on the host
+
+
+def test_what_recorded_updates_hold_is_counted() -> None:
+    """Memory of graphs is theirs alone, so that what runs directly beside them takes as much again."""
+
+    def graphs(*sets: str, recorded: bool = True) -> tuple[float, int]:
+        config = resolve(parse_set(["data.sentences=4", *sets]), depth=2)
+        dataset = load_data(config.data, stack=config.model.stack)
+        found = estimate(config, dataset, recorded=recorded)
+        assert found.total == found.state + found.activations + found.graphs
+        return found.graphs / found.activations, len(dataset.buckets)
+
+    assert graphs() == (0, 2)
+    assert graphs("train.accumulate=3") == (0, 2)  # 16 kinds
+    assert graphs("train.accumulate=4") == (1, 2)  # 32: some run directly
+    assert graphs("train.accumulate=4", "data.max_length=6") == (0, 1)
+    assert graphs("train.accumulate=4", recorded=False) == (0, 2)
+
+
+def test_a_run_that_fits_without_graphs_alone_goes_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def planned(asked: str):
+        sets = ["data.sentences=4", "train.accumulate=4", f"train.cuda_graphs={asked}"]
+        return plan(resolve(parse_set(sets), depth=2))
+
+    monkeypatch.setattr("stabilitylab.train.run.recorder_for", lambda *_: Tape())
+    room = planned("auto").footprint
+    assert room.graphs
+    assert planned("auto").recorder is not None
+    memory = SimpleNamespace(available=room.total - 1, total=2**50)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    went = planned("auto")
+    assert (went.recorder, went.footprint.graphs) == (None, 0)
+    assert "CUDA graphs are off: with them this run needs about" in caplog.text
+    with pytest.raises(ResourceError, match="this run needs about"):
+        planned("on")
+    memory.available = room.state
+    with pytest.raises(ResourceError, match="this run needs about"):
+        planned("auto")
+
+
+def test_the_peak_is_what_nobody_else_could_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 7)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5)
+    assert peak_memory(torch.device("cuda")) == 7
 
 
 def test_a_few_rows_tell_what_all_of_them_keep() -> None:

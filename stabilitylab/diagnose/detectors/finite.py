@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from ...kernels import suspected
 from ...schema import Row
 from ..events import Event, detector
 from ..evidence import Evidence, Grid
@@ -64,7 +65,10 @@ def first_lost(grid: Grid) -> Loss | None:
 )
 def non_finite(evidence: Evidence) -> Iterator[Event]:
     if evidence.incident is not None and evidence.incident.get("name"):
-        yield from_incident(evidence.incident)
+        event = from_incident(evidence.incident)
+        for kernel in _kernel(evidence, event.step, event.phase):
+            event = replace(event, evidence=f"{event.evidence.rstrip('.')}; {kernel}")
+        yield event
         return  # without a place the rows around it tell more
     grids = sources(evidence)
     lost = sorted(
@@ -77,7 +81,7 @@ def non_finite(evidence: Evidence) -> Iterator[Event]:
         return
     first = lost[0]
     place, words = (_placed if first.grid.is_metric else _beside)(first, lost[1:])
-    text = [_sentence(first), *words, *_enclosed(grids, first)]
+    text = [_sentence(first), *words, *_enclosed(grids, first), *_kernel(evidence, first.step, first.grid.phase)]
     value = first.grid.values[first.at, first.place]
     row = place.grid.rows[place.place] if not place.grid.is_metric else None
     yield Event(
@@ -123,6 +127,18 @@ def _beside(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
             text.append(f"after it, in the training pass of that row: {_sentence(training)}")
             place = training if first.way[0] else first
     return place, text
+
+
+def _kernel(evidence: Evidence, step: int, phase: str) -> list[str]:
+    """Whether a backward pass until then may have gone through a kernel that is known for it."""
+    if not step and phase != "backward":
+        return []
+    config = evidence.run.config
+    settings = config.get("train")
+    precision = settings.get("precision") if evidence.run.kind == "train" and isinstance(settings, Mapping) else None
+    ours = "leave train.attention at auto" if precision else "call torch.backends.cuda.enable_cudnn_sdp(False)"
+    found = suspected(evidence.run.manifest.get("numerics"), [precision] if precision else None, ours)
+    return [found] if found else []
 
 
 def from_incident(incident: dict[str, Any]) -> Event:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
@@ -27,14 +27,21 @@ class Recorder(Protocol):
         """What ``work`` returns, whose tensors each replay fills anew, and the replay; nothing is computed yet."""
         ...
 
+    def another(self) -> Recorder:
+        """One like it, whose recordings have memory of their own: it is given back once all of them are gone."""
+        ...
+
 
 class CudaGraphs:
     """A :class:`Recorder` of CUDA graphs with one pool of memory: no two of them run at a time, and what one leaves
     behind for later is still referred to, so that another does not get it."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
+        self._stream = stream or torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+
+    def another(self) -> CudaGraphs:
+        return CudaGraphs(self._stream.device, self._stream)
 
     def warm_up(self, work: Callable[[], T]) -> T:
         around = torch.cuda.current_stream(self._stream.device)
@@ -47,17 +54,21 @@ class CudaGraphs:
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
         gc.collect()  # another's graph that is found dead, and destroyed, during a capture would end it
         graph, around = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._stream.device)
+        begun = False
         try:
+            # entering it gives back what the allocator keeps of updates that ran directly, so that both never add up
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                begun = True
                 result = work()
         except BaseException:
-            self._clean_up(around)
+            self._clean_up(around, graph, begun)
             raise
         return result, graph.replay
 
-    def _clean_up(self, around: torch.cuda.Stream) -> None:
+    def _clean_up(self, around: torch.cuda.Stream, graph: Any, begun: bool) -> None:
         """After a capture that failed, which torch leaves half open: its stream is the current one, its pool is being
-        allocated to, and the next random number raises, since the generator counts them for the graph."""
+        allocated to and never given back, and the next random number raises, since the generator counts them for the
+        graph."""
         torch.cuda.set_stream(around)
         place = self._stream.device.index
         names = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")  # of new and of old versions
@@ -65,24 +76,52 @@ class CudaGraphs:
         with suppress(RuntimeError):  # the pool is closed already
             if end is not None:
                 end(place, self._pool)
+        if begun and not _is_whole(graph):
+            with suppress(RuntimeError):
+                torch._C._cuda_releasePool(place, self._pool)  # pyright: ignore[reportPrivateImportUsage]
         self._pool = torch.cuda.graph_pool_handle()
         generator: Any = torch.cuda.default_generators[place]
         generator.graphsafe_set_state(generator.clone_state())
 
 
+def _is_whole(graph: Any) -> bool:
+    """Whether its capture ended: then it gives its pool back itself when it is destroyed."""
+    try:
+        graph.pool()
+    except RuntimeError:
+        return False
+    return True
+
+
 def attempt(recorder: Recorder, work: Callable[[], T]) -> tuple[T, Callable[[], None]] | str:
-    """What ``record`` returns, or in one line why it cannot; a lack of memory is not a reason to go on without."""
+    """What ``record`` returns, or in one line why it cannot; a lack of memory is not a reason to go on without, and
+    raises OutOfMemoryError however it shows."""
     try:
         return recorder.record(work)
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
-        return why(error)
+        reason = why(error)
+        if any(lacks_memory(each) for each in _chain(error)):
+            raise torch.OutOfMemoryError(f"out of memory while an update was recorded ({reason})") from error
+    gc.collect()  # now that the error is gone, and with it the frames that held what was half recorded
+    torch.cuda.empty_cache()
+    return reason
 
 
 def why(error: RuntimeError) -> str:
     """The first line of what went wrong first: the end of a failed capture raises too, and says only that it failed."""
-    first: BaseException = error
-    while isinstance(first.__context__, RuntimeError):
-        first = first.__context__
+    *_, first = _chain(error)
     return (str(first).splitlines() or [type(first).__name__])[0]
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Torch's own error, what CUDA says of it, and cuBLAS."""
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "_ALLOC_FAILED" in text
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what went wrong before it, as far as these are errors of torch."""
+    found: BaseException | None = error
+    while isinstance(found, RuntimeError):
+        yield found
+        found = found.__context__

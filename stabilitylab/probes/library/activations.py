@@ -56,6 +56,6 @@ class ActivationSparsity(Probe):
         bound = EPS * torch.linalg.vector_norm(y, dim=-1, keepdim=True, dtype=wide(y)) / y.shape[-1] ** 0.5
 
         def share(chosen: torch.Tensor) -> torch.Tensor:
-            return chosen.sum(dim=-1, dtype=torch.float64) / y.shape[-1]  # (B, T)
+            return chosen.sum(dim=-1, dtype=torch.float32).double() / y.shape[-1]  # (B, T); exact below 2^24 entries
 
         return {"nonzero_fraction": share(y > 0), "active_fraction": share(y.abs() > bound)}

@@ -1,18 +1,32 @@
-"""Copies of all parameters, which probes keep: beside them, or of a model that fills a GPU on its host."""
+"""Copies of all parameters, which probes keep: beside them, or where a GPU has no room on its host."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
-ON_HOST = 1 << 28  # entries from which they wait on the host, which costs time at probed rows instead of memory
+from ...config import RUNS_PER_DEVICE
+
+SPARE = 4  # times its size that must be left for a copy: itself, another, and Adam's moments, which may yet come
 PART = 1 << 24  # entries that are fetched, or exchanged, at a time
 
 
+def left(device: torch.device) -> int:
+    """Bytes of a GPU that this process has not used so far, if what comes and goes in an update came a second time, as
+    memory of recorded updates is theirs alone; of several runs that a sweep puts there each has its part."""
+    free, whole = torch.cuda.mem_get_info(device)
+    now, most = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+    part = whole // int(os.environ.get(RUNS_PER_DEVICE) or 1)
+    return min(free + torch.cuda.memory_reserved(device), part) - most - (most - now)
+
+
 def on_host(tensors: Sequence[torch.Tensor]) -> bool:
-    return sum(tensor.numel() for tensor in tensors if tensor.is_cuda) > ON_HOST
+    """Whether a copy of all waits on the host, which costs time at probed rows instead of memory."""
+    there = [tensor for tensor in tensors if tensor.is_cuda]
+    return bool(there) and SPARE * sum(tensor.nbytes for tensor in there) > left(there[0].device)
 
 
 def room_for(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -35,9 +49,13 @@ def keep(copies: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Non
         torch._foreach_copy_(list(copies), list(tensors), non_blocking=True)  # pyright: ignore
 
 
+def beside(copies: Sequence[torch.Tensor], device: torch.device) -> bool:
+    return all(copy.device == device for copy in copies)
+
+
 def parts(copies: Sequence[torch.Tensor], device: torch.device) -> Iterator[list[torch.Tensor | None]]:
     """The copies on ``device``, as many at a time as may be there, with None for the others."""
-    if all(copy.device == device for copy in copies) and not on_host(copies):
+    if beside(copies, device):
         yield list(copies)
         return
     nothing: list[torch.Tensor | None] = [None] * len(copies)

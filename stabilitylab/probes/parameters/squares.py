@@ -10,7 +10,7 @@ import torch
 from torch._utils import _flatten_dense_tensors
 
 SMALL = 1024  # entries up to which tensors of one shape are stacked instead of visited one by one
-CHUNK = {"cpu": 1 << 16, "cuda": 1 << 24}  # entries that are flattened at a time: a cache full; few launches
+CHUNK = {"cpu": 1 << 16, "cuda": 1 << 22}  # entries that are looked at together: a cache full, on a GPU few launches
 WIDENED = 1 << 18  # entries of a tensor up to which a float64 copy of it is kept at hand on a CPU
 
 Cut = tuple[int, slice | None]  # which tensor, which of its rows
@@ -105,8 +105,8 @@ class WideNorm:
         self._rooms: dict[torch.Size, torch.Tensor] = {}
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:  # 0-dim
-        if not widens(tensor):
-            return torch.linalg.vector_norm(tensor, dtype=torch.float64)
+        if not widens(tensor):  # on a GPU a norm of one tensor with a dtype makes the copy, the norms of a list do not
+            return torch._foreach_norm([tensor], 2, dtype=torch.float64)[0]  # pyright: ignore
         if (room := self._rooms.get(tensor.shape)) is None:
             if len(self._rooms) > 16:  # lengths that change from batch to batch
                 self._rooms.clear()
@@ -120,11 +120,14 @@ def widens(tensor: torch.Tensor) -> bool:
 
 
 def flattened(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The entries of all tensors, a bounded number at a time."""
+    """The entries of all tensors, a bounded number at a time: of a large tensor views, of small ones a copy."""
     held: list[torch.Tensor] = []
     size, limit = 0, CHUNK.get(tensors[0].device.type, 1 << 22) if tensors else 0
-    for tensor in tensors:
-        held.append(_dense(tensor) if tensor.is_sparse else tensor)
+    for tensor in map(_dense, tensors):
+        if tensor.numel() >= limit:
+            yield from tensor.reshape(-1).split(limit)
+            continue
+        held.append(tensor)
         size += tensor.numel()
         if size >= limit:
             yield _flatten_dense_tensors(held)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...store.evaluation import read_evaluation
 from ..collection import Record
 from .comparison import failed, last_nll
 
@@ -70,12 +71,9 @@ def quality(runs: Iterable[Record]) -> Quality:
 
 def _evaluation(record: Record) -> dict[str, float]:
     """Reads what ``stabilitylab evaluate`` left there; nothing where the run was trained on since."""
-    try:
-        found = json.loads((record.run.path / "evaluation.json").read_text(encoding="utf-8"))
-        usable = math.isfinite(found["bleu"]) and found.get("row", record.status.step) == record.status.step
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    return found if usable else {}
+    found = read_evaluation(record.run.path) or {}
+    scored = found.get("bleu") is not None and found.get("row", record.status.step) == record.status.step
+    return found if scored else {}
 
 
 def share_of(record: Record) -> float:

@@ -1,0 +1,50 @@
+"""How this process computes where several ways give different digits, and which kernels attention may take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+ENABLED = {
+    "flash": torch.backends.cuda.flash_sdp_enabled,
+    "efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
+    "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
+    "math": torch.backends.cuda.math_sdp_enabled,
+}
+
+
+def enabled() -> list[str]:
+    """The kernels of ``F.scaled_dot_product_attention`` that torch may choose from now."""
+    return [name for name, is_on in ENABLED.items() if is_on()]
+
+
+def attention(kernels: Sequence[str] | None) -> AbstractContextManager[Any]:
+    """Around forward and backward passes (of which a checkpointed layer is computed anew in the latter): only these
+    kernels, in torch's order, which is flash, efficient, math. None: torch's own choice."""
+    return nullcontext() if kernels is None else sdpa_kernel([BACKENDS[name] for name in kernels])
+
+
+def numerics(device: torch.device, kernels: Sequence[str] | None = None) -> dict[str, Any]:
+    """What a run records of it; ``kernels`` are those that it will use (None: those that are enabled)."""
+    cuda = device.type == "cuda"
+    return {
+        "attention": enabled() if kernels is None else list(kernels),
+        "capability": list(torch.cuda.get_device_capability(device)) if cuda else None,
+        "cudnn": torch.backends.cudnn.version() if cuda else None,
+        "float32_matmul": torch.get_float32_matmul_precision(),  # "highest": no TF32
+        "cudnn_tf32": torch.backends.cudnn.allow_tf32,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }

@@ -1,0 +1,56 @@
+# pyright: reportPrivateImportUsage=false
+"""Working weights: what a bf16 run multiplies with, made once an update instead of at each use."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import Tensor, nn
+
+from ..models.sublayers import Linear
+
+
+class WorkingWeights:
+    """bf16 copies of the matrices and biases of ``model``, but for those that something else uses too (a tied output).
+
+    Under autocast each weight is cast where it is used, and each gradient back. Here one call casts all
+    (:meth:`refresh`, after each update) and one call hands a micro-batch's gradients on (:meth:`widen`): the same
+    numbers. Passes without gradients take the weights themselves, which the held-out pass exchanges.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+        self.weights: list[Tensor] = []
+        self._working: list[Tensor] = []
+        for module in model.modules():
+            own = [p for p in (module.weight, module.bias) if p is not None] if isinstance(module, Linear) else []
+            if isinstance(module, Linear) and all(uses[id(p)] == 1 for p in own):
+                working = [p.detach().to(torch.bfloat16).requires_grad_() for p in own]
+                module.working = (working[0], working[1] if len(working) > 1 else None)
+                self.weights += own
+                self._working += working
+
+    def refresh(self) -> None:
+        """The weights as they are now."""
+        with torch.no_grad():
+            torch._foreach_copy_(self._working, self.weights)
+
+    def widen(self) -> None:
+        """Adds the gradients of the working weights to those of the weights; what has none gets none."""
+        pairs = [(own, short.grad) for own, short in zip(self.weights, self._working, strict=True)]
+        found = [(own, grad) for own, grad in pairs if grad is not None]
+        with torch.no_grad():
+            if first := [(own, grad) for own, grad in found if own.grad is None]:
+                made = [torch.empty_like(own) for own, _ in first]
+                torch._foreach_copy_(made, [grad for _, grad in first])
+            if again := [(own.grad, grad) for own, grad in found if own.grad is not None]:
+                torch._foreach_add_([grad for grad, _ in again], [grad for _, grad in again])
+            for (own, _), grad in zip(first, made if first else (), strict=True):
+                own.grad = grad
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops gradients that were not handed on, as of an update that failed."""
+        for short in self._working:
+            short.grad = None
