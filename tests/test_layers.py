@@ -33,7 +33,7 @@ LEVEL = {
 INSIDE = {
     "diagnose": (
         ("diagnose.order",),
-        ("diagnose.evidence",),
+        ("diagnose.evidence", "diagnose.unmeasured"),
         ("diagnose.events", "diagnose.series"),
         ("diagnose.detectors", "diagnose.cause"),
         ("diagnose.diagnosis",),

@@ -46,12 +46,12 @@ class UpdateRatio(ParameterProbe):
     "parameter_norm",
     on="update",
     unit="L2 norm",
-    columns={"weight": Norm(), "gradient": Norm(), "update": Norm()},
+    columns={"weight": Norm(), "gradient": Norm(), "moved": Norm()},
     log=True,
 )
 class ParameterNorm(ParameterProbe):
-    """||theta_t||_2, ||dE/dtheta_t||_2 before clipping, and ||theta_{t+1} - theta_t||_2 of every single parameter, by
-    its name. Keeps one copy of the parameters, as ``update_ratio`` does.
+    """weight: ||theta_t||_2, gradient: ||dE/dtheta_t||_2 before clipping, and moved: ||theta_{t+1} - theta_t||_2, of
+    every single parameter, by its name. Keeps one copy of the parameters, as ``update_ratio`` does.
 
     Look for the one matrix that stands behind a layer's number: a projection whose weight grows while the others stay,
     a gradient that is missing (absent: it has none) or that a single embedding holds.
@@ -75,7 +75,7 @@ class ParameterNorm(ParameterProbe):
         theta, update = (parameters.by_parameter(squares) for squares in pieces.values())
         seen = np.ones((len(parameters.each), 3), dtype=bool)
         seen[:, 1] = self._given
-        return Collected({"weight": theta, "gradient": self._gradient, "update": update}, seen)
+        return Collected({"weight": theta, "gradient": self._gradient, "moved": update}, seen)
 
 
 def moved(theta: Sequence[torch.Tensor], parameters: Parameters) -> dict[str, torch.Tensor]:
