@@ -301,3 +301,25 @@ def test_copies_and_pickles_of_a_watched_model_carry_no_hook(tmp_path: Any) -> N
     row = [row.site for row in sink.tables["activation_grad_norm"].rows].index("blocks.0")
     # of one call, not of four
     assert sink.rows[0][2]["activation_grad_norm"].values[row, 0] == pytest.approx(squares**0.5, rel=1e-5)
+
+
+def test_code_that_is_shared_with_an_unwatched_model_of_the_class_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    data, sink, own = batches(), ListSink(), ListSink()
+    teacher, student, watched = GPT(), GPT(), type("Watched", (GPT,), {})()
+    for model in (teacher, student, watched):
+        model.compile(backend="eager")
+    with (
+        Watcher(student, sink, every=1, probes="ln_input") as w,
+        Watcher(watched, own, every=1, probes="ln_input") as v,
+    ):
+        for _ in range(3):
+            tokens = next(data)
+            with torch.enable_grad():
+                teacher(tokens)
+            for model, watcher in ((student, w), (watched, v)):
+                model(tokens).square().mean().backward()
+                watcher.step(loss=1.0)
+    told = [record.message for record in caplog.records if record.name == "stabilitylab"]
+    assert sum("not seen, since the model is compiled already" in text for text in told) == 1
+    assert sum("another model of its class may be compiled without probes" in text for text in told) == 1
+    assert not any(tables["ln_input"].absent.any() for _, _, tables in own.rows)

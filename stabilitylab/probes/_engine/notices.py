@@ -22,6 +22,11 @@ log = logging.getLogger("stabilitylab")
 FRAMES = 8  # of the callers, among which a GradScaler is looked for
 COMPILED = "the model is compiled already, and will be once more at its next call, with the probes inside."
 
+SHARED = (
+    "another model of its class may be compiled without probes, whose code it shares: watch that one too, or give this "
+    "one a class of its own (class Watched(Model): pass)"
+)
+
 
 class Notices:
     """Says each thing once, on the first rank alone."""
@@ -30,7 +35,7 @@ class Notices:
         self.unseen: dict[str, list[str]] = {}  # table -> places that no call of the first probed rows came by
         self._model, self._first, self._scaled = model, first, scaled
         self._looked: set[str] = set()  # kinds of pass of which that is known
-        self._warned = self._called = self._asked = False
+        self._warned = self._again = self._asked = False
 
     def compiled(self) -> bool:
         """Whether parts of the model are compiled; what was compiled before the hooks came is compiled anew."""
@@ -52,11 +57,14 @@ class Notices:
     def loop(self, row: int, training: TrainingPass, parameters: Parameters, early: bool) -> None:
         """Warns of a loop in which step() stands in the wrong place, or that never trains; ``early``: the optimizer's
         step came before the first row."""
-        gone = self._called and not training.called and bool(training.boards)
-        self._called |= training.called
-        if gone and compiled_modules(self._model) and forget_compiled():
+        compiled = bool(training.boards) and not training.called and bool(compiled_modules(self._model))
+        if compiled and not self._again and forget_compiled():
+            self._again = True
             training.stay()
-            self._tell(row, f"the forward pass was not seen, since {COMPILED}")
+            log.warning("row %d: the forward pass was not seen, since %s", row, COMPILED)
+            return
+        if compiled and self._again and not self._warned:
+            self._tell(row, f"the forward pass was not seen again: {SHARED}")
         if self._warned:
             return
         if not self._scaled and not self._asked and (found := _forgotten_scaler()) is not None:
