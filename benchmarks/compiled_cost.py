@@ -1,8 +1,8 @@
 """What watching costs a compiled model, and the same one uncompiled: side by side, ABBA, with an A/A control.
 
-    python benchmarks/compiled_cost.py                                  # 6 layers, 256 wide, 4 x 256 tokens, inductor
+    python benchmarks/compiled_cost.py                          # 6 layers, 256 wide, 4 x 256 tokens, inductor
     python benchmarks/compiled_cost.py --width 384 --tokens 128 --rounds 30
-    python benchmarks/compiled_cost.py --backend eager                  # nothing compiled
+    python benchmarks/compiled_cost.py --backend eager          # nothing compiled
 
 A decoder of GPT's kind (tests/compiled has a smaller one), AdamW, updates of one batch. "control": a second unwatched
 one. "plain": watched, a row that is not probed. "standard", "default": a probed row with these probes. Every subject has

@@ -48,17 +48,23 @@ class Copied:
 class Hook(Copied):
     """A module's forward hook, for all that ``visitor`` wants there.
 
-    ``needs_input``: whether anything reads what enters the module; ``gradient_of``: whose gradient is wanted, of the
+    ``needs_input``, ``needs_output``: whether anything reads what enters and what leaves the module; ``gradient_of``: whose gradient is wanted, of the
     "input" and of the "output". ``compiled``: whether it stands in compiled code, where it cannot be taken away.
     """
 
     def __init__(
-        self, visitor: Visitor, module: nn.Module, wanted: Any, needs_input: bool, gradient_of: frozenset[str]
+        self,
+        visitor: Visitor,
+        module: nn.Module,
+        wanted: Any,
+        needs_input: bool,
+        needs_output: bool,
+        gradient_of: frozenset[str],
     ) -> None:
         self.visitor: Visitor | None = visitor
         self.module, self.wanted = module, wanted
         self.model = unwrapped(visitor.model)
-        self.needs_input = needs_input
+        self.needs_input, self.needs_output = needs_input, needs_output
         self.of_input, self.of_output = "input" in gradient_of, "output" in gradient_of
         self.compiled = False
         self._handles: list[Any] = []
@@ -73,7 +79,7 @@ class Hook(Copied):
                 do(_measure, self, args, kwargs, output)  # pyright: ignore (it may be compiled)
         elif torch.is_grad_enabled() and self.model.training:
             x = _entering(args, kwargs) if self.needs_input else None
-            y = _tensor(output)
+            y = _tensor(output) if self.needs_output else None
             _visit(None if x is None else x.detach(), None if y is None else y.detach(), self.key)
             if self.of_output and y is not None and y.requires_grad:
                 return _with(output, y, _through(y, self.output_key))
@@ -195,7 +201,16 @@ _visit: Any = torch.ops.stabilitylab.visit.default
 _register_effectful_op(_visit, _EffectType.ORDERED)
 _LIBRARY.define("through(Tensor value, Tensor key) -> Tensor", tags=[torch.Tag.pt2_compliant_tag])
 _LIBRARY.impl("through", lambda value, key: value.clone(), "CompositeExplicitAutograd")
-torch.library.register_fake("stabilitylab::through", lambda value, key: torch.empty_like(value), lib=_LIBRARY)
+
+
+def _through_fake(value: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Its shape, for compilers; the first time that inductor asks, it is told that it need not copy."""
+    if (lowering := sys.modules.get("torch._inductor.lowering")) is not None and _through not in lowering.lowerings:
+        lowering.register_lowering(_through, type_promotion_kind=None)(lambda value, key: value)
+    return torch.empty_like(value)
+
+
+torch.library.register_fake("stabilitylab::through", _through_fake, lib=_LIBRARY)
 _through: Any = torch.ops.stabilitylab.through.default
 
 

@@ -171,8 +171,9 @@ class Pass:
         for module, all_of_it in wanted.items():
             places = [(board.probe.on, board.sites[row].take) for board, row, _ in all_of_it]
             needs_input = any(on != "backward" or take == "input" for on, take in places)
+            needs_output = any(take == "output" for _, take in places)
             gradient_of = frozenset(take for on, take in places if on == "backward")
-            yield Hook(self, module, tuple(all_of_it), needs_input, gradient_of)
+            yield Hook(self, module, tuple(all_of_it), needs_input, needs_output, gradient_of)
 
     def _enter(self, *given: Any) -> None:
         self.end(more=True)
