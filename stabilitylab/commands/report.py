@@ -60,10 +60,8 @@ def report(
     console = Console(stderr=True)
     chosen = folders or [RUNS]
     columns = (TextColumn("report"), BarColumn(28), TextColumn("{task.fields[what]}", markup=False))
-    with (
-        stopping(),
-        Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar,
-    ):
+    hidden = quiet or not console.is_terminal
+    with stopping(), Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("report", total=None, what="")
 
         def progress(what: str, done: int, of: int) -> None:

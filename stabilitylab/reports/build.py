@@ -21,7 +21,7 @@ from .claims import Finding, ledger
 from .collection import Record, Runs, spared
 from .diagnosis import diagnose
 from .headline import headline
-from .overview import overview
+from .overview import Overview, overview
 from .point import pointless
 from .press import Press
 from .sections import Group, PageSection
@@ -121,7 +121,7 @@ def build(
             runs = runs.where(lambda record: record.run.path not in damaged)
             write_ledger(findings, out)
             begin("runs in a sentence")
-            view, runs = spared(runs, broken, lambda left: overview(left, _named(left, ())))
+            view, runs = spared(runs, broken, lambda left: _overview(left, kept))
             begin("files of the figures")
             sections, unprinted = press.printed()
         missing = [one for one in kept if isinstance(one, Missing)]
@@ -150,6 +150,17 @@ def title_of(runs: Runs, folders: Sequence[Path]) -> str:
     """``3 runs in runs``."""
     where = ", ".join(dict.fromkeys(folder.resolve().name for folder in folders))
     return f"{len(runs)} run{'s' if len(runs) != 1 else ''} in {where}" if len(folders) == 1 else where
+
+
+def _overview(runs: Runs, kept: list[Missing | Failed | None]) -> Overview:
+    """The top of the page; of what an error keeps from being made nothing, and the error goes to ``kept``."""
+    try:
+        return overview(runs, _named(runs, ()))
+    except DamagedError:
+        raise
+    except Exception as error:
+        kept.append(Failed.of("overview", "Runs in a sentence", error))
+        return Overview()
 
 
 def _telling(id: str, picture: Picture, asked: bool) -> Picture:

@@ -32,7 +32,7 @@ function powers(low, high) {
   const span = high - low, found = [];
   if (span >= 2) {
     const step = Math.ceil(span / 6);
-    for (let k = Math.ceil(low); k <= high; k += step) found.push([k, `10<sup>${k}</sup>`]);
+    for (let k = Math.ceil(low); k <= high; k += step) found.push([k, narrow() ? `1e${k}` : `10<sup>${k}</sup>`]);
   } else {
     for (let k = Math.floor(low); k <= high; k++) for (const digit of [1, 2, 5]) found.push([k + Math.log10(digit), digit * 10 ** k]);
   }

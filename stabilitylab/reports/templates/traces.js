@@ -61,7 +61,7 @@ function heat(plot, cells, log) {
   const scale = map.origin && layered(plot) ? scaleOf(map.origin) : { log: map.log, low: map.low, high: map.low + map.span }; // maps may share it
   const limit = (x) => (scale.log === log ? x : log ? Math.log10(x) : 10 ** x), ends = { zmin: limit(scale.low), zmax: limit(scale.high) };
   if (!Number.isFinite(ends.zmin)) ends.zmin = log ? Math.log10(map.low) : map.low; // what is shared may reach 0
-  const bar = { title: { text: escaped(map.unit), side: "right", font: { size: 11 } }, thickness: 10, tickfont: { size: 10 }, outlinewidth: 0, exponentformat: "power" };
+  const bar = { title: { text: escaped(map.unit), side: "right", font: { size: 11 } }, thickness: 10, tickfont: { size: 11 }, outlinewidth: 0, exponentformat: "power" };
   if (log) Object.assign(bar, powers(ends.zmin, ends.zmax));
   const place = `${escaped(plot.x.title)} %{x}, ${escaped(plot.y.title)} %{y}: `;
   const printed = (has) => map.text && { texttemplate: "%{text}", textfont: { size: 10.5 }, // a trace prints on its cells alone
@@ -80,7 +80,7 @@ function heat(plot, cells, log) {
 // How many times one run's numbers are another's: white where they are alike, the same colours either way.
 function ratios(plot) {
   const { x, y, z, unit } = plot.map, most = Math.max(0.01, ...z.flat().map((value) => Math.abs(value ?? 0)));
-  const bar = { title: { text: escaped(unit), side: "right", font: { size: 11 } }, thickness: 10, tickfont: { size: 10 }, outlinewidth: 0 };
+  const bar = { title: { text: escaped(unit), side: "right", font: { size: 11 } }, thickness: 10, tickfont: { size: 11 }, outlinewidth: 0 };
   return [{ type: "heatmap", x, y, z, zmin: -most, zmax: most, colorscale: "RdBu", colorbar: bar, hoverongaps: false,
     customdata: z.map((row) => row.map((value) => (value === null ? null : 10 ** value))),
     hovertemplate: `${escaped(plot.x.title)} %{x}, ${escaped(plot.y.title)} %{y}: A is <b>%{customdata:.3~g}</b> times B<extra></extra>` }];
