@@ -207,7 +207,11 @@ def test_names_are_text_and_never_html(tmp_path: Path) -> None:
     document = Document(path)
     assert not document.named("img")
     assert not any(name.startswith("on") for _, attributes in document.elements for name in attributes)
-    assert len(document.named("script")) == len(Document(write(tmp_path / "plain")).named("script")) == 4 + len(page.SCRIPTS)
+    assert (
+        len(document.named("script"))
+        == len(Document(write(tmp_path / "plain")).named("script"))
+        == 4 + len(page.SCRIPTS)
+    )
     assert document.named("h1")[0][1] == document.named("title")[0][1] == CLOSING
     assert "alert" not in "".join(
         text for attributes, text in document.named("script") if attributes.get("id") != "plots"
