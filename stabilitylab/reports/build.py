@@ -245,10 +245,8 @@ def load(*folders: Path) -> tuple[Runs, list[tuple[Path, str]]]:
             found.setdefault(record.run.path.resolve(), record)
     runs, folder = Runs(found.values()), folders[0]
     if not runs:
-        found = f"; {broken[0][1]}" if broken else ""
-        raise InputError(
-            f"no run can be read below {folder}: make one with 'stabilitylab probe --out {folder}'{found}."
-        )
+        why = f"; {broken[0][1]}" if broken else ""
+        raise InputError(f"no run can be read below {folder}: make one with 'stabilitylab probe --out {folder}'{why}.")
     return runs, broken
 
 

@@ -258,5 +258,9 @@ def differences(
     return found
 
 
-def counted(seeds: int) -> str:
-    return "one seed" if seeds == 1 else f"{seeds} seeds"
+def counted(seeds: int | Sequence[int]) -> str:
+    """``3 seeds`` or, where not all points have as many, ``2 to 3 seeds``."""
+    least, most = (seeds, seeds) if isinstance(seeds, int) else (min(seeds), max(seeds))
+    if least < most:
+        return f"{least} to {most} seeds"
+    return "one seed" if most == 1 else f"{most} seeds"

@@ -47,7 +47,7 @@ def watch(
         last = now if going else last
         if now - last >= quiet:
             return build(folders, out, diagnosed=diagnosed, progress=progress)
-        time.sleep(max(every, SHARE * (now - begun)) if going or quiet > every else max(0.0, min(every, quiet)))
+        time.sleep(max(min(every, quiet), SHARE * (now - begun)))
 
 
 def write(folders: Sequence[Path], out: Path, every: float, diagnosed: Sequence[str] = ()) -> tuple[Path, int]:

@@ -182,6 +182,5 @@ def test_watching_writes_a_live_page_and_then_the_whole_report(tmp_path: Path) -
     said: list[str] = []
     built = watch([tmp_path / "runs"], tmp_path / "report", 0.05, quiet=0.2, told=said.append)
     assert said[0].endswith("index.html: 0 runs going")  # its writer is gone
-    assert len(said) > 1
     assert 'id="live"' not in built.page.read_text(encoding="utf-8")
     assert (tmp_path / "report" / "claims.csv").exists()

@@ -337,7 +337,8 @@ def test_a_hundred_runs_are_drawn_only_where_one_looks(browser: Browser, tmp_pat
     drawn = "await wait(500); return $$('[data-drawn]').length;"
     assert browser.run(drawn) < 10
     browser.run(
-        "$('#run-99').closest('details').open = true; $('#run-99').scrollIntoView(); await until(() => $('#run-99 [data-drawn]'));"
+        "const run = $('#run-99'); run.closest('details').open = true; run.scrollIntoView();"
+        "await until(() => $('#run-99 [data-drawn]'));"
     )
     assert 2 <= browser.run(drawn) < 20
     assert browser.run("return $$('#run-99 .scatterlayer .trace').length;") > 0

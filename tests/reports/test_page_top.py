@@ -118,7 +118,8 @@ def test_a_layer_pointed_at_is_marked_in_every_panel(browser: Browser, written: 
         tower.dispatchEvent(new MouseEvent("click", at(0.1))); await wait(300);
         seen.kept = [marked(), location.hash];
         tower.focus();
-        for (const key of ["ArrowUp", "ArrowLeft"]) tower.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+        for (const key of ["ArrowUp", "ArrowLeft"])
+          tower.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
         await wait(300);
         seen.keys = [tower.getAttribute("aria-valuetext"), $("#step-shown").textContent];
         const map = $("#map-panels .plot");
