@@ -26,7 +26,6 @@ def report(
     folders: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[RUNS]...",
             help="Folders of run directories, or some of these; of two runs both are compared.",
             show_default="runs",
         ),
