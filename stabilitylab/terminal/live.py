@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from .words import duration, number, sparkline, state_style
 
 if TYPE_CHECKING:
     from ..probes import Watcher
+    from ..schema import Cells, Table
     from ..train.loop import Report
 
 PLAIN_LINES = 16  # lines of a whole run where stderr is not a terminal
@@ -42,6 +43,7 @@ class LiveDisplay:
         self.held_out: float | None = None
         self.broken = ""  # what was not finite first, and where
         self.worst: str | None = None
+        self.cells: tuple[int, Cells] | None = None  # of the probe that is shown, and its row
         self.seconds: deque[float] = deque(maxlen=20)
         self.started = time.perf_counter()
         self._live: Live | None = None
@@ -90,6 +92,8 @@ class LiveDisplay:
         held_out = report.metrics.get("held_out_nll")
         self.held_out = self.held_out if held_out is None else held_out
         self.worst = worst_ln_input(report.watcher) or self.worst
+        if report.watcher.last and (cells := report.watcher.last[2].get(self.shown)) is not None:
+            self.cells = report.watcher.last[0], cells  # kept: not every row is probed
         self.seconds.append(report.seconds)
         if self.quiet:
             return
@@ -156,20 +160,20 @@ class LiveDisplay:
 
     def _layers(self, report: Report) -> list[Text | RichTable]:
         """A strip of cells a stack, of the probe that is shown, in the row that was recorded last."""
-        last = report.watcher.last
-        cells = last[2].get(self.shown) if last else None
-        if last is None or cells is None:
-            return [Text(f"worst LN input {self.worst}")] if self.worst else []
-        table = report.watcher.tables[self.shown]
-        found = [Text(f"{self.shown.replace('_', ' ')} [{table.unit}] by layer, step {last[0]}", style="bold")]
-        broken = False
-        for stack, strip, said in lines(table, cells, max(10, self.console.width - NAMES - 2)):
-            broken = "not finite" in said
-            line = Text(f"{stack:<{NAMES}}  ").append_text(strip)
-            found += [line, Text(f"{'':<{NAMES}}  {said}", style=state_style("failed") if broken else "dim")]
+        found: list[Text | RichTable] = []
+        if self.cells is not None:
+            row, cells = self.cells
+            table = report.watcher.tables[self.shown]
+            found.append(Text(f"{self.shown.replace('_', ' ')} [{table.unit}] by layer, step {row}", style="bold"))
+            found += self._strips(table, cells)
         if self.worst:
             found.append(Text(f"{'worst LN input':<{NAMES}}  {self.worst}"))
-        return list(found)
+        return found
+
+    def _strips(self, table: Table, cells: Cells) -> Iterator[Text]:
+        for stack, strip, said in lines(table, cells, max(10, self.console.width - NAMES - 2)):
+            yield Text(f"{stack:<{NAMES}}  ").append_text(strip)
+            yield Text(f"{'':<{NAMES}}  {said}", style=state_style("failed") if "not finite" in said else "dim")
 
     def time_left(self, report: Report) -> float:
         return (self.steps - report.row - 1) * sum(self.seconds) / len(self.seconds)
