@@ -31,7 +31,7 @@ MOST = 300_000  # bytes
 FRAME = """<g class="frame" style="animation-delay: -{{late}}s"><style>{styles}</style>
 <g transform="translate(9, 9)">{backgrounds}<g class="{unique_id}-matrix">{matrix}</g></g></g>"""
 WHOLE = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">
-<title>The live panel of stabilitylab probe: progress, loss, and the layers of encoder and decoder by gradient norm</title>
+<title>The panel of stabilitylab probe: progress, loss, and the layers of encoder and decoder by gradients</title>
 <style>text {{ font: 20px Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: pre; }}
 .frame {{ visibility: hidden; animation: seen {all}s steps(1) infinite; }}
 @keyframes seen {{ 0% {{ visibility: visible; }} {share}% {{ visibility: hidden; }} }}</style>
