@@ -77,11 +77,11 @@ function heat(plot, cells, log) {
   return traces;
 }
 
-// How many times one run's numbers are another's: white where they are alike, the same colours either way.
+// How many times one run's numbers are another's: white where they are alike, red where A has more, blue where B has.
 function ratios(plot) {
   const { x, y, z, unit } = plot.map, most = Math.max(0.01, ...z.flat().map((value) => Math.abs(value ?? 0)));
   const bar = { title: { text: escaped(unit), side: "right", font: { size: 11 } }, thickness: 10, tickfont: { size: 11 }, outlinewidth: 0 };
-  return [{ type: "heatmap", x, y, z, zmin: -most, zmax: most, colorscale: "RdBu", colorbar: bar, hoverongaps: false,
+  return [{ type: "heatmap", x, y, z, zmin: -most, zmax: most, colorscale: [[0, "#2166ac"], [0.5, "#f7f7f7"], [1, "#b2182b"]], colorbar: bar, hoverongaps: false,
     customdata: z.map((row) => row.map((value) => (value === null ? null : 10 ** value))),
     hovertemplate: `${escaped(plot.x.title)} %{x}, ${escaped(plot.y.title)} %{y}: A is <b>%{customdata:.3~g}</b> times B<extra></extra>` }];
 }
