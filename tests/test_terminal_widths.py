@@ -14,7 +14,7 @@ from rich.console import Console
 
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import RunWriter
-from stabilitylab.terminal import Column, LiveDisplay, print_table, sparkline, strips
+from stabilitylab.terminal import Field, LiveDisplay, print_table, sparkline, strips
 from stabilitylab.train.loop import Report
 
 WIDTHS = (80, 140)
@@ -107,10 +107,10 @@ def test_sparklines_keep_the_latest() -> None:
 
 
 COLUMNS = [
-    Column("run"),
-    Column("state", need=2, state=True),
-    Column("number", right=True, need=1),
-    Column("why", need=3, prose=True),
+    Field("run"),
+    Field("state", need=2, state=True),
+    Field("number", right=True, need=1),
+    Field("why", need=3, prose=True),
 ]
 CELLS = [[NAME, "diverged", "12345", "the held-out loss is nan at step 31"], ["b", "trained", "7", ""]]
 

@@ -71,23 +71,23 @@ def compare(
 def _side_by_side(console: Console, standings: Standings, settings: bool) -> None:
     """One row a run, or one column where that fits better; the settings in which they differ below, unless they were
     said already."""
-    from ..terminal import Column, fitted, print_table
+    from ..terminal import Field, fitted, print_table
 
     paths = [row.run for row in standings.rows]
     folder = os.path.commonpath([os.path.dirname(path) for path in paths]) if len({*paths}) > 1 else ""
     shown = [
-        (Column("run"), lambda row: os.path.relpath(row.run, folder or ".")),
-        (Column("arch", need=8), lambda row: row.label),
-        (Column("layers", need=3), lambda row: row.layers),
-        (Column("seed", need=2, right=True), lambda row: "" if row.seed is None else str(row.seed)),
-        (Column("state", need=9, state=True), lambda row: row.state),
-        (Column(f"{standings.loss or 'loss'} at {standings.step}", need=10, right=True), _number("loss", ".4f")),
-        (Column("- unigram, last", need=6, right=True), _number("gap", "+.3f")),
-        (Column("gradient decades", need=5, right=True), _number("gradient_decades", ".2f")),
-        (Column("norm inputs grew", need=4, right=True), _number("norm_growth", ".2f", "x")),
-        (Column("||dF||", need=4, right=True), _number("moved", ".3g")),
-        (Column("tokens/s", need=1, right=True), _number("tokens_per_second", ",.0f")),
-        (Column("first trouble", need=7, prose=True), lambda row: row.trouble or "none"),
+        (Field("run"), lambda row: os.path.relpath(row.run, folder or ".")),
+        (Field("arch", need=8), lambda row: row.label),
+        (Field("layers", need=3), lambda row: row.layers),
+        (Field("seed", need=2, right=True), lambda row: "" if row.seed is None else str(row.seed)),
+        (Field("state", need=9, state=True), lambda row: row.state),
+        (Field(f"{standings.loss or 'loss'} at {standings.step}", need=10, right=True), _number("loss", ".4f")),
+        (Field("- unigram, last", need=6, right=True), _number("gap", "+.3f")),
+        (Field("gradient decades", need=5, right=True), _number("gradient_decades", ".2f")),
+        (Field("norm inputs grew", need=4, right=True), _number("norm_growth", ".2f", "x")),
+        (Field("||dF||", need=4, right=True), _number("moved", ".3g")),
+        (Field("tokens/s", need=1, right=True), _number("tokens_per_second", ",.0f")),
+        (Field("first trouble", need=7, prose=True), lambda row: row.trouble or "none"),
     ]
     columns, cells = [column for column, _ in shown], [[show(row) for _, show in shown] for row in standings.rows]
     print_table(console, *fitted(console, columns, cells))
@@ -115,11 +115,11 @@ def _show(console: Console, found: Comparison) -> None:
 
     say(found.paragraph)
     if found.first is not None:
-        from ..terminal import Column, print_table
+        from ..terminal import Field, print_table
 
         names = ("differs by more than", "first at step", "phase", "probe", "where")
         needs = {"phase": 1, "probe": 2, "where": 3}
-        columns = [Column(name, right=name not in needs, need=needs.get(name, 0)) for name in names]
+        columns = [Field(name, right=name not in needs, need=needs.get(name, 0)) for name in names]
         growth = []
         for level, one in found.growth.items():
             first = ("-", "", "", "") if one is None else (str(one.step), one.phase, one.probe, one.where)

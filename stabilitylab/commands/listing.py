@@ -126,12 +126,12 @@ def runs(
     if as_json:
         print(json.dumps({"runs": rows}, indent=2))
         return
-    from ..terminal import Column, print_table
+    from ..terminal import Field, print_table
 
     columns = [
-        Column("run"), Column("state", need=6, state=True), Column("verdict", need=9, state=True),
-        Column("arch", need=5), Column("layers", need=4), Column("data", need=1), Column("seed", need=2, right=True),
-        Column("step", need=7, right=True), Column("nll - unigram", need=8, right=True),
+        Field("run"), Field("state", need=6, state=True), Field("verdict", need=9, state=True),
+        Field("arch", need=5), Field("layers", need=4), Field("data", need=1), Field("seed", need=2, right=True),
+        Field("step", need=7, right=True), Field("nll - unigram", need=8, right=True),
     ]  # fmt: skip
     console = Console(width=None if sys.stdout.isatty() else 200)
     print_table(console, columns, [[str(row[column.name]) for column in columns] for row in rows])

@@ -285,13 +285,15 @@ def shown(runs: Runs, names: Sequence[str] = ()) -> list[Record]:
 
 
 def _named(runs: Runs, names: Sequence[str]) -> list[Record]:
-    """The runs of these names; without any, what went wrong first, and one of each label before a second."""
+    """The runs of these names; without any, what goes on, then what went wrong, and one of each label before a
+    second."""
     if names:
         known = {record.name: record for record in runs}
         if unknown := [name for name in names if name not in known]:
             raise UsageError(f"no run {unknown[0]!r} there; it has {', '.join(list(known)[:8])}.")
         return [known[name] for name in names]
     order = {"diverged": 0, "stuck": 1, "descending": 2, "learning": 4, "trained": 5}
-    trained = [record for record in runs if record.kind != "onestep" and record.ended]
-    worst = sorted(trained or runs, key=lambda record: order.get(record.verdict, 3))
+    trained = [record for record in runs if record.kind != "onestep"]
+    going = {record.name for record in trained if record.status.state == "running"}
+    worst = sorted(trained or runs, key=lambda record: -1 if record.name in going else order.get(record.verdict, 3))
     return sorted(worst, key=lambda record: [r.label for r in worst[: worst.index(record)]].count(record.label))

@@ -17,7 +17,7 @@ NARROWEST = 24  # of a column of sentences, which wraps
 
 
 @dataclass(frozen=True)
-class Column:
+class Field:
     """``need``: columns of smaller need are dropped first, those of 0 never are. ``prose``: its cells are sentences,
     which wrap between words. ``state``: its cells are states, which have colours."""
 
@@ -28,7 +28,7 @@ class Column:
     state: bool = False
 
 
-def print_table(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+def print_table(console: Console, columns: Sequence[Field], rows: Sequence[Sequence[str]]) -> None:
     """Print the columns that fit, and say what was left out; empty columns are no columns."""
     kept = [i for i, _ in enumerate(columns) if any(row[i] for row in rows)]
     dropped: list[str] = []
@@ -54,24 +54,24 @@ def print_table(console: Console, columns: Sequence[Column], rows: Sequence[Sequ
 
 
 def fitted(
-    console: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]]
-) -> tuple[list[Column], list[list[str]]]:
+    console: Console, columns: Sequence[Field], rows: Sequence[Sequence[str]]
+) -> tuple[list[Field], list[list[str]]]:
     """As it is where all columns fit; else rows and columns exchanged, where that fits without a loss: few runs of
     which much is known."""
     table = list(columns), [list(row) for row in rows]
     kept = [i for i, _ in enumerate(columns) if any(row[i] for row in rows)]
     if _width(columns, rows, kept) <= console.width:
         return table
-    turned = [Column(columns[0].name), *(Column(row[0], prose=True) for row in rows)]
+    turned = [Field(columns[0].name), *(Field(row[0], prose=True) for row in rows)]
     body = [[columns[i].name, *(row[i] for row in rows)] for i in kept[1:]]
     return (turned, body) if _width(turned, body, range(len(turned))) <= console.width else table
 
 
-def _cell(column: Column, text: str) -> Text:
+def _cell(column: Field, text: str) -> Text:
     return Text(text, style=state_style(text) if column.state else "")
 
 
-def _width(columns: Sequence[Column], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> int:
+def _width(columns: Sequence[Field], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> int:
     def own(i: int) -> int:
         natural = max(len(columns[i].name), *(len(row[i]) for row in rows), 0)
         return min(natural, max(NARROWEST, len(columns[i].name))) if columns[i].prose else natural
@@ -79,7 +79,7 @@ def _width(columns: Sequence[Column], rows: Sequence[Sequence[str]], kept: Seque
     return sum(own(i) for i in kept) + GAP * max(0, len(kept) - 1)
 
 
-def _blocks(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> None:
+def _blocks(console: Console, columns: Sequence[Field], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> None:
     """Each row as its first cell and, below it, a line for each other."""
     label = max((len(columns[i].name) for i in kept[1:]), default=0)
     for row in rows:

@@ -183,6 +183,7 @@ def test_two_runs_stand_side_by_side(browser: Browser, written: Path) -> None:
         seen.settings = $("#part-settings").textContent;
         seen.said = $("#part-said").textContent;
         seen.growth = $$("#part-growth tbody tr").length;
+        await until(() => location.hash.includes("b="));
         seen.hash = location.hash;
         tick("branchnorm").click(); await wait(400);
         seen.third = $$(".side").map((one) => one.value);
@@ -214,10 +215,10 @@ def test_a_live_page_comes_again_and_keeps_what_was_looked_at(browser: Browser, 
     make_run(tmp_path / "runs", "second", arch="deepnorm", layers=4)
     write_live([tmp_path / "runs"], tmp_path / "report", 2.0)
     found: list[object] = []
-    for _ in range(100):
+    for _ in range(240):
         try:
             found = browser.run(
-                "await wait(100); await until(() => $$('.tower').length);"
+                "await wait(500); await until(() => $$('.tower').length);"
                 "return [$$('#table tbody tr').length, $('#step-shown').textContent];"
             )
         except AssertionError:  # it was reloading

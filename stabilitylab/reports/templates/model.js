@@ -131,7 +131,7 @@ function paintModel() {
   markTowers();
 }
 
-let playing = 0;
+let playing = 0, built = null; // built: when the towers stand
 function play(on) {
   clearInterval(playing);
   playing = 0;
@@ -152,7 +152,7 @@ if (runs.length) {
   for (const button of all(".pick")) button.addEventListener("click", () => look({ run: view.run === button.dataset.run ? null : button.dataset.run }));
   listeners.push((changes) => ("probe" in changes ? buildModel() : paintModel()));
   pointing.push(markTowers);
-  buildModel();
+  built = buildModel();
 }
 for (const button of all(".event")) {
   const { step, probe, layer, stack } = button.dataset;
