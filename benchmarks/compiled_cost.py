@@ -5,9 +5,9 @@
     python benchmarks/compiled_cost.py --backend eager          # nothing compiled
 
 A decoder of GPT's kind (tests/compiled has a smaller one), AdamW, updates of one batch. "control": a second unwatched
-one. "plain": watched, a row that is not probed. "standard", "default": a probed row with these probes. Every subject has
-its own model and optimizer; CPU time, of one thread; without reference passes, which train nothing. Intervals: 95 %,
-bootstrap over rounds.
+one. "plain": watched, a row that is not probed. "standard", "default": a probed row with these probes. Every subject
+has its own model and optimizer; CPU time, of one thread; without reference passes, which train nothing. Intervals:
+95 %, bootstrap over rounds.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from ._version import __version__
 from .commands import COMMANDS, EXIT_CODES
@@ -59,10 +60,28 @@ def _complain(message: object, code: int, verbose: bool) -> int:
     return code
 
 
+class _Plain:
+    """A flag takes no value, so that its help shows none; newer versions of typer print its type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.display_type = lambda ctx: ""
+        return parameters
+
+
+class _Command(_Plain, typer.core.TyperCommand): ...
+
+
+class _Group(_Plain, typer.core.TyperGroup): ...
+
+
 def build() -> typer.Typer:
     """The command line of all registered commands."""
     app = typer.Typer(
         name="stabilitylab",
+        cls=_Group,
         help="Will a deep Transformer train, which layer breaks first, and why.",
         epilog=EXIT_CODES,
         no_args_is_help=True,
@@ -72,7 +91,7 @@ def build() -> typer.Typer:
     )
     app.callback()(_root)
     for entry in sorted(COMMANDS.values(), key=lambda entry: (entry.rank, entry.name)):
-        app.command(entry.name, epilog=EXIT_CODES if entry.exit_codes else None)(entry.function)
+        app.command(entry.name, cls=_Command, epilog=EXIT_CODES if entry.exit_codes else None)(entry.function)
     return app
 
 

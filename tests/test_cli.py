@@ -78,6 +78,9 @@ def test_list_and_runs(run) -> None:
     assert listing["presets"]["base"] == "512-2048-8"
     assert all(set(facts) == FACTS for facts in listing["archs"].values())
     assert "DeepNet" in run("list", "archs")[1]
+    assert len(run("list", "archs")[1].splitlines()) == len(listing["archs"])
+    assert "rms" in run("list", "probes", "update_ratio")[1]
+    assert run("list", "presets", "tiny")[0] == run("list", "archs", "nope")[0] == 2
     assert "LN(alpha x_l + F(x_l))" in run("list")[1]
     assert run("probe", "--arch", "postln", *FAST, "--quiet")[0] == 0
     (row,) = json.loads(run("runs", "--json")[1])["runs"]
@@ -89,7 +92,8 @@ FACTS = {"formula", "source", "remarks", "learns", "options", "gains", "defined_
 
 
 def test_list_archs_prints_formula_source_extras_and_the_constants_of_a_depth(run) -> None:
-    blocks = run("list", "archs")[1].split("\ndeepnorm\n")[1].splitlines()[:5]
+    name, *blocks = run("list", "archs", "Deep_Norm")[1].splitlines()[:6]
+    assert name == "deepnorm"
     assert [line.strip() for line in blocks] == [
         "x_{l+1} = LN(alpha x_l + F(x_l)); v, out, fc1, fc2 drawn with gain beta",
         "source: DeepNet, Figure 2",
@@ -98,10 +102,10 @@ def test_list_archs_prints_formula_source_extras_and_the_constants_of_a_depth(ru
         "at 200 layers, encoder-decoder: encoder: alpha = 3.41574, beta = 0.20631; "
         "decoder: alpha = 4.16179, beta = 0.169904",
     ]
-    single = run("list", "archs", "--depth", "24", "--stack", "decoder")[1]
+    single = run("list", "archs", "deepnorm", "--depth", "24", "--stack", "decoder")[1]
     assert "at 24 layers, decoder: decoder: alpha = 2.63215, beta = 0.268642" in single
-    assert "tfixup\n" in single
-    assert "defined for encoder-decoder models only" in single
+    only = run("list", "archs", "tfixup", "--depth", "24", "--stack", "decoder")[1]
+    assert "defined for encoder-decoder models only" in only
     found = json.loads(run("list", "archs", "--depth", "36", "--json")[1])["archs"]
     assert found["subln"]["constants"]["encoder"]["gamma"] == pytest.approx(2.182857, abs=6e-7)
     assert found["admin"]["learns"] == "omega: d a sub-layer"

@@ -40,3 +40,11 @@ def test_its_tables_are_those_of_the_registries() -> None:
 def test_its_program_compiles() -> None:
     for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
         compile(block, "README.md", "exec")
+
+
+def test_its_pictures_are_small_and_fetch_nothing() -> None:
+    for name in re.findall(r"!\[[^\]]*\]\((docs/[^)]+)\)", README):
+        assert (ROOT / name).stat().st_size < 300_000, name
+    drawn = (ROOT / "docs/pictures/panel.svg").read_text(encoding="utf-8")
+    assert "url(http" not in drawn
+    assert "href" not in drawn

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from ..errors import DamagedError, UsageError
 from . import command
@@ -62,7 +61,7 @@ def compare(
         more = {"side_by_side": standings.as_dict(), "unreadable": unreadable}
         print(json.dumps(plain(facts | more), indent=2))
         return
-    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+    console = Console(width=None if sys.stdout.isatty() else 400)
     if found is not None:
         _show(console, found)
         console.print()
@@ -70,31 +69,28 @@ def compare(
 
 
 def _side_by_side(console: Console, standings: Standings, settings: bool) -> None:
-    """One row a run; the settings in which they differ below, unless they were said already."""
+    """One row a run, or one column where that fits better; the settings in which they differ below, unless they were
+    said already."""
+    from ..terminal import Field, fitted, print_table
+
     paths = [row.run for row in standings.rows]
     folder = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths]) if len({*paths}) > 1 else ""
-    columns = {
-        "run": lambda row: os.path.relpath(row.run, folder or "."),
-        "arch": lambda row: row.label,
-        "layers": lambda row: row.layers,
-        "seed": lambda row: "" if row.seed is None else str(row.seed),
-        "state": lambda row: row.state,
-        f"{standings.loss or 'loss'} at {standings.step}": _number("loss", ".4f"),
-        "- unigram, last": _number("gap", "+.3f"),
-        "gradient decades": _number("gradient_decades", ".2f"),
-        "norm inputs grew": _number("norm_growth", ".2f", "x"),
-        "||dF||": _number("moved", ".3g"),
-        "tokens/s": _number("tokens_per_second", ",.0f"),
-        "first trouble": lambda row: row.trouble or "none",
-    }
-    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
-    text = ("run", "arch", "layers", "state", "first trouble")
-    cells = {name: [show(row) for row in standings.rows] for name, show in columns.items()}
-    for name in (shown := [name for name, column in cells.items() if any(column)]):
-        table.add_column(name, justify="left" if name in text else "right", no_wrap=name in ("run", "first trouble"))
-    for place in range(len(paths)):
-        table.add_row(*(cells[name][place] for name in shown))
-    console.print(table, highlight=False, markup=False)
+    shown = [
+        (Field("run"), lambda row: os.path.relpath(row.run, folder or ".")),
+        (Field("arch", need=8), lambda row: row.label),
+        (Field("layers", need=3), lambda row: row.layers),
+        (Field("seed", need=2, right=True), lambda row: "" if row.seed is None else str(row.seed)),
+        (Field("state", need=9, state=True), lambda row: row.state),
+        (Field(f"{standings.loss or 'loss'} at {standings.step}", need=10, right=True), _number("loss", ".4f")),
+        (Field("- unigram, last", need=6, right=True), _number("gap", "+.3f")),
+        (Field("gradient decades", need=5, right=True), _number("gradient_decades", ".2f")),
+        (Field("norm inputs grew", need=4, right=True), _number("norm_growth", ".2f", "x")),
+        (Field("||dF||", need=4, right=True), _number("moved", ".3g")),
+        (Field("tokens/s", need=1, right=True), _number("tokens_per_second", ",.0f")),
+        (Field("first trouble", need=7, prose=True), lambda row: row.trouble or "none"),
+    ]
+    columns, cells = [column for column, _ in shown], [[show(row) for _, show in shown] for row in standings.rows]
+    print_table(console, *fitted(console, columns, cells))
     if settings and standings.settings:
         console.print("\nsettings that differ:", highlight=False)
         for key, values in standings.settings.items():
@@ -119,14 +115,17 @@ def _show(console: Console, found: Comparison) -> None:
 
     say(found.paragraph)
     if found.first is not None:
-        table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
-        for column in ("differs by more than", "first at step", "phase", "probe", "where"):
-            table.add_column(column, justify="right" if "step" in column or "than" in column else "left")
+        from ..terminal import Field, print_table
+
+        names = ("differs by more than", "first at step", "phase", "probe", "where")
+        needs = {"phase": 1, "probe": 2, "where": 3}
+        columns = [Field(name, right=name not in needs, need=needs.get(name, 0)) for name in names]
+        growth = []
         for level, one in found.growth.items():
-            cells = ("-", "", "", "") if one is None else (str(one.step), one.phase, one.probe, one.where)
-            table.add_row(f"{100 * level:g} %", *cells)
+            first = ("-", "", "", "") if one is None else (str(one.step), one.phase, one.probe, one.where)
+            growth.append([f"{100 * level:g} %", *first])
         say()
-        console.print(table, highlight=False, markup=False)
+        print_table(console, columns, growth)
     if found.settings:
         say("\nsettings that differ:")
         for key, (a, b) in found.settings.items():

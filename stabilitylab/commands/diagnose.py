@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.padding import Padding
+from rich.text import Text
 
 from . import command
 from ._options import JSON, VERBOSE
@@ -42,18 +43,25 @@ def diagnose(
 
 
 def _show(found: Diagnosis) -> None:
-    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
-    console.print(found.paragraph, highlight=False, markup=False)
-    if found.events:
-        table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
-        for column in ("step", "until", "event", "where", "strength", "evidence"):
-            table.add_column(column, justify="right" if column in ("step", "until", "strength") else "left")
-        for event in found.events:
-            until = "" if event.until is None else str(event.until)
-            strength = "note" if event.severity == "note" else f"{event.strength:.3g}"
-            table.add_row(str(event.step), until, event.title, event.where, strength, event.evidence)
-        console.print()
-        console.print(table, highlight=False, markup=False)
+    from ..diagnose.events import alike
+    from ..terminal import state_style
+
+    console = Console(width=None if sys.stdout.isatty() else 10_000)
+    console.print(Text(found.paragraph, style=state_style(found.verdict) if found.verdict == "failure" else ""))
+    for event, *others in alike(found.events):
+        until = "" if event.until is None else f" to {event.until}"
+        strength = "" if event.severity == "note" else f", {event.strength:.3g} times its threshold"
+        head = Text.assemble(
+            f"\nstep {event.step}{until}  ", (event.title, "bold"), f"  {event.where}  ",
+            (event.severity, state_style(event.severity)), strength,
+        )  # fmt: skip
+        console.print(head)
+        evidence = event.evidence.rstrip(".")
+        if evidence not in found.paragraph:  # which says it already
+            console.print(Padding(Text(f"{evidence}."), (0, 0, 0, 4), expand=False))
+        if others:
+            seen = "; ".join(f"{one.probe.partition('.')[0] or one.title} from step {one.step} on" for one in others)
+            console.print(Padding(Text(f"also seen: {seen}", style="dim"), (0, 0, 0, 4), expand=False))
     from ..diagnose.events import DETECTORS
 
     console.print(f"\nchecked: {', '.join(DETECTORS[kind].title for kind in found.checked)}", highlight=False)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from ..errors import InputError
+from ..errors import InputError, UsageError
 from ..registry import Registry, failed
 from . import COMMANDS, command
 from ._options import JSON, RUNS
@@ -29,16 +28,20 @@ def list_(
         Literal["archs", "probes", "figures", "detectors", "sweeps", "commands", "presets"] | None,
         typer.Argument(help="Only these."),
     ] = None,
+    name: Annotated[str | None, typer.Argument(help="Only this one of them, with all that is known of it.")] = None,
     depth: Annotated[int, typer.Option(min=1, help="Layers for which 'archs' prints constants.")] = 200,
     stack: Annotated[
         Literal["encoder-decoder", "encoder", "decoder"], typer.Option(help="Kind of model for those constants.")
     ] = "encoder-decoder",
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Architectures, probes, figures, detectors, sweeps, commands and presets, with their definitions and origin."""
+    """Architectures, probes, figures, detectors, sweeps, commands and presets, a line each; with a name the rest."""
     from ..config import depth_layers  # here, since it takes its time
 
     layers = depth_layers(depth, stack)
+    if name is not None:
+        _one(str(what), name, layers, f"{depth} layers, {stack}", as_json)
+        return
     listing = {kind: entries for kind, entries in catalogue(*layers).items() if what in (None, kind)}
     origins = {
         kind: {name: registry.origin(name) for name in registry} for kind, registry in registries(listing).items()
@@ -46,20 +49,52 @@ def list_(
     if as_json:
         print(json.dumps({**listing, "from": origins, "left_out": failed}, indent=2))
         return
-    console = Console()
-    if what == "archs":
-        for name, facts in listing["archs"].items():
-            lines = [*arch_lines(facts, f"{depth} layers, {stack}"), f"from: {origins['archs'][name]}"]
-            print("\n".join([name, *(f"    {line}" for line in lines)]))
-        return
+    console = Console(width=None if sys.stdout.isatty() else 200)
     for kind, entries in listing.items():
-        table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2))
+        console.print(f"{kind}:" if what is None else "", style="bold", end="\n" if what is None else "")
+        longest = max(map(len, entries), default=0)
         for entry, text in entries.items():
             said = text if isinstance(text, str) else f"{text['formula']}  ({text['source']})"
-            table.add_row(entry, said, origins.get(kind, {}).get(entry, ""))
-        console.print(table, highlight=False, markup=False)
+            origin = origins.get(kind, {}).get(entry, "stabilitylab")
+            said += "" if origin == "stabilitylab" else f"  [{origin}]"
+            console.print(
+                f"  {entry:<{longest}}  {_shortened(said, console.width - longest - 4)}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+    if what in ("archs", "probes"):
+        print(f"more of one: stabilitylab list {what} NAME", file=sys.stderr)
     for plugin, why in failed.items():
         print(f"left out: {plugin} cannot be imported ({why})", file=sys.stderr)
+
+
+def _shortened(text: str, width: int) -> str:
+    """As many whole words as fit."""
+    if len(text) <= width:
+        return text
+    return f"{text[: max(1, width - 2)].rpartition(' ')[0].rstrip(' ,;:(')} …"
+
+
+def _one(kind: str, name: str, layers: tuple[int, int], at: str, as_json: bool) -> None:
+    """All that is known of one entry."""
+    from ..models.facts import facts
+
+    registry = registries([kind]).get(kind)
+    if registry is None:
+        raise UsageError(f"'list {kind} {name}': only archs, probes, figures, detectors and commands have more to say.")
+    known = registry.resolve(name)
+    if kind == "archs":
+        found = facts(known, *layers)
+        told = arch_lines(found, at)
+    else:
+        entry = registry[known]
+        text = inspect.getdoc(getattr(entry, "function", getattr(entry, "find", entry))) or str(entry)
+        found, told = {"text": text}, text.splitlines()
+    if as_json:
+        print(json.dumps({known: found, "from": registry.origin(known)}, indent=2))
+        return
+    print("\n".join([known, *(f"    {line}".rstrip() for line in [*told, f"from: {registry.origin(known)}"])]))
 
 
 def arch_lines(facts: dict[str, Any], at: str) -> list[str]:
@@ -91,11 +126,15 @@ def runs(
     if as_json:
         print(json.dumps({"runs": rows}, indent=2))
         return
-    columns = ("run", "state", "verdict", "arch", "layers", "data", "seed", "step", "nll - unigram")
-    table = Table(*columns, box=None, padding=(0, 1), header_style="bold")
-    for row in rows:
-        table.add_row(*(str(row[column]) for column in columns))
-    Console(width=None if sys.stdout.isatty() else 200).print(table, highlight=False, markup=False)
+    from ..terminal import Field, print_table
+
+    columns = [
+        Field("run"), Field("state", need=6, state=True), Field("verdict", need=9, state=True),
+        Field("arch", need=5), Field("layers", need=4), Field("data", need=1), Field("seed", need=2, right=True),
+        Field("step", need=7, right=True), Field("nll - unigram", need=8, right=True),
+    ]  # fmt: skip
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    print_table(console, columns, [[str(row[column.name]) for column in columns] for row in rows])
     for row in rows:
         if row["state"] in ("failed", "interrupted", "unreadable"):
             print(f"{row['run']}: {row['reason']}", file=sys.stderr)

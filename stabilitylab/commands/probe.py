@@ -96,6 +96,7 @@ def probe(
         list[str] | None, _run("--set", metavar="SECTION.KEY=VALUE", help="Any setting, such as train.lr=1e-3.")
     ] = None,
     dry_run: Annotated[bool, _run("--dry-run", help="Print configuration, parameters, memory; train nothing.")] = False,
+    show: Annotated[str, _run(metavar="PROBE", help="Whose layers the live panel shows.")] = "grad_norm",
     as_json: Annotated[bool, JSON] = False,
     quiet: Annotated[bool, _run("-q", "--quiet", help="No progress, only the run's path.")] = False,
     verbose: Annotated[bool, _run("-v", "--verbose", help="Log more; show tracebacks.")] = False,
@@ -125,11 +126,15 @@ def probe(
         "probes": {"every": _every(every), "update_every": _every(every), "names": _names(probes)},
     }
     flags = _given(flags)
+    if show != "grad_norm":
+        from ..probes import PROBES
+
+        show = PROBES.resolve(show)
     if resume not in (None, AUTO):
         steps_only = not flags.get("train", {}).keys() - {"steps"}
         if set(flags) - {"train"} or not steps_only or depth or set_ or config or name or dry_run:
             raise UsageError("--resume continues a run with its own configuration: only --steps may go with it.")
-        return _resume(Path(resume), steps, fail_on_divergence, as_json, quiet)
+        return _resume(Path(resume), steps, fail_on_divergence, as_json, quiet, show)
     from ..config import parse_set, read_config_file, resolve
     from ..store.layout import is_run_name
 
@@ -147,9 +152,9 @@ def probe(
         if job.state == "finished":
             return resuming.say_ended(job.path, fail_on_divergence, as_json, quiet)
         if job.resumable:
-            return _resume(job.path, None, fail_on_divergence, as_json, quiet)
+            return _resume(job.path, None, fail_on_divergence, as_json, quiet, show)
         name = job.name
-    return _start(settings, out, name, fail_on_divergence, as_json, quiet)
+    return _start(settings, out, name, fail_on_divergence, as_json, quiet, show)
 
 
 def _every(text: str | None) -> int | str | None:
@@ -170,19 +175,26 @@ def _given(flags: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in trimmed.items() if value not in (None, {})}
 
 
-def _start(config: Config, out: Path, name: str | None, fail: bool, as_json: bool, quiet: bool) -> int:
+def _start(config: Config, out: Path, name: str | None, fail: bool, as_json: bool, quiet: bool, shown: str) -> int:
     """Train, record, summarise; returns the exit code."""
-    from .. import train
 
-    plan = train.plan(config)
-    return _watched(lambda display: train.start(plan, out, name, display), fail, as_json, quiet)
+    def go(display: LiveDisplay) -> Result:
+        from .. import train
+
+        return train.start(train.plan(config), out, name, display)
+
+    return _watched(go, fail, as_json, quiet, shown)
 
 
-def _resume(path: Path, steps: int | None, fail: bool, as_json: bool, quiet: bool) -> int:
+def _resume(path: Path, steps: int | None, fail: bool, as_json: bool, quiet: bool, shown: str) -> int:
     """Continue a run; returns the exit code."""
-    from .. import train
 
-    return _watched(lambda display: train.resume(path, steps, display), fail, as_json, quiet)
+    def go(display: LiveDisplay) -> Result:
+        from .. import train
+
+        return train.resume(path, steps, display)
+
+    return _watched(go, fail, as_json, quiet, shown)
 
 
 def _dry_run(config: Config, as_json: bool) -> int:
@@ -227,12 +239,13 @@ def _dry_run(config: Config, as_json: bool) -> int:
     return 0
 
 
-def _watched(go: Callable[[LiveDisplay], Result], fail: bool, as_json: bool, quiet: bool) -> int:
-    from ..probes.parameters.ranks import is_first_rank
+def _watched(go: Callable[[LiveDisplay], Result], fail: bool, as_json: bool, quiet: bool, show: str) -> int:
     from ..terminal import LiveDisplay
 
-    with LiveDisplay(Console(stderr=True), quiet) as display:
+    with LiveDisplay(Console(stderr=True), quiet, show) as display:
         result = go(display)
+    from ..probes.parameters.ranks import is_first_rank
+
     if not is_first_rank():  # which has nothing to show, and was told nothing
         return 128 + result.signal if result.signal is not None else 0
     return _finish(result, fail, as_json, quiet)

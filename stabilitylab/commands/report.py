@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from ..errors import UsageError
 from . import command
 from ._options import JSON, QUIET, RUNS, VERBOSE
 
@@ -21,7 +23,13 @@ if TYPE_CHECKING:
 
 @command("report", rank=60)
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder of run directories, or one of them.")] = RUNS,
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Folders of run directories, or some of these; of two runs both are compared.",
+            show_default="runs",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Where index.html, figures/ and claims.csv go.")] = Path("report"),
     figure: Annotated[
         list[str] | None, typer.Option(help="Only this figure, such as branchnorm:8 (a bare 8 means that); repeatable.")
@@ -29,6 +37,11 @@ def report(
     run: Annotated[
         list[str] | None, typer.Option(help="Diagnose this run (its name in the table of runs); repeatable.")
     ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Write the page again while runs go on, and the report at their end."),
+    ] = False,
+    every: Annotated[float, typer.Option(min=0.5, help="Seconds between two pages of --watch.")] = 5.0,
     as_json: Annotated[bool, JSON] = False,
     quiet: Annotated[bool, QUIET] = False,
     verbose: Annotated[bool, VERBOSE] = False,
@@ -37,19 +50,34 @@ def report(
 
     Exit 1 where an error kept a figure, a run's part of the page or a claim's verdict from being made; all others are.
     """
+    if watch and figure:
+        raise UsageError("--watch shows runs, not the papers' figures: leave out --figure.")
     from ..reports.build import build
+    from ..reports.live import watch as watched
     from ..stopping import stopping
 
     console = Console(stderr=True)
-    with stopping(), console.status("report") as status:
-        shown = console.is_terminal and not quiet
-        built = build(
-            folder,
-            out,
-            figures=figure or (),
-            diagnosed=run or (),
-            progress=lambda what: status.update(f"report: {what}") if shown else None,
-        )
+    chosen = folders or [RUNS]
+    columns = (TextColumn("report"), BarColumn(28), TextColumn("{task.fields[what]}", markup=False))
+    hidden = quiet or not console.is_terminal
+    with stopping(), Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task("report", total=None, what="")
+
+        def progress(what: str, done: int, of: int) -> None:
+            bar.update(task, completed=done, total=of, what=what)
+
+        if watch:
+
+            def told(sentence: str) -> None:
+                bar.update(task, what=sentence)
+                if hidden and not quiet and sentence not in said:
+                    print(sentence, file=sys.stderr)
+                said.add(sentence)
+
+            said: set[str] = set()
+            built = watched(chosen, out, every, diagnosed=run or (), told=told, progress=progress)
+        else:
+            built = build(chosen, out, figures=figure or (), diagnosed=run or (), progress=progress)
     if as_json:
         print(json.dumps(_facts(built), indent=2))
     elif quiet:

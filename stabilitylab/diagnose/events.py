@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -76,6 +76,14 @@ class Event:
             "evidence": self.evidence,
             "numbers": dict(self.numbers),
         }
+
+
+def alike(events: Sequence[Event]) -> list[list[Event]]:
+    """The same finding once: events of one kind, stack and severity together, as two tables often see one thing."""
+    found: dict[tuple[str, str, str], list[Event]] = {}
+    for event in events:
+        found.setdefault((event.kind, event.place.stack if event.place else "", event.severity), []).append(event)
+    return list(found.values())
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import ResourceError, UsageError
 from ..schema import Cells, Sink, Table
+from .pictures import LayerMap
 
 try:
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
@@ -30,22 +31,22 @@ def aggregates(
 ) -> dict[str, float]:
     """What a tracker gets of one row: a few numbers however deep the model, never one a layer.
 
-    ``metrics/<name>`` as recorded; ``<table>.<column>/<stack>/min``, ``median`` and ``max`` over the places of the
-    stack whose number is finite (the tags of ``stabilitylab export --to tensorboard``).
+    ``metrics/<name>`` as recorded; of each table's main column ``<table>.<column>/<stack>/min``, ``median`` and
+    ``max`` over the places of the stack whose number is finite (the tags of ``stabilitylab export --to tensorboard``).
     """
     values = {f"metrics/{name}": float(value) for name, value in metrics.items() if value is not None}
     for name, cells in tables.items():
         table = definitions[name]
         stacks = np.array([row.stack for row in table.rows])
-        for place, column in enumerate(table.columns):
-            for stack in dict.fromkeys(stacks.tolist()):
-                usual = cells.values[(stacks == stack) & ~cells.absent, place]
-                usual = usual[np.isfinite(usual)]
-                if usual.size:
-                    head = f"{name}.{column}" + (f"/{stack}" if stack else "")
-                    values[f"{head}/min"] = float(usual.min())
-                    values[f"{head}/median"] = float(np.median(usual))
-                    values[f"{head}/max"] = float(usual.max())
+        place = table.columns.index(table.main)
+        for stack in dict.fromkeys(stacks.tolist()):
+            usual = cells.values[(stacks == stack) & ~cells.absent, place]
+            usual = usual[np.isfinite(usual)]
+            if usual.size:
+                head = f"{name}.{table.main}" + (f"/{stack}" if stack else "")
+                values[f"{head}/min"] = float(usual.min())
+                values[f"{head}/median"] = float(np.median(usual))
+                values[f"{head}/max"] = float(usual.max())
     return values
 
 
@@ -60,6 +61,7 @@ class TrackerSink:
         self._config = dict(config or {})
         self._definitions: dict[str, Table] = {}
         self._working = True
+        self._map = LayerMap()
 
     @classmethod
     def of(cls, tracker: str | GeneralTracker, out: Path, config: Mapping[str, Any]) -> TrackerSink:
@@ -89,6 +91,11 @@ class TrackerSink:
         if self._working:
             values = aggregates(metrics, tables, self._definitions)
             self._safely(f"step {step}", lambda: self.tracker.log(values, step=step))
+            draw: Any = getattr(self.tracker, "log_images", None)  # not every tracker takes images
+            if draw is not None and self._map.take(tables, self._definitions):
+                name = f"{self._map.table}/layers"
+                image, how = self._image()
+                self._safely(f"the image of step {step}", lambda: draw({name: image}, step=step, **how))
 
     def close(self) -> None:
         warn, self._working = self._working, False
@@ -97,6 +104,13 @@ class TrackerSink:
         except Exception as error:
             if warn:
                 self._warn("finishing", error)
+
+    def _image(self) -> tuple[Any, dict[str, str]]:
+        """As the tracker takes it: TensorBoard one array (n, height, width, 3), the others a list of images."""
+        image = self._map.image()
+        if getattr(self.tracker, "name", "") == "tensorboard":
+            return image, {"dataformats": "NHWC"}
+        return list(image), {}
 
     def _start(self) -> None:
         if not hasattr(self.tracker, "tracker"):  # trackers of Accelerate start late, those of old versions at once

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from .collection import Runs
 
+LEAST_SEEDS = 3  # of a point that is drawn full, and that has a band
 ZERO, ABSENT, NONFINITE, DIVERGED, STUCK = 1, 2, 3, 4, 5  # in Map.finding; 0 is a number like any other
 FINDINGS = {
     ZERO: "exactly 0", ABSENT: "no gradient", NONFINITE: "not finite", DIVERGED: "diverged", STUCK: "stuck",
@@ -33,8 +34,9 @@ class MissingRuns(Exception):
 class Series:
     """A line, or points or crosses, with a band from ``low`` to ``high`` (the range over seeds).
 
-    ``label`` is the legend's entry, ``arch`` the label of the architecture whose colour and marker it takes; where
-    several lines have one label, ``detail`` says what the dash means.
+    ``seeds``: how many stand behind each point, one number for all or one each; of fewer than LEAST_SEEDS a point is
+    hollow and has no band. ``label`` is the legend's entry, ``arch`` the label of the architecture whose colour and
+    marker it takes; where several lines have one label, ``detail`` says what the dash means.
     """
 
     label: str
@@ -46,7 +48,7 @@ class Series:
     dash: str = ""  # solid | dashed | dotted | dashdot; "": that of the architecture
     kind: Literal["line", "points", "crosses"] = "line"
     right: bool = False  # read on the right axis
-    seeds: int = 1
+    seeds: int | Sequence[int] = 1
     colour: str = ""  # where no architecture gives it
     marker: str = ""
     detail: str = ""
@@ -54,6 +56,19 @@ class Series:
     @property
     def name(self) -> str:
         return f"{self.label}, {self.detail}" if self.detail else self.label
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Seeds behind each point."""
+        return np.broadcast_to(np.asarray(self.seeds, int), (len(self.x),))
+
+    @property
+    def band(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Its two ends, NaN where too few seeds stand behind a point; None where it has none anywhere."""
+        if self.low is None or self.high is None or not (enough := self.counts >= LEAST_SEEDS).any():
+            return None
+        low, high = (np.where(enough, np.asarray(end, float), np.nan) for end in (self.low, self.high))
+        return low, high
 
 
 @dataclass(frozen=True)
@@ -66,13 +81,24 @@ class Reference:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """What the rows of a run's map are: a probe's table, a stack, and the layer and sub-layer of each row."""
+
+    table: str
+    stack: str
+    layers: Sequence[int]
+    parts: Sequence[str] = ()  # sub-layers; none where rows are layers
+
+
+@dataclass(frozen=True)
 class Map:
     """A heat map: ``z`` (rows, columns), row i at ``y[i]``, column j at ``x[j]``.
 
     ``finding`` marks cells that are not a number like any other: ZERO, ABSENT (no gradient), NONFINITE, or that stand
     for runs: DIVERGED, STUCK. With ``x_names`` and ``y_names`` it is a table: columns and rows are named instead of
     placed on an axis (``x``, ``y`` count them), the first row on top; ``text`` (rows, columns) is printed in the cells.
-    ``colours`` is the range that they span; None: that of the map's own numbers.
+    ``colours`` is the range that they span; None: that of the map's own numbers. ``seeds``: how many stand behind a
+    cell, one number for all or one each; None: not said. ``origin``: of a map of one run.
     """
 
     x: Sequence[float]
@@ -85,6 +111,8 @@ class Map:
     y_names: Sequence[str] = ()
     text: np.ndarray | None = None
     colours: tuple[float, float] | None = None
+    seeds: int | np.ndarray | None = None
+    origin: Origin | None = None
 
     @property
     def usual(self) -> np.ndarray:
@@ -151,13 +179,15 @@ def _drawn(panel: Panel) -> Iterator[pd.DataFrame]:
     import pandas as pd
 
     for one in panel.series:
-        content = {"x": one.x, "y": one.y, "low": one.low, "high": one.high}
+        low, high = one.band or (None, None)
+        content = {"x": one.x, "y": one.y, "low": low, "high": high}
         data = pd.DataFrame({key: value if value is not None else np.nan for key, value in content.items()})
         axis = panel.right if one.right else panel.y
-        yield data.assign(panel=panel.title, series=one.name, axis=axis, seeds=one.seeds, finding=one.kind)
+        yield data.assign(panel=panel.title, series=one.name, axis=axis, seeds=one.counts, finding=one.kind)
     if panel.map is not None:
         rows = len(panel.map.y)
         names = np.array(["", *FINDINGS.values()])
+        seeds = np.nan if panel.map.seeds is None else panel.map.seeds
         yield pd.DataFrame(
             {
                 "panel": panel.title,
@@ -167,7 +197,7 @@ def _drawn(panel: Panel) -> Iterator[pd.DataFrame]:
                 "y": panel.map.z.ravel(),
                 "low": np.nan,
                 "high": np.nan,
-                "seeds": 1,
+                "seeds": np.broadcast_to(np.asarray(seeds), panel.map.z.shape).ravel(),
                 "finding": names[panel.map.finding.astype(int).ravel()],
             }
         )
@@ -231,5 +261,6 @@ class Spread:
             middle = [float(np.exp(np.log(v).mean())) if self.log else float(v.mean()) for v in values]
         several = any(len(v) > 1 for v in values)
         low, high = ([float(f(v)) for v in values] if several else None for f in (np.min, np.max))
-        seeds = max(map(len, values), default=0)
+        counts = [len(v) for v in values]
+        seeds = counts[0] if len({*counts}) == 1 else counts
         return Series(label, places, middle, low, high, arch=arch, seeds=seeds, **look)  # type: ignore[arg-type]

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
-import multiprocessing
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from ..errors import DamagedError, InputError, ResourceError, UsageError, in_words
 from ..experiments import command
-from ..stopping import undisturbed
 from ..store.files import replace_file
 from ..store.layout import plain
-from . import page, paper
+from . import page
 from .base import FIGURES, MissingRuns, Picture
 from .claims import Finding, ledger
 from .collection import Record, Runs, spared
 from .diagnosis import diagnose
 from .headline import headline
+from .overview import Overview, overview
+from .point import pointless
+from .press import Press
+from .sections import Group, PageSection
 
 log = logging.getLogger(__name__)
-WORKERS = 4  # processes that print
 PAPERS = ("branchnorm", "deepnet", "admin")
-DIAGNOSED = 3  # runs that get a diagnostic page of their own, where none is named
+SHOWN, DIAGNOSED = 6, 3  # runs whose layers are on the page, and whose maps are printed, where none is named
+
+
+Progress = Callable[[str, int, int], None]  # what is begun, and how many of how many stages lie behind
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Built:
     """Says what a report came to."""
 
     page: Path
-    sections: Sequence[page.PageSection]
+    sections: Sequence[PageSection]
     missing: Sequence[Missing]
     failed: Sequence[Failed]
     findings: Sequence[Finding]
@@ -70,63 +72,73 @@ class Built:
 
 
 def build(
-    folder: Path,
+    folder: Path | Sequence[Path],
     out: Path,
     *,
     figures: Sequence[str] = (),
     diagnosed: Sequence[str] = (),
-    progress: Callable[[str], None] = lambda what: None,
+    progress: Progress = lambda what, done, of: None,
 ) -> Built:
     """Write the report on the runs below ``folder`` to ``out``: index.html, figures/, claims.json, claims.csv.
 
-    ``figures`` and ``diagnosed`` (names of runs) choose; empty: all figures, and the runs that most need a look. What
-    an error keeps from being made is left out, and listed in ``failed`` and on the page. Raises InputError where
-    ``folder`` holds no run, UsageError for a name that does not exist, ResourceError where ``out`` cannot be written.
+    ``figures`` and ``diagnosed`` (names of runs) choose; empty: all figures that can show what they are about, and the
+    runs that most need a look. What an error keeps from being made is left out, and listed in ``failed`` and on the
+    page. Raises InputError where ``folder`` holds no run, UsageError for a name that does not exist, ResourceError
+    where ``out`` cannot be written.
     """
     chosen = [FIGURES.resolve(name) for name in figures] or sorted(FIGURES, key=_order)
-    runs, broken = load(folder)
+    folders = [folder] if isinstance(folder, Path) else list(folder)
+    runs, broken = load(*folders)
     asked = _named(runs, diagnosed) if diagnosed else []  # a wrong name shows now
+    count, done = len(chosen) + len(asked or runs[:SHOWN]) + 4, itertools.count()
+
+    def begin(what: str) -> None:
+        progress(what, min(next(done), count), count)
+
     kept: list[Missing | Failed | None] = []
     try:
         with Press(out) as press:
             for id in chosen:
                 entry = FIGURES[id]
-                progress(id)
+                begin(id)
                 title, source = entry.title, entry.source
                 made, runs = spared(
                     runs,
                     broken,
                     lambda left, e=entry, i=id, t=title, s=source: _press(
-                        press, i, t, s, "figures", lambda: e().picture(left)
+                        press, i, t, s, "figures", lambda: _telling(i, e().picture(left), asked=bool(figures))
                     ),
                 )
                 kept.append(made)
-            shown, runs = spared(runs, broken, lambda left: _diagnosed(press, left, diagnosed, progress))
+            shown, runs = spared(runs, broken, lambda left: _diagnosed(press, left, diagnosed, begin))
             kept += shown
             why = dict(broken)
             lost = [(record.name, why[record.run.path]) for record in asked if record.run.path in why]
             kept += [Failed(f"run:{name}", name, sentence, InputError(sentence)) for name, sentence in lost]
-            progress("claims")
+            begin("claims")
             findings = ledger(runs, broken)
             damaged = {path for path, _ in broken}
             runs = runs.where(lambda record: record.run.path not in damaged)
             write_ledger(findings, out)
-            progress("files of the figures")
+            begin("runs in a sentence")
+            view, runs = spared(runs, broken, lambda left: _overview(left, kept))
+            begin("files of the figures")
             sections, unprinted = press.printed()
         missing = [one for one in kept if isinstance(one, Missing)]
         failed = [one for one in kept if isinstance(one, Failed)]
         failed += [Failed.of(section.id, section.title, error) for section, error in unprinted]
         failed += [Failed.of(one.claim.id, one.claim.sentence, one.error) for one in findings if one.error is not None]
-        progress("page")
+        begin("page")
         path = page.write(
             out,
-            title=f"stabilitylab: {len(runs)} run{'s' if len(runs) != 1 else ''} in {folder.resolve().name}",
+            title=title_of(runs, folders),
             sections=sections,
             findings=findings,
             runs=runs,
             broken=broken,
             missing=[(entry.id, entry.title, entry.sentence, entry.command) for entry in missing],
             failed=[(entry.id, entry.title, entry.sentence) for entry in failed],
+            view=view,
         )
     except OSError as error:
         reason = error.strerror or error
@@ -134,12 +146,36 @@ def build(
     return Built(path, sections, missing, failed, findings, broken)
 
 
+def title_of(runs: Runs, folders: Sequence[Path]) -> str:
+    """``3 runs in runs``."""
+    where = ", ".join(dict.fromkeys(folder.resolve().name for folder in folders))
+    return f"{len(runs)} run{'s' if len(runs) != 1 else ''} in {where}" if len(folders) == 1 else where
+
+
+def _overview(runs: Runs, kept: list[Missing | Failed | None]) -> Overview:
+    """The top of the page; of what an error keeps from being made nothing, and the error goes to ``kept``."""
+    try:
+        return overview(runs, _named(runs, ()))
+    except DamagedError:
+        raise
+    except Exception as error:
+        kept.append(Failed.of("overview", "Runs in a sentence", error))
+        return Overview()
+
+
+def _telling(id: str, picture: Picture, asked: bool) -> Picture:
+    """The picture; raises MissingRuns where nobody asked for it and it cannot show what it is about."""
+    if not asked and (why := pointless(id, picture)):
+        raise MissingRuns(why)
+    return picture
+
+
 def _press(
-    press: Press, id: str, title: str, source: str, group: page.Group, draw: Callable[[], Picture]
+    press: Press, id: str, title: str, source: str, group: Group, draw: Callable[[], Picture], files: bool = True
 ) -> Missing | Failed | None:
     """Hands to the press what ``draw`` makes; what keeps it from being made, whatever that is, else None."""
     try:
-        press.section(id, title, source, draw(), group)
+        press.section(id, title, source, draw(), group, files)
     except MissingRuns as lacking:
         return _lacking(id, title, lacking, group)
     except DamagedError:
@@ -150,19 +186,19 @@ def _press(
 
 
 def _diagnosed(
-    press: Press, runs: Runs, names: Sequence[str], progress: Callable[[str], None]
+    press: Press, runs: Runs, names: Sequence[str], begin: Callable[[str], None]
 ) -> list[Missing | Failed | None]:
     """Diagnoses the runs that have a part of the page; one that is damaged raises before any is begun that another
     would replace."""
-    known = {record.name for record in runs}
-    chosen = _named(runs, [name for name in names if name in known]) if not names or known & {*names} else []
+    chosen = shown(runs, names)
     pictures: list[tuple[Record, Callable[[], Picture]]] = []
     kept: list[Missing | Failed | None] = []
     for record in chosen:
-        progress(record.name)
+        begin(record.name)
         pictures.append((record, _drawn(record)))
-    for record, draw in pictures:
-        made = _press(press, f"run:{record.name}", record.name, "one run, step by step", "runs", draw)
+    for place, (record, draw) in enumerate(pictures):
+        files = bool(names) or place < DIAGNOSED
+        made = _press(press, f"run:{record.name}", record.name, "one run, step by step", "runs", draw, files)
         if isinstance(made, Missing):
             log.warning("%s: %s", record.name, made.sentence)
         else:
@@ -186,7 +222,7 @@ def _drawn(record: Record) -> Callable[[], Picture]:
     return lambda: picture
 
 
-def _lacking(id: str, title: str, lacking: MissingRuns, group: page.Group) -> Missing | Failed:
+def _lacking(id: str, title: str, lacking: MissingRuns, group: Group) -> Missing | Failed:
     if lacking.command or group == "runs":
         return Missing(id, title, lacking.sentence, lacking.command)
     try:
@@ -196,17 +232,22 @@ def _lacking(id: str, title: str, lacking: MissingRuns, group: page.Group) -> Mi
         return Failed(id, title, f"{told}its MissingRuns has none", error)
 
 
-def load(folder: Path) -> tuple[Runs, list[tuple[Path, str]]]:
-    """Loads the runs below ``folder``, with what could not be read; raises InputError where there is no run at all."""
-    if not folder.is_dir():
-        raise InputError(f"no folder {folder}: make runs with 'stabilitylab probe', or name their folder.")
+def load(*folders: Path) -> tuple[Runs, list[tuple[Path, str]]]:
+    """Loads the runs below these folders, each once, with what could not be read; raises InputError where there is no
+    run at all."""
     broken: list[tuple[Path, str]] = []
-    runs = Runs.load(folder, broken)
+    found: dict[Path, Record] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"no folder {folder}: make runs with 'stabilitylab probe', or name their folder.")
+        for record in Runs.load(folder, broken):
+            if any(record.name == other.name for other in found.values()):  # of another folder
+                record.name = f"{folder.name}/{record.name}" if record.run.path != folder else str(folder)
+            found.setdefault(record.run.path.resolve(), record)
+    runs, folder = Runs(found.values()), folders[0]
     if not runs:
-        found = f"; {broken[0][1]}" if broken else ""
-        raise InputError(
-            f"no run can be read below {folder}: make one with 'stabilitylab probe --out {folder}'{found}."
-        )
+        why = f"; {broken[0][1]}" if broken else ""
+        raise InputError(f"no run can be read below {folder}: make one with 'stabilitylab probe --out {folder}'{why}.")
     return runs, broken
 
 
@@ -234,64 +275,27 @@ def _order(id: str) -> tuple[int, str]:
     return (PAPERS.index(paper) if paper in PAPERS else len(PAPERS), id)
 
 
-class Press:
-    """Prints figures in other processes while this one reads runs: matplotlib takes most of a report's time.
-
-    A context manager: after an error in it, or a Ctrl-C, what is not being printed yet is dropped.
-    """
-
-    def __init__(self, out: Path) -> None:
-        self._out, self._folder = out, out / "figures"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        spawn = multiprocessing.get_context("spawn")
-        count = min(WORKERS, os.cpu_count() or 1)
-        self._workers = ProcessPoolExecutor(count, spawn)
-        self._printing: list[tuple[page.PageSection, Future[Any]]] = []
-
-    def __enter__(self) -> Press:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._workers.shutdown(cancel_futures=True)
-
-    def section(self, id: str, title: str, source: str, picture: Picture, group: page.Group) -> None:
-        """Begin to print a figure; raises here what would keep it off the page."""
-        name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in id)
-        paths = paper.paths(self._folder, name, picture.extra)
-        files = {kind: path.relative_to(self._out).as_posix() for kind, path in paths.items()}
-        section = page.PageSection(id, title, source, picture, files, group=group)
-        section.check()
-        with undisturbed():  # a process that prints ends its figure, and then it is told
-            self._printing.append((section, self._workers.submit(paper.write, picture, self._folder, name)))
-
-    def printed(self) -> tuple[list[page.PageSection], list[tuple[page.PageSection, Exception]]]:
-        """Waits; returns the sections whose files all stand, and the others, which leave none, with what went wrong.
-
-        Raises OSError where the files cannot be written."""
-        done, failed = [], []
-        for section, printing in self._printing:
-            try:
-                printing.result()
-                done.append(section)
-            except OSError:
-                raise
-            except Exception as error:
-                failed.append((section, error))
-                for path in section.files.values():
-                    (self._out / path).unlink(missing_ok=True)
-        return done, failed
+def shown(runs: Runs, names: Sequence[str] = ()) -> list[Record]:
+    """Picks the runs whose layers the page shows: those of ``names`` that are there; without any, those that most need
+    a look."""
+    known = {record.name for record in runs}
+    return (
+        _named(runs, [name for name in names if name in known])[: None if names else SHOWN]
+        if (not names or known & {*names})
+        else []
+    )
 
 
 def _named(runs: Runs, names: Sequence[str]) -> list[Record]:
-    """Picks the runs of these names; without any, what went wrong first, and one of each label before a second."""
+    """Picks the runs of these names; without any, what goes on, then what went wrong, and one of each label before a
+    second."""
     if names:
         known = {record.name: record for record in runs}
         if unknown := [name for name in names if name not in known]:
             raise UsageError(f"no run {unknown[0]!r} there; it has {', '.join(list(known)[:8])}.")
         return [known[name] for name in names]
     order = {"diverged": 0, "stuck": 1, "descending": 2, "learning": 4, "trained": 5}
-    trained = [record for record in runs if record.kind != "onestep" and record.ended]
-    worst = sorted(trained or runs, key=lambda record: order.get(record.verdict, 3))
-    return sorted(worst, key=lambda record: [r.label for r in worst[: worst.index(record)]].count(record.label))[
-        :DIAGNOSED
-    ]
+    trained = [record for record in runs if record.kind != "onestep"]
+    going = {record.name for record in trained if record.status.state == "running"}
+    worst = sorted(trained or runs, key=lambda record: -1 if record.name in going else order.get(record.verdict, 3))
+    return sorted(worst, key=lambda record: [r.label for r in worst[: worst.index(record)]].count(record.label))

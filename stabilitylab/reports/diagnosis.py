@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from ..store.layout import METRICS
-from .base import Map, MissingRuns, Panel, Picture, Reference, Series
+from .base import Map, MissingRuns, Origin, Panel, Picture, Reference, Series
 from .collection import Record
 from .pooling import COLUMNS, findings, pool, thin
 from .style import GREY, INK
@@ -35,6 +35,7 @@ class LayerGrid:
     stacks: np.ndarray
     layers: np.ndarray
     names: list[str]
+    parts: list[str]  # sub-layers, or what else a row is called beside its layer
     by_layer: bool
     column: str
     unit: str
@@ -72,9 +73,9 @@ def read(record: Record, table: str, *, by_layer: bool = True) -> LayerGrid | No
     rows = np.flatnonzero(first["layer"].to_numpy() > 0) if layered else np.arange(len(first))
     stacks, layers = first["stack_name"].to_numpy().astype(str)[rows], first["layer"].to_numpy()[rows]
     names = [_name(first.iloc[row]) for row in rows]
-    return LayerGrid(
-        steps, values[rows], absent[rows], stacks, layers, names, combined, column, definition.unit, definition.log
-    )
+    parts = [str(first.iloc[row].get("sublayer") or "") for row in rows]
+    facts = (combined, column, definition.unit, definition.log)
+    return LayerGrid(steps, values[rows], absent[rows], stacks, layers, names, parts, *facts)
 
 
 def _name(row: Any) -> str:
@@ -212,7 +213,8 @@ def _maps(table: str, grid: LayerGrid, columns: int) -> list[Panel]:
         y = grid.layers[rows] if grid.by_layer else np.arange(1, rows.sum() + 1)
         axis = "layer" if grid.by_layer else ("sub-layer" if grid.layers.any() else "place")
         log = _logarithmic(grid.log, z[finding == 0])
-        heat = Map(x.tolist(), y.tolist(), z, finding, grid.label, log=log)
+        origin = Origin(table, stack, grid.layers[rows].tolist(), [grid.parts[row] for row in np.flatnonzero(rows)])
+        heat = Map(x.tolist(), y.tolist(), z, finding, grid.label, log=log, seeds=1, origin=origin)
         panels.append(Panel(f"{_title(table)}{f', {stack}' if stack else ''}", "update", axis, map=heat))
     return panels
 

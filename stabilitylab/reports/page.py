@@ -2,79 +2,44 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import time
+import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
-from urllib.parse import quote
+from typing import Any, get_args
 
 import jinja2
-import pandas as pd
 from markupsafe import Markup
 
 from ..store.files import replace_file
-from . import screen, style
-from .base import Panel, Picture
-from .claims import VERDICTS, Finding, Kind
+from . import style
+from .claims import VERDICTS, Finding, Kind, Outcome
 from .collection import Record, Runs, spans
 from .conditions import differing
 from .headline import tallies
 from .intervals import interval, mark
+from .overview import Overview, facts, track
 from .pooling import COLUMNS
+from .sections import ALL_LISTED, LISTED, Group, PageSection, anchor, described
 
-LISTED, ALL_LISTED = 200, 4000  # rows of one figure's table, and of all of them; the CSV has every row
-ROOM = 2_200_000  # bytes of embedded data: with plotly's 4.8 MB and the text the page stays below 8 MB
+ROOM = 1_200_000  # bytes of embedded data: with plotly's 2 MB and the text the page of three runs stays below 3.5 MB
 NARROWEST = 40  # columns of a heat map, however many maps there are
+__all__ = ["Group", "PageSection", "anchor", "write"]
 PAPERS = ("BranchNorm", "DeepNet", "Admin")
 SHOWN = 4  # descriptive effects of a claim that stand open
+UNTESTABLE: Outcome = "not testable"
 LEDGER = {"CSV": "claims.csv", "JSON": "claims.json"}  # offered where they stand beside the page
 
 
-Group = Literal["figures", "runs"]
-
-
-@dataclass(frozen=True)
-class PageSection:
-    """A figure on the page, and the files of it that stand beside the page: kind (csv, pdf, ...) -> relative path."""
-
-    id: str
-    title: str
-    source: str
-    picture: Picture
-    files: dict[str, str]
-    group: Group = "figures"
-
-    @property
-    def anchor(self) -> str:
-        return anchor(self.id)
-
-    @cached_property
-    def frame(self) -> pd.DataFrame:
-        """Exactly what is drawn, one row a point."""
-        return self.picture.frame()
-
-    @cached_property
-    def plots(self) -> str:
-        """The data of its plots, as JSON."""
-        return self.pooled(COLUMNS)
-
-    def pooled(self, columns: int) -> str:
-        """The same with maps of at most so many columns."""
-        return json.dumps(screen.plots(self.picture, columns), separators=(",", ":"), allow_nan=False)
-
-    def check(self) -> None:
-        """Raises now what would end the page later; what it takes is kept."""
-        "".join((self.picture.finding, *self.picture.notes))  # text
-        self.plots  # noqa: B018
-        _described(self, (), LISTED)
-
-
-def anchor(id: str) -> str:
-    """``id`` as the name of a place on the page."""
-    return "".join(letter if letter.isalnum() else f"-{ord(letter):x}-" if letter != ":" else "-" for letter in id)
+# The page's scripts, in the order in which they need each other.
+SCRIPTS = (
+    *("unpack.js", "shared.js", "state.js", "model.js", "axes.js", "traces.js", "plots.js", "cursor.js", "maps.js"),
+    *("compare.js", "page.js", "tables.js", "live.js"),
+)
 
 
 def write(
@@ -87,11 +52,13 @@ def write(
     broken: Sequence[tuple[Path, str]],
     missing: Sequence[tuple[str, str, str, str]],
     failed: Sequence[tuple[str, str, str]] = (),
+    view: Overview | None = None,
+    live: float | None = None,
 ) -> Path:
     """Write ``folder/index.html``; ``missing``: (id, title, why, command) of figures that could not be made;
-    ``failed``: (id, title, why) of what an error kept from being made."""
-    from plotly.offline import get_plotlyjs
-
+    ``failed``: (id, title, why) of what an error kept from being made; ``live``: seconds after which the page is
+    written again, so that it has only what a run that goes on can show."""
+    view = view or Overview()
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("stabilitylab.reports"),
         autoescape=True,
@@ -100,25 +67,36 @@ def write(
         undefined=jinja2.StrictUndefined,
     )
     listed = max(20, min(LISTED, ALL_LISTED // max(len(sections), 1)))
-    described = [_described(section, findings, listed) for section in sections]
-    diagnosed = {section.id.partition(":")[2]: section.anchor for section in sections if section.group == "runs"}
+    parts = [described(section, findings, listed) for section in sections]
+    anchors = {section.id.partition(":")[2]: section.anchor for section in sections if section.group == "runs"}
+    curves = PageSection("curves", "Curves of all runs", "", view.curves, {}, group="curves") if view.curves else None
+    drawn = [*sections, *([curves] if curves else [])]
+    claims = [_claim(finding, {section.id for section in sections}) for finding in findings]
     text = environment.get_template("page.html").render(
         title=title,
         what=_what(runs),
-        figures=[one for one in described if one["group"] == "figures"],
-        diagnoses=[one for one in described if one["group"] == "runs"],
+        **_top(view, anchors),
+        curves=described(curves, (), 0) if curves else None,
+        mapped=any(panel.map and panel.map.origin for one in sections for panel in one.picture.panels),
+        figures=[one for one in parts if one["group"] == "figures"],
+        diagnoses=[one for one in parts if one["group"] == "runs"],
         missing=[{"id": id, "title": name, "why": why, "command": how} for id, name, why, how in missing],
         failed=[{"id": id, "title": name, "why": why} for id, name, why in failed],
-        findings=[_claim(finding, {section.id for section in sections}) for finding in findings],
+        judged=[claim for claim in claims if claim["verdict"] != UNTESTABLE],
+        untestable=[claim for claim in claims if claim["verdict"] == UNTESTABLE],
         ledger_files={kind: name for kind, name in LEDGER.items() if (folder / name).exists()},
-        all_runs=[_row(record, diagnosed) for record in runs],
+        all_runs=[_row(record, anchors) for record in runs],
         broken=[{"name": path.name, "why": why} for path, why in broken],
-        verdicts=[(verdict, sum(f.verdict == verdict for f in findings)) for verdict in VERDICTS],
+        verdicts=[(v, sum(f.verdict == v for f in findings)) for v in VERDICTS if v != UNTESTABLE],
         kinds=[kind for kind in get_args(Kind) if any(f.claim.kind == kind for f in findings)],
         tallies=tallies(findings),
         papers=list(dict.fromkeys([*PAPERS, *(finding.claim.paper for finding in findings)])),
-        plots=_fitting(sections),
-        plotly=Markup(get_plotlyjs().replace("</script", "<\\/script")),
+        live=None if live is None else f"{live:g}",
+        at=time.strftime("%H:%M:%S"),
+        plots=_fitting(drawn),
+        facts=_json(facts(view, anchors)),
+        plotly=_plotly(),
+        scripts=SCRIPTS,
     )
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "index.html"
@@ -126,9 +104,42 @@ def write(
     return path
 
 
+def _top(view: Overview, anchors: dict[str, str]) -> dict[str, Any]:
+    """Sentences and time lines."""
+    happened = [
+        {"name": one.record.name, "events": [track(event, view.last) for event in one.events]}
+        for one in view.told
+        if one.events
+    ]
+    told = [
+        {
+            "name": one.record.name,
+            "sentence": one.sentence,
+            "state": one.record.verdict or one.record.status.state,
+            "mapped": one.record.name in anchors,
+        }
+        for one in view.told
+    ]
+    count = sum(len(one["events"]) for one in happened)
+    return {"told": told, "untold": view.untold, "happened": happened, "last": view.last, "count": count}
+
+
+@cache
+def _plotly() -> Markup:
+    """Plotly, deflated (zlib) and in base 64: two of five megabytes."""
+    from plotly.offline import get_plotlyjs
+
+    return Markup(base64.b64encode(zlib.compress(get_plotlyjs().encode(), 9)).decode())
+
+
+def _json(facts: Any) -> Markup:
+    """As JSON in which no text can end its script element."""
+    return Markup(json.dumps(facts, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
+
+
 def _fitting(sections: Sequence[PageSection]) -> Markup:
-    """The data of all plots as JSON in which no text can end its script element; where many runs have many maps, with
-    fewer columns each, so that the page stays small."""
+    """The data of all plots as JSON; where many runs have many maps, with fewer columns each, so that the page stays
+    small."""
     columns = COLUMNS
     while True:
         data = [(one.anchor, one.plots if columns == COLUMNS else one.pooled(columns)) for one in sections]
@@ -136,71 +147,6 @@ def _fitting(sections: Sequence[PageSection]) -> Markup:
         if len(text) <= ROOM or columns <= NARROWEST:
             return Markup(text)
         columns = max(NARROWEST, min(columns * 2 // 3, int(columns * ROOM / len(text))))
-
-
-def _described(section: PageSection, findings: Sequence[Finding], listed: int) -> dict[str, Any]:
-    frame = section.frame
-    shown = frame.head(listed).dropna(axis="columns", how="all")
-    text = shown.map(lambda x: "" if x is None or x != x else f"{x:.5g}" if isinstance(x, float) else str(x))
-    files = {kind: quote(path) for kind, path in section.files.items()}
-    return {
-        "id": section.id,
-        "anchor": section.anchor,
-        "title": section.title,
-        "source": section.source,
-        "group": section.group,
-        "finding": section.picture.finding,
-        "notes": section.picture.notes,
-        "files": [(kind, path) for kind, path in files.items() if not kind.endswith("-column")],
-        "narrow": [(kind.removesuffix("-column"), path) for kind, path in files.items() if kind.endswith("-column")],
-        "panels": [_panel(section.picture, place) for place in range(len(section.picture.panels))],
-        "columns": max(1, min(section.picture.columns, len(section.picture.panels))),
-        "switches": _switches(section.picture),
-        "head": list(text.columns),
-        "rows": text.to_numpy().tolist(),
-        "cut": len(frame) - len(shown),
-        "claims": [finding for finding in findings if finding.claim.figure == section.id],
-    }
-
-
-def _panel(picture: Picture, place: int) -> dict[str, Any]:
-    panel = picture.panels[place]
-    return {
-        "title": picture.letter(place) + panel.title,
-        "scale": "colour" if panel.map is not None else "y",
-        "log": panel.map.log if panel.map is not None else panel.log_y,
-        "switchable": screen.switchable(panel),
-        "signs": _signs(panel),
-        "alt": _alt(panel),
-    }
-
-
-def _switches(picture: Picture) -> list[dict[str, Any]]:
-    """The toggles of a figure in the order of its legend, each with the look that it stands for."""
-    found: dict[str, dict[str, Any]] = {}
-    for one in (one for panel in picture.panels for one in panel.series):
-        look = screen.look(one)
-        if one.detail:  # its dash says something else, which stands below the panel
-            look["dash"] = "solid"
-        found.setdefault(screen.key(one), look | {"line": one.kind == "line"})
-    return [{"name": name, **look} for name, look in found.items()]
-
-
-def _signs(panel: Panel) -> list[dict[str, str]]:
-    """What dashes and crosses of this panel mean, where its legend does not say so."""
-    dashes = {one.detail: screen.look(one)["dash"] for one in panel.series if one.detail}
-    signs = [{"name": name, "dash": dash} for name, dash in dashes.items()] if len(dashes) > 1 else []
-    crossed = {one.label for one in panel.series if one.kind == "crosses" and one.label != screen.key(one)}
-    return signs + [{"name": name, "dash": ""} for name in sorted(crossed)]
-
-
-def _alt(panel: Panel) -> str:
-    """What a panel shows, for those who do not see it."""
-    if panel.map is not None:
-        rows, columns = panel.map.z.shape
-        return f"Heat map of {panel.map.unit}, {panel.y} ({rows}) by {panel.x} ({columns})"
-    names = list(dict.fromkeys(one.name for one in panel.series))
-    return f"{panel.y} by {panel.x}, of {', '.join(names[:12])}{' and others' if len(names) > 12 else ''}"
 
 
 def _claim(finding: Finding, shown: set[str]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from matplotlib.ticker import MaxNLocator
 from pyarrow import csv
 
 from . import style
-from .base import ABSENT, DIVERGED, FINDINGS, NONFINITE, STUCK, ZERO, Map, Panel, Picture, Series
+from .base import ABSENT, DIVERGED, FINDINGS, LEAST_SEEDS, NONFINITE, STUCK, ZERO, Map, Panel, Picture, Series
 from .style import GREY, INK
 
 COLUMN, PAGE = 3.25, 6.75  # inches: one column of two, and the page's text width
@@ -135,7 +135,7 @@ def _look(one: Series) -> dict[str, Any]:
         "color": colour,
         "linestyle": dash if one.kind == "line" else "none",
         "marker": shape,
-        "markerfacecolor": colour if look.filled else "white",
+        "markerfacecolor": colour if look.filled and (one.counts >= LEAST_SEEDS).any() else "white",
         "markeredgecolor": colour,
         "markeredgewidth": 1.2 if one.kind == "crosses" else 0.7,
     }
@@ -185,13 +185,18 @@ def _whole(panel: Panel) -> bool:
 
 def _series(axes: Axes, one: Series) -> None:
     look = _look(one)
-    axes.plot(one.x, one.y, markevery=max(1, math.ceil(len(one.x) / MOST_MARKERS)), **look)
-    if one.low is None or one.high is None:
+    every = max(1, math.ceil(len(one.x) / MOST_MARKERS))
+    x, y, marked = np.asarray(one.x, float), np.asarray(one.y, float), np.arange(len(one.x)) % every == 0
+    axes.plot(x, y, **{**look, "marker": "none"})
+    for hollow, points in ((True, marked & (one.counts < LEAST_SEEDS)), (False, marked & (one.counts >= LEAST_SEEDS))):
+        face = {"markerfacecolor": "white"} if hollow else {}
+        axes.plot(x[points], y[points], **{**look, "linestyle": "none", **face})
+    if one.band is None:
         return
     if one.kind == "line" and len(one.x) > 1:
-        axes.fill_between(one.x, one.low, one.high, color=look["color"], alpha=0.16, linewidth=0)
+        axes.fill_between(x, *one.band, color=look["color"], alpha=0.16, linewidth=0)
     else:
-        axes.vlines(one.x, one.low, one.high, color=look["color"], linewidth=0.8)
+        axes.vlines(x, *one.band, color=look["color"], linewidth=0.8)
 
 
 def _reference(axes: Axes, value: float, label: str, vertical: bool) -> None:

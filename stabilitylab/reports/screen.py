@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.colors import to_hex
 
 from . import style
-from .base import FINDINGS, Map, Panel, Picture, Series
+from .base import FINDINGS, Map, Origin, Panel, Picture, Series
 from .pooling import COLUMNS, pool, telling
 
 DASHES = {"solid": "solid", "dashed": "dash", "dotted": "dot", "dashdot": "dashdot"}
@@ -54,7 +54,7 @@ def switchable(panel: Panel) -> bool:
     if panel.map is not None:
         shown = panel.map.z[(panel.map.finding == 0) & np.isfinite(panel.map.z)]
         return panel.map.log or bool(len(shown) and (shown > 0).all())
-    left = [np.asarray(one.y if one.low is None else one.low, float) for one in panel.series if not one.right]
+    left = [np.asarray(one.y, float) if one.band is None else one.band[0] for one in panel.series if not one.right]
     shown = np.concatenate([np.empty(0), *left])
     shown = shown[np.isfinite(shown)]
     return panel.log_y or bool((shown >= 0).all() and (shown > 0).any())
@@ -79,16 +79,17 @@ def look(one: Series) -> dict[str, Any]:
 
 def _trace(one: Series, columns: int) -> dict[str, Any]:
     keep = thinned(one, columns)
-    banded = one.low is not None and one.high is not None
+    band = zip(("low", "high"), one.band, strict=True) if one.band else ()
+    counts = one.counts[keep]
     return {
         **{axis: numbers(np.asarray(getattr(one, axis), float)[keep]) for axis in ("x", "y")},
-        **({end: numbers(np.asarray(getattr(one, end), float)[keep]) for end in ("low", "high")} if banded else {}),
+        **{end: numbers(values[keep]) for end, values in band},
         **look(one),
         "name": one.name,
         "key": key(one),
         "kind": one.kind,
         "right": one.right,
-        "seeds": one.seeds,
+        "seeds": int(counts[0]) if len({*counts.tolist()}) == 1 else counts.tolist(),
     }
 
 
@@ -98,7 +99,7 @@ def thinned(one: Series, most: int) -> np.ndarray:
     y = np.asarray(one.y, float)
     if one.kind != "line" or len(y) <= most:
         return np.arange(len(y))
-    low, high = (y if end is None else np.where(np.isfinite(end), end, y) for end in (one.low, one.high))
+    low, high = (np.where(np.isfinite(end), end, y) for end in one.band or (y, y))
     return telling(y, low, high, max(most // 5, 1))
 
 
@@ -130,7 +131,15 @@ def _map(heat: Map, columns: int) -> dict[str, Any]:
         "unit": heat.unit,
         "text": heat.text.tolist() if heat.text is not None else None,
         "findings": [name for kind, name in FINDINGS.items() if (finding == kind).any()],
+        **({"origin": _origin(heat.origin)} if heat.origin else {}),
     }
+
+
+def _origin(origin: Origin) -> dict[str, Any]:
+    """Table, stack and layers of a map's rows; sub-layers as places in a list of the different ones."""
+    names = list(dict.fromkeys(origin.parts))
+    parts = {"names": names, "parts": [names.index(part) for part in origin.parts]} if any(names) else {}
+    return {"table": origin.table, "stack": origin.stack, "layers": numbers(origin.layers), **parts}
 
 
 def packed(codes: np.ndarray) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from subjects import LR, batch, model
 
 import stabilitylab as sl
 from stabilitylab.errors import ResourceError, UsageError
+from stabilitylab.integrations.pictures import EVERY, TALL, LayerMap
 from stabilitylab.integrations.trackers import aggregates
 from stabilitylab.schema import Cells, Row, Table
 
@@ -77,9 +79,35 @@ def test_aggregates_are_over_finite_places_of_each_stack() -> None:
     assert found == {
         "metrics/loss": 2.5,
         "t.a/enc/min": 1, "t.a/enc/median": 1.5, "t.a/enc/max": 2,  # NaN and "no gradient" left out
-        "t.b/enc/min": 6, "t.b/enc/median": 7, "t.b/enc/max": 8,
-        "t.b/dec/min": 1, "t.b/dec/median": 2.5, "t.b/dec/max": 4,
     }  # fmt: skip
+
+
+def test_the_map_of_layers_comes_as_an_image_now_and_then() -> None:
+    rows = tuple(Row(f"{n}.{part}", "enc", n, part) for n in (1, 2) for part in "ab")
+    table, drawn = Table("grad_norm", ("value",), rows), LayerMap()
+
+    def take(*values: float) -> bool:
+        cells = Cells(np.array(values)[:, None], np.array([False, False, False, True]))
+        return drawn.take({"grad_norm": cells}, {"grad_norm": table})
+
+    due = [take(1e-3, 1e-4, 10.0 if row % 2 else math.nan, 5.0) for row in range(EVERY)]
+    assert due == [False] * (EVERY - 1) + [True]
+    (image,) = drawn.image()
+    assert image.shape == (2 * TALL, EVERY, 3)
+    assert image[0, 0].tolist() == [214, 26, 28]  # layer 2 stands on top, and is not finite
+    assert image[0, 1].tolist() == [253, 231, 37]
+    assert image[-1, 0].tolist() == [68, 1, 84]
+    assert not LayerMap("other").take({}, {})
+
+
+def test_tensorboard_takes_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stabilitylab.integrations.pictures.EVERY", 2)
+    loop(tmp_path / "run", "tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (events,) = (tmp_path / "run" / "trackers").rglob("events.out.*")
+    read = EventAccumulator(str(events)).Reload()
+    assert read.Tags()["images"][0].startswith("grad_norm/layers")
 
 
 def test_a_tracker_gets_every_row_and_never_one_number_a_layer(tmp_path: Path) -> None:

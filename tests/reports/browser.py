@@ -110,6 +110,7 @@ class Browser:
         self.run("await until(() => document.readyState === 'complete' && window.Plotly); await wait(100); return 0;")
         if everything:
             self.run(
+                "for (const each of $$('details.folded')) each.open = true;"
                 "for (const each of $$('.plot')) { each.scrollIntoView(); await until(() => each.dataset.drawn); }"
                 "scrollTo(0, 0); await wait(); return 0;"
             )

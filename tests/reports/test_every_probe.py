@@ -16,7 +16,7 @@ from torch import nn
 
 import stabilitylab as sl
 from stabilitylab.probes import PROBES, Mean, Norm, ParameterProbe, Probe, Site
-from stabilitylab.reports import build, page
+from stabilitylab.reports import page, press
 from stabilitylab.reports.diagnosis import diagnose
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import Run, RunWriter
@@ -141,7 +141,7 @@ def test_every_registered_probe_and_a_foreign_one_reach_the_page(
     run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a run of the command line: all that are registered, with those that this file registers."""
-    monkeypatch.setattr(build, "ProcessPoolExecutor", NoPress)
+    monkeypatch.setattr(press, "ProcessPoolExecutor", NoPress)
     code, _, err = run("probe", "--depth", "4", "--steps", "5", "--probes", "all", "--out", "R", "--quiet")
     assert code == 0, err
     (record,) = load(tmp_path / "R")

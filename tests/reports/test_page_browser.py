@@ -73,8 +73,7 @@ def test_every_plot_is_drawn_and_nothing_is_fetched(browser: Browser, written: P
     assert found["plots"] == found["drawn"] == 6
     assert found["legends"] == ["exactly 0no gradientnot finite"]
     assert found["hover"][0] == (
-        "<b>Post-LN</b><br>layer %{x}: %{y:.4g}"
-        "<br>%{customdata[0]:.3g} to %{customdata[1]:.3g} over 3 seeds<extra></extra>"
+        "<b>Post-LN</b><br>layer %{x}: %{y:.4g}<br>%{customdata[0]}n = %{customdata[1]}<extra></extra>"
     )
     findings = [[False, True, False, False], [False, False, True, False], [False, False, False, True]]
     assert found["cells"] == [*findings, [True, False, False, False]]
@@ -193,7 +192,7 @@ def test_log_and_linear_for_axes_and_for_colours(browser: Browser, written: Path
 
 
 def test_log_axes_show_bands_that_reach_zero_and_ticks_when_enlarged(browser: Browser, tmp_path: Path) -> None:
-    line = Series("x", [1, 2, 3], [1e-6, 1e-3, 1.0], [0.0, 1e-4, 0.5], [1e-5, 1e-2, 2.0], seeds=2, colour="black")
+    line = Series("x", [1, 2, 3], [1e-6, 1e-3, 1.0], [0.0, 1e-4, 0.5], [1e-5, 1e-2, 2.0], seeds=3, colour="black")
     picture = Picture([Panel("a", "layer", "L2 norm", [line], log_y=True)], "found")
     browser.open(write(tmp_path, [page.PageSection("made:1", "a", "made up", picture, {})]))
     found = browser.run(
@@ -234,7 +233,7 @@ def test_the_ledger_filters_and_links_and_the_runs_sort(browser: Browser, writte
         seen.both = shown("ledger");
         $('[data-value="control"]').click();
         seen.kinds = shown("ledger");
-        search("ledger", "gpu PAPER");
+        search("ledger", "IT vanishes");
         seen.searched = shown("ledger");
         search("table", "branchnorm");
         seen.found = shown("table");
@@ -248,12 +247,12 @@ def test_the_ledger_filters_and_links_and_the_runs_sort(browser: Browser, writte
         return seen;
         """
     )
-    assert found["all"] == ["C01", "C02", "C03", "C05", "C04"]
-    assert found["filtered"] == [["C02", "C03", "C05", "C04"], "4 of 5"]
-    assert found["revealed"] == [["C01", "C02", "C03", "C05", "C04"], "#C01", True]
-    assert found["both"] == ["C03", "C05", "C04"]
-    assert found["kinds"] == ["C03", "C04"]
-    assert found["searched"] == ["C04"]
+    assert found["all"] == ["C01", "C02", "C03", "C05"]
+    assert found["filtered"] == [["C02", "C03", "C05"], "3 of 4"]
+    assert found["revealed"] == [["C01", "C02", "C03", "C05"], "#C01", True]
+    assert found["both"] == ["C03", "C05"]
+    assert found["kinds"] == ["C03"]
+    assert found["searched"] == ["C03"]
     assert found["found"] == ["branchnorm-1"]
     assert found["sorted"] == [
         [["postln-0", "branchnorm-1", "deepnorm-2"], "ascending", None],
@@ -337,7 +336,10 @@ def test_a_hundred_runs_are_drawn_only_where_one_looks(browser: Browser, tmp_pat
     browser.open(written, everything=False)
     drawn = "await wait(500); return $$('[data-drawn]').length;"
     assert browser.run(drawn) < 10
-    browser.run("$('#run-99').scrollIntoView(); await until(() => $('#run-99 [data-drawn]'));")
+    browser.run(
+        "const run = $('#run-99'); run.closest('details').open = true; run.scrollIntoView();"
+        "await until(() => $('#run-99 [data-drawn]'));"
+    )
     assert 2 <= browser.run(drawn) < 20
     assert browser.run("return $$('#run-99 .scatterlayer .trace').length;") > 0
     assert browser.errors == []

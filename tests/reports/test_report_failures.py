@@ -80,7 +80,7 @@ def test_what_fails_is_listed_and_everything_else_is_written(run, register, monk
     assert code == 1
     assert err == ""
     document = Document(tmp_path / "report" / "index.html")
-    (wanting, listed) = document.classed("ul", "missing")
+    (wanting, listed, _) = document.classed("ul", "missing")  # the third: claims
     expected = {id: sentence for id, (_, sentence) in WAYS.items()} | dict.fromkeys(
         ("run:deepnorm-3", "C99"), "ValueError: no column 'x' in this table"
     )
@@ -88,7 +88,7 @@ def test_what_fails_is_listed_and_everything_else_is_written(run, register, monk
         assert f"{id}: {sentence}" in out
         assert f"{id} {sentence}" in listed[1]
     assert "deepnet:3" in wanting[1]  # which only lacks its runs
-    assert document.plots.keys() == {"mine-sound", "run-branchnorm-2d-3"}
+    assert document.plots.keys() == {"mine-sound", "run-branchnorm-2d-3", "curves"}
     made = {path.name for path in (tmp_path / "report" / "figures").iterdir()}
     assert {"mine-sound.png", "mine-sound.csv", "run-branchnorm-3.pdf"} <= made
     assert not any(name.startswith("mine-") and not name.startswith("mine-sound") for name in made)  # no half of one

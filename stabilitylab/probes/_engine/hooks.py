@@ -48,8 +48,9 @@ class Copied:
 class Hook(Copied):
     """A module's forward hook, for all that ``visitor`` wants there.
 
-    ``needs_input``, ``needs_output``: whether anything reads what enters and what leaves the module; ``gradient_of``: whose gradient is wanted, of the
-    "input" and of the "output". ``compiled``: whether it stands in compiled code, where it cannot be taken away.
+    ``needs_input``, ``needs_output``: whether anything reads what enters and what leaves the module; ``gradient_of``:
+    whose gradient is wanted, of the "input" and of the "output". ``compiled``: whether it stands in compiled code,
+    where it cannot be taken away.
     """
 
     def __init__(

@@ -186,8 +186,12 @@ def last_nll(record: Record) -> float:
     return math.inf if record.verdict == "diverged" else record.last_nll
 
 
-def counted(seeds: int) -> str:
-    return "one seed" if seeds == 1 else f"{seeds} seeds"
+def counted(seeds: int | Sequence[int]) -> str:
+    """Says ``3 seeds`` or, where not all points have as many, ``2 to 3 seeds``."""
+    least, most = (seeds, seeds) if isinstance(seeds, int) else (min(seeds), max(seeds))
+    if least < most:
+        return f"{least} to {most} seeds"
+    return "one seed" if most == 1 else f"{most} seeds"
 
 
 def nothing_drawn(places: Sequence[str]) -> list[str]:

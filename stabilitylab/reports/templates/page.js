@@ -1,6 +1,4 @@
 "use strict";
-const pressed = (button) => button.getAttribute("aria-pressed") === "true";
-const press = (button, on) => button.setAttribute("aria-pressed", String(on));
 
 // Toggles of a figure act on all its panels; those above all figures act on every figure that has the series.
 function show(figure, key, on) {
@@ -22,7 +20,7 @@ for (const [key, buttons] of shared) {
     press(copy, !pressed(copy));
     buttons.forEach((button) => show(button.closest("figure"), key, pressed(copy)));
   });
-  document.getElementById("everywhere").append(copy);
+  byId("everywhere").append(copy);
 }
 for (const button of all(".scale")) {
   button.addEventListener("click", () => {
@@ -31,50 +29,8 @@ for (const button of all(".scale")) {
   });
 }
 
-// Tables: a row is shown where all filters are on for it and every searched word is in it.
-function filter(table) {
-  const groups = table.id === "ledger" ? all(".filter") : [], rows = all("tbody tr", table);
-  const words = document.querySelector(`.search[data-table="${table.id}"]`).value.toLowerCase().split(/\s+/);
-  const on = groups.map((group) => [group.dataset.filter, new Set(all(".toggle", group).filter(pressed).map((button) => button.dataset.value))]);
-  for (const row of rows) {
-    const text = row.textContent.toLowerCase();
-    row.hidden = !(on.every(([name, values]) => values.has(row.dataset[name])) && words.every((word) => text.includes(word)));
-  }
-  document.querySelector(`.found[data-table="${table.id}"]`).textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length}`;
-}
-for (const table of ["ledger", "table"].map((id) => document.getElementById(id))) {
-  document.querySelector(`.search[data-table="${table.id}"]`).addEventListener("input", () => filter(table));
-  filter(table);
-}
-for (const button of all(".filter .toggle")) {
-  button.addEventListener("click", () => {
-    press(button, !pressed(button));
-    filter(document.getElementById("ledger"));
-  });
-}
-// A link to a claim that a filter hides shows it.
-function reveal() {
-  const row = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-  if (row && row.hidden) {
-    row.hidden = false;
-    row.scrollIntoView();
-  }
-}
-addEventListener("hashchange", reveal);
-
-// Table of runs: a click on a heading sorts, numbers as numbers.
-all("#table .sort").forEach((button, column) => button.addEventListener("click", () => {
-  const heading = button.parentElement, down = heading.getAttribute("aria-sort") === "ascending";
-  all("#table th[aria-sort]").forEach((each) => each.removeAttribute("aria-sort"));
-  heading.setAttribute("aria-sort", down ? "descending" : "ascending");
-  const value = (row) => row.children[column].dataset.sort || row.children[column].textContent.trim();
-  const order = (a, b) => (a !== "" && b !== "" && !isNaN(a) && !isNaN(b) ? a - b : a.localeCompare(b, "en", { numeric: true }));
-  const body = document.querySelector("#table tbody");
-  body.append(...all("tr", body).sort((a, b) => order(value(a), value(b)) * (down ? -1 : 1)));
-}));
-
 // Dark or light.
-const theme = document.getElementById("theme");
+const theme = byId("theme");
 function paint(name) {
   root.dataset.theme = name;
   theme.textContent = name === "dark" ? "Light" : "Dark";
@@ -104,7 +60,10 @@ all(".plot").forEach((place) => watcher.observe(place));
 let before = "";
 addEventListener("beforeprint", () => {
   before = root.dataset.theme;
-  all(".plot:not([data-drawn])").forEach(draw);
+  all(".plot:not([data-drawn])").filter((place) => place.offsetParent).forEach(draw);
   paint("light");
 });
 addEventListener("afterprint", () => paint(before));
+
+if (byId("map-panels")) buildMaps();
+if (byId("compare")) buildPair();

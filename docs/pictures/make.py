@@ -1,0 +1,107 @@
+"""The pictures of README.md: a recording of the live panel (SVG) and a screenshot of the page (PNG).
+
+    python docs/pictures/make.py RUNS      # folder of runs that the page is about, such as that of 'make demo'
+
+The panel is recorded while a 200-layer Post-LN trains for a few updates. The screenshot needs a Chromium.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+from rich.console import Console
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[1] / "tests" / "reports")]
+
+from stabilitylab.config import resolve  # noqa: E402
+from stabilitylab.reports.build import build  # noqa: E402
+from stabilitylab.terminal import LiveDisplay  # noqa: E402
+from stabilitylab.train import plan, start  # noqa: E402
+
+WIDTH, SIZE = 100, (1440, 900)  # columns of the recorded terminal, pixels of the page
+STEPS, FRAMES, SECONDS = 60, 10, 0.9  # updates of the recorded run, its pictures, and how long each stands
+MOST = 300_000  # bytes
+# Of rich's frame of a terminal only what is needed: no font is fetched.
+FRAME = """<g class="frame" style="animation-delay: -{{late}}s"><style>{styles}</style>
+<g transform="translate(9, 9)">{backgrounds}<g class="{unique_id}-matrix">{matrix}</g></g></g>"""
+WHOLE = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">
+<title>The panel of stabilitylab probe: progress, loss, and the layers of encoder and decoder by gradients</title>
+<style>text {{ font: 20px Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: pre; }}
+.frame {{ visibility: hidden; animation: seen {all}s steps(1) infinite; }}
+@keyframes seen {{ 0% {{ visibility: visible; }} {share}% {{ visibility: hidden; }} }}</style>
+<rect width="100%" height="100%" rx="8" fill="#1b1c20"/>{frames}</svg>
+"""
+
+
+class Recorder(LiveDisplay):
+    """A panel that is kept as SVG every few updates."""
+
+    def __init__(self) -> None:
+        super().__init__(Console(file=io.StringIO(), width=WIDTH), quiet=True)
+        self.frames: list[str] = []
+
+    def opened(self, path: Path, manifest) -> None:
+        super().opened(Path("runs") / path.name, manifest)
+
+    def show(self, report) -> None:
+        super().show(report)
+        if (report.row + 1) % (STEPS // FRAMES) == 0:
+            page = Console(file=io.StringIO(), width=WIDTH, record=True, force_terminal=True, color_system="truecolor")
+            page.print(self.panel(report))
+            code = page.export_svg(code_format=FRAME, unique_id=f"f{len(self.frames)}")
+            self.frames.append(code)
+
+
+def panel(path: Path) -> None:
+    """Trains, and writes the recording."""
+    config = resolve({"model": {"arch": "postln"}, "train": {"steps": STEPS, "seed": 3}}, depth=200)
+    recorder = Recorder()
+    with tempfile.TemporaryDirectory() as folder:
+        start(plan(config), Path(folder), "postln-200-s3", recorder)
+    frames = recorder.frames
+    every = len(frames) * SECONDS
+    late = [every - place * SECONDS for place in range(len(frames))]
+    shown = [frame.replace("{late}", f"{at:g}") for frame, at in zip(frames, late, strict=True)]
+    height = max(float(y) for frame in shown for y in re.findall(r' y="([\d.]+)"', frame)) + 30
+    whole = WHOLE.format(
+        width=round(WIDTH * 12.2 + 18), height=round(height), all=every, share=100 / len(frames), frames="".join(shown)
+    )
+    path.write_text(whole, encoding="utf-8")
+
+
+def page(runs: Path, path: Path) -> None:
+    """Makes the page about ``runs``, and writes what is seen of it first."""
+    from browser import Browser
+
+    with tempfile.TemporaryDirectory() as folder:
+        built = build(runs, Path(folder) / "report", figures=["branchnorm:3"])
+        browser = Browser()
+        try:
+            browser.open(built.page, width=SIZE[0], height=SIZE[1], everything=False)
+            browser.run(
+                "await until(() => $$('.tower').length); const tower = $$('.tower')[1];"
+                "look({ step: null, layer: 20, stack: 'decoder' }); await wait(1500);"
+            )
+            shot = browser.shoot(Path(folder) / "page.png")
+        finally:
+            browser.close()
+        with Image.open(shot) as image:
+            image.convert("RGB").save(path, optimize=True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("say which runs the page is about: python docs/pictures/make.py runs")
+    panel(HERE / "panel.svg")
+    page(Path(sys.argv[1]), HERE / "page.png")
+    for made in (HERE / "panel.svg", HERE / "page.png"):
+        size = made.stat().st_size
+        print(f"{made.name}: {size:,} bytes")
+        if size > MOST:
+            sys.exit(f"{made.name} has {size:,} bytes: README's pictures stay below {MOST:,}")

@@ -1,0 +1,55 @@
+"""The layer x step map as an image, for trackers that take images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..schema import Cells, Table
+
+PICTURED = "grad_norm"
+EVERY = 50  # rows from one image to the next
+WIDEST, TALL = 400, 4  # columns of an image, the latest; pixels of a layer
+
+
+class LayerMap:
+    """Collects a table's rows; its image has a column a row and the first layer of each stack below."""
+
+    def __init__(self, table: str = PICTURED) -> None:
+        self.table = table
+        self.rows = 0
+        self._columns: list[np.ndarray] = []
+
+    def take(self, tables: Mapping[str, Cells], definitions: Mapping[str, Table]) -> bool:
+        """Whether an image is due now."""
+        if self.table not in tables:
+            return False
+        self._columns = [*self._columns[1 - WIDEST :], _by_layer(tables[self.table], definitions[self.table])]
+        self.rows += 1
+        return self.rows % EVERY == 0
+
+    def image(self) -> np.ndarray:
+        """RGB bytes (1, height, width, 3) from the smallest number (dark) to the largest, by logarithms; what is not
+        finite is red, what is not there or 0 white."""
+        from matplotlib import colormaps
+
+        z = np.stack(self._columns, axis=1)[::-1]  # (layers, rows)
+        usual = np.isfinite(z) & (z > 0)
+        logs = np.log10(z, where=usual, out=np.zeros(z.shape))
+        low, high = (logs[usual].min(), logs[usual].max()) if usual.any() else (0.0, 1.0)
+        shade = colormaps["viridis"]((logs - low) / max(high - low, 1e-12))[..., :3]
+        shade[np.isnan(z) | (z == 0)] = 1.0
+        shade[np.isinf(z)] = (0.84, 0.10, 0.11)
+        return np.repeat((255 * shade).round().astype(np.uint8), TALL, axis=0)[None]
+
+
+def _by_layer(cells: Cells, table: Table) -> np.ndarray:
+    """The largest number of each layer's rows; inf where one was not finite, NaN where none was measured."""
+    measured = cells.values[:, table.columns.index(table.main)]
+    values = np.where(np.isfinite(measured), measured, np.inf)
+    places: dict[tuple[str, int], list[int]] = {}
+    for place, row in enumerate(table.rows):
+        if row.layer > 0:
+            places.setdefault((row.stack, row.layer), []).append(place)
+    return np.array([max((values[i] for i in own if not cells.absent[i]), default=np.nan) for own in places.values()])

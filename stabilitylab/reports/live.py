@@ -1,0 +1,86 @@
+"""The page while runs go on: written again and again, without the papers' figures and claims, until they have ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..errors import DamagedError, InputError
+from . import page
+from .base import MissingRuns
+from .build import Built, Progress, build, load, shown, title_of
+from .collection import Record, Runs, spared
+from .diagnosis import diagnose
+from .overview import Overview, overview
+from .sections import PageSection
+
+QUIET = 60.0  # seconds without a run that goes on, after which none is expected: a sweep pauses between two runs
+SHARE = (
+    4  # the page rests so many times as long as it took: beside training on the same cores it may cost a fifth of one
+)
+
+
+def watch(
+    folders: Sequence[Path],
+    out: Path,
+    every: float = 5.0,
+    *,
+    diagnosed: Sequence[str] = (),
+    told: Callable[[str], None] = lambda sentence: None,
+    progress: Progress = lambda what, done, of: None,
+    quiet: float = QUIET,
+) -> Built:
+    """Write ``out/index.html`` every ``every`` seconds until no run has gone on for ``quiet`` seconds; then the whole
+    report. A folder without runs is waited for."""
+    last = time.monotonic()
+    while True:
+        begun = time.monotonic()
+        try:
+            path, going = write(folders, out, every, diagnosed)
+            told(f"{path}: {going} run{'s' if going != 1 else ''} going")
+        except InputError as error:
+            going = 0
+            told(str(error))
+            last = begun  # there is nothing to end with
+        now = time.monotonic()
+        last = now if going else last
+        if now - last >= quiet:
+            return build(folders, out, diagnosed=diagnosed, progress=progress)
+        time.sleep(max(min(every, quiet), SHARE * (now - begun)))
+
+
+def write(folders: Sequence[Path], out: Path, every: float, diagnosed: Sequence[str] = ()) -> tuple[Path, int]:
+    """One page about what the runs have recorded so far, and how many of them go on."""
+    runs, broken = load(*folders)
+    (sections, view), runs = spared(runs, broken, lambda left: _made(left, shown(left, diagnosed)))
+    path = page.write(
+        out,
+        title=title_of(runs, folders),
+        sections=sections,
+        findings=[],
+        runs=runs,
+        broken=broken,
+        missing=[],
+        view=view,
+        live=every,
+    )
+    return path, sum(record.status.state == "running" for record in runs)
+
+
+def _made(runs: Runs, chosen: Sequence[Record]) -> tuple[list[PageSection], Overview]:
+    sections = []
+    for record in chosen:
+        try:
+            picture = diagnose(record)
+        except MissingRuns:  # nothing recorded yet
+            continue
+        section = PageSection(f"run:{record.name}", record.name, "one run, step by step", picture, {}, group="runs")
+        try:
+            section.check()
+        except DamagedError:
+            raise
+        except Exception:  # said by the whole report, at the end
+            continue
+        sections.append(section)
+    return sections, overview(runs, chosen)

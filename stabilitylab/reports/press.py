@@ -1,0 +1,75 @@
+"""The files of figures, printed in other processes."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import warnings
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ..stopping import undisturbed
+from . import paper
+from .base import Picture
+from .sections import Group, PageSection
+
+WORKERS = 4  # processes that print
+
+
+def quietly(picture: Picture, folder: Path, name: str) -> None:
+    """Prints a figure; what matplotlib has to say of fonts and layouts is nothing that a user could act on."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    with warnings.catch_warnings(action="ignore"):
+        paper.write(picture, folder, name)
+
+
+class Press:
+    """Prints figures in other processes while this one reads runs: matplotlib takes most of a report's time.
+
+    A context manager: after an error in it, or a Ctrl-C, what is not being printed yet is dropped.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self._out, self._folder = out, out / "figures"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        spawn = multiprocessing.get_context("spawn")
+        count = min(WORKERS, os.cpu_count() or 1)
+        self._workers = ProcessPoolExecutor(count, spawn)
+        self._printing: list[tuple[PageSection, Future[Any] | None]] = []
+
+    def __enter__(self) -> Press:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._workers.shutdown(cancel_futures=True)
+
+    def section(self, id: str, title: str, source: str, picture: Picture, group: Group, files: bool) -> None:
+        """Begin to print a figure, if it is to have ``files``; raises here what would keep it off the page."""
+        name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in id)
+        paths = paper.paths(self._folder, name, picture.extra) if files else {}
+        standing = {kind: path.relative_to(self._out).as_posix() for kind, path in paths.items()}
+        section = PageSection(id, title, source, picture, standing, group=group)
+        section.check()
+        with undisturbed():  # a process that prints ends its figure, and then it is told
+            printing = self._workers.submit(quietly, picture, self._folder, name) if files else None
+            self._printing.append((section, printing))
+
+    def printed(self) -> tuple[list[PageSection], list[tuple[PageSection, Exception]]]:
+        """Waits: the sections whose files all stand, and the others, which leave none, with what went wrong.
+
+        Raises OSError where the files cannot be written."""
+        done, failed = [], []
+        for section, printing in self._printing:
+            try:
+                if printing is not None:
+                    printing.result()
+                done.append(section)
+            except OSError:
+                raise
+            except Exception as error:
+                failed.append((section, error))
+                for path in section.files.values():
+                    (self._out / path).unlink(missing_ok=True)
+        return done, failed

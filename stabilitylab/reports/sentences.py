@@ -1,0 +1,87 @@
+"""A run in one sentence: what it is, how it ended or where it stands, and what was found in it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..diagnose import Diagnosis
+from . import style
+from .collection import Record
+from .diagnosis import read
+
+WORTH_SAYING = 10.0  # times by which a stack's gradient falls; below that no run is in trouble for it
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def layers(record: Record) -> str:
+    """``100L-100L``; "" of a model whose settings are not known."""
+    return "-".join(f"{count}L" for count in record.layers if count)
+
+
+def heading(record: Record) -> str:
+    """``Post-LN 100L-100L``."""
+    return f"{style.title(record.label)} {layers(record)}".strip()
+
+
+def sentence(record: Record, found: Diagnosis | None) -> str:
+    """``Post-LN 100L-100L: stuck, 0.23 nats above the unigram baseline after 160 updates; the decoder's gradient falls
+    2×10⁸-fold from layer 100 to layer 1 at step 0.``"""
+    said = [f"{heading(record)}: {standing(record, found)}"]
+    if found is not None:
+        weak = [event.kind for event in found.cause.together] == ["vanishing_gradient"]  # which a fold tells in short
+        said.append((weak and fall(record)) or trouble(found) or fall(record) or _nothing(found))
+    return "; ".join(part for part in said if part) + "."
+
+
+def standing(record: Record, found: Diagnosis | None = None) -> str:
+    """The state in plain words, with the distance to the baseline and the updates behind it."""
+    status, verdict = record.status, record.judged
+    if verdict is None:
+        of = f" of {record.updates}" if record.updates else ""
+        where = f"{status.state} at update {status.step}{of}"
+        return f"{where} ({status.reason})" if status.reason and status.state != "running" else where
+    if verdict.state == "diverged":
+        return f"diverged at update {verdict.step}: {verdict.reason}"
+    if verdict.state == "cannot tell" or not math.isfinite(verdict.nll_gap):
+        return f"{verdict.state}: {verdict.reason}"
+    side = "above" if verdict.nll_gap > 0 else "below"
+    return f"{verdict.state}, {abs(verdict.nll_gap):.2f} nats {side} the unigram baseline after {status.step} updates"
+
+
+def trouble(found: Diagnosis) -> str:
+    """The evidence of what came first, without what weighs it; "" where nothing was found."""
+    return "; ".join(event.evidence.partition(";")[0].rstrip(".") for event in found.cause.together)
+
+
+def fall(record: Record) -> str:
+    """The stack whose gradient differs most between two layers at the first probed step, where that is worth saying."""
+    grid = read(record, "grad_norm") if "grad_norm" in record.tables else None
+    if grid is None:
+        return ""
+    first = np.where(grid.absent, np.nan, grid.values)[:, 0]
+    best = ("", WORTH_SAYING)
+    for stack in dict.fromkeys(grid.stacks.tolist()):
+        rows = np.flatnonzero((grid.stacks == stack) & np.isfinite(first) & (first > 0))
+        if not len(rows):
+            continue
+        high, low = (int(rows[place(first[rows])]) for place in (np.argmax, np.argmin))
+        times = float(first[high] / first[low])
+        if times >= best[1]:
+            of = f"the {stack}'s" if stack else "the"
+            where = f"from layer {grid.layers[high]} to layer {grid.layers[low]} at step {grid.steps[0]}"
+            best = (f"{of} gradient falls {fold(times)}-fold {where}", times)
+    return best[0]
+
+
+def fold(times: float) -> str:
+    """``40`` or ``2×10⁸``."""
+    if times < 1000:
+        return f"{times:.2g}"
+    digits, _, power = f"{times:.0e}".partition("e")
+    return f"{digits}×10{str(int(power)).translate(RAISED)}"
+
+
+def _nothing(found: Diagnosis) -> str:
+    return f"none of {len(found.checked)} kinds of trouble was found" if found.checked else ""

@@ -1,0 +1,22 @@
+"""What a terminal shows: the live panel of a run, tables that fit its width, numbers in few letters."""
+
+from .fitting import Field, fitted, print_table
+from .live import LiveDisplay, worst_ln_input
+from .strips import Strip, strips
+from .summary import summary
+from .words import duration, number, sparkline, state_style
+
+__all__ = [
+    "Field",
+    "LiveDisplay",
+    "Strip",
+    "duration",
+    "fitted",
+    "number",
+    "print_table",
+    "sparkline",
+    "state_style",
+    "strips",
+    "summary",
+    "worst_ln_input",
+]

@@ -1,0 +1,39 @@
+"""The table by depth that stands at a run's end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .words import number
+
+if TYPE_CHECKING:
+    from ..store import Run
+
+
+def summary(run: Run) -> tuple[list[str], list[list[str]]]:
+    """Header and lines of the table by depth: first, middle, last layer of each stack; first and last recorded row.
+
+    Rows of a layer are combined by the table's own rule (root sum of squares of norms), or averaged where it has none;
+    what is measured at a stack's output stands under its last layer.
+    """
+    model = run.config["model"]
+    places = [
+        (stack, layer)
+        for stack in ("encoder", "decoder")
+        if (layers := model[f"{stack}_layers"])
+        for layer in sorted({1, (layers + 1) // 2, layers})
+    ]
+    tops = dict(places)  # the last place of a stack wins
+    body: list[list[str]] = []
+    for name in run.tables:
+        table = run.table(name)
+        column = table.main
+        frame = run.frame(name, columns=[column], by="layer" if table.total else None)
+        if not frame["layer"].to_numpy().any():
+            frame["layer"] = [tops.get(str(stack), 0) for stack in frame["stack_name"]]
+        inside = frame[(frame["layer"] > 0) & frame[column].notna()]
+        grid = inside.pivot_table(column, "step", ["stack_name", "layer"], aggfunc="mean", observed=True)
+        for step in dict.fromkeys([*grid.index[:1], *grid.index[-1:]]):  # one line where there is one step
+            at = grid.loc[step]
+            body.append([name, str(step), *(number(at.get(place)) for place in places)])
+    return ["probe", "step", *(f"{stack[:3]} {layer}" for stack, layer in places)], body

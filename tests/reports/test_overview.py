@@ -1,0 +1,186 @@
+"""The top of the page in words and numbers: sentences, events, curves, settings, where two runs part."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from in_memory import remembered
+from making import Made, layer_rows, make_run, sublayer_rows
+from test_page import Document
+
+from stabilitylab.reports.base import LEAST_SEEDS, Map, Panel, Picture, Series, Spread
+from stabilitylab.reports.build import build
+from stabilitylab.reports.collection import Runs
+from stabilitylab.reports.live import watch
+from stabilitylab.reports.overview import facts, overview, track
+from stabilitylab.reports.point import pointless
+from stabilitylab.reports.sections import PageSection, described
+from stabilitylab.reports.sentences import fold, sentence
+
+STEPS = (0, 1, 2)
+
+
+def made(folder: Path, arch: str = "postln", fall: float = 1.0, **how) -> None:
+    """A run of four layers a side in whose decoder the gradient falls ``fall``-fold a layer."""
+    values = {
+        "grad_norm": Made(
+            sublayer_rows(4), ("value",), lambda s, r: fall**r.layer if r.stack == "decoder" else 1.0, STEPS
+        )
+    }
+    loss = {
+        "nll": [7.0, 6.0, 5.0],
+        "held_out_nll": [7.0, 6.0, 5.0],
+        "held_out_accuracy": [0.1] * 3,
+        "grad_norm_total": [1.0] * 3,
+    }
+    facts = {"unigram": {"cross_entropy": 6.0, "accuracy": 0.1}}
+    make_run(folder, arch, arch=arch, layers=4, tables=values, metrics=loss, **{**facts, **how})
+
+
+def test_a_run_is_one_sentence_of_state_and_finding(tmp_path: Path) -> None:
+    made(tmp_path, fall=1000.0)
+    made(tmp_path, "deepnorm")
+    told = {one.record.name: one for one in overview(Runs.load(tmp_path), []).told}
+    assert told["postln"].sentence == (
+        "Post-LN 4L-4L: trained, 1.00 nats below the unigram baseline after 2 updates; "
+        "the decoder's gradient falls 1×10⁹-fold from layer 4 to layer 1 at step 0."
+    )
+    assert told["postln"].events[0].kind == "vanishing_gradient"
+    assert re.search(r"; none of \d+ kinds of trouble was found\.$", told["deepnorm"].sentence)
+
+
+def test_sentences_of_runs_that_go_on_or_have_no_baseline() -> None:
+    assert sentence(remembered("a", arch="postln", gap=0.23, verdict="stuck"), None) == (
+        "Post-LN 6L-6L: stuck, 0.23 nats above the unigram baseline after 160 updates."
+    )
+    assert "diverged at update 0: made up" in sentence(remembered("a", verdict="diverged"), None)
+    going = remembered("a", arch="postln", verdict="")
+    going.status = going.status.__class__("running", 40, "", "", {})
+    assert sentence(going, None) == "Post-LN 6L-6L: running at update 40 of 160."
+
+
+@pytest.mark.parametrize(("times", "text"), [(40.0, "40"), (2.1e8, "2×10⁸"), (1e3, "1×10³")])
+def test_folds_are_round(times: float, text: str) -> None:
+    assert fold(times) == text
+
+
+def test_pairs_settings_and_two_runs_from_the_start(tmp_path: Path) -> None:
+    made(tmp_path, fall=10.0)
+    made(tmp_path, "deepnorm", settings={"train": {"lr": 1e-3}})
+    runs = Runs.load(tmp_path)
+    view = overview(runs, list(runs))
+    assert view.settings["postln"]["model.arch"] == "postln"
+    assert {"model.arch", "train.lr"} <= view.settings["deepnorm"].keys()
+    assert "data.source" not in view.settings["postln"]  # alike in both
+    (pair,) = view.pairs
+    assert "deepnorm and postln part at step 0" in pair["paragraph"]
+    assert pair["growth"][0]["probe"] == "grad_norm.value"
+    told = facts(view, {"postln": "run-postln", "deepnorm": "run-deepnorm"})
+    assert (told["start"]["a"], told["start"]["b"]) == ("deepnorm", "postln")
+    assert json.dumps(told, allow_nan=False)
+    panels = view.curves.panels if view.curves else []
+    assert [panel.title for panel in panels] == ["Held-out loss", "Training loss", "Gradient norm"]
+    assert panels[0].references[0].value == 6.0
+
+
+def test_an_event_stands_where_it_happened(tmp_path: Path) -> None:
+    made(tmp_path, fall=1000.0)
+    (one,) = overview(Runs.load(tmp_path), []).told
+    event = track(one.events[0], 2)
+    assert (event["left"], event["width"], event["step"], event["stack"]) == (0, 0, 0, "decoder")
+    assert event["probe"] == "grad_norm"
+
+
+def test_a_damaged_top_is_listed_and_the_report_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(tmp_path / "runs")
+
+    def fails(*_: object) -> None:
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr("stabilitylab.reports.build.overview", fails)
+    built = build(tmp_path / "runs", tmp_path / "report", figures=["branchnorm:8"])
+    assert [(one.id, one.sentence) for one in built.failed] == [("overview", "ValueError: no such thing")]
+
+
+def test_one_depth_cannot_show_what_grows_with_depth() -> None:
+    def lines(*x: float, archs: tuple[str, ...] = ("deepnorm", "postln")) -> Picture:
+        return Picture([Panel("t", "layers a side", "nats", [Series(a, x, x, arch=a) for a in archs])], "")
+
+    assert "one place on its axis (layers a side)" in pointless("branchnorm:1", lines(6))
+    assert pointless("branchnorm:1", lines(6, 18)) == ""
+    assert "have one, Post-LN" in pointless("deepnet:3", lines(6, 18, archs=("postln",)))
+    assert pointless("deepnet:8", lines(6, 18, archs=("deepnorm",))) == ""  # its sweep has that one alone
+    assert pointless("mine:1", lines(6, archs=("postln",))) == ""
+
+
+def test_a_figure_without_a_point_is_listed_and_made_where_it_is_asked_for(run, tmp_path: Path) -> None:
+    for arch in ("postln", "deepnorm"):
+        make_run(
+            tmp_path / "runs",
+            arch,
+            arch=arch,
+            layers=6,
+            metrics={"held_out_nll": [7.0, 5.0], "held_out_accuracy": [0.1, 0.2]},
+        )
+    code, out, _ = run("report", "runs", "--json")
+    facts = json.loads(out)
+    why = {one["id"]: one for one in facts["missing"]}["branchnorm:1"]
+    assert (code, why["why"]) == (0, "these runs have one place on its axis (layers a side), and it is about several")
+    assert why["command"] == "stabilitylab sweep branchnorm:1 --scale tiny"
+    code, out, _ = run("report", "runs", "--json", "--figure", "branchnorm:1")
+    assert "branchnorm:1" in [one["id"] for one in json.loads(out)["figures"]]
+
+
+def test_two_run_directories_are_compared(run, tmp_path: Path) -> None:
+    made(tmp_path / "one", "postln")
+    made(tmp_path / "two", "deepnorm")
+    assert run("report", "one/postln", "two/deepnorm", "--figure", "8")[0] == 0
+    document = Document(tmp_path / "report" / "index.html")
+    assert document.named("h1")[0][1] == "postln, deepnorm"
+    ((_, told),) = document.named("script", id="told")
+    assert {json.loads(told)["start"]["a"], json.loads(told)["start"]["b"]} == {"postln", "deepnorm"}
+
+
+def test_a_point_of_few_seeds_is_hollow_and_has_no_band() -> None:
+    spread = Spread()
+    for seed in range(3):
+        spread.add([6, 18], [seed, seed]) if seed else spread.add([6], [0.0])
+    line = spread.series("x")
+    assert line.seeds == [3, 2]
+    low, high = line.band or (np.empty(0), np.empty(0))
+    assert (low[0], high[0]) == (0, 2)
+    assert np.isnan([low[1], high[1]]).all()
+    assert Series("x", [1], [1], [0], [2], seeds=LEAST_SEEDS - 1).band is None
+    frame = Picture([Panel("t", "x", "y", [line])], "").frame()
+    assert frame["seeds"].tolist() == [3, 2]
+    assert frame["low"].isna().tolist() == [False, True]
+
+
+def test_maps_say_how_many_seeds_stand_behind_them() -> None:
+    z = np.ones((1, 2))
+
+    def said(seeds) -> tuple[str, list[float]]:
+        picture = Picture(
+            [Panel("t", "x", "y", map=Map([0, 1], [1], z, np.zeros(z.shape, np.int8), "u", seeds=seeds))], ""
+        )
+        section = PageSection("a", "a", "a", picture, {})
+        return described(section, (), 5)["panels"][0]["n"], picture.frame()["seeds"].tolist()
+
+    assert said(1) == ("n = 1", [1, 1])
+    assert said(np.array([[2, 3]])) == ("n = 2 to 3", [2, 3])
+    assert said(None)[0] == ""
+    assert np.isnan(said(None)[1]).all()
+
+
+def test_watching_writes_a_live_page_and_then_the_whole_report(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs", "going", layers=2, state="running", metrics={"loss": [1.0]},
+             tables={"grad_norm": Made(layer_rows(2), ("value",), lambda s, r: 1.0)})  # fmt: skip
+    said: list[str] = []
+    built = watch([tmp_path / "runs"], tmp_path / "report", 0.05, quiet=0.2, told=said.append)
+    assert said[0].endswith("index.html: 0 runs going")  # its writer is gone
+    assert 'id="live"' not in built.page.read_text(encoding="utf-8")
+    assert (tmp_path / "report" / "claims.csv").exists()
