@@ -18,6 +18,7 @@ from ._engine.board import Board, CleanPasses, allocate
 from ._engine.cadence import Cadence, checked, is_due
 from ._engine.first_batch import FirstBatch
 from ._engine.guard import Guard
+from ._engine.hooks import RootHook
 from ._engine.masks import Mask, Masks
 from ._engine.notices import Notices
 from ._engine.passes import TrainingPass
@@ -25,11 +26,11 @@ from ._engine.recorder import Recorder
 from ._engine.reference_rows import AlphaSchedule, ReferenceRows
 from ._engine.row import Metrics, RowMetrics, RowRecord, State, Template
 from ._engine.selection import Names, boards_for, find_sites, split_sites
-from ._engine.watchable import Optimizers, check_arguments, check_unscaled, check_watchable, listed
+from ._engine.watchable import Optimizers, check_arguments, check_unscaled, check_watchable, compiled_modules, listed
 from .base import Collected, ParameterProbe, When
 from .incidents.report import Forensics, Incident
 from .parameters.pieces import Parameters
-from .parameters.ranks import NullSink, Parallel, ranks_of
+from .parameters.ranks import NullSink, Parallel, Ranks, ranks_of
 
 
 @dataclass
@@ -119,7 +120,6 @@ class Watcher:
             ranks.check_alike([board.table for board in self._boards])
 
         stacks = [stack.name for stack in self.sites.stacks]
-        share = 1.0 if ranks is None else 1 / ranks.size
         scaled = scaler is not None and scaler.is_enabled()
         self._guard = Guard(strict)
         self._notices = Notices(model, ranks is None or ranks.rank == 0, scaled)
@@ -130,7 +130,7 @@ class Watcher:
             Masks(mask, stacks),
             self._guard,
             scaler,
-            share,
+            ranks,
             self._clean,
             recorder is not None,
         )
@@ -156,8 +156,15 @@ class Watcher:
         self._steps: set[int] = set()  # optimizers whose step the row still waits for
         self._step_seconds = 0.0
         self._early = False  # an optimizer's step before the first row
+        self._laid_out = False
         self._state = "open"
-        self._handles = [
+        self._handles: list[Any] = []
+        if ranks is not None:
+            if ranks.known:
+                self._lay_out(ranks)
+            else:
+                self._handles.append(model.register_forward_pre_hook(RootHook(lambda *_: self._lay_out(ranks))))
+        self._handles += [
             optimizer.register_step_post_hook(lambda *_, number=number: self._updated(number))
             for number, optimizer in enumerate(self._optimizers)
         ]
@@ -207,6 +214,8 @@ class Watcher:
         after the optimizer's step keeps the one copy a row; not looking at all keeps the host from waiting for it.
         """
         self._check_open()
+        if self._ranks is not None:
+            self._lay_out(self._ranks)
         for optimizer in self._optimizers:
             check_unscaled(self._scaler, optimizer)
         with self._timed():
@@ -308,6 +317,8 @@ class Watcher:
             self._training.close()
             if self._first is not None:
                 self._first.close()
+            if self._ranks is not None:
+                self._ranks.close()
             for handle in self._handles:
                 handle.remove()
             self.sink.close()
@@ -352,6 +363,18 @@ class Watcher:
         """When each place is called in a forward pass; the held-out pass comes after."""
         held_out = self._reference.order if self._reference is not None else {}
         return {**self._training.order, **{key: len(self._training.order) + n for key, n in held_out.items()}}
+
+    def _lay_out(self, ranks: Ranks) -> None:
+        """Once the model lies on the ranks as it will: what each of them has of it."""
+        if self._laid_out:
+            return
+        self._laid_out = True
+        if ranks.found.tensor > 1 and compiled_modules(self._training.model):
+            raise UsageError("a compiled tensor-parallel model cannot be watched: leave torch.compile out.")
+        self._parameters.bind()
+        spread = ranks.spread_over(self.sites)
+        for board in self._boards if spread is not None else ():
+            board.probe.all_heads = spread.all_heads
 
     def _on(self, *when: When) -> list[Board]:
         return [board for board in self._boards if board.probe.on in when]

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from ..base import wide
+from ..parameters.ranks import Ranks
+from ..parameters.spread import Spread
 from .board import Board, CleanPasses
 from .guard import Guard
 from .hooks import Hook, RootHook, keep_apart
@@ -38,9 +40,15 @@ class Pass:
     """
 
     def __init__(
-        self, model: nn.Module, boards: Sequence[Board], masks: Masks, guard: Guard, together: bool = False
+        self,
+        model: nn.Module,
+        boards: Sequence[Board],
+        masks: Masks,
+        guard: Guard,
+        together: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.model, self.boards, self.masks, self.guard = model, boards, masks, guard
+        self.model, self.boards, self.masks, self.guard, self.ranks = model, boards, masks, guard, ranks
         self._together = together
         self.seconds = 0.0
         self._roots: list[Any] = []
@@ -119,6 +127,9 @@ class Pass:
         if not self.attached or not self.records(hook):
             return
         began = time.perf_counter()
+        held, spread = (entering, leaving), self.ranks.spread if self.ranks is not None else None
+        if spread is not None:
+            entering, leaving = self._whole(spread, hook, entering, leaving)
         for wanted in hook.wanted:
             board, row, _ = wanted
             site = board.sites[row]
@@ -130,10 +141,19 @@ class Pass:
             if site.channels_first:
                 x, y = site.arranged(x), site.arranged(y)
             try:
-                self.keep(wanted, x, y, self.masks(site.mask, y.shape[:-1], y.device), compiled)
+                shape = y.shape
+                if spread is not None and board.probe.on == "backward":  # the part that has the gradient
+                    y = held[site.take != "input"]
+                    shape = spread.shape(site.module, site.stack, y)
+                self.keep(wanted, x, y, self.masks(site.mask, shape[:-1], y.device), compiled)
             except Exception as error:
                 self.guard(board, error)
         self.seconds += time.perf_counter() - began
+
+    def _whole(self, spread: Spread, hook: Hook, *values: Any) -> Iterator[Any]:
+        """Of a tensor-parallel model: with what the other ranks have of them, if anything but a gradient is wanted."""
+        site = next((board.sites[row] for board, row, _ in hook.wanted if board.probe.on != "backward"), None)
+        yield from values if site is None else (spread.whole(hook.module, site.stack, value) for value in values)
 
     def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None:
         """A gradient comes by in compiled code, see :class:`TrainingPass`."""
@@ -196,13 +216,12 @@ class TrainingPass(Pass):
         masks: Masks,
         guard: Guard,
         scaler: torch.amp.GradScaler | None = None,
-        share: float = 1.0,
+        ranks: Ranks | None = None,
         clean: CleanPasses | None = None,
         together: bool = False,
     ) -> None:
-        super().__init__(model, boards, masks, guard, together)
+        super().__init__(model, boards, masks, guard, together, ranks)
         self._clean, self._recorded = clean, False
-        self._share = share  # of this rank's loss in the loss of all ranks
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._weights: dict[tuple[Board, int], torch.Tensor] = {}  # in compiled code, until its gradients come
         self.start_row()
@@ -249,17 +268,19 @@ class TrainingPass(Pass):
     def _keep_gradient(
         self, wanted: Wanted, gradient: torch.Tensor, weight: torch.Tensor, compiled: bool = False
     ) -> None:
+        site = wanted.board.sites[wanted.row]
+        if self.ranks is not None and self.ranks.spread is not None:
+            gradient = self.ranks.spread.whole(site.module, site.stack, gradient)
         if wanted.board.ended:
             return
         began = time.perf_counter()
         with torch.no_grad():  # under create_graph gradients are on
             try:
-                site = wanted.board.sites[wanted.row]
                 gradient = site.arranged(gradient) if site.channels_first and compiled else gradient
                 if self._scaler is not None:
                     gradient = gradient.to(wide(gradient)) / self._loss_scale(self._scaler, gradient.device)
-                if self._share != 1:
-                    gradient = gradient.to(wide(gradient)) * self._share
+                if self.ranks is not None and (share := self.ranks.loss_share) != 1:
+                    gradient = gradient.to(wide(gradient)) * share
                 super().keep(wanted, None, gradient, weight, compiled)
             except Exception as error:
                 self.guard(wanted.board, error)
