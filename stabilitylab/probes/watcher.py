@@ -26,7 +26,7 @@ from ._engine.recorder import Recorder
 from ._engine.reference_rows import AlphaSchedule, ReferenceRows
 from ._engine.row import Metrics, RowMetrics, RowRecord, State, Template
 from ._engine.selection import Names, boards_for, find_sites, split_sites
-from ._engine.watchable import Optimizers, check_arguments, check_unscaled, check_watchable, compiled_modules, listed
+from ._engine.watchable import Optimizers, check_arguments, check_current, check_unscaled, check_watchable, compiled_modules, listed
 from .base import Collected, ParameterProbe, When
 from .incidents.report import Forensics, Incident
 from .parameters.pieces import Parameters
@@ -371,7 +371,9 @@ class Watcher:
         self._laid_out = True
         if ranks.found.tensor > 1 and compiled_modules(self._training.model):
             raise UsageError("a compiled tensor-parallel model cannot be watched: leave torch.compile out.")
-        self._parameters.bind()
+        if ranks.late:
+            check_current(self._optimizers, self._training.model)
+            self._parameters.bind()
         spread = ranks.spread_over(self.sites)
         for board in self._boards if spread is not None else ():
             board.probe.all_heads = spread.all_heads
@@ -402,6 +404,7 @@ class Watcher:
             if self._training.order:  # else there was no forward pass to be seen, which is said above
                 self._notices.look(self.t, "training", passes, self._training.order)
             self._collect(row, "step")
+            self._notices.apart(self.t, self._parameters)
             for board in passes:
                 row.table(board)
             for name, clean in (self._clean.take(passes) if self._clean else {}).items():

@@ -117,7 +117,13 @@ def cut(model: Decoder, plan: str, mesh: Any) -> Decoder:
 
 
 def train_cut(
-    plan: str, when: str = "after", steps: int = 3, around: str = "", dtype: torch.dtype = torch.float64, **options: Any
+    plan: str,
+    when: str = "after",
+    steps: int = 3,
+    around: str = "",
+    dtype: torch.dtype = torch.float64,
+    watched: bool = True,
+    **options: Any,
 ) -> dict[str, Any]:
     """Trains on the same batches whatever the plan ("one": a single process); ``when`` watch comes, before or after
     parallelize_module; ``around``: "fsdp" shards the model over two of four ranks too, each pair having half a batch.
@@ -125,7 +131,7 @@ def train_cut(
     model = Decoder().to(dtype)
     data, tensor = (dist.get_world_size() // 2, 2) if plan != "one" else (1, 1)
     sink, real = ListSink(), torch.arange(LENGTH)[None] < torch.tensor([6, 4, 3, 5])[:, None]
-    rank = 0
+    now, rank, watcher = real, 0, None
 
     def share_out() -> None:
         nonlocal rank
@@ -146,13 +152,18 @@ def train_cut(
 
     def watch(**more: Any) -> Watcher:
         return Watcher(
-            model, sink, every=1, update_every=1, mask=lambda: part(real), probes="all", strict=True, **more, **options
+            model, sink, every=1, update_every=1, mask=lambda: now, probes="all", strict=True, **more, **options
         )
 
     def reference() -> dict[str, Tensor]:
-        return {"held_out": torch.as_tensor(model(part(batch(99))).double().square().mean())}
+        nonlocal now
+        now = real  # the same sentences on all ranks
+        return {"held_out": model(batch(99)).double().square().mean()}
 
-    if when == "before":
+    if not watched:
+        share_out()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
+    elif when == "before":
         watcher = watch(reference=reference, parallel="auto" if plan == "one" else "later")
         share_out()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
@@ -161,16 +172,19 @@ def train_cut(
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
         watcher = watch(reference=reference, optimizer=optimizer)
     for step in range(steps):
-        tokens, mask = part(batch(step)), part(real)
-        target = torch.where(mask, (tokens * 5 + 1) % VOCAB, -100).flatten()
+        tokens, now = part(batch(step)), part(real)
+        target = torch.where(now, (tokens * 5 + 1) % VOCAB, -100).flatten()
         weight = data / float(real.sum())
         with loss_parallel() if plan == "loss" else nullcontext():
             logits = model(tokens)
             loss = F.cross_entropy(logits.flatten(0, 1), target, reduction="sum") * weight
             loss.backward()
-        watcher.step(loss=loss.detach())
+        if watcher is not None:
+            watcher.step(loss=loss.detach())
         optimizer.step()
         optimizer.zero_grad()
-    watcher.finish()
-    watcher.close()
-    return {"tables": sink.tables, "rows": sink.rows}
+    if watcher is not None:
+        watcher.finish()
+        watcher.close()
+    own = [p.detach().to_local() if hasattr(p, "to_local") else p.detach() for p in model.parameters()]
+    return {"tables": sink.tables, "rows": sink.rows, "parameters": [p.clone() for p in own]}

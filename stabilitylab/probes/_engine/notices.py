@@ -30,7 +30,7 @@ class Notices:
         self.unseen: dict[str, list[str]] = {}  # table -> places that no call of the first probed rows came by
         self._model, self._first, self._scaled = model, first, scaled
         self._looked: set[str] = set()  # kinds of pass of which that is known
-        self._warned = self._called = self._asked = False
+        self._warned = self._called = self._asked = self._compared = False
 
     def compiled(self) -> bool:
         """Whether parts of the model are compiled; what was compiled before the hooks came is compiled anew."""
@@ -48,6 +48,19 @@ class Notices:
             self.unseen |= found
             if self._first:
                 say(row, which, found)
+
+    def apart(self, row: int, parameters: Parameters) -> None:
+        """Warns once of replicas that tensor-parallel ranks do not keep alike."""
+        if self._compared:
+            return
+        self._compared = True
+        if (names := parameters.apart()) and self._first:
+            log.warning(
+                "row %d: the gradient of %s differs between tensor-parallel ranks, each of which has all of it, so that "
+                "they train apart: give it a place in the plan of parallelize_module.",
+                row,
+                names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else ""),
+            )
 
     def loop(self, row: int, training: TrainingPass, parameters: Parameters, early: bool) -> None:
         """Warns of a loop in which step() stands in the wrong place, or that never trains; ``early``: the optimizer's

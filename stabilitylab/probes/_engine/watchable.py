@@ -53,6 +53,17 @@ def check_arguments(optimizer: Any, scaler: Any, mask: Any, reference: Any) -> N
             raise UsageError(f"{name} = {given} must be {meant}.")
 
 
+def check_current(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module) -> None:
+    """Raises UsageError for an optimizer that was made before parallelize_module or fully_shard replaced parameters."""
+    own = set(model.parameters())
+    for optimizer in optimizers:
+        if any(parameter not in own for group in optimizer.param_groups for parameter in group["params"]):
+            raise UsageError(
+                "optimizer= holds parameters that the model no longer has: make it after parallelize_module or "
+                "fully_shard, and the watch after it."
+            )
+
+
 def check_unscaled(scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer | None) -> None:
     """Raises UsageError where the gradients that are about to be recorded still carry the loss scale."""
     if scaler is None or optimizer is None or not scaler.is_enabled():

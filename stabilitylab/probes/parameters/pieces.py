@@ -118,6 +118,17 @@ class Parameters:
             return None
         return Total(Norm(), self.squares(gradients).sum().view(1, 1))
 
+    def apart(self) -> list[str]:
+        """Names of parameters that ranks of one layer have copies of, whose gradients differ between them."""
+        found = None if self._ranks is None else self._ranks.found
+        if found is None or found.cuts is None or found.mesh is None:
+            return []
+        copies = [index for index, own in enumerate(self._own) if own.requires_grad and own not in found.cuts]
+        grads = [None if self._own[i].grad is None else local_gradient(self._own[i]) for i in copies]
+        norms = [torch.zeros(()) if g is None else torch.linalg.vector_norm(g, dtype=torch.float64) for g in grads]
+        apart = self._ranks.differing(torch.stack([n.to(self.device, torch.float64) for n in norms])) if norms else []
+        return [self.names[index] for index, differs in zip(copies, apart, strict=True) if differs]
+
     def by_row(self, squares: torch.Tensor, group: str = "") -> torch.Tensor:
         """The squares of all pieces, or of one group's, summed by row: (rows, 1)."""
         return squares.new_zeros(len(self.rows) + 1).index_add_(0, self._rows[group], squares)[:-1, None]

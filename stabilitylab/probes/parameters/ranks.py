@@ -60,8 +60,8 @@ class Ranks:
     def __init__(self, model: nn.Module, parallel: Parallel = "auto") -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.spread: Spread | None = None
-        self._model, self._averaged = model, parallel == "ddp"
-        self._found = None if parallel == "later" else layout_of(model, self._averaged)
+        self._model, self._averaged, self.late = model, parallel == "ddp", parallel == "later"
+        self._found = None if self.late else layout_of(model, self._averaged)
         self._tables: dict[str, Table] = {}
         self._compared: set[str] = set()  # tables of which ranks that share a layer were seen to agree
 
@@ -122,6 +122,13 @@ class Ranks:
                 "(pipeline stages, say, each with parallel='off')."
             )
 
+    def differing(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Where the ranks that share a layer do not have the same number, up to rounding: (n,) bool."""
+        largest, smallest = numbers.clone(), -numbers
+        for extreme in (largest, smallest):
+            dist.all_reduce(extreme, dist.ReduceOp.MAX, group=self.found.mesh.get_group())
+        return (largest + smallest).abs() > ROUNDING * largest.abs().maximum(smallest.abs())
+
     def _check_copies(self, shares: Sequence[RankShare]) -> None:
         """Once for each table: raises where ranks that share a layer found other numbers of it, since one of them then
         saw a part of the value that nothing marks, or drew another dropout."""
@@ -129,12 +136,9 @@ class Ranks:
         self._compared |= {share.name for share in new}
         for share in new:
             own = torch.cat([parts for rule, parts in share.columns if rule.width <= 2], dim=1).nan_to_num()
-            largest, smallest = own.clone(), -own
-            for extreme in (largest, smallest):
-                dist.all_reduce(extreme, dist.ReduceOp.MAX, group=self.found.mesh.get_group())
-            apart = (largest + smallest).abs() > ROUNDING * largest.abs().maximum(smallest.abs())
             names = [row.site for row in self._tables[share.name].rows]
-            wrong = [name for name, own in zip(names, apart.any(dim=1).tolist(), strict=True) if own]
+            apart = self.differing(own.flatten()).view_as(own).any(dim=1).tolist()
+            wrong = [name for name, differs in zip(names, apart, strict=True) if differs]
             if wrong := [name for name in wrong if self.spread is None or not self.spread.by_heads(name)]:
                 raise UsageError(
                     f"{share.name} at {wrong[0]!r} differs between ranks of one layer: what is there is a part that "
