@@ -115,8 +115,8 @@ class Pass:
         self._number += 1
         self._held = 0
 
-    def records(self, hook: Hook) -> bool:
-        """Whether this call of a module counts."""
+    def records(self, hook: Hook, compiled: bool) -> bool:
+        """Whether this call of a module counts; ``compiled``: it is one of compiled code, not of the module itself."""
         if not self._inside and self._calls.get(hook) == self._number:
             self.end(more=True)
         self._calls[hook] = self._number
@@ -124,7 +124,7 @@ class Pass:
 
     def visit(self, hook: Hook, entering: Any, leaving: torch.Tensor | None, compiled: bool = False) -> None:
         """Measures what is wanted of a call of a module: what enters it and what it returns."""
-        if not self.attached or not self.records(hook):
+        if not self.attached or not self.records(hook, compiled):
             return
         began = time.perf_counter()
         held, spread = (entering, leaving), self.ranks.spread if self.ranks is not None else None
@@ -237,10 +237,11 @@ class TrainingPass(Pass):
         self._weights.clear()
         self._scale: torch.Tensor | None = None
 
-    def records(self, hook: Hook) -> bool:
-        if not hook.compiled and not (torch.is_grad_enabled() and self.model.training):
+    def records(self, hook: Hook, compiled: bool) -> bool:
+        # compiled code asked as it was made; a module that is compiled is called as it is in the held-out pass
+        if not compiled and not (torch.is_grad_enabled() and self.model.training):
             return False
-        return hook not in self._calls if _in_backward() else super().records(hook)
+        return hook not in self._calls if _in_backward() else super().records(hook, compiled)
 
     def keep(self, wanted: Wanted, x: Any, y: torch.Tensor, weight: torch.Tensor, compiled: bool = False) -> None:
         self._recorded = True
