@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext
 from typing import Any
 
@@ -106,6 +107,21 @@ PLANS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the model, of 
         {**LAYER, **IN_SEQUENCE},
     ),
 }
+
+
+class Heard(logging.Handler):
+    """The lines of the log meanwhile."""
+
+    def __enter__(self) -> Heard:
+        self.lines: list[str] = []
+        logging.getLogger("stabilitylab").addHandler(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        logging.getLogger("stabilitylab").removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
 def cut(model: Decoder, plan: str, mesh: Any) -> Decoder:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_tensor import PLANS, Decoder, cut, train_cut
+from rank_tensor import PLANS, Decoder, Heard, cut, train_cut
 from rank_toys import ListSink, sentence
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -40,16 +39,6 @@ def cut_bitwise(folder: Path) -> Any:
     return found
 
 
-class Heard(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-        logging.getLogger("stabilitylab").addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def one_row(model: Decoder, watcher: Watcher) -> None:
     model(torch.arange(12).view(2, 6)).logsumexp(-1).mean().backward()
     watcher.step()
@@ -65,9 +54,8 @@ def cut_apart(folder: Path) -> Any:
     forgotten = cut(Decoder(), "columns", mesh)
     for layer in forgotten.layers:  # a norm that sees this rank's heads alone, as if it were not in the plan
         layer.attention.q_norm = torch.nn.LayerNorm(4)
-    heard = Heard()
-    one_row(forgotten, Watcher(forgotten, ListSink(), probes="grad_norm", every=1))
-    logging.getLogger("stabilitylab").removeHandler(heard)
+    with Heard() as heard:
+        one_row(forgotten, Watcher(forgotten, ListSink(), probes="grad_norm", every=1))
     found["a gradient"] = heard.lines
 
     dropped = cut(Decoder(), "columns", mesh)

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...errors import UsageError
 from ..parameters.pieces import Parameters
 from .board import Board
 from .hooks import forget_compiled
 from .passes import TrainingPass
 from .unseen import say, unseen
-from .watchable import compiled_modules
+from .watchable import SPLIT, compiled_modules, split_by_ddp
 
 log = logging.getLogger("stabilitylab")
 
@@ -35,6 +36,8 @@ class Notices:
     def compiled(self) -> bool:
         """Whether parts of the model are compiled; what was compiled before the hooks came is compiled anew."""
         found = bool(compiled_modules(self._model))
+        if found and split_by_ddp(self._model):
+            raise UsageError(f"{SPLIT}.")
         if found and forget_compiled() and self._first:
             log.info("%s", COMPILED)
         return found
@@ -80,7 +83,9 @@ class Notices:
         elif training.boards and not training.called:
             self._tell(
                 row,
-                "there is no number of the forward pass: watch sees forwards in training mode with gradients on, so "
+                f"there is no number of the forward pass: {SPLIT}"
+                if training.left_out
+                else "there is no number of the forward pass: watch sees forwards in training mode with gradients on, so "
                 "call model.train() before them, and step() after each backward; and a model that torch.compile has "
                 "run already as what torch.compile returned",
             )

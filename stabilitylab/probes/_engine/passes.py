@@ -19,6 +19,7 @@ from .board import Board, CleanPasses
 from .guard import Guard
 from .hooks import Hook, RootHook, keep_apart
 from .masks import Masks
+from .watchable import split_by_ddp
 
 HELD = 1 << 24  # numbers that may wait on the device before they are added up
 SMALL = 1 << 17  # entries of a value that costs a GPU less to read than its kernel costs to launch
@@ -49,6 +50,7 @@ class Pass:
         ranks: Ranks | None = None,
     ) -> None:
         self.model, self.boards, self.masks, self.guard, self.ranks = model, boards, masks, guard, ranks
+        self.left_out = split_by_ddp(model)
         self._together = together
         self.seconds = 0.0
         self._roots: list[Any] = []

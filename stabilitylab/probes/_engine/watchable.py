@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -11,7 +12,10 @@ from torch import nn
 
 from ...errors import UsageError
 
-
+SPLIT = (
+    "DDP splits what is compiled at its buckets, in which the probes' operators are lost: set "
+    "torch._dynamo.config.optimize_ddp = False before watch and the first compiled call; gradients are averaged as before"
+)
 RUNS = "a function that runs the model on a fixed batch, 'first batch' or None"
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
@@ -73,6 +77,17 @@ def check_unscaled(scaler: torch.amp.GradScaler | None, optimizer: torch.optim.O
         raise UsageError("gradients are still scaled: call scaler.unscale_(optimizer) before watcher.step().")
 
 
+def split_by_ddp(model: nn.Module) -> bool:
+    """Whether Dynamo cuts what it compiles of a DDP model at the buckets of its gradients, as it does by default with
+    more than one: operators without a result, as the probes' are, do not survive that (torch 2.13)."""
+    wrappers = [module for module in model.modules() if isinstance(module, nn.parallel.DistributedDataParallel)]
+    config = sys.modules.get("torch._dynamo.config")
+    if not wrappers or (config is not None and config.optimize_ddp not in (True, "ddp_optimizer")):
+        return False
+    trained = [parameter for parameter in wrappers[0].parameters() if parameter.requires_grad]
+    return sum(p.numel() * p.element_size() for p in trained) > torch.distributed._DEFAULT_FIRST_BUCKET_BYTES
+
+
 def compiled_modules(model: nn.Module) -> set[nn.Module]:
     """All modules inside ``torch.compile(module)``, and a module of which ``.compile()`` was called with all inside.
 
@@ -90,10 +105,10 @@ def _compiled(module: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def with_hooks(model: nn.Module) -> Iterator[None]:
-    """Inference runs module by module, so that hooks see it: compiled parts of ``model`` as they were written, and
-    ``nn.Transformer`` without its fused path, which skips modules and may pack tokens into nested tensors."""
+    """Inference runs module by module, so that hooks see it: what is compiled, inside ``model`` or around it, as it was
+    written, and ``nn.Transformer`` without its fused path, which skips modules and may pack tokens into nested tensors."""
     fused = torch.backends.mha.get_fastpath_enabled()
-    stance = torch.compiler.set_stance("force_eager") if compiled_modules(model) else nullcontext()
+    stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with stance:
