@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -26,11 +26,22 @@ from ._engine.recorder import Recorder
 from ._engine.reference_rows import AlphaSchedule, ReferenceRows
 from ._engine.row import Metrics, RowMetrics, RowRecord, State, Template
 from ._engine.selection import Names, boards_for, find_sites, split_sites
-from ._engine.watchable import Optimizers, check_arguments, check_current, check_unscaled, check_watchable, compiled_modules, listed
+from ._engine.stages import agreed, check_for_stages
+from ._engine.watchable import (
+    Optimizers,
+    check_arguments,
+    check_current,
+    check_unscaled,
+    check_watchable,
+    compiled_modules,
+    listed,
+)
 from .base import Collected, ParameterProbe, When
 from .incidents.report import Forensics, Incident
 from .parameters.pieces import Parameters
-from .parameters.ranks import NullSink, Parallel, Ranks, ranks_of
+from .parameters.pipeline import Pipeline
+from .parameters.ranks import NullSink, Parallel, Ranks
+from .parameters.spreading import spread_out
 
 
 @dataclass
@@ -107,22 +118,33 @@ class Watcher:
         check_watchable(model)
         check_arguments(optimizer, scaler, mask, reference)
         own, narrowed = split_sites(sites)
-        self._ranks = ranks = ranks_of(model, parallel)
+        self._ranks = ranks = spread_out(model, parallel)
+        stages = ranks if isinstance(ranks, Pipeline) else None
+        if stages is not None:
+            check_for_stages(model, mask, reference)
+            reference = None
         self.sites = find_sites(model, output_site, own)
+        if ranks is not None:
+            self.sites = ranks.own_sites(self.sites)
         self.sink = sink if ranks is None or ranks.rank == 0 else NullSink()
         self._optimizers, self._scaler = listed(optimizer), scaler
         self._total_every_step = total_every_step
         self._parameters = Parameters(model, self.sites.place, self._optimizers, ranks)
         lacks = [name for name, given in (("optimizer", self._optimizers), ("reference", reference)) if not given]
-        self._boards, self.dropped = boards_for(probes, self.sites, self._parameters, narrowed, lacks=lacks)
+        self._boards, self.dropped = boards_for(
+            probes, self.sites, self._parameters, narrowed, lacks=lacks, elsewhere=stages is not None
+        )
+        if stages is not None:
+            self._boards, self.dropped = agreed(self._boards, dict(self.dropped), probes, stages)
         sums = allocate(self._boards, self._parameters.device)
         if ranks is not None:
             ranks.check_alike([board.table for board in self._boards])
 
+        self._stages = stages
         stacks = [stack.name for stack in self.sites.stacks]
         scaled = scaler is not None and scaler.is_enabled()
         self._guard = Guard(strict)
-        self._notices = Notices(model, ranks is None or ranks.rank == 0, scaled)
+        self._notices = Notices(model, ranks is None or ranks.rank == 0 or stages is not None, scaled)
         self._clean = CleanPasses(sums) if ranks is None else None
         self._training = TrainingPass(
             model,
@@ -168,7 +190,7 @@ class Watcher:
             optimizer.register_step_post_hook(lambda *_, number=number: self._updated(number))
             for number, optimizer in enumerate(self._optimizers)
         ]
-        self.sink.open([board.table for board in self._boards])
+        self.sink.open(list(self.tables.values()))
         self._arm()
 
     def due(self, row: int) -> bool:
@@ -182,7 +204,8 @@ class Watcher:
     @property
     def tables(self) -> dict[str, Table]:
         """What is recorded: the definitions of the tables, by name."""
-        return {board.table.name: board.table for board in self._boards}
+        tables = [board.table for board in self._boards] if self._stages is None else self._stages.tables
+        return {table.name: table for table in tables}
 
     @property
     def parameters(self) -> Parameters:
@@ -222,7 +245,7 @@ class Watcher:
             if self._template is None:
                 self._send()
             row = self._template or RowRecord(self.t, self._parameters.device, self._ranks)
-            for name, value in (() if loss is None else (("loss", loss),)) + tuple(metrics.items()):
+            for name, value in (() if loss is None and not self._stages else (("loss", loss),)) + tuple(metrics.items()):
                 row.metric(name, value)
             with torch.no_grad():
                 self._probe(row)
@@ -410,19 +433,21 @@ class Watcher:
             for name, clean in (self._clean.take(passes) if self._clean else {}).items():
                 row.set_aside("clean", name, clean)
             for board in self._on("update"):
+                row.state, self._steps = State.OWED, set(range(len(self._optimizers)))
+                if not board.table.rows:
+                    continue
                 assert isinstance(board.probe, ParameterProbe)
                 try:
                     board.probe.before(self._parameters)
                 except Exception as error:
                     self._guard(board, error)
-                row.state, self._steps = State.OWED, set(range(len(self._optimizers)))
         if self._total_every_step and "grad_norm_total" not in row:
             row.metric("grad_norm_total", self._parameters.total_norm())
 
     def _collect(self, row: RowRecord, when: When) -> None:
         """Adds the tables of the probes of parameters."""
         for board in self._on(when):
-            if not board.ended:
+            if not board.ended and board.table.rows:
                 assert isinstance(board.probe, ParameterProbe)
                 try:
                     found = Collected(*board.probe.collect(self._parameters))
@@ -471,7 +496,8 @@ class Watcher:
             self._guard.trying = False
             self.last = (row.step, metrics, tables)
             self.sink.append(*self.last)
-            self._forensics.examine(*self.last, row.broken, row.aside)
+            if self._stages is None:  # which have the places of their own
+                self._forensics.examine(*self.last, row.broken, row.aside)
 
     def _begin(self, row: RowRecord) -> None:
         """What is known of the row to a sink that takes it (``begin``): where reading it waits for nothing, and on a

@@ -243,6 +243,8 @@ class TrainingPass(Pass):
         # compiled code asked as it was made; a module that is compiled is called as it is in the held-out pass
         if not compiled and not (torch.is_grad_enabled() and self.model.training):
             return False
+        if self.ranks is not None and not self.ranks.running:
+            return False
         return hook not in self._calls if _in_backward() else super().records(hook, compiled)
 
     def keep(self, wanted: Wanted, x: Any, y: torch.Tensor, weight: torch.Tensor, compiled: bool = False) -> None:

@@ -97,7 +97,7 @@ def layout_of(model: nn.Module, averaged: bool) -> ModelLayout:
     if not spread:
         if not averaged:
             _check_wrapped(model)
-        return ModelLayout({p: _all_of(p, 1 / size) for p in parameters.values()}, data=size)
+        return ModelLayout({p: whole_layout(p, 1 / size) for p in parameters.values()}, data=size)
     managed = {parameter for module in sharded for parameter in module.parameters()}
     data = max((_data_ranks(module) for module in sharded), default=1)
     cuts = {p: cut for name, p in spread.items() if (cut := _cut(name, p, p in managed, data)) is not None}
@@ -119,13 +119,14 @@ def layout_of(model: nn.Module, averaged: bool) -> ModelLayout:
                     f"parameter {name!r} is not sharded though others are, so its gradient differs from rank to rank: "
                     "call fully_shard on the whole model too."
                 )
-            layouts[p] = _all_of(p, 1 / size)
+            layouts[p] = whole_layout(p, 1 / size)
     if not cuts and len({layouts[p].share for p in parameters.values() if p.requires_grad}) > 1:
         raise UsageError("some parameters are sharded over other ranks than others: give fully_shard one mesh.")
     return ModelLayout(layouts, sharded, size // tensor, tensor, next(iter(meshes), None), cuts)
 
 
-def _all_of(parameter: torch.Tensor, share: float) -> Layout:
+def whole_layout(parameter: torch.Tensor, share: float) -> Layout:
+    """Of a parameter that this rank has all of."""
     return Layout(0, parameter.shape[0] if parameter.dim() else 1, share)
 
 
@@ -137,7 +138,7 @@ def _layout_of_shard(parameter: Any) -> Layout:
     parts = math.prod(size for size, place in zip(mesh.shape, placements, strict=True) if not place.is_replicate())
     share = parts / dist.get_world_size()
     if not parameter.dim():
-        return _all_of(parameter, share)
+        return whole_layout(parameter, share)
     shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
     start = min(offset[0], parameter.shape[0])
     return Layout(start, start + shape[0], share)

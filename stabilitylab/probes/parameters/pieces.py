@@ -13,7 +13,7 @@ from torch import nn
 from ...errors import UsageError
 from ...schema import Row
 from ..places.structure import Places, canonical, is_norm, unwrapped
-from ..rules import Norm, Sum, Total
+from ..rules import Mean, Norm, Total
 from .layouts import local, local_gradient
 from .ranks import Ranks
 from .squares import Squares, Values, flattened
@@ -152,18 +152,19 @@ class Parameters:
         is one number (Adafactor's are two)."""
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         below: list[torch.Tensor] = []
-        entries = 0
+        entries = 0.0
         for group in groups:
             if not isinstance(group.get("eps"), float):
                 continue
             held = [tensor for tensor in group["params"] if tensor.grad is not None]
-            entries += sum(tensor.numel() for tensor in held)  # of all ranks
             for share, tensors in self._by_share(held).items():
                 gradients: list[Any] = [local_gradient(t) if self._sharded else t.grad for t in tensors]
+                entries += share * sum(gradient.numel() for gradient in gradients)
                 below += [share * _below(flat, group["eps"]) for flat in flattened(gradients)]
         if not entries:
             return None
-        return Total(Sum(), (torch.stack(below).sum() / entries).view(1, 1))
+        number = torch.stack(below).sum()
+        return Total(Mean(), torch.stack((number, torch.full_like(number, entries))).view(1, 2))
 
     def _by_share(self, tensors: Sequence[torch.Tensor]) -> dict[float, list[torch.Tensor]]:
         """The parameters by the share that this rank adds of what it holds of them."""

@@ -19,7 +19,6 @@ from ..rules import Rule
 from .layouts import Layout, ModelLayout, layout_of
 from .spread import Spread
 
-PARALLEL = ("auto", "later", "ddp", "off")
 Parallel = Literal["auto", "later", "ddp", "off"]
 ROUNDING = 1e-3  # relative, up to which ranks that share a layer have the same number
 T = TypeVar("T")
@@ -61,7 +60,7 @@ class Ranks:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.spread: Spread | None = None
         self._model, self._averaged, self.late = model, parallel == "ddp", parallel == "later"
-        self._found = None if self.late else layout_of(model, self._averaged)
+        self._found: ModelLayout | None = None if self.late else layout_of(model, self._averaged)
         self._tables: dict[str, Table] = {}
         self._compared: set[str] = set()  # tables of which ranks that share a layer were seen to agree
 
@@ -85,6 +84,20 @@ class Ranks:
     def loss_share(self) -> float:
         """Of this rank's loss in the loss of all ranks, whose mean it is over different batches."""
         return 1 / self.found.data
+
+    @property
+    def running(self) -> bool:
+        """Whether a forward pass now is one of training."""
+        return True
+
+    def own_sites(self, sites: Sites) -> Sites:
+        """Those that this rank looks at."""
+        return sites
+
+    @property
+    def tables(self) -> list[Table]:
+        """Those of all ranks."""
+        return list(self._tables.values())
 
     def layout(self, parameter: torch.Tensor) -> Layout:
         return self.found.of[parameter]
@@ -179,28 +192,6 @@ class Ranks:
             )
             for share in shares
         ]
-
-
-def ranks_of(model: nn.Module, parallel: Parallel = "auto") -> Ranks | None:
-    """How ``model`` is spread over the processes of the default group; None in a single process.
-
-    ``parallel``: "auto" finds DistributedDataParallel, fully_shard and parallelize_module; "later": these come after,
-    before the first forward; "ddp" says that something else, unseen here, averages the gradients over all ranks (a
-    wrapper around ``model``, or the loop itself); "off": this rank's model is its own. Raises UsageError on every other
-    layout, see :func:`.layouts.layout_of`.
-    """
-    if parallel not in PARALLEL:
-        raise UsageError(f"parallel = {parallel!r} is unknown: use {', '.join(map(repr, PARALLEL[:-1]))} or 'off'.")
-    if not (dist.is_available() and dist.is_initialized()):
-        return None
-    from torch.distributed.tensor import DTensor
-
-    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-        if parallel in ("ddp", "off"):
-            raise UsageError(f"parallel = {parallel!r} does not fit a model of DTensors: leave it out.")
-    elif parallel == "off" or dist.get_world_size() == 1:
-        return None
-    return Ranks(model, parallel)
 
 
 def on_first_rank(action: Callable[[], T]) -> T | None:

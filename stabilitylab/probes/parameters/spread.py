@@ -69,10 +69,10 @@ class Spread:
             return None
         path = self._paths.get(module, "")
         width = value.shape[-1] if value.dim() else 0
-        for cut, whole, part in self._widths(path, module):
-            if width == part != whole:
-                return torch.Size((*value.shape[:-1], whole)), cut.mesh, value.dim() - 1
-            if width == whole:
+        for cut, full, part in self._widths(path, module):
+            if width == part != full:
+                return torch.Size((*value.shape[:-1], full)), cut.mesh, value.dim() - 1
+            if width == full:
                 break
         if (known := self._tokens.get((stack, value.shape))) is not None:
             return known[0], known[1].device_mesh, known[1].placements[-1].dim
