@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -42,6 +42,9 @@ from .parameters.pieces import Parameters
 from .parameters.pipeline import Pipeline
 from .parameters.ranks import NullSink, Parallel, Ranks
 from .parameters.spreading import spread_out
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 
 @dataclass
@@ -79,7 +82,8 @@ class Watcher:
       modules match, instead of what is found (:func:`stabilitylab.sites` shows it).
     - ``recorder``: the held-out pass is recorded with it and replayed; and activations wait until they are measured
       many at a time, which a model that writes to them in place would spoil.
-    - ``parallel``: "auto" finds DDP and FSDP2, see :func:`~.parameters.ranks.ranks_of` for "ddp" and "off".
+    - ``parallel``: "auto" finds DDP, FSDP2 and tensor parallelism; "later", "ddp", "off" and a pipeline's schedule say
+      what cannot be found, see :func:`~.parameters.spreading.spread_out`.
     - ``strict``: an error of a probe is raised, as tests of probes want it.
 
     Under torch.compile the hooks become part of the compiled code, without a graph or a break more.
@@ -106,7 +110,7 @@ class Watcher:
         output_site: str | None = None,
         sites: str | Mapping[str, str] | None = None,
         total_every_step: bool = True,
-        parallel: Parallel = "auto",
+        parallel: Parallel | PipelineScheduleSingle = "auto",
         recorder: Recorder | None = None,
         measured: Callable[[int], bool] = lambda row: False,
         strict: bool = False,
@@ -245,7 +249,9 @@ class Watcher:
             if self._template is None:
                 self._send()
             row = self._template or RowRecord(self.t, self._parameters.device, self._ranks)
-            for name, value in (() if loss is None and not self._stages else (("loss", loss),)) + tuple(metrics.items()):
+            for name, value in (() if loss is None and not self._stages else (("loss", loss),)) + tuple(
+                metrics.items()
+            ):
                 row.metric(name, value)
             with torch.no_grad():
                 self._probe(row)
@@ -398,8 +404,9 @@ class Watcher:
             check_current(self._optimizers, self._training.model)
             self._parameters.bind()
         spread = ranks.spread_over(self.sites)
-        for board in self._boards if spread is not None else ():
-            board.probe.all_heads = spread.all_heads
+        if spread is not None:
+            for board in self._boards:
+                board.probe.all_heads = spread.all_heads
 
     def _on(self, *when: When) -> list[Board]:
         return [board for board in self._boards if board.probe.on in when]

@@ -41,7 +41,8 @@ def every_case(size: int) -> dict[str, Callable[[Path], Any]]:
     """Those of so many ranks."""
     if size == 4:
         return FOUR_CASES
-    return CASES | TENSOR_CASES | PIPELINE_CASES | COMPILED_CASES | RUN_CASES  # the trainer last: it flushes denormal numbers from then on
+    # the trainer last: it flushes denormal numbers from then on
+    return CASES | TENSOR_CASES | PIPELINE_CASES | COMPILED_CASES | RUN_CASES
 
 
 def run(rank: int, folder: Path, names: list[str], size: int) -> None:
@@ -243,9 +244,9 @@ def refusals(folder: Path) -> Any:
     mesh = init_device_mesh("cpu", (2,))
     colwise = {"layers.0.fc1": ColwiseParallel(), "layers.0.fc2": RowwiseParallel()}
     halves = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "tensor"))
-    compiled = parallelize_module(Small(), mesh, colwise)
+    compiled: Any = parallelize_module(Small(), mesh, colwise)
     compiled.layers[0].compile(backend="eager")
-    outside = parallelize_module(Small(), mesh, colwise)
+    outside: Any = parallelize_module(Small(), mesh, colwise)
     fully_shard(outside.layers[1], mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))["b"])
     summed = fully_shard(Small())
     summed.set_gradient_divide_factor(1.0)

@@ -31,11 +31,13 @@ def train_compiled(kind: str, watched: str = "it", steps: int = 3) -> dict[str, 
         graphs.append(graph)
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
-    first = dist._DEFAULT_FIRST_BUCKET_BYTES
-    dist._DEFAULT_FIRST_BUCKET_BYTES = 2000 if kind == "several" else first
+    distributed: Any = dist
+    first = distributed._DEFAULT_FIRST_BUCKET_BYTES
+    distributed._DEFAULT_FIRST_BUCKET_BYTES = 2000 if kind == "several" else first
     try:
-        inner = plain if kind == "one" else DistributedDataParallel(plain, bucket_cap_mb=0.002 if kind == "several" else 25)
-        model = inner if kind == "one" else torch.compile(inner, backend=backend)
+        cap = 0.002 if kind == "several" else 25
+        inner = plain if kind == "one" else DistributedDataParallel(plain, bucket_cap_mb=cap)
+        model: Any = inner if kind == "one" else torch.compile(inner, backend=backend)
         sink, optimizer = ListSink(), torch.optim.AdamW(plain.parameters(), lr=1e-2, eps=1e-3)
 
         def batch(seed: int) -> torch.Tensor:
@@ -66,7 +68,7 @@ def train_compiled(kind: str, watched: str = "it", steps: int = 3) -> dict[str, 
             watcher.finish()
             watcher.close()
     finally:
-        dist._DEFAULT_FIRST_BUCKET_BYTES = first
+        distributed._DEFAULT_FIRST_BUCKET_BYTES = first
     parameters = [p.detach().clone() for p in plain.parameters()]
     return {"tables": sink.tables, "rows": sink.rows, "parameters": parameters, "graphs": len(graphs)}
 

@@ -129,7 +129,7 @@ def stages_refused(folder: Path) -> Any:
         "mask": said(mask=torch.ones(2, 3)),
         "reference": said(reference=lambda: None),
         "compiled": said(compiled, plan),
-        "nothing to find": said(probes="attention_entropy" if False else "branch_variance"),
+        "nothing to find": said(probes="branch_variance"),
         "no schedule": said(schedule="auto"),
     }
 
@@ -151,6 +151,6 @@ def stages_directory(folder: Path) -> Any:
     run = Run.open(folder / "stages")
     return {
         "status": run.status.state,
-        "layers": sorted(set(run.frame("residual_norm")["layer"])),
+        "layers": sorted(set(run.frame("activation_grad_norm")["layer"])),
         "dropped": sorted(run.manifest["probes_dropped"]),
     }

@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from stabilitylab.probes import Watcher
+from stabilitylab.probes.parameters.layouts import local
 
 VOCAB, WIDTH, INNER, HEAD, ROWS, LENGTH = 22, 8, 16, 4, 4, 6
 
@@ -202,5 +203,5 @@ def train_cut(
     if watcher is not None:
         watcher.finish()
         watcher.close()
-    own = [p.detach().to_local() if hasattr(p, "to_local") else p.detach() for p in model.parameters()]
+    own = [local(p.detach()) for p in model.parameters()]
     return {"tables": sink.tables, "rows": sink.rows, "parameters": [p.clone() for p in own]}

@@ -51,14 +51,14 @@ def cut_apart(folder: Path) -> Any:
     mesh = init_device_mesh("cpu", (2,))
     found: dict[str, Any] = {}
 
-    forgotten = cut(Decoder(), "columns", mesh)
+    forgotten: Any = cut(Decoder(), "columns", mesh)
     for layer in forgotten.layers:  # a norm that sees this rank's heads alone, as if it were not in the plan
         layer.attention.q_norm = torch.nn.LayerNorm(4)
     with Heard() as heard:
         one_row(forgotten, Watcher(forgotten, ListSink(), probes="grad_norm", every=1))
     found["a gradient"] = heard.lines
 
-    dropped = cut(Decoder(), "columns", mesh)
+    dropped: Any = cut(Decoder(), "columns", mesh)
     dropped.layers[0].ffn.fc2 = torch.nn.Sequential(dropped.layers[0].ffn.fc2, torch.nn.Dropout(0.5))
     torch.manual_seed(dist.get_rank())
     watcher = Watcher(dropped, ListSink(), probes="residual_norm", every=1)

@@ -1,4 +1,4 @@
-"""Tensor parallelism: every table is that of one process, whether the watch is made before the model is cut or after."""
+"""Tensor parallelism: every table is that of one process, whether watch comes before parallelize_module or after."""
 
 from __future__ import annotations
 

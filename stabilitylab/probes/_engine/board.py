@@ -113,8 +113,9 @@ class Board:
             buffer = held[list(self._storage).index(rule.additive)]
             columns.append((rule, buffer[begin : begin + size].view(-1, rule.width)))
             start[rule.additive] = begin + size
-        told = {"ended": bool(self.ended), "copies": bool(self.sites)}
-        share = RankShare("table", self.table.name, columns, self._seen.copy(), **told)
+        share = RankShare(
+            "table", self.table.name, columns, self._seen.copy(), ended=bool(self.ended), copies=bool(self.sites)
+        )
         self.clear()
         return share
 

@@ -96,7 +96,6 @@ class Hook(Copied):
             handle.remove()
         self._handles = []
 
-
     def let_go(self) -> None:
         """For good. In compiled code it stays where it is, since that would be compiled anew, and does nothing."""
         self.visitor, self.wanted = None, ()

@@ -59,7 +59,7 @@ class Notices:
         self._compared = True
         if (names := parameters.apart()) and self._first:
             log.warning(
-                "row %d: the gradient of %s differs between tensor-parallel ranks, each of which has all of it, so that "
+                "row %d: the gradient of %s differs between tensor-parallel ranks, each of which has all of it, so "
                 "they train apart: give it a place in the plan of parallelize_module.",
                 row,
                 names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else ""),
@@ -85,8 +85,8 @@ class Notices:
                 row,
                 f"there is no number of the forward pass: {SPLIT}"
                 if training.left_out
-                else "there is no number of the forward pass: watch sees forwards in training mode with gradients on, so "
-                "call model.train() before them, and step() after each backward; and a model that torch.compile has "
+                else "there is no number of the forward pass: watch sees forwards in training mode with gradients on, "
+                "so call model.train() before them, and step() after each backward; and a model that torch.compile has "
                 "run already as what torch.compile returned",
             )
         elif early:

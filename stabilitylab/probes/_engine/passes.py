@@ -129,7 +129,8 @@ class Pass:
         if not self.attached or not self.records(hook, compiled):
             return
         began = time.perf_counter()
-        held, spread = (entering, leaving), self.ranks.spread if self.ranks is not None else None
+        held: Any = (entering, leaving)
+        spread = self.ranks.spread if self.ranks is not None else None
         if spread is not None:
             entering, leaving = self._whole(spread, hook, entering, leaving)
         for wanted in hook.wanted:

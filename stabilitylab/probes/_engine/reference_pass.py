@@ -53,7 +53,7 @@ class ReferencePass(Pass):
         self.boards = [board for board in (*(boards if record else ()), *stacks) if not board.ended]
         self.attach()
         try:
-            with evaluation(self.model), with_hooks(self.model), ExitStack() as around:
+            with evaluation(self.model), with_hooks(), ExitStack() as around:
                 for board in self.boards:
                     around.enter_context(board.probe.around(board.sites))
                 if self._recorder is None:

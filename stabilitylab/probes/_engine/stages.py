@@ -14,6 +14,8 @@ from .board import Board
 from .selection import Names, chosen
 from .watchable import compiled_modules
 
+PART = "needs a held-out pass of the whole model, of which a stage of a pipeline has a part"
+
 
 def check_for_stages(model: nn.Module, mask: Any, reference: Any) -> None:
     """Raises UsageError for what no stage can follow alone."""
@@ -30,6 +32,7 @@ def agreed(
 ) -> tuple[list[Board], list[tuple[str, str]]]:
     """The boards, and (probe, reason) for those that no stage has a place for; one that the caller named raises."""
     wanted = chosen(names)
+    dropped = {name: PART if PROBES[name].on == "reference" else why for name, why in dropped.items()}
     own = {board.table.name: board for board in boards}
     missing = {name: why for name, why in dropped.items() if wanted[name]}
     parts = stages.agree([Part(board.table, board.rules) for board in boards], list(wanted), missing)

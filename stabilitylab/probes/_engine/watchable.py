@@ -14,7 +14,8 @@ from ...errors import UsageError
 
 SPLIT = (
     "DDP splits what is compiled at its buckets, in which the probes' operators are lost: set "
-    "torch._dynamo.config.optimize_ddp = False before watch and the first compiled call; gradients are averaged as before"
+    "torch._dynamo.config.optimize_ddp = False before watch and the first compiled call; gradients are averaged as "
+    "before"
 )
 RUNS = "a function that runs the model on a fixed batch, 'first batch' or None"
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
@@ -85,7 +86,7 @@ def split_by_ddp(model: nn.Module) -> bool:
     if not wrappers or (config is not None and config.optimize_ddp not in (True, "ddp_optimizer")):
         return False
     trained = [parameter for parameter in wrappers[0].parameters() if parameter.requires_grad]
-    return sum(p.numel() * p.element_size() for p in trained) > torch.distributed._DEFAULT_FIRST_BUCKET_BYTES
+    return sum(p.numel() * p.element_size() for p in trained) > torch.distributed._DEFAULT_FIRST_BUCKET_BYTES  # pyright: ignore
 
 
 def compiled_modules(model: nn.Module) -> set[nn.Module]:
@@ -104,11 +105,12 @@ def _compiled(module: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def with_hooks(model: nn.Module) -> Iterator[None]:
-    """Inference runs module by module, so that hooks see it: what is compiled, inside ``model`` or around it, as it was
-    written, and ``nn.Transformer`` without its fused path, which skips modules and may pack tokens into nested tensors."""
+def with_hooks() -> Iterator[None]:
+    """Inference runs module by module, so that hooks see it: what is compiled, inside a model or around it, as it was
+    written; ``nn.Transformer`` without its fused path, which skips modules and may pack tokens into nested tensors."""
     fused = torch.backends.mha.get_fastpath_enabled()
-    stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    compiles = "torch._dynamo" in sys.modules
+    stance = torch.compiler.set_stance("force_eager") if compiles else nullcontext()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with stance:

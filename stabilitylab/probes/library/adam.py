@@ -71,7 +71,9 @@ class AdamState(ParameterProbe):
             for place, p in enumerate(parameters.originals)
             if p in state and p.grad is not None and state[p]["step"]._version != self._versions.get(p)
         ]
-        others = {p for own in map(unwrapped, parameters.optimizers) if isinstance(own, MOMENTS_ALONE) for p in own.state}
+        others = {
+            p for own in map(unwrapped, parameters.optimizers) if isinstance(own, MOMENTS_ALONE) for p in own.state
+        }
         adams = [place for place in places if parameters.originals[place] not in others]
         rest = [place for place in places if parameters.originals[place] in others]
         entries, ratio, update, clear = self._sums(parameters, adams, state, groups)

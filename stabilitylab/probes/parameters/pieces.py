@@ -120,8 +120,7 @@ class Parameters:
 
     def apart(self) -> list[str]:
         """Names of parameters that ranks of one layer have copies of, whose gradients differ between them."""
-        found = None if self._ranks is None else self._ranks.found
-        if found is None or found.cuts is None or found.mesh is None:
+        if self._ranks is None or (found := self._ranks.found).cuts is None or found.mesh is None:
             return []
         copies = [index for index, own in enumerate(self._own) if own.requires_grad and own not in found.cuts]
         grads = [None if self._own[i].grad is None else local_gradient(self._own[i]) for i in copies]

@@ -86,7 +86,8 @@ class Pipeline(Ranks):
             if having := [own[name] for own, _ in known if name in own]:
                 self._all[name] = _joined(having)
                 rows = self._all[name].table.rows
-                self._rows[name] = [rows.index(row) for row in self._own[name].table.rows] if name in self._own else []
+                own = self._own[name].table.rows if name in self._own else ()
+                self._rows[name] = [rows.index(row) for row in own]
         return self._all
 
     def check_alike(self, tables: Sequence[Table]) -> None:
@@ -145,9 +146,8 @@ def check_stage(model: nn.Module, schedule: Any) -> None:
 
     if not isinstance(schedule, PipelineScheduleSingle):
         raise UsageError(
-            f"{type(schedule).__name__} gives a process several stages, whose micro-batches interleave, which cannot be "
-            "watched: use Schedule1F1B or ScheduleGPipe, or give parallel='off', which makes a run of each process's "
-            "stages as if they were a model of their own."
+            f"{type(schedule).__name__} gives a process several stages, whose micro-batches interleave: use Schedule1F1B "
+            "or ScheduleGPipe, or give parallel='off' and each process a run of its own."
         )
     stage: Any = schedule._stage
     if stage.submod is not model:

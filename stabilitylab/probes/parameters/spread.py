@@ -109,7 +109,7 @@ class Spread:
 
     def _note(self, module: nn.Module, args: Any, output: Any) -> None:
         """What a norm gets, of which each rank has some tokens: plain values of that shape are the same part."""
-        given = args[0] if args else None
+        given: Any = args[0] if args else None
         placements = getattr(given, "placements", ())
         if placements and placements[-1].is_shard() and placements[-1].dim < given.dim() - 1:
             if len(self._tokens) > KEPT:
@@ -135,7 +135,5 @@ def _joined(tensor: torch.Tensor, shape: torch.Size, mesh: Any, dim: int) -> tor
 
     stride = torch.empty(shape, device="meta").stride()
     with torch.no_grad():
-        part = DTensor.from_local(
-            tensor.contiguous(), mesh, [Shard(dim)], run_check=False, shape=shape, stride=stride
-        )
+        part = DTensor.from_local(tensor.contiguous(), mesh, [Shard(dim)], run_check=False, shape=shape, stride=stride)
         return part.full_tensor()
