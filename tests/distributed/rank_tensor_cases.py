@@ -11,6 +11,7 @@ import torch.distributed as dist
 from rank_tensor import PLANS, Decoder, Heard, cut, train_cut
 from rank_toys import ListSink, sentence
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from stabilitylab.probes import Watcher
 
@@ -67,6 +68,11 @@ def cut_apart(folder: Path) -> Any:
     plain = Decoder()
     watcher = Watcher(plain, ListSink(), probes="grad_norm", every=1, parallel="later")
     found["never cut"] = sentence(lambda: one_row(plain, watcher))
+    watcher.close()
+
+    sharded = Decoder()
+    watcher = Watcher(sharded, ListSink(), probes="grad_norm", every=1, parallel="later")
+    found["fully_shard"] = sentence(lambda: one_row(fully_shard(sharded), watcher))  # pyright: ignore
     watcher.close()
 
     early = Decoder()

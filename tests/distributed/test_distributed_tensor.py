@@ -47,6 +47,7 @@ def test_what_ranks_of_one_layer_do_not_have_alike_is_said_by_name(ranks: Any) -
     for rank, found in enumerate(ranks("cut_apart")):
         assert found["dropout"].startswith("UsageError: residual_norm at 'layers.0' differs between ranks of one layer")
         assert "nothing here averages the gradient of 'embedding.weight'" in found["never cut"]
+        assert found["fully_shard"].startswith("UsageError: fully_shard must come before watch")
         assert "optimizer= holds parameters that the model no longer has" in found["an early optimizer"]
         if rank == 0:
             (line,) = found["a gradient"]

@@ -155,8 +155,10 @@ class Pass:
 
     def _whole(self, spread: Spread, hook: Hook, *values: Any) -> Iterator[Any]:
         """Of a tensor-parallel model: with what the other ranks have of them, if anything but a gradient is wanted."""
-        site = next((board.sites[row] for board, row, _ in hook.wanted if board.probe.on != "backward"), None)
-        yield from values if site is None else (spread.whole(hook.module, site.stack, value) for value in values)
+        sites = [board.sites[row] for board, row, _ in hook.wanted if board.probe.on != "backward"]
+        for take, value in zip(("input", "output"), values, strict=True):
+            needed = any(site.take == take or (take == "input" and site.whole) for site in sites)
+            yield spread.whole(hook.module, sites[0].stack, value) if needed else value
 
     def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None:
         """A gradient comes by in compiled code, see :class:`TrainingPass`."""

@@ -59,13 +59,13 @@ def check_arguments(optimizer: Any, scaler: Any, mask: Any, reference: Any) -> N
 
 
 def check_current(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module) -> None:
-    """Raises UsageError for an optimizer that was made before parallelize_module or fully_shard replaced parameters."""
+    """Raises UsageError for an optimizer that was made before parallelize_module replaced parameters."""
     own = set(model.parameters())
     for optimizer in optimizers:
         if any(parameter not in own for group in optimizer.param_groups for parameter in group["params"]):
             raise UsageError(
-                "optimizer= holds parameters that the model no longer has: make it after parallelize_module or "
-                "fully_shard, and the watch after it."
+                "optimizer= holds parameters that the model no longer has: make it after "
+                "parallelize_module, and the watch after it."
             )
 
 

@@ -15,7 +15,7 @@ from ...errors import UsageError
 
 AVERAGES = (
     "watch the DistributedDataParallel or fully_shard model, or give parallel='ddp' if the loop averages, 'later' if "
-    "parallelize_module or fully_shard comes after, the schedule if this is a stage of a pipeline, 'off' if each "
+    "parallelize_module comes after, the schedule if this is a stage of a pipeline, 'off' if each "
     "process has a model of its own."
 )
 KNOWN = (
@@ -77,8 +77,9 @@ def local_gradient(parameter: torch.Tensor) -> torch.Tensor:
     return (gradient if wanted in (None, placements) else gradient.redistribute(placements=wanted)).to_local()
 
 
-def layout_of(model: nn.Module, averaged: bool) -> ModelLayout:
-    """How ``model`` lies on the ranks of the default group; ``averaged``: something unseen here averages its gradients.
+def layout_of(model: nn.Module, averaged: bool, late: bool = False) -> ModelLayout:
+    """How ``model`` lies on the ranks of the default group; ``averaged``: something unseen here averages its gradients;
+    ``late``: a forward pass is under way.
 
     Raises UsageError on every layout that would be read wrongly.
     """
@@ -89,6 +90,8 @@ def layout_of(model: nn.Module, averaged: bool) -> ModelLayout:
         raise UsageError("FullyShardedDataParallel flattens parameters, which cannot be watched: use fully_shard.")
     size = dist.get_world_size()
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if late and sharded:
+        raise UsageError("fully_shard must come before watch, which parallelize_module alone may follow.")
     for module in sharded:
         module.reshard()  # after a forward the parameters that stand there may be the gathered ones
         _check_averages(module)

@@ -146,7 +146,7 @@ def check_stage(model: nn.Module, schedule: Any) -> None:
 
     if not isinstance(schedule, PipelineScheduleSingle):
         raise UsageError(
-            f"{type(schedule).__name__} gives a process several stages, whose micro-batches interleave: use Schedule1F1B "
+            f"{type(schedule).__name__} gives a process several stages, which interleave: use Schedule1F1B "
             "or ScheduleGPipe, or give parallel='off' and each process a run of its own."
         )
     stage: Any = schedule._stage

@@ -68,7 +68,7 @@ class Ranks:
     def found(self) -> ModelLayout:
         """How the model lies on the ranks: as it was when this was made, or at its first forward."""
         if self._found is None:
-            self._found = layout_of(self._model, self._averaged)
+            self._found = layout_of(self._model, self._averaged, self.late)
         return self._found
 
     @property

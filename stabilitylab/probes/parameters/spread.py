@@ -28,6 +28,7 @@ class Spread:
         self._cuts = {path: cut for path, module in sites.modules.items() if (cut := _cut(module, cuts))}
         self._paths = {module: path for path, module in sites.modules.items()}
         self._stacks = {site.module: site.stack for site in sites.norms}
+        self._activations = {site.module for site in sites.activations}
         self._tokens: dict[tuple[str, torch.Size], tuple[torch.Size, Any]] = {}  # of a shard -> whole shape, and how
         self._hooks = [module.register_forward_hook(self._note) for module in self._norms(cuts)]
         self._handed = set(self._heads(sites.attentions))
@@ -85,9 +86,7 @@ class Spread:
             if (cut := self._cuts.get(path)) is not None and cut.dim in (0, 1):
                 yield _width(cut, module, cut.dim)
             return
-        if module._modules or getattr(module, "weight", None) is not None:
-            return
-        home = path
+        home = path if module in self._activations else ""
         while home:
             home = home.rpartition(".")[0]
             inside = [p for p, cut in self._cuts.items() if p.startswith(f"{home}.") and cut.dim in (0, 1)]

@@ -17,10 +17,10 @@ WAYS = ("auto", "later", "ddp", "off")
 def spread_out(model: nn.Module, parallel: Any = "auto") -> Ranks | None:
     """How ``model`` is spread over the processes of the default group; None in a single process.
 
-    ``parallel``: "auto" finds DistributedDataParallel, fully_shard and parallelize_module; "later": these come after,
-    before the first forward; "ddp" says that something else, unseen here, averages the gradients over all ranks (a
-    wrapper around ``model``, or the loop itself); a schedule of :mod:`torch.distributed.pipelining`: ``model`` is its
-    stage here; "off": this rank's model is its own. Raises UsageError on every other layout, see
+    ``parallel``: "auto" finds DistributedDataParallel, fully_shard and parallelize_module; "later": the last of these
+    comes after, before the first forward; "ddp" says that something else, unseen here, averages the gradients over all
+    ranks (a wrapper around ``model``, or the loop itself); a schedule of :mod:`torch.distributed.pipelining`:
+    ``model`` is its stage here; "off": this rank's model is its own. Raises UsageError on every other layout, see
     :func:`.layouts.layout_of` and :func:`.pipeline.check_stage`.
     """
     stage = getattr(parallel, "_n_microbatches", None) is not None
