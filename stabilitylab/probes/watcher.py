@@ -403,10 +403,10 @@ class Watcher:
         if ranks.late:
             check_current(self._optimizers, self._training.model)
             self._parameters.bind()
-        spread = ranks.spread_over(self.sites)
-        if spread is not None:
+        shards = ranks.shards_of(self.sites)
+        if shards is not None:
             for board in self._boards:
-                board.probe.all_heads = spread.all_heads
+                board.probe.all_heads = shards.all_heads
 
     def _on(self, *when: When) -> list[Board]:
         return [board for board in self._boards if board.probe.on in when]

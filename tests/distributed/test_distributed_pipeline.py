@@ -43,7 +43,7 @@ def test_a_watched_run_equals_an_unwatched_one(ranks: Any) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ("interleaved", "ScheduleInterleaved1F1B gives a process several stages .* use Schedule1F1B or ScheduleGPipe"),
+        ("interleaved", "ScheduleInterleaved1F1B gives a process several stages, .* use Schedule1F1B or ScheduleGPipe"),
         ("another model", "must be the stage's own module"),
         ("the same names", "two stages of the pipeline have .* as a ModuleDict whose keys are the numbers"),
         ("mask", "mask= does not tell which micro-batch"),

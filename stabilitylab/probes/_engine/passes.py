@@ -14,7 +14,7 @@ from torch import nn
 
 from ..base import wide
 from ..parameters.ranks import Ranks
-from ..parameters.spread import Spread
+from ..parameters.shards import ActivationShards
 from .board import Board, CleanPasses
 from .guard import Guard
 from .hooks import Hook, RootHook, keep_apart
@@ -130,9 +130,9 @@ class Pass:
             return
         began = time.perf_counter()
         held: Any = (entering, leaving)
-        spread = self.ranks.spread if self.ranks is not None else None
-        if spread is not None:
-            entering, leaving = self._whole(spread, hook, entering, leaving)
+        shards = self.ranks.shards if self.ranks is not None else None
+        if shards is not None:
+            entering, leaving = self._whole(shards, hook, entering, leaving)
         for wanted in hook.wanted:
             board, row, _ = wanted
             site = board.sites[row]
@@ -145,20 +145,20 @@ class Pass:
                 x, y = site.arranged(x), site.arranged(y)
             try:
                 shape = y.shape
-                if spread is not None and board.probe.on == "backward":  # the part that has the gradient
+                if shards is not None and board.probe.on == "backward":  # the part that has the gradient
                     y = held[site.take != "input"]
-                    shape = spread.shape(site.module, site.stack, y)
+                    shape = shards.shape(site.module, site.stack, y)
                 self.keep(wanted, x, y, self.masks(site.mask, shape[:-1], y.device), compiled)
             except Exception as error:
                 self.guard(board, error)
         self.seconds += time.perf_counter() - began
 
-    def _whole(self, spread: Spread, hook: Hook, *values: Any) -> Iterator[Any]:
+    def _whole(self, shards: ActivationShards, hook: Hook, *values: Any) -> Iterator[Any]:
         """Of a tensor-parallel model: with what the other ranks have of them, if anything but a gradient is wanted."""
         sites = [board.sites[row] for board, row, _ in hook.wanted if board.probe.on != "backward"]
         for take, value in zip(("input", "output"), values, strict=True):
             needed = any(site.take == take or (take == "input" and site.whole) for site in sites)
-            yield spread.whole(hook.module, sites[0].stack, value) if needed else value
+            yield shards.whole(hook.module, sites[0].stack, value) if needed else value
 
     def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None:
         """A gradient comes by in compiled code, see :class:`TrainingPass`."""
@@ -277,8 +277,8 @@ class TrainingPass(Pass):
         self, wanted: Wanted, gradient: torch.Tensor, weight: torch.Tensor, compiled: bool = False
     ) -> None:
         site = wanted.board.sites[wanted.row]
-        if self.ranks is not None and self.ranks.spread is not None:
-            gradient = self.ranks.spread.whole(site.module, site.stack, gradient)
+        if self.ranks is not None and self.ranks.shards is not None:
+            gradient = self.ranks.shards.whole(site.module, site.stack, gradient)
         if wanted.board.ended:
             return
         began = time.perf_counter()

@@ -37,7 +37,7 @@ class Pipeline(Ranks):
     def __init__(self, model: nn.Module, schedule: Any) -> None:
         check_stage(model, schedule)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.spread, self.late = None, False
+        self.shards, self.late = None, False
         self._schedule = schedule
         self._found = ModelLayout({parameter: whole_layout(parameter, 1.0) for parameter in model.parameters()})
         self._own: dict[str, Part] = {}

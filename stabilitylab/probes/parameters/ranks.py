@@ -17,7 +17,7 @@ from ...schema import Cells, Table
 from ..places.sites import Sites
 from ..rules import Rule
 from .layouts import Layout, ModelLayout, layout_of
-from .spread import Spread
+from .shards import ActivationShards
 
 Parallel = Literal["auto", "later", "ddp", "off"]
 ROUNDING = 1e-3  # relative, up to which ranks that share a layer have the same number
@@ -58,7 +58,7 @@ class Ranks:
 
     def __init__(self, model: nn.Module, parallel: Parallel = "auto") -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.spread: Spread | None = None
+        self.shards: ActivationShards | None = None
         self._model, self._averaged, self.late = model, parallel == "ddp", parallel == "later"
         self._found: ModelLayout | None = None if self.late else layout_of(model, self._averaged)
         self._tables: dict[str, Table] = {}
@@ -107,15 +107,15 @@ class Ranks:
         layout = self.found.of.get(parameter)
         return 1 / self.size if layout is None else layout.share
 
-    def spread_over(self, sites: Sites) -> Spread | None:
+    def shards_of(self, sites: Sites) -> ActivationShards | None:
         """What makes activations whole; None where each rank has whole ones."""
-        if self.spread is None and self.found.tensor > 1:
-            self.spread = Spread(sites, self.found.cuts or {})
-        return self.spread
+        if self.shards is None and self.found.tensor > 1:
+            self.shards = ActivationShards(sites, self.found.cuts or {})
+        return self.shards
 
     def close(self) -> None:
-        if self.spread is not None:
-            self.spread.close()
+        if self.shards is not None:
+            self.shards.close()
 
     def reshard(self) -> None:
         """Frees what a forward without a backward left unsharded: the optimizer would move the shards alone, and the
@@ -152,7 +152,7 @@ class Ranks:
             names = [row.site for row in self._tables[share.name].rows]
             apart = self.differing(own.flatten()).view_as(own).any(dim=1).tolist()
             wrong = [name for name, differs in zip(names, apart, strict=True) if differs]
-            if wrong := [name for name in wrong if self.spread is None or not self.spread.by_heads(name)]:
+            if wrong := [name for name in wrong if self.shards is None or not self.shards.by_heads(name)]:
                 raise UsageError(
                     f"{share.name} at {wrong[0]!r} differs between ranks of one layer: what is there is a part that "
                     "nothing marks, or their dropout differs; leave the place out with sites= or the table with "

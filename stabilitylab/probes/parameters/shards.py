@@ -20,7 +20,7 @@ from .layouts import Cut, whole
 KEPT = 256  # shapes of shards that are kept at hand
 
 
-class Spread:
+class ActivationShards:
     """The activations of a tensor-parallel model; ``sites`` are its places, ``cuts`` how its weights are cut."""
 
     def __init__(self, sites: Sites, cuts: Mapping[torch.Tensor, Cut]) -> None:
