@@ -24,6 +24,7 @@ from .store import AbsentRun, RunWriter
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 log = logging.getLogger("stabilitylab")
 
@@ -89,7 +90,7 @@ def watch(
     output_site: str | None = None,
     sites: str | Mapping[str, str] | None = None,
     config: Mapping[str, Any] | None = None,
-    parallel: Parallel = "auto",
+    parallel: Parallel | PipelineScheduleSingle = "auto",
     tracker: str | GeneralTracker | None = None,
     resume: Mapping[str, Any] | None = None,
     strict: bool = False,
@@ -104,7 +105,7 @@ def watch(
     :class:`stabilitylab.probes.Watcher`. ``tracker``: "tensorboard", "wandb", "mlflow", ... or a tracker of Accelerate
     gets aggregates of each row too (:mod:`stabilitylab.integrations.trackers`). ``resume``: what ``.checkpoint()``
     gave; the run in ``out`` goes on from there. Raises UsageError where ``out`` exists or a named probe finds no site.
-    Under torchrun call it on every rank, with the DDP or FSDP2 model; rank 0 makes and writes ``out``.
+    Under torchrun call it on every rank, with what that rank trains; rank 0 makes and writes ``out``.
 
     >>> with watch(model, out="runs/mine", every=10, reference=lambda: model(fixed)) as w:  # doctest: +SKIP
     ...     for batch in loader:

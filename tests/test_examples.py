@@ -17,7 +17,14 @@ LEFT = {  # updates, stacks, some tables
     "huggingface_trainer": (60, {"bert.encoder"}, {"grad_norm", "ln_input", "model_update", "update_ratio"}),
     "lightning_module": (40, {"model.encoder", "model.decoder"}, {"grad_norm", "ln_input", "update_ratio"}),
     "accelerate_loop": (60, {"model"}, {"grad_norm", "ln_input", "update_ratio"}),
+    "tensor_parallel": (
+        60,
+        {"layers"},
+        {"grad_norm", "ln_input", "model_update", "activation_sparsity", "update_ratio"},
+    ),
+    "pipeline_parallel": (60, {"layers"}, {"grad_norm", "ln_input", "activation_grad_norm", "update_ratio"}),
 }
+PROCESSES = {"tensor_parallel": 2, "pipeline_parallel": 2}
 NEEDS = {"lightning_module": "lightning", "accelerate_loop": "accelerate", "huggingface_trainer": "accelerate"}
 
 
@@ -27,11 +34,14 @@ def test_every_example_is_tried() -> None:
 
 @pytest.mark.parametrize("name", LEFT)
 def test_an_example_leaves_a_finished_run_of_a_model_that_learned(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    pytest.importorskip(NEEDS.get(name, "transformers"))
+    if name not in PROCESSES:
+        pytest.importorskip("transformers")
+        pytest.importorskip(NEEDS.get(name, "transformers"))
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    several = [*launch, str(PROCESSES[name])] if name in PROCESSES else []
     environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "HF_HUB_OFFLINE": "1"}
     ended = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py"), "run"],
+        [sys.executable, *several, str(EXAMPLES / f"{name}.py"), "run"],
         capture_output=True, text=True, check=False, cwd=tmp_path, env=environment,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr

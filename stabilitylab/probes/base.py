@@ -55,6 +55,8 @@ class Probe:
     taps: ClassVar[tuple[str, ...]] = ()  # taps of a site that are measured as well, each a raw number of its own
     waits: ClassVar[bool] = False  # does measuring make the host wait, so that it cannot be part of a CUDA graph?
     together: ClassVar[bool] = False  # is there a measure_together()?
+    # numbers of the heads that this rank has at a site, (heads, ...) -> those of all ranks, if it is tensor parallel
+    all_heads: Callable[[Site, torch.Tensor], torch.Tensor] = staticmethod(lambda site, numbers: numbers)
     kept: tuple[str, ...] | None = None  # the only columns that this watcher records; None: all that fit
 
     def keeps(self, column: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from ._engine.board import Board, CleanPasses, allocate
 from ._engine.cadence import Cadence, checked, is_due
 from ._engine.first_batch import FirstBatch
 from ._engine.guard import Guard
+from ._engine.hooks import RootHook
 from ._engine.masks import Mask, Masks
 from ._engine.notices import Notices
 from ._engine.passes import TrainingPass
@@ -25,11 +26,25 @@ from ._engine.recorder import Recorder
 from ._engine.reference_rows import AlphaSchedule, ReferenceRows
 from ._engine.row import Metrics, RowMetrics, RowRecord, State, Template
 from ._engine.selection import Names, boards_for, find_sites, split_sites
-from ._engine.watchable import Optimizers, check_arguments, check_unscaled, check_watchable, listed
+from ._engine.stages import agreed, check_for_stages
+from ._engine.watchable import (
+    Optimizers,
+    check_arguments,
+    check_current,
+    check_unscaled,
+    check_watchable,
+    compiled_modules,
+    listed,
+)
 from .base import Collected, ParameterProbe, When
 from .incidents.report import Forensics, Incident
 from .parameters.pieces import Parameters
-from .parameters.ranks import NullSink, Parallel, ranks_of
+from .parameters.pipeline import Pipeline
+from .parameters.ranks import NullSink, Parallel, Ranks
+from .parameters.spreading import spread_out
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 
 @dataclass
@@ -67,7 +82,8 @@ class Watcher:
       modules match, instead of what is found (:func:`stabilitylab.sites` shows it).
     - ``recorder``: the held-out pass is recorded with it and replayed; and activations wait until they are measured
       many at a time, which a model that writes to them in place would spoil.
-    - ``parallel``: "auto" finds DDP and FSDP2, see :func:`~.parameters.ranks.ranks_of` for "ddp" and "off".
+    - ``parallel``: "auto" finds DDP, FSDP2 and tensor parallelism; "later", "ddp", "off" and a pipeline's schedule say
+      what cannot be found, see :func:`~.parameters.spreading.spread_out`.
     - ``strict``: an error of a probe is raised, as tests of probes want it.
 
     Under torch.compile the hooks become part of the compiled code, without a graph or a break more.
@@ -94,7 +110,7 @@ class Watcher:
         output_site: str | None = None,
         sites: str | Mapping[str, str] | None = None,
         total_every_step: bool = True,
-        parallel: Parallel = "auto",
+        parallel: Parallel | PipelineScheduleSingle = "auto",
         recorder: Recorder | None = None,
         measured: Callable[[int], bool] = lambda row: False,
         strict: bool = False,
@@ -106,24 +122,34 @@ class Watcher:
         check_watchable(model)
         check_arguments(optimizer, scaler, mask, reference)
         own, narrowed = split_sites(sites)
-        self._ranks = ranks = ranks_of(model, parallel)
+        self._ranks = ranks = spread_out(model, parallel)
+        stages = ranks if isinstance(ranks, Pipeline) else None
+        if stages is not None:
+            check_for_stages(model, mask, reference)
+            reference = None
         self.sites = find_sites(model, output_site, own)
+        if ranks is not None:
+            self.sites = ranks.own_sites(self.sites)
         self.sink = sink if ranks is None or ranks.rank == 0 else NullSink()
         self._optimizers, self._scaler = listed(optimizer), scaler
         self._total_every_step = total_every_step
         self._parameters = Parameters(model, self.sites.place, self._optimizers, ranks)
         lacks = [name for name, given in (("optimizer", self._optimizers), ("reference", reference)) if not given]
-        self._boards, self.dropped = boards_for(probes, self.sites, self._parameters, narrowed, lacks=lacks)
+        self._boards, self.dropped = boards_for(
+            probes, self.sites, self._parameters, narrowed, lacks=lacks, elsewhere=stages is not None
+        )
+        if stages is not None:
+            self._boards, self.dropped = agreed(self._boards, dict(self.dropped), probes, stages)
         self._probes_training = any(board.probe.on != "reference" for board in self._boards)
         sums = allocate(self._boards, self._parameters.device)
         if ranks is not None:
             ranks.check_alike([board.table for board in self._boards])
 
+        self._stages = stages
         stacks = [stack.name for stack in self.sites.stacks]
-        share = 1.0 if ranks is None else 1 / ranks.size
         scaled = scaler is not None and scaler.is_enabled()
         self._guard = Guard(strict)
-        self._notices = Notices(model, ranks is None or ranks.rank == 0, scaled)
+        self._notices = Notices(model, ranks is None or ranks.rank == 0 or stages is not None, scaled)
         self._clean = CleanPasses(sums) if ranks is None else None
         self._training = TrainingPass(
             model,
@@ -131,7 +157,7 @@ class Watcher:
             Masks(mask, stacks),
             self._guard,
             scaler,
-            share,
+            ranks,
             self._clean,
             recorder is not None,
         )
@@ -160,12 +186,19 @@ class Watcher:
         self._steps: set[int] = set()  # optimizers whose step the row still waits for
         self._step_seconds = 0.0
         self._early = False  # an optimizer's step before the first row
+        self._laid_out = False
         self._state = "open"
-        self._handles = [
+        self._handles: list[Any] = []
+        if ranks is not None:
+            if ranks.known:
+                self._lay_out(ranks)
+            else:
+                self._handles.append(model.register_forward_pre_hook(RootHook(lambda *_: self._lay_out(ranks))))
+        self._handles += [
             optimizer.register_step_post_hook(lambda *_, number=number: self._updated(number))
             for number, optimizer in enumerate(self._optimizers)
         ]
-        self.sink.open([board.table for board in self._boards])
+        self.sink.open(list(self.tables.values()))
         self._arm()
 
     def due(self, row: int) -> bool:
@@ -179,7 +212,8 @@ class Watcher:
     @property
     def tables(self) -> dict[str, Table]:
         """What is recorded: the definitions of the tables, by name."""
-        return {board.table.name: board.table for board in self._boards}
+        tables = [board.table for board in self._boards] if self._stages is None else self._stages.tables
+        return {table.name: table for table in tables}
 
     @property
     def parameters(self) -> Parameters:
@@ -211,13 +245,17 @@ class Watcher:
         after the optimizer's step keeps the one copy a row; not looking at all keeps the host from waiting for it.
         """
         self._check_open()
+        if self._ranks is not None:
+            self._lay_out(self._ranks)
         for optimizer in self._optimizers:
             check_unscaled(self._scaler, optimizer)
         with self._timed():
             if self._template is None:
                 self._send()
             row = self._template or RowRecord(self.t, self._parameters.device, self._ranks)
-            for name, value in (() if loss is None else (("loss", loss),)) + tuple(metrics.items()):
+            for name, value in (() if loss is None and not self._stages else (("loss", loss),)) + tuple(
+                metrics.items()
+            ):
                 row.metric(name, value)
             with torch.no_grad():
                 self._probe(row)
@@ -312,6 +350,8 @@ class Watcher:
             self._training.close()
             if self._first is not None:
                 self._first.close()
+            if self._ranks is not None:
+                self._ranks.close()
             for handle in self._handles:
                 handle.remove()
             self.sink.close()
@@ -357,6 +397,21 @@ class Watcher:
         held_out = self._reference.order if self._reference is not None else {}
         return {**self._training.order, **{key: len(self._training.order) + n for key, n in held_out.items()}}
 
+    def _lay_out(self, ranks: Ranks) -> None:
+        """Once the model lies on the ranks as it will: what each of them has of it."""
+        if self._laid_out:
+            return
+        self._laid_out = True
+        if ranks.found.tensor > 1 and compiled_modules(self._training.model):
+            raise UsageError("a compiled tensor-parallel model cannot be watched: leave torch.compile out.")
+        if ranks.late:
+            check_current(self._optimizers, self._training.model)
+            self._parameters.bind()
+        shards = ranks.shards_of(self.sites)
+        if shards is not None:
+            for board in self._boards:
+                board.probe.all_heads = shards.all_heads
+
     def _on(self, *when: When) -> list[Board]:
         return [board for board in self._boards if board.probe.on in when]
 
@@ -383,17 +438,20 @@ class Watcher:
             if self._training.order:  # else there was no forward pass to be seen, which is said above
                 self._notices.look(self.t, "training", passes, self._training.order)
             self._collect(row, "step")
+            self._notices.apart(self.t, self._parameters)
             for board in passes:
                 row.table(board)
             for name, clean in (self._clean.take(passes) if self._clean else {}).items():
                 row.set_aside("clean", name, clean)
             for board in self._on("update"):
+                row.state, self._steps = State.OWED, set(range(len(self._optimizers)))
+                if not board.table.rows:
+                    continue
                 assert isinstance(board.probe, ParameterProbe)
                 try:
                     board.probe.before(self._parameters)
                 except Exception as error:
                     self._guard(board, error)
-                row.state, self._steps = State.OWED, set(range(len(self._optimizers)))
         elif is_due(self.t, self.every):
             self._notices.loop(self.t, self._training, self._parameters, self._early)
         if self._total_every_step and "grad_norm_total" not in row:
@@ -402,7 +460,7 @@ class Watcher:
     def _collect(self, row: RowRecord, when: When) -> None:
         """Adds the tables of the probes of parameters."""
         for board in self._on(when):
-            if not board.ended:
+            if not board.ended and board.table.rows:
                 assert isinstance(board.probe, ParameterProbe)
                 try:
                     found = Collected(*board.probe.collect(self._parameters))
@@ -451,7 +509,8 @@ class Watcher:
             self._guard.trying = False
             self.last = (row.step, metrics, tables)
             self.sink.append(*self.last)
-            self._forensics.examine(*self.last, row.broken, row.aside)
+            if self._stages is None:  # which have the places of their own
+                self._forensics.examine(*self.last, row.broken, row.aside)
 
     def _begin(self, row: RowRecord) -> None:
         """What is known of the row to a sink that takes it (``begin``): where reading it waits for nothing, and on a

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 
 from ..config import TrainConfig
-from ..probes.parameters.ranks import local
+from ..probes.parameters.layouts import local
 from .adamw import LeanAdamW
 
 NO_WARMUP_PERIOD = 4000  # updates before an inverse-sqrt rate decays without warm-up (T-Fixup's reference recipe)

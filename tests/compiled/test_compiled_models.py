@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -137,6 +140,27 @@ def check(how: str, watched: str, backend: str) -> None:
             assert set(seen.cells(table, 0)) == set(eager.cells(table, 0))
             for site, values in eager.cells(table, 0).items():
                 assert seen.cells(table, 0)[site] == pytest.approx(values, nan_ok=True, **EXACT), (table, site)
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_the_held_out_pass_adds_nothing_to_the_next_row(how: str) -> None:
+    """It runs module by module, so that the hooks of the training pass are called too."""
+    rows, held_out = [], torch.arange(12)[None]
+    for way in ("not", how):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = GPT().double()
+        run = compiled(model, way, "aot_eager") if way != "not" else model
+        sink = ListSink()
+        reference = partial(run, held_out)
+        probes = "ln_input,residual_norm,model_update"
+        with Watcher(model, sink, every=1, update_every=1, reference=reference, probes=probes) as watcher:
+            for tokens in itertools.islice(batches(), 2):
+                run(tokens[:, :-1]).square().mean().backward()
+                watcher.step()
+        rows.append({name: cells.values for name, cells in sink.rows[1][2].items() if name != "model_update"})
+    for table, values in rows[0].items():
+        np.testing.assert_allclose(rows[1][table], values, rtol=1e-12, err_msg=table)
 
 
 def test_many_layers_share_their_code_as_they_do_unwatched() -> None:

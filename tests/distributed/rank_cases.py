@@ -18,11 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from rank_compiled import COMPILED_CASES
+from rank_pipeline import PIPELINE_CASES
 from rank_runs import RUN_CASES
-from rank_toys import ListSink, extra_probes, train
+from rank_tensor_cases import FOUR_CASES, TENSOR_CASES
+from rank_toys import ListSink, extra_probes, sentence, train
 
 from stabilitylab.api import watch
-from stabilitylab.errors import StabilityLabError
 from stabilitylab.probes import Watcher
 from stabilitylab.probes.parameters.ranks import Ranks
 from stabilitylab.store import Run
@@ -35,18 +37,22 @@ def case(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
     return function
 
 
-def every_case() -> dict[str, Callable[[Path], Any]]:
-    return CASES | RUN_CASES  # the trainer last: it flushes denormal numbers from then on
+def every_case(size: int) -> dict[str, Callable[[Path], Any]]:
+    """Those of so many ranks."""
+    if size == 4:
+        return FOUR_CASES
+    # the trainer last: it flushes denormal numbers from then on
+    return CASES | TENSOR_CASES | PIPELINE_CASES | COMPILED_CASES | RUN_CASES
 
 
-def run(rank: int, folder: Path, names: list[str]) -> None:
+def run(rank: int, folder: Path, names: list[str], size: int) -> None:
     """One rank: every case in turn; what it returned, or its traceback, goes to the folder."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
     results: dict[str, Any] = {}
     for name in names:
         try:
-            results[name] = every_case()[name](folder)
+            results[name] = every_case(size)[name](folder)
         except Exception:
             results[name] = traceback.format_exc()
             break  # the other rank may be waiting: it ends when this process does
@@ -193,15 +199,6 @@ def backward(model: torch.nn.Module) -> torch.Tensor:
     return loss
 
 
-def sentence(action: Callable[[], Any]) -> str:
-    """What the error says that the action must end in."""
-    try:
-        action()
-    except StabilityLabError as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
-
-
 @case
 def reading(folder: Path) -> Any:
     """A row's metrics before and after the optimizer's step; who averages what."""
@@ -245,8 +242,12 @@ def failing(folder: Path) -> Any:
 def refusals(folder: Path) -> Any:
     """Layouts that the probes do not know -> what they say."""
     mesh = init_device_mesh("cpu", (2,))
-    both = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
     colwise = {"layers.0.fc1": ColwiseParallel(), "layers.0.fc2": RowwiseParallel()}
+    halves = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "tensor"))
+    compiled: Any = parallelize_module(Small(), mesh, colwise)
+    compiled.layers[0].compile(backend="eager")
+    outside: Any = parallelize_module(Small(), mesh, colwise)
+    fully_shard(outside.layers[1], mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))["b"])
     summed = fully_shard(Small())
     summed.set_gradient_divide_factor(1.0)
     half = Small()
@@ -257,15 +258,21 @@ def refusals(folder: Path) -> Any:
     )
     inside = Small()
     inside.layers[0] = DistributedDataParallel(inside.layers[0])
-    two = fully_shard(parallelize_module(Small(), both["tensor"], colwise), mesh=both["data"])
     mixed = Small()
     fully_shard(mixed.layers[0], mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard")))
     fully_shard(mixed, mesh=mesh)
     groups = [dist.new_group([rank]) for rank in range(2)]
     alone = fully_shard(Small(), mesh=DeviceMesh("cpu", [[0], [1]], mesh_dim_names=("a", "b"))["b"])
     models = {
-        "tensor parallel": parallelize_module(Small(), mesh, colwise),
-        "tensor parallel under fully_shard": two,
+        "tensor parallel over a part of the ranks": parallelize_module(Small(), halves["tensor"], colwise),
+        "tensor parallel over two meshes": parallelize_module(
+            parallelize_module(Small(), mesh, colwise),
+            halves["data"],
+            {"layers.1.fc1": ColwiseParallel(), "layers.1.fc2": RowwiseParallel()},
+        ),
+        "tensor parallel and compiled": compiled,
+        "tensor parallel beside fully_shard": outside,
+        "tensor parallel, said to be averaged": parallelize_module(Small(), mesh, colwise),
         "a part of the ranks": alone,
         "partial": partial,
         "replicated in part": mixed,
@@ -280,7 +287,8 @@ def refusals(folder: Path) -> Any:
     }
     found = {}
     for name, model in models.items():
-        parallel = "off" if name.endswith("off") else "auto"
+        parallel = "off" if name.endswith("off") else "ddp" if name.endswith("averaged") else "auto"
+        parallel = "auto" if name == "not averaged" else parallel
         found[name] = sentence(lambda m=model, p=parallel: Watcher(m, ListSink(), probes="grad_norm", parallel=p))
     different = "grad_norm" if dist.get_rank() else "ln_input"
     found["different probes"] = sentence(

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
+from stabilitylab.errors import StabilityLabError
 from stabilitylab.models import build_model
 from stabilitylab.probes import PROBES, Max, Mean, Probe, Watcher, probe
 from stabilitylab.probes.places.sites import layers
@@ -106,6 +107,15 @@ class ListSink:
         self.rows.append((step, dict(metrics), dict(tables)))
 
     def close(self) -> None: ...
+
+
+def sentence(action: Callable[[], Any]) -> str:
+    """What the error says that the action must end in."""
+    try:
+        action()
+    except StabilityLabError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
 
 
 @contextmanager

@@ -46,8 +46,14 @@ def test_a_rank_that_fails_waits_for_nobody(ranks: Any) -> None:
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        ("tensor parallel", "the probes know DDP and FSDP2 .*, not tensor or pipeline parallelism"),
-        ("tensor parallel under fully_shard", "not tensor or pipeline parallelism"),
+        (
+            "tensor parallel over a part of the ranks",
+            "over 1 of 2 ranks: the probes know DDP, FSDP2 .* and FSDP2 around",
+        ),
+        ("tensor parallel over two meshes", "parallelize_module was given several meshes"),
+        ("tensor parallel and compiled", "leave torch.compile out"),
+        ("tensor parallel beside fully_shard", "call fully_shard on the whole model too"),
+        ("tensor parallel, said to be averaged", "parallel = 'ddp' does not fit a model of DTensors"),
         ("a part of the ranks", r"over 1 of 2 ranks: the probes know"),
         ("partial", r"laid out as \(Partial\(sum\),\)"),
         ("replicated in part", "some parameters are sharded over other ranks than others"),
@@ -90,5 +96,6 @@ def test_rank_0_alone_makes_the_run_directory(ranks: Any) -> None:
 
 
 def test_an_unknown_way_to_share_a_model_is_refused() -> None:
-    with pytest.raises(UsageError, match="parallel = 'tp' is unknown: use 'auto', 'ddp' or 'off'"):
+    known = "use 'auto', 'later', 'ddp', 'off' or a pipeline's schedule"
+    with pytest.raises(UsageError, match=f"parallel = 'tp' is unknown: {known}"):
         Watcher(torch.nn.Linear(2, 2), ListSink(), parallel="tp")  # type: ignore[arg-type]

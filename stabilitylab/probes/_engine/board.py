@@ -113,7 +113,9 @@ class Board:
             buffer = held[list(self._storage).index(rule.additive)]
             columns.append((rule, buffer[begin : begin + size].view(-1, rule.width)))
             start[rule.additive] = begin + size
-        share = RankShare("table", self.table.name, columns, self._seen.copy(), ended=bool(self.ended))
+        share = RankShare(
+            "table", self.table.name, columns, self._seen.copy(), ended=bool(self.ended), copies=bool(self.sites)
+        )
         self.clear()
         return share
 
@@ -146,10 +148,10 @@ def allocate(boards: Iterable[Board], device: torch.device) -> torch.Tensor:
     buffer = torch.empty(0)
     for additive in (False, True):
         widths = [sum(rule.width for rule in board.rules.values() if rule.additive is additive) for board in boards]
-        sizes = [len(board.table.rows) * width for board, width in zip(boards, widths, strict=True)]
+        sizes = [len(board.table.rows) * width for board, width in zip(boards, widths, strict=True)]  # 0 for no rows
         buffer = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
-        for board, piece in zip(boards, buffer.split(sizes), strict=True):
-            if piece.numel():
+        for board, width, piece in zip(boards, widths, buffer.split(sizes), strict=True):
+            if width:
                 board.place(additive, piece)
     for board in boards:
         board.clear()

@@ -29,6 +29,7 @@ class Visitor(Protocol):
     """What measures when a module is called."""
 
     model: nn.Module
+    left_out: bool  # of compiled code
 
     def visit(self, hook: Hook, entering: Value, leaving: Value, compiled: bool = False) -> None: ...
 
@@ -66,6 +67,7 @@ class Hook(Copied):
         self.module, self.wanted = module, wanted
         self.model = unwrapped(visitor.model)
         self.needs_input, self.needs_output = needs_input, needs_output
+        self.left_out = visitor.left_out
         self.of_input, self.of_output = "input" in gradient_of, "output" in gradient_of
         self.compiled = False
         self._handles: list[Any] = []
@@ -78,7 +80,7 @@ class Hook(Copied):
             if module is self.module:
                 do = _at_once if _callback() in (None, False) else _apart
                 do(_measure, self, args, kwargs, output)  # pyright: ignore (it may be compiled)
-        elif torch.is_grad_enabled() and self.model.training:
+        elif torch.is_grad_enabled() and self.model.training and not self.left_out:
             x = _entering(args, kwargs) if self.needs_input else None
             y = _tensor(output) if self.needs_output else None
             _visit(None if x is None else x.detach(), None if y is None else y.detach(), self.key)
@@ -92,7 +94,7 @@ class Hook(Copied):
                 if isinstance(other, Hook) and other.visitor is None:  # of an earlier watch
                     del self.module._forward_hooks[number], self.module._forward_hooks_with_kwargs[number]
             self._handles.append(self.module.register_forward_hook(self, with_kwargs=True))
-            if self.of_input:
+            if self.of_input and not self.left_out:
                 entry = EntryHook(self.model, self.input_key)
                 self._handles.append(self.module.register_forward_pre_hook(entry, with_kwargs=True))
 

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...errors import UsageError
 from ..parameters.pieces import Parameters
 from .board import Board
 from .hooks import forget_compiled
 from .passes import TrainingPass
 from .unseen import say, unseen
-from .watchable import compiled_modules
+from .watchable import SPLIT, compiled_modules, split_by_ddp
 
 log = logging.getLogger("stabilitylab")
 
@@ -35,11 +36,13 @@ class Notices:
         self.unseen: dict[str, list[str]] = {}  # table -> places that no call of the first probed rows came by
         self._model, self._first, self._scaled = model, first, scaled
         self._looked: set[str] = set()  # kinds of pass of which that is known
-        self._warned = self._again = self._asked = False
+        self._warned = self._again = self._asked = self._compared = False
 
     def compiled(self) -> bool:
         """Whether parts of the model are compiled; what was compiled before the hooks came is compiled anew."""
         found = bool(compiled_modules(self._model))
+        if found and split_by_ddp(self._model):
+            raise UsageError(f"{SPLIT}.")
         if found and forget_compiled() and self._first:
             log.info("%s", COMPILED)
         return found
@@ -54,10 +57,24 @@ class Notices:
             if self._first:
                 say(row, which, found)
 
+    def apart(self, row: int, parameters: Parameters) -> None:
+        """Warns once of replicas that tensor-parallel ranks do not keep alike."""
+        if self._compared:
+            return
+        self._compared = True
+        if (names := parameters.apart()) and self._first:
+            log.warning(
+                "row %d: the gradient of %s differs between tensor-parallel ranks, each of which has all of it, so "
+                "they train apart: give it a place in the plan of parallelize_module.",
+                row,
+                names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else ""),
+            )
+
     def loop(self, row: int, training: TrainingPass, parameters: Parameters, early: bool) -> None:
         """Warns of a loop in which step() stands in the wrong place, or that never trains; ``early``: the optimizer's
         step came before the first row."""
-        compiled = bool(training.boards) and not training.called and bool(compiled_modules(self._model))
+        missed = bool(training.boards) and not training.called and not training.left_out
+        compiled = missed and bool(compiled_modules(self._model))
         if compiled and not self._again and forget_compiled():
             self._again = True
             training.stay()
@@ -75,8 +92,10 @@ class Notices:
         elif training.boards and not training.called:
             self._tell(
                 row,
-                "there is no number of the forward pass: watch sees forwards in training mode with gradients on, so "
-                "call model.train() before them, and step() after each backward; and a model that torch.compile has "
+                f"there is no number of the forward pass: {SPLIT}"
+                if training.left_out
+                else "there is no number of the forward pass: watch sees forwards in training mode with gradients on, "
+                "so call model.train() before them, and step() after each backward; and a model that torch.compile has "
                 "run already as what torch.compile returned",
             )
         elif early:

@@ -13,10 +13,13 @@ import torch
 from torch import nn
 
 from ..base import wide
+from ..parameters.ranks import Ranks
+from ..parameters.shards import ActivationShards
 from .board import Board, CleanPasses
 from .guard import Guard
 from .hooks import Hook, RootHook, Value, keep_apart
 from .masks import Masks
+from .watchable import split_by_ddp
 
 HELD = 1 << 24  # numbers that may wait on the device before they are added up
 SMALL = 1 << 17  # entries of a value that costs a GPU less to read than its kernel costs to launch
@@ -38,9 +41,16 @@ class Pass:
     """
 
     def __init__(
-        self, model: nn.Module, boards: Sequence[Board], masks: Masks, guard: Guard, together: bool = False
+        self,
+        model: nn.Module,
+        boards: Sequence[Board],
+        masks: Masks,
+        guard: Guard,
+        together: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.model, self.boards, self.masks, self.guard = model, boards, masks, guard
+        self.model, self.boards, self.masks, self.guard, self.ranks = model, boards, masks, guard, ranks
+        self.left_out = split_by_ddp(model)
         self._together = together
         self.seconds = 0.0
         self._roots: list[Any] = []
@@ -107,8 +117,8 @@ class Pass:
         self._number += 1
         self._held = 0
 
-    def records(self, hook: Hook) -> bool:
-        """Whether this call of a module counts."""
+    def records(self, hook: Hook, compiled: bool) -> bool:
+        """Whether this call of a module counts; ``compiled``: it is one of compiled code, not of the module itself."""
         if not self._inside and self._calls.get(hook) == self._number:
             self.end(more=True)
         self._calls[hook] = self._number
@@ -116,9 +126,13 @@ class Pass:
 
     def visit(self, hook: Hook, entering: Value, leaving: Value, compiled: bool = False) -> None:
         """Measures what is wanted of a call of a module: what enters it and what it returns."""
-        if not self.attached or not self.records(hook):
+        if not self.attached or not self.records(hook, compiled):
             return
         began = time.perf_counter()
+        held: Any = (entering, leaving)
+        shards = self.ranks.shards if self.ranks is not None else None
+        if shards is not None:
+            entering, leaving = self._whole(shards, hook, entering, leaving)
         for wanted in hook.wanted:
             board, row, _ = wanted
             site = board.sites[row]
@@ -130,10 +144,21 @@ class Pass:
             if site.channels_first:
                 x, y = site.arranged(x), site.arranged(y)
             try:
-                self.keep(wanted, x, y, self.masks(site.mask, y.shape[:-1], y.device), compiled)
+                shape = y.shape
+                if shards is not None and board.probe.on == "backward":  # the part that has the gradient
+                    y = held[site.take != "input"]
+                    shape = shards.shape(site.module, site.stack, y)
+                self.keep(wanted, x, y, self.masks(site.mask, shape[:-1], y.device), compiled)
             except Exception as error:
                 self.guard(board, error)
         self.seconds += time.perf_counter() - began
+
+    def _whole(self, shards: ActivationShards, hook: Hook, *values: Any) -> Iterator[Any]:
+        """Of a tensor-parallel model: with what the other ranks have of them, if anything but a gradient is wanted."""
+        sites = [board.sites[row] for board, row, _ in hook.wanted if board.probe.on != "backward"]
+        for take, value in zip(("input", "output"), values, strict=True):
+            needed = any(site.take == take or (take == "input" and site.whole) for site in sites)
+            yield shards.whole(hook.module, sites[0].stack, value) if needed else value
 
     def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None:
         """A gradient comes by in compiled code, see :class:`TrainingPass`."""
@@ -197,13 +222,12 @@ class TrainingPass(Pass):
         masks: Masks,
         guard: Guard,
         scaler: torch.amp.GradScaler | None = None,
-        share: float = 1.0,
+        ranks: Ranks | None = None,
         clean: CleanPasses | None = None,
         together: bool = False,
     ) -> None:
-        super().__init__(model, boards, masks, guard, together)
+        super().__init__(model, boards, masks, guard, together, ranks)
         self._clean, self._recorded = clean, False
-        self._share = share  # of this rank's loss in the loss of all ranks
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._weights: dict[tuple[Board, int], torch.Tensor] = {}  # in compiled code, until its gradients come
         self.start_row()
@@ -219,10 +243,13 @@ class TrainingPass(Pass):
         self._weights.clear()
         self._scale: torch.Tensor | None = None
 
-    def records(self, hook: Hook) -> bool:
-        if not hook.compiled and not (torch.is_grad_enabled() and self.model.training):
+    def records(self, hook: Hook, compiled: bool) -> bool:
+        # compiled code asked as it was made; a module that is compiled is called as it is in the held-out pass
+        if not compiled and not (torch.is_grad_enabled() and self.model.training):
             return False
-        return hook not in self._calls if _in_backward() else super().records(hook)
+        if self.ranks is not None and not self.ranks.running:
+            return False
+        return hook not in self._calls if _in_backward() else super().records(hook, compiled)
 
     def keep(self, wanted: Wanted, x: Any, y: torch.Tensor, weight: torch.Tensor, compiled: bool = False) -> None:
         self._recorded = True
@@ -250,17 +277,19 @@ class TrainingPass(Pass):
     def _keep_gradient(
         self, wanted: Wanted, gradient: torch.Tensor, weight: torch.Tensor, compiled: bool = False
     ) -> None:
+        site = wanted.board.sites[wanted.row]
+        if self.ranks is not None and self.ranks.shards is not None:
+            gradient = self.ranks.shards.whole(site.module, site.stack, gradient)
         if wanted.board.ended:
             return
         began = time.perf_counter()
         with torch.no_grad():  # under create_graph gradients are on
             try:
-                site = wanted.board.sites[wanted.row]
                 gradient = site.arranged(gradient) if site.channels_first and compiled else gradient
                 if self._scaler is not None:
                     gradient = gradient.to(wide(gradient)) / self._loss_scale(self._scaler, gradient.device)
-                if self._share != 1:
-                    gradient = gradient.to(wide(gradient)) * self._share
+                if self.ranks is not None and (share := self.ranks.loss_share) != 1:
+                    gradient = gradient.to(wide(gradient)) * share
                 super().keep(wanted, None, gradient, weight, compiled)
             except Exception as error:
                 self.guard(wanted.board, error)

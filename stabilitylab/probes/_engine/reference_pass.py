@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ..library.representations import Output
+from ..parameters.ranks import Ranks
 from .board import Board
 from .guard import Guard
 from .masks import Masks
@@ -33,8 +34,9 @@ class ReferencePass(Pass):
         reference: Callable[[], Any],
         stacks: Board | None,
         recorder: Recorder | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        super().__init__(model, boards, masks, guard)
+        super().__init__(model, boards, masks, guard, ranks=ranks)
         self._reference = reference
         self._stacks = stacks
         self._outputs: list[Output] = []
@@ -51,7 +53,7 @@ class ReferencePass(Pass):
         self.boards = [board for board in (*(boards if record else ()), *stacks) if not board.ended]
         self.attach()
         try:
-            with evaluation(self.model), with_hooks(self.model), ExitStack() as around:
+            with evaluation(self.model), with_hooks(), ExitStack() as around:
                 for board in self.boards:
                     around.enter_context(board.probe.around(board.sites))
                 if self._recorder is None:

@@ -64,7 +64,7 @@ class ReferenceRows:
         self._schedule, self._parameters = schedule, parameters
         self._update = next((board for board in boards if isinstance(board.probe, ModelUpdate)), None)
         others = [board for board in boards if board is not self._update]
-        self._pass = ReferencePass(model, others, masks, guard, reference, self._update, recorder)
+        self._pass = ReferencePass(model, others, masks, guard, reference, self._update, recorder, ranks)
         self._start: Start | None = None
         self._previous: tuple[int, list[Output]] | None = None
 

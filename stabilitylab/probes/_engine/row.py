@@ -12,6 +12,7 @@ import torch
 
 from ...errors import UsageError
 from ...schema import Cells
+from ..parameters.layouts import whole
 from ..parameters.ranks import Ranks, RankShare
 from ..rules import EMPTY, Mean, Sum, Total
 from .board import Board
@@ -187,7 +188,7 @@ class RowRecord:
         return row
 
     def _copy(self, value: torch.Tensor) -> torch.Tensor:
-        return value.detach().reshape(1, 1).to(self._device, torch.float64, copy=True)
+        return whole(value.detach()).reshape(1, 1).to(self._device, torch.float64, copy=True)
 
     def _average(self, value: torch.Tensor | float | None) -> Total:
         """Sum and count; None adds neither. A host number reaches the device by fills, which wait for nothing."""

@@ -86,11 +86,12 @@ def boards_for(
     only: str | Mapping[str, str] | None,
     *,
     lacks: Iterable[str],
+    elsewhere: bool = False,
 ) -> tuple[list[Board], list[tuple[str, str]]]:
     """A board for each probe that finds its sites, and (probe, reason) for default ones that do not.
 
     ``only``: a regular expression that site names must match, for all probes or by probe. ``lacks``: of "optimizer",
-    "reference", those that the watcher was not given.
+    "reference", those that the watcher was not given. ``elsewhere``: what is missing here may be on another rank.
     """
     boards: list[Board] = []
     dropped: list[tuple[str, str]] = []
@@ -106,7 +107,7 @@ def boards_for(
         reason = _missing(probe, found, parameters, sites, pattern, lacks)
         if not reason:
             boards.append(_board(probe, found, parameters))
-        elif named:
+        elif named and not elsewhere:
             raise UsageError(f"probe {name!r} {reason}.")
         else:
             dropped.append((name, reason))

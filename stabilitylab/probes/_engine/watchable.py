@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -11,6 +12,11 @@ from torch import nn
 
 from ...errors import UsageError
 
+SPLIT = (
+    "DDP splits what is compiled at its buckets, in which the probes' operators are lost: set "
+    "torch._dynamo.config.optimize_ddp = False before watch and the first compiled call; gradients are averaged as "
+    "before"
+)
 RUNS = "a function that runs the model on a fixed batch, 'first batch' or None"
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
@@ -52,6 +58,17 @@ def check_arguments(optimizer: Any, scaler: Any, mask: Any, reference: Any) -> N
             raise UsageError(f"{name} = {given} must be {meant}.")
 
 
+def check_current(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module) -> None:
+    """Raises UsageError for an optimizer that was made before parallelize_module replaced parameters."""
+    own = set(model.parameters())
+    for optimizer in optimizers:
+        if any(parameter not in own for group in optimizer.param_groups for parameter in group["params"]):
+            raise UsageError(
+                "optimizer= holds parameters that the model no longer has: make it after "
+                "parallelize_module, and the watch after it."
+            )
+
+
 def check_unscaled(scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer | None) -> None:
     """Raises UsageError where the gradients that are about to be recorded still carry the loss scale."""
     if scaler is None or optimizer is None or not scaler.is_enabled():
@@ -59,6 +76,17 @@ def check_unscaled(scaler: torch.amp.GradScaler | None, optimizer: torch.optim.O
     stage = scaler._per_optimizer_states[id(optimizer)]["stage"]
     if stage is torch.amp.grad_scaler.OptState.READY:
         raise UsageError("gradients are still scaled: call scaler.unscale_(optimizer) before watcher.step().")
+
+
+def split_by_ddp(model: nn.Module) -> bool:
+    """Whether Dynamo cuts what it compiles of a DDP model at the buckets of its gradients, as it does by default with
+    more than one: operators without a result, as the probes' are, do not survive that (torch 2.13)."""
+    wrappers = [module for module in model.modules() if isinstance(module, nn.parallel.DistributedDataParallel)]
+    config = sys.modules.get("torch._dynamo.config")
+    if not wrappers or (config is not None and config.optimize_ddp not in (True, "ddp_optimizer")):
+        return False
+    trained = [parameter for parameter in wrappers[0].parameters() if parameter.requires_grad]
+    return sum(p.numel() * p.element_size() for p in trained) > torch.distributed._DEFAULT_FIRST_BUCKET_BYTES  # pyright: ignore
 
 
 def compiled_modules(model: nn.Module) -> set[nn.Module]:
@@ -77,11 +105,12 @@ def _compiled(module: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def with_hooks(model: nn.Module) -> Iterator[None]:
-    """Inference runs module by module, so that hooks see it: compiled parts of ``model`` as they were written, and
-    ``nn.Transformer`` without its fused path, which skips modules and may pack tokens into nested tensors."""
+def with_hooks() -> Iterator[None]:
+    """Inference runs module by module, so that hooks see it: what is compiled, inside a model or around it, as it was
+    written; ``nn.Transformer`` without its fused path, which skips modules and may pack tokens into nested tensors."""
     fused = torch.backends.mha.get_fastpath_enabled()
-    stance = torch.compiler.set_stance("force_eager") if compiled_modules(model) else nullcontext()
+    compiles = "torch._dynamo" in sys.modules
+    stance = torch.compiler.set_stance("force_eager") if compiles else nullcontext()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with stance:

@@ -12,8 +12,8 @@ import torch
 from torch import optim
 
 from ..base import Collected, ParameterProbe, probe, wide
+from ..parameters.layouts import local, local_gradient
 from ..parameters.pieces import Parameters
-from ..parameters.ranks import local
 from ..rules import Mean, Ratio
 
 FLOOR = 10.0  # in units of eps
@@ -111,7 +111,7 @@ class AdamState(ParameterProbe):
             tensors = [originals[place] for place in some]
             held = [{name: local(value) for name, value in state[t].items()} for t in tensors]
             numbers = formulas(
-                [local(t.grad) for t in tensors if t.grad is not None], held, [groups[t] for t in tensors]
+                [local_gradient(t) for t in tensors if t.grad is not None], held, [groups[t] for t in tensors]
             )
             if (key := (*some,)) not in self._entries:
                 self._entries[key] = by_row(some, [torch.ones_like(own["exp_avg_sq"]) for own in held])

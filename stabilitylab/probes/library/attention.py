@@ -54,7 +54,8 @@ class Attention(Probe):
         heads = [by_head(caught, site.module, weight) for caught in self._running[-1][1]]
         if not (heads := [each for each in heads if each]):
             return {}
-        entropy, ceiling, logit = (torch.cat([each[n] for each in heads]) for n in ("entropy", "ceiling", "max_logit"))
+        caught = (torch.cat([each[n] for each in heads]) for n in ("entropy", "ceiling", "max_logit"))
+        entropy, ceiling, logit = (self.all_heads(site, numbers) for numbers in caught)
         return {
             "entropy": entropy.mean(0),
             "entropy_min": entropy.amin(0),

@@ -13,8 +13,9 @@ from torch import nn
 from ...errors import UsageError
 from ...schema import Row
 from ..places.structure import Places, canonical, is_norm, unwrapped
-from ..rules import Norm, Sum, Total
-from .ranks import Ranks, local
+from ..rules import Mean, Norm, Total
+from .layouts import local, local_gradient
+from .ranks import Ranks
 from .squares import Squares, Values, flattened
 
 GROUPS = ("vo_ffn", "qk", "bias", "ln")
@@ -45,11 +46,10 @@ class Parameters:
         inner = unwrapped(model)
         names = {name: index for index, (name, _) in enumerate(inner.named_parameters())}
         self.names = [canonical(name) for name in names]
-        self._own: list[torch.Tensor] = [tensor for _, tensor in inner.named_parameters()]
+        self._model, self._ranks = inner, ranks
+        self._own: list[torch.Tensor] = list(inner.parameters())
         self.device = self._own[0].device if self._own else torch.device("cpu")
         self.optimizers = tuple(optimizers)
-        self._ranks = ranks
-        self._sharded = ranks is not None and ranks.sharded
         roles = getattr(inner, "parameter_roles", None)
         self.pieces = _merged(_by_role(roles, names) if callable(roles) else _by_structure(inner, place))
         if left_out := set(names.values()) - {piece.index for piece in self.pieces}:
@@ -67,6 +67,14 @@ class Parameters:
         self._rows[""] = self._index(self._row)
         self._whose = self._index([piece.index for piece in self.pieces])
         self._kind = self._index([self.kinds.index(_kind(piece)) for piece in self.pieces])
+        if ranks is None or ranks.known:
+            self.bind()
+
+    def bind(self) -> None:
+        """Looks at what the ranks hold of the model's parameters, which parallelize_module replaces."""
+        ranks = self._ranks
+        self._own = list(self._model.parameters())
+        self._sharded = ranks is not None and ranks.sharded
         cuts = [(piece.index, self._held(piece)) for piece in self.pieces]
         shares = None if ranks is None else [ranks.layout(self._own[index]).share for index, _ in cuts]
         # (pieces,): of what several ranks hold each adds its share; None in one process
@@ -101,8 +109,9 @@ class Parameters:
         return self._own
 
     def gradients(self) -> list[torch.Tensor | None]:
-        gradients = [tensor.grad for tensor in self._own]
-        return [None if g is None else local(g) for g in gradients] if self._sharded else gradients
+        if not self._sharded:
+            return [tensor.grad for tensor in self._own]
+        return [None if tensor.grad is None else local_gradient(tensor) for tensor in self._own]
 
     def total_norm(self) -> Total | None:
         """L2 norm of all gradients together; None where there is none."""
@@ -110,6 +119,16 @@ class Parameters:
         if all(gradient is None for gradient in gradients):
             return None
         return Total(Norm(), self.squares(gradients).sum().view(1, 1))
+
+    def apart(self) -> list[str]:
+        """Names of parameters that ranks of one layer have copies of, whose gradients differ between them."""
+        if self._ranks is None or (found := self._ranks.found).cuts is None or found.mesh is None:
+            return []
+        copies = [index for index, own in enumerate(self._own) if own.requires_grad and own not in found.cuts]
+        grads = [None if self._own[i].grad is None else local_gradient(self._own[i]) for i in copies]
+        norms = [torch.zeros(()) if g is None else torch.linalg.vector_norm(g, dtype=torch.float64) for g in grads]
+        apart = self._ranks.differing(torch.stack([n.to(self.device, torch.float64) for n in norms])) if norms else []
+        return [self.names[index] for index, differs in zip(copies, apart, strict=True) if differs]
 
     def by_row(self, squares: torch.Tensor, group: str = "") -> torch.Tensor:
         """The squares of all pieces, or of one group's, summed by row: (rows, 1)."""
@@ -138,20 +157,28 @@ class Parameters:
         is one number (Adafactor's are two)."""
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         below: list[torch.Tensor] = []
-        entries = 0
+        entries = 0.0
         for group in groups:
             if not isinstance(group.get("eps"), float):
                 continue
-            gradients = [tensor.grad for tensor in group["params"] if tensor.grad is not None]
-            for flat in flattened([local(g) for g in gradients] if self._sharded else gradients):
-                below.append(flat.abs().lt_(group["eps"]).sum(dtype=torch.float32))  # in floats: exact, and faster
-                entries += 0 if self._sharded else flat.numel()
-            if self._sharded:  # those of all ranks, which the host knows
-                entries += sum(gradient.numel() for gradient in gradients)
+            held = [tensor for tensor in group["params"] if tensor.grad is not None]
+            for share, tensors in self._by_share(held).items():
+                gradients: list[Any] = [local_gradient(t) if self._sharded else t.grad for t in tensors]
+                entries += share * sum(gradient.numel() for gradient in gradients)
+                below += [share * _below(flat, group["eps"]) for flat in flattened(gradients)]
         if not entries:
             return None
-        share = torch.stack(below).double().sum() / entries
-        return Total(Sum(), (share if self._ranks is None else share * self._ranks.gradient_share).view(1, 1))
+        number = torch.stack(below).sum()
+        return Total(Mean(), torch.stack((number, torch.full_like(number, entries))).view(1, 2))
+
+    def _by_share(self, tensors: Sequence[torch.Tensor]) -> dict[float, list[torch.Tensor]]:
+        """The parameters by the share that this rank adds of what it holds of them."""
+        if self._ranks is None:
+            return {1.0: list(tensors)} if tensors else {}
+        groups: dict[float, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            groups.setdefault(self._ranks.share(tensor), []).append(tensor)
+        return groups
 
     def _held(self, piece: Piece) -> slice | None:
         """The rows of this rank's shard that belong to ``piece``; none, or a part of them, where it is cut."""
@@ -166,6 +193,11 @@ class Parameters:
 
     def _index(self, numbers: Sequence[int] | np.ndarray) -> torch.Tensor:
         return torch.as_tensor(np.asarray(numbers, dtype=np.int64)).to(self.device)
+
+
+def _below(flat: torch.Tensor, eps: float) -> torch.Tensor:
+    """How many entries are; counted in floats, which is exact, and faster."""
+    return flat.abs().lt_(eps).sum(dtype=torch.float32).double()
 
 
 def _kind(piece: Piece) -> str:

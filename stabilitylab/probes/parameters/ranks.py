@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -15,9 +14,13 @@ from torch import nn
 
 from ...errors import StabilityLabError, UsageError
 from ...schema import Cells, Table
+from ..places.sites import Sites
 from ..rules import Rule
+from .layouts import Layout, ModelLayout, layout_of
+from .shards import ActivationShards
 
-Parallel = Literal["auto", "ddp", "off"]
+Parallel = Literal["auto", "later", "ddp", "off"]
+ROUNDING = 1e-3  # relative, up to which ranks that share a layer have the same number
 T = TypeVar("T")
 
 
@@ -25,8 +28,9 @@ T = TypeVar("T")
 class RankShare:
     """A table, or a metric (one row, one column), before its rules finish it: this rank's part, or that of all ranks.
 
-    ``own``: it is this rank's and stays so. ``ended``: its probe measures no more on this rank. ``flags``: once ranks
-    are added up, on the device, by how many of them each cell was seen, and behind these how many ended it.
+    ``own``: it is this rank's and stays so. ``ended``: its probe measures no more on this rank. ``copies``: ranks that
+    share a layer each have all of it. ``flags``: once ranks are added up, on the device, by how many of them each cell
+    was seen, and behind these how many ended it.
     """
 
     kind: Literal["table", "metric"]
@@ -35,6 +39,7 @@ class RankShare:
     seen: np.ndarray  # (rows, columns): the cells for which this rank has a number
     own: bool = False
     ended: bool = False
+    copies: bool = False
     flags: torch.Tensor | None = None  # (rows * columns + 1,)
 
     def finished(self) -> torch.Tensor:
@@ -43,41 +48,84 @@ class RankShare:
         return torch.cat(parts if self.flags is None else [*parts, self.flags])
 
 
-@dataclass(frozen=True)
-class Layout:
-    """What this rank holds of a parameter: rows ``start`` to ``stop`` of its first dimension, and the share of its
-    squares that this rank adds, so that the ranks that hold the same entries count them once."""
-
-    start: int
-    stop: int
-    share: float
-
-
 class Ranks:
-    """The processes that train one model with DDP or FSDP2, which average its gradients over all of them.
+    """The processes that train one model: with DDP or FSDP2, which average its gradients over all of them, with tensor
+    parallelism, in which each has a part of every layer, or with FSDP2 around that.
 
     Sums and counts add up over ranks in one all-reduce a row, maxima in a second one where there are any. Every rank
     must make its watcher, call ``step`` and read no row at another time than the others.
     """
 
-    def __init__(self, layouts: Mapping[torch.Tensor, Layout], sharded: Sequence[Any]) -> None:
+    def __init__(self, model: nn.Module, parallel: Parallel = "auto") -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.sharded = bool(sharded)
-        self._layouts, self._modules = layouts, tuple(sharded)
-        # of what has a gradient; it is the same for all, see ranks_of
-        self.gradient_share = next((layout.share for p, layout in layouts.items() if p.requires_grad), 1.0)
+        self.shards: ActivationShards | None = None
+        self._model, self._averaged, self.late = model, parallel == "ddp", parallel == "later"
+        self._found: ModelLayout | None = None if self.late else layout_of(model, self._averaged)
+        self._tables: dict[str, Table] = {}
+        self._compared: set[str] = set()  # tables of which ranks that share a layer were seen to agree
+
+    @property
+    def found(self) -> ModelLayout:
+        """How the model lies on the ranks: as it was when this was made, or at its first forward."""
+        if self._found is None:
+            self._found = layout_of(self._model, self._averaged, self.late)
+        return self._found
+
+    @property
+    def known(self) -> bool:
+        """Whether that can be told yet."""
+        return self._found is not None
+
+    @property
+    def sharded(self) -> bool:
+        return bool(self.found.sharded) or self.found.tensor > 1
+
+    @property
+    def loss_share(self) -> float:
+        """Of this rank's loss in the loss of all ranks, whose mean it is over different batches."""
+        return 1 / self.found.data
+
+    @property
+    def running(self) -> bool:
+        """Whether a forward pass now is one of training."""
+        return True
+
+    def own_sites(self, sites: Sites) -> Sites:
+        """Those that this rank looks at."""
+        return sites
+
+    @property
+    def tables(self) -> list[Table]:
+        """Those of all ranks."""
+        return list(self._tables.values())
 
     def layout(self, parameter: torch.Tensor) -> Layout:
-        return self._layouts[parameter]
+        return self.found.of[parameter]
+
+    def share(self, parameter: torch.Tensor) -> float:
+        """What this rank adds of its part of a parameter, or of one that is not the model's."""
+        layout = self.found.of.get(parameter)
+        return 1 / self.size if layout is None else layout.share
+
+    def shards_of(self, sites: Sites) -> ActivationShards | None:
+        """What makes activations whole; None where each rank has whole ones."""
+        if self.shards is None and self.found.tensor > 1:
+            self.shards = ActivationShards(sites, self.found.cuts or {})
+        return self.shards
+
+    def close(self) -> None:
+        if self.shards is not None:
+            self.shards.close()
 
     def reshard(self) -> None:
         """Frees what a forward without a backward left unsharded: the optimizer would move the shards alone, and the
         next forward would still use the weights from before."""
-        for module in self._modules:
+        for module in self.found.sharded:
             module.reshard()
 
     def check_alike(self, tables: Sequence[Table]) -> None:
         """Raises on every rank where their tables differ, which would add numbers of different places."""
+        self._tables = {table.name: table for table in tables}
         layout = repr([(table.name, table.columns, table.rows) for table in tables])
         digests: list[Any] = [None] * self.size
         dist.all_gather_object(digests, hashlib.sha256(layout.encode()).hexdigest())
@@ -87,11 +135,39 @@ class Ranks:
                 "(pipeline stages, say, each with parallel='off')."
             )
 
+    def differing(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Where the ranks that share a layer do not have the same number, up to rounding: (n,) bool."""
+        largest, smallest = numbers.clone(), -numbers
+        for extreme in (largest, smallest):
+            dist.all_reduce(extreme, dist.ReduceOp.MAX, group=self.found.mesh.get_group())
+        return (largest + smallest).abs() > ROUNDING * largest.abs().maximum(smallest.abs())
+
+    def _check_copies(self, shares: Sequence[RankShare]) -> None:
+        """Once for each table: raises where ranks that share a layer found other numbers of it, since one of them then
+        saw a part of the value that nothing marks, or drew another dropout."""
+        new = [share for share in shares if share.name not in self._compared and share.seen.any()]
+        self._compared |= {share.name for share in new}
+        for share in new:
+            own = torch.cat([parts for rule, parts in share.columns if rule.width <= 2], dim=1).nan_to_num()
+            names = [row.site for row in self._tables[share.name].rows]
+            apart = self.differing(own.flatten()).view_as(own).any(dim=1).tolist()
+            wrong = [name for name, differs in zip(names, apart, strict=True) if differs]
+            if wrong := [name for name in wrong if self.shards is None or not self.shards.by_heads(name)]:
+                raise UsageError(
+                    f"{share.name} at {wrong[0]!r} differs between ranks of one layer: what is there is a part that "
+                    "nothing marks, or their dropout differs; leave the place out with sites= or the table with "
+                    f"probes='-{share.name}'."
+                )
+
     def add_up(self, shares: Sequence[RankShare], device: torch.device) -> list[RankShare]:
         """One SUM over ranks of all additive numbers and of which cells were seen, and one MAX where there are maxima.
 
         float64 throughout. A NaN is passed on beside the maxima, which need not keep it.
         """
+        tensor = self.found.tensor
+        if tensor > 1:
+            self._check_copies([share for share in shares if share.copies])
+            shares = [_one_of(share, tensor) if share.copies else share for share in shares]
         columns = [(rule, parts) for share in shares for rule, parts in share.columns]
         sums = [parts.flatten() for rule, parts in columns if rule.additive]
         maxima = [parts.flatten() for rule, parts in columns if not rule.additive]
@@ -116,52 +192,6 @@ class Ranks:
             )
             for share in shares
         ]
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a DTensor, without communication; any other tensor as it is."""
-    shard = getattr(tensor, "to_local", None)
-    return tensor if shard is None else shard()
-
-
-def ranks_of(model: nn.Module, parallel: Parallel = "auto") -> Ranks | None:
-    """How ``model`` is spread over the processes of the default group; None in a single process.
-
-    ``parallel``: "auto" finds DistributedDataParallel and fully_shard; "ddp" says that something else, unseen here,
-    averages the gradients over all ranks (a wrapper around ``model``, or the loop itself); "off": this rank's model is
-    its own. Raises UsageError on every other layout: tensor parallelism, FSDP1, a part of the ranks.
-    """
-    if parallel not in ("auto", "ddp", "off"):
-        raise UsageError(f"parallel = {parallel!r} is unknown: use 'auto', 'ddp' or 'off'.")
-    if not (dist.is_available() and dist.is_initialized()):
-        return None
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-    from torch.distributed.tensor import DTensor
-
-    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
-        raise UsageError("FullyShardedDataParallel flattens parameters, which cannot be watched: use fully_shard.")
-    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    for module in sharded:
-        module.reshard()  # after a forward the parameters that stand there may be the gathered ones
-        _check_averages(module)
-    parameters = dict(model.named_parameters())
-    if not any(isinstance(parameter, DTensor) for parameter in parameters.values()):
-        if parallel == "off" or dist.get_world_size() == 1:
-            return None
-        if parallel == "auto":
-            _check_wrapped(model)
-        share = 1 / dist.get_world_size()
-        everything: dict[torch.Tensor, Layout] = {p: _all_of(p, share) for p in parameters.values()}
-        return Ranks(everything, ())
-    if parallel != "auto":
-        raise UsageError(f"parallel = {parallel!r} does not fit a model of DTensors: leave it out.")
-    managed = {parameter for module in sharded for parameter in module.parameters()}
-    layouts: dict[torch.Tensor, Layout] = {}
-    for name, p in sorted(parameters.items(), key=lambda item: not isinstance(item[1], DTensor)):  # they tell more
-        layouts[p] = _layout(name, p, p in managed)
-    if len({layouts[p].share for p in parameters.values() if p.requires_grad}) > 1:
-        raise UsageError("some parameters are sharded over other ranks than others: give fully_shard one mesh.")
-    return Ranks(layouts, sharded)
 
 
 def on_first_rank(action: Callable[[], T]) -> T | None:
@@ -207,58 +237,7 @@ def from_first_rank(value: T) -> T:
     return held[0]
 
 
-def _all_of(parameter: torch.Tensor, share: float) -> Layout:
-    return Layout(0, parameter.shape[0] if parameter.dim() else 1, share)
-
-
-def _layout(name: str, parameter: torch.Tensor, managed: bool) -> Layout:
-    """Tells what this rank holds of a parameter under fully_shard: Shard on one mesh, or Replicate and Shard."""
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
-    size = dist.get_world_size()
-    if not isinstance(parameter, DTensor):
-        if parameter.requires_grad and size > 1:
-            raise UsageError(
-                f"parameter {name!r} is not sharded though others are, so its gradient differs from rank to rank: "
-                "call fully_shard on the whole model too."
-            )
-        return _all_of(parameter, 1 / size)
-    mesh, placements = parameter.device_mesh, parameter.placements
-    kinds = tuple(type(placement) for placement in placements)
-    if not managed or kinds not in ((Shard,), (Replicate, Shard)) or mesh.size() != size:
-        raise UsageError(
-            f"parameter {name!r} is laid out as {placements} over {mesh.size()} of {size} ranks: the probes know "
-            "DDP and FSDP2 (fully_shard, over all ranks, with or without replicas), not tensor or pipeline parallelism."
-        )
-    if parameter.device.type == "cpu" != mesh.device_type:
-        raise UsageError("parameters that fully_shard offloads to the CPU cannot be watched: leave out offload_policy.")
-    place: Any = placements[-1]
-    share = 1 / math.prod(mesh.shape[:-1])
-    if place.dim:
-        return _all_of(parameter, share)
-    length = math.ceil(parameter.shape[0] / mesh.shape[-1])  # as torch.chunk cuts: the last ranks may hold nothing
-    start = min(length * mesh.get_local_rank(len(placements) - 1), parameter.shape[0])
-    return Layout(start, start + parameter.to_local().shape[0], share)
-
-
-def _check_wrapped(model: nn.Module) -> None:
-    from torch.nn.parallel import DistributedDataParallel
-
-    wrappers = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
-    averaged = {parameter for wrapper in wrappers for parameter in wrapper.parameters()}
-    if any(dist.get_world_size(wrapper.process_group) != dist.get_world_size() for wrapper in wrappers):
-        raise UsageError("DistributedDataParallel spans only a part of the ranks: watch a model that all ranks train.")
-    if missing := [name for name, p in model.named_parameters() if p.requires_grad and p not in averaged]:
-        raise UsageError(
-            f"{dist.get_world_size()} processes run, but nothing here averages the gradient of {missing[0]!r} over "
-            "them: watch the DistributedDataParallel or fully_shard model, or give parallel='ddp' if the loop "
-            "averages, 'off' if each process has a model of its own."
-        )
-
-
-def _check_averages(module: Any) -> None:
-    """set_gradient_divide_factor() changes by how much this rank's activation gradients differ from the whole's."""
-    state = module._get_fsdp_state()
-    groups: Iterable[Any] = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-    if any(getattr(group, "gradient_divide_factor", None) is not None for group in groups):
-        raise UsageError("fully_shard must average gradients over ranks: leave out set_gradient_divide_factor().")
+def _one_of(share: RankShare, ranks: int) -> RankShare:
+    """The share of numbers that so many ranks have all of."""
+    columns = [(rule, parts / ranks if rule.additive else parts) for rule, parts in share.columns]
+    return replace(share, columns=columns)

@@ -1,0 +1,226 @@
+"""How a model's parameters lie on the ranks, read from DistributedDataParallel, fully_shard and parallelize_module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...errors import UsageError
+
+AVERAGES = (
+    "watch the DistributedDataParallel or fully_shard model, or give parallel='ddp' if the loop averages, 'later' if "
+    "parallelize_module comes after, the schedule if this is a stage of a pipeline, 'off' if each "
+    "process has a model of its own."
+)
+KNOWN = (
+    "the probes know DDP, FSDP2 (fully_shard, over all ranks, with or without replicas), tensor parallelism "
+    "(parallelize_module with one mesh dimension) and FSDP2 around it."
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What this rank holds of a parameter: rows ``start`` to ``stop`` of its first dimension, and the share of its
+    squares that this rank adds, so that the ranks that hold the same entries count them once."""
+
+    start: int
+    stop: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How tensor parallelism cuts a weight: along ``dim``, over the ranks of ``mesh``."""
+
+    dim: int
+    mesh: Any
+
+
+@dataclass(frozen=True)
+class ModelLayout:
+    """All of a model: ``sharded`` are its FSDP modules; ``data`` ranks see different batches, and ``tensor`` ranks the
+    same one; ``cuts`` are those of tensor parallelism, by parameter."""
+
+    of: Mapping[torch.Tensor, Layout]
+    sharded: Sequence[Any] = ()
+    data: int = 1
+    tensor: int = 1
+    mesh: Any = None  # of these
+    cuts: Mapping[torch.Tensor, Cut] | None = None
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a DTensor, without communication; any other tensor as it is."""
+    shard = getattr(tensor, "to_local", None)
+    return tensor if shard is None else shard()
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a DTensor, on every rank; any other tensor as it is."""
+    gathered = getattr(tensor, "full_tensor", None)
+    return tensor if gathered is None else gathered()
+
+
+def local_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """The part of a parameter's gradient that belongs to this rank's shard. Sequence parallelism leaves gradients of
+    norms as parts of a sum, which the optimizer adds up, and so does this."""
+    gradient: Any = parameter.grad
+    if (placements := getattr(gradient, "placements", None)) is None:
+        return gradient
+    wanted = getattr(parameter, "placements", None)
+    return (gradient if wanted in (None, placements) else gradient.redistribute(placements=wanted)).to_local()
+
+
+def layout_of(model: nn.Module, averaged: bool, late: bool = False) -> ModelLayout:
+    """How ``model`` lies on the ranks of the default group; ``averaged``: something unseen here averages its gradients;
+    ``late``: a forward pass is under way.
+
+    Raises UsageError on every layout that would be read wrongly.
+    """
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.distributed.tensor import DTensor
+
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        raise UsageError("FullyShardedDataParallel flattens parameters, which cannot be watched: use fully_shard.")
+    size = dist.get_world_size()
+    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if late and sharded:
+        raise UsageError("fully_shard must come before watch, which parallelize_module alone may follow.")
+    for module in sharded:
+        module.reshard()  # after a forward the parameters that stand there may be the gathered ones
+        _check_averages(module)
+    parameters = dict(model.named_parameters())
+    spread: dict[str, Any] = {name: p for name, p in parameters.items() if isinstance(p, DTensor)}
+    if not spread:
+        if not averaged:
+            _check_wrapped(model)
+        return ModelLayout({p: whole_layout(p, 1 / size) for p in parameters.values()}, data=size)
+    managed = {parameter for module in sharded for parameter in module.parameters()}
+    data = max((_data_ranks(module) for module in sharded), default=1)
+    cuts = {p: cut for name, p in spread.items() if (cut := _cut(name, p, p in managed, data)) is not None}
+    meshes = {cut.mesh for cut in cuts.values()}
+    tensor = next(iter(meshes)).size() if meshes else 1
+    if len(meshes) > 1:
+        raise UsageError(f"parallelize_module was given several meshes ({', '.join(map(str, meshes))}): give it one.")
+    if cuts and all(cut.dim < 0 for cut in cuts.values()):
+        raise UsageError(_unknown(*next((name, p) for name, p in spread.items() if p in cuts)))
+    _check_no_replicas(model, bool(cuts))
+    layouts: dict[torch.Tensor, Layout] = {}
+    for name, p in sorted(parameters.items(), key=lambda item: item[0] not in spread):  # they tell more
+        if name in spread:
+            _check_known(name, p, p in managed or not sharded, data * tensor, bool(cuts))
+            layouts[p] = _layout_of_shard(p)
+        else:
+            if p.requires_grad and size > 1 and sharded:
+                raise UsageError(
+                    f"parameter {name!r} is not sharded though others are, so its gradient differs from rank to rank: "
+                    "call fully_shard on the whole model too."
+                )
+            layouts[p] = whole_layout(p, 1 / size)
+    if not cuts and len({layouts[p].share for p in parameters.values() if p.requires_grad}) > 1:
+        raise UsageError("some parameters are sharded over other ranks than others: give fully_shard one mesh.")
+    return ModelLayout(layouts, sharded, size // tensor, tensor, next(iter(meshes), None), cuts)
+
+
+def whole_layout(parameter: torch.Tensor, share: float) -> Layout:
+    """Of a parameter that this rank has all of."""
+    return Layout(0, parameter.shape[0] if parameter.dim() else 1, share)
+
+
+def _layout_of_shard(parameter: Any) -> Layout:
+    """Counts the ranks that hold the same entries: all that no dimension of the mesh tells apart."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = parameter.device_mesh, parameter.placements
+    parts = math.prod(size for size, place in zip(mesh.shape, placements, strict=True) if not place.is_replicate())
+    share = parts / dist.get_world_size()
+    if not parameter.dim():
+        return whole_layout(parameter, share)
+    shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+    start = min(offset[0], parameter.shape[0])
+    return Layout(start, start + shape[0], share)
+
+
+def _data_ranks(module: Any) -> int:
+    """Over how many ranks fully_shard averages the gradients of a module's own parameters; 1 where it has none."""
+    meshes = [group.mesh_info.mesh for group in _groups(module) if group is not None]
+    return max((mesh.size() for mesh in meshes), default=1)
+
+
+def _groups(module: Any) -> Iterable[Any]:
+    state = module._get_fsdp_state()
+    return getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+
+
+def _cut(name: str, parameter: Any, managed: bool, data: int) -> Cut | None:
+    """That of parallelize_module, if it cut this parameter or made it a replica: on the last dimension of its mesh, in
+    front of which fully_shard puts its own."""
+    mesh, placements = parameter.device_mesh, parameter.placements
+    own = mesh.ndim > 1 and mesh.size() > data
+    if managed and not own:
+        return None
+    place = placements[-1]
+    if not managed and mesh.ndim > 1:
+        raise UsageError(_unknown(name, parameter))
+    if place.is_partial():
+        raise UsageError(_unknown(name, parameter))
+    return Cut(-1 if place.is_replicate() else place.dim, mesh[mesh.mesh_dim_names[-1]] if own else mesh)
+
+
+def _check_known(name: str, parameter: Any, complete: bool, size: int, tensor: bool) -> None:
+    """``complete``: fully_shard has it, or is not used; ``size``: the ranks that all layouts found account for."""
+    kinds = [*parameter.placements]
+    if tensor and not complete:
+        raise UsageError(
+            f"parameter {name!r} is tensor parallel and fully_shard does not know it, so its gradient differs from "
+            "rank to rank: call fully_shard on the whole model too."
+        )
+    whole = size == dist.get_world_size() and (tensor or parameter.device_mesh.size() == size)
+    shards = [place for place in kinds if not place.is_replicate() and not place.is_partial()]
+    if not complete or not whole or not (shards or tensor) or any(place.is_partial() for place in kinds):
+        raise UsageError(_unknown(name, parameter))
+    if parameter.device.type == "cpu" != parameter.device_mesh.device_type:
+        raise UsageError("parameters that fully_shard offloads to the CPU cannot be watched: leave out offload_policy.")
+
+
+def _unknown(name: str, parameter: Any) -> str:
+    mesh = parameter.device_mesh
+    return (
+        f"parameter {name!r} is laid out as {parameter.placements} over {mesh.size()} of {dist.get_world_size()} "
+        f"ranks: {KNOWN}"
+    )
+
+
+def _check_no_replicas(model: nn.Module, tensor: bool) -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    if tensor and any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        raise UsageError(
+            "DistributedDataParallel around a tensor-parallel model cannot be watched: use fully_shard around it."
+        )
+
+
+def _check_wrapped(model: nn.Module) -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    wrappers = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    averaged = {parameter for wrapper in wrappers for parameter in wrapper.parameters()}
+    if any(dist.get_world_size(wrapper.process_group) != dist.get_world_size() for wrapper in wrappers):
+        raise UsageError("DistributedDataParallel spans only a part of the ranks: watch a model that all ranks train.")
+    if missing := [name for name, p in model.named_parameters() if p.requires_grad and p not in averaged]:
+        raise UsageError(
+            f"{dist.get_world_size()} processes run, but nothing here averages the gradient of {missing[0]!r} over "
+            f"them: {AVERAGES}"
+        )
+
+
+def _check_averages(module: Any) -> None:
+    """set_gradient_divide_factor() changes by how much this rank's activation gradients differ from the whole's."""
+    if any(getattr(group, "gradient_divide_factor", None) is not None for group in _groups(module)):
+        raise UsageError("fully_shard must average gradients over ranks: leave out set_gradient_divide_factor().")

@@ -1,0 +1,187 @@
+"""A model that is cut into stages, one a process, which pass micro-batches on (torch.distributed.pipelining)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...errors import UsageError
+from ...schema import Row, Table
+from ..places.sites import Sites
+from ..rules import Rule
+from .layouts import ModelLayout, whole_layout
+from .ranks import Ranks, RankShare
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one stage has of a table."""
+
+    table: Table
+    rules: Mapping[str, Rule]  # by column
+
+
+class Pipeline(Ranks):
+    """The stages of one model, of which each process trains its own.
+
+    Tables have the rows of all stages, in their order; a stage adds its own. A schedule that divides the gradients of
+    parameters by the number of micro-batches makes E the mean of their losses, so those of activations are divided too.
+    """
+
+    def __init__(self, model: nn.Module, schedule: Any) -> None:
+        check_stage(model, schedule)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.shards, self.late = None, False
+        self._schedule = schedule
+        self._found = ModelLayout({parameter: whole_layout(parameter, 1.0) for parameter in model.parameters()})
+        self._own: dict[str, Part] = {}
+        self._all: dict[str, Part] = {}
+        self._rows: dict[str, list[int]] = {}  # of this stage's in the table of all
+        self._metrics: dict[tuple[str, ...], dict[str, Rule]] = {}  # by the tables that they travel with
+
+    @property
+    def loss_share(self) -> float:
+        return 1 / self._schedule._n_microbatches if self._schedule.scale_grads else 1.0
+
+    @property
+    def running(self) -> bool:
+        """Not while the schedule tries shapes out on values that mean nothing, before its first micro-batch."""
+        done = self._schedule
+        return done._stage_forward_initialized and done._stage_backward_initialized == done._has_backward
+
+    @property
+    def tables(self) -> list[Table]:
+        """Those of all stages."""
+        return [part.table for part in self._all.values()]
+
+    def own_sites(self, sites: Sites) -> Sites:
+        """Without what enters a stack in the middle, and what leaves it there."""
+        own = {stack.name: (min(stack.numbers), max(stack.numbers)) for stack in sites.stacks}
+        known = self._gathered(own)
+        ends = {
+            name: (min(each[name][0] for each in known if name in each), max(e[name][1] for e in known if name in e))
+            for name in own
+        }
+        return replace(
+            sites,
+            inputs=tuple(site for site in sites.inputs if own[site.stack][0] == ends[site.stack][0]),
+            outputs=tuple(s for s in sites.outputs if s.stack not in own or own[s.stack][1] == ends[s.stack][1]),
+        )
+
+    def agree(self, parts: Sequence[Part], names: Sequence[str], missing: Mapping[str, str]) -> dict[str, Part]:
+        """The tables that any stage has, in the order of ``names``, with the rows of all. ``missing``: probes that the
+        caller named and that find nothing on this stage, and why."""
+        self._own = {part.table.name: part for part in parts}
+        known = self._gathered((self._own, dict(missing)))
+        for name, why in missing.items():
+            if not any(name in own for own, _ in known):
+                raise UsageError(f"probe {name!r} {why}.")
+        for name in names:
+            if having := [own[name] for own, _ in known if name in own]:
+                self._all[name] = _joined(having)
+                rows = self._all[name].table.rows
+                own = self._own[name].table.rows if name in self._own else ()
+                self._rows[name] = [rows.index(row) for row in own]
+        return self._all
+
+    def check_alike(self, tables: Sequence[Table]) -> None:
+        """Stages differ; what they have in common is agreed upon."""
+
+    def add_up(self, shares: Sequence[RankShare], device: torch.device) -> list[RankShare]:
+        tables = [self._placed(share, device) for share in shares if share.kind == "table"]
+        own = {share.name: share for share in shares if share.kind == "metric"}
+        key = tuple(share.name for share in tables)
+        if key not in self._metrics:
+            self._metrics[key] = self._agreed_metrics(own)
+        rules = self._metrics[key]
+        metrics = [_metric(name, rule, own.get(name), device) for name, rule in rules.items()]
+        metrics += [own[name] for name in sorted(own.keys() - rules.keys())]  # of the caller, who gives it everywhere
+        return super().add_up([*tables, *metrics], device)
+
+    def _gathered(self, own: Any) -> list[Any]:
+        """What each stage has, first to last."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, (self._schedule._stage.stage_index, own))
+        return [each for _, each in sorted(found, key=lambda pair: pair[0])]
+
+    def _agreed_metrics(self, own: Mapping[str, RankShare]) -> dict[str, Rule]:
+        """Name -> rule of all metrics that any stage has: not each has every kind of parameter, or a loss."""
+        mine = {name: (share.columns[0][0], bool(share.seen.all())) for name, share in own.items()}
+        rules: dict[str, Rule] = {}
+        known = self._gathered(mine)
+        for told in (True, False):  # where there is no number, its rule is not known either
+            for each in known:
+                for name, (rule, seen) in each.items():
+                    if seen is told:
+                        rules.setdefault(name, rule)
+        return dict(sorted(rules.items()))
+
+    def _placed(self, share: RankShare, device: torch.device) -> RankShare:
+        """This stage's rows among those of all stages."""
+        part, rows = self._all[share.name], self._rows[share.name]
+        own = dict(zip(self._own[share.name].rules if rows else (), share.columns, strict=bool(rows)))
+        index = torch.tensor(rows, dtype=torch.int64, device=device)
+        seen = np.zeros((len(part.table.rows), len(part.rules)), dtype=bool)
+        columns = []
+        for place, (column, rule) in enumerate(part.rules.items()):
+            numbers = _nothing(rule, len(part.table.rows), device)
+            if rows and column in own:
+                numbers.index_copy_(0, index, own[column][1])
+                seen[rows, place] = share.seen[:, list(own).index(column)]
+            columns.append((rule, numbers))
+        return replace(share, columns=columns, seen=seen, copies=False)
+
+
+def check_stage(model: nn.Module, schedule: Any) -> None:
+    """Raises UsageError for schedules and stages that would be read wrongly."""
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+    from torch.distributed.tensor import DTensor
+    from torch.nn.parallel import DistributedDataParallel
+
+    if not isinstance(schedule, PipelineScheduleSingle):
+        raise UsageError(
+            f"{type(schedule).__name__} gives a process several stages, which interleave: use Schedule1F1B "
+            "or ScheduleGPipe, or give parallel='off' and each process a run of its own."
+        )
+    stage: Any = schedule._stage
+    if stage.submod is not model:
+        raise UsageError("the model to watch must be the stage's own module: give watch what PipelineStage was given.")
+    if stage.num_stages != dist.get_world_size():
+        raise UsageError(
+            f"a pipeline of {stage.num_stages} stages on {dist.get_world_size()} processes has copies of each stage, "
+            "which cannot be watched: watch one without, or give parallel='off' for a run of each process's own."
+        )
+    spread = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    if spread or any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        raise UsageError("a stage that is sharded itself cannot be watched: use pipeline parallelism alone.")
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    """The parts of several stages, first to last, as one table."""
+    rows: list[Row] = [row for part in parts for row in part.table.rows]
+    twice = next((row.site for number, row in enumerate(rows) if row in rows[:number]), None)
+    if twice is not None:
+        raise UsageError(
+            f"two stages of the pipeline have {twice!r}: name layers alike in all of them, as a ModuleDict whose keys "
+            "are the numbers that they have in the whole model does."
+        )
+    fullest = max(parts, key=lambda part: len(part.rules))
+    rules = {column: rule for part in (fullest, *parts) for column, rule in part.rules.items()}
+    return Part(replace(fullest.table, rows=tuple(rows), columns=tuple(rules)), rules)
+
+
+def _nothing(rule: Rule, rows: int, device: torch.device) -> torch.Tensor:
+    fill = 0.0 if rule.additive else -torch.inf
+    return torch.full((rows, rule.width), fill, dtype=torch.float64, device=device)
+
+
+def _metric(name: str, rule: Rule, own: RankShare | None, device: torch.device) -> RankShare:
+    if own is not None and own.seen.all():
+        return own
+    return RankShare("metric", name, [(rule, _nothing(rule, 1, device))], np.zeros((1, 1), dtype=bool))

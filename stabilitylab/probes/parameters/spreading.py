@@ -1,0 +1,41 @@
+"""How a model is spread over processes, told from what it is made of, or from what the caller says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from ...errors import UsageError
+from .pipeline import Pipeline
+from .ranks import Ranks
+
+WAYS = ("auto", "later", "ddp", "off")
+
+
+def spread_out(model: nn.Module, parallel: Any = "auto") -> Ranks | None:
+    """How ``model`` is spread over the processes of the default group; None in a single process.
+
+    ``parallel``: "auto" finds DistributedDataParallel, fully_shard and parallelize_module; "later": the last of these
+    comes after, before the first forward; "ddp" says that something else, unseen here, averages the gradients over all
+    ranks (a wrapper around ``model``, or the loop itself); a schedule of :mod:`torch.distributed.pipelining`:
+    ``model`` is its stage here; "off": this rank's model is its own. Raises UsageError on every other layout, see
+    :func:`.layouts.layout_of` and :func:`.pipeline.check_stage`.
+    """
+    stage = getattr(parallel, "_n_microbatches", None) is not None
+    if not stage and parallel not in WAYS:
+        ways = ", ".join(map(repr, WAYS[:-1]))
+        raise UsageError(f"parallel = {parallel!r} is unknown: use {ways}, {WAYS[-1]!r} or a pipeline's schedule.")
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    if stage:
+        return Pipeline(model, parallel)
+    from torch.distributed.tensor import DTensor
+
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        if parallel in ("ddp", "off"):
+            raise UsageError(f"parallel = {parallel!r} does not fit a model of DTensors: leave it out.")
+    elif parallel == "off" or dist.get_world_size() == 1:
+        return None
+    return Ranks(model, parallel)
