@@ -170,7 +170,7 @@ def watched_run(
     watcher = Watcher(
         model,
         run,
-        probes="all",
+        probes="all,-parameter_norm",
         every=every,
         update_every=update_every,
         optimizer=optimizer,

@@ -14,7 +14,8 @@ from stabilitylab.probes import PROBES, Watcher
 from stabilitylab.schema import Cells, Table
 
 VOCAB, WIDTH = 23, 8
-WITHOUT_TAPS = set(PROBES) - {"branch_variance"}  # what finds its places in a model that shows no branches
+# what finds its places in a model that shows no branches and has no experts
+WITHOUT_TAPS = set(PROBES) - {"branch_variance", "router"}
 
 
 class Alpha:

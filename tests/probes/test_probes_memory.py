@@ -82,7 +82,7 @@ def meta(entries: int, tensors: int) -> Parameters:
     for parameter in own:
         parameter.grad = torch.empty_like(parameter)
     found._own, found._ranks, found._sharded = own, None, False
-    found.optimizer = SimpleNamespace(param_groups=[{"params": own, "eps": 1e-8}])  # type: ignore[assignment]
+    found.optimizers = (SimpleNamespace(param_groups=[{"params": own, "eps": 1e-8}]),)  # type: ignore[assignment]
     return found
 
 
