@@ -123,10 +123,11 @@ def bytes_read(subject: Trainer) -> int:
     values: dict[tuple[Any, ...], int] = {}
     keep = Pass.keep
 
-    def counted(self: Pass, board: Any, row: int, fed: Any, x: Any, y: torch.Tensor, weight: Any) -> None:
+    def counted(self: Pass, wanted: Any, x: Any, y: torch.Tensor, weight: Any, compiled: bool = False) -> None:
+        board, row, fed = wanted
         if board.probe.on in ("forward", "backward"):
             values[board.table.name, row, fed] = y.numel() * y.element_size()
-        keep(self, board, row, fed, x, y, weight)
+        keep(self, wanted, x, y, weight, compiled)
 
     Pass.keep = counted  # type: ignore[method-assign]
     try:
