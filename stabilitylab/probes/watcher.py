@@ -279,10 +279,12 @@ class Watcher:
         self._check_open()
         pending, self._row = self._row, None
         self._template = template = Template(self._parameters.device)
+        self._guard.recording = True
         self._arm()
         try:
             yield template
         finally:
+            self._guard.recording = False
             self._template, self._row = None, pending
             for board in self._boards:
                 board.clear()

@@ -21,16 +21,17 @@ class Guard:
 
     def __init__(self, strict: bool = False) -> None:
         self.strict, self.trying = strict, True
+        self.recording = False  # device work is recorded: what cannot be is done as it is, and fails or not
         self.ended: dict[str, str] = {}  # table -> why
 
     def __call__(self, board: Board, error: Exception) -> None:
-        if self.strict or (self.trying and isinstance(error, UsageError)):
+        if self.strict or self.recording or (self.trying and isinstance(error, UsageError)):
             raise error
         self._end([board], f"its probe raised {said(error)}", error)
 
     def reference(self, boards: Iterable[Board], error: Exception, own: bool) -> None:
         """The held-out pass raised; ``own``: the caller's own function."""
-        if self.strict or (self.trying and own):
+        if self.strict or self.recording or (self.trying and own):
             raise error
         self._end(boards, f"the held-out pass raised {said(error)}", error)
 

@@ -61,7 +61,11 @@ class ReferencePass(Pass):
                 if record not in self._ran:
                     self._ran.add(record)
                     return self._recorder.warm_up(self._work)
-                found = attempt(self._recorder, self._work)
+                self.guard.recording = True
+                try:
+                    found = attempt(self._recorder, self._work)
+                finally:
+                    self.guard.recording = False
                 if isinstance(found, str):
                     log.warning("the held-out pass is not replayed: it cannot be recorded (%s).", found)
                     self._recorder = None
