@@ -178,10 +178,11 @@ def check_device(smoke: bool) -> dict[str, str]:
     """What measures, in words. Raises ResourceError without a GPU, since nothing else is to be measured here."""
     import torch
 
+    from stabilitylab.config import TrainConfig
     from stabilitylab.train.environment import provenance
 
     if not smoke and not torch.cuda.is_available():
         raise ResourceError(f"torch {torch.__version__} sees no CUDA device: run this on one, or try --smoke on a CPU.")
-    facts = provenance(torch.device("cpu" if smoke else "cuda"), 1)
+    facts = provenance(TrainConfig(), torch.device("cpu" if smoke else "cuda"))
     kept = ("stabilitylab", "python", "torch", "cuda", "device", "git_revision")
     return {key: str(facts[key]) for key in kept} | {"cores": str(os.cpu_count())}
