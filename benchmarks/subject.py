@@ -32,7 +32,7 @@ def trainer(plan: Plan, folder: Path, *, bare: bool = False) -> Trainer:
     made = Trainer(
         plan.config, plan.dataset, RunWriter.create(folder, {"config": {}}), plan.device, recorder=plan.recorder
     )
-    made.watcher._total_every_step = not bare
+    made.watcher._contents.total = not bare
     return made
 
 

@@ -29,7 +29,7 @@ NEEDS = {"lightning_module": "lightning", "accelerate_loop": "accelerate", "hugg
 
 
 def test_every_example_is_tried() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(LEFT)
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*LEFT, "learning_rate_jump"}
 
 
 @pytest.mark.parametrize("name", LEFT)
@@ -37,6 +37,30 @@ def test_an_example_leaves_a_finished_run_of_a_model_that_learned(name: str, tmp
     if name not in PROCESSES:
         pytest.importorskip("transformers")
         pytest.importorskip(NEEDS.get(name, "transformers"))
+    updates, stacks, tables = LEFT[name]
+    run = left(name, tmp_path)
+    metrics = run.metrics.set_index("step")
+    assert (run.status.state, run.status.step) == ("finished", updates)
+    assert metrics["loss"][updates - 10 : updates - 1].mean() < 0.95 * metrics["loss"][:10].mean()
+    assert tables <= set(run.tables)
+    norms = run.frame("grad_norm", by="layer").query("layer > 0 and step == 0")
+    assert set(norms["stack_name"]) == stacks
+    assert (norms["value"] > 0).all()
+
+
+def test_the_example_of_a_broken_run_is_diagnosed_as_the_docs_show(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    left("learning_rate_jump", tmp_path)
+    diagnose = [sys.executable, "-m", "stabilitylab", "diagnose", str(tmp_path / "run")]
+    told = subprocess.run(diagnose, capture_output=True, text=True, check=False).stdout
+    shown = (EXAMPLES.parent / "docs" / "own-model.md").read_text()
+    for said in ("First came learning-rate jump: learning rate 0.1 at step 40, 100 times", "update jump at step 40"):
+        assert said in told
+        assert said in shown
+
+
+def left(name: str, tmp_path: Path) -> sl.Run:
+    """The run that an example leaves, which is all it leaves."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     several = [*launch, str(PROCESSES[name])] if name in PROCESSES else []
     environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "HF_HUB_OFFLINE": "1"}
@@ -46,13 +70,5 @@ def test_an_example_leaves_a_finished_run_of_a_model_that_learned(name: str, tmp
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert "next: stabilitylab diagnose run" in ended.stdout
-    updates, stacks, tables = LEFT[name]
-    run = sl.Run.open(tmp_path / "run")
-    metrics = run.metrics.set_index("step")
-    assert (run.status.state, run.status.step) == ("finished", updates)
-    assert metrics["loss"][updates - 10 : updates - 1].mean() < 0.95 * metrics["loss"][:10].mean()
-    assert tables <= set(run.tables)
-    norms = run.frame("grad_norm", by="layer").query("layer > 0 and step == 0")
-    assert set(norms["stack_name"]) == stacks
-    assert (norms["value"] > 0).all()
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    return sl.Run.open(tmp_path / "run")

@@ -78,6 +78,7 @@ INSIDE = {
         ("probes.library",),
         ("probes._engine",),
         ("probes.incidents",),
+        ("probes._watching",),
         ("probes.watcher",),
         ("probes",),
     ),

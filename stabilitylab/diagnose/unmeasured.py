@@ -27,7 +27,7 @@ def unmeasured(run: Run) -> dict[str, str]:
     for name in run.tables:
         if name not in found and run.table(name).phase in CALLED:
             absent = run.arrow(name, columns=[run.table(name).main]).column("absent")
-            if len(absent) and all(absent.to_pylist()):
+            if len(absent) and absent.to_numpy().all():
                 found[name] = "every cell of it is absent"
     return found
 

@@ -4,8 +4,8 @@
 """
 
 from ._engine.cadence import Cadence, is_due
+from ._engine.evaluation import evaluation, random_states_kept
 from ._engine.masks import Mask
-from ._engine.passes import evaluation, random_states_kept
 from ._engine.recorder import CudaGraphs, Recorder, attempt
 from ._engine.reference_rows import AlphaSchedule
 from ._engine.row import Template

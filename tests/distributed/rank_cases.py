@@ -112,7 +112,7 @@ def bf16(folder: Path) -> Any:
 
 
 def model_of(watcher: Watcher) -> torch.nn.Module:
-    return watcher._training.model
+    return watcher._parts.model
 
 
 class Experts(torch.nn.Module):

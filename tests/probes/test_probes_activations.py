@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stabilitylab.errors import UsageError
 from stabilitylab.probes import PROBES, Max, Mean, Probe, Watcher, probe
-from stabilitylab.probes._engine.passes import TrainingPass
+from stabilitylab.probes._engine.training_pass import TrainingPass
 from stabilitylab.probes.places.sites import layers
 
 
@@ -213,7 +213,7 @@ def test_what_waits_on_the_device_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
             nonlocal most
             most = max(most, self._held)
 
-    monkeypatch.setattr("stabilitylab.probes.watcher.TrainingPass", Counted)
+    monkeypatch.setattr("stabilitylab.probes._watching.assembly.TrainingPass", Counted)
     sink, watcher = watch(model)
     loss_of(model, inputs)
     watcher.step()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from stabilitylab.errors import UsageError
 from stabilitylab.probes import Watcher
-from stabilitylab.probes._engine.passes import evaluation
+from stabilitylab.probes._engine.evaluation import evaluation
 from stabilitylab.probes.parameters.copies import parameters_set
 
 FIXED = batch(99, rows=5)

@@ -163,7 +163,9 @@ def _with(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
         return new
     if type(value) in (tuple, list):
         return type(value)([_with(item, old, new) for item in value])
-    if isinstance(value, Mapping):
+    if type(value) is dict:  # which may be the caller's own
+        return {name: _with(item, old, new) for name, item in value.items()}
+    if isinstance(value, Mapping):  # what a model of transformers returns
         for name, item in value.items():
             if item is old:
                 value[name] = new  # pyright: ignore

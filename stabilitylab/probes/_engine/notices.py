@@ -14,7 +14,7 @@ from ...errors import UsageError
 from ..parameters.pieces import Parameters
 from .board import Board
 from .hooks import forget_compiled
-from .passes import TrainingPass
+from .training_pass import TrainingPass
 from .unseen import say, unseen
 from .watchable import SPLIT, compiled_modules, split_by_ddp
 
@@ -30,7 +30,7 @@ SHARED = (
 
 
 class Notices:
-    """Says each thing once, on the first rank alone."""
+    """Says each thing once, on the first rank alone, or on each stage of a pipeline."""
 
     def __init__(self, model: nn.Module, first: bool, scaled: bool) -> None:
         self.unseen: dict[str, list[str]] = {}  # table -> places that no call of the first probed rows came by
@@ -78,7 +78,8 @@ class Notices:
         if compiled and not self._again and forget_compiled():
             self._again = True
             training.stay()
-            log.warning("row %d: the forward pass was not seen, since %s", row, COMPILED)
+            if self._first:
+                log.warning("row %d: the forward pass was not seen, since %s", row, COMPILED)
             return
         if compiled and self._again and not self._warned:
             self._tell(row, f"the forward pass was not seen again: {SHARED}")
@@ -106,7 +107,8 @@ class Notices:
 
     def _tell(self, row: int, text: str) -> None:
         self._warned = True
-        log.warning("row %d: %s.", row, text.rstrip("."))
+        if self._first:
+            log.warning("row %d: %s.", row, text.rstrip("."))
 
 
 def _no_gradient(parameters: Parameters) -> str:

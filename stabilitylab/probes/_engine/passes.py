@@ -1,21 +1,17 @@
-"""The passes that are recorded, by hooks: what any has in common, and the training pass, on the caller's own."""
+"""The passes that are recorded, by hooks: what any has in common."""
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
-from ..base import wide
 from ..parameters.ranks import Ranks
 from ..parameters.shards import ActivationShards
-from .board import Board, CleanPasses
+from .board import Board
 from .guard import Guard
 from .hooks import Hook, RootHook, Value, keep_apart
 from .masks import Masks
@@ -108,14 +104,9 @@ class Pass:
 
     def end(self, more: bool = False) -> None:
         """Adds up what the pass left waiting; ``more``: another micro-batch of the same row follows."""
-        for board in self.boards:
-            try:
-                board.reduce(self.masks)
-            except Exception as error:
-                self.guard(board, error)
+        self._reduce()
         self.masks.renew()
         self._number += 1
-        self._held = 0
 
     def records(self, hook: Hook, compiled: bool) -> bool:
         """Whether this call of a module counts; ``compiled``: it is one of compiled code, not of the module itself."""
@@ -161,7 +152,7 @@ class Pass:
             yield shards.whole(hook.module, sites[0].stack, value) if needed else value
 
     def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None:
-        """A gradient comes by in compiled code, see :class:`TrainingPass`."""
+        """A gradient comes by in compiled code, see :class:`~.training_pass.TrainingPass`."""
 
     def keep(self, wanted: Wanted, x: Any, y: torch.Tensor, weight: torch.Tensor, compiled: bool = False) -> None:
         """Measures at a site and keeps the numbers, still per token, until the pass ends."""
@@ -179,9 +170,16 @@ class Pass:
             board.hold(raw, row, number.clone() if compiled else number)  # compiled code uses its memory again
             self._held += number.numel()
         if self._held > HELD:
-            for each in self.boards:
-                each.reduce(self.masks)
-            self._held = 0
+            self._reduce()
+
+    def _reduce(self) -> None:
+        """Adds up what waits on the boards."""
+        for board in self.boards:
+            try:
+                board.reduce(self.masks)
+            except Exception as error:
+                self.guard(board, error)
+        self._held = 0
 
     def _made(self) -> Iterator[Hook]:
         wanted: dict[nn.Module, list[Wanted]] = {}
@@ -206,132 +204,3 @@ class Pass:
 
     def _leave(self, *given: Any) -> None:
         self._inside = False
-
-
-class TrainingPass(Pass):
-    """Records forwards of the model in training mode with gradients on, and the gradients of their activations.
-
-    A forward that runs inside a backward is a recomputation (activation checkpointing): it counts only for sites that
-    had no ordinary forward since ``start_row`` - those that reentrant checkpointing first runs without gradients.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        boards: Sequence[Board],
-        masks: Masks,
-        guard: Guard,
-        scaler: torch.amp.GradScaler | None = None,
-        ranks: Ranks | None = None,
-        clean: CleanPasses | None = None,
-        together: bool = False,
-    ) -> None:
-        super().__init__(model, boards, masks, guard, together, ranks)
-        self._clean, self._recorded = clean, False
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._weights: dict[tuple[Board, int], torch.Tensor] = {}  # in compiled code, until its gradients come
-        self.start_row()
-
-    def end(self, more: bool = False) -> None:
-        super().end(more)
-        if more and self._recorded and self._clean is not None:
-            self._clean.count()
-        self._recorded = False
-
-    def start_row(self) -> None:
-        self._calls.clear()
-        self._weights.clear()
-        self._scale: torch.Tensor | None = None
-
-    def records(self, hook: Hook, compiled: bool) -> bool:
-        # compiled code asked as it was made; a module that is compiled is called as it is in the held-out pass
-        if not compiled and not (torch.is_grad_enabled() and self.model.training):
-            return False
-        if self.ranks is not None and not self.ranks.running:
-            return False
-        return hook not in self._calls if _in_backward() else super().records(hook, compiled)
-
-    def keep(self, wanted: Wanted, x: Any, y: torch.Tensor, weight: torch.Tensor, compiled: bool = False) -> None:
-        self._recorded = True
-        board, row, _ = wanted
-        if board.probe.on == "forward":
-            gradients = torch.is_grad_enabled()
-            torch._C._set_grad_enabled(False)  # torch.no_grad() costs six times as much
-            try:
-                super().keep(wanted, x, y, weight, compiled)
-            finally:
-                torch._C._set_grad_enabled(gradients)
-        elif compiled:
-            self._weights[board, row] = weight
-        elif y.requires_grad:
-            # not register_full_backward_hook, which changes the gradients themselves
-            y.register_hook(lambda gradient: self._keep_gradient(wanted, gradient, weight))
-
-    def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None:
-        for wanted in hook.wanted:
-            board, row, _ = wanted
-            of_site = board.probe.on == "backward" and (board.sites[row].take == "input") is of_input
-            if of_site and (weight := self._weights.get((board, row))) is not None:
-                self._keep_gradient(wanted, gradient, weight, compiled=True)
-
-    def _keep_gradient(
-        self, wanted: Wanted, gradient: torch.Tensor, weight: torch.Tensor, compiled: bool = False
-    ) -> None:
-        site = wanted.board.sites[wanted.row]
-        if self.ranks is not None and self.ranks.shards is not None:
-            gradient = self.ranks.shards.whole(site.module, site.stack, gradient)
-        if wanted.board.ended:
-            return
-        began = time.perf_counter()
-        with torch.no_grad():  # under create_graph gradients are on
-            try:
-                gradient = site.arranged(gradient) if site.channels_first and compiled else gradient
-                if self._scaler is not None:
-                    gradient = gradient.to(wide(gradient)) / self._loss_scale(self._scaler, gradient.device)
-                if self.ranks is not None and (share := self.ranks.loss_share) != 1:
-                    gradient = gradient.to(wide(gradient)) * share
-                super().keep(wanted, None, gradient, weight, compiled)
-            except Exception as error:
-                self.guard(wanted.board, error)
-        self.seconds += time.perf_counter() - began
-
-    def _enter(self, *given: Any) -> None:
-        if torch.is_grad_enabled() and self.model.training and not _in_backward():
-            super()._enter(*given)
-
-    def _loss_scale(self, scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:
-        if self._scale is None:
-            self._scale = scaler.scale(torch.ones((), device=device))  # get_scale() would read the device
-        return self._scale
-
-
-@contextmanager
-def random_states_kept(model: nn.Module) -> Iterator[None]:
-    """Those of torch (on the model's devices too), Python and numpy, whichever the caller's code draws from."""
-    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng(devices=sorted(devices)):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002
-
-
-@contextmanager
-def evaluation(model: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; each module's own training flag and the random states are restored. Buffers that a
-    forward itself changes in eval mode (a counter, say) are not."""
-    training = [module for module in model.modules() if module.training]
-    with random_states_kept(model), torch.no_grad():
-        try:
-            for module in training:
-                module.training = False
-            yield
-        finally:
-            for module in training:
-                module.training = True
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1

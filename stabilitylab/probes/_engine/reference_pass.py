@@ -13,9 +13,10 @@ from torch import nn
 from ..library.representations import Output
 from ..parameters.ranks import Ranks
 from .board import Board
+from .evaluation import evaluation
 from .guard import Guard
 from .masks import Masks
-from .passes import Pass, Wanted, evaluation
+from .passes import Pass, Wanted
 from .recorder import Recorder, attempt
 from .watchable import with_hooks
 

@@ -92,7 +92,8 @@ def split_by_ddp(model: nn.Module) -> bool:
 def compiled_modules(model: nn.Module) -> set[nn.Module]:
     """All modules inside ``torch.compile(module)``, and a module of which ``.compile()`` was called with all inside.
 
-    Hooks there either break the graph or, set after compilation, are skipped without a word.
+    Hooks there become part of the code where they are there before it is compiled; later ones are skipped without a
+    word.
     """
     return {inner for compiled in model.modules() for root in _compiled(compiled) for inner in root.modules()}
 

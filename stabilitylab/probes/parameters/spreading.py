@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import torch.distributed as dist
 from torch import nn
 
 from ...errors import UsageError
 from .pipeline import Pipeline
-from .ranks import Ranks
+from .ranks import Parallel, Ranks
 
-WAYS = ("auto", "later", "ddp", "off")
+WAYS: tuple[str, ...] = get_args(Parallel)
 
 
 def spread_out(model: nn.Module, parallel: Any = "auto") -> Ranks | None:

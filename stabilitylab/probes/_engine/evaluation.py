@@ -1,0 +1,39 @@
+"""What a pass of our own leaves as it was: random states, and each module's training flag."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+
+@contextmanager
+def random_states_kept(model: nn.Module) -> Iterator[None]:
+    """Those of torch (on the model's devices too), Python and numpy, whichever the caller's code draws from."""
+    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=sorted(devices)):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
+
+
+@contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients; each module's own training flag and the random states are restored. Buffers that a
+    forward itself changes in eval mode (a counter, say) are not."""
+    training = [module for module in model.modules() if module.training]
+    with random_states_kept(model), torch.no_grad():
+        try:
+            for module in training:
+                module.training = False
+            yield
+        finally:
+            for module in training:
+                module.training = True

@@ -1,0 +1,173 @@
+"""What watches a model, made from what a watcher is given: places, boards and passes, each from those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from ...errors import UsageError
+from ...schema import Sink, Table
+from .._engine.board import Board, CleanPasses, allocate
+from .._engine.cadence import Cadence
+from .._engine.first_batch import FirstBatch
+from .._engine.guard import Guard
+from .._engine.hooks import RootHook
+from .._engine.masks import Mask, Masks
+from .._engine.notices import Notices
+from .._engine.recorder import Recorder
+from .._engine.reference_rows import AlphaSchedule, ReferenceRows
+from .._engine.selection import Names, boards_for, find_sites, split_sites
+from .._engine.stages import agreed, check_for_stages
+from .._engine.training_pass import TrainingPass
+from .._engine.watchable import Optimizers, check_arguments, check_current, check_watchable, compiled_modules, listed
+from ..base import When
+from ..incidents.report import Forensics
+from ..parameters.pieces import Parameters
+from ..parameters.pipeline import Pipeline
+from ..parameters.ranks import NullSink, Parallel
+from ..parameters.spreading import spread_out
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+
+class Assembly:
+    """The parts of a watcher; the arguments are those of :class:`~stabilitylab.probes.Watcher`.
+
+    Raises UsageError for a model or an argument that cannot serve, before anything is attached or written.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sink: Sink,
+        *,
+        probes: Names,
+        update_every: Cadence,
+        optimizer: Optimizers,
+        scaler: torch.amp.GradScaler | None,
+        mask: Mask | Callable[[], Mask | None] | None,
+        schedule: AlphaSchedule | None,
+        reference: Callable[[], Any] | Literal["first batch"] | None,
+        output_site: str | None,
+        sites: str | Mapping[str, str] | None,
+        parallel: Parallel | PipelineScheduleSingle,
+        recorder: Recorder | None,
+        measured: Callable[[int], bool],
+        strict: bool,
+    ) -> None:
+        check_watchable(model)
+        check_arguments(optimizer, scaler, mask, reference)
+        own, narrowed = split_sites(sites)
+        self.model, self.optimizers, self.scaler = model, listed(optimizer), scaler
+        self.ranks = ranks = spread_out(model, parallel)
+        self.stages = ranks if isinstance(ranks, Pipeline) else None
+        if self.stages is not None:
+            check_for_stages(model, mask, reference)
+            reference = None
+        self.sites = find_sites(model, output_site, own)
+        if ranks is not None:
+            self.sites = ranks.own_sites(self.sites)
+        self.sink = sink if ranks is None or ranks.rank == 0 else NullSink()
+        self.parameters = Parameters(model, self.sites.place, self.optimizers, ranks)
+        lacks = [name for name, given in (("optimizer", self.optimizers), ("reference", reference)) if not given]
+        self.boards, self.dropped = boards_for(
+            probes, self.sites, self.parameters, narrowed, lacks=lacks, elsewhere=self.stages is not None
+        )
+        if self.stages is not None:
+            self.boards, self.dropped = agreed(self.boards, dict(self.dropped), probes, self.stages)
+        sums = allocate(self.boards, self.parameters.device)
+        if ranks is not None:
+            ranks.check_alike([board.table for board in self.boards])
+
+        scaled = scaler is not None and scaler.is_enabled()
+        self.guard = Guard(strict)
+        self.notices = Notices(model, ranks is None or ranks.rank == 0 or self.stages is not None, scaled)
+        self.clean = CleanPasses(sums) if ranks is None else None
+        self.training = TrainingPass(
+            model,
+            self.on("forward", "backward"),
+            self._masks(mask),
+            self.guard,
+            scaler,
+            ranks,
+            self.clean,
+            recorder is not None,
+        )
+        if self.notices.compiled():
+            self.training.stay()
+        self.reference, self._first = None, None
+        if isinstance(reference, str):
+            reference = self._first = FirstBatch(model, self.training.masks)
+        if reference is not None:
+            self.reference = ReferenceRows(
+                model,
+                self.on("reference"),
+                self._masks(self._first.mask if self._first else mask),
+                self.guard,
+                reference,
+                update_every,
+                schedule,
+                self.parameters,
+                ranks,
+                recorder,
+                measured,
+            )
+        self.forensics = Forensics(self.boards, self.parameters, self._order, self.sink, scaled)
+        self._laid_out = False
+        self._handles: list[Any] = []
+        if ranks is not None and ranks.known:
+            self.lay_out()
+        elif ranks is not None:
+            self._handles.append(model.register_forward_pre_hook(RootHook(lambda *_: self.lay_out())))
+
+    @property
+    def tables(self) -> list[Table]:
+        """What is recorded, over all stages of a pipeline."""
+        return [board.table for board in self.boards] if self.stages is None else list(self.stages.tables)
+
+    def on(self, *when: When) -> list[Board]:
+        """The boards whose probes look at one of these passes."""
+        return [board for board in self.boards if board.probe.on in when]
+
+    def after_steps(self, stepped: Callable[[int], None]) -> None:
+        """Calls ``stepped`` with an optimizer's number after each of its steps."""
+        self._handles += [
+            optimizer.register_step_post_hook(lambda *_, number=number: stepped(number))
+            for number, optimizer in enumerate(self.optimizers)
+        ]
+
+    def lay_out(self) -> None:
+        """Once the model lies on the ranks as it will: what each of them has of it."""
+        if self._laid_out or self.ranks is None:
+            return
+        self._laid_out = True
+        if self.ranks.found.tensor > 1 and compiled_modules(self.model):
+            raise UsageError("a compiled tensor-parallel model cannot be watched: leave torch.compile out.")
+        if self.ranks.late:
+            check_current(self.optimizers, self.model)
+            self.parameters.bind()
+        if (shards := self.ranks.shards_of(self.sites)) is not None:
+            for board in self.boards:
+                board.probe.all_heads = shards.all_heads
+
+    def close(self) -> None:
+        """Takes every hook away."""
+        self.training.close()
+        if self._first is not None:
+            self._first.close()
+        if self.ranks is not None:
+            self.ranks.close()
+        for handle in self._handles:
+            handle.remove()
+
+    def _masks(self, mask: Mask | Callable[[], Mask | None] | None) -> Masks:
+        return Masks(mask, [stack.name for stack in self.sites.stacks])
+
+    def _order(self) -> dict[tuple[str, int], int]:
+        """When each place is called in a forward pass; the held-out pass comes after."""
+        held_out = self.reference.order if self.reference is not None else {}
+        return {**self.training.order, **{key: len(self.training.order) + n for key, n in held_out.items()}}

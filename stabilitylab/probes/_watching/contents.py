@@ -1,0 +1,73 @@
+"""What goes into a row: what the passes left, what gradients tell, what the optimizer's step changed."""
+
+from __future__ import annotations
+
+from .._engine.board import Board
+from .._engine.row import RowRecord, State
+from ..base import Collected, ParameterProbe, When
+from .assembly import Assembly
+
+
+class Contents:
+    """Fills rows from the parts of a watcher; ``total``: each row has the norm of the whole gradient, probed or not."""
+
+    def __init__(self, parts: Assembly, total: bool) -> None:
+        self.early = False  # an optimizer's step before the first row
+        self.total = total
+        self.trains = any(board.probe.on != "reference" for board in parts.boards)  # the training pass is probed
+        self._parts = parts
+
+    def fill(self, row: RowRecord, t: int, due: bool) -> None:
+        """Adds what is known at ``step``; ``due``: the training pass of this row is probed, if any probe looks."""
+        parts = self._parts
+        if due and self.trains:
+            self._passes(row, t)
+            for board in parts.on("update"):
+                row.state = State.OWED
+                self._before(board)
+        elif due:
+            parts.notices.loop(t, parts.training, parts.parameters, self.early)
+        if self.total and "grad_norm_total" not in row:
+            row.metric("grad_norm_total", parts.parameters.total_norm())
+
+    def collect(self, row: RowRecord, when: When) -> None:
+        """Adds the tables of the probes of parameters."""
+        parts = self._parts
+        for board in parts.on(when):
+            if not board.ended and board.table.rows:
+                assert isinstance(board.probe, ParameterProbe)
+                try:
+                    found = Collected(*board.probe.collect(parts.parameters))
+                    board.collect(found)
+                except Exception as error:
+                    parts.guard(board, error)
+                else:
+                    for name, value in found.metrics.items():
+                        row.metric(name, value)
+                    for name, squares in found.pieces.items() if parts.ranks is None else ():
+                        row.set_aside("pieces", name, squares)
+            row.table(board)
+
+    def _passes(self, row: RowRecord, t: int) -> None:
+        """Adds the tables of activations and of gradients; says which places no call came by."""
+        parts, training = self._parts, self._parts.training
+        boards = parts.on("forward", "backward")
+        training.end()
+        parts.notices.loop(t, training, parts.parameters, self.early)
+        if training.order:  # else there was no forward pass to be seen, which is said above
+            parts.notices.look(t, "training", boards, training.order)
+        self.collect(row, "step")
+        parts.notices.apart(t, parts.parameters)
+        for board in boards:
+            row.table(board)
+        for name, clean in (parts.clean.take(boards) if parts.clean else {}).items():
+            row.set_aside("clean", name, clean)
+
+    def _before(self, board: Board) -> None:
+        """Lets a probe of updates keep what it compares with after the optimizer's step."""
+        if board.table.rows:
+            assert isinstance(board.probe, ParameterProbe)
+            try:
+                board.probe.before(self._parts.parameters)
+            except Exception as error:
+                self._parts.guard(board, error)

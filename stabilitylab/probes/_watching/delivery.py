@@ -1,0 +1,122 @@
+"""The way of a row to the sink: it waits for the optimizers' steps, is copied to the host, read, sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from ...schema import Cells
+from .._engine.row import RowRecord, State, Template
+from ..incidents.report import Incident
+from .assembly import Assembly
+from .contents import Contents
+
+
+class Delivery:
+    """Holds the row that waits: for the optimizers' steps, or for its copy to arrive."""
+
+    def __init__(self, parts: Assembly, contents: Contents) -> None:
+        self.row: RowRecord | None = None
+        self.last: tuple[int, dict[str, float | None], dict[str, Cells]] | None = None  # what the sink got last
+        self._parts, self._contents = parts, contents
+        self._steps: set[int] = set()  # optimizers whose step the row still waits for
+
+    def hold(self, row: RowRecord) -> None:
+        """This row comes next; one that is owed numbers waits for the steps of all optimizers."""
+        self.row = row
+        self._steps = set(range(len(self._parts.optimizers))) if row.state is State.OWED else set()
+
+    def stepped(self, number: int) -> None:
+        """An optimizer has stepped."""
+        self._steps.discard(number)
+        if not self._steps:
+            self.complete()
+
+    def complete(self) -> None:
+        """Adds to the row what the update did. One that never came left the parameters as they were: numbers of 0."""
+        if self.row is not None and self.row.state is State.OWED:
+            with torch.no_grad():
+                self._contents.collect(self.row, "update")
+            self.row.ship()
+
+    def settle(self, alone: bool = False) -> None:
+        """The row as far as it is known: a scaler skipped the update, or the interruption came before it; ``alone``:
+        without the other ranks, which may be elsewhere, so that one that they are needed for is given up."""
+        if alone and self.row is not None and self.row.waits:
+            self.row = None
+        if self._parts.scaler is not None:
+            self.complete()
+        elif self.row is not None and self.row.state is State.OWED:
+            self.row.ship()
+            self.row.state = State.SHIPPED
+
+    def send(self) -> None:
+        """The row to the sink, which waits for the device."""
+        self.complete()
+        if self.row is not None:
+            row, self.row = self.row, None
+            row.ship()
+            metrics, tables = row.read()
+            for board in self._parts.boards:
+                if board.table.name in row.ended:
+                    self._parts.guard.elsewhere(board)
+            self._parts.guard.trying = False
+            self.last = (row.step, metrics, tables)
+            self._parts.sink.append(*self.last)
+            if self._parts.stages is None:  # which have the places of their own
+                self._parts.forensics.examine(*self.last, row.broken, row.aside)
+
+    def begin(self) -> None:
+        """What is known of the row to a sink that takes it (``begin``): where reading it waits for nothing, and on a
+        GPU too once a number was not finite, since then each row may be the last."""
+        begin = getattr(self._parts.sink, "begin", None)
+        if self.row is None or begin is None or self.row.waits:
+            return
+        if self._parts.parameters.device.type == "cpu" or self._parts.forensics.incident is not None:
+            begin(self.row.step, *self.row.read())
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Around device work that is recorded instead of done: it ends no row and leaves no number behind."""
+        pending, self.row = self.row, None
+        self._parts.guard.recording = True
+        try:
+            yield
+        finally:
+            self._parts.guard.recording = False
+            self.row = pending
+            for board in self._parts.boards:
+                board.clear()
+
+    def replay(self, t: int, template: Template, run: Callable[[], None]) -> RowRecord:
+        """Row t by ``run``, which replays what was recorded with ``template``; it is held, the one before is sent."""
+        row = RowRecord(t, self._parts.parameters.device)
+        with torch.no_grad():
+            if self._parts.reference is not None:
+                self._parts.reference.fill(row)
+            run()
+            row.adopt(template)
+            row.ship()
+        self.send()
+        self.hold(row)
+        return row
+
+    def state_dict(self) -> dict[str, Any]:
+        """The row that waits, what the coming ones are compared with, and where the run first broke."""
+        reference, incident = self._parts.reference, self._parts.forensics.incident
+        return {
+            "pending": self.row and self.row.state_dict(),
+            "reference": reference and reference.state_dict(),
+            "incident": None if incident is None else asdict(incident),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.row = RowRecord.from_state(state["pending"]) if state["pending"] else None
+        if (incident := state.get("incident")) is not None:
+            self._parts.forensics.incident = Incident(**incident)  # a run has one, the first
+        if self._parts.reference is not None and state["reference"] is not None:
+            self._parts.reference.load_state_dict(state["reference"])
