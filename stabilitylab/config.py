@@ -67,11 +67,12 @@ __all__ = [
 
 CONFIG_FILE = 1_000_000  # bytes
 
+RAMP_SHARE = 0.04  # of the updates, where nothing gives T: BranchNorm's 4,000 of 100,000
 # "tiny" is the model of DeepNet's Figure 5 with a recipe that shows something within two minutes on one CPU core;
 # "small" and "base" follow BranchNorm's Table 4 (learning rate, warm-up, T, batch in tokens scaled to one device).
 _PAPER = {"lr": 5e-4, "warmup": 4000, "steps": 100_000}
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
-    "tiny": {"model": {"T": 100}},
+    "tiny": {"model": {"T": 100}},  # recorded where nothing ramps; an architecture that ramps gets its share
     "small": {
         "model": {"d_model": 256, "d_ffn": 1024, "heads": 4, "dropout": 0.1, "T": 4000},
         "data": {"vocab_size": 8000, "sentences": 64, "max_length": 64},
@@ -190,6 +191,7 @@ def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
     model = settings.get("model", {})
     arch = model.get("arch") if isinstance(model, dict) else None
     own = recipe_of(arch) if isinstance(arch, str) else {}
+    given = settings.get("model", {})  # a mapping, or validation says what it is
     settings = merge(PRESETS[preset], own, settings)
     model = settings.setdefault("model", {})
     if isinstance(model, dict):
@@ -201,7 +203,17 @@ def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
                 encoder, decoder = 0, 0
             model.setdefault("encoder_layers", encoder)
             model.setdefault("decoder_layers", decoder)
-    return validated(settings)
+    config = validated(settings)
+    if preset == "tiny" and "T" not in given and _ramps(config.model):
+        ramp = max(1, round(RAMP_SHARE * config.train.steps))
+        return config.model_copy(update={"model": config.model.model_copy(update={"T": ramp})})
+    return config
+
+
+def _ramps(model: ModelConfig) -> bool:
+    """Whether a schedule drives alpha somewhere in it, as BranchNorm's does."""
+    notes = [note(name) for name in (model.arch, model.decoder_arch) if name]
+    return any(each.scheduled for each in notes if each is not None)
 
 
 def _placed(settings: dict[str, Any]) -> dict[str, Any]:

@@ -103,6 +103,7 @@ def test_bad_usage_is_one_sentence(run, arguments: list[str], sentence: str) -> 
 def test_evaluate_scores_a_run_and_compares_two(run) -> None:
     for seed in ("3", "4"):
         arguments = ["--arch", "branchnorm", "--depth", "2", "--steps", "3", "--seed", seed, "-q", *SMALL]
+        arguments += ["--set", "arch.T=100"]
         assert run("probe", *arguments, "--name", f"s{seed}")[0] == 0
     code, out, _ = run("evaluate", "runs/s3", "--beam", "2", "--penalty-kind", "gnmt")
     assert code == 0

@@ -269,7 +269,7 @@ def test_the_deepest_models_vary_rate_and_ramp_about_the_default() -> None:
     cells = Counter((c.train.lr, c.model.T) for c in (run.config for run in runs))
     assert cells == {(lr, T): 6 for lr in (3e-4, 1e-3) for T in (1, 6, 100)}
     usual = resolve({"train": {"seed": 3}, "data": {"seed": 3}}, depth=200)
-    same = next(run.config for run in runs if (run.config.train.lr, run.config.model.T) == (3e-4, 100))
+    same = next(run.config for run in runs if (run.config.train.lr, run.config.model.T) == (3e-4, 6))
     assert same.model_copy(update={"probes": usual.probes}) == usual
 
 

@@ -16,7 +16,7 @@ from ..config import Config, complete, validated
 from ..data import Dataset, load_data
 from ..errors import InputError, ResourceError, UsageError
 from ..labels import label
-from ..models import ARCHS, canonical
+from ..models import canonical
 from ..probes import Recorder, chosen
 from ..probes.parameters.ranks import from_first_rank, on_first_rank
 from ..stopping import Requests, listening
@@ -60,7 +60,6 @@ def plan(config: Config) -> Plan:
     prepare_process(config.train.threads)
     config = config.model_copy(update={"model": canonical(config.model)})
     chosen(config.probes.names)  # an unknown name shows now, not after the data were read
-    _warn_of_an_early_ramp(config)
     team = gather_team(config.train)
     device = device_of(team, resolve_device(config.train), config.train.device)
     recorder = recorder_for(config, device, team)
@@ -131,13 +130,6 @@ def join(config: Config) -> None:
     """What comes before everything else in a process that trains: its numbers' mode, and its team under torchrun."""
     prepare_process(config.train.threads)
     gather_team(config.train)
-
-
-def _warn_of_an_early_ramp(config: Config) -> None:
-    model, warmup = config.model, config.train.warmup
-    scheduled = any(ARCHS[name].scheduled for name in (model.arch, model.decoder_arch) if name)
-    if scheduled and model.alpha is None and 1 < model.T < warmup:  # T = 1 is the ablation without a ramp
-        log.warning("alpha reaches 1 after model.T = %d updates, before warm-up ends at %d", model.T, warmup)
 
 
 def manifest(plan: Plan) -> dict[str, Any]:
