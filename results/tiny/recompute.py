@@ -135,7 +135,7 @@ def deepest() -> list[str]:
         for T, found in own.items():
             gaps = found["nll_gap"].astype(float)
             mean, apart = t_interval(gaps), t_interval((gaps - short).dropna())
-            paired = (number(apart.mean), interval(apart.low, apart.high)) if T != protocol.share(160) else ("", "")
+            paired = (number(apart.mean), interval(apart.low, apart.high)) if protocol.share(160) != T else ("", "")
             ends = interval(mean.low, mean.high)
             rows.append((f"{rate:g}", T, number(mean.mean), ends, *paired, mean.n, states(found)))
     gap, minus = "loss minus the unigram baseline [nats/token]", "minus that at 4 %, by seed"
