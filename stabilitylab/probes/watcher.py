@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from ..errors import UsageError
 from ..schema import Cells, Sink, Table
-from ._engine.board import Board, CleanPasses, allocate
+from ._engine.board import Board, CleanPasses, allocate, lay_out_anew
 from ._engine.cadence import Cadence, checked, is_due
 from ._engine.first_batch import FirstBatch
 from ._engine.guard import Guard
@@ -25,8 +26,9 @@ from ._engine.passes import TrainingPass
 from ._engine.recorder import Recorder
 from ._engine.reference_rows import AlphaSchedule, ReferenceRows
 from ._engine.row import Metrics, RowMetrics, RowRecord, State, Template
-from ._engine.selection import Names, boards_for, find_sites, split_sites
+from ._engine.selection import Names, boards_for, chosen, extended, find_sites, split_sites
 from ._engine.stages import agreed, check_for_stages
+from ._engine.tapped import Place, Tapped, mentions
 from ._engine.watchable import (
     Optimizers,
     check_arguments,
@@ -36,12 +38,13 @@ from ._engine.watchable import (
     compiled_modules,
     listed,
 )
-from .base import Collected, ParameterProbe, When
+from .base import PROBES, Collected, ParameterProbe, When
 from .incidents.report import Forensics, Incident
 from .parameters.pieces import Parameters
 from .parameters.pipeline import Pipeline
 from .parameters.ranks import NullSink, Parallel, Ranks
 from .parameters.spreading import spread_out
+from .places.sites import Sites
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle
@@ -85,6 +88,7 @@ class Watcher:
     - ``parallel``: "auto" finds DDP, FSDP2 and tensor parallelism; "later", "ddp", "off" and a pipeline's schedule say
       what cannot be found, see :func:`~.parameters.spreading.spread_out`.
     - ``strict``: an error of a probe is raised, as tests of probes want it.
+    - ``tapped``: what an earlier attempt of the run knew of :func:`stabilitylab.tap`, as its ``state_dict`` has it.
 
     Under torch.compile the hooks become part of the compiled code, without a graph or a break more.
 
@@ -114,6 +118,7 @@ class Watcher:
         recorder: Recorder | None = None,
         measured: Callable[[int], bool] = lambda row: False,
         strict: bool = False,
+        tapped: Sequence[Place] = (),
     ) -> None:
         self.every: Cadence = checked(every, "every")
         self.update_every: Cadence = checked(update_every, "update_every")
@@ -135,9 +140,10 @@ class Watcher:
         self._total_every_step = total_every_step
         self._parameters = Parameters(model, self.sites.place, self._optimizers, ranks)
         lacks = [name for name, given in (("optimizer", self._optimizers), ("reference", reference)) if not given]
-        self._boards, self.dropped = boards_for(
-            probes, self.sites, self._parameters, narrowed, lacks=lacks, elsewhere=stages is not None
-        )
+        self._named = {name for name, named in chosen(probes).items() if named and stages is None}
+        self._lay = partial(boards_for, probes, parameters=self._parameters, only=narrowed, lacks=lacks)
+        later = stages is not None or mentions(model)  # what is missing is elsewhere, or shown in the first pass
+        self._boards, self.dropped = self._lay(sites=self.sites, elsewhere=later)
         if stages is not None:
             self._boards, self.dropped = agreed(self._boards, dict(self.dropped), probes, stages)
         self._probes_training = any(board.probe.on != "reference" for board in self._boards)
@@ -180,6 +186,13 @@ class Watcher:
                 recorder,
                 measured,
             )
+        why_not = "" if stages is None else "is in a stage of a pipeline, whose tables are laid out with those of all"
+        kinds = [PROBES[name] for name in chosen(probes)]
+        self._tapped = Tapped(model, self.sites, kinds, self._extend, tapped, why_not)
+        self._training.tapped = self._tapped
+        self._probes_training |= self._tapped.expected
+        if self._reference is not None:
+            self._reference.tap(self._tapped)
         self._forensics = Forensics(self._boards, self._parameters, self._order, self.sink, scaled)
         self._row: RowRecord | None = None  # the row that waits for the optimizer's step, or for its copy to arrive
         self._template: Template | None = None  # while an update is recorded for replays
@@ -198,7 +211,7 @@ class Watcher:
             optimizer.register_step_post_hook(lambda *_, number=number: self._updated(number))
             for number, optimizer in enumerate(self._optimizers)
         ]
-        self.sink.open(list(self.tables.values()))
+        self._declare()
         self._arm()
 
     def due(self, row: int) -> bool:
@@ -249,6 +262,7 @@ class Watcher:
             self._lay_out(self._ranks)
         for optimizer in self._optimizers:
             check_unscaled(self._scaler, optimizer)
+        self._settle_places()
         with self._timed():
             if self._template is None:
                 self._send()
@@ -350,6 +364,7 @@ class Watcher:
             self._state = "closed"
             self._forensics.finish()
             self._training.close()
+            self._tapped.close(bool(compiled_modules(self._training.model)))
             if self._first is not None:
                 self._first.close()
             if self._ranks is not None:
@@ -369,10 +384,13 @@ class Watcher:
             "pending": self._row and self._row.state_dict(),
             "reference": self._reference and self._reference.state_dict(),
             "incident": None if self.incident is None else asdict(self.incident),
+            "tapped": self._tapped.places,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.t = state["t"]
+        if "tapped" in state:
+            self._tapped.settle()
         self._row = RowRecord.from_state(state["pending"]) if state["pending"] else None
         if (incident := state.get("incident")) is not None:
             self._forensics.incident = Incident(**incident)  # a run has one, the first
@@ -413,6 +431,31 @@ class Watcher:
         if shards is not None:
             for board in self._boards:
                 board.probe.all_heads = shards.all_heads
+
+    def _extend(self, sites: Sites) -> None:
+        """Places come to the tables, which the model shows in its first pass."""
+        self.sites = sites
+        boards, self.dropped = self._lay(sites=sites, elsewhere=True)
+        for board in extended(self._boards, boards):
+            self._boards.append(board)
+            home = self._reference if board.probe.on == "reference" else self._training
+            assert home is not None
+            home.add(board)
+        lay_out_anew(self._boards, self._parameters.device, self._clean)
+
+    def _settle_places(self) -> None:
+        """At the first row: the tables are as they will be."""
+        expected = self._tapped.expected
+        if self._tapped.settle():
+            if self._ranks is not None:
+                self._ranks.check_alike(list(self.tables.values()))
+            self._declare()
+        if expected and (missing := [(name, why) for name, why in self.dropped if name in self._named]):
+            raise UsageError(f"probe {missing[0][0]!r} {missing[0][1]}.")
+        self._tapped.say(self.t)
+
+    def _declare(self) -> None:
+        self.sink.open(list(self.tables.values()))
 
     def _on(self, *when: When) -> list[Board]:
         return [board for board in self._boards if board.probe.on in when]

@@ -206,14 +206,15 @@ _LIBRARY.define("through(Tensor value, Tensor key) -> Tensor", tags=[torch.Tag.p
 _LIBRARY.impl("through", lambda value, key: value.clone(), "CompositeExplicitAutograd")
 
 
-def _through_fake(value: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Its shape, for compilers; the first time that inductor asks, it is told that it need not copy."""
-    if (lowering := sys.modules.get("torch._inductor.lowering")) is not None and _through not in lowering.lowerings:
-        lowering.register_lowering(_through, type_promotion_kind=None)(lambda value, key: value)
+def not_copied(operator: Any, value: torch.Tensor) -> torch.Tensor:
+    """The shape of what an operator hands on, for compilers; the first time that inductor asks, it is told that it need
+    not copy."""
+    if (lowering := sys.modules.get("torch._inductor.lowering")) is not None and operator not in lowering.lowerings:
+        lowering.register_lowering(operator, type_promotion_kind=None)(lambda value, *rest: value)
     return torch.empty_like(value)
 
 
-torch.library.register_fake("stabilitylab::through", _through_fake, lib=_LIBRARY)
+torch.library.register_fake("stabilitylab::through", lambda value, key: not_copied(_through, value), lib=_LIBRARY)
 _through: Any = torch.ops.stabilitylab.through.default
 
 

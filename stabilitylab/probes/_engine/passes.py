@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -33,12 +33,24 @@ class Wanted(NamedTuple):
     fed: tuple[str, ...]
 
 
+class Shows(Protocol):
+    """Values that the model shows by stabilitylab.tap, see :class:`~._engine.tapped.Tapped`."""
+
+    open: bool  # are more of them still coming?
+
+    def listen(self, listener: Pass) -> None: ...
+
+    def turn_away(self, listener: Pass) -> None: ...
+
+
 class Pass:
     """Hooks on the sites of boards. A pass lasts from one call of the model to the next; each asks for masks anew.
 
     Where parts of the model are called instead of the model, or it is compiled, a pass ends when a site comes round
     again. ``guard``: what is around each piece of a probe's work.
     """
+
+    tapped: Shows | None = None
 
     def __init__(
         self,
@@ -73,7 +85,7 @@ class Pass:
     def attach(self) -> None:
         """Hooks on every module where a board wants something: one a module, since what calls a hook costs as much as a
         norm."""
-        if not self.boards or self.attached:
+        if self.attached or not (self.boards or (self.tapped is not None and self.tapped.open)):
             return
         keep_apart()
         self._roots = [
@@ -83,15 +95,23 @@ class Pass:
         self._hooks = self._hooks or list(self._made())
         for hook in self._hooks:
             hook.attach()
+        if self.tapped is not None:
+            self.tapped.listen(self)
 
     def detach(self) -> None:
         """Takes away the hooks, but for those in compiled code, which would be missing when it is compiled again."""
         for handle in self._roots:
             handle.remove()
         self._roots = []
+        if self.tapped is not None:
+            self.tapped.turn_away(self)
         for hook in self._hooks:
             if not hook.compiled:
                 hook.detach()
+
+    def add(self, board: Board) -> None:
+        """A board of what the model shows alone."""
+        self.boards = [*self.boards, board]
 
     def stay(self) -> None:
         """From now on all hooks stay, since the model is compiled."""
@@ -123,6 +143,10 @@ class Pass:
             self.end(more=True)
         self._calls[hook] = self._number
         return True
+
+    def repeats(self, hook: Hook) -> bool:
+        """Whether it was called in this pass already."""
+        return self._calls.get(hook) == self._number
 
     def visit(self, hook: Hook, entering: Value, leaving: Value, compiled: bool = False) -> None:
         """Measures what is wanted of a call of a module: what enters it and what it returns."""

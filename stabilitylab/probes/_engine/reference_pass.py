@@ -38,7 +38,7 @@ class ReferencePass(Pass):
     ) -> None:
         super().__init__(model, boards, masks, guard, ranks=ranks)
         self._reference = reference
-        self._stacks = stacks
+        self.stacks = stacks
         self._outputs: list[Output] = []
         self._recorder = None if any(board.probe.waits for board in boards) else recorder
         self._replays: dict[bool, Replay] = {}
@@ -49,7 +49,7 @@ class ReferencePass(Pass):
         if (replay := self._replays.get(record)) is not None:
             return replay()
         boards = self.boards
-        stacks = [self._stacks] if self._stacks else []
+        stacks = [self.stacks] if self.stacks else []
         self.boards = [board for board in (*(boards if record else ()), *stacks) if not board.ended]
         self.attach()
         try:
@@ -87,7 +87,7 @@ class ReferencePass(Pass):
 
     def keep(self, wanted: Wanted, x: Any, y: torch.Tensor, weight: torch.Tensor, compiled: bool = False) -> None:
         board, row, _ = wanted
-        if board is self._stacks:
+        if board is self.stacks:
             value: Any = board.probe.measure(board.sites[row], x, y, weight)
             self._outputs.append(Output(row, value, weight))
         else:

@@ -16,6 +16,7 @@ from .structure import LayerStack, Places
 TAPS = ("branch", "scaled_branch", "shortcut")
 ACTIVATIONS = ("elu", "silu", "swish", "mish", "activation")  # endings of class names, in lower case
 KINDS = ("layers", "norms", "activations", "outputs")  # that a caller may choose himself
+TAPPED = ("stream", "norms", "activations", "outputs")  # that a model may show by stabilitylab.tap
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +70,7 @@ class Sites:
     routers: tuple[Site, ...]  # what enters each router of experts
     modules: Mapping[str, nn.Module]
     readers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # kind -> the probes that look there
+    tapped: Mapping[str, tuple[Site, ...]] = field(default_factory=dict)  # kind -> values shown by stabilitylab.tap
 
     @property
     def stacks(self) -> tuple[LayerStack, ...]:
@@ -76,6 +78,10 @@ class Sites:
 
     def __str__(self) -> str:
         return _listed(self)
+
+    def shown(self, kind: str) -> tuple[Site, ...]:
+        """Values that the model shows as places of this kind: last of their kind, as they came by."""
+        return self.tapped.get(kind, ())
 
     def nearest(self, kind: str) -> list[str]:
         """Modules that come closest to being a site of this kind."""
@@ -95,15 +101,15 @@ def layers(sites: Sites) -> tuple[Site, ...]:
 
 
 def norms(sites: Sites) -> tuple[Site, ...]:
-    return sites.norms
+    return (*sites.norms, *sites.shown("norms"))
 
 
 def activations(sites: Sites) -> tuple[Site, ...]:
-    return sites.activations
+    return (*sites.activations, *sites.shown("activations"))
 
 
 def outputs(sites: Sites) -> tuple[Site, ...]:
-    return sites.outputs
+    return (*sites.outputs, *sites.shown("outputs"))
 
 
 def attentions(sites: Sites) -> tuple[Site, ...]:
@@ -128,7 +134,8 @@ def stream(sites: Sites) -> tuple[Site, ...]:
     tapped = {(site.stack, site.layer) for site in sites.branches}
     plain = [site for site in sites.layers if (site.stack, site.layer) not in tapped]
     order = {stack.name: rank for rank, stack in enumerate(sites.stacks)}
-    return tuple(sorted((*sites.inputs, *sites.branches, *plain), key=lambda site: (order[site.stack], site.layer)))
+    found = sorted((*sites.inputs, *sites.branches, *plain), key=lambda site: (order[site.stack], site.layer))
+    return (*found, *sites.shown("stream"))
 
 
 def tensor_of(value: Any) -> torch.Tensor | None:

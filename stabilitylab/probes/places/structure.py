@@ -142,13 +142,19 @@ def _layers_of(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
     numbered = isinstance(module, nn.ModuleDict) and bool(module) and all(key.isdigit() for key in module)
     if not (isinstance(module, (nn.ModuleList, nn.Sequential)) or numbered):
         return []
-    children = [(key, child) for key, child in module.named_children() if not is_leaf(child)]
+    children = [(key, child) for key, child in module.named_children() if not is_leaf(child) or _is_bare(child)]
     if not children:
         return []
     kind, count = Counter(type(unwrapped(child)) for _, child in children).most_common(1)[0]
     if isinstance(module, nn.Sequential):
         return [(key, child) for key, child in children if type(unwrapped(child)) is kind] if count > 1 else []
     return children if count > 1 or path.rpartition(".")[2] in GENERIC else []
+
+
+def _is_bare(module: nn.Module) -> bool:
+    """Does it hold several matrices, and no module: a layer whose parameters stand in the block itself?"""
+    own = sum(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
+    return own > 1 and not type(module).__module__.startswith("torch.")
 
 
 def _numbers(module: nn.Module, keys: Sequence[str]) -> tuple[int, ...]:
