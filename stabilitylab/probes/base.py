@@ -55,6 +55,8 @@ class Probe:
     taps: ClassVar[tuple[str, ...]] = ()  # taps of a site that are measured as well, each a raw number of its own
     waits: ClassVar[bool] = False  # does measuring make the host wait, so that it cannot be part of a CUDA graph?
     together: ClassVar[bool] = False  # is there a measure_together()?
+    heads: ClassVar[bool] = False  # do numbers have a first dimension of heads, each of which has a row of its own?
+    missed: dict[str, str] = {}  # noqa: RUF012 (never written to)  # site -> why it has no number
     # numbers of the heads that this rank has at a site, (heads, ...) -> those of all ranks, if it is tensor parallel
     all_heads: Callable[[Site, torch.Tensor], torch.Tensor] = staticmethod(lambda site, numbers: numbers)
     kept: tuple[str, ...] | None = None  # the only columns that this watcher records; None: all that fit
@@ -72,7 +74,7 @@ class Probe:
         raise NotImplementedError
 
     def around(self, sites: Sequence[Site]) -> AbstractContextManager[Any]:
-        """What a probe with ``on="reference"`` needs around each reference pass that is recorded."""
+        """What a probe needs around each reference pass that is recorded, and around the forwards of a probed row."""
         return nullcontext()
 
     @classmethod

@@ -188,7 +188,7 @@ class Watcher:
             )
         why_not = "" if stages is None else "is in a stage of a pipeline, whose tables are laid out with those of all"
         kinds = [PROBES[name] for name in chosen(probes)]
-        self._tapped = Tapped(model, self.sites, kinds, self._extend, tapped, why_not)
+        self._tapped = Tapped(model, self.sites, self._boards, kinds, self._extend, tapped, why_not)
         self._training.tapped = self._tapped
         self._probes_training |= self._tapped.expected
         if self._reference is not None:
@@ -389,7 +389,9 @@ class Watcher:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.t = state["t"]
-        if "tapped" in state:
+        if (known := state.get("tapped")) is not None:
+            if self._tapped.recall(self._boards, known):
+                self._declare()
             self._tapped.settle()
         self._row = RowRecord.from_state(state["pending"]) if state["pending"] else None
         if (incident := state.get("incident")) is not None:

@@ -15,7 +15,7 @@ from ..parameters.pieces import Parameters
 from .board import Board
 from .hooks import forget_compiled
 from .passes import TrainingPass
-from .unseen import say, unseen
+from .unseen import missed, say, say_missed, unseen
 from .watchable import SPLIT, compiled_modules, split_by_ddp
 
 log = logging.getLogger("stabilitylab")
@@ -56,6 +56,10 @@ class Notices:
             self.unseen |= found
             if self._first:
                 say(row, which, found)
+        if without := missed(boards):
+            self.unseen |= {table: [*self.unseen.get(table, []), *places] for table, places in without.items()}
+            if self._first:
+                say_missed(row, without)
 
     def apart(self, row: int, parameters: Parameters) -> None:
         """Warns once of replicas that tensor-parallel ranks do not keep alike."""

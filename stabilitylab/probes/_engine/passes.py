@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from .board import Board, CleanPasses
 from .guard import Guard
 from .hooks import Hook, RootHook, Value, keep_apart
 from .masks import Masks
-from .watchable import split_by_ddp
+from .watchable import compiled_modules, split_by_ddp
 
 HELD = 1 << 24  # numbers that may wait on the device before they are added up
 SMALL = 1 << 17  # entries of a value that costs a GPU less to read than its kernel costs to launch
@@ -36,11 +36,13 @@ class Wanted(NamedTuple):
 class Shows(Protocol):
     """Values that the model shows by stabilitylab.tap, see :class:`~._engine.tapped.Tapped`."""
 
-    open: bool  # are more of them still coming?
+    expected: bool  # does its code say so, and are they still to come?
 
     def listen(self, listener: Pass) -> None: ...
 
     def turn_away(self, listener: Pass) -> None: ...
+
+    def by_head(self, board: Board, row: int, numbers: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]: ...
 
 
 class Pass:
@@ -85,7 +87,7 @@ class Pass:
     def attach(self) -> None:
         """Hooks on every module where a board wants something: one a module, since what calls a hook costs as much as a
         norm."""
-        if self.attached or not (self.boards or (self.tapped is not None and self.tapped.open)):
+        if self.attached or not (self.boards or (self.tapped is not None and self.tapped.expected)):
             return
         keep_apart()
         self._roots = [
@@ -200,7 +202,13 @@ class Pass:
             return
         for raw in numbers if isinstance(numbers, dict) else fed:
             number = numbers[raw] if isinstance(numbers, dict) else numbers
-            board.hold(raw, row, number.clone() if compiled else number)  # compiled code uses its memory again
+            number = number.clone() if compiled else number  # compiled code uses its memory again
+            if board.probe.heads and self.tapped is not None:
+                for each, own in self.tapped.by_head(board, row, number):
+                    self.order.setdefault((board.table.name, each), len(self.order))
+                    board.hold(raw, each, own)
+            else:
+                board.hold(raw, row, number)
             self._held += number.numel()
         if self._held > HELD:
             for each in self.boards:
@@ -254,7 +262,20 @@ class TrainingPass(Pass):
         self._clean, self._recorded = clean, False
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._weights: dict[tuple[Board, int], torch.Tensor] = {}  # in compiled code, until its gradients come
+        self._around = ExitStack()
         self.start_row()
+
+    def attach(self) -> None:
+        if not self.attached:
+            super().attach()
+            compiled = compiled_modules(self.model) if self.attached else ()
+            for board in self.boards if self.attached else ():
+                sites = [site for site in board.sites if site.module not in compiled]
+                self._around.enter_context(board.probe.around(sites))
+
+    def detach(self) -> None:
+        self._around.close()
+        super().detach()
 
     def end(self, more: bool = False) -> None:
         super().end(more)

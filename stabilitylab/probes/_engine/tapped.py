@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -23,6 +23,7 @@ from ...tapping import hand_to, mentioned
 from ..base import Probe
 from ..places.sites import TAPPED, Site, Sites
 from ..places.structure import GENERIC, canonical, unwrapped
+from .board import Board
 from .hooks import Copied, Hook, not_copied
 from .passes import Pass, Wanted
 from .unseen import NAMED
@@ -32,7 +33,7 @@ log = logging.getLogger("stabilitylab")
 ATTRIBUTE = "_stabilitylab_key"  # of a module that may show values
 LATE = "came by for the first time after the first row, when the tables were laid out"
 TWICE = "came by several times in one pass, and its numbers are of all of them: say tap(x, name, self) in compiled code"
-Place = tuple[str, str]  # the full name, and the kind
+Place = tuple[str, str]  # the full name, and the kind; of an attention module, how many heads it has
 
 
 class Tapped:
@@ -46,6 +47,7 @@ class Tapped:
         self,
         model: nn.Module,
         sites: Sites,
+        boards: Sequence[Board],
         probes: Sequence[type[Probe]],
         lay: Callable[[Sites], None],
         known: Sequence[Place] = (),
@@ -66,8 +68,8 @@ class Tapped:
                 key.gradients |= gradients
                 self._keyed.append(module)
         self.places: list[Place] = []  # in the order in which they came to the tables
-        for path, kind in known:
-            self._add(path, kind)
+        self._heads: dict[tuple[Board, int], list[int]] = {}
+        self.recall(boards, known)
         self._known = len(self.places)
         self.expected = self.open and mentions(model)
         hand_to(_shown)
@@ -84,6 +86,16 @@ class Tapped:
         """The watch is over; compiled code keeps its keys, since it would be compiled anew without them."""
         for module in self._keyed if not compiled else ():
             module.__dict__.pop(ATTRIBUTE, None)
+
+    def recall(self, boards: Sequence[Board], known: Iterable[Place]) -> bool:
+        """Brings what an earlier attempt knew to the tables; whether anything was new."""
+        new = [place for place in map(tuple, known) if place not in self.places]
+        for path, kind in new:
+            if kind.isdigit():
+                self._known_heads(boards, path, int(kind))
+            else:
+                self._add(path, kind)
+        return bool(new)
 
     def settle(self) -> bool:
         """The first row was seen: no more places come to the tables. Whether any came."""
@@ -113,6 +125,35 @@ class Tapped:
         if compiled and owner is None and listener.repeats(hook):
             self._late.setdefault(path, TWICE)
         listener.visit(hook, None, value, compiled)
+
+    def by_head(self, board: Board, row: int, numbers: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """(row, numbers) of a module that attends, the largest of its heads, and of each of those, (heads, ...)."""
+        yield row, numbers.amax(0)
+        rows = self._heads.get((board, row), [])
+        if len(rows) < len(numbers):
+            site = board.sites[row]
+            if self.open:
+                rows = self._behind(board, row, len(numbers))
+            else:
+                self._late.setdefault(f"{site.name}, heads from {len(rows)} on", self._why_not or LATE)
+        yield from zip(rows, numbers, strict=False)
+
+    def _behind(self, board: Board, row: int, count: int) -> list[int]:
+        """Rows for ``count`` heads of the module at ``row``."""
+        site, rows = board.sites[row], self._heads.setdefault((board, row), [])
+        new = [f"head_{number}" for number in range(len(rows), count)]
+        rows += range(len(board.sites), len(board.sites) + len(new))
+        names = [(f"{site.name}.{head}", f"{site.sublayer}.{head}") for head in new]
+        board.extend([replace(site, name=name, sublayer=sub, module=nn.Identity()) for name, sub in names])
+        self.places.append((site.name, str(count)))
+        self._lay(self.sites)
+        return rows
+
+    def _known_heads(self, boards: Sequence[Board], path: str, count: int) -> None:
+        for board in boards:
+            row = next((row for row, site in enumerate(board.sites) if site.name == path), None)
+            if board.probe.heads and row is not None:
+                self._behind(board, row, count)
 
     def of_running(self) -> nn.Module | None:
         """The innermost module of the model that is running; None while it is not."""

@@ -22,6 +22,20 @@ def unseen(boards: Iterable[Board], called: Mapping[tuple[str, int], int]) -> di
     return found
 
 
+def missed(boards: Iterable[Board]) -> dict[str, dict[str, str]]:
+    """Table -> places that were called and have no number, and why."""
+    return {board.table.name: dict(board.probe.missed) for board in boards if board.probe.missed}
+
+
+def say_missed(row: int, found: Mapping[str, Mapping[str, str]]) -> None:
+    """One line of the log for each table and reason."""
+    for table, places in found.items():
+        for why in dict.fromkeys(places.values()):
+            names = [name for name, reason in places.items() if reason == why]
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            log.warning("row %d: no number of %s for %s%s: each %s.", row, table, ", ".join(names[:NAMED]), more, why)
+
+
 def say(row: int, which: str, found: Mapping[str, list[str]]) -> None:
     """One line of the log: the places, and the tables in which they have no number."""
     names = list(dict.fromkeys(name for missed in found.values() for name in missed))
