@@ -22,6 +22,7 @@ from .masks import Masks
 from .watchable import compiled_modules, split_by_ddp
 
 HELD = 1 << 24  # numbers that may wait on the device before they are added up
+INNER = "shows the product before its last weight to no module, and to no product of matrices that is known"
 SMALL = 1 << 17  # entries of a value that costs a GPU less to read than its kernel costs to launch
 
 
@@ -163,15 +164,17 @@ class Pass:
             board, row, _ = wanted
             site = board.sites[row]
             self.order.setdefault((board.table.name, row), len(self.order))
-            y = entering if site.take == "input" else leaving
+            y = site.value(entering, leaving)
+            if y is None and site.take == "inner":
+                board.probe.missed[site.name] = INNER
             if y is None or board.ended:
                 continue
             x = entering if site.whole else None
-            if site.channels_first:
-                x, y = site.arranged(x), site.arranged(y)
             try:
-                shape = y.shape
-                if shards is not None and board.probe.on == "backward":  # the part that has the gradient
+                shape = site.arranged(y).shape
+                if board.probe.on != "backward":  # an arranged value is not the one that gets the gradient
+                    x, y = site.arranged(x), site.arranged(y)
+                elif shards is not None:  # the part that has the gradient
                     y = held[site.take != "input"]
                     shape = shards.shape(site.module, site.stack, y)
                 self.keep(wanted, x, y, self.masks(site.mask, shape[:-1], y.device), compiled)
@@ -330,7 +333,7 @@ class TrainingPass(Pass):
         began = time.perf_counter()
         with torch.no_grad():  # under create_graph gradients are on
             try:
-                gradient = site.arranged(gradient) if site.channels_first and compiled else gradient
+                gradient = site.arranged(gradient)
                 if self._scaler is not None:
                     gradient = gradient.to(wide(gradient)) / self._loss_scale(self._scaler, gradient.device)
                 if self.ranks is not None and (share := self.ranks.loss_share) != 1:

@@ -12,6 +12,7 @@ from torch import nn
 
 from ..library.representations import Output
 from ..parameters.ranks import Ranks
+from ..places.products import products
 from .board import Board
 from .guard import Guard
 from .masks import Masks
@@ -54,6 +55,7 @@ class ReferencePass(Pass):
         self.attach()
         try:
             with evaluation(self.model), with_hooks(), ExitStack() as around:
+                around.enter_context(products([site for board in self.boards for site in board.sites]))
                 for board in self.boards:
                     around.enter_context(board.probe.around(board.sites))
                 if self._recorder is None:

@@ -50,7 +50,6 @@ class Attention(Probe):
 
     def __init__(self) -> None:
         self._running: list[tuple[nn.Module, list[Caught]]] = []  # attention modules under way, innermost last
-        self.missed = {}
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         if not (heads := self._heads(site, weight)):

@@ -24,7 +24,8 @@ class Site:
     """One place: a module, whether its input or its output counts, and where it stands (layers count from 1).
 
     ``routed``: inside an expert, which sees some tokens in an order of its own, so that no mask fits it.
-    ``channels_first``: tensors of so many dimensions or more have their channels in dimension 1; 0 for none. Not
+    ``channels_first``: tensors of so many dimensions or more have their channels in dimension 1; 0 for none.
+    ``take="inner"``: what stacked experts multiply with their last weight, ``caught`` in the held-out pass. Not
     ``whole``: the last module of a layer that is never called itself, so that what enters is not the layer's input.
     """
 
@@ -33,11 +34,18 @@ class Site:
     stack: str = ""
     layer: int = 0
     sublayer: str = ""
-    take: Literal["input", "output"] = "output"
+    take: Literal["input", "output", "inner"] = "output"
     taps: Mapping[str, nn.Module] = field(default_factory=dict)
     routed: bool = False
     channels_first: int = 0
     whole: bool = True
+    caught: list[torch.Tensor] = field(default_factory=list)
+
+    def value(self, entering: Any, leaving: Any) -> Any:
+        """What counts here of a call of its module."""
+        if self.take == "inner":
+            return self.caught[0] if self.caught else None
+        return entering if self.take == "input" else leaving
 
     @property
     def row(self) -> Row:
@@ -189,7 +197,7 @@ def _lines(sites: Sites) -> Iterator[tuple[str, ...]]:
         for (stack, places, module), found in groups.items():
             numbers = sorted({site.layer for site in found})
             span = f"{numbers[0]}-{numbers[-1]}" if numbers[-1] else "-"
-            taken = "input of " if found[0].take == "input" else ""
+            taken = {"input": "input of ", "inner": "inside "}.get(found[0].take, "")
             yield kind, stack or "-", span, str(len(found)), places, f"{taken}{module}", probes
 
 

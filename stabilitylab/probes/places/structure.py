@@ -148,7 +148,9 @@ def _layers_of(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
     kind, count = Counter(type(unwrapped(child)) for _, child in children).most_common(1)[0]
     if isinstance(module, nn.Sequential):
         return [(key, child) for key, child in children if type(unwrapped(child)) is kind] if count > 1 else []
-    return children if count > 1 or path.rpartition(".")[2] in GENERIC else []
+    last = path.rpartition(".")[2]
+    alone = len(children) == 1 and last.rpartition("_")[2] in GENERIC
+    return children if count > 1 or last in GENERIC or alone else []
 
 
 def _is_bare(module: nn.Module) -> bool:
