@@ -56,6 +56,7 @@ class Probe:
     waits: ClassVar[bool] = False  # does measuring make the host wait, so that it cannot be part of a CUDA graph?
     together: ClassVar[bool] = False  # is there a measure_together()?
     heads: ClassVar[bool] = False  # do numbers have a first dimension of heads, each of which has a row of its own?
+    awake: bool = True  # is the coming row probed?
     missed: dict[str, str]  # site -> why it has no number
     # numbers of the heads that this rank has at a site, (heads, ...) -> those of all ranks, if it is tensor parallel
     all_heads: Callable[[Site, torch.Tensor], torch.Tensor] = staticmethod(lambda site, numbers: numbers)
@@ -79,7 +80,8 @@ class Probe:
         raise NotImplementedError
 
     def around(self, sites: Sequence[Site]) -> AbstractContextManager[Any]:
-        """What a probe needs around each reference pass that is recorded, and around the forwards of a probed row."""
+        """What a probe needs around each reference pass that is recorded; of the training pass, from its first row on,
+        where it does nothing unless ``awake``."""
         return nullcontext()
 
     @classmethod

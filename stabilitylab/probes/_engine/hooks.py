@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
+from ..places.copied import Copied
 from ..places.sites import hidden_state, tensor_of
 from ..places.structure import unwrapped
 
@@ -34,16 +35,6 @@ class Visitor(Protocol):
     def visit(self, hook: Hook, entering: Value, leaving: Value, compiled: bool = False) -> None: ...
 
     def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None: ...
-
-
-class Copied:
-    """A hook of which a copy or a pickle of the module carries none."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _nothing_kept, ()
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return nothing
 
 
 class Hook(Copied):
@@ -70,6 +61,7 @@ class Hook(Copied):
         self.left_out = visitor.left_out
         self.of_input, self.of_output = "input" in gradient_of, "output" in gradient_of
         self.compiled = False
+        self.kept: Any = None  # what lives as long as it does
         self._handles: list[Any] = []
         number = 3 * next(_numbers)
         self.key, self.input_key, self.output_key = (torch.tensor(number + k) for k in range(3))
@@ -168,14 +160,6 @@ def _with(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
             if item is old:
                 value[name] = new  # pyright: ignore
     return value
-
-
-def nothing(*args: Any, **kwargs: Any) -> None:
-    """What a copy of a watched module has in place of its hooks."""
-
-
-def _nothing_kept() -> Callable[..., None]:
-    return nothing
 
 
 _numbers = itertools.count()

@@ -265,20 +265,32 @@ class TrainingPass(Pass):
         self._clean, self._recorded = clean, False
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._weights: dict[tuple[Board, int], torch.Tensor] = {}  # in compiled code, until its gradients come
-        self._around = ExitStack()
+        self._around, self._surrounded = ExitStack(), False  # what probes have around it, from the first row on
         self.start_row()
 
     def attach(self) -> None:
         if not self.attached:
             super().attach()
-            compiled = compiled_modules(self.model) if self.attached else ()
+            compiled = () if self._surrounded or not self.attached else compiled_modules(self.model)
             for board in self.boards if self.attached else ():
-                sites = [site for site in board.sites if site.module not in compiled]
-                self._around.enter_context(board.probe.around(sites))
+                board.probe.awake = True
+                if not self._surrounded:
+                    sites = [site for site in board.sites if site.module not in compiled]
+                    self._around.enter_context(board.probe.around(sites))
+            self._surrounded |= self.attached
 
     def detach(self) -> None:
-        self._around.close()
+        for board in self.boards:
+            board.probe.awake = False
         super().detach()
+
+    def close(self) -> None:
+        staying = next((hook for hook in self._hooks if hook.compiled), None)
+        if staying is None:
+            self._around.close()
+        else:
+            staying.kept = self._around.pop_all()  # code that was compiled with it would be compiled anew
+        super().close()
 
     def end(self, more: bool = False) -> None:
         super().end(more)

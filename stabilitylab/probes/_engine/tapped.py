@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from torch import nn
@@ -21,12 +21,14 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from ...errors import UsageError
 from ...tapping import hand_to, mentioned
 from ..base import Probe
+from ..places.copied import Copied
 from ..places.sites import TAPPED, Site, Sites
 from ..places.structure import GENERIC, canonical, unwrapped
 from .board import Board
-from .hooks import Copied, Hook, not_copied
+from .hooks import Hook, not_copied
 from .passes import Pass, Wanted
 from .unseen import NAMED
+from .watchable import compiled_modules
 
 log = logging.getLogger("stabilitylab")
 
@@ -76,11 +78,11 @@ class Tapped:
 
     def listen(self, listener: Pass) -> None:
         """From now on ``listener`` measures what is shown."""
-        _LISTENING[listener] = self
+        _LISTENING.add(listener)
 
     def turn_away(self, listener: Pass) -> None:
-        if _LISTENING.pop(listener, None) is not None:
-            self._hooks = {key: hook for key, hook in self._hooks.items() if key[0] is not listener}
+        _LISTENING.discard(listener)
+        self._hooks = {key: hook for key, hook in self._hooks.items() if key[0] is not listener}
 
     def close(self, compiled: bool) -> None:
         """The watch is over; compiled code keeps its keys, since it would be compiled anew without them."""
@@ -108,7 +110,7 @@ class Tapped:
             names = [name for name, reason in self._late.items() if reason == why]
             more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
             if why:
-                log.warning("row %d: tap: %s%s %s.", row, ", ".join(names[:NAMED]), more, why)
+                log.warning("row %d: %s%s %s.", row, ", ".join(names[:NAMED]), more, why)
         self._late = dict.fromkeys(self._late, "")
 
     def show(self, listener: Pass, owner: nn.Module | None, value: Any, name: str, kind: str, **how: bool) -> None:
@@ -123,7 +125,7 @@ class Tapped:
             listener.visit_gradient(hook, value, of_input=False)
             return
         if compiled and owner is None and listener.repeats(hook):
-            self._late.setdefault(path, TWICE)
+            self._late.setdefault(f"tap {path}", TWICE)
         listener.visit(hook, None, value, compiled)
 
     def by_head(self, board: Board, row: int, numbers: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
@@ -135,7 +137,9 @@ class Tapped:
             if self.open:
                 rows = self._behind(board, row, len(numbers))
             else:
-                self._late.setdefault(f"{site.name}, heads from {len(rows)} on", self._why_not or LATE)
+                self._late.setdefault(
+                    f"{board.table.name} of {site.name} from head {len(rows)} on", self._why_not or LATE
+                )
         yield from zip(rows, numbers, strict=False)
 
     def _behind(self, board: Board, row: int, count: int) -> list[int]:
@@ -175,7 +179,7 @@ class Tapped:
         site = known.get(path) or (known.get(name) if not self.open else None)
         if site is None:
             if not self.open:
-                self._late.setdefault(path, self._why_not or LATE)
+                self._late.setdefault(f"tap {path}", self._why_not or LATE)
                 return None
             site = self._add(path, kind)
         places = [(board, row) for board in listener.boards for row, each in enumerate(board.sites) if each is site]
@@ -216,8 +220,12 @@ class Key(Copied):
 
 _numbers = itertools.count()
 _OWNERS: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
-_LISTENING: dict[Pass, Tapped] = {}
+_LISTENING: WeakSet[Pass] = WeakSet()
 _NOBODY = torch.tensor(-1)
+
+
+def _listening() -> list[tuple[Pass, Tapped]]:
+    return [(listener, tapped) for listener in list(_LISTENING) if isinstance(tapped := listener.tapped, Tapped)]
 
 
 def mentions(model: nn.Module) -> bool:
@@ -236,7 +244,7 @@ def _shown(value: Any, name: str, owner: Any, kind: str) -> Any:
         return _left_in_graph(value, name, owner, kind)
     if not _LISTENING:
         return value
-    for listener, tapped in list(_LISTENING.items()):
+    for listener, tapped in _listening():
         own = tapped.of_running() if owner is None else owner
         if own is not None and tapped.has(own):
             if not isinstance(value, torch.Tensor):
@@ -261,12 +269,14 @@ def _left_in_graph(value: Any, name: str, owner: Any, kind: str) -> Any:
 
 def _run(value: torch.Tensor, key: torch.Tensor, name: str, kind: str, gradient: bool) -> None:
     """The operator, where compiled code comes to it."""
-    owner = _OWNERS.get(int(key))
-    if owner is None and (int(key) != int(_NOBODY) or len(_LISTENING) != 1):
-        return
+    owner, found = _OWNERS.get(int(key)), _listening()
+    if owner is None:
+        found = [each for each in found if each[0].model.training and compiled_modules(each[0].model)]
+        if int(key) != int(_NOBODY) or len(found) != 1:
+            return
     with torch.no_grad():
-        for listener, tapped in list(_LISTENING.items()):
-            if tapped.has(owner) if owner is not None else listener.model.training:
+        for listener, tapped in found:
+            if owner is None or tapped.has(owner):
                 tapped.show(listener, owner, value, name, kind, compiled=True, gradient=gradient)
 
 

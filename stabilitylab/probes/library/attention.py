@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType
@@ -14,11 +15,13 @@ from torch.overrides import TorchFunctionMode
 
 from ..base import Numbers, Probe, probe, wide
 from ..places.attending import KERNELS
+from ..places.copied import Copied
 from ..places.sites import Site, attentions
 from ..rules import Max, Mean
 
 MASKED = -9e3  # what masks add lies below (-inf, finfo.min, -1e4); position biases and logits lie above
 SOFTMAX = {F.softmax, torch.softmax, torch.special.softmax, torch.Tensor.softmax}
+_numbers = itertools.count(1)
 Caught = dict[str, torch.Tensor]  # each (..., queries): the numbers of one softmax, over its keys
 
 
@@ -119,6 +122,10 @@ class AttentionHeads(Attention):
 
     heads = True
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._modes: list[Softmaxes] = []
+
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         if not (heads := self._heads(site, weight)):
             return {}
@@ -127,35 +134,58 @@ class AttentionHeads(Attention):
     @contextmanager
     def around(self, sites: Sequence[Site]) -> Iterator[None]:
         """Softmaxes are looked for inside attention modules alone, while they run."""
-        modes: list[Softmaxes] = []
-
-        def enter(module: nn.Module, args: Any) -> None:
-            if not torch.compiler.is_compiling():
-                self._running.append((module, []))
-                modes.append(Softmaxes(self._catch, largest))
-                modes[-1].__enter__()
-
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
-            if not torch.compiler.is_compiling() and self._running and self._running[-1][0] is module:
-                modes.pop().__exit__(None, None, None)
-                self._running.pop()
-
-        handles = []
+        modules = dict.fromkeys(site.module for site in sites)
+        own = -next(_numbers)  # one number in all modules, or Dynamo would not let layers share what it compiles
         try:
-            for module in dict.fromkeys(site.module for site in sites):
-                handles.append(module.register_forward_pre_hook(enter))
-                handles.append(module.register_forward_hook(leave, always_call=True))
+            for module in modules:
+                module._forward_pre_hooks[own] = Entering(self)
+                module._forward_hooks[own] = Leaving(self)
+                module._forward_hooks_always_called[own] = True
             yield
         finally:
-            for handle in handles:
-                handle.remove()
-            while modes:
-                modes.pop().__exit__(None, None, None)
-            self._running.clear()
+            for module in modules:
+                for hooks in (module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_always_called):
+                    hooks.pop(own, None)
+            self.leave(None)
+
+    def enter(self, module: nn.Module) -> None:
+        self._running.append((module, []))
+        self._modes.append(Softmaxes(self._catch, largest))
+        self._modes[-1].__enter__()
+
+    def leave(self, module: nn.Module | None) -> None:
+        """Of one module; of all that a forward which failed has left."""
+        while self._running and (module is None or self._running[-1][0] is module):
+            self._modes.pop().__exit__(None, None, None)
+            self._running.pop()
+            if module is not None:
+                break
 
     def _catch(self, attended: Callable[[], Caught]) -> None:
         with torch.no_grad():
             super()._catch(attended)
+
+
+class Entering(Copied):
+    """Before the forward of an attention module."""
+
+    def __init__(self, probe: AttentionHeads) -> None:
+        self._probe = probe
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if not torch.compiler.is_compiling() and self._probe.awake:
+            self._probe.enter(module)
+
+
+class Leaving(Copied):
+    """Behind it, whether it failed or not."""
+
+    def __init__(self, probe: AttentionHeads) -> None:
+        self._probe = probe
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._probe.leave(module)
 
 
 class Softmaxes(TorchFunctionMode):

@@ -29,7 +29,8 @@ class Products(TorchFunctionMode):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self._weights = {id(weight): weight for weight in stacked(unwrapped(module))}  # and what is cut out of them
+        weights = stacked(unwrapped(module))
+        self._weights: dict[int, torch.Tensor] = {id(weight): weight for weight in weights}  # and what is cut out
         self._first = {id(weight): id(weight) for weight in self._weights.values()}
         self.seen: list[tuple[int, torch.Tensor]] = []
 
