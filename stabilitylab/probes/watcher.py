@@ -26,7 +26,7 @@ from ._engine.passes import TrainingPass
 from ._engine.recorder import Recorder
 from ._engine.reference_rows import AlphaSchedule, ReferenceRows
 from ._engine.row import Metrics, RowMetrics, RowRecord, State, Template
-from ._engine.selection import Names, boards_for, chosen, extended, find_sites, split_sites
+from ._engine.selection import Names, boards_for, chosen, extended, find_sites, left_out, split_sites
 from ._engine.stages import agreed, check_for_stages
 from ._engine.tapped import Place, Tapped, mentions
 from ._engine.watchable import (
@@ -156,6 +156,7 @@ class Watcher:
         scaled = scaler is not None and scaler.is_enabled()
         self._guard = Guard(strict)
         self._notices = Notices(model, ranks is None or ranks.rank == 0 or stages is not None, scaled)
+        self._notices.left_out(left_out(self.sites, chosen(probes)))
         self._clean = CleanPasses(sums) if ranks is None else None
         self._training = TrainingPass(
             model,

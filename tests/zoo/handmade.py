@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from entries import BATCH, TOKENS, VOCAB, WIDTH, Entry, ids
 from torch import Tensor, nn
 
+from stabilitylab import tap
+
 
 def states() -> dict[str, Any]:
     return {"x": torch.randn(BATCH, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1)).double()}
@@ -201,6 +203,39 @@ class UNet(nn.Module):
         return x
 
 
+class Bare(nn.Module):
+    """Its parameters stand in it, its norms are functions; what it multiplies it shows."""
+
+    def __init__(self, gated: bool = False) -> None:
+        super().__init__()
+        self.gated, self.gain = gated, nn.Parameter(torch.ones(WIDTH))
+        self.mix, self.up = nn.Parameter(torch.randn(WIDTH, WIDTH) / 4), nn.Parameter(torch.randn(WIDTH, 24) / 4)
+        self.down = nn.Parameter(torch.randn(24, WIDTH) / 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.rms_norm(tap(x, "norm", self, kind="norms"), (WIDTH,), self.gain)
+        x = tap(x + h @ self.mix, "middle", self)
+        inner = F.relu(F.layer_norm(x, (WIDTH,)) @ self.up)
+        return x + tap(inner * inner if self.gated else inner, "inner", self, kind="activations") @ self.down
+
+
+class BareStream(Stream): ...
+
+
+class Scanned(nn.Module):
+    """Layers that are slices of stacked parameters: no module at all, told apart by the names of what is shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(3, WIDTH, WIDTH) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, weight in enumerate(self.weights):
+            h = F.layer_norm(tap(x, f"layers.{number}.norm", self, kind="norms"), (WIDTH,))
+            x = tap(x + F.relu(h @ weight), f"layers.{number}.out", self)
+        return x
+
+
 def _layer(**options: Any) -> nn.TransformerEncoderLayer:
     return nn.TransformerEncoderLayer(WIDTH, 2, 24, 0.0, batch_first=True, **options)
 
@@ -291,5 +326,13 @@ HANDMADE: dict[str, Entry] = {
     ),
     "u-net": Entry(
         UNet, "{down,up}.*", "", "{down,up}.*.relu", "down.1 up.1", "", maps, probes=FLOW
+    ),
+    "norms as functions, parameters in the block": Entry(
+        lambda: BareStream(Bare(), Bare(gated=True)), "layers.*", "", "", "layers.1", "", states,
+        shown="layers.*.norm layers.*.middle layers.*.inner",
+    ),
+    "layers that are slices of one parameter": Entry(
+        Scanned, "", "", "", "", "", states, depth=3, shown="layers.*.norm layers.*.out",
+        probes="ln_input,activation_grad_norm,residual_norm",
     ),
 }  # fmt: skip

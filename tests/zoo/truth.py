@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
+import handmade
 import torch
 from entries import Entry
 from torch import Tensor, nn
@@ -29,22 +31,25 @@ class Truth:
         self.inner: dict[str, list[Tensor]] = {}
         self.flowing: dict[str, list[Tensor]] = {}
         modules = dict(self.model.named_modules())
+        self._paths = {module: name for name, module in modules.items()}
         handles = [modules[n].register_forward_hook(self._norm(n), with_kwargs=True) for n in entry.names(entry.norms)]
         handles += [modules[n].register_forward_hook(self._layer(n)) for n in entry.names(entry.layers)]
-        entry.loss(self.model).backward()
+        with mock.patch.object(handmade, "tap", self._shown):
+            entry.loss(self.model).backward()
         self.gradients = {n: None if p.grad is None else p.grad for n, p in self.model.named_parameters()}
         for handle in handles:
             handle.remove()
         places = entry.names(entry.activations)
         handles = [h for name in places for h in self._activation(modules[name.lstrip("<=")], name)]
         self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), mock.patch.object(handmade, "tap", self._shown):
             entry.loss(self.model)
         for handle in handles:
             handle.remove()
 
     @property
     def tables(self) -> dict[str, Table]:
+        assert set(self.entry.names(self.entry.shown)) <= {*self.norms, *self.inner, *self.flowing}
         norm = {name: torch.cat([x.norm(dim=-1).flatten() for x in seen]) for name, seen in self.norms.items()}
         return {
             "ln_input": {name: float(values.mean()) for name, values in norm.items()},
@@ -59,6 +64,18 @@ class Truth:
                 for name, seen in self.inner.items()
             },
         }
+
+    def _shown(self, x: Tensor, name: str, owner: nn.Module, kind: str = "stream") -> Tensor:
+        """In place of ``stabilitylab.tap``."""
+        name = f"{self._paths[owner]}.{name}".lstrip(".")
+        if kind == "norms" and self.model.training:
+            self.norms.setdefault(name, []).append(x.detach().double())
+        elif kind == "activations" and not self.model.training:
+            self.inner.setdefault(name, []).append(x)
+        elif kind == "stream" and self.model.training:
+            x.retain_grad()
+            self.flowing.setdefault(name, []).append(x)
+        return x
 
     def _norm(self, name: str) -> Callable[..., None]:
         def note(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:

@@ -27,13 +27,18 @@ def missed(boards: Iterable[Board]) -> dict[str, dict[str, str]]:
     return {board.table.name: dict(board.probe.missed) for board in boards if board.probe.missed}
 
 
-def say_missed(row: int, found: Mapping[str, Mapping[str, str]]) -> None:
-    """One line of the log for each table and reason."""
+def say_missed(row: int | None, found: Mapping[str, Mapping[str, str]]) -> None:
+    """One line of the log for each reason, with the tables that it holds for; no row: before the first."""
+    said: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for table, places in found.items():
         for why in dict.fromkeys(places.values()):
-            names = [name for name, reason in places.items() if reason == why]
-            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-            log.warning("row %d: no number of %s for %s%s: each %s.", row, table, ", ".join(names[:NAMED]), more, why)
+            names = tuple(name for name, reason in places.items() if reason == why)
+            said.setdefault((why, names), []).append(table)
+    for (why, names), tables in said.items():
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        when = "" if row is None else f"row {row}: "
+        listed = ", ".join(names[:NAMED]) + more
+        log.warning("%sno number of %s for %s: each %s.", when, ", ".join(tables), listed, why)
 
 
 def say(row: int, which: str, found: Mapping[str, list[str]]) -> None:

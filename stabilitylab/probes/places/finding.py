@@ -25,11 +25,14 @@ from .structure import (
     is_norm,
     left,
     onto_vocabulary,
+    outside,
     unwrapped,
 )
 
 NOT_PER_TOKEN = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponseNorm)  # they normalise over channels
 CONVOLUTIONS = nn.modules.conv._ConvNd
+OVER_POSITIONS = "normalises over positions or examples as well, so that no token has a norm there"
+IN_NO_STACK = "is a block of convolutions in no stack of layers: name layers with sites= if it is one"
 
 
 def find(model: nn.Module, output_site: str | None = None, own: Mapping[str, str] | None = None) -> Sites:
@@ -64,7 +67,20 @@ def find(model: nn.Module, output_site: str | None = None, own: Mapping[str, str
         logits=tuple(_logits(modules, place)),
         routers=tuple(Site(path, modules[path], *place(path), take="input") for path, _ in routing(modules)),
         modules=modules,
+        left_out={
+            "norms": {}
+            if "norms" in given
+            else {path: OVER_POSITIONS for path, m in modules.items() if _over_positions(m)},
+            **dict.fromkeys(
+                ("stream", "layers", "hidden"),
+                {} if "layers" in given else dict.fromkeys(outside(model, place.stacks), IN_NO_STACK),
+            ),
+        },
     )
+
+
+def _over_positions(module: nn.Module) -> bool:
+    return is_norm(module) and isinstance(module, NOT_PER_TOKEN)
 
 
 def _matching(kind: str, pattern: str, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:

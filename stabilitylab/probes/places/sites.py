@@ -78,6 +78,7 @@ class Sites:
     routers: tuple[Site, ...]  # what enters each router of experts
     modules: Mapping[str, nn.Module]
     readers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # kind -> the probes that look there
+    left_out: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # kind -> modules without a place, and why
     tapped: Mapping[str, tuple[Site, ...]] = field(default_factory=dict)  # kind -> values shown by stabilitylab.tap
 
     @property

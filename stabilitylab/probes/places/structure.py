@@ -166,6 +166,24 @@ def _numbers(module: nn.Module, keys: Sequence[str]) -> tuple[int, ...]:
     return tuple(int(key) + 1 for key in keys)
 
 
+def outside(model: nn.Module, stacks: tuple[LayerStack, ...]) -> list[str]:
+    """Blocks of several convolutions that stand in no stack, as the middle of a U-net does: outermost first names."""
+    layers = {path for stack in stacks for path in stack.layers}
+
+    def walk(path: str, module: nn.Module) -> Iterator[str]:
+        full = canonical(path)
+        if full in layers or is_leaf(module):
+            return
+        holds = any(not full or layer.startswith(f"{full}.") for layer in layers)
+        if not holds and sum(isinstance(each, nn.modules.conv._ConvNd) for each in module.modules()) > 1:
+            yield full
+            return
+        for key, child in module.named_children():
+            yield from walk(f"{path}.{key}", child)
+
+    return list(walk("", model)) if layers else []
+
+
 def onto_vocabulary(modules: Mapping[str, nn.Module], place: Places) -> list[str]:
     """What the model says is its output embedding; else the last linear outside the layers as wide as a vocabulary."""
     says = getattr(modules[""], "get_output_embeddings", None)
