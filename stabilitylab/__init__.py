@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
+from .tapping import tap
 
 if TYPE_CHECKING:
     from .api import sites, watch
@@ -28,7 +29,7 @@ _HOME = {
     "watch": "api",
 }
 
-__all__ = ["Probe", "Run", "__version__", "build_model", "load_runs", "preflight", "probe", "sites", "watch"]
+__all__ = ["Probe", "Run", "__version__", "build_model", "load_runs", "preflight", "probe", "sites", "tap", "watch"]
 
 
 def __getattr__(name: str) -> Any:

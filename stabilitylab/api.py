@@ -37,9 +37,12 @@ class RunWatcher(Watcher):
     ) -> None:
         self.run = run
         super().__init__(model, sink or run, **options)
-        run.record(probes_dropped=dict(self.dropped))
         if self.dropped and is_first_rank():
             log.warning("%s: not recorded: %s.", run.path, "; ".join(f"{name} {why}" for name, why in self.dropped))
+
+    def _declare(self) -> None:
+        super()._declare()
+        self.run.record(probes_dropped=dict(self.dropped))
 
     def checkpoint(self) -> dict[str, Any]:
         """What ``watch(..., resume=...)`` needs to go on here: save it with the model, between the optimizer's step and
@@ -160,6 +163,7 @@ def watch(
             sites=sites,
             parallel=parallel,
             strict=strict,
+            tapped=() if resume is None else resume["watcher"].get("tapped", ()),
         )
         if resume is not None:
             watcher.load_state_dict(resume["watcher"])

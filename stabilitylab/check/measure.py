@@ -18,7 +18,7 @@ from ..schema import Cells, Table
 from .bounds import judge
 from .result import OneLayer, Preflight
 
-PROBES = "all,-rank,-adam,-ln_gain"  # the reference pass of rank is the dearest; the others say nothing before training
+PROBES = "all,-rank,-adam,-ln_gain,-attention_heads"  # rank is the dearest; the others say nothing more before training
 SMALLEST_FP16 = 2.0**-24
 Update = Callable[[Any], torch.optim.Optimizer]
 
@@ -231,8 +231,10 @@ def _result(
     numbers = {"loss": metrics[0].get("loss"), "loss_before": before, "loss_after": after, "moved": moved}
     numbers["updated"] = updated
     needs_optimizer = set() if updated else {"update_ratio"}
-    unmeasured = {name: why for name, why in watcher.dropped if name not in needs_optimizer} | {
-        name: f"never called: {', '.join(places)}" for name, places in watcher.unseen.items()
+    dropped = {name: why for name, why in watcher.dropped if name not in needs_optimizer}
+    unmeasured = dropped | {
+        name: (f"{dropped[name]}; " if name in dropped else "") + f"no number at {', '.join(places)}"
+        for name, places in watcher.unseen.items()
     }
     return Preflight(
         layers, numbers, judge(layers, numbers, watcher.incident, precision, computed), precision, unmeasured

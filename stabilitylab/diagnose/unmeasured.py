@@ -12,8 +12,8 @@ CALLED = ("forward", "backward", "reference")  # phases whose numbers come from 
 
 
 def unmeasured(run: Run) -> dict[str, str]:
-    """Probe or table -> why it has no number, or none at some places: it was dropped as the run began, it ended, no
-    pass came by its places, or every cell is absent."""
+    """Probe or table -> why it has no number, or none at some places: it was dropped as the run began, it ended, some
+    of its places have none, or every cell is absent."""
     found: dict[str, str] = {}
     facts = run.manifest
     dropped, ended, unseen = (_texts(facts.get(key)) for key in ("probes_dropped", "tables_ended", "places_unseen"))
@@ -21,7 +21,8 @@ def unmeasured(run: Run) -> dict[str, str]:
         found[name] = str(why)
     for name, places in unseen.items():
         named = [str(place) for place in places] if isinstance(places, (list, tuple)) else [str(places)]
-        found[name] = f"never called: {listed(named, NAMED)}"
+        before = f"{found[name]}; " if name in found else ""
+        found[name] = f"{before}no number at {listed(named, NAMED)}"
     for name, why in ended.items():
         found[name] = f"it ended: {why}"
     for name in run.tables:

@@ -84,8 +84,9 @@ class TrackerSink:
         return cls(maker(out.name), config)
 
     def open(self, tables: Sequence[Table]) -> None:
-        self._definitions = {table.name: table for table in tables}
-        self._safely("starting", self._start)
+        started, self._definitions = bool(self._definitions), {table.name: table for table in tables}
+        if not started:  # tables may be declared anew before the first row
+            self._safely("starting", self._start)
 
     def append(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
         if self._working:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -55,9 +55,17 @@ class Probe:
     taps: ClassVar[tuple[str, ...]] = ()  # taps of a site that are measured as well, each a raw number of its own
     waits: ClassVar[bool] = False  # does measuring make the host wait, so that it cannot be part of a CUDA graph?
     together: ClassVar[bool] = False  # is there a measure_together()?
+    heads: ClassVar[bool] = False  # do numbers have a first dimension of heads, each of which has a row of its own?
+    awake: bool = True  # is the coming row probed?
+    missed: dict[str, str]  # site -> why it has no number
     # numbers of the heads that this rank has at a site, (heads, ...) -> those of all ranks, if it is tensor parallel
     all_heads: Callable[[Site, torch.Tensor], torch.Tensor] = staticmethod(lambda site, numbers: numbers)
     kept: tuple[str, ...] | None = None  # the only columns that this watcher records; None: all that fit
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        made = super().__new__(cls)
+        made.missed = {}  # whatever an author's __init__ does
+        return made
 
     def keeps(self, column: str) -> bool:
         return self.kept is None or column in self.kept
@@ -72,7 +80,8 @@ class Probe:
         raise NotImplementedError
 
     def around(self, sites: Sequence[Site]) -> AbstractContextManager[Any]:
-        """What a probe with ``on="reference"`` needs around each reference pass that is recorded."""
+        """What a probe needs around each reference pass that is recorded; of the training pass, from its first row on,
+        where it does nothing unless ``awake``."""
         return nullcontext()
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -20,6 +20,7 @@ from ._engine.recorder import Recorder
 from ._engine.reference_rows import AlphaSchedule
 from ._engine.row import Metrics, RowMetrics, RowRecord, State, Template
 from ._engine.selection import Names
+from ._engine.tapped import Place
 from ._engine.watchable import Optimizers, check_unscaled
 from ._watching.assembly import Assembly
 from ._watching.contents import Contents
@@ -71,6 +72,7 @@ class Watcher:
     - ``parallel``: "auto" finds DDP, FSDP2 and tensor parallelism; "later", "ddp", "off" and a pipeline's schedule say
       what cannot be found, see :func:`~.parameters.spreading.spread_out`.
     - ``strict``: an error of a probe is raised, as tests of probes want it.
+    - ``tapped``: what an earlier attempt of the run knew of :func:`stabilitylab.tap`, as its ``state_dict`` has it.
 
     Under torch.compile the hooks become part of the compiled code, without a graph or a break more.
 
@@ -100,6 +102,7 @@ class Watcher:
         recorder: Recorder | None = None,
         measured: Callable[[int], bool] = lambda row: False,
         strict: bool = False,
+        tapped: Sequence[Place] = (),
     ) -> None:
         self.every: Cadence = checked(every, "every")
         self.update_every: Cadence = checked(update_every, "update_every")
@@ -120,11 +123,11 @@ class Watcher:
             recorder=recorder,
             measured=measured,
             strict=strict,
+            tapped=tapped,
+            declare=self._declare,
         )
-        self.sites: Sites = self._parts.sites
         self.sink: Sink = self._parts.sink  # the caller's, or on other ranks than the first, nothing
         self.parameters: Parameters = self._parts.parameters
-        self.dropped = self._parts.dropped  # (probe, why it is not recorded)
         self.unseen: Mapping[str, list[str]] = self._parts.notices.unseen  # table -> places that no call came by
         self.ended: Mapping[str, str] = self._parts.guard.ended  # table -> why it ended before the run
         self._contents = Contents(self._parts, total_every_step)
@@ -133,7 +136,7 @@ class Watcher:
         self._step_seconds = 0.0
         self._state = "open"
         self._parts.after_steps(self._updated)
-        self.sink.open(self._parts.tables)
+        self._declare()
         self._arm()
 
     def due(self, row: int) -> bool:
@@ -145,9 +148,19 @@ class Watcher:
         return self._parts.reference is not None and self._parts.reference.due(row)
 
     @property
+    def sites(self) -> Sites:
+        """Where probes look; what the model shows by ``tap`` comes in its first pass."""
+        return self._parts.sites
+
+    @property
+    def dropped(self) -> Sequence[tuple[str, str]]:
+        """(probe, why it is not recorded)."""
+        return self._parts.dropped
+
+    @property
     def tables(self) -> dict[str, Table]:
         """What is recorded: the definitions of the tables, by name."""
-        return {table.name: table for table in self._parts.tables}
+        return self._parts.tables
 
     @property
     def last(self) -> tuple[int, dict[str, float | None], dict[str, Cells]] | None:
@@ -175,6 +188,7 @@ class Watcher:
         parts.lay_out()
         for optimizer in parts.optimizers:
             check_unscaled(parts.scaler, optimizer)
+        parts.settle_places(self.t)
         with self._timed():
             if template is None:
                 self._delivery.send()
@@ -293,6 +307,9 @@ class Watcher:
                 self.finish()
         finally:
             self.close()
+
+    def _declare(self) -> None:
+        self.sink.open(list(self.tables.values()))
 
     def _arm(self) -> None:
         """Hooks for the coming row: there while it is probed, gone (and free of cost) while it is not."""

@@ -62,6 +62,7 @@ class RunWriter:
         self._tables: tuple[Table, ...] = ()
         self._journal: Journal | None = None
         self._last_step: int | None = None
+        self._fresh = False  # a new run that holds no step yet
         self._begun: _Begun | None = None
         self._closed = False
 
@@ -84,6 +85,7 @@ class RunWriter:
             if (path / "run.json").exists():  # somebody else was faster and has ended already
                 raise UsageError(f"{path} exists already: choose another --name.")
             writer = cls(path, lock, document, part=1)
+            writer._fresh = True
             writer._begin(manifest.get("argv", ()))
         except BaseException:
             lock.release()
@@ -141,9 +143,10 @@ class RunWriter:
         self.close()
 
     def open(self, tables: Sequence[Table]) -> None:
-        """Declare the tables that follow; those of an earlier attempt must have the same rows and columns."""
+        """Declare the tables that follow; those that hold a step, or an earlier attempt's, must have the same rows and
+        columns."""
         self._lock.check()
-        known: dict[str, Table] = self._document["tables"]
+        known: dict[str, Table] = {} if self._fresh else self._document["tables"]
         for table in tables:
             _check(table)
             before = known.get(table.name, table)
@@ -194,7 +197,7 @@ class RunWriter:
         if self._journal is None:
             self._journal = Journal(journal_path(self.path, self._number), self._tables)
         self._journal.append(step, metrics, tables)
-        self._last_step = step
+        self._last_step, self._fresh = step, False
 
     def flush(self) -> None:
         """Bring what was appended to the disk itself: a power cut leaves it."""

@@ -96,6 +96,7 @@ class Trainer:
             reference=self.evaluate,
             recorder=recorder,
             measured=self.evaluates,
+            tapped=() if state is None else self.team.own(state)["watcher"].get("tapped", ()),
         )
         # on a GPU a row is looked at while the next one is computed, unless what it says may end the run
         self.behind = int(device.type == "cuda" and train.on_divergence == "continue")

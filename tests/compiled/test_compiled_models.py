@@ -135,7 +135,7 @@ def check(how: str, watched: str, backend: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters, seen.parameters, strict=True))
     assert [step for step, _, tables in seen.sink.rows if "ln_input" in tables] == [0, 3, 6]
     assert set(seen.sink.tables) == set(eager.sink.tables)
-    for table in eager.sink.tables:
+    for table in set(eager.sink.tables) - {"attention_heads"}:  # which names what is compiled, and has no number of it
         if "value" not in table and table in seen.sink.rows[0][2]:
             assert set(seen.cells(table, 0)) == set(eager.cells(table, 0))
             for site, values in eager.cells(table, 0).items():

@@ -49,7 +49,7 @@ def train_compiled(kind: str, watched: str = "it", steps: int = 3) -> dict[str, 
             watcher = Watcher(
                 model if watched == "it" else inner,
                 sink,
-                probes="all",
+                probes="all,-attention_heads",  # which compiled code does not show
                 every=1,
                 update_every=1,
                 optimizer=optimizer,

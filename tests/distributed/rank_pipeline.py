@@ -53,7 +53,7 @@ def train_stages(
     kind: str,
     steps: int = 3,
     watched: bool = True,
-    probes: str = "all",
+    probes: str = "all,-attention_heads",  # of which a stage has the largest of each module alone
     split: int = 2,
     micro: int = MICRO,
     scale_grads: bool = True,

@@ -16,7 +16,7 @@ from stabilitylab.schema import Row
 PROBES = {
     *("grad_norm", "activation_grad_norm", "ln_input", "cosine_similarity"),
     *("activation_sparsity", "model_update", "update_ratio", "branch_variance", "attention", "adam", "outliers"),
-    *("ln_gain", "residual_norm", "logits", "rank", "layer_branch", "output_norm"),
+    *("ln_gain", "residual_norm", "logits", "rank", "layer_branch", "output_norm", "attention_heads"),
 }
 REFERENCE = {
     *("cosine_similarity", "activation_sparsity", "model_update", "branch_variance"),
@@ -56,6 +56,12 @@ def places(case: str, table: str) -> list[Place]:
             "model_update": [(stack, 0, "output")],
             "branch_variance": each,
             "attention": [place for place in each if place[2] != "ffn"],
+            "attention_heads": [
+                (stack, number, sublayer + head)
+                for _, number, sublayer in each
+                for head in ("", ".head_0", ".head_1")
+                if sublayer != "ffn"
+            ],
             "outliers": [
                 *((stack, n, "") for n in range(1, layers + 1)),
                 *(place for place in each if place[2] == "ffn"),
@@ -91,9 +97,10 @@ def module_of(model: Transformer, table: str, row: Row) -> nn.Module:
         return stack if row.sublayer == "output" else stack.get_submodule(row.sublayer)
     layer = stack.layers[row.layer - 1]
     inside = {"ln_input": ".norm", "ln_gain": ".norm", "activation_sparsity": ".f.activation", "attention": ".f"}
+    inside["attention_heads"] = ".f"
     if table == "outliers" and row.sublayer:
         return layer.get_submodule("ffn.f.activation")
-    return layer.get_submodule(row.sublayer + inside.get(table, ""))
+    return layer.get_submodule(row.sublayer.partition(".head_")[0] + inside.get(table, ""))
 
 
 @ALL
@@ -104,7 +111,9 @@ def test_the_site_of_a_row_is_the_module_that_its_labels_name(case: str) -> None
             if row.sublayer == "input":
                 assert row.site == f"{row.stack}.input"
             else:
-                assert run.twins[0].get_submodule(row.site) is module_of(run.twins[0], table, row)
+                assert run.twins[0].get_submodule(row.site.partition(".head_")[0]) is module_of(
+                    run.twins[0], table, row
+                )
     for row in (row for table in OF_PARAMETERS for row in run.tables[table].rows):
         number = [str(row.layer)] if row.layer else []
         assert row.site == ".".join(part for part in [row.stack, *number, row.sublayer] if part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,12 @@ class Board:
                 rule.add(self.parts[column], index, values, weight)
                 self._seen[rows, place] = True
 
+    def extend(self, sites: Sequence[Site]) -> None:
+        """More places, found while the first row is measured; :func:`lay_out_anew` makes room for their numbers."""
+        self.sites = (*self.sites, *sites)
+        self.table = replace(self.table, rows=(*self.table.rows, *(site.row for site in sites)))
+        self._seen = np.pad(self._seen, ((0, len(sites)), (0, 0)))
+
     def collect(self, collected: Collected) -> None:
         """Takes the numbers of all rows at once, from a probe of parameters."""
         for column, values in collected.columns.items():
@@ -145,6 +152,28 @@ class Board:
 def allocate(boards: Iterable[Board], device: torch.device) -> torch.Tensor:
     """One float64 buffer for all sums, which is returned, and one for all maxima."""
     boards = list(boards)
+    buffer = _placed(boards, device)
+    for board in boards:
+        board.clear()
+    return buffer
+
+
+def lay_out_anew(boards: Iterable[Board], device: torch.device, clean: CleanPasses | None) -> None:
+    """Larger buffers after places came, with what the boards hold so far."""
+    boards = list(boards)
+    old = [(board, column, part) for board in boards for column, part in board.parts.items()]
+    buffer = _placed(boards, device)
+    for board in boards:
+        for column, part in board.parts.items():
+            part.fill_(0 if board.rules[column].additive else -torch.inf)
+    moved = [(board.rules[column].additive, part, board.parts[column][: len(part)]) for board, column, part in old]
+    for _, before, now in moved:
+        now.copy_(before)
+    if clean is not None:
+        clean.follow(buffer, [(before, now) for additive, before, now in moved if additive])
+
+
+def _placed(boards: Sequence[Board], device: torch.device) -> torch.Tensor:
     buffer = torch.empty(0)
     for additive in (False, True):
         widths = [sum(rule.width for rule in board.rules.values() if rule.additive is additive) for board in boards]
@@ -153,8 +182,6 @@ def allocate(boards: Iterable[Board], device: torch.device) -> torch.Tensor:
         for board, width, piece in zip(boards, widths, buffer.split(sizes), strict=True):
             if width:
                 board.place(additive, piece)
-    for board in boards:
-        board.clear()
     return buffer
 
 
@@ -164,6 +191,17 @@ class CleanPasses:
     def __init__(self, sums: torch.Tensor) -> None:
         self._sums, self._clean = sums, torch.zeros(sums.shape, dtype=torch.int16, device=sums.device)
         self.passes = 0
+
+    def follow(self, sums: torch.Tensor, moved: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """The sums lie elsewhere now (where they were, where they are), and others, new and finite so far, beside."""
+        before, self._sums = self._clean, sums
+        self._clean = torch.full(sums.shape, self.passes, dtype=torch.int16, device=sums.device)
+        for old, new in moved:
+            self._piece(self._clean, new).copy_(self._piece(before, old))
+
+    @staticmethod
+    def _piece(counts: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
+        return counts[parts.storage_offset() :][: parts.numel()]
 
     def count(self) -> None:
         self._clean.add_(self._sums.isfinite())
@@ -177,7 +215,7 @@ class CleanPasses:
         for board in boards:
             parts = next((p for c, p in board.parts.items() if board.rules[c].additive), None)
             if parts is not None:
-                piece = self._clean[parts.storage_offset() :][: parts.numel()]
+                piece = self._piece(self._clean, parts)
                 taken[board.table.name] = piece.view(parts.shape).amin(dim=1).double()
         self._clean.zero_()
         self.passes = 0

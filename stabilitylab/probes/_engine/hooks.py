@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
+from ..places.copied import Copied
 from ..places.sites import hidden_state, tensor_of
 from ..places.structure import unwrapped
 
@@ -34,16 +35,6 @@ class Visitor(Protocol):
     def visit(self, hook: Hook, entering: Value, leaving: Value, compiled: bool = False) -> None: ...
 
     def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None: ...
-
-
-class Copied:
-    """A hook of which a copy or a pickle of the module carries none."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _nothing_kept, ()
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return nothing
 
 
 class Hook(Copied):
@@ -70,6 +61,7 @@ class Hook(Copied):
         self.left_out = visitor.left_out
         self.of_input, self.of_output = "input" in gradient_of, "output" in gradient_of
         self.compiled = False
+        self.kept: Any = None  # what lives as long as it does
         self._handles: list[Any] = []
         number = 3 * next(_numbers)
         self.key, self.input_key, self.output_key = (torch.tensor(number + k) for k in range(3))
@@ -172,14 +164,6 @@ def _with(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
     return value
 
 
-def nothing(*args: Any, **kwargs: Any) -> None:
-    """What a copy of a watched module has in place of its hooks."""
-
-
-def _nothing_kept() -> Callable[..., None]:
-    return nothing
-
-
 _numbers = itertools.count()
 _HOOKS: WeakValueDictionary[int, Hook] = WeakValueDictionary()
 
@@ -208,14 +192,15 @@ _LIBRARY.define("through(Tensor value, Tensor key) -> Tensor", tags=[torch.Tag.p
 _LIBRARY.impl("through", lambda value, key: value.clone(), "CompositeExplicitAutograd")
 
 
-def _through_fake(value: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Its shape, for compilers; the first time that inductor asks, it is told that it need not copy."""
-    if (lowering := sys.modules.get("torch._inductor.lowering")) is not None and _through not in lowering.lowerings:
-        lowering.register_lowering(_through, type_promotion_kind=None)(lambda value, key: value)
+def not_copied(operator: Any, value: torch.Tensor) -> torch.Tensor:
+    """The shape of what an operator hands on, for compilers; the first time that inductor asks, it is told that it need
+    not copy."""
+    if (lowering := sys.modules.get("torch._inductor.lowering")) is not None and operator not in lowering.lowerings:
+        lowering.register_lowering(operator, type_promotion_kind=None)(lambda value, *rest: value)
     return torch.empty_like(value)
 
 
-torch.library.register_fake("stabilitylab::through", _through_fake, lib=_LIBRARY)
+torch.library.register_fake("stabilitylab::through", lambda value, key: not_copied(_through, value), lib=_LIBRARY)
 _through: Any = torch.ops.stabilitylab.through.default
 
 

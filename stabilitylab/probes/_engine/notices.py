@@ -15,7 +15,7 @@ from ..parameters.pieces import Parameters
 from .board import Board
 from .hooks import forget_compiled
 from .training_pass import TrainingPass
-from .unseen import say, unseen
+from .unseen import missed, say, say_missed, unseen
 from .watchable import SPLIT, compiled_modules, split_by_ddp
 
 log = logging.getLogger("stabilitylab")
@@ -38,6 +38,12 @@ class Notices:
         self._looked: set[str] = set()  # kinds of pass of which that is known
         self._warned = self._again = self._asked = self._compared = False
 
+    def left_out(self, found: Mapping[str, Mapping[str, str]]) -> None:
+        """Says which modules have no row, and why, before the first row."""
+        self.unseen |= {table: list(places) for table, places in found.items()}
+        if self._first:
+            say_missed(None, found)
+
     def compiled(self) -> bool:
         """Whether parts of the model are compiled; what was compiled before the hooks came is compiled anew."""
         found = bool(compiled_modules(self._model))
@@ -53,9 +59,13 @@ class Notices:
             return
         self._looked.add(which)
         if found := unseen(boards, called):
-            self.unseen |= found
+            self.unseen |= {table: [*self.unseen.get(table, []), *places] for table, places in found.items()}
             if self._first:
                 say(row, which, found)
+        if without := missed(boards):
+            self.unseen |= {table: [*self.unseen.get(table, []), *places] for table, places in without.items()}
+            if self._first:
+                say_missed(row, without)
 
     def apart(self, row: int, parameters: Parameters) -> None:
         """Warns once of replicas that tensor-parallel ranks do not keep alike."""

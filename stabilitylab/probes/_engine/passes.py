@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from .masks import Masks
 from .watchable import split_by_ddp
 
 HELD = 1 << 24  # numbers that may wait on the device before they are added up
+INNER = "shows the product before its last weight to no module, and to no product of matrices that is known"
 SMALL = 1 << 17  # entries of a value that costs a GPU less to read than its kernel costs to launch
 
 
@@ -29,12 +30,26 @@ class Wanted(NamedTuple):
     fed: tuple[str, ...]
 
 
+class Shows(Protocol):
+    """Values that the model shows by stabilitylab.tap, see :class:`~._engine.tapped.Tapped`."""
+
+    expected: bool  # does its code say so, and are they still to come?
+
+    def listen(self, listener: Pass) -> None: ...
+
+    def turn_away(self, listener: Pass) -> None: ...
+
+    def by_head(self, board: Board, row: int, numbers: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]: ...
+
+
 class Pass:
     """Hooks on the sites of boards. A pass lasts from one call of the model to the next; each asks for masks anew.
 
     Where parts of the model are called instead of the model, or it is compiled, a pass ends when a site comes round
     again. ``guard``: what is around each piece of a probe's work.
     """
+
+    tapped: Shows | None = None
 
     def __init__(
         self,
@@ -69,7 +84,7 @@ class Pass:
     def attach(self) -> None:
         """Hooks on every module where a board wants something: one a module, since what calls a hook costs as much as a
         norm."""
-        if not self.boards or self.attached:
+        if self.attached or not (self.boards or (self.tapped is not None and self.tapped.expected)):
             return
         keep_apart()
         self._roots = [
@@ -79,15 +94,23 @@ class Pass:
         self._hooks = self._hooks or list(self._made())
         for hook in self._hooks:
             hook.attach()
+        if self.tapped is not None:
+            self.tapped.listen(self)
 
     def detach(self) -> None:
         """Takes away the hooks, but for those in compiled code, which would be missing when it is compiled again."""
         for handle in self._roots:
             handle.remove()
         self._roots = []
+        if self.tapped is not None:
+            self.tapped.turn_away(self)
         for hook in self._hooks:
             if not hook.compiled:
                 hook.detach()
+
+    def add(self, board: Board) -> None:
+        """A board of what the model shows alone."""
+        self.boards = [*self.boards, board]
 
     def stay(self) -> None:
         """From now on all hooks stay, since the model is compiled."""
@@ -115,6 +138,10 @@ class Pass:
         self._calls[hook] = self._number
         return True
 
+    def repeats(self, hook: Hook) -> bool:
+        """Whether it was called in this pass already."""
+        return self._calls.get(hook) == self._number
+
     def visit(self, hook: Hook, entering: Value, leaving: Value, compiled: bool = False) -> None:
         """Measures what is wanted of a call of a module: what enters it and what it returns."""
         if not self.attached or not self.records(hook, compiled):
@@ -128,15 +155,17 @@ class Pass:
             board, row, _ = wanted
             site = board.sites[row]
             self.order.setdefault((board.table.name, row), len(self.order))
-            y = entering if site.take == "input" else leaving
+            y = site.value(entering, leaving)
+            if y is None and site.take == "inner":
+                board.probe.missed[site.name] = INNER
             if y is None or board.ended:
                 continue
             x = entering if site.whole else None
-            if site.channels_first:
-                x, y = site.arranged(x), site.arranged(y)
             try:
-                shape = y.shape
-                if shards is not None and board.probe.on == "backward":  # the part that has the gradient
+                shape = site.arranged(y).shape
+                if board.probe.on != "backward":  # an arranged value is not the one that gets the gradient
+                    x, y = site.arranged(x), site.arranged(y)
+                elif shards is not None:  # the part that has the gradient
                     y = held[site.take != "input"]
                     shape = shards.shape(site.module, site.stack, y)
                 self.keep(wanted, x, y, self.masks(site.mask, shape[:-1], y.device), compiled)
@@ -167,7 +196,13 @@ class Pass:
             return
         for raw in numbers if isinstance(numbers, dict) else fed:
             number = numbers[raw] if isinstance(numbers, dict) else numbers
-            board.hold(raw, row, number.clone() if compiled else number)  # compiled code uses its memory again
+            number = number.clone() if compiled else number  # compiled code uses its memory again
+            if board.probe.heads and self.tapped is not None:
+                for each, own in self.tapped.by_head(board, row, number):
+                    self.order.setdefault((board.table.name, each), len(self.order))
+                    board.hold(raw, each, own)
+            else:
+                board.hold(raw, row, number)
             self._held += number.numel()
         if self._held > HELD:
             self._reduce()

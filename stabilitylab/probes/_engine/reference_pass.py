@@ -12,6 +12,7 @@ from torch import nn
 
 from ..library.representations import Output
 from ..parameters.ranks import Ranks
+from ..places.products import products
 from .board import Board
 from .evaluation import evaluation
 from .guard import Guard
@@ -39,7 +40,7 @@ class ReferencePass(Pass):
     ) -> None:
         super().__init__(model, boards, masks, guard, ranks=ranks)
         self._reference = reference
-        self._stacks = stacks
+        self.stacks = stacks
         self._outputs: list[Output] = []
         self._recorder = None if any(board.probe.waits for board in boards) else recorder
         self._replays: dict[bool, Replay] = {}
@@ -50,11 +51,12 @@ class ReferencePass(Pass):
         if (replay := self._replays.get(record)) is not None:
             return replay()
         boards = self.boards
-        stacks = [self._stacks] if self._stacks else []
+        stacks = [self.stacks] if self.stacks else []
         self.boards = [board for board in (*(boards if record else ()), *stacks) if not board.ended]
         self.attach()
         try:
             with evaluation(self.model), with_hooks(), ExitStack() as around:
+                around.enter_context(products([site for board in self.boards for site in board.sites]))
                 for board in self.boards:
                     around.enter_context(board.probe.around(board.sites))
                 if self._recorder is None:
@@ -88,7 +90,7 @@ class ReferencePass(Pass):
 
     def keep(self, wanted: Wanted, x: Any, y: torch.Tensor, weight: torch.Tensor, compiled: bool = False) -> None:
         board, row, _ = wanted
-        if board is self._stacks:
+        if board is self.stacks:
             value: Any = board.probe.measure(board.sites[row], x, y, weight)
             self._outputs.append(Output(row, value, weight))
         else:

@@ -22,6 +22,7 @@ from .masks import Masks
 from .recorder import Recorder
 from .reference_pass import ReferencePass
 from .row import RowRecord
+from .tapped import Tapped
 
 
 class AlphaSchedule(Protocol):
@@ -67,6 +68,17 @@ class ReferenceRows:
         self._pass = ReferencePass(model, others, masks, guard, reference, self._update, recorder, ranks)
         self._start: Start | None = None
         self._previous: tuple[int, list[Output]] | None = None
+
+    def add(self, board: Board) -> None:
+        """A board of what the model shows alone."""
+        self._boards = [*self._boards, board]
+        if isinstance(board.probe, ModelUpdate):
+            self._update = self._pass.stacks = board
+        else:
+            self._pass.add(board)
+
+    def tap(self, tapped: Tapped) -> None:
+        self._pass.tapped = tapped
 
     @property
     def order(self) -> dict[tuple[str, int], int]:

@@ -53,7 +53,9 @@ def find_sites(model: nn.Module, output_site: str | None = None, own: Mapping[st
     """Every site of ``model``, and which probes look there; the arguments are those of
     :func:`stabilitylab.probes.places.finding.find`."""
     found = find(model, output_site, own)
-    kinds = [each.name for each in fields(found) if each.name not in ("place", "modules", "readers")]
+    kinds = [
+        each.name for each in fields(found) if each.name not in ("place", "modules", "readers", "tapped", "left_out")
+    ]
     readers = {kind: [name for name, probe in PROBES.items() if _looks(probe, kind)] for kind in kinds}
     return replace(found, readers=readers)
 
@@ -112,6 +114,22 @@ def boards_for(
         else:
             dropped.append((name, reason))
     return boards, dropped
+
+
+def extended(boards: Sequence[Board], found: Sequence[Board]) -> list[Board]:
+    """Brings the places of ``found`` to the boards of the same tables, behind their own; returns those that are new."""
+    own = {board.table.name: board for board in boards}
+    for board in found:
+        if board.sites and board.table.name in own:
+            known = own[board.table.name]
+            known.extend([site for site in board.sites if site not in known.sites])
+    return [board for board in found if board.table.name not in own]
+
+
+def left_out(sites: Sites, chosen: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Table -> modules of its kind that it has no row for, and why: of the probes of these names."""
+    kinds = {name: getattr(PROBES[name].at, "__name__", "") for name in chosen}
+    return {name: dict(sites.left_out[kind]) for name, kind in kinds.items() if sites.left_out.get(kind)}
 
 
 def _missing(

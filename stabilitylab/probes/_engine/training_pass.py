@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from .guard import Guard
 from .hooks import Hook
 from .masks import Masks
 from .passes import Pass, Wanted
+from .watchable import compiled_modules
 
 
 class TrainingPass(Pass):
@@ -40,7 +42,32 @@ class TrainingPass(Pass):
         self._clean, self._recorded = clean, False
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._weights: dict[tuple[Board, int], torch.Tensor] = {}  # in compiled code, until its gradients come
+        self._around, self._surrounded = ExitStack(), False  # what probes have around it, from the first row on
         self.start_row()
+
+    def attach(self) -> None:
+        if not self.attached:
+            super().attach()
+            compiled = () if self._surrounded or not self.attached else compiled_modules(self.model)
+            for board in self.boards if self.attached else ():
+                board.probe.awake = True
+                if not self._surrounded:
+                    sites = [site for site in board.sites if site.module not in compiled]
+                    self._around.enter_context(board.probe.around(sites))
+            self._surrounded |= self.attached
+
+    def detach(self) -> None:
+        for board in self.boards:
+            board.probe.awake = False
+        super().detach()
+
+    def close(self) -> None:
+        staying = next((hook for hook in self._hooks if hook.compiled), None)
+        if staying is None:
+            self._around.close()
+        else:
+            staying.kept = self._around.pop_all()  # code that was compiled with it would be compiled anew
+        super().close()
 
     def end(self, more: bool = False) -> None:
         super().end(more)
@@ -95,7 +122,7 @@ class TrainingPass(Pass):
         began = time.perf_counter()
         with torch.no_grad():  # under create_graph gradients are on
             try:
-                gradient = site.arranged(gradient) if site.channels_first and compiled else gradient
+                gradient = site.arranged(gradient)
                 if self._scaler is not None:
                     gradient = gradient.to(wide(gradient)) / self._loss_scale(self._scaler, gradient.device)
                 if self.ranks is not None and (share := self.ranks.loss_share) != 1:

@@ -22,6 +22,25 @@ def unseen(boards: Iterable[Board], called: Mapping[tuple[str, int], int]) -> di
     return found
 
 
+def missed(boards: Iterable[Board]) -> dict[str, dict[str, str]]:
+    """Table -> places that were called and have no number, and why."""
+    return {board.table.name: dict(board.probe.missed) for board in boards if board.probe.missed}
+
+
+def say_missed(row: int | None, found: Mapping[str, Mapping[str, str]]) -> None:
+    """One line of the log for each reason, with the tables that it holds for; no row: before the first."""
+    said: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for table, places in found.items():
+        for why in dict.fromkeys(places.values()):
+            names = tuple(name for name, reason in places.items() if reason == why)
+            said.setdefault((why, names), []).append(table)
+    for (why, names), tables in said.items():
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        when = "" if row is None else f"row {row}: "
+        listed = ", ".join(names[:NAMED]) + more
+        log.warning("%sno number of %s for %s: each %s.", when, ", ".join(tables), listed, why)
+
+
 def say(row: int, which: str, found: Mapping[str, list[str]]) -> None:
     """One line of the log: the places, and the tables in which they have no number."""
     names = list(dict.fromkeys(name for missed in found.values() for name in missed))

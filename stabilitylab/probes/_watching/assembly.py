@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from ...errors import UsageError
 from ...schema import Sink, Table
-from .._engine.board import Board, CleanPasses, allocate
+from .._engine.board import Board, CleanPasses, allocate, lay_out_anew
 from .._engine.cadence import Cadence
 from .._engine.first_batch import FirstBatch
 from .._engine.guard import Guard
@@ -19,23 +20,26 @@ from .._engine.masks import Mask, Masks
 from .._engine.notices import Notices
 from .._engine.recorder import Recorder
 from .._engine.reference_rows import AlphaSchedule, ReferenceRows
-from .._engine.selection import Names, boards_for, find_sites, split_sites
+from .._engine.selection import Names, boards_for, chosen, extended, find_sites, left_out, split_sites
 from .._engine.stages import agreed, check_for_stages
+from .._engine.tapped import Place, Tapped, mentions
 from .._engine.training_pass import TrainingPass
 from .._engine.watchable import Optimizers, check_arguments, check_current, check_watchable, compiled_modules, listed
-from ..base import When
+from ..base import PROBES, When
 from ..incidents.report import Forensics
 from ..parameters.pieces import Parameters
 from ..parameters.pipeline import Pipeline
 from ..parameters.ranks import NullSink, Parallel
 from ..parameters.spreading import spread_out
+from ..places.sites import Sites
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 
 class Assembly:
-    """The parts of a watcher; the arguments are those of :class:`~stabilitylab.probes.Watcher`.
+    """The parts of a watcher; the arguments are those of :class:`~stabilitylab.probes.Watcher`, and ``declare``, which
+    tells the sink which tables there are.
 
     Raises UsageError for a model or an argument that cannot serve, before anything is attached or written.
     """
@@ -58,6 +62,8 @@ class Assembly:
         recorder: Recorder | None,
         measured: Callable[[int], bool],
         strict: bool,
+        tapped: Sequence[Place],
+        declare: Callable[[], None],
     ) -> None:
         check_watchable(model)
         check_arguments(optimizer, scaler, mask, reference)
@@ -74,9 +80,10 @@ class Assembly:
         self.sink = sink if ranks is None or ranks.rank == 0 else NullSink()
         self.parameters = Parameters(model, self.sites.place, self.optimizers, ranks)
         lacks = [name for name, given in (("optimizer", self.optimizers), ("reference", reference)) if not given]
-        self.boards, self.dropped = boards_for(
-            probes, self.sites, self.parameters, narrowed, lacks=lacks, elsewhere=self.stages is not None
-        )
+        self._named = {name for name, named in chosen(probes).items() if named and self.stages is None}
+        self._lay = partial(boards_for, probes, parameters=self.parameters, only=narrowed, lacks=lacks)
+        later = self.stages is not None or mentions(model)  # what is missing is elsewhere, or shown in the first pass
+        self.boards, self.dropped = self._lay(sites=self.sites, elsewhere=later)
         if self.stages is not None:
             self.boards, self.dropped = agreed(self.boards, dict(self.dropped), probes, self.stages)
         sums = allocate(self.boards, self.parameters.device)
@@ -86,6 +93,7 @@ class Assembly:
         scaled = scaler is not None and scaler.is_enabled()
         self.guard = Guard(strict)
         self.notices = Notices(model, ranks is None or ranks.rank == 0 or self.stages is not None, scaled)
+        self.notices.left_out(left_out(self.sites, chosen(probes)))
         self.clean = CleanPasses(sums) if ranks is None else None
         self.training = TrainingPass(
             model,
@@ -116,7 +124,12 @@ class Assembly:
                 recorder,
                 measured,
             )
+        self.tapped = self._taps(probes, tapped)
+        self.training.tapped = self.tapped
+        if self.reference is not None:
+            self.reference.tap(self.tapped)
         self.forensics = Forensics(self.boards, self.parameters, self._order, self.sink, scaled)
+        self._declare = declare
         self._laid_out = False
         self._handles: list[Any] = []
         if ranks is not None and ranks.known:
@@ -125,9 +138,10 @@ class Assembly:
             self._handles.append(model.register_forward_pre_hook(RootHook(lambda *_: self.lay_out())))
 
     @property
-    def tables(self) -> list[Table]:
-        """What is recorded, over all stages of a pipeline."""
-        return [board.table for board in self.boards] if self.stages is None else list(self.stages.tables)
+    def tables(self) -> dict[str, Table]:
+        """What is recorded, over all stages of a pipeline: the definitions of the tables, by name."""
+        tables = [board.table for board in self.boards] if self.stages is None else self.stages.tables
+        return {table.name: table for table in tables}
 
     def on(self, *when: When) -> list[Board]:
         """The boards whose probes look at one of these passes."""
@@ -154,15 +168,51 @@ class Assembly:
             for board in self.boards:
                 board.probe.all_heads = shards.all_heads
 
+    def settle_places(self, t: int) -> None:
+        """At the first row: the tables are as they will be, with what the model showed in its first pass."""
+        expected = self.tapped.expected
+        if self.tapped.settle():
+            if self.ranks is not None:
+                self.ranks.check_alike(list(self.tables.values()))
+            self._declare()
+        if expected and (missing := [(name, why) for name, why in self.dropped if name in self._named]):
+            raise UsageError(f"probe {missing[0][0]!r} {missing[0][1]}.")
+        self.tapped.say(t)
+
+    def recall_places(self, known: Sequence[Place]) -> None:
+        """What an earlier attempt of the run knew of the values that the model shows."""
+        if self.tapped.recall(self.boards, known):
+            self._declare()
+        self.tapped.settle()
+
     def close(self) -> None:
         """Takes every hook away."""
         self.training.close()
+        self.tapped.close(bool(compiled_modules(self.model)))
         if self._first is not None:
             self._first.close()
         if self.ranks is not None:
             self.ranks.close()
         for handle in self._handles:
             handle.remove()
+
+    def _taps(self, probes: Names, known: Sequence[Place]) -> Tapped:
+        why_not = ""
+        if self.stages is not None:
+            why_not = "is in a stage of a pipeline, whose tables are laid out with those of all"
+        kinds = [PROBES[name] for name in chosen(probes)]
+        return Tapped(self.model, self.sites, self.boards, kinds, self._extend, known, why_not)
+
+    def _extend(self, sites: Sites) -> None:
+        """Places come to the tables, which the model shows in its first pass."""
+        self.sites = sites
+        boards, self.dropped = self._lay(sites=sites, elsewhere=True)
+        for board in extended(self.boards, boards):
+            self.boards.append(board)
+            home = self.reference if board.probe.on == "reference" else self.training
+            assert home is not None
+            home.add(board)
+        lay_out_anew(self.boards, self.parameters.device, self.clean)
 
     def _masks(self, mask: Mask | Callable[[], Mask | None] | None) -> Masks:
         return Masks(mask, [stack.name for stack in self.sites.stacks])

@@ -14,7 +14,8 @@ class Contents:
     def __init__(self, parts: Assembly, total: bool) -> None:
         self.early = False  # an optimizer's step before the first row
         self.total = total
-        self.trains = any(board.probe.on != "reference" for board in parts.boards)  # the training pass is probed
+        # whether the training pass is probed
+        self.trains = parts.tapped.expected or any(board.probe.on != "reference" for board in parts.boards)
         self._parts = parts
 
     def fill(self, row: RowRecord, t: int, due: bool) -> None:

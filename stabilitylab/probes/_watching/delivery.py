@@ -112,9 +112,12 @@ class Delivery:
             "pending": self.row and self.row.state_dict(),
             "reference": reference and reference.state_dict(),
             "incident": None if incident is None else asdict(incident),
+            "tapped": self._parts.tapped.places,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if (known := state.get("tapped")) is not None:
+            self._parts.recall_places(known)
         self.row = RowRecord.from_state(state["pending"]) if state["pending"] else None
         if (incident := state.get("incident")) is not None:
             self._parts.forensics.incident = Incident(**incident)  # a run has one, the first

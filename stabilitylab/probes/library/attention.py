@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType
@@ -13,11 +14,14 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ..base import Numbers, Probe, probe, wide
+from ..places.attending import KERNELS
+from ..places.copied import Copied
 from ..places.sites import Site, attentions
 from ..rules import Max, Mean
 
 MASKED = -9e3  # what masks add lies below (-inf, finfo.min, -1e4); position biases and logits lie above
 SOFTMAX = {F.softmax, torch.softmax, torch.special.softmax, torch.Tensor.softmax}
+_numbers = itertools.count(1)
 Caught = dict[str, torch.Tensor]  # each (..., queries): the numbers of one softmax, over its keys
 
 
@@ -51,8 +55,7 @@ class Attention(Probe):
         self._running: list[tuple[nn.Module, list[Caught]]] = []  # attention modules under way, innermost last
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
-        heads = [by_head(caught, site.module, weight) for caught in self._running[-1][1]]
-        if not (heads := [each for each in heads if each]):
+        if not (heads := self._heads(site, weight)):
             return {}
         caught = (torch.cat([each[n] for each in heads]) for n in ("entropy", "ceiling", "max_logit"))
         entropy, ceiling, logit = (self.all_heads(site, numbers) for numbers in caught)
@@ -62,6 +65,14 @@ class Attention(Probe):
             "ceiling": ceiling.mean(0),
             "max_logit": logit.amax(0),
         }
+
+    def _heads(self, site: Site, weight: torch.Tensor) -> list[Caught]:
+        """What was caught in the module that is under way; where nothing was, that is said."""
+        caught = self._running[-1][1] if self._running and self._running[-1][0] is site.module else []
+        heads = [found for each in caught if (found := by_head(each, site.module, weight))]
+        if not heads:
+            self.missed.setdefault(site.name, why_unseen(site.module, bool(caught)))
+        return heads
 
     @contextmanager
     def around(self, sites: Sequence[Site]) -> Iterator[None]:
@@ -88,19 +99,111 @@ class Attention(Probe):
             self._running[-1][1].append(attended())
 
 
-class Softmaxes(TorchFunctionMode):
-    """Shows each softmax over keys to ``catch`` before it is taken, and changes nothing."""
+@probe(
+    "attention_heads",
+    on="forward",
+    at=attentions,
+    unit="logits",
+    columns={"max_logit": Max()},
+    log=False,
+)
+class AttentionHeads(Attention):
+    """Largest q_i k_j / sqrt(d_h), any bias added, of each head in the training forwards: over real queries, the keys
+    that they may see, micro-batches and ranks. The row of a module is the largest of its heads, each of which has a row
+    behind it (``layers.3.attn.head_0``). Dehghani et al. 2023 (2302.05442); Kimi Team 2025 (2507.20534, QK-clip).
 
-    def __init__(self, catch: Callable[[Callable[[], Caught]], None]) -> None:
+    Look for one head that runs away from the others, long before the mean of its layer shows it.
+
+    What ``attention`` sees of the held-out batch, of the batches that train; so it sees as much: fused kernels by their
+    q, k and mask, and neither FlexAttention, flash-attn nor compiled code, which the log and the run name.
+
+    Cost: a second time the logits of one attention module at a time, in probed rows.
+    """
+
+    heads = True
+
+    def __init__(self) -> None:
         super().__init__()
-        self._catch = catch
+        self._modes: list[Softmaxes] = []
+
+    def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
+        if not (heads := self._heads(site, weight)):
+            return {}
+        return {"max_logit": self.all_heads(site, torch.cat([each["max_logit"] for each in heads]))}  # (H, B, T)
+
+    @contextmanager
+    def around(self, sites: Sequence[Site]) -> Iterator[None]:
+        """Softmaxes are looked for inside attention modules alone, while they run."""
+        modules = dict.fromkeys(site.module for site in sites)
+        own = -next(_numbers)  # one number in all modules, or Dynamo would not let layers share what it compiles
+        try:
+            for module in modules:
+                module._forward_pre_hooks[own] = Entering(self)
+                module._forward_hooks[own] = Leaving(self)
+                module._forward_hooks_always_called[own] = True
+            yield
+        finally:
+            for module in modules:
+                for hooks in (module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_always_called):
+                    hooks.pop(own, None)
+            self.leave(None)
+
+    def enter(self, module: nn.Module) -> None:
+        self._running.append((module, []))
+        self._modes.append(Softmaxes(self._catch, largest))
+        self._modes[-1].__enter__()
+
+    def leave(self, module: nn.Module | None) -> None:
+        """Of one module; of all that a forward which failed has left."""
+        while self._running and (module is None or self._running[-1][0] is module):
+            self._modes.pop().__exit__(None, None, None)
+            self._running.pop()
+            if module is not None:
+                break
+
+    def _catch(self, attended: Callable[[], Caught]) -> None:
+        with torch.no_grad():
+            super()._catch(attended)
+
+
+class Entering(Copied):
+    """Before the forward of an attention module."""
+
+    def __init__(self, probe: AttentionHeads) -> None:
+        self._probe = probe
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if not torch.compiler.is_compiling() and self._probe.awake:
+            self._probe.enter(module)
+
+
+class Leaving(Copied):
+    """Behind it, whether it failed or not."""
+
+    def __init__(self, probe: AttentionHeads) -> None:
+        self._probe = probe
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._probe.leave(module)
+
+
+class Softmaxes(TorchFunctionMode):
+    """Shows each softmax over keys to ``catch`` before it is taken, and changes nothing. ``numbers``: what is to be
+    known of the logits and of where they are allowed."""
+
+    def __init__(
+        self, catch: Callable[[Callable[[], Caught]], None], numbers: Callable[..., Caught] | None = None
+    ) -> None:
+        super().__init__()
+        self._catch, self._numbers = catch, numbers or _over_keys
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            self._catch(lambda: of_product(*args, **kwargs))
+            self._catch(lambda: self._numbers(*of_product(*args, **kwargs)))
         elif func in SOFTMAX and _over_last(*args, **kwargs):
-            self._catch(lambda: of_logits(kwargs["input"] if "input" in kwargs else args[0]))
+            self._catch(lambda: self._numbers(*of_logits(kwargs["input"] if "input" in kwargs else args[0])))
         elif func is F.multi_head_attention_forward:
             with self:  # what it calls is seen only if it does not hand itself over to this mode again
                 return _inlined(func)(*args, **kwargs)
@@ -116,8 +219,9 @@ def of_product(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Caught:
-    """Takes the numbers of a call of ``F.scaled_dot_product_attention``: query (..., H, T, d), key (..., H, L, d)."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits of a call of ``F.scaled_dot_product_attention``, and which are allowed: query (..., H, T, d), key
+    (..., H, L, d)."""
     with torch.autocast(query.device.type, enabled=False):
         query, key = query.to(wide(query)), key.to(wide(key))
         if enable_gqa:
@@ -131,19 +235,36 @@ def of_product(
         elif attn_mask is not None:
             allowed = allowed & (attn_mask > MASKED)
             logits = logits + attn_mask
-        return _over_keys(logits, allowed)
+        return logits, allowed
 
 
-def of_logits(logits: torch.Tensor) -> Caught:
-    """Takes the numbers of what enters a softmax, masks added: (..., T, L)."""
+def of_logits(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What enters a softmax, masks added, and which is allowed: (..., T, L)."""
     # not >: NaN is no mask
-    return _over_keys(logits.to(wide(logits)), ~(logits <= MASKED))
+    return logits.to(wide(logits)), ~(logits <= MASKED)
+
+
+def largest(logits: torch.Tensor, allowed: torch.Tensor) -> Caught:
+    """Of each query's keys."""
+    return {"max_logit": logits.masked_fill(~allowed, -torch.inf).amax(-1)}
+
+
+def why_unseen(module: nn.Module, caught: bool) -> str:
+    """In words, why an attention module's softmax was not seen."""
+    if caught:
+        return "takes its softmax over other tokens than its output has"
+    code = getattr(type(module).forward, "__code__", None)
+    kernels = sorted(KERNELS.intersection(code.co_names)) if code is not None else []
+    if kernels and kernels != ["scaled_dot_product_attention"]:
+        return f"calls {' and '.join(k for k in kernels if k != 'scaled_dot_product_attention')}"
+    return "takes its softmax in compiled code, or in a kernel that shows no logits"
 
 
 def by_head(caught: Caught, module: nn.Module, weight: torch.Tensor) -> Caught:
     """The numbers as (heads, *tokens), the tokens in the layout of ``weight``; empty if they are not its tokens."""
-    queries = caught["entropy"].shape[-1] if caught["entropy"].dim() else 0
-    if not queries or weight.numel() % queries or caught["entropy"].numel() % weight.numel():
+    first = next(iter(caught.values()))
+    queries = first.shape[-1] if first.dim() else 0
+    if not queries or weight.numel() % queries or first.numel() % weight.numel():
         return {}
     batch = weight.numel() // queries
     by_sentence = {name: value.reshape(batch, -1, queries).transpose(0, 1) for name, value in caught.items()}

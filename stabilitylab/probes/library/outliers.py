@@ -14,7 +14,7 @@ from ..rules import Max, Mean
 
 def hidden(sites: Sites) -> Sequence[Site]:
     """What each layer yields, then what each feed-forward activation yields."""
-    return (*sites.layers, *sites.activations)
+    return (*sites.layers, *sites.activations, *sites.shown("stream"), *sites.shown("activations"))
 
 
 @probe(

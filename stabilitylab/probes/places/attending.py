@@ -51,9 +51,11 @@ def _is_fused(module: nn.Module) -> bool:
 def is_projection(path: str, siblings: set[str]) -> bool:
     """Is the child ``path`` one of an attention's own, where a block holds them itself? ``siblings``: all its names."""
     own = plain(path)
-    if any(pattern.fullmatch(own) for pattern in (QUERY, KEY, VALUE, FUSED)):
-        return True
     beside = any(FUSED.fullmatch(plain(name)) or QUERY.fullmatch(plain(name)) for name in siblings)
+    if any(pattern.fullmatch(own) for pattern in (QUERY, FUSED)):
+        return True
+    if any(pattern.fullmatch(own) for pattern in (KEY, VALUE)):
+        return beside  # channel mixing (RWKV) has keys and values, and no queries
     return beside and re.fullmatch(_PREFIX + r"(?:o|out|output)(?:proj|projection|lin|linear)?|proj", own) is not None
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from ...errors import UsageError
 from .attending import attends, innermost, is_projection
+from .products import stacked
 from .routing import routing
 from .sites import ACTIVATIONS, TAPS, Site, Sites
 from .structure import (
@@ -24,11 +25,14 @@ from .structure import (
     is_norm,
     left,
     onto_vocabulary,
+    outside,
     unwrapped,
 )
 
 NOT_PER_TOKEN = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponseNorm)  # they normalise over channels
 CONVOLUTIONS = nn.modules.conv._ConvNd
+OVER_POSITIONS = "normalises over positions or examples as well, so that no token has a norm there"
+IN_NO_STACK = "is a block of convolutions in no stack of layers: name layers with sites= if it is one"
 
 
 def find(model: nn.Module, output_site: str | None = None, own: Mapping[str, str] | None = None) -> Sites:
@@ -45,7 +49,8 @@ def find(model: nn.Module, output_site: str | None = None, own: Mapping[str, str
     if "activations" in given:
         activations = tuple(_activation(path, module, place) for path, module in given["activations"].items())
     else:
-        activations = tuple(site for stack in place.stacks for site in _activations(stack, place, uses))
+        homes = {home for _, home in routing(modules)}
+        activations = tuple(site for stack in place.stacks for site in _activations(stack, place, uses, homes))
     if "outputs" in given:
         outputs = [Site(path, m, place(path)[0] or path, sublayer="output") for path, m in given["outputs"].items()]
     else:
@@ -60,9 +65,22 @@ def find(model: nn.Module, output_site: str | None = None, own: Mapping[str, str
         outputs=tuple(outputs),
         attentions=tuple(Site(path, modules[path], *place(path)) for path in innermost(modules)),
         logits=tuple(_logits(modules, place)),
-        routers=tuple(Site(path, modules[path], *place(path), take="input") for path in routing(modules)),
+        routers=tuple(Site(path, modules[path], *place(path), take="input") for path, _ in routing(modules)),
         modules=modules,
+        left_out={
+            "norms": {}
+            if "norms" in given
+            else {path: OVER_POSITIONS for path, m in modules.items() if _over_positions(m)},
+            **dict.fromkeys(
+                ("stream", "layers", "hidden"),
+                {} if "layers" in given else dict.fromkeys(outside(model, place.stacks), IN_NO_STACK),
+            ),
+        },
     )
+
+
+def _over_positions(module: nn.Module) -> bool:
+    return is_norm(module) and isinstance(module, NOT_PER_TOKEN)
 
 
 def _matching(kind: str, pattern: str, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -128,24 +146,55 @@ def _is_per_token_norm(path: str, module: nn.Module, uses: Counter[int]) -> bool
 
 def _norm(path: str, module: nn.Module, modules: Mapping[str, nn.Module], place: Places) -> Site:
     taps = _taps(modules[path.rpartition(".")[0]]) if path else {}
-    return Site(path, module, *place(path), take="input", taps=taps)
+    maps = 3 if getattr(module, "data_format", "") == "channels_first" else 0
+    return Site(path, module, *place(path), take="input", taps=taps, channels_first=maps)
 
 
-def _activations(stack: LayerStack, place: Places, uses: Counter[int]) -> Iterator[Site]:
-    """What the second linear of a feed-forward block sees: the product in a gated block (SwiGLU), else what an
-    activation module outside attention yields, or the input of the second linear where there is none."""
+def _activations(stack: LayerStack, place: Places, uses: Counter[int], routed: set[str]) -> Iterator[Site]:
+    """What the second linear of each feed-forward block sees, and of each expert's (``routed``: their homes): the
+    product in a gated block (SwiGLU), else what an activation module outside attention yields, or the input of the
+    second linear where there is none."""
     for path, layer in stack.layers.items():
-        inside = _outside_attention(path, layer)
-        second, gated = _second_linear([(name, m) for name, m in inside if isinstance(m, nn.Linear)])
-        own = [(name, m) for name, m in inside if _is_activation(m) and uses[id(m)] == 1]
-        if own and not gated:
-            experts = [name for name, m in inside if "expert" in type(m).__name__.lower()]
-            maps = _channels_first(layer)
-            for name, module in own:
-                routed = any(name.startswith(f"{expert}.") for expert in experts)
-                yield Site(name, module, *place(name), routed=routed, channels_first=maps)
-        elif second:
-            yield _activation(*second, place)
+        inside = dict(_outside_attention(path, layer))
+        blocks: dict[str, dict[str, nn.Module]] = {}  # each expert, and what is none
+        for name, module in inside.items():
+            home = next((home for home in routed if name == home or name.startswith(f"{home}.")), "")
+            rest = name.removeprefix(home).split(".")
+            single = home and isinstance(inside[home], (nn.ModuleList, nn.ModuleDict)) and len(rest) > 1
+            blocks.setdefault(f"{home}.{rest[1]}" if single else home, {})[name] = module
+        for home, members in blocks.items():
+            if home and stacked(unwrapped(inside[home])):
+                yield Site(home, inside[home], *place(home), take="inner", routed=True)
+            else:
+                yield from _of_block(members, place, uses, bool(home), _channels_first(layer))
+
+
+def _of_block(
+    members: Mapping[str, nn.Module], place: Places, uses: Counter[int], routed: bool, maps: int
+) -> Iterator[Site]:
+    linears = [(name, m) for name, m in members.items() if _widths(m) is not None]
+    own = [name for name, m in members.items() if _is_activation(m) and uses[id(m)] == 1]
+    homes = dict.fromkeys(name.rpartition(".")[0] for name, _ in linears)
+    pairs = {home: _second_linear([each for each in linears if each[0].rpartition(".")[0] == home]) for home in homes}
+    pairs = {home: pair for home, pair in pairs.items() if pair is not None}
+    mixers = {home for home in pairs if home in members and _convolves(members[home])}  # of a state-space layer
+    if mixers < pairs.keys():
+        pairs = {home: pair for home, pair in pairs.items() if home not in mixers}
+    if not pairs:  # they stand in several modules
+        pairs = {"": _second_linear(linears)}
+    for home, pair in pairs.items():
+        there = [name for name in own if not home or name.startswith(f"{home}.")]
+        if there and not (pair is not None and pair[2]):
+            for name in there:
+                yield Site(name, members[name], *place(name), routed=routed, channels_first=maps)
+        elif pair is not None:
+            name, module, _ = pair
+            stack = not isinstance(module, nn.Linear)
+            yield Site(name, module, *place(name), take="input", routed=routed or stack)
+
+
+def _convolves(module: nn.Module) -> bool:
+    return any(isinstance(child, CONVOLUTIONS) for _, child in module.named_children())
 
 
 def _outside_attention(path: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -165,15 +214,27 @@ def _activation(path: str, module: nn.Module, place: Places) -> Site:
     return Site(path, module, *place(path), take="input" if isinstance(module, nn.Linear) else "output")
 
 
-def _second_linear(linears: list[tuple[str, nn.Linear]]) -> tuple[tuple[str, nn.Linear] | None, bool]:
+def _second_linear(linears: list[tuple[str, nn.Module]]) -> tuple[str, nn.Module, bool] | None:
     """The linear that leads back from the inner width, and whether what enters it is a product of two projections."""
     for later, (name, second) in enumerate(linears):
-        ways = [one.out_features for _, one in linears[:later] if one.in_features == second.out_features]
-        whole = ways.count(second.in_features)
-        fused = 2 * second.in_features in ways and second.in_features > second.out_features
+        inner, outer = _widths(second) or (0, 0)
+        before = [_widths(one) or (0, 0) for _, one in linears[:later]]
+        ways = [leaving for entering, leaving in before if entering == outer]
+        whole = ways.count(inner)
+        fused = 2 * inner in ways and inner > outer
         if whole or fused:  # a gate and a value apart, or both from one linear of twice the width
-            return (name, second), whole != 1
-    return None, False
+            return name, second, whole != 1
+    return None
+
+
+def _widths(module: nn.Module) -> tuple[int, int] | None:
+    """What a linear takes and yields; also one that holds the weights of all experts, (E, out, in)."""
+    if isinstance(module, nn.Linear):
+        return module.in_features, module.out_features
+    weight = getattr(module, "weight", None)
+    if "expert" in type(module).__name__.lower() and isinstance(weight, nn.Parameter) and weight.dim() == 3:
+        return weight.shape[2], weight.shape[1]
+    return None
 
 
 def _is_activation(module: nn.Module) -> bool:

@@ -10,16 +10,19 @@ from torch import nn
 from .structure import unwrapped
 
 
-def routing(modules: Mapping[str, nn.Module]) -> Iterator[str]:
-    """Full names of the modules with a weight (E, width) that have a sibling, or a cousin, of E experts."""
+def routing(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, str]]:
+    """Full names of the modules with a weight (E, width), and of the sibling, or cousin, of E experts that each has."""
     for path, module in modules.items():
         weight = getattr(unwrapped(module), "weight", None)
         if isinstance(weight, torch.Tensor) and weight.dim() == 2 and path:
             home = path.rpartition(".")[0]
             homes = {home, home.rpartition(".")[0]} if _is_router(home, modules) else {home}
-            beside = [other for name, other in modules.items() if name and name.rpartition(".")[0] in homes]
-            if any(experts(other) == weight.shape[0] > 1 for other in beside if other is not module):
-                yield path
+            beside = {name: other for name, other in modules.items() if name and name.rpartition(".")[0] in homes}
+            own = (name for name, other in beside.items() if other is not module)
+            if (
+                found := next((name for name in own if experts(beside[name]) == weight.shape[0] > 1), None)
+            ) is not None:
+                yield path, found
 
 
 def _is_router(path: str, modules: Mapping[str, nn.Module]) -> bool:

@@ -16,6 +16,7 @@ from .structure import LayerStack, Places
 TAPS = ("branch", "scaled_branch", "shortcut")
 ACTIVATIONS = ("elu", "silu", "swish", "mish", "activation")  # endings of class names, in lower case
 KINDS = ("layers", "norms", "activations", "outputs")  # that a caller may choose himself
+TAPPED = ("stream", "norms", "activations", "outputs")  # that a model may show by stabilitylab.tap
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +24,8 @@ class Site:
     """One place: a module, whether its input or its output counts, and where it stands (layers count from 1).
 
     ``routed``: inside an expert, which sees some tokens in an order of its own, so that no mask fits it.
-    ``channels_first``: tensors of so many dimensions or more have their channels in dimension 1; 0 for none. Not
+    ``channels_first``: tensors of so many dimensions or more have their channels in dimension 1; 0 for none.
+    ``take="inner"``: what stacked experts multiply with their last weight, ``caught`` in the held-out pass. Not
     ``whole``: the last module of a layer that is never called itself, so that what enters is not the layer's input.
     """
 
@@ -32,11 +34,18 @@ class Site:
     stack: str = ""
     layer: int = 0
     sublayer: str = ""
-    take: Literal["input", "output"] = "output"
+    take: Literal["input", "output", "inner"] = "output"
     taps: Mapping[str, nn.Module] = field(default_factory=dict)
     routed: bool = False
     channels_first: int = 0
     whole: bool = True
+    caught: list[torch.Tensor] = field(default_factory=list)
+
+    def value(self, entering: Any, leaving: Any) -> Any:
+        """What counts here of a call of its module."""
+        if self.take == "inner":
+            return self.caught[0] if self.caught else None
+        return entering if self.take == "input" else leaving
 
     @property
     def row(self) -> Row:
@@ -69,6 +78,8 @@ class Sites:
     routers: tuple[Site, ...]  # what enters each router of experts
     modules: Mapping[str, nn.Module]
     readers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # kind -> the probes that look there
+    left_out: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # kind -> modules without a place, and why
+    tapped: Mapping[str, tuple[Site, ...]] = field(default_factory=dict)  # kind -> values shown by stabilitylab.tap
 
     @property
     def stacks(self) -> tuple[LayerStack, ...]:
@@ -76,6 +87,10 @@ class Sites:
 
     def __str__(self) -> str:
         return _listed(self)
+
+    def shown(self, kind: str) -> tuple[Site, ...]:
+        """Values that the model shows as places of this kind: last of their kind, as they came by."""
+        return self.tapped.get(kind, ())
 
     def nearest(self, kind: str) -> list[str]:
         """Modules that come closest to being a site of this kind."""
@@ -95,15 +110,15 @@ def layers(sites: Sites) -> tuple[Site, ...]:
 
 
 def norms(sites: Sites) -> tuple[Site, ...]:
-    return sites.norms
+    return (*sites.norms, *sites.shown("norms"))
 
 
 def activations(sites: Sites) -> tuple[Site, ...]:
-    return sites.activations
+    return (*sites.activations, *sites.shown("activations"))
 
 
 def outputs(sites: Sites) -> tuple[Site, ...]:
-    return sites.outputs
+    return (*sites.outputs, *sites.shown("outputs"))
 
 
 def attentions(sites: Sites) -> tuple[Site, ...]:
@@ -128,7 +143,8 @@ def stream(sites: Sites) -> tuple[Site, ...]:
     tapped = {(site.stack, site.layer) for site in sites.branches}
     plain = [site for site in sites.layers if (site.stack, site.layer) not in tapped]
     order = {stack.name: rank for rank, stack in enumerate(sites.stacks)}
-    return tuple(sorted((*sites.inputs, *sites.branches, *plain), key=lambda site: (order[site.stack], site.layer)))
+    found = sorted((*sites.inputs, *sites.branches, *plain), key=lambda site: (order[site.stack], site.layer))
+    return (*found, *sites.shown("stream"))
 
 
 def tensor_of(value: Any) -> torch.Tensor | None:
@@ -182,7 +198,7 @@ def _lines(sites: Sites) -> Iterator[tuple[str, ...]]:
         for (stack, places, module), found in groups.items():
             numbers = sorted({site.layer for site in found})
             span = f"{numbers[0]}-{numbers[-1]}" if numbers[-1] else "-"
-            taken = "input of " if found[0].take == "input" else ""
+            taken = {"input": "input of ", "inner": "inside "}.get(found[0].take, "")
             yield kind, stack or "-", span, str(len(found)), places, f"{taken}{module}", probes
 
 

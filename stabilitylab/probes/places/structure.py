@@ -142,13 +142,21 @@ def _layers_of(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
     numbered = isinstance(module, nn.ModuleDict) and bool(module) and all(key.isdigit() for key in module)
     if not (isinstance(module, (nn.ModuleList, nn.Sequential)) or numbered):
         return []
-    children = [(key, child) for key, child in module.named_children() if not is_leaf(child)]
+    children = [(key, child) for key, child in module.named_children() if not is_leaf(child) or _is_bare(child)]
     if not children:
         return []
     kind, count = Counter(type(unwrapped(child)) for _, child in children).most_common(1)[0]
     if isinstance(module, nn.Sequential):
         return [(key, child) for key, child in children if type(unwrapped(child)) is kind] if count > 1 else []
-    return children if count > 1 or path.rpartition(".")[2] in GENERIC else []
+    last = path.rpartition(".")[2]
+    alone = len(children) == 1 and last.rpartition("_")[2] in GENERIC
+    return children if count > 1 or last in GENERIC or alone else []
+
+
+def _is_bare(module: nn.Module) -> bool:
+    """Does it hold several matrices, and no module: a layer whose parameters stand in the block itself?"""
+    own = sum(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
+    return own > 1 and not type(module).__module__.startswith("torch.")
 
 
 def _numbers(module: nn.Module, keys: Sequence[str]) -> tuple[int, ...]:
@@ -156,6 +164,24 @@ def _numbers(module: nn.Module, keys: Sequence[str]) -> tuple[int, ...]:
     if isinstance(module, nn.Sequential) or not all(key.isdigit() for key in keys):
         return tuple(range(1, len(keys) + 1))
     return tuple(int(key) + 1 for key in keys)
+
+
+def outside(model: nn.Module, stacks: tuple[LayerStack, ...]) -> list[str]:
+    """Blocks of several convolutions that stand in no stack, as the middle of a U-net does: outermost first names."""
+    layers = {path for stack in stacks for path in stack.layers}
+
+    def walk(path: str, module: nn.Module) -> Iterator[str]:
+        full = canonical(path)
+        if full in layers or is_leaf(module):
+            return
+        holds = any(not full or layer.startswith(f"{full}.") for layer in layers)
+        if not holds and sum(isinstance(each, nn.modules.conv._ConvNd) for each in module.modules()) > 1:
+            yield full
+            return
+        for key, child in module.named_children():
+            yield from walk(f"{path}.{key}", child)
+
+    return list(walk("", model)) if layers else []
 
 
 def onto_vocabulary(modules: Mapping[str, nn.Module], place: Places) -> list[str]:

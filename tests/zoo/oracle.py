@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from animals import ZOO
 from torch import Tensor, nn
-from zoo import ZOO
+from truth import product
 
 
 def first(value: Any) -> Any:
@@ -44,7 +45,11 @@ class Oracle:
             on(name, lambda x, y, n=name: self._layer(n, x, y, masks, evaluation))
         if evaluation:
             for name in animal.names(animal.activations):
-                place, entry = name.lstrip("<"), name.startswith("<")
+                place, entry = name.lstrip("<="), name.startswith("<")
+                if name.startswith("="):
+                    note = lambda m, args, n=place: self._activation(n, product(m, *args), {})  # noqa: E731
+                    handles.append(modules[place].register_forward_pre_hook(note))
+                    continue
                 on(place, lambda x, y, n=place, entry=entry: self._activation(n, x if entry else y, masks))
             for name in animal.outputs:
                 on(name, lambda x, y, n=name: self.kept.append((n, y.detach().clone())))

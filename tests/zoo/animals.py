@@ -127,7 +127,7 @@ ZOO: dict[str, Animal] = {
         _text,
         ("model.layers.*",),
         ("model.layers.*.input_layernorm", "model.layers.*.post_attention_layernorm", "model.norm"),
-        ("model.layers.*.mlp.experts.act_fn",),
+        ("=model.layers.*.mlp.experts",),
         ("model",),
     ),
     "t5": Animal(

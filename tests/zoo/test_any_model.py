@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from animals import LAYERS, ZOO, born, fed
 from oracle import Oracle, stack_of
 from probe_toys import ListSink
 from torch import Tensor, nn
-from zoo import LAYERS, ZOO, born, fed
 
 from stabilitylab.probes import Watcher, find_sites
 
@@ -192,7 +192,7 @@ def test_tables_equal_an_independent_computation_and_training_is_unchanged(name:
         row = oracle.rows[t]
         similarity = cells(sink, t, "cosine_similarity", "raw")
         assert similarity == pytest.approx({n: row.mean("cosine_similarity", n) for n in layers}, **near)
-        places = [n.lstrip("<") for n in animal.names(animal.activations)]
+        places = [n.lstrip("<=") for n in animal.names(animal.activations)]
         for column in ("nonzero_fraction", "active_fraction"):
             assert cells(sink, t, "activation_sparsity", column) == pytest.approx(
                 {n: row.mean(column, n) for n in places}, rel=near["rel"], abs=2e-3 if case == "autocast" else 1e-12
@@ -204,7 +204,7 @@ def test_the_places_are_those_named_by_hand(name: str) -> None:
     sites, animal = find_sites(born(name)), ZOO[name]
     assert [site.name for site in sites.layers] == animal.names(animal.layers)
     assert {site.name for site in sites.norms} == set(animal.names(animal.norms))
-    taken = {"<" * (site.take == "input") + site.name for site in sites.activations}
+    taken = {{"input": "<", "inner": "="}.get(site.take, "") + site.name for site in sites.activations}
     assert taken == set(animal.names(animal.activations))
     assert [site.name for site in sites.outputs] == list(animal.outputs)
     assert {stack.name: len(stack.layers) for stack in sites.stacks} == {stack_of(p): LAYERS for p in animal.layers}

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from animals import born, fed, transformers
 from probe_toys import ListSink
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
-from zoo import born, fed, transformers
+from truth import product
 
 from stabilitylab import sites
 from stabilitylab.errors import UsageError
@@ -136,12 +137,13 @@ def test_tokens_that_a_router_sends_to_experts_count_whatever_the_mask_says() ->
     kept: list[Tensor] = []
     sink = one_row(model, lambda: model(**batch).loss, mask=batch["attention_mask"].bool())
     model.eval()
-    model.get_submodule("model.layers.0.mlp.experts.act_fn").register_forward_hook(lambda m, a, y: kept.append(y))
+    experts = model.get_submodule("model.layers.0.mlp.experts")
+    experts.register_forward_pre_hook(lambda m, args: kept.append(product(m, *args)))
     with torch.no_grad():
         model(**batch)
     assert sum(len(part) for part in kept) == batch["input_ids"].numel() * 2  # two experts a token, padding included
     exact = float((torch.cat(kept) > 0).double().mean())
-    recorded = cells(sink, "activation_sparsity", "nonzero_fraction")["model.layers.0.mlp.experts.act_fn"]
+    recorded = cells(sink, "activation_sparsity", "nonzero_fraction")["model.layers.0.mlp.experts"]
     assert recorded == pytest.approx(exact, **EXACT)
 
 

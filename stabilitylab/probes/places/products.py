@@ -1,0 +1,80 @@
+"""What the down projection of stacked experts sees: a product that no module yields, caught where it is multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from .sites import Site
+from .structure import unwrapped
+
+MULTIPLY = ("linear", "mm", "bmm", "matmul", "__matmul__", "__rmatmul__", "_grouped_mm", "grouped_mm")
+SELECT = ("__getitem__", "index_select", "transpose", "permute", "contiguous", "to", "mT.__get__")
+
+
+def stacked(module: nn.Module) -> list[nn.Parameter]:
+    """The weights (E, ., .) of experts that one module holds itself; empty for fewer than two."""
+    found = [parameter for parameter in module.parameters(recurse=False) if parameter.dim() == 3]
+    alike = len({parameter.shape[0] for parameter in found}) == 1 and "expert" in type(module).__name__.lower()
+    return found if len(found) > 1 and alike else []
+
+
+class Products(TorchFunctionMode):
+    """Keeps what is multiplied with each of the weights of a module while it runs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        weights = stacked(unwrapped(module))
+        self._weights: dict[int, torch.Tensor] = {id(weight): weight for weight in weights}  # and what is cut out
+        self._first = {id(weight): id(weight) for weight in self._weights.values()}
+        self.seen: list[tuple[int, torch.Tensor]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        given = [each for each in (*args, *(kwargs or {}).values()) if isinstance(each, torch.Tensor)]
+        weight = next((id(each) for each in given if id(each) in self._first), None)
+        if weight is not None and name in MULTIPLY:
+            self.seen.append((self._first[weight], next(each for each in given if id(each) not in self._first)))
+        elif weight is not None and isinstance(result, torch.Tensor):  # a part or a view of it
+            self._weights[id(result)] = result  # so that no other tensor gets its id
+            self._first[id(result)] = self._first[weight]
+        return result
+
+    def last(self) -> torch.Tensor | None:
+        """What the weight that is used last was multiplied with: (tokens in the order of experts, width)."""
+        own = [value for weight, value in self.seen if weight == self.seen[-1][0]]
+        return torch.cat([value.detach().flatten(0, -2) for value in own]) if own else None
+
+
+@contextmanager
+def products(sites: Sequence[Site]) -> Iterator[None]:
+    """While it lasts, sites with ``take="inner"`` hold what their module's last call multiplied."""
+    modes: dict[nn.Module, list[Products]] = {}
+    inner = {site.module: site for site in sites if site.take == "inner"}
+
+    def enter(module: nn.Module, args: Any) -> None:
+        modes.setdefault(module, []).append(mode := Products(module))
+        mode.__enter__()
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        mode = modes[module].pop()
+        mode.__exit__(None, None, None)
+        inner[module].caught[:] = [] if (value := mode.last()) is None else [value]
+
+    handles = []
+    try:
+        for module in inner:
+            handles.append(module.register_forward_pre_hook(enter))
+            handles.append(module.register_forward_hook(leave, always_call=True, prepend=True))  # before what measures
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for site in inner.values():
+            site.caught.clear()
