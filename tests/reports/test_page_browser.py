@@ -16,9 +16,10 @@ from making import make_run
 from pages import CLOSING, EVIL, a_table, heat, lines, write
 from PIL import Image
 
-from stabilitylab.reports import page, style
+from stabilitylab.reports import style
 from stabilitylab.reports.base import Map, Panel, Picture, Series, compared
 from stabilitylab.reports.collection import Runs
+from stabilitylab.reports.page import html
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; test_page.py covers the document")
 
@@ -86,7 +87,7 @@ def test_every_plot_is_drawn_and_nothing_is_fetched(browser: Browser, written: P
 
 
 def test_a_table_prints_each_cell_once_under_its_names(browser: Browser, tmp_path: Path) -> None:
-    browser.open(write(tmp_path, [page.PageSection("made:1", "Table", "", Picture([a_table()], ""), {})]))
+    browser.open(write(tmp_path, [html.PageSection("made:1", "Table", "", Picture([a_table()], ""), {})]))
     found = browser.run(
         """
         const plot = $("#made-1 .plot"), layout = plot._fullLayout;
@@ -108,7 +109,7 @@ def test_compared_maps_have_the_same_colours_on_both_scales(browser: Browser, tm
         return Panel("t", "x", "y", map=Map([0, 1], [1], z, np.zeros(z.shape, np.int8), "nats", log=log))
 
     picture = Picture(compared([panel(1, 10), panel(5, 1000)]), "")
-    browser.open(write(tmp_path, [page.PageSection("made:1", "Maps", "", picture, {})]))
+    browser.open(write(tmp_path, [html.PageSection("made:1", "Maps", "", picture, {})]))
     found = browser.run(
         """
         const ends = () => $$("#made-1 .plot").map((plot) => [plot._fullData[0].zmin, plot._fullData[0].zmax]);
@@ -128,7 +129,7 @@ def test_a_line_of_a_cell_is_a_line_on_the_screen(browser: Browser, tmp_path: Pa
     assert table.map is not None
     text = np.full(table.map.z.shape, "1 < 2\n1/3 lost", dtype=object)
     two = replace(table, map=replace(table.map, text=text))
-    browser.open(write(tmp_path, [page.PageSection("made:1", "Table", "", Picture([two], ""), {})]))
+    browser.open(write(tmp_path, [html.PageSection("made:1", "Table", "", Picture([two], ""), {})]))
     counts = browser.run('return [...$("#made-1 .plot").querySelectorAll(".heatmap-label")].map((one) => '
                         'one.querySelectorAll("tspan.line").length)')  # fmt: skip
     assert browser.errors == []
@@ -194,7 +195,7 @@ def test_log_and_linear_for_axes_and_for_colours(browser: Browser, written: Path
 def test_log_axes_show_bands_that_reach_zero_and_ticks_when_enlarged(browser: Browser, tmp_path: Path) -> None:
     line = Series("x", [1, 2, 3], [1e-6, 1e-3, 1.0], [0.0, 1e-4, 0.5], [1e-5, 1e-2, 2.0], seeds=3, colour="black")
     picture = Picture([Panel("a", "layer", "L2 norm", [line], log_y=True)], "found")
-    browser.open(write(tmp_path, [page.PageSection("made:1", "a", "made up", picture, {})]))
+    browser.open(write(tmp_path, [html.PageSection("made:1", "a", "made up", picture, {})]))
     found = browser.run(
         """
         const plot = $(".plot"), ticks = () => $$(".plot .ytick text").length, band = plot.data[0], counts = [ticks()];
@@ -310,7 +311,7 @@ def test_dark_as_the_system_or_as_chosen_and_light_on_paper(browser: Browser, wr
 def test_names_that_look_like_html_do_nothing(browser: Browser, tmp_path: Path) -> None:
     make_run(tmp_path / "runs", EVIL.replace("/", "_"), layers=1, metrics={"loss": [1.0]}, label=CLOSING)
     label = f"{EVIL} {CLOSING} <b>bold</b>"
-    sections = [page.PageSection(f"run:{EVIL}", EVIL, EVIL, lines(label), {}, group="runs")]
+    sections = [html.PageSection(f"run:{EVIL}", EVIL, EVIL, lines(label), {}, group="runs")]
     written = write(tmp_path, sections, Runs.load(tmp_path / "runs"), title=CLOSING, findings=[])
     browser.open(written)
     browser.run(
@@ -331,7 +332,7 @@ def test_printing_draws_everything_at_once(browser: Browser, written: Path) -> N
 
 @pytest.mark.slow
 def test_a_hundred_runs_are_drawn_only_where_one_looks(browser: Browser, tmp_path: Path) -> None:
-    sections = [page.PageSection(f"run:{n}", str(n), "one run", lines(), {}, "runs") for n in range(100)]
+    sections = [html.PageSection(f"run:{n}", str(n), "one run", lines(), {}, "runs") for n in range(100)]
     written = write(tmp_path, sections)
     browser.open(written, everything=False)
     drawn = "await wait(500); return $$('[data-drawn]').length;"

@@ -10,9 +10,9 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ..stopping import undisturbed
-from . import paper
-from .base import Picture
+from ...stopping import undisturbed
+from .. import paper
+from ..base import Picture
 from .sections import Group, PageSection
 
 WORKERS = 4  # processes that print

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from matplotlib.colors import to_hex
 
-from . import style
-from .base import FINDINGS, Map, Origin, Panel, Picture, Series
-from .pooling import COLUMNS, pool, telling
+from .. import style
+from ..base import FINDINGS, Map, Origin, Panel, Picture, Series
+from ..pooling import COLUMNS, pool, telling
 
 DASHES = {"solid": "solid", "dashed": "dash", "dotted": "dot", "dashdot": "dashdot"}
 MARKERS = {

@@ -12,10 +12,10 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
+from ..base import Panel, Picture
+from ..claims import Finding
+from ..pooling import COLUMNS
 from . import screen
-from .base import Panel, Picture
-from .claims import Finding
-from .pooling import COLUMNS
 
 LISTED, ALL_LISTED = 60, 2000  # rows of one figure's table, and of all of them; the CSV has every row
 Group = Literal["figures", "runs", "curves"]
