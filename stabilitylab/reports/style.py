@@ -68,31 +68,43 @@ def title(label: str) -> str:
     return "/".join(part.replace(arch, titles.get(arch, arch), 1) for part, arch in parts)
 
 
-def use_print_style() -> None:
-    """Sets sizes for print; embeds fonts in PDF and keeps them as text in SVG."""
-    import matplotlib  # here, as the names of architectures are read by whoever draws nothing
+def of_parts(count: int) -> list[str]:
+    """Returns colours for groups of parameters, none of them an architecture's: from dark to light, so that grey print
+    keeps their order."""
+    import seaborn  # here, as the names of architectures are read by whoever draws nothing
 
-    matplotlib.rcParams.update(
-        {
-            "font.size": 7.5,
-            "axes.titlesize": 8,
-            "axes.labelsize": 7.5,
-            "legend.fontsize": 6.5,
-            "xtick.labelsize": 6.5,
-            "ytick.labelsize": 6.5,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.linewidth": 0.6,
-            "axes.grid": True,
-            "grid.linewidth": 0.3,
-            "grid.color": "#dddddd",
-            "lines.linewidth": 1.1,
-            "lines.markersize": 3.2,
-            "legend.frameon": False,
-            "pdf.fonttype": 42,
-            "svg.fonttype": "none",
-            "svg.hashsalt": "stabilitylab",
-            "figure.dpi": 100,
-            "savefig.dpi": 300,
-        }
-    )
+    return seaborn.cubehelix_palette(count, start=2.6, rot=0.9, dark=0.15, light=0.72, hue=1.2, reverse=True).as_hex()
+
+
+def of_amounts(count: int) -> list[str]:
+    """Returns neutral colours for values of one setting, smallest first: the larger, the darker."""
+    import seaborn
+
+    return seaborn.color_palette("Greys", count + 2).as_hex()[2:]
+
+
+def use_print_style() -> None:
+    """Sets seaborn's theme and context for paper; embeds fonts in PDF and keeps them as text in SVG."""
+    import seaborn
+
+    own = {
+        "axes.grid": True,
+        "axes.linewidth": 0.6,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.titlelocation": "left",
+        "figure.dpi": 100,
+        "font.sans-serif": ["DejaVu Sans"],
+        "grid.color": "#dddddd",
+        "grid.linewidth": 0.3,
+        "legend.frameon": False,
+        "lines.linewidth": 1.1,
+        "lines.markersize": 3.2,
+        "pdf.fonttype": 42,
+        "savefig.dpi": 300,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "stabilitylab",
+        "xtick.minor.size": 1.5,
+        "ytick.minor.size": 1.5,
+    }
+    seaborn.set_theme(context="paper", style="ticks", font_scale=0.76, rc=own)

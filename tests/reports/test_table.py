@@ -81,7 +81,7 @@ def test_the_table_is_a_file_that_pandas_reads_and_one_in_markdown(tmp_path: Pat
     assert data.loc[1, ["nll_gap", "low", "high"]].tolist() == pytest.approx([-0.1, -0.4, 0.2])
     assert "| Post-LN |" in files["table.md"].read_text()
     assert files["table.csv"].name == "table-stability-table.csv"
-    assert files.keys() == paper.paths(tmp_path, "table-stability", picture.extra).keys()
+    assert files.keys() == paper.paths(tmp_path, "table-stability", picture).keys()
 
 
 def test_a_depth_without_runs_is_an_empty_cell() -> None:
