@@ -31,10 +31,14 @@ def apart(panels: Iterable[Panel], shown: Collection[str]) -> tuple[list[Panel],
 def alike(panels: Iterable[Panel]) -> list[Panel]:
     """Gives panels with the same y axis the same limits, so that they can be compared."""
     found = list(panels)
-    for y in {(panel.y, panel.log_y) for panel in found if panel.map is None}:
-        own = [panel for panel in found if (panel.y, panel.log_y) == y and panel.map is None]
-        if len(own) > 1 and (limits := _limits(own, log=y[1])):
-            found = [replace(panel, limits=limits) if panel in own else panel for panel in found]
+    axes = [(panel.y, panel.log_y) if panel.map is None else None for panel in found]
+    for axis in {*axes} - {None}:
+        own = [panel for panel, other in zip(found, axes, strict=True) if other == axis]
+        if len(own) > 1 and (limits := _limits(own, log=own[0].log_y)):
+            found = [
+                replace(panel, limits=limits) if other == axis else panel
+                for panel, other in zip(found, axes, strict=True)
+            ]
     return found
 
 
@@ -62,4 +66,4 @@ def smoothed(line: Series, window: int) -> list[Series]:
     ones, width = np.ones(window), "same"
     mean = np.convolve(y, ones, width) / np.convolve(np.ones(len(y)), ones, width)
     raw = replace(line, detail=f"{line.detail}, raw" if line.detail else "raw", low=None, high=None, faint=True)
-    return [raw, replace(line, y=mean.tolist(), low=None, high=None, marker="none")]
+    return [raw, replace(line, y=mean.tolist(), low=None, high=None, marker="none", detail=f"mean of {window} updates")]

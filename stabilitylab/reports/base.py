@@ -171,6 +171,7 @@ class Picture:
     controls: Sequence[Panel] = ()  # with what no paper draws beside it; printed into files of their own
     provenance: str = ""  # what the runs have in common, in a few words
     band: str = "range over seeds"  # what bands and bars are
+    key: str = ""  # what marks in cells mean
 
     @property
     def whole(self) -> Picture:

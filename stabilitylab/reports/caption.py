@@ -17,7 +17,7 @@ MATHS = {"‖": r"$\Vert$", "Δ": r"$\Delta$", "√": r"$\surd$", "β": r"$\beta
 def small_print(picture: Picture) -> str:
     """Writes ``18L-18L, 64 wide, ... · n = 3 · bands: range over seeds``."""
     panels = [*picture.panels, *picture.controls]
-    words = [picture.provenance, _seeds(panels), _hollow(panels)]
+    words = [picture.key, picture.provenance, _seeds(panels), _hollow(panels)]
     words += [f"bands: {picture.band}"] * any(one.band for panel in panels for one in panel.series)
     return " · ".join(filter(None, words))
 

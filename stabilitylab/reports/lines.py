@@ -75,32 +75,30 @@ def draw_lines(axes: Axes, panel: Panel) -> None:
 
 def _draw(axes: Axes, own: list[Series]) -> None:
     """Draws lines, their bands, and marks: hollow where few seeds stand behind a point."""
-    pieces = [_stretches(one, place) for place, one in enumerate(own) if one.kind == "line"]
-    looks = {f"{place}": look(one) for place, one in enumerate(own)}
-    faint = {f"{place}" for place, one in enumerate(own) if one.faint}
-    if pieces and len(data := pd.concat(pieces, ignore_index=True)):
-        keys = data[["key", "of"]].drop_duplicates().set_index("key")["of"]
-        for thin in (True, False):
-            drawn = data[data["of"].isin(faint) == thin]
-            if len(drawn):
-                kept = {key: of for key, of in keys.items() if (of in faint) == thin}
-                sns.lineplot(
-                    drawn, x="x", y="y", hue="key", style="key", estimator=None, errorbar=None, sort=False,
-                    palette={key: looks[of]["colour"] for key, of in kept.items()},
-                    dashes={key: PATTERNS[looks[of]["dash"]] for key, of in kept.items()},
-                    legend=False, ax=axes, **({"alpha": 0.3, "linewidth": 0.6} if thin else {}),
-                )  # fmt: skip
-    for place, one in enumerate(own):
-        _bands(axes, one, looks[f"{place}"]["colour"])
-        _marks(axes, one, looks[f"{place}"])
+    looks = [look(one) for one in own]
+    for faint, thin in ((True, {"alpha": 0.3, "linewidth": 0.6}), (False, {})):
+        lines = [_stretches(one, found) for one, found in zip(own, looks, strict=True) if one.faint == faint]
+        lines = [data for data in lines if len(data)]
+        if lines:
+            data = pd.concat(lines, keys=range(len(lines)), names=["line"]).reset_index(level="line")
+            data["stretch"] = data["line"].astype(str) + "." + data["stretch"]
+            sns.lineplot(
+                data, x="x", y="y", hue="colour", style="dash", units="stretch", estimator=None, sort=False,
+                palette={colour: colour for colour in data["colour"].unique()},
+                dashes={dash: PATTERNS[dash] for dash in data["dash"].unique()}, legend=False, ax=axes, **thin,
+            )  # fmt: skip
+    for one, found in zip(own, looks, strict=True):
+        _bands(axes, one, found["colour"])
+        _marks(axes, one, found)
 
 
-def _stretches(one: Series, place: int) -> pd.DataFrame:
+def _stretches(one: Series, found: dict[str, Any]) -> pd.DataFrame:
     """Lists the points of a line; what is not finite ends a stretch, so that no line leads over it."""
+    if one.kind != "line":
+        return pd.DataFrame()
     data = pd.DataFrame({"x": np.asarray(one.x, float), "y": np.asarray(one.y, float)})
     whole = np.isfinite(data["y"])
-    stretch = (~whole).cumsum().astype(str)
-    return data.assign(of=f"{place}", key=f"{place}." + stretch)[whole]
+    return data.assign(colour=found["colour"], dash=found["dash"], stretch=(~whole).cumsum().astype(str))[whole]
 
 
 def _bands(axes: Axes, one: Series, colour: str) -> None:

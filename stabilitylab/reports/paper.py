@@ -130,7 +130,9 @@ def _entries(panels: Iterable[Panel]) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     for panel in panels:
         for one in panel.series:
-            if one.label and one.label not in entries and not one.faint and not (panel.direct and one.kind == "line"):
+            if one.kind == "crosses":  # in the colour of whom they are about
+                entries.setdefault(one.label.rpartition(": ")[2], swatch({**look(one), "colour": INK}))
+            elif one.label and one.label not in entries and not one.faint and not panel.direct:
                 entries[one.label] = swatch(look(one), dashed=not (one.detail and one.kind == "line"))
         if panel.map is not None:
             for finding, colour in SPECIAL.items():

@@ -11,6 +11,10 @@ INK, GREY = "#222222", "#7f7f7f"
 # grey print tells them apart. Nineteen colours cannot be: the others differ from each other and from these in colour or
 # in marker, and within a family in both. These are left for what says nothing about its look:
 SPARE = (("#8c6d31", "X"), ("#6a51a3", "h"), ("#636363", "p"), ("#393b79", "*"))
+# Of groups of parameters, none of them an architecture's: seaborn.cubehelix_palette(6, start=2.6, rot=.9, dark=.15,
+# light=.72, hue=1.2), from dark to light, so that grey print keeps their order.
+PARTS = ("#23204c", "#5f2c72", "#9c3e74", "#bf6162", "#c1935d", "#b7c47c")
+AMOUNTS = ("#b0b0b0", "#8a8a8a", "#666666", "#444444", "#202020")  # of values of one setting
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 CONTROLS = {  # the look of the controls that the sweeps run; any other gets one by its name
     "postln+beta": "dashed",
@@ -68,19 +72,10 @@ def title(label: str) -> str:
     return "/".join(part.replace(arch, titles.get(arch, arch), 1) for part, arch in parts)
 
 
-def of_parts(count: int) -> list[str]:
-    """Returns colours for groups of parameters, none of them an architecture's: from dark to light, so that grey print
-    keeps their order."""
-    import seaborn  # here, as the names of architectures are read by whoever draws nothing
-
-    return seaborn.cubehelix_palette(count, start=2.6, rot=0.9, dark=0.15, light=0.72, hue=1.2, reverse=True).as_hex()
-
-
 def of_amounts(count: int) -> list[str]:
     """Returns neutral colours for values of one setting, smallest first: the larger, the darker."""
-    import seaborn
-
-    return seaborn.color_palette("Greys", count + 2).as_hex()[2:]
+    places = [round(at * (len(AMOUNTS) - 1) / max(count - 1, 1)) for at in range(count)] if count > 1 else [-1]
+    return [AMOUNTS[place] for place in places]
 
 
 def use_print_style() -> None:
@@ -104,7 +99,9 @@ def use_print_style() -> None:
         "savefig.dpi": 300,
         "svg.fonttype": "none",
         "svg.hashsalt": "stabilitylab",
-        "xtick.minor.size": 1.5,
-        "ytick.minor.size": 1.5,
+        "xtick.major.size": 2.2,
+        "xtick.minor.size": 1.2,
+        "ytick.major.size": 2.2,
+        "ytick.minor.size": 1.2,
     }
     seaborn.set_theme(context="paper", style="ticks", font_scale=0.76, rc=own)

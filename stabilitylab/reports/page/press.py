@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ...stopping import undisturbed
-from ..files import paths as listed
 from ..base import Picture
+from ..files import paths as listed
 from .sections import Group, PageSection
 
 WORKERS = 4  # processes that print

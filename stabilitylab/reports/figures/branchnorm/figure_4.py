@@ -10,12 +10,14 @@ import numpy as np
 from ....experiments import Experiment, Recipe, command, probing, protocol, sweep
 from ....experiments.recipe import BRANCHNORM
 from ... import style
+from ...arrange import apart
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
 from ...claims import NAMED_LATER, Effect, claim
 from ...collection import Record, Runs, pairs
 from ...measures.comparison import ENOUGH, comparable, counted, failed, last_nll, states
 from ...measures.layers import held_out_panel
 from ...measures.loss_differences import between_architectures, measured
+from ...measures.provenance import provenance
 from ...measures.quality import curve, mean_nll, quality
 
 ABLATION = "branchnorm T=1"  # Post-LN drawn as DeepNorm: BranchNorm without its ramp
@@ -59,7 +61,11 @@ class QualityOverUpdates(Figure):
             notes.append(f"Without the ablation {style.title(ABLATION)}: '{command(self.id)}' makes it.")
         if others := len(runs.where(kind="train", label=SHOWN)) - len(group):
             notes.append(f"Not drawn: {others} run{'s' * (others > 1)} of them with other settings, or without an end.")
-        return Picture(panels, _finding(trained, levels), notes, columns=3 if len(panels) == 3 else 2)
+        main, controls = apart(panels, SHOWN[:2])
+        columns = 3 if len(panels) == 3 else 2
+        return Picture(
+            main, _finding(trained, levels), notes, columns=columns, controls=controls, provenance=provenance(group)
+        )
 
 
 def _group(runs: Runs) -> Runs:

@@ -16,10 +16,13 @@ from ...collection import Record, Runs, pairs
 from ...measures.comparison import counted, failed, last_nll, states
 from ...measures.loss_differences import EQUIVALENT, every_two, measured, of_values, ramped
 from ...measures.outcomes import outcomes, worst
+from ...measures.provenance import provenance
+from ...style import DASHES, of_amounts
 
 RAMP, RATE = "model.T", "train.lr"
 LONGEST_RAMP = 0.2  # of the run: the paper's largest T
-LOOKS = (("#0072B2", "D"), ("#D55E00", "o"), ("#009E73", "s"), ("#CC79A7", "^"))  # of learning rates, lowest first
+MARKERS = "Dos^"  # of learning rates, lowest first
+MARGINS = (-EQUIVALENT, EQUIVALENT)
 Gaps = dict[int, dict[int, float]]  # T -> seed -> final nll minus that at the reference
 
 
@@ -42,8 +45,11 @@ class LengthOfRamp(Figure):
         said = []
         for place, rate in enumerate(rates):
             own = group.where(lambda run, r=rate: _rate(run) == r)
-            colour, marker = LOOKS[place % len(LOOKS)]
-            look = {"colour": colour, "dash": ("solid", "dashed", "dotted", "dashdot")[place % 4]}
+            marker = MARKERS[place % len(MARKERS)]
+            look = {
+                "colour": of_amounts(len(rates))[place],
+                "dash": DASHES[place % len(DASHES)],
+            }
             name = f"lr {rate:g}"
             ends += outcomes(own, values, _ramp, name, bad=bad, marker=marker, **look)
             base, gaps = _differences(own)
@@ -56,7 +62,7 @@ class LengthOfRamp(Figure):
         look = {"log_x": True, "ticks": ramps}
         panels = [Panel("After training", "T [updates]", "held-out nll [nats/token]", ends, beyond, **look)]
         if differences:
-            limits = [Reference(end, f"{end:+g}") for end in (-EQUIVALENT, EQUIVALENT)]
+            limits = [Reference(0.0, "the shortest ramp"), *(Reference(end, f"{end:+g}") for end in MARGINS)]
             y = "difference in final nll [nats]"
             panels.append(
                 Panel("Against the shortest ramp, with the margin", "T [updates]", y, differences, limits, **look)
@@ -66,7 +72,8 @@ class LengthOfRamp(Figure):
             notes.append(f"Not drawn: {others} run{'s' * (others > 1)} of BranchNorm with other settings.")
         finding = "; ".join(said)
         margin = f"The margin of equivalence is {EQUIVALENT:g} nats."
-        return Picture(panels, f"{finding[0].upper()}{finding[1:]}. {margin}", notes)
+        said = f"{finding[0].upper()}{finding[1:]}. {margin}"
+        return Picture(panels, said, notes, provenance=provenance(group))
 
 
 def _ramp(record: Record) -> int:
