@@ -53,7 +53,7 @@ def report(
     if watch and figure:
         raise UsageError("--watch shows runs, not the papers' figures: leave out --figure.")
     from ..reports.build import build
-    from ..reports.live import watch as watched
+    from ..reports.page.live import watch as watched
     from ..stopping import stopping
 
     console = Console(stderr=True)

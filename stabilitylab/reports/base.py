@@ -36,7 +36,8 @@ class Series:
 
     ``seeds``: how many stand behind each point, one number for all or one each; of fewer than LEAST_SEEDS a point is
     hollow and has no band. ``label`` is the legend's entry, ``arch`` the label of the architecture whose colour and
-    marker it takes; where several lines have one label, ``detail`` says what the dash means.
+    marker it takes; where several lines have one label, ``detail`` says what the dash means. A ``faint`` one stands
+    behind another of its label, such as the raw numbers of a smoothed line, and in no legend.
     """
 
     label: str
@@ -52,6 +53,7 @@ class Series:
     colour: str = ""  # where no architecture gives it
     marker: str = ""
     detail: str = ""
+    faint: bool = False
 
     @property
     def name(self) -> str:
@@ -97,8 +99,9 @@ class Map:
     ``finding`` marks cells that are not a number like any other: ZERO, ABSENT (no gradient), NONFINITE, or that stand
     for runs: DIVERGED, STUCK. With ``x_names`` and ``y_names`` it is a table: columns and rows are named instead of
     placed on an axis (``x``, ``y`` count them), the first row on top; ``text`` (rows, columns) is printed in the cells.
-    ``colours`` is the range that they span; None: that of the map's own numbers. ``seeds``: how many stand behind a
-    cell, one number for all or one each; None: not said. ``origin``: of a map of one run.
+    ``colours`` is the range that they span; None: that of the map's own numbers. Around ``centre`` they diverge to two
+    colours. ``seeds``: how many stand behind a cell, one number for all or one each; None: not said. ``origin``: of a
+    map of one run. ``square``: are its cells; rows and columns are the same things.
     """
 
     x: Sequence[float]
@@ -113,6 +116,8 @@ class Map:
     colours: tuple[float, float] | None = None
     seeds: int | np.ndarray | None = None
     origin: Origin | None = None
+    centre: float | None = None
+    square: bool = False
 
     @property
     def usual(self) -> np.ndarray:
@@ -135,6 +140,8 @@ class Panel:
     right: str = ""  # label of the right axis, where a series uses it
     log_right: bool = False
     ticks: Sequence[float] = ()  # of the x axis, where they are few and meant
+    direct: bool = False  # lines are named at their ends, not in a legend
+    limits: tuple[float, float] | None = None  # of the left axis, where panels share it; None: those of its numbers
 
 
 def compared(panels: Iterable[Panel]) -> list[Panel]:
@@ -161,6 +168,16 @@ class Picture:
     notes: Sequence[str] = ()
     columns: int = 2  # panels a row at full width
     extra: Mapping[str, str] = field(default_factory=dict)  # further files: end of the name, such as table.md -> text
+    controls: Sequence[Panel] = ()  # with what no paper draws beside it; printed into files of their own
+    provenance: str = ""  # what the runs have in common, in a few words
+    band: str = "range over seeds"  # what bands and bars are
+    key: str = ""  # what marks in cells mean
+
+    @property
+    def whole(self) -> Picture:
+        """Is the picture with its controls as further panels, as the page shows it."""
+        apart = [replace(panel, title=f"With controls: {panel.title}") for panel in self.controls]
+        return replace(self, panels=[*self.panels, *apart], controls=()) if apart else self
 
     def letter(self, place: int) -> str:
         """Says what stands before a panel's title: ``(a) `` where there are several, as far as the alphabet goes."""

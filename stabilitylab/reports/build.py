@@ -15,16 +15,16 @@ from ..errors import DamagedError, InputError, ResourceError, UsageError, in_wor
 from ..experiments import command
 from ..store.files import replace_file
 from ..store.layout import plain
-from . import page
 from .base import FIGURES, MissingRuns, Picture
 from .claims import Finding, ledger
 from .collection import Record, Runs, spared
 from .diagnosis import diagnose
 from .headline import headline
-from .overview import Overview, overview
-from .point import pointless
-from .press import Press
-from .sections import Group, PageSection
+from .page import html
+from .page.overview import Overview, overview
+from .page.point import pointless
+from .page.press import Press
+from .page.sections import Group, PageSection
 
 log = logging.getLogger(__name__)
 PAPERS = ("branchnorm", "deepnet", "admin")
@@ -129,7 +129,7 @@ def build(
         failed += [Failed.of(section.id, section.title, error) for section, error in unprinted]
         failed += [Failed.of(one.claim.id, one.claim.sentence, one.error) for one in findings if one.error is not None]
         begin("page")
-        path = page.write(
+        path = html.write(
             out,
             title=title_of(runs, folders),
             sections=sections,

@@ -12,14 +12,15 @@ import pyarrow.compute as pc
 
 from ..store.layout import METRICS
 from .base import Map, MissingRuns, Origin, Panel, Picture, Reference, Series
-from .collection import Record
+from .collection import Record, Runs
+from .measures.provenance import provenance
 from .pooling import COLUMNS, findings, pool, thin
-from .style import GREY, INK
+from .style import AMOUNTS, INK, PARTS
 
 UPDATE = "model_update"  # has a panel of its own
 VANISHED = 1e-4  # of the largest gradient norm in the stack: below it a layer hardly learns
 LINES = {"nll": "training", "held_out_nll": "held out", "loss": "training"}
-COLOURS = {"encoder": "#0072B2", "decoder": "#D55E00"}
+COLOURS = {"encoder": PARTS[1], "decoder": PARTS[4]}
 NAMED = 20  # places of a table without layers that a note can still name
 SPAN = 30  # largest over smallest number from which colours are logarithmic, where the table does not say
 
@@ -87,7 +88,7 @@ def _name(row: Any) -> str:
 
 
 def diagnose(record: Record, columns: int = COLUMNS) -> Picture:
-    """Draws loss, total gradient norm, ||dF||, and for each probe a map of layers by steps, every stack apart.
+    """Draws loss, total gradient norm, ‖ΔF‖, and for each probe a map of layers by steps, every stack apart.
 
     Maps have at most ``columns`` columns. Raises MissingRuns for a run that recorded nothing yet.
     """
@@ -113,7 +114,7 @@ def diagnose(record: Record, columns: int = COLUMNS) -> Picture:
     notes = [f"{record.label}, {depth}.", *notes]
     if most > 1:
         notes.append(f"A column of a map shows the largest number of up to {most} probed steps.")
-    return Picture(panels, _finding(record), notes, columns=2)
+    return Picture(panels, _finding(record), notes, columns=2, provenance=provenance(Runs([record])))
 
 
 def _metric(record: Record, column: str) -> tuple[np.ndarray, np.ndarray]:
@@ -149,8 +150,8 @@ def _breaks(record: Record, *columns: str) -> list[Reference]:
 def _loss(record: Record, columns: int) -> Panel:
     training = "nll" if "nll" in record.metrics else "loss"
     lines = [
-        _line(record, training, LINES[training], columns, colour=GREY, dash="solid"),
-        _line(record, "held_out_nll", LINES["held_out_nll"], columns, colour="#009E73", dash="solid"),
+        _line(record, training, LINES[training], columns, colour=AMOUNTS[0], dash="solid"),
+        _line(record, "held_out_nll", LINES["held_out_nll"], columns, colour=INK, dash="solid"),
     ]
     unigram = (record.run.manifest.get("unigram") or {}).get("cross_entropy")
     references = [Reference(float(unigram), "unigram baseline")] if unigram else []
@@ -160,7 +161,7 @@ def _loss(record: Record, columns: int) -> Panel:
 
 
 def _gradient(record: Record, columns: int) -> Panel:
-    line = _line(record, "grad_norm_total", "total gradient norm", columns, colour=INK, dash="solid")
+    line = _line(record, "grad_norm_total", "total gradient norm", columns, colour=AMOUNTS[2], dash="solid")
     marks = _breaks(record, "grad_norm_total")
     return Panel("Gradient", "update", "global gradient norm (L2)", [line] if line else [], marks, log_y=True)
 
@@ -174,8 +175,8 @@ def _update(record: Record, columns: int) -> Panel:
             x, y = thin(own["step"].to_numpy(), own["cumulative"].to_numpy(), columns)
             colour = COLOURS.get(str(own["stack_name"].iloc[0]), INK)
             lines.append(Series(str(site), x.tolist(), y.tolist(), colour=colour, dash="solid", marker="none"))
-    marks = [Reference(math.sqrt(2 * record.width), "sqrt(2d)")] if record.width else []
-    return Panel("Model update", "update", "||F - F at step 0|| per token", lines, marks)
+    marks = [Reference(math.sqrt(2 * record.width), "√(2d)")] if record.width else []
+    return Panel("Model update", "update", "‖ΔF‖ since step 0, per token", lines, marks)
 
 
 def _outputs(table: str, grid: LayerGrid, columns: int) -> Panel:

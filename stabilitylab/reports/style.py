@@ -11,6 +11,10 @@ INK, GREY = "#222222", "#7f7f7f"
 # grey print tells them apart. Nineteen colours cannot be: the others differ from each other and from these in colour or
 # in marker, and within a family in both. These are left for what says nothing about its look:
 SPARE = (("#8c6d31", "X"), ("#6a51a3", "h"), ("#636363", "p"), ("#393b79", "*"))
+# Of groups of parameters, none of them an architecture's: seaborn.cubehelix_palette(6, start=2.6, rot=.9, dark=.12,
+# light=.64, hue=1.2), from dark to light, so that grey print keeps their order.
+PARTS = ("#171c3d", "#492869", "#833477", "#b14c6c", "#c3745d", "#bea162")
+AMOUNTS = ("#b0b0b0", "#8a8a8a", "#666666", "#444444", "#202020")  # of values of one setting
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 CONTROLS = {  # the look of the controls that the sweeps run; any other gets one by its name
     "postln+beta": "dashed",
@@ -68,31 +72,36 @@ def title(label: str) -> str:
     return "/".join(part.replace(arch, titles.get(arch, arch), 1) for part, arch in parts)
 
 
-def use_print_style() -> None:
-    """Sets sizes for print; embeds fonts in PDF and keeps them as text in SVG."""
-    import matplotlib  # here, as the names of architectures are read by whoever draws nothing
+def of_amounts(count: int) -> list[str]:
+    """Returns neutral colours for values of one setting, smallest first: the larger, the darker."""
+    places = [round(at * (len(AMOUNTS) - 1) / max(count - 1, 1)) for at in range(count)] if count > 1 else [-1]
+    return [AMOUNTS[place] for place in places]
 
-    matplotlib.rcParams.update(
-        {
-            "font.size": 7.5,
-            "axes.titlesize": 8,
-            "axes.labelsize": 7.5,
-            "legend.fontsize": 6.5,
-            "xtick.labelsize": 6.5,
-            "ytick.labelsize": 6.5,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.linewidth": 0.6,
-            "axes.grid": True,
-            "grid.linewidth": 0.3,
-            "grid.color": "#dddddd",
-            "lines.linewidth": 1.1,
-            "lines.markersize": 3.2,
-            "legend.frameon": False,
-            "pdf.fonttype": 42,
-            "svg.fonttype": "none",
-            "svg.hashsalt": "stabilitylab",
-            "figure.dpi": 100,
-            "savefig.dpi": 300,
-        }
-    )
+
+def use_print_style() -> None:
+    """Sets seaborn's theme and context for paper; embeds fonts in PDF and keeps them as text in SVG."""
+    import seaborn
+
+    own = {
+        "axes.grid": True,
+        "axes.linewidth": 0.6,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.titlelocation": "left",
+        "figure.dpi": 100,
+        "font.sans-serif": ["DejaVu Sans"],
+        "grid.color": "#dddddd",
+        "grid.linewidth": 0.3,
+        "legend.frameon": False,
+        "lines.linewidth": 1.1,
+        "lines.markersize": 3.2,
+        "pdf.fonttype": 42,
+        "savefig.dpi": 300,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "stabilitylab",
+        "xtick.major.size": 2.2,
+        "xtick.minor.size": 1.2,
+        "ytick.major.size": 2.2,
+        "ytick.minor.size": 1.2,
+    }
+    seaborn.set_theme(context="paper", style="ticks", font_scale=0.76, rc=own)

@@ -10,10 +10,10 @@ import numpy as np
 from in_memory import remembered
 from making import make_run
 
-from stabilitylab.reports import page
 from stabilitylab.reports.base import ABSENT, DIVERGED, NONFINITE, STUCK, ZERO, Map, Panel, Picture, Reference, Series
 from stabilitylab.reports.claims import Claim, Effect, Finding, MissingRuns, corrected, judge
 from stabilitylab.reports.collection import Runs
+from stabilitylab.reports.page import html
 from stabilitylab.reports.statistics import Region
 
 EVIL = '<img src=x onerror=alert(1)>"&'  # a name that is no HTML
@@ -104,18 +104,18 @@ def some_runs(folder: Path, count: int = 3) -> Runs:
 
 
 def write(
-    folder: Path, sections: Sequence[page.PageSection] | None = None, runs: Runs | None = None, **content
+    folder: Path, sections: Sequence[html.PageSection] | None = None, runs: Runs | None = None, **content
 ) -> Path:
     """A page with two figures, one run's maps, four claims and three runs; ``content`` replaces any of it."""
     if sections is None:
         files = {kind: f"figures/made-1.{kind}" for kind in ("csv", "pdf", "svg", "png")}
         narrow = files | {"pdf-column": "figures/made-1-column.pdf"}
         sections = [
-            page.PageSection("made:1", "Lines", "DeepNet, Figure 1", lines(), narrow),
-            page.PageSection("made:2", "Lines again", "DeepNet, Figure 2", lines(), files),
-            page.PageSection("run:postln-0", "postln-0", "one run", heat(), {"csv": "figures/run.csv"}, group="runs"),
+            html.PageSection("made:1", "Lines", "DeepNet, Figure 1", lines(), narrow),
+            html.PageSection("made:2", "Lines again", "DeepNet, Figure 2", lines(), files),
+            html.PageSection("run:postln-0", "postln-0", "one run", heat(), {"csv": "figures/run.csv"}, group="runs"),
         ]
     runs = some_runs(folder / "runs") if runs is None else runs
     defaults = {"title": "Three runs", "findings": findings(), "broken": [(Path("runs/torn"), "its journal is torn")]}
     missing = [("deepnet:5", "Update against depth", "no run of one step", "stabilitylab sweep deepnet:5")]
-    return page.write(folder, sections=sections, runs=runs, **({**defaults, "missing": missing} | content))
+    return html.write(folder, sections=sections, runs=runs, **({**defaults, "missing": missing} | content))

@@ -76,7 +76,7 @@ def make_pairs(
 
 def drawn(folder: Path) -> tuple[dict[str, Panel], Picture]:
     picture = AdjacentSimilarity().picture(load(folder))
-    return {panel.title: panel for panel in picture.panels}, picture
+    return {panel.title: panel for panel in [*picture.panels, *picture.controls][::-1]}, picture
 
 
 def one(folder: Path, id: str) -> Finding:
@@ -88,12 +88,15 @@ def test_the_picture_is_the_similarity_of_layers_from_the_second_on(tmp_path: Pa
         tmp_path, lambda seed, step, row: 0.02 if (row.stack, row.layer) != ("decoder", 3) else -0.01 * (seed - 2)
     )
     panels, picture = drawn(tmp_path)
-    assert [*panels] == ["Encoder", "Decoder", "Held-out loss", "Gradient, encoder, last probed step"]
+    assert [panel.title for panel in picture.panels] == ["Encoder", "Decoder"]
+    aside = ["Encoder", "Decoder", "Held-out loss", "Gradient, encoder, last probed step"]
+    assert [panel.title for panel in picture.controls] == aside
+    assert panels["Encoder"].limits == panels["Decoder"].limits is not None
     deepnorm, branchnorm = panels["Decoder"].series
-    assert (deepnorm.x, deepnorm.y) == ([2, 3], pytest.approx([0.88, 0.87]))
-    assert branchnorm.y == pytest.approx([0.86, 0.89])  # the row of layer 1, with the embedding, is not drawn
-    assert (branchnorm.low, branchnorm.high) == (pytest.approx([0.86, 0.88]), pytest.approx([0.86, 0.90]))
-    assert panels["Encoder"].series[1].y == pytest.approx([0.86, 0.85])
+    assert (deepnorm.x, deepnorm.y) == ([2, 3], pytest.approx([0.12, 0.13]))  # 1 - cos
+    assert branchnorm.y == pytest.approx([0.14, 0.11])  # the row of layer 1, with the embedding, is not drawn
+    assert (branchnorm.low, branchnorm.high) == (pytest.approx([0.14, 0.10]), pytest.approx([0.14, 0.12]))
+    assert panels["Encoder"].series[1].y == pytest.approx([0.14, 0.15])
     loss = panels["Held-out loss"].series[0]
     assert (loss.x, loss.y) == ([0, 10, 250], pytest.approx([7.96, 7.86, 5.46]))
     gradient = panels["Gradient, encoder, last probed step"]
@@ -246,7 +249,7 @@ def test_two_ramps_are_no_seeds(tmp_path: Path) -> None:
                         settings={"model": {"T": 7}})  # fmt: skip
     panels, picture = drawn(tmp_path)
     deepnorm, branchnorm = panels["Encoder"].series
-    assert (branchnorm.y, branchnorm.seeds) == (pytest.approx([0.85, 0.84]), 3)
+    assert (branchnorm.y, branchnorm.seeds) == (pytest.approx([0.15, 0.16]), 3)
     assert deepnorm.seeds == 3  # T means nothing there: one run a seed
     assert "BranchNorm with T = 10; left out: T = 7." in picture.notes
     assert one(tmp_path, "C41").effects[0]["n"] == 3

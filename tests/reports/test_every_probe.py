@@ -16,8 +16,8 @@ from torch import nn
 
 import stabilitylab as sl
 from stabilitylab.probes import PROBES, Mean, Norm, ParameterProbe, Probe, Site
-from stabilitylab.reports import page, press
 from stabilitylab.reports.diagnosis import diagnose
+from stabilitylab.reports.page import html, press
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import Run, RunWriter
 
@@ -195,7 +195,7 @@ def test_a_table_that_only_its_run_knows_is_drawn_as_it_says(tmp_path: Path, log
     possible = bool(usual) and min(usual) > 0
     assert heat.log is (possible and (max(usual) > 30 * min(usual) if log is None else log))
     assert heat.unit == "b [stones]"
-    page.PageSection("run:x", "x", "", picture, {}, "runs").check()
+    html.PageSection("run:x", "x", "", picture, {}, "runs").check()
 
 
 def test_every_registered_probe_says_how_it_is_drawn() -> None:

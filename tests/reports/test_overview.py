@@ -15,11 +15,11 @@ from test_page import Document
 from stabilitylab.reports.base import LEAST_SEEDS, Map, Panel, Picture, Series, Spread
 from stabilitylab.reports.build import build
 from stabilitylab.reports.collection import Runs
-from stabilitylab.reports.live import watch
-from stabilitylab.reports.overview import facts, overview, track
-from stabilitylab.reports.point import pointless
-from stabilitylab.reports.sections import PageSection, described
-from stabilitylab.reports.sentences import fold, sentence
+from stabilitylab.reports.page.live import watch
+from stabilitylab.reports.page.overview import facts, overview, track
+from stabilitylab.reports.page.point import pointless
+from stabilitylab.reports.page.sections import PageSection, described
+from stabilitylab.reports.page.sentences import fold, sentence
 
 STEPS = (0, 1, 2)
 

@@ -15,11 +15,11 @@ import pytest
 from making import make_run
 from pages import CLOSING, EVIL, claim, findings, heat, lines, some_runs, write
 
-from stabilitylab.reports import page
 from stabilitylab.reports.base import Map, Panel, Picture, Series
 from stabilitylab.reports.claims import Finding
 from stabilitylab.reports.collection import Runs
 from stabilitylab.reports.intervals import WIDTH, interval, mark
+from stabilitylab.reports.page import html
 from stabilitylab.reports.statistics import Region
 
 VOID = {"meta", "input", "br", "link", "img", "path", "line", "circle", "rect"}
@@ -103,7 +103,7 @@ def test_a_figure_has_its_finding_its_files_its_numbers_and_its_switches(documen
     assert [attributes["id"] for attributes, _ in document.named("figure")] == [
         "made-1",
         "made-2",
-        page.anchor("run:postln-0"),
+        html.anchor("run:postln-0"),
     ]
     assert "Post-LN vanishes DeepNet, Figure 1. Made up. Claims:" in document.named("figcaption")[0][1]
     files = [attributes["href"] for attributes, _ in document.named("a") if "download" in attributes]
@@ -186,7 +186,7 @@ def test_runs_stand_with_their_states_and_those_unreadable_too(document: Documen
     ((_, table),) = document.named("table", id="table")
     assert "postln-0 Post-LN training 2+2 3 1 diverged diverged -1.000 made up" in table
     assert "branchnorm-1 BranchNorm training 3+3 4 1 finished trained -1.000" in table
-    assert document.named("a", href=f"#{page.anchor('run:postln-0')}")[-1][1] == "postln-0"
+    assert document.named("a", href=f"#{html.anchor('run:postln-0')}")[-1][1] == "postln-0"
     everything = document.named("body")[0][1]
     assert "torn : its journal is torn" in everything
     assert "Update against depth deepnet:5 no run of one step. stabilitylab sweep deepnet:5" in everything
@@ -197,10 +197,10 @@ def test_runs_stand_with_their_states_and_those_unreadable_too(document: Documen
 def test_names_are_text_and_never_html(tmp_path: Path) -> None:
     make_run(tmp_path / "runs", EVIL.replace("/", "_"), layers=1, metrics={"loss": [1.0]}, label=CLOSING)
     sections = [
-        page.PageSection(f"run:{EVIL}", EVIL, EVIL, lines(CLOSING), {"csv": f"figures/{EVIL}.csv"}, group=group)
+        html.PageSection(f"run:{EVIL}", EVIL, EVIL, lines(CLOSING), {"csv": f"figures/{EVIL}.csv"}, group=group)
         for group in ("figures", "runs")
     ]
-    sections[1] = page.PageSection(f"run:{CLOSING}", CLOSING, EVIL, lines(EVIL), {}, group="runs")
+    sections[1] = html.PageSection(f"run:{CLOSING}", CLOSING, EVIL, lines(EVIL), {}, group="runs")
     found = [Finding(claim("C01", f"run:{EVIL}", EVIL, CLOSING), "not testable", why=EVIL, command=CLOSING)]
     content = {"title": CLOSING, "broken": [(Path(EVIL), CLOSING)], "missing": [(EVIL,) * 4]}
     path = write(tmp_path, sections, Runs.load(tmp_path / "runs"), findings=found, **content)
@@ -210,19 +210,19 @@ def test_names_are_text_and_never_html(tmp_path: Path) -> None:
     assert (
         len(document.named("script"))
         == len(Document(write(tmp_path / "plain")).named("script"))
-        == 4 + len(page.SCRIPTS)
+        == 4 + len(html.SCRIPTS)
     )
     assert document.named("h1")[0][1] == document.named("title")[0][1] == CLOSING
     assert "alert" not in "".join(
         text for attributes, text in document.named("script") if attributes.get("id") != "plots"
     )
-    assert document.plots[page.anchor(f"run:{EVIL}")][1]["traces"][1]["name"] == CLOSING
+    assert document.plots[html.anchor(f"run:{EVIL}")][1]["traces"][1]["name"] == CLOSING
 
 
 def test_places_of_different_names_differ() -> None:
     names = ["a:b", "a-b", "a b", "a/b", "a.b", "run:x", "run-x", "é"]
-    assert len({page.anchor(name) for name in names}) == len(names)
-    assert all(re.fullmatch(r"[\w-]+", page.anchor(name)) for name in names)
+    assert len({html.anchor(name) for name in names}) == len(names)
+    assert all(re.fullmatch(r"[\w-]+", html.anchor(name)) for name in names)
 
 
 def test_no_claims_no_figures_and_no_runs(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_hundred_runs_with_maps_of_200_layers_stay_small(tmp_path: Path) -> No
     assert one is not None
     maps = Picture([Panel("t", "x", "y", map=Map(one.x, one.y, spiky, one.finding, "u"))] * 3, "found")
     sections = [
-        page.PageSection(f"run:{n}", str(n), "one run", maps if n < 4 else lines(), {}, "runs") for n in range(100)
+        html.PageSection(f"run:{n}", str(n), "one run", maps if n < 4 else lines(), {}, "runs") for n in range(100)
     ]
     path = write(tmp_path, sections, Runs([*some_runs(tmp_path / "runs", 10)] * 10))
     assert path.stat().st_size < 7_000_000
@@ -254,22 +254,22 @@ def test_a_hundred_runs_with_maps_of_200_layers_stay_small(tmp_path: Path) -> No
     assert len(document.named("figure")) == 100
     assert len(document.named("th", scope="row")) == 100 + len(findings()) - 1  # one is not testable
     plot = document.plots["run-0"][0]["map"]
-    assert page.NARROWEST <= len(plot["x"]) < 600
+    assert html.NARROWEST <= len(plot["x"]) < 600
     assert plot["low"] + plot["span"] == pytest.approx(9)  # the spike is still there
 
 
 def test_few_maps_keep_600_columns(tmp_path: Path) -> None:
-    sections = [page.PageSection("made:1", "x", "y", heat(200, 2000), {})]
+    sections = [html.PageSection("made:1", "x", "y", heat(200, 2000), {})]
     document = Document(write(tmp_path, sections, Runs([])))
     assert len(document.plots["made-1"][0]["map"]["x"]) == 600
 
 
 def test_a_table_ends_where_the_csv_goes_on(tmp_path: Path) -> None:
-    count = page.LISTED + 1234
+    count = html.LISTED + 1234
     picture = Picture([Panel("t", "x", "y", [Series("s", range(count), range(count))])], "found")
-    document = Document(write(tmp_path, [page.PageSection("made:1", "x", "y", picture, {})], Runs([]), findings=[]))
+    document = Document(write(tmp_path, [html.PageSection("made:1", "x", "y", picture, {})], Runs([]), findings=[]))
     assert "1,234 more rows stand in the CSV." in document.named("details")[0][1]
-    assert len([1 for attributes, _ in document.named("td")]) == page.LISTED * 7  # low and high are empty: left out
+    assert len([1 for attributes, _ in document.named("td")]) == html.LISTED * 7  # low and high are empty: left out
 
 
 def effect(
@@ -316,4 +316,4 @@ def test_intervals_in_words() -> None:
     assert interval(effect(1.23456, 1.0, 1.5)) == "1.23 [1, 1.5]"
     assert interval(effect(1.23456, math.nan, math.nan)) == "1.23"
     assert interval(effect(math.nan, math.nan, math.nan)) == "not measured"
-    assert {finding.verdict for finding in findings()} == set(page.VERDICTS)
+    assert {finding.verdict for finding in findings()} == set(html.VERDICTS)

@@ -5,6 +5,7 @@ Runs wherever a Chromium is. Its screenshots stay in pytest's temporary folder, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,10 @@ from making import make_run
 from pages import CLOSING, EVIL, a_table, heat, lines, write
 from PIL import Image
 
-from stabilitylab.reports import page, style
+from stabilitylab.reports import style
 from stabilitylab.reports.base import Map, Panel, Picture, Series, compared
 from stabilitylab.reports.collection import Runs
+from stabilitylab.reports.page import html
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; test_page.py covers the document")
 
@@ -86,7 +88,7 @@ def test_every_plot_is_drawn_and_nothing_is_fetched(browser: Browser, written: P
 
 
 def test_a_table_prints_each_cell_once_under_its_names(browser: Browser, tmp_path: Path) -> None:
-    browser.open(write(tmp_path, [page.PageSection("made:1", "Table", "", Picture([a_table()], ""), {})]))
+    browser.open(write(tmp_path, [html.PageSection("made:1", "Table", "", Picture([a_table()], ""), {})]))
     found = browser.run(
         """
         const plot = $("#made-1 .plot"), layout = plot._fullLayout;
@@ -101,6 +103,35 @@ def test_a_table_prints_each_cell_once_under_its_names(browser: Browser, tmp_pat
     assert found["range"][0] > found["range"][1]
 
 
+def test_what_panels_share_and_what_maps_are_is_what_paper_prints(browser: Browser, tmp_path: Path) -> None:
+    raw = [Series("Post-LN", [1, 2, 3], [y, 3 * y, 2 * y], arch="postln", faint=y == 1, seeds=3) for y in (1.0, 4.0)]
+    shared = {"limits": (0.5, 20.0)}
+    lines = [Panel("a", "x", "loss", raw[:1], log_y=True, **shared), Panel("b", "x", "loss", raw[1:], **shared)]
+    z = np.array([[-1.0, 0.0], [0.5, 3.0]])
+    around = Map([1, 2], [1, 2], z, np.zeros(z.shape, np.int8), "gap", log=False, centre=0.0, square=True)
+    picture = Picture([*lines, Panel("c", "j", "i", map=around)], "")
+    browser.open(write(tmp_path, [html.PageSection("made:1", "Shared", "", picture, {})]))
+    found = browser.run(
+        """
+        const [first, second, map] = $$("#made-1 .plot");
+        const seen = (plot) => plot.data.filter((one) => one.hovertemplate)[0];
+        const { xaxis, yaxis } = map._fullLayout;
+        const cell = (axis) => Math.abs(axis._length / (axis.range[1] - axis.range[0]));
+        return {
+          ranges: [first, second].map((plot) => plot._fullLayout.yaxis.range),
+          faint: [first, second].map((plot) => [seen(plot).opacity, seen(plot).mode]),
+          ends: [map.data[0].zmin, map.data[0].zmax], white: map.data[0].colorscale[1],
+          sides: cell(xaxis) / cell(yaxis),
+        };
+        """
+    )
+    assert browser.errors == []
+    assert found["ranges"] == [pytest.approx([math.log10(0.5), math.log10(20)]), [0.5, 20]]
+    assert found["faint"] == [[0.4, "lines"], [1, "lines+markers"]]
+    assert (found["ends"], found["white"]) == ([-3, 3], [0.5, "#f7f7f7"])
+    assert found["sides"] == pytest.approx(1, abs=0.01)
+
+
 @pytest.mark.parametrize("log", [True, False])
 def test_compared_maps_have_the_same_colours_on_both_scales(browser: Browser, tmp_path: Path, log: bool) -> None:
     def panel(*values: float) -> Panel:
@@ -108,7 +139,7 @@ def test_compared_maps_have_the_same_colours_on_both_scales(browser: Browser, tm
         return Panel("t", "x", "y", map=Map([0, 1], [1], z, np.zeros(z.shape, np.int8), "nats", log=log))
 
     picture = Picture(compared([panel(1, 10), panel(5, 1000)]), "")
-    browser.open(write(tmp_path, [page.PageSection("made:1", "Maps", "", picture, {})]))
+    browser.open(write(tmp_path, [html.PageSection("made:1", "Maps", "", picture, {})]))
     found = browser.run(
         """
         const ends = () => $$("#made-1 .plot").map((plot) => [plot._fullData[0].zmin, plot._fullData[0].zmax]);
@@ -128,7 +159,7 @@ def test_a_line_of_a_cell_is_a_line_on_the_screen(browser: Browser, tmp_path: Pa
     assert table.map is not None
     text = np.full(table.map.z.shape, "1 < 2\n1/3 lost", dtype=object)
     two = replace(table, map=replace(table.map, text=text))
-    browser.open(write(tmp_path, [page.PageSection("made:1", "Table", "", Picture([two], ""), {})]))
+    browser.open(write(tmp_path, [html.PageSection("made:1", "Table", "", Picture([two], ""), {})]))
     counts = browser.run('return [...$("#made-1 .plot").querySelectorAll(".heatmap-label")].map((one) => '
                         'one.querySelectorAll("tspan.line").length)')  # fmt: skip
     assert browser.errors == []
@@ -194,7 +225,7 @@ def test_log_and_linear_for_axes_and_for_colours(browser: Browser, written: Path
 def test_log_axes_show_bands_that_reach_zero_and_ticks_when_enlarged(browser: Browser, tmp_path: Path) -> None:
     line = Series("x", [1, 2, 3], [1e-6, 1e-3, 1.0], [0.0, 1e-4, 0.5], [1e-5, 1e-2, 2.0], seeds=3, colour="black")
     picture = Picture([Panel("a", "layer", "L2 norm", [line], log_y=True)], "found")
-    browser.open(write(tmp_path, [page.PageSection("made:1", "a", "made up", picture, {})]))
+    browser.open(write(tmp_path, [html.PageSection("made:1", "a", "made up", picture, {})]))
     found = browser.run(
         """
         const plot = $(".plot"), ticks = () => $$(".plot .ytick text").length, band = plot.data[0], counts = [ticks()];
@@ -310,7 +341,7 @@ def test_dark_as_the_system_or_as_chosen_and_light_on_paper(browser: Browser, wr
 def test_names_that_look_like_html_do_nothing(browser: Browser, tmp_path: Path) -> None:
     make_run(tmp_path / "runs", EVIL.replace("/", "_"), layers=1, metrics={"loss": [1.0]}, label=CLOSING)
     label = f"{EVIL} {CLOSING} <b>bold</b>"
-    sections = [page.PageSection(f"run:{EVIL}", EVIL, EVIL, lines(label), {}, group="runs")]
+    sections = [html.PageSection(f"run:{EVIL}", EVIL, EVIL, lines(label), {}, group="runs")]
     written = write(tmp_path, sections, Runs.load(tmp_path / "runs"), title=CLOSING, findings=[])
     browser.open(written)
     browser.run(
@@ -331,7 +362,7 @@ def test_printing_draws_everything_at_once(browser: Browser, written: Path) -> N
 
 @pytest.mark.slow
 def test_a_hundred_runs_are_drawn_only_where_one_looks(browser: Browser, tmp_path: Path) -> None:
-    sections = [page.PageSection(f"run:{n}", str(n), "one run", lines(), {}, "runs") for n in range(100)]
+    sections = [html.PageSection(f"run:{n}", str(n), "one run", lines(), {}, "runs") for n in range(100)]
     written = write(tmp_path, sections)
     browser.open(written, everything=False)
     drawn = "await wait(500); return $$('[data-drawn]').length;"

@@ -15,7 +15,7 @@ from browser import CHROMIUM, Browser
 from making import Made, layer_rows, make_run
 
 from stabilitylab.reports.build import build
-from stabilitylab.reports.live import write as write_live
+from stabilitylab.reports.page.live import write as write_live
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; test_overview.py covers what it shows")
 STEPS = (0, 1, 2, 4, 8, 16)

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from pages import a_table, heat, lines
 
-from stabilitylab.reports import paper, screen, style
+from stabilitylab.reports import paper, style
 from stabilitylab.reports.base import ABSENT, DIVERGED, NONFINITE, STUCK, ZERO, Map, Panel, Picture, Series, compared
+from stabilitylab.reports.page import screen
 
 
 def decoded(plot: dict) -> np.ndarray:
@@ -182,7 +183,7 @@ def test_log_is_offered_where_nothing_negative_would_be_lost() -> None:
 
 
 def test_the_script_reads_what_python_writes() -> None:
-    script = (files("stabilitylab.reports") / "templates" / "shared.js").read_text(encoding="utf-8")
+    script = (files("stabilitylab.reports.page") / "templates" / "shared.js").read_text(encoding="utf-8")
     codes = dict(re.findall(r'"([a-z0 ]+)": (\d)[, }]', script))
     assert codes == {name: str(kind) for kind, name in screen.FINDINGS.items()}
     assert f"first = {screen.FIRST}, levels = {screen.LEVELS}" in script

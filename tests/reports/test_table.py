@@ -54,6 +54,8 @@ def test_a_cell_is_the_mean_over_seeds_and_its_text_has_the_counts() -> None:
     assert table.text.tolist() == [["(-0.30)", "-0.10 2/3 failed"], ["-4.60", "-9.00"]]
     assert table.finding.tolist() == [[0, DIVERGED], [0, 0]]  # one stuck and one diverged: the worse of two equals
     assert table.unit == "nll - unigram [nats/token]"
+    assert (table.centre, np.asarray(table.seeds).tolist()) == (0, [[2, 3], [2, 2]])
+    assert picture.key.startswith("(in parentheses): a seed not 0.25 nats below the baseline")
     assert picture.finding == (
         "At 100 layers 1 of 2 architectures were below the unigram baseline with every seed (2 to 3). "
         "2 of 9 runs diverged or are stuck."
@@ -81,7 +83,7 @@ def test_the_table_is_a_file_that_pandas_reads_and_one_in_markdown(tmp_path: Pat
     assert data.loc[1, ["nll_gap", "low", "high"]].tolist() == pytest.approx([-0.1, -0.4, 0.2])
     assert "| Post-LN |" in files["table.md"].read_text()
     assert files["table.csv"].name == "table-stability-table.csv"
-    assert files.keys() == paper.paths(tmp_path, "table-stability", picture.extra).keys()
+    assert files.keys() == paper.paths(tmp_path, "table-stability", picture).keys()
 
 
 def test_a_depth_without_runs_is_an_empty_cell() -> None:
@@ -110,9 +112,13 @@ def test_bleu_stands_where_every_trained_run_was_evaluated_alike(tmp_path: Path)
 def test_a_recipe_that_a_paper_insists_on_is_said() -> None:
     own = ended("tfixup", 6, 3, "trained", -1.0)
     assert (own.settings["train.warmup"], nine()[0].settings["train.warmup"]) == (0, 40)
-    _, picture = drawn([*nine(), own])
+    table, picture = drawn([*nine(), own])
+    assert table.y_names[-1] == "T-Fixup *"
+    assert picture.key.endswith("* T-Fixup: train.warmup = 0")
     assert "T-Fixup with the recipe that its paper insists on: train.warmup = 0." in picture.notes
-    assert not any("insists" in note for note in drawn(nine())[1].notes)
+    plain, without = drawn(nine())
+    assert not any("insists" in note for note in without.notes)
+    assert not any("*" in name for name in (*plain.y_names, without.key))
 
 
 def test_what_is_not_drawn_is_counted() -> None:

@@ -38,3 +38,14 @@ def at_initialisation(runs: Runs, label: str, depth: int, table: str) -> dict[in
 def _starts(record: Record, table: str) -> bool:
     data = record.at(table, 0, [record.run.table(table).main])
     return len(data) > 0 and data["step"].iloc[0] == 0
+
+
+def unevenness(record: Record) -> float:
+    """Measures max / min over the decoder's layers of ||dE/dx_l|| at initialisation, x_l the layer's output.
+
+    Without the top layer: its gradient has not passed a LayerNorm, which removes two directions once for all below.
+    """
+    data = record.at("activation_grad_norm", 0, ["value"])
+    data = data[(data["stack_name"] == "decoder") & (data["sublayer"] == "ffn")]
+    values = data.loc[data["layer"] < data["layer"].max(), "value"].to_numpy(float)
+    return float(values.max() / values.min()) if len(values) > 1 and values.min() > 0 else math.nan

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 import numpy as np
 
 from .. import style
+from ..arrange import alike
 from ..base import Panel, Series, Spread
 from ..collection import Record, Runs
+from .by_label import by_label
 
 STACKS = ("encoder", "decoder")
+PROFILES = {1: "dotted", 10: "dashed", 100: "solid"}  # step -> dash
+NEAR = 0.1  # a profile is drawn at a probed step at most this share away from the one that is meant
 
 
 def layer_values(record: Record, table: str, column: str, stack: str, step: int | None = None) -> dict[int, float]:
@@ -20,25 +26,40 @@ def layer_values(record: Record, table: str, column: str, stack: str, step: int 
 
 
 def by_layer(
-    group: Runs, table: str, column: str, stack: str, *, step: int | None = None, first: int = 1, log: bool = False
+    group: Runs,
+    table: str,
+    column: str,
+    stack: str,
+    *,
+    step: int | None = None,
+    first: int = 1,
+    log: bool = False,
+    of: Callable[[float], float] = float,
 ) -> list[Series]:
-    """Draws one line a label: the values of a stack's layers from ``first`` on, over seeds."""
-    lines = []
-    for label in group.labels:
-        spread = Spread(log=log)
-        for record in group.where(label=label):
-            found = layer_values(record, table, column, stack, step)
-            values = {layer: value for layer, value in found.items() if layer >= first}
-            spread.add([*values], [*values.values()])
-        if spread.points:
-            lines.append(spread.series(style.title(label), arch=label))
-    return lines
+    """Draws one line a label: ``of`` the values of a stack's layers from ``first`` on, over seeds."""
+
+    def values(record: Record) -> dict[float, float]:
+        found = layer_values(record, table, column, stack, step)
+        return {layer: of(value) for layer, value in found.items() if layer >= first}
+
+    return by_label(group, values, log=log)
 
 
-def stack_panels(group: Runs, table: str, column: str, x: str, y: str, *, first: int = 1) -> list[Panel]:
-    """Draws a panel a stack, where it has the table: the values of its layers from ``first`` on."""
-    found = ((stack, by_layer(group, table, column, stack, first=first)) for stack in STACKS)
-    return [Panel(stack.capitalize(), x, y, lines) for stack, lines in found if lines]
+def stack_panels(
+    group: Runs,
+    table: str,
+    column: str,
+    x: str,
+    y: str,
+    *,
+    first: int = 1,
+    log: bool = False,
+    of: Callable[[float], float] = float,
+) -> list[Panel]:
+    """Draws a panel a stack, where it has the table: ``of`` the values of its layers from ``first`` on, on one y
+    axis."""
+    found = ((stack, by_layer(group, table, column, stack, first=first, of=of)) for stack in STACKS)
+    return alike(Panel(stack.capitalize(), x, y, lines, log_y=log) for stack, lines in found if lines)
 
 
 def held_out_panel(group: Runs) -> Panel:
@@ -81,3 +102,32 @@ def differences(
         layers = [layer for layer in sorted(one.keys() & other.keys()) if layer >= lowest]
         found[stack] = np.array([one[layer] - other[layer] for layer in layers])
     return found
+
+
+def profiles(group: Runs) -> list[Panel]:
+    """Draws each layer's gradient norm at steps 1, 10 and 100, or at probed steps next to them; a panel a stack."""
+    found: dict[tuple[str, str, int, int], Spread] = {}
+    for record in group:
+        data = record.frame("grad_norm", ["value"], by="layer")
+        data = data.loc[data["layer"] > 0]
+        for meant, step in _probed(np.unique(data["step"].to_numpy())).items():
+            for stack, own in data.loc[data["step"] == step].groupby("stack_name", observed=True):
+                spread = found.setdefault((str(stack), record.label, meant, step), Spread(log=True))
+                spread.add(own["layer"].tolist(), own["value"].tolist())
+    panels = []
+    for stack in STACKS:
+        lines = [
+            spread.series(style.title(label), arch=label, dash=PROFILES[meant], detail=f"step {step}")
+            for (place, label, meant, step), spread in found.items()
+            if place == stack
+        ]
+        steps = sorted({step for place, _, _, step in found if place == stack})
+        title = f"{stack.capitalize()} layers at step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
+        panels.append(Panel(title, f"{stack} layer", "gradient norm (L2)", lines, log_y=True))
+    return alike(panels)
+
+
+def _probed(steps: Sequence[int] | np.ndarray) -> Mapping[int, int]:
+    """Maps the step that is meant to the probed step that stands for it, where there is one."""
+    nearest = {meant: int(min(steps, key=lambda step: abs(step - meant))) for meant in PROFILES if len(steps)}
+    return {meant: step for meant, step in nearest.items() if abs(step - meant) <= NEAR * meant}

@@ -14,6 +14,7 @@ from ... import style
 from ...base import NONFINITE, Figure, Map, MissingRuns, Panel, Picture, compared
 from ...collection import Record, Runs, pairs
 from ...measures.comparison import Pairs, comparable, counted, failed, grouped, left_out
+from ...measures.provenance import provenance
 
 TABLE = "branch_variance"
 PARTS = ("branch", "shortcut", "total")
@@ -71,6 +72,7 @@ class LayerDependency(Figure):
 
     layers: ClassVar[int]
     shown: ClassVar[Sequence[str]]  # where there are any of them; else all
+    papers: ClassVar[Sequence[str]]  # of these the paper's; the others are controls
 
     def picture(self, runs: Runs) -> Picture:
         fit = runs.where(self._is_mapped, table=TABLE)
@@ -82,7 +84,13 @@ class LayerDependency(Figure):
         group = max(ended or groups, key=lambda g: (len(g.labels), -_apart(g[0].layers[0], self.layers), len(g)))
         labels = [label for label in self.shown if label in group.labels] or group.labels
         after: Sequence[int | None] = (0, None) if ended else (0,)
-        panels = [_panel(group.where(label=label), label, step) for label in labels for step in after]
+        drawn = [(label, step) for label in labels for step in after]
+        maps = compared(_panel(group.where(label=label), label, step) for label, step in drawn)
+        first = {*self.papers} & {*labels} or {*labels}
+        panels, controls = (
+            [panel for (label, _), panel in zip(drawn, maps, strict=True) if (label in first) == wanted]
+            for wanted in (True, False)
+        )
         others = [style.title(label) for label in group.labels if label not in labels]
         notes = [
             f"Drawn: {group.describe()}; each map is the mean over seeds.",
@@ -90,7 +98,10 @@ class LayerDependency(Figure):
             *([f"Not drawn, though there: {', '.join(others)}."] if others else []),
             *left_out(fit, group),
         ]
-        return Picture(compared(panels), _finding(group, labels, bool(ended)), notes, columns=2 if ended else 3)
+        return Picture(
+            panels, _finding(group, labels, bool(ended)), notes, columns=len(after), controls=controls,
+            provenance=provenance(group),
+        )  # fmt: skip
 
     def _is_mapped(self, run: Record) -> bool:
         return self._fits(run.layers[0]) and style.family(run.label) not in UNDEFINED
@@ -120,7 +131,8 @@ def _panel(runs: Runs, label: str, step: int | None) -> Panel:
     places = list(range(1, len(beta) + 1))
     below = np.tri(len(beta), dtype=bool)
     lost = np.where(below & ~np.isfinite(beta), NONFINITE, 0).astype(np.int8)
-    heat = Map(places, places, np.where(below, beta, np.nan), lost, "beta", log=False)
+    z = np.where(below, beta, np.nan)
+    heat = Map(places, places, z, lost, "beta", log=False, seeds=len(runs.seeds), square=True)
     return Panel(f"{style.title(label)}, {'initial' if step == 0 else 'trained'}", "branch j", "output i", map=heat)
 
 

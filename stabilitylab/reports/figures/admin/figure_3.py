@@ -8,15 +8,19 @@ import numpy as np
 
 from ....experiments import command
 from ... import style
-from ...base import Figure, MissingRuns, Panel, Picture, Spread, figure
+from ...arrange import alike, apart
+from ...base import Figure, MissingRuns, Panel, Picture, figure
 from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import LAYERS, Record, Runs
+from ...measures.by_label import by_label
 from ...measures.comparison import comparable, counted, hidden, left_out, lost_by_seed, nothing_drawn
 from ...measures.gains import FAIRSEQS, OWN, by_gain
 from ...measures.initialisation import TABLE, at_initialisation, first_over_last, gradients
 from ...measures.layers import STACKS
+from ...measures.provenance import provenance
 from ...statistics import Region, r_squared, slope
 
+PAPERS = ("postln", "preln", "admin")  # series of the paper
 DEPTH = 18  # layers a side of the paper's models
 DEPTHS = range(6, 51)  # layers a side over which the vanishing is followed
 LONG = 3000  # updates, after which a model that fails has failed
@@ -42,24 +46,25 @@ class RelativeGradient(Figure):
             raise MissingRuns(f"no run with {TABLE} at initialisation", command("admin:4"))
         panels, zero = [], []
         for stack in STACKS:
-            lines = []
-            for label in group.labels:
-                spread = Spread(log=True)
-                for record in group.where(label=label):
-                    values = gradients(record, stack)
-                    if largest := max(values.values(), default=0.0):
-                        spread.add([*values], [value / largest for value in values.values()])
-                    elif values:  # an encoder behind alpha = 0
-                        zero.append(f"{style.title(label)} ({stack})")
-                if spread.points:
-                    lines.append(spread.series(style.title(label), arch=label))
+
+            def relative(record: Record, stack: str = stack) -> dict[float, float]:
+                values = gradients(record, stack)
+                if largest := max(values.values(), default=0.0):
+                    return {layer: value / largest for layer, value in values.items()}
+                zero.extend([f"{style.title(record.label)} ({stack})"] if values else [])  # behind alpha = 0
+                return {}
+
+            lines = by_label(group, relative, log=True)
             if lines:
                 panels.append(Panel(stack.capitalize(), "layer", "gradient / largest of its stack", lines, log_y=True))
         notes = [f"Drawn: {group.describe()}, at initialisation. Lines are geometric means over seeds."]
+        panels, controls = apart(alike(panels), PAPERS)
         return Picture(
             panels,
             _finding(group),
             [*notes, *nothing_drawn([*dict.fromkeys(zero)]), *hidden(panels), *left_out(fit, group)],
+            controls=controls,
+            provenance=provenance(group),
         )
 
 

@@ -27,7 +27,8 @@ class ShallowDependency(LayerDependency):
     """
 
     layers = 6
-    shown = ("postln", "preln", "admin", "deepnorm", "branchnorm")
+    papers = ("postln", "preln", "admin")
+    shown = (*papers, "deepnorm", "branchnorm")
 
 
 @claim(

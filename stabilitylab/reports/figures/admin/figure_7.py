@@ -28,7 +28,8 @@ class DeepDependency(LayerDependency):
     """
 
     layers = DEPTH
-    shown = ("admin", "preln", "postln")
+    papers = ("admin", "preln")
+    shown = (*papers, "postln")
 
 
 @claim(

@@ -18,6 +18,7 @@ from ...measures.comparison import comparable, counted, failed, last_nll, states
 from ...measures.gains import WORDS, by_gain
 from ...measures.loss_differences import Gaps, behind, gaps_of, measured, weight
 from ...measures.outcomes import outcomes, worst
+from ...measures.provenance import provenance
 from ...measures.quality import Quality, even, quality
 from ...statistics import Region, slope
 
@@ -83,7 +84,7 @@ class GapToPostLN(Figure):
             notes.append("Held-out nll (lower is better) stands in for BLEU, which not every model has and has 5 of.")
         if others := len(runs.where(kind="train", label=(*POST_LNS, DEEPNORM))) - len(group):
             notes.append(f"Not drawn: {others} run{'s' * (others > 1)} of them with other settings, or without an end.")
-        return Picture(panels, _finding(gaps, _unit(scores)), notes)
+        return Picture(panels, _finding(gaps, _unit(scores)), notes, provenance=provenance(group))
 
 
 def _unit(scores: Quality) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from ....experiments import SEEDS, Experiment, Recipe, one_gpu, probing, protocol, sweep
 from ....experiments.recipe import BRANCHNORM, EARLY
 from ... import style
+from ...arrange import apart, smoothed
 from ...base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
 from ...claims import NAMED_LATER, Effect, claim, together
 from ...collection import Record, Runs, pairs
@@ -39,12 +39,14 @@ from ...measures.comparison import (
     largest_group,
     with_the_protocols_ramp,
 )
-from ...measures.layers import STACKS
+from ...measures.initialisation import unevenness
+from ...measures.layers import profiles
+from ...measures.provenance import provenance
 from ...statistics import Region
 
+PAPERS = ("postln", "postln gain=1", "deepnorm", "branchnorm")
+WINDOW = 15  # updates of a smoothed line
 BEGINNING = 500  # updates that are drawn; the paper says "the very beginning" and no number
-PROFILES = {1: "dotted", 10: "dashed", 100: "solid"}
-NEAR = 0.1  # a profile is drawn at a probed step at most this share away from the one that is meant
 PARTS: dict[str, tuple[Values, str]] = {
     "not in a branch": (non_branch, "solid"),
     "decoder branches / alpha": (decoder_branches, "dashed"),
@@ -59,7 +61,8 @@ class Beginning(Figure):
     """Global L2 norm of the gradient over all parameters before clipping, and the unsmoothed training loss in bits.
 
     Inferred from the labels (fairseq's gnorm and nll_loss): the paper states neither model nor data nor range. The norm
-    holds branch weights, whose gradient alpha_t multiplies; the third panel takes that apart.
+    holds branch weights, whose gradient alpha_t multiplies; the last panel takes that apart. Lines are means of so many
+    updates, what they are means of stands faintly behind them.
     """
 
     def picture(self, runs: Runs) -> Picture:
@@ -68,8 +71,16 @@ class Beginning(Figure):
         group, notes = largest_group(dense or fit, ["grad_norm"], self.id, between=("deepnorm", "branchnorm"))
         if dense and len(fit) > len(dense):
             notes.append(f"Not drawn: {len(fit) - len(dense)} without the norm of each of the first {LEAST} updates.")
-        panels = [panel for panel in (_beginning(group), *_profiles(group), _parts(group)) if panel.series]
-        return Picture(panels, _finding(group), [*notes, *hidden(panels)])
+        (norm, loss), (encoder, decoder) = _curves(group), profiles(group)
+        above, below = (norm, encoder, _parts(group)), (loss, decoder)
+        found = [panel for panel in (*above, *below) if panel.series]
+        panels, controls = apart(found, PAPERS)
+        notes = [*notes, *hidden(found)]
+        faint = any(one.faint for panel in found for one in panel.series)
+        return Picture(
+            panels, _finding(group), notes, columns=3, controls=controls, provenance=provenance(group),
+            key=f"lines of single updates: means of {WINDOW}, what they are means of behind them" if faint else "",
+        )  # fmt: skip
 
 
 def _line(group: Runs, label: str, values: Values, log: bool, **look: object) -> Series | None:
@@ -82,46 +93,16 @@ def _line(group: Runs, label: str, values: Values, log: bool, **look: object) ->
     return spread.series(style.title(label), arch=label, **look) if spread.points else None
 
 
-def _beginning(group: Runs) -> Panel:
-    lines = []
-    for label in group.labels:
-        lines += [
-            _line(group, label, total, True, dash="solid", detail="gradient norm"),
-            _line(group, label, bits, False, dash="dotted", right=True, detail="loss"),
-        ]
-    return Panel(
-        "Gradient norm and training loss", "update", "global gradient norm (L2)", [line for line in lines if line],
-        log_y=True, right="training nll [bits, base 2]",
-    )  # fmt: skip
-
-
-def _profiles(group: Runs) -> list[Panel]:
-    """Draws each layer's gradient norm at steps 1, 10 and 100, or at probed steps next to them; a panel a stack."""
-    found: dict[tuple[str, str, int, int], Spread] = {}
-    for record in group:
-        data = record.frame("grad_norm", ["value"], by="layer")
-        data = data.loc[data["layer"] > 0]
-        for meant, step in _probed(np.unique(data["step"].to_numpy())).items():
-            for stack, own in data.loc[data["step"] == step].groupby("stack_name", observed=True):
-                spread = found.setdefault((str(stack), record.label, meant, step), Spread(log=True))
-                spread.add(own["layer"].tolist(), own["value"].tolist())
-    panels = []
-    for stack in STACKS:
-        lines = [
-            spread.series(style.title(label), arch=label, dash=PROFILES[meant], detail=f"step {step}")
-            for (place, label, meant, step), spread in found.items()
-            if place == stack
-        ]
-        steps = sorted({step for place, _, _, step in found if place == stack})
-        title = f"{stack.capitalize()} layers at step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
-        panels.append(Panel(title, f"{stack} layer", "gradient norm (L2)", lines, log_y=True))
-    return panels
-
-
-def _probed(steps: Sequence[int] | np.ndarray) -> Mapping[int, int]:
-    """Maps the step that is meant to the probed step that stands for it, where there is one."""
-    nearest = {meant: int(min(steps, key=lambda step: abs(step - meant))) for meant in PROFILES if len(steps)}
-    return {meant: step for meant, step in nearest.items() if abs(step - meant) <= NEAR * meant}
+def _curves(group: Runs) -> list[Panel]:
+    """Draws gradient norm and loss, each with its own axis, one above the other."""
+    norms, losses = (
+        [one for label in group.labels if (line := _line(group, label, values, log)) for one in smoothed(line, WINDOW)]
+        for values, log in ((total, True), (bits, False))
+    )
+    return [
+        Panel("Gradient norm", "update", "global gradient norm (L2)", norms, log_y=True),
+        Panel("Training loss", "update", "nll [bits/token, base 2]", losses),
+    ]
 
 
 def _parts(group: Runs) -> Panel:
@@ -131,7 +112,8 @@ def _parts(group: Runs) -> Panel:
         if style.family(label) in ("branchnorm", "deepnorm")
         for part, (values, dash) in PARTS.items()
     ]
-    return Panel("Taken apart", "update", "gradient norm (L2)", [line for line in lines if line], log_y=True)
+    title = "Gradient without the factor alpha"
+    return Panel(title, "update", "gradient norm (L2)", [line for line in lines if line], log_y=True)
 
 
 def _finding(group: Runs) -> str:
@@ -163,17 +145,6 @@ def _course(group: Runs) -> str:
     return f"{'; '.join(parts) or 'No gradient norm is on record'}."
 
 
-def _unevenness(record: Record) -> float:
-    """Measures max / min over the decoder's layers of ||dE/dx_l|| at initialisation, x_l the layer's output.
-
-    Without the top layer: its gradient has not passed a LayerNorm, which removes two directions once for all below.
-    """
-    data = record.at("activation_grad_norm", 0, ["value"])
-    data = data[(data["stack_name"] == "decoder") & (data["sublayer"] == "ffn")]
-    values = data.loc[data["layer"] < data["layer"].max(), "value"].to_numpy(float)
-    return float(values.max() / values.min()) if len(values) > 1 and values.min() > 0 else math.nan
-
-
 def _at_initialisation(runs: Runs, label: str) -> Pairs:
     """Pairs one-step runs (float64) with alpha = 0 and of ``label`` by seed, of the group with the most seeds."""
     ready = runs.where(
@@ -203,7 +174,7 @@ def _at_initialisation(runs: Runs, label: str) -> Pairs:
 )
 def identical_gradients(runs: Runs) -> list[Effect]:
     found = _at_initialisation(runs, FIRST)
-    still, first = ({seed: _unevenness(one[place]) for seed, *one in found} for place in (0, 1))
+    still, first = ({seed: unevenness(one[place]) for seed, *one in found} for place in (0, 1))
     each = [
         Effect("max / min at alpha = 0", still, log=True, of=[run for _, run, _ in found]),
         Effect("max / min at alpha = 1/4000", first, log=True, of=[run for *_, run in found]),
@@ -225,7 +196,7 @@ def identical_gradients(runs: Runs) -> list[Effect]:
 )
 def due_to_alpha(runs: Runs) -> list[Effect]:
     found = _at_initialisation(runs, FULL)
-    gap = {seed: _unevenness(full) - _unevenness(still) for seed, still, full in found}
+    gap = {seed: unevenness(full) - unevenness(still) for seed, still, full in found}
     return [Effect("difference of max / min", gap, Region(low=0.5), Region(high=0.1), of=both(found))]
 
 

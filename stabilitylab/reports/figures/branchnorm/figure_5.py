@@ -12,7 +12,8 @@ import numpy as np
 from ....experiments import SEEDS, Experiment, Recipe, command, probing, protocol, sweep
 from ....experiments.recipe import BRANCHNORM
 from ... import style
-from ...base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
+from ...arrange import alike, apart
+from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
 from ...claims import NAMED_LATER, Effect, claim, together
 from ...collection import LAYERS, Runs
 from ...measures.comparison import (
@@ -25,6 +26,7 @@ from ...measures.comparison import (
     states,
     with_the_protocols_ramp,
 )
+from ...measures.provenance import provenance
 from ...measures.quality import DROPOUT, SHARE, Quality, even, quality, share_of
 from ...statistics import Region, slope
 
@@ -66,7 +68,7 @@ class QualityAgainstDepth(Figure):
         panels = [
             Panel(
                 _title(share, own), "layers a side", measured[share].axis, _series(own, measured[share]),
-                log_x=True, ticks=group.depths,
+                _baseline(own, measured[share]), log_x=True, ticks=group.depths,
             )
             for share, own in shares.items()
         ]  # fmt: skip
@@ -76,7 +78,15 @@ class QualityAgainstDepth(Figure):
             )
         if any(run.verdict == "diverged" for run in group):
             notes.append("A run that diverged has no value: its cross stands at its panel's worst one, or at 0 BLEU.")
-        return Picture(panels, _finding(shares, measured), notes, columns=min(3, len(panels)))
+        main, controls = apart(panels, BOTH)
+        return Picture(
+            alike(main),
+            _finding(shares, measured),
+            notes,
+            columns=min(3, len(panels)),
+            controls=controls,
+            provenance=provenance(group),
+        )
 
 
 def _group(runs: Runs) -> tuple[Runs, list[str]]:
@@ -127,6 +137,12 @@ def _series(runs: Runs, measured: Quality) -> list[Series]:
             depths, heights = zip(*sorted(crosses), strict=True)
             series.append(Series(name, depths, heights, arch=label, kind="crosses", seeds=len({*runs.seeds})))
     return series
+
+
+def _baseline(runs: Runs, measured: Quality) -> list[Reference]:
+    """Draws the line below which a model has learned more than how often each token occurs."""
+    known = [run.baseline for run in runs if math.isfinite(run.baseline)]
+    return [Reference(float(np.mean(known)), "unigram baseline")] if known and not measured.is_bleu else []
 
 
 def _unigram(runs: Runs) -> float:

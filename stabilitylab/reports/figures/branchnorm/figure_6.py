@@ -12,29 +12,33 @@ from ....config import Config
 from ....experiments import Experiment, Recipe, command, probing, protocol, sweep
 from ....experiments.recipe import BRANCHNORM
 from ... import style
+from ...arrange import alike, apart
 from ...base import Figure, Map, MissingRuns, Panel, Picture, Series, compared, figure
 from ...claims import NAMED_LATER, Effect, Share, claim
 from ...collection import Record, Runs
 from ...measures.comparison import counted, decided, failed, last_nll, lost_by_seed, states, with_the_protocols_ramp
 from ...measures.loss_differences import measured
-from ...measures.outcomes import mark
+from ...measures.outcomes import mark, outcomes, worst
+from ...measures.provenance import provenance
 from ...measures.sensitivity import PAPER_WIDTH, RateGrid, at_width, by_seed, cell, grids, on_common_scale, within
 from ...statistics import Region, t_interval
+from ...style import of_amounts
 
 PAPER_RATES = (5e-4, 1.5e-3)  # the least and the largest of the paper, whose models are 512 wide
 BOTH = ("branchnorm", "deepnorm")
+MARKERS = "ovs^DP"  # of warm-ups, shortest first
 LEAST = 4  # warm-ups, and learning rates, of a grid that is judged
 NEAR = 0.06  # of the axis: ticks closer than that would lie on one another
 
 
 @figure("branchnorm:6", title="Warm-up and learning rate", source="BranchNorm, Figure 6; Wortsman et al. 2023")
 class WarmupAndRate(Figure):
-    """For each architecture a map over learning rate and warm-up: held-out nll after training [nats/token], mean over
-    the seeds that trained, and the count of those that did not; a cell where most failed shows how.
+    """For each architecture held-out nll after training [nats/token] against the learning rate, a line a warm-up: mean
+    over the seeds that trained, a cross for each that did not. Beside the controls the same as maps, with counts.
 
-    Beside it one number for each warm-up, the sensitivity to the learning rate of Wortsman et al. (2023, 2309.14322):
-    mean over rates of min(loss, loss at initialisation), minus the least [nats/token], with the 95 % t-interval over
-    seeds. Inferred: the paper changes one of the two at a time, shows BLEU, and states no number.
+    The last panel has one number for each warm-up, the sensitivity to the learning rate of Wortsman et al. (2023,
+    2309.14322): mean over rates of min(loss, loss at initialisation), minus the least [nats/token], with the 95 %
+    t-interval over seeds. Inferred: the paper changes one of the two at a time, shows BLEU, and states no number.
     """
 
     def picture(self, runs: Runs) -> Picture:
@@ -47,7 +51,15 @@ class WarmupAndRate(Figure):
         numbers = {label: [by_seed(grid, label, warmup) for warmup in grid.warmups] for label in labels}
         axes = ("learning rate", "warm-up [updates]")
         maps = [Panel(style.title(label), *axes, map=_map(grid, label)) for label in labels]
-        panels = [*compared(maps), *_sensitivity(grid, numbers)]
+        losses = alike(_losses(grid, label) for label in labels)
+        first = {*BOTH} & {*labels} or {*labels}
+        shown, aside = (
+            [panel for panel, label in zip(losses, labels, strict=True) if (label in first) == wanted]
+            for wanted in (True, False)
+        )
+        told, all_told = apart(_sensitivity(grid, numbers), BOTH)
+        panels = [*shown, *told]
+        aside += all_told
         notes = [
             f"Drawn: {grid.runs.describe()}. Lost: diverged or stuck.",
             *states(grid.runs),
@@ -57,7 +69,27 @@ class WarmupAndRate(Figure):
         ]
         if others := len(runs.where(kind="train", label=labels)) - len(grid.runs):
             notes.append(f"Not drawn: {others} run{'s' * (others > 1)} outside the grid, or without an end.")
-        return Picture(panels, _finding(grid, numbers), notes)
+        return Picture(
+            panels, _finding(grid, numbers), notes, columns=min(3, len(panels)), controls=[*aside, *compared(maps)],
+            provenance=provenance(grid.runs), band="range over seeds; of the sensitivity its 95 % interval",
+        )  # fmt: skip
+
+
+def _losses(grid: RateGrid, label: str) -> Panel:
+    """Draws the loss over learning rates, a line a warm-up, the longer the darker; runs that failed are crosses."""
+    own = grid.runs.where(label=label)
+    values = {run.name: last_nll(run) for run in grid.runs}
+    bad, shades = worst(grid.runs, values), of_amounts(len(grid.warmups))
+    lines = [
+        line
+        for place, (warmup, colour) in enumerate(zip(grid.warmups, shades, strict=True))
+        for line in outcomes(
+            own.where(train__warmup=warmup), values, lambda run: float(run.settings["train.lr"]), f"warm-up {warmup}",
+            bad=bad, colour=colour, marker=MARKERS[place % len(MARKERS)], dash="solid",
+        )
+    ]  # fmt: skip
+    y = "held-out nll [nats/token]"
+    return Panel(style.title(label), "learning rate", y, lines, log_x=True, ticks=grid.rates)
 
 
 def _decay(runs: Runs) -> list[str]:
@@ -104,7 +136,7 @@ def _sensitivity(grid: RateGrid, numbers: Numbers) -> list[Panel]:
             ends = [[getattr(one, end) for one in intervals] for end in ("mean", "low", "high")]
             seeds = max(one.n for one in intervals)
             lines.append(Series(style.title(label), places, *ends, arch=label, seeds=seeds))  # type: ignore[arg-type]
-    title = f"Sensitivity to the learning rate, {_range(grid)}"
+    title = "Sensitivity to the rate"
     panel = Panel(title, "warm-up [updates]", "mean - least loss [nats/token]", lines, ticks=_apart(grid.warmups))
     return [panel] if lines else []
 

@@ -10,11 +10,12 @@ from ...claims import Effect, claim
 from ...collection import Record, Runs, pairs
 from ...measures.comparison import counted, failed, last_nll, states
 from ...measures.loss_differences import EQUIVALENT, every_two, measured, of_values, ramped
+from ...measures.provenance import provenance
 from .t import full_size_ramp
 
 GROWTH = "model.growth"
 SHAPES = ("linear", "exp", "sigmoid")
-MARKERS = {"linear": "D", "exp": "o", "sigmoid": "s"}  # all have the colour of BranchNorm
+LOOKS = {"linear": ("D", "solid"), "exp": ("o", "dashed"), "sigmoid": ("s", "dotted")}  # all of BranchNorm's colour
 
 
 @figure("branchnorm:7", title="Growth strategies of alpha", source="BranchNorm, Figure 7")
@@ -39,7 +40,7 @@ class GrowthStrategies(Figure):
         ]
         if others := len(ramped(runs)) - len(group):
             notes.append(f"Not drawn: {others} run{'s' * (others > 1)} of BranchNorm with other settings or another T.")
-        return Picture(panels, _finding(group, gaps), notes, columns=3)
+        return Picture(panels, _finding(group, gaps), notes, columns=3, provenance=provenance(group))
 
 
 def shape(record: Record) -> str:
@@ -79,7 +80,8 @@ def _lines(group: Runs, column: str, most: float = float("inf")) -> Iterator[Ser
                 data = record.metrics.loc[record.metrics["step"] <= most, ["step", column]].dropna()
                 spread.add(data["step"].tolist(), data[column].tolist())
         if spread.points:
-            yield spread.series(f"{name} growth", arch=own[0].label, marker=MARKERS.get(name, ""))
+            marker, dash = LOOKS.get(name, ("", ""))
+            yield spread.series(f"{name} growth", arch="branchnorm", marker=marker, dash=dash)
 
 
 def _differences(group: Runs) -> dict[str, dict[int, float]]:
@@ -97,12 +99,15 @@ def _margin(gaps: dict[str, dict[int, float]]) -> Panel:
     """Draws the difference of each seed: so few are drawn as what they are."""
     points = [
         Series(
-            f"{name} growth", [*by_seed], [*by_seed.values()], arch=f"branchnorm {name}", kind="points",
-            seeds=len(by_seed), marker=MARKERS.get(name, ""),
+            f"{name} growth", [*by_seed], [*by_seed.values()], arch="branchnorm", kind="points",
+            seeds=len(by_seed), marker=LOOKS.get(name, ("", ""))[0],
         )
         for name, by_seed in gaps.items()
     ]  # fmt: skip
-    limits = [Reference(end, f"margin {end:+g}") for end in (-EQUIVALENT, EQUIVALENT)]
+    limits = [
+        Reference(0.0, "linear growth"),
+        *(Reference(end, f"margin {end:+g}") for end in (-EQUIVALENT, EQUIVALENT)),
+    ]
     ticks = sorted({float(seed) for by_seed in gaps.values() for seed in by_seed})
     return Panel("Against linear growth", "seed", "difference in final nll [nats]", points, limits, ticks=ticks)
 

@@ -9,32 +9,45 @@ import numpy as np
 from ....experiments import Experiment, Recipe, one_gpu, protocol, sweep
 from ....experiments.recipe import BRANCHNORM
 from ... import style
+from ...arrange import alike, apart
 from ...base import Figure, MissingRuns, Picture, figure
 from ...claims import Effect, Share, claim
 from ...collection import Record, Runs, pairs
 from ...measures.comparison import Pairs, both, counted, failed, hidden, largest_group, matched
 from ...measures.layers import STACKS, differences, gradient_panel, held_out_panel, layer_values, stack_panels
+from ...measures.provenance import provenance
 from ...statistics import Region
 
 TABLE = "cosine_similarity"
+PAPERS = ("deepnorm", "branchnorm")  # series of the paper
 FIRST = 2  # row l compares layers l - 1 and l; that of l = 1, with the embedding, is stored and not drawn
 LATE = 0.2  # share of T by which the probe at the end of the ramp may come late
 
 
 @figure("branchnorm:8", title="Cosine similarity of adjacent layers", source="BranchNorm, Figure 8")
 class AdjacentSimilarity(Figure):
-    """cos(h_{l-1}, h_l) per token between full-layer outputs, mean over the real tokens of the held-out batch, eval.
+    """1 - cos(h_{l-1}, h_l) per token between full-layer outputs, mean over the real tokens of the held-out batch in
+    eval mode, on a logarithmic axis, as cosines near 1 cannot be told apart.
 
     Inferred: the paper states neither position nor averaging nor pooling, and its axis shows 18 layers where its text
-    says 200. Held-out loss and encoder gradient stand beside it: an encoder that does not learn is similar, too.
+    says 200. Among the controls stand held-out loss and encoder gradient: an encoder that does not learn is similar,
+    too.
     """
 
     def picture(self, runs: Runs) -> Picture:
         group, notes = largest_group(runs, [TABLE], self.id, ended=True, between=("deepnorm", "branchnorm"))
-        similarity = stack_panels(group, TABLE, "raw", "layer l, against l - 1", "cosine similarity", first=FIRST)
-        panels = [*similarity, held_out_panel(group), gradient_panel(group)]
-        panels = [panel for panel in panels if panel.series]
-        return Picture(panels, _finding(group), [*notes, *hidden(panels)])
+        axes = ("layer l, against l - 1", "1 - cosine similarity")
+        similarity = stack_panels(group, TABLE, "raw", *axes, first=FIRST, log=True, of=_unlike)
+        panels, _ = apart(similarity, PAPERS)
+        controls = [panel for panel in (*similarity, held_out_panel(group), gradient_panel(group)) if panel.series]
+        if not panels:
+            panels, controls = controls, []
+        notes = [*notes, *hidden([*panels, *controls])]
+        return Picture(alike(panels), _finding(group), notes, controls=controls, provenance=provenance(group))
+
+
+def _unlike(cosine: float) -> float:
+    return float(np.maximum(0.0, 1 - cosine))
 
 
 def _finding(group: Runs) -> str:

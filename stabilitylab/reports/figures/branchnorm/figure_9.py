@@ -8,13 +8,15 @@ import numpy as np
 
 from ....experiments import Experiment, Recipe, sweep
 from ... import style
+from ...arrange import alike, apart
 from ...base import Figure, MissingRuns, Picture, figure
 from ...claims import NAMED_LATER, Effect, Share, claim
 from ...collection import Record, Runs, pairs
-from ...measures.comparison import ENOUGH, both, comparable, counted, failed, hidden, largest_group, matched
-from ...measures.layers import STACKS, differences, gradient_panel, held_out_panel, layer_values, stack_panels
+from ...measures.comparison import ENOUGH, both, comparable, counted, failed, largest_group, matched
+from ...measures.layers import STACKS, differences, layer_values, stack_panels
+from ...measures.provenance import provenance
 from ...statistics import Region
-from .figure_8 import comparison
+from .figure_8 import PAPERS, comparison
 
 TABLE, COLUMN = "activation_sparsity", "nonzero_fraction"
 
@@ -29,8 +31,8 @@ class NonzeroShare(Figure):
     def picture(self, runs: Runs) -> Picture:
         group, notes = largest_group(runs, [TABLE], self.id, ended=True, between=("deepnorm", "branchnorm"))
         sparsity = stack_panels(group, TABLE, COLUMN, "layer", "share of nonzero activations")
-        panels = [panel for panel in (*sparsity, held_out_panel(group), gradient_panel(group)) if panel.series]
-        return Picture(panels, _finding(group), [*notes, *hidden(panels)])
+        panels, controls = apart(sparsity, PAPERS)
+        return Picture(alike(panels), _finding(group), notes, controls=controls, provenance=provenance(group))
 
 
 def _finding(group: Runs) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from ....experiments import Experiment, Recipe, command, one_step, probing, sweep
 from ....experiments.recipe import DEEPNET, EARLY
 from ... import style
+from ...arrange import alike, apart
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
 from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import Record, Runs, spans
@@ -19,17 +20,18 @@ from ...measures.first_updates import (
     TABLES,
     Values,
     first_arms,
+    half_way,
     moved,
     norm_inputs,
     update,
     warmup,
     whole,
 )
-from ...measures.gains import beside, by_gain
+from ...measures.gains import beside, by_gain, of_gain_one
+from ...measures.provenance import provenance
 from ...statistics import Region
 
 DASHES = {True: "solid", False: "dashed"}  # without and with warm-up
-BRANCH_DASHES = {True: "dashdot", False: "dotted"}
 GAIN = "; of Xavier gain 1, and beside it of fairseq's gain (which decides where there are no runs of gain 1)"
 BySeed = Mapping[int, Record]
 
@@ -44,10 +46,10 @@ def _name(label: str, updates: int) -> str:
 
 @figure("deepnet:4", title="The first updates: model update, norm inputs, gradient", source="DeepNet, Figure 4")
 class FirstUpdates(Figure):
-    """(a) ||F(x; theta_i) - F(x; theta_0)|| per token at the decoder's output; (b, c) mean input of the norms behind
-    feed-forward networks and attention over sqrt(d), and of the branch alone; (d) gradient norm by decoder layer.
+    """(a) ‖F(x; theta_i) - F(x; theta_0)‖ per token at the decoder's output; (b, c) mean input of the norms behind
+    feed-forward networks and attention, over what it was at the start; (d) gradient norm by decoder layer.
 
-    Inferred: "input from FFN to LN" may be the sum or the branch alone, so both are drawn.
+    Inferred: "input from FFN to LN" may be the sum or the branch alone, so the branch stands beside the controls.
     """
 
     def picture(self, runs: Runs) -> Picture:
@@ -61,14 +63,16 @@ class FirstUpdates(Figure):
         references = [Reference(saturation, f"√(2d) = {saturation:.1f}: unrelated outputs")]
         panels = [
             Panel(
-                "Model update", "update", "||dF|| (L2 per token)",
+                "Model update", "update", "‖ΔF‖ (L2 per token)",
                 [_over_steps(own[arm], arm, moved) for arm in arms],
                 references,
             ),
-            _inputs(own, ffn=True),
-            _inputs(own, ffn=False),
+            *alike(_inputs(own, ffn=ffn) for ffn in (True, False)),
             _gradients(own),
         ]  # fmt: skip
+        main, controls = apart(panels, _papers([label for label, _ in own]))
+        branches = alike(_inputs(own, ffn=ffn, branch=True) for ffn in (True, False))
+        controls = [*controls, *(panel for panel in branches if panel.series)]
         notes = [f"Drawn: {group.describe()}. Lines are means over seeds (d: geometric), bands their range."]
         if others := sum(map(len, groups)) - len(group):
             notes.append(f"Not drawn: {others} run{'s' if others > 1 else ''} with other settings.")
@@ -76,31 +80,35 @@ class FirstUpdates(Figure):
             notes.append("DeepNorm's norm inputs are its shortcut factor times √d by construction.")
         if any(style.family(record.label) == "branchnorm" for record in group):
             notes.append("BranchNorm's branch alone is F before it is multiplied by alpha.")
-        return Picture(panels, _finding(own), notes)
+        return Picture(main, _finding(own), notes, controls=controls, provenance=provenance(group))
 
 
-def _over_steps(runs: Runs, arm: tuple[str, int], values: Values, dash: str = "", detail: str = "") -> Series:
+def _papers(labels: Sequence[str]) -> list[str]:
+    return [of_gain_one(labels, label) for label in ("postln", "postln-init")]
+
+
+def _over_steps(runs: Runs, arm: tuple[str, int], values: Values) -> Series:
     spread = Spread()
     for record in runs:
         points = {step: value for step, value in values(record).items() if step <= FIRST}
         spread.add([*points], [*points.values()])
     label, updates = arm
-    return spread.series(
-        style.title(label), arch=label, dash=dash or DASHES[updates == 0], detail=detail or _ramp(updates)
-    )
+    return spread.series(style.title(label), arch=label, dash=DASHES[updates == 0], detail=_ramp(updates))
 
 
-def _inputs(own: dict[tuple[str, int], Runs], ffn: bool) -> Panel:
-    lines = []
-    for arm, runs in own.items():
-        lines.append(_over_steps(runs, arm, lambda r: norm_inputs(r, "value", ffn)))
-        if beside([label for label, _ in own], arm[0]):
-            continue  # so that the panel can be read
-        name = f"branch alone, {_ramp(arm[1])}"
-        lines.append(_over_steps(runs, arm, lambda r: norm_inputs(r, "branch", ffn), BRANCH_DASHES[arm[1] == 0], name))
-    return Panel(
-        f"Norm inputs, {'feed-forward' if ffn else 'attention'}", "update", "mean token norm / √d", lines, log_y=True
-    )
+def _inputs(own: dict[tuple[str, int], Runs], ffn: bool, branch: bool = False) -> Panel:
+    """Draws what enters the norms behind one kind of sub-layer, or the ``branch`` alone, over what it was first."""
+    column = "branch" if branch else "value"
+
+    def values(record: Record) -> dict[int, float]:
+        found = norm_inputs(record, column, ffn)
+        start = found[min(found)] if found else 0.0
+        return {step: value / start for step, value in found.items()} if start else {}
+
+    arms = {arm: runs for arm, runs in own.items() if not (branch and beside([label for label, _ in own], arm[0]))}
+    lines = [_over_steps(runs, arm, values) for arm, runs in arms.items()]
+    what = f"{'Branches alone' if branch else 'Norm inputs'}, {'feed-forward' if ffn else 'attention'}"
+    return Panel(what, "update", "mean token norm / that at the start", [line for line in lines if len(line.x)])
 
 
 def _gradients(own: dict[tuple[str, int], Runs]) -> Panel:
@@ -129,7 +137,7 @@ def _finding(own: dict[tuple[str, int], Runs]) -> str:
     order = sorted(means, key=lambda arm: -means[arm])
     seeds = {len(runs) for runs in own.values()}
     count = "one seed" if seeds == {1} else f"{' to '.join(map(str, sorted({min(seeds), max(seeds)})))} seeds"
-    return f"||dF|| after {last} updates: {', '.join(f'{_name(*arm)} {means[arm]:.2g}' for arm in order)} ({count})."
+    return f"‖ΔF‖ after {last} updates: {', '.join(f'{_name(*arm)} {means[arm]:.2g}' for arm in order)} ({count})."
 
 
 @claim(
@@ -270,28 +278,9 @@ def order_of_events(runs: Runs) -> list[Effect | Share]:
 def _in_order(runs: Runs, gain: str) -> list[Share]:
     tables = ("model_update", "ln_input", "activation_grad_norm")
     (arm,) = first_arms(runs, (f"postln{gain}", True), tables=tables)
-    times = {seed: _times(record) for seed, record in arm.items()}
+    times = {seed: half_way(record) for seed, record in arm.items()}
     kept = {seed: (int(a <= b <= c), 1) for seed, (a, b, c) in times.items()}
     return [Share("seeds in this order", kept, Region(low=0.8), Region(high=0.5), of=arm.values())]
-
-
-def _times(record: Record) -> tuple[int, int, int]:
-    data = record.frame("activation_grad_norm", ["value"])
-    data = data[(data["stack_name"] == "decoder") & (data["sublayer"] == "ffn")]
-    ends = data.pivot_table(index="step", columns="layer", values="value")
-    with np.errstate(divide="ignore"):
-        lost = -np.log(ends[ends.columns.min()] / ends[ends.columns.max()])
-    lost -= lost.iloc[0]  # what is lost since the start; it vanishes at initialisation, too
-    inputs = norm_inputs(record, "value")
-    grown = {step: value - inputs[min(inputs)] for step, value in inputs.items()}
-    return _crossing(moved(record)), _crossing(grown), _crossing(dict(zip(lost.index, lost, strict=True)))
-
-
-def _crossing(values: dict[int, float]) -> int:
-    """Finds the first step at half of the maximum; steps without a number are left out."""
-    known = {step: value for step, value in values.items() if not math.isnan(value)}
-    half = max(known.values()) / 2
-    return min(step for step, value in known.items() if value >= half)
 
 
 @sweep("deepnet:4", minutes=17)

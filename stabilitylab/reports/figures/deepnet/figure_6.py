@@ -11,11 +11,13 @@ import numpy as np
 from ....experiments import Experiment, Recipe, command, sweep, table_runs
 from ....experiments.recipe import DEEPNET
 from ... import style
+from ...arrange import alike
 from ...base import Figure, MissingRuns, Panel, Picture, Series, figure
 from ...claims import Effect, claim
 from ...collection import LAYERS, Runs
 from ...measures.comparison import ENOUGH, comparable, counted, failed, last_nll, states
 from ...measures.outcomes import outcomes, worst
+from ...measures.provenance import provenance
 from ...measures.quality import Quality, even, quality, share_of
 from ...stability import own_recipes, recipe_notes, table_groups
 from ...statistics import Region, slope
@@ -28,7 +30,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {  # nineteen lines in one panel are too 
     "More streams": ("dlcl", "dlcl-post", "resi-dual"),
 }
 OTHERS = "the others"
-CONTEXT = "#d0d0d0"
+CONTEXT = "#7f7f7f"
 LEAST = 3  # depths through which quality rises or falls
 
 
@@ -59,7 +61,7 @@ class QualityOfAll(Figure):
             notes.append("Held-out nll (lower is better) stands in for BLEU where not every model was evaluated.")
         if any(run.verdict == "diverged" for run in group):
             notes.append("A run that diverged has no value: its cross stands at the worst one, or at 0 BLEU.")
-        return Picture(panels, _finding(group, measured), notes)
+        return Picture(alike(panels), _finding(group, measured), notes, provenance=provenance(group))
 
 
 def _group(runs: Runs) -> Runs:
@@ -89,13 +91,13 @@ def _panel(
     depths: Sequence[int],
 ) -> Panel:
     grey = [
-        replace(line, label=OTHERS, arch="", colour=CONTEXT, marker="none", dash="solid", low=None, high=None)
+        replace(line, label=OTHERS, arch="", colour=CONTEXT, dash="solid", low=None, high=None, faint=True)
         for label, found in lines.items()
         for line in found
         if line.kind == "line" and label not in own
     ]
     coloured = [line for label in own for line in lines[label]]
-    return Panel(title, "layers a side", measured.axis, [*grey, *coloured], log_x=True, ticks=depths)
+    return Panel(title, "layers a side", measured.axis, [*grey, *coloured], log_x=True, ticks=depths, direct=True)
 
 
 def _finding(group: Runs, measured: Quality) -> str:

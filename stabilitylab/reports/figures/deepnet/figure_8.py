@@ -15,12 +15,14 @@ from ...claims import NAMED_LATER, Effect, claim
 from ...collection import LAYERS, Runs
 from ...measures.comparison import comparable, counted, failed, last_nll, states
 from ...measures.curves import LEAST, Curve, curves, log_over_best
+from ...measures.provenance import provenance
 from ...measures.quality import Quality, even, quality
 from ...statistics import Region, t_interval
+from ...style import AMOUNTS
 
 LABEL = "deepnorm"
 FORMULAS = {"logarithmic": "A log d + B", "linear": "A d + B", "saturating": "A (1 - exp(-d / c)) + B"}
-LOOKS = {"logarithmic": ("#222222", "solid"), "linear": ("#7f7f7f", "dashed"), "saturating": ("#0072B2", "dotted")}
+LOOKS = dict(zip(FORMULAS, ((AMOUNTS[4], "solid"), (AMOUNTS[1], "dashed"), (AMOUNTS[2], "dotted")), strict=True))
 FINE = 60  # points of a curve
 Points = dict[int, dict[int, float]]  # seed -> depth -> quality, larger for better
 
@@ -50,7 +52,7 @@ class LogarithmOfDepth(Figure):
             panels.append(_left_panel(points, measured, means, fitted))
         if not measured.is_bleu:
             notes.append("Held-out nll (lower is better) stands in for BLEU where not every model was evaluated.")
-        return Picture(panels, _finding(points, measured, means, fitted), notes)
+        return Picture(panels, _finding(points, measured, means, fitted), notes, provenance=provenance(group))
 
 
 def _group(runs: Runs) -> Runs:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import UsageError
-from ..experiments import experiments
-from ..labels import label
-from . import style
-from .base import Panel, Picture
+from ...errors import UsageError
+from ...experiments import experiments
+from ...labels import label
+from .. import style
+from ..base import Panel, Picture
 
 
 def pointless(id: str, picture: Picture) -> str:

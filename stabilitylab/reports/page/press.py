@@ -10,19 +10,21 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ..stopping import undisturbed
-from . import paper
-from .base import Picture
+from ...stopping import undisturbed
+from ..base import Picture
+from ..files import paths as listed
 from .sections import Group, PageSection
 
 WORKERS = 4  # processes that print
 
 
-def quietly(picture: Picture, folder: Path, name: str) -> None:
+def quietly(picture: Picture, folder: Path, name: str, title: str, source: str) -> None:
     """Prints a figure; what matplotlib has to say of fonts and layouts is nothing that a user could act on."""
+    from .. import paper  # here, as only a process that prints needs seaborn
+
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     with warnings.catch_warnings(action="ignore"):
-        paper.write(picture, folder, name)
+        paper.write(picture, folder, name, title, source)
 
 
 class Press:
@@ -48,12 +50,12 @@ class Press:
     def section(self, id: str, title: str, source: str, picture: Picture, group: Group, files: bool) -> None:
         """Begin to print a figure, if it is to have ``files``; raises here what would keep it off the page."""
         name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in id)
-        paths = paper.paths(self._folder, name, picture.extra) if files else {}
+        paths = listed(self._folder, name, picture) if files else {}
         standing = {kind: path.relative_to(self._out).as_posix() for kind, path in paths.items()}
-        section = PageSection(id, title, source, picture, standing, group=group)
+        section = PageSection(id, title, source, picture.whole, standing, group=group)
         section.check()
         with undisturbed():  # a process that prints ends its figure, and then it is told
-            printing = self._workers.submit(quietly, picture, self._folder, name) if files else None
+            printing = self._workers.submit(quietly, picture, self._folder, name, title, source) if files else None
             self._printing.append((section, printing))
 
     def printed(self) -> tuple[list[PageSection], list[tuple[PageSection, Exception]]]:

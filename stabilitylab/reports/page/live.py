@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..errors import DamagedError, InputError
-from . import page
-from .base import MissingRuns
-from .build import Built, Progress, build, load, shown, title_of
-from .collection import Record, Runs, spared
-from .diagnosis import diagnose
+from ...errors import DamagedError, InputError
+from ..base import MissingRuns
+from ..build import Built, Progress, build, load, shown, title_of
+from ..collection import Record, Runs, spared
+from ..diagnosis import diagnose
+from . import html
 from .overview import Overview, overview
 from .sections import PageSection
 
@@ -54,7 +54,7 @@ def write(folders: Sequence[Path], out: Path, every: float, diagnosed: Sequence[
     """One page about what the runs have recorded so far, and how many of them go on."""
     runs, broken = load(*folders)
     (sections, view), runs = spared(runs, broken, lambda left: _made(left, shown(left, diagnosed)))
-    path = page.write(
+    path = html.write(
         out,
         title=title_of(runs, folders),
         sections=sections,

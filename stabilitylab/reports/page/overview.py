@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ..diagnose import Diagnosis, Event, compare, diagnose
-from ..errors import DamagedError, InputError
-from ..store.layout import flat
-from . import style
-from .base import Panel, Picture, Reference, Series
-from .collection import Record, Runs
-from .pooling import thin
+from ...diagnose import Diagnosis, Event, compare, diagnose
+from ...errors import DamagedError, InputError
+from ...store.layout import flat
+from .. import style
+from ..base import Panel, Picture, Reference, Series
+from ..collection import Record, Runs
+from ..pooling import thin
 from .sentences import heading, sentence
 
 TOLD = 12  # runs that have a sentence; the table has all

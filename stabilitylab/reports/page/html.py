@@ -15,15 +15,15 @@ from typing import Any, get_args
 import jinja2
 from markupsafe import Markup
 
-from ..store.files import replace_file
-from . import style
-from .claims import VERDICTS, Finding, Kind, Outcome
-from .collection import Record, Runs, spans
-from .conditions import differing
-from .headline import tallies
-from .intervals import interval, mark
+from ...store.files import replace_file
+from .. import style
+from ..claims import VERDICTS, Finding, Kind, Outcome
+from ..collection import Record, Runs, spans
+from ..conditions import differing
+from ..headline import tallies
+from ..intervals import interval, mark
+from ..pooling import COLUMNS
 from .overview import Overview, facts, track
-from .pooling import COLUMNS
 from .sections import ALL_LISTED, LISTED, Group, PageSection, anchor, described
 
 ROOM = 1_200_000  # bytes of embedded data: with plotly's 2 MB and the text the page of three runs stays below 3.5 MB
@@ -60,7 +60,7 @@ def write(
     written again, so that it has only what a run that goes on can show."""
     view = view or Overview()
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("stabilitylab.reports"),
+        loader=jinja2.PackageLoader("stabilitylab.reports.page"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

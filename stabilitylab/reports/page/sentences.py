@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from ..diagnose import Diagnosis
-from . import style
-from .collection import Record
-from .diagnosis import read
+from ...diagnose import Diagnosis
+from .. import style
+from ..collection import Record
+from ..diagnosis import read
 
 WORTH_SAYING = 10.0  # times by which a stack's gradient falls; below that no run is in trouble for it
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

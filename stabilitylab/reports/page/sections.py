@@ -12,10 +12,10 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
+from ..base import Panel, Picture
+from ..claims import Finding
+from ..pooling import COLUMNS
 from . import screen
-from .base import Panel, Picture
-from .claims import Finding
-from .pooling import COLUMNS
 
 LISTED, ALL_LISTED = 60, 2000  # rows of one figure's table, and of all of them; the CSV has every row
 Group = Literal["figures", "runs", "curves"]
@@ -74,7 +74,7 @@ def described(section: PageSection, findings: Sequence[Finding], listed: int) ->
         "source": section.source,
         "group": section.group,
         "finding": section.picture.finding,
-        "notes": section.picture.notes,
+        "notes": [*section.picture.notes, *filter(None, [section.picture.key])],
         "files": [(kind, path) for kind, path in files.items() if not kind.endswith("-column")],
         "narrow": [(kind.removesuffix("-column"), path) for kind, path in files.items() if kind.endswith("-column")],
         "panels": [_panel(section.picture, place) for place in range(len(section.picture.panels))],
@@ -103,7 +103,7 @@ def _panel(picture: Picture, place: int) -> dict[str, Any]:
 def _switches(picture: Picture) -> list[dict[str, Any]]:
     """The toggles of a figure in the order of its legend, each with the look that it stands for."""
     found: dict[str, dict[str, Any]] = {}
-    for one in (one for panel in picture.panels for one in panel.series):
+    for one in (one for panel in picture.panels for one in panel.series if not one.faint):
         look = screen.look(one)
         if one.detail:  # its dash says something else, which stands below the panel
             look["dash"] = "solid"
@@ -113,7 +113,7 @@ def _switches(picture: Picture) -> list[dict[str, Any]]:
 
 def _signs(panel: Panel) -> list[dict[str, str]]:
     """What dashes and crosses of this panel mean, where its legend does not say so."""
-    dashes = {one.detail: screen.look(one)["dash"] for one in panel.series if one.detail}
+    dashes = {one.detail: screen.look(one)["dash"] for one in panel.series if one.detail and not one.faint}
     signs = [{"name": name, "dash": dash} for name, dash in dashes.items()] if len(dashes) > 1 else []
     crossed = {one.label for one in panel.series if one.kind == "crosses" and one.label != screen.key(one)}
     return signs + [{"name": name, "dash": ""} for name in sorted(crossed)]

@@ -1,0 +1,69 @@
+"""Arranges panels: which series stand in the main picture and which beside controls, and which panels share a scale."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from .base import Panel, Series
+
+MARGIN = 0.05  # of a shared axis, left beyond the outermost number
+
+
+def apart(panels: Iterable[Panel], shown: Collection[str]) -> tuple[list[Panel], list[Panel]]:
+    """Splits panels into those with the series of the labels ``shown`` alone, and those of all, where they have more.
+
+    A series that is of no architecture stays. Where none of ``shown`` is there, nothing is split off.
+    """
+    main, controls = [], []
+    for panel in panels:
+        kept = [one for one in panel.series if not one.arch or one.arch in shown]
+        if any(one.arch for one in kept) and len(kept) < len(panel.series):
+            main.append(replace(panel, series=kept))
+            controls.append(panel)
+        else:
+            main.append(panel)
+    return main, controls
+
+
+def alike(panels: Iterable[Panel]) -> list[Panel]:
+    """Gives panels with the same y axis the same limits, so that they can be compared."""
+    found = list(panels)
+    axes = [(panel.y, panel.log_y) if panel.map is None else None for panel in found]
+    for axis in {*axes} - {None}:
+        own = [panel for panel, other in zip(found, axes, strict=True) if other == axis]
+        if len(own) > 1 and (limits := _limits(own, log=own[0].log_y)):
+            found = [
+                replace(panel, limits=limits) if other == axis else panel
+                for panel, other in zip(found, axes, strict=True)
+            ]
+    return found
+
+
+def _limits(panels: Sequence[Panel], *, log: bool) -> tuple[float, float] | None:
+    lists = [one for panel in panels for line in panel.series if not line.right for one in _values(line)]
+    lines = [np.array([line.value for panel in panels for line in panel.references if not line.vertical], float)]
+    values = np.concatenate([*lists, *lines])
+    values = values[np.isfinite(values) & ((values > 0) | (not log))]
+    if not len(values) or values.min() == values.max():
+        return None
+    low, high = (np.log(values.min()), np.log(values.max())) if log else (values.min(), values.max())
+    low, high = low - MARGIN * (high - low), high + MARGIN * (high - low)
+    return (float(np.exp(low)), float(np.exp(high))) if log else (float(low), float(high))
+
+
+def _values(line: Series) -> list[np.ndarray]:
+    return [np.asarray(line.y, float), *(line.band or ())]
+
+
+def smoothed(line: Series, window: int) -> list[Series]:
+    """Makes two lines of one: a centred mean over ``window`` points (fewer at its ends), and the raw one, faint."""
+    y = np.asarray(line.y, float)
+    if len(y) <= window:
+        return [line]
+    ones, width = np.ones(window), "same"
+    mean = np.convolve(y, ones, width) / np.convolve(np.ones(len(y)), ones, width)
+    raw = replace(line, detail=f"{line.detail}, raw" if line.detail else "raw", low=None, high=None, faint=True)
+    return [raw, replace(line, y=mean.tolist(), low=None, high=None, marker="none", detail=f"mean of {window} updates")]

@@ -1,0 +1,30 @@
+"""Lists the files of a figure, without drawing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from .base import Picture
+
+COLUMN, PAGE = 3.25, 6.75  # inches: one column of two, and the page's text width
+WIDTHS = ((PAGE, ""), (COLUMN, "-column"))
+KINDS = ("png", "svg", "pdf")
+CONTROLS = "controls"  # of the files of a picture's controls: ID-controls.pdf
+
+
+def paths(folder: Path, name: str, picture: Picture) -> dict[str, Path]:
+    """Lists the files of a figure: csv, caption.txt and tex, what it has in ``extra``, png, svg, pdf at page width and
+    (png-column, ...) at column width, and all of them of its controls (controls-png, ...)."""
+    words = {kind: folder / f"{name}.{kind}" for kind in ("csv", "caption.txt", "tex")}
+    files = words | {end: folder / f"{name}-{end}" for end in picture.extra}
+    files |= {f"{kind}{suffix}": folder / f"{name}{suffix}.{kind}" for _, suffix in WIDTHS for kind in KINDS}
+    apart = [paths(folder, f"{name}-{CONTROLS}", own) for own in controls(picture)]
+    return files | {f"{CONTROLS}-{kind}": path for own in apart for kind, path in own.items()}
+
+
+def controls(picture: Picture) -> Iterator[Picture]:
+    """The picture of the controls, where there are any."""
+    if picture.controls:
+        yield replace(picture, panels=picture.controls, controls=(), extra={})

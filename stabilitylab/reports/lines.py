@@ -1,0 +1,222 @@
+"""Draws lines, points and crosses of a panel with seaborn: from the tidy frame, with bands that are our intervals."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from . import style
+from .base import LEAST_SEEDS, Panel, Series
+from .style import GREY, INK
+
+LETTER = 0.052  # inches that a letter of a legend or label takes
+MOST_MARKERS = 12  # on a line; more points than that would hide it
+PATTERNS = {"solid": "", "dashed": (3.7, 1.6), "dotted": (1, 1.4), "dashdot": (5, 1.6, 1, 1.6)}  # in line widths
+PLAIN = (1e-3, 1e5)  # numbers between which a tick is written out
+ROOM = 1.5  # times so much to both sides of a single point
+FEW = 1.6  # decades, up to which ticks stand at 1, 2 and 5
+APART = 0.075  # of the axes' height: names at line ends stand no closer
+
+
+def look(one: Series) -> dict[str, Any]:
+    """Colour, dash, marker, and whether it is full, of a line in print."""
+    own = style.style(one.arch or one.label)
+    full = own.filled and bool((one.counts >= LEAST_SEEDS).any())
+    shape = "x" if one.kind == "crosses" else (one.marker or own.marker)
+    dash = (one.dash or own.dash) if one.kind == "line" else "none"
+    return {"colour": one.colour or own.colour, "dash": dash, "marker": shape, "full": full}
+
+
+def swatch(found: dict[str, Any], dashed: bool = True) -> Line2D:
+    """Makes a legend's entry."""
+    line = found["dash"] == "none" or dashed
+    return Line2D([], [], color=found["colour"], linestyle=found["dash"] if line else "solid", marker=found["marker"],
+                  **_edge(found, found["full"]))  # fmt: skip
+
+
+def _edge(found: dict[str, Any], full: bool) -> dict[str, Any]:
+    return {"markerfacecolor": found["colour"] if full else "white", "markeredgecolor": found["colour"],
+            "markeredgewidth": 1.2 if found["marker"] == "x" else 0.7}  # fmt: skip
+
+
+def draw_lines(axes: Axes, panel: Panel) -> None:
+    """Draws a panel without map: its axes' scales, then what stands on them, then ticks and names."""
+    if panel.log_x:
+        axes.set_xscale("log")
+    if panel.log_y:
+        axes.set_yscale("log", nonpositive="mask")
+    sides = {False: axes}
+    if any(one.right for one in panel.series):
+        sides[True] = right = axes.twinx()
+        right.set_ylabel(panel.right)
+        right.set_yscale("log" if panel.log_right else "linear")
+        right.grid(visible=False)
+        right.spines["right"].set_visible(True)
+    for side, target in sides.items():
+        own = [one for one in panel.series if one.right == side]
+        names = (axes.get_xlabel(), target.get_ylabel())
+        _draw(target, own)
+        target.set(xlabel=names[0], ylabel=names[1])  # seaborn has named them
+    if panel.limits:
+        axes.set_ylim(*panel.limits)
+    _details(axes, panel)
+    for line in panel.references:
+        _reference(axes, line.value, line.label, line.vertical)
+    _ticks(axes, panel)
+    if panel.direct:
+        _name_ends(axes, panel)
+
+
+def _draw(axes: Axes, own: list[Series]) -> None:
+    """Draws lines, their bands, and marks: hollow where few seeds stand behind a point."""
+    looks = [look(one) for one in own]
+    thin: dict[str, Any] = {"alpha": 0.3, "linewidth": 0.6}
+    for faint in (True, False):
+        lines = [_stretches(one, found) for one, found in zip(own, looks, strict=True) if one.faint == faint]
+        lines = [data for data in lines if len(data)]
+        if lines:
+            data = pd.concat(lines, keys=range(len(lines)), names=["line"]).reset_index(level="line")
+            data["stretch"] = data["line"].astype(str) + "." + data["stretch"]
+            sns.lineplot(
+                data, x="x", y="y", hue="colour", style="dash", units="stretch", estimator=None, sort=False,
+                palette={colour: colour for colour in data["colour"].unique()},
+                dashes={dash: PATTERNS[dash] for dash in data["dash"].unique()},
+                legend=False, ax=axes, **(thin if faint else {}),
+            )  # fmt: skip
+    for one, found in zip(own, looks, strict=True):
+        _bands(axes, one, found["colour"])
+        _marks(axes, one, found)
+
+
+def _stretches(one: Series, found: dict[str, Any]) -> pd.DataFrame:
+    """Lists the points of a line; what is not finite ends a stretch, so that no line leads over it."""
+    if one.kind != "line":
+        return pd.DataFrame()
+    data = pd.DataFrame({"x": np.asarray(one.x, float), "y": np.asarray(one.y, float)})
+    whole = np.isfinite(data["y"].to_numpy())
+    data["colour"], data["dash"], data["stretch"] = found["colour"], found["dash"], (~whole).cumsum().astype(str)
+    return data.loc[whole]
+
+
+def _bands(axes: Axes, one: Series, colour: str) -> None:
+    if one.band is None:
+        return
+    if one.kind == "line" and len(one.x) > 1:
+        axes.fill_between(np.asarray(one.x, float), *one.band, color=colour, alpha=0.16, linewidth=0)
+    else:
+        axes.vlines(one.x, *one.band, color=colour, linewidth=0.8)
+
+
+def _marks(axes: Axes, one: Series, found: dict[str, Any]) -> None:
+    if one.faint or found["marker"] == "none":
+        return
+    every = max(1, math.ceil(len(one.x) / MOST_MARKERS))
+    x, y, marked = np.asarray(one.x, float), np.asarray(one.y, float), np.arange(len(one.x)) % every == 0
+    for enough in (False, True):
+        points = marked & ((one.counts >= LEAST_SEEDS) == enough)
+        face = _edge(found, found["full"] and enough)
+        axes.plot(x[points], y[points], color=found["colour"], linestyle="none", marker=found["marker"], **face)
+
+
+def _details(axes: Axes, panel: Panel) -> None:
+    """Says what the dashes of this panel mean, where labels alone do not say it."""
+    meant = {one.detail: look(one)["dash"] for one in panel.series if one.detail and not one.faint}
+    if len(meant) > 1:
+        lines = [Line2D([], [], color=INK, linestyle=dash, linewidth=0.9) for dash in meant.values()]
+        found = axes.legend(lines, list(meant), loc="best", fontsize=5.8, handlelength=2.2, labelspacing=0.25,
+                            borderpad=0.2, frameon=True, framealpha=0.75)  # fmt: skip
+        found.get_frame().set_linewidth(0)
+
+
+def _reference(axes: Axes, value: float, label: str, vertical: bool) -> None:
+    look = {"color": GREY, "linewidth": 0.7, "linestyle": (0, (4, 2)), "zorder": 1}
+    words = {"textcoords": "offset points", "color": INK, "fontsize": 6}
+    if vertical:
+        axes.axvline(value, **look)
+        axes.annotate(label, (value, 1), xycoords=("data", "axes fraction"), xytext=(2, -7), **words)
+    else:
+        axes.axhline(value, **look)
+        axes.annotate(label, (1, value), xycoords=("axes fraction", "data"), xytext=(-2, 2), ha="right", **words)
+
+
+def plain(value: float, _: object = None) -> str:
+    """Writes a tick: 0.6, 200, and powers of ten where those would be long."""
+    if value == 0 or PLAIN[0] <= abs(value) < PLAIN[1]:
+        return f"{value:.10g}"
+    digits, _, power = f"{value:.0e}".partition("e")
+    times = "" if digits == "1" else rf"{digits}{{\times}}"
+    return f"${times}10^{{{int(power)}}}$"
+
+
+def _ticks(axes: Axes, panel: Panel) -> None:
+    if panel.log_y:
+        _plainly(axes.yaxis, *axes.get_ylim())
+    if panel.ticks:
+        low, high = axes.get_xlim()
+        if panel.log_x and high < 1.01 * low:  # one point: a logarithmic axis leaves it no room
+            axes.set_xlim(low / ROOM, high * ROOM)
+        axes.set_xticks(list(panel.ticks), [f"{tick:g}" for tick in panel.ticks])
+        axes.xaxis.set_minor_locator(NullLocator())
+    elif panel.log_x:
+        _plainly(axes.xaxis, *axes.get_xlim())
+    else:
+        whole = all(float(x).is_integer() for one in panel.series for x in one.x)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=whole))
+
+
+def decades(low: float, high: float) -> Locator:
+    """Places the ticks of a logarithmic axis: powers of ten, and where there are few of them 2 and 5 times those, or
+    round numbers within one."""
+    span = math.log10(high / low) if 0 < low < high else math.inf
+    if span < 0.6:
+        return MaxNLocator(nbins=5)
+    return LogLocator(subs=(1, 2, 5)) if span < FEW else LogLocator(numticks=7)
+
+
+def _plainly(axis: Any, low: float, high: float) -> None:
+    axis.set_major_locator(decades(low, high))
+    axis.set_major_formatter(FuncFormatter(plain))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _name_ends(axes: Axes, panel: Panel) -> None:
+    """Writes each line's label beside its last point, in its colour; names that would overlap move apart."""
+    ends: dict[str, tuple[float, str]] = {}
+    for one in panel.series:
+        y = np.asarray(one.y, float)
+        known = np.flatnonzero(np.isfinite(y) & ((y > 0) | (not panel.log_y)))
+        if one.kind == "line" and one.label and one.label not in ends and not one.faint and len(known):
+            at = axes.transAxes.inverted().transform(axes.transData.transform((one.x[known[-1]], y[known[-1]])))
+            ends[one.label] = (float(at[1]), look(one)["colour"])
+    places = spread_out([at for at, _ in ends.values()], APART)
+    for (label, (_, colour)), place in zip(ends.items(), places, strict=True):
+        axes.annotate(label, (1, place), xycoords="axes fraction", xytext=(3, 0), textcoords="offset points",
+                      va="center", color=colour, fontsize=6, annotation_clip=False)  # fmt: skip
+
+
+def spread_out(places: list[float], least: float) -> list[float]:
+    """Moves places apart until they are ``least`` from each other, each cluster about its mean, in their order."""
+    order = sorted(range(len(places)), key=places.__getitem__)
+    clusters: list[tuple[float, list[int]]] = []  # sum of the places, and which
+    for one in order:
+        total, members = places[one], [one]
+        while clusters:
+            before, earlier = clusters[-1]
+            gap = total / len(members) - before / len(earlier)
+            if gap >= least * (len(members) + len(earlier)) / 2:
+                break
+            clusters.pop()
+            total, members = total + before, [*earlier, *members]
+        clusters.append((total, members))
+    found = [0.0] * len(places)
+    for total, members in clusters:
+        for rank, one in enumerate(members):
+            found[one] = total / len(members) + (rank - (len(members) - 1) / 2) * least
+    return found
