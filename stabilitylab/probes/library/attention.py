@@ -44,9 +44,9 @@ class Attention(Probe):
 
     Exact, in float32 or the model's wider type: logits are recomputed from the q, k and mask of each call of
     ``F.scaled_dot_product_attention``, or taken from each softmax over the last dimension, while an attention module
-    runs. A kernel that calls neither (flash-attn, FlexAttention) leaves its row absent, which is said by name. A key counts as one that may
-    be seen if its mask (where only the sum is known: its logit) is above -9000; a query that may see none has entropy
-    and ceiling 0. Several softmaxes of one call count as further heads, several calls add up.
+    runs. A kernel that calls neither (flash-attn, FlexAttention) leaves its row absent, which is said by name. A key
+    counts as one that may be seen if its mask (where only the sum is known: its logit) is above -9000; a query that may
+    see none has entropy and ceiling 0. Several softmaxes of one call count as further heads, several calls add up.
 
     Cost: the logits and weights of one module at a time, twice; the reference pass runs its operators through Python.
     """
