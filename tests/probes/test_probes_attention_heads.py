@@ -141,6 +141,17 @@ def test_it_looks_at_training_where_attention_looks_at_the_held_out_batch() -> N
     assert of_heads[1] != of_heads[0]
 
 
+def test_rows_that_are_probed_now_and_then_have_their_heads() -> None:
+    model, sink = Decoder(), ListSink()
+    with Watcher(model, sink, probes="attention_heads,residual_norm", every=2, strict=True) as watcher:
+        for row in range(5):
+            model(ids(row)).square().mean().backward()
+            watcher.step()
+    probed = [step for step, _, tables in sink.rows if "attention_heads" in tables]
+    assert probed == [0, 2, 4]
+    assert not any(sink.absent(step, "attention_heads") for step in probed)
+
+
 def test_torchs_own_attention_has_its_heads() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 16, 0.0, batch_first=True)

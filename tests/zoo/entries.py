@@ -48,6 +48,7 @@ class Entry:
     attentions: str | None = ""
     feed: Callable[[], dict[str, Any]] = text
     depth: int = 2
+    ends: str = ""  # what yields the output of each layer, where no layer is called itself
     shown: str = ""  # norms and activations that tap() shows, which are in the tables and not among the modules' places
     probes: str = "ln_input,activation_grad_norm,activation_sparsity,residual_norm"
 

@@ -1,4 +1,4 @@
-"""What people write themselves: torch's own layers, mixtures, shared layers, convolutions, and values that it shows."""
+"""What people write themselves: torch's own layers, mixtures, shared layers, and values that it shows."""
 
 from __future__ import annotations
 
@@ -19,10 +19,6 @@ def states() -> dict[str, Any]:
 def two() -> dict[str, Any]:
     x = states()["x"]
     return {"src": x, "tgt": x.flip(1)}
-
-
-def maps() -> dict[str, Any]:
-    return {"x": torch.randn(BATCH, 3, 8, 8, generator=torch.Generator().manual_seed(1)).double()}
 
 
 def tokens() -> dict[str, Any]:
@@ -162,47 +158,6 @@ class Universal(nn.Module):
         return x
 
 
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
-        self.bn, self.relu = nn.BatchNorm2d(4), nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.conv2(self.relu(self.bn(self.conv1(x))))
-
-
-class ConvNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.blocks = nn.Conv2d(3, 4, 3, padding=1), nn.Sequential(Residual(), Residual(), Residual())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.blocks(self.stem(x))
-
-
-class UNet(nn.Module):
-    """Down, a middle that stands in no list, and up, with skips between."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 4, 3, padding=1)
-        self.down, self.up = nn.ModuleList([Residual(), Residual()]), nn.ModuleList([Residual(), Residual()])
-        self.middle = nn.Sequential(
-            nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.SiLU(), nn.Conv2d(4, 4, 3, padding=1)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        skips = [x := self.stem(x)]
-        for block in self.down:
-            x = F.avg_pool2d(block(x), 2)
-            skips.append(x)
-        x = self.middle(x)
-        for block in self.up:
-            x = F.interpolate(block(x + skips.pop()), scale_factor=2.0)
-        return x
-
-
 class Bare(nn.Module):
     """Its parameters stand in it, its norms are functions; what it multiplies it shows."""
 
@@ -258,7 +213,6 @@ def _decoder() -> nn.Module:
     return Decoder(layer, 2)
 
 
-FLOW = "activation_grad_norm,activation_sparsity,residual_norm"
 HANDMADE: dict[str, Entry] = {
     "sandwich norms around torch's attention": Entry(
         lambda: SandwichStream(Sandwich(), Sandwich()),
@@ -320,12 +274,6 @@ HANDMADE: dict[str, Entry] = {
         "layers.1",
         "layers.*.self_attn layers.*.multihead_attn",
         two,
-    ),
-    "convolutions with batch norms": Entry(
-        ConvNet, "blocks.*", "", "blocks.*.relu", "blocks.2", "", maps, depth=3, probes=FLOW
-    ),
-    "u-net": Entry(
-        UNet, "{down,up}.*", "", "{down,up}.*.relu", "down.1 up.1", "", maps, probes=FLOW
     ),
     "norms as functions, parameters in the block": Entry(
         lambda: BareStream(Bare(), Bare(gated=True)), "layers.*", "", "", "layers.1", "", states,

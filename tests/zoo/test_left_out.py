@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from convolutional import CONVOLUTIONAL
 from entries import Entry
 from handmade import HANDMADE
 
@@ -34,7 +35,7 @@ def test_a_u_net_says_that_its_middle_and_its_norms_have_no_place(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "stabilitylab"):
-        run = recorded(HANDMADE["u-net"], tmp_path / "run", probes="default,residual_norm")
+        run = recorded(CONVOLUTIONAL["u-net"], tmp_path / "run", probes="default,residual_norm")
     told = [r.getMessage() for r in caplog.records if r.getMessage().startswith("no number of")]
     assert len(told) == 2
     (middle,) = [text for text in told if "for middle: each is a block of convolutions in no stack of layers" in text]
@@ -54,7 +55,7 @@ def test_a_u_net_says_that_its_middle_and_its_norms_have_no_place(
 
 
 def test_preflight_says_so_too() -> None:
-    entry = HANDMADE["u-net"]
+    entry = CONVOLUTIONAL["u-net"]
     model = entry.born()
     result = stabilitylab.preflight(model, entry.feed()["x"], lambda model, x: model(x).square().mean())
     assert "no number at middle" in result.unmeasured["residual_norm"]
@@ -62,7 +63,7 @@ def test_preflight_says_so_too() -> None:
 
 
 def test_a_convolutional_network_of_blocks_lacks_its_norms_alone() -> None:
-    assert find_sites(HANDMADE["convolutions with batch norms"].born()).left_out["stream"] == {}
+    assert find_sites(CONVOLUTIONAL["convolutions with batch norms"].born()).left_out["stream"] == {}
 
 
 def test_a_transformer_lacks_nothing() -> None:
@@ -72,7 +73,7 @@ def test_a_transformer_lacks_nothing() -> None:
 
 def test_layers_that_are_named_are_no_longer_missed() -> None:
     own = {"layers": r"down\.\d|middle|up\.\d", "norms": "middle.1"}
-    sites = stabilitylab.sites(HANDMADE["u-net"].born(), sites=own)
+    sites = stabilitylab.sites(CONVOLUTIONAL["u-net"].born(), sites=own)
     assert [site.name for site in sites.layers] == ["down.0", "down.1", "up.0", "up.1", "middle"]
     assert not any(sites.left_out.values())
-    assert torch.is_tensor(HANDMADE["u-net"].feed()["x"])
+    assert torch.is_tensor(CONVOLUTIONAL["u-net"].feed()["x"])

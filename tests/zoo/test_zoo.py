@@ -9,18 +9,20 @@ from functools import cache
 
 import pytest
 import torch
+from convolutional import CONVOLUTIONAL
 from decoders import DECODERS
 from encoders import ENCODERS
 from entries import Entry
 from experts import EXPERTS
 from handmade import HANDMADE
+from known import KNOWN
 from probe_toys import ListSink
 from translators import TRANSLATORS
 from truth import Table, Truth, unfused
 
 from stabilitylab.probes import Sites, Watcher, find_sites
 
-ZOO: dict[str, Entry] = {**DECODERS, **ENCODERS, **EXPERTS, **TRANSLATORS, **HANDMADE}
+ZOO: dict[str, Entry] = {**DECODERS, **ENCODERS, **EXPERTS, **TRANSLATORS, **HANDMADE, **CONVOLUTIONAL, **KNOWN}
 KINDS = ("layers", "norms", "activations", "outputs", "attentions")
 EACH = pytest.mark.parametrize("name", ZOO)
 SIGNS = {"input": "<", "inner": "=", "output": ""}

@@ -33,7 +33,8 @@ class Truth:
         modules = dict(self.model.named_modules())
         self._paths = {module: name for name, module in modules.items()}
         handles = [modules[n].register_forward_hook(self._norm(n), with_kwargs=True) for n in entry.names(entry.norms)]
-        handles += [modules[n].register_forward_hook(self._layer(n)) for n in entry.names(entry.layers)]
+        ends = zip(entry.names(entry.layers), entry.names(entry.ends or entry.layers), strict=True)
+        handles += [modules[end].register_forward_hook(self._layer(name)) for name, end in ends]
         with mock.patch.object(handmade, "tap", self._shown):
             entry.loss(self.model).backward()
         self.gradients = {n: None if p.grad is None else p.grad for n, p in self.model.named_parameters()}

@@ -23,7 +23,7 @@ from ...tapping import hand_to, mentioned
 from ..base import Probe
 from ..places.copied import Copied
 from ..places.sites import TAPPED, Site, Sites
-from ..places.structure import GENERIC, canonical, unwrapped
+from ..places.structure import GENERIC, canonical, is_torchs, unwrapped
 from .board import Board
 from .hooks import Hook, not_copied
 from .passes import Pass, Wanted
@@ -64,7 +64,7 @@ class Tapped:
         self._keyed: list[nn.Module] = []
         gradients = frozenset(kind for kind in TAPPED if any(_looks_at_gradients(p, kind, sites) for p in probes))
         for module in self._paths if not why_not else ():
-            if not type(module).__module__.startswith("torch."):
+            if not is_torchs(module):
                 key = vars(module).get(ATTRIBUTE)
                 key = vars(module)[ATTRIBUTE] = key if isinstance(key, Key) else Key(module, self._root)
                 key.gradients |= gradients

@@ -48,9 +48,10 @@ class LNInput(Probe):
     log=False,
 )
 class ActivationSparsity(Probe):
-    """Share of entries of what a feed-forward block's second linear sees; smaller is sparser. nonzero_fraction: those
-    > 0, exact for ReLU (BranchNorm, Fig. 9; Li et al. 2022). active_fraction: those with |a| > 0.01 rms(a), rms over
-    the token's entries, for smooth activations and products (GELU, SiLU, SwiGLU), never exactly 0 (Inferred)."""
+    """Share of entries of what a feed-forward block's second linear sees, a routed expert's too; smaller is sparser.
+    nonzero_fraction: those > 0, exact for ReLU (BranchNorm, Fig. 9; Li et al. 2022). active_fraction: those with
+    |a| > 0.01 rms(a), rms over the token's entries, for smooth activations and products (GELU, SiLU, SwiGLU), never
+    exactly 0 (Inferred)."""
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         bound = EPS * torch.linalg.vector_norm(y, dim=-1, keepdim=True, dtype=wide(y)) / y.shape[-1] ** 0.5

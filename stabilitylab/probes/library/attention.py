@@ -44,15 +44,16 @@ class Attention(Probe):
 
     Exact, in float32 or the model's wider type: logits are recomputed from the q, k and mask of each call of
     ``F.scaled_dot_product_attention``, or taken from each softmax over the last dimension, while an attention module
-    runs. A kernel that calls neither (flash-attn, FlexAttention) leaves its row absent. A key counts as one that may
-    be seen if its mask (where only the sum is known: its logit) is above -9000; a query that may see none has entropy
-    and ceiling 0. Several softmaxes of one call count as further heads, several calls add up.
+    runs. A kernel that calls neither (flash-attn, FlexAttention) leaves its row absent, which is said by name. A key
+    counts as one that may be seen if its mask (where only the sum is known: its logit) is above -9000; a query that may
+    see none has entropy and ceiling 0. Several softmaxes of one call count as further heads, several calls add up.
 
     Cost: the logits and weights of one module at a time, twice; the reference pass runs its operators through Python.
     """
 
     def __init__(self) -> None:
         self._running: list[tuple[nn.Module, list[Caught]]] = []  # attention modules under way, innermost last
+        self._left: list[tuple[nn.Module, list[Caught]]] = []  # the one that ended last, if what measures comes after
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         if not (heads := self._heads(site, weight)):
@@ -68,7 +69,8 @@ class Attention(Probe):
 
     def _heads(self, site: Site, weight: torch.Tensor) -> list[Caught]:
         """What was caught in the module that is under way; where nothing was, that is said."""
-        caught = self._running[-1][1] if self._running and self._running[-1][0] is site.module else []
+        way = [each for each in (*self._running[-1:], *self._left) if each[0] is site.module]
+        caught = way[0][1] if way else []
         heads = [found for each in caught if (found := by_head(each, site.module, weight))]
         if not heads:
             self.missed.setdefault(site.name, why_unseen(site.module, bool(caught)))
@@ -147,6 +149,7 @@ class AttentionHeads(Attention):
                 for hooks in (module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_always_called):
                     hooks.pop(own, None)
             self.leave(None)
+            self._left = []
 
     def enter(self, module: nn.Module) -> None:
         self._running.append((module, []))
@@ -157,7 +160,7 @@ class AttentionHeads(Attention):
         """Of one module; of all that a forward which failed has left."""
         while self._running and (module is None or self._running[-1][0] is module):
             self._modes.pop().__exit__(None, None, None)
-            self._running.pop()
+            self._left = [self._running.pop()]
             if module is not None:
                 break
 

@@ -156,7 +156,12 @@ def _layers_of(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
 def _is_bare(module: nn.Module) -> bool:
     """Does it hold several matrices, and no module: a layer whose parameters stand in the block itself?"""
     own = sum(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
-    return own > 1 and not type(module).__module__.startswith("torch.")
+    return own > 1 and not is_torchs(module)
+
+
+def is_torchs(module: nn.Module) -> bool:
+    """Is its class torch's own? fully_shard makes one of torch's and of the caller's."""
+    return all(kind is object or kind.__module__.split(".")[0] == "torch" for kind in type(module).__mro__)
 
 
 def _numbers(module: nn.Module, keys: Sequence[str]) -> tuple[int, ...]:
