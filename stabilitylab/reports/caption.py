@@ -38,8 +38,8 @@ def _seeds(panels: list[Panel]) -> str:
 
 
 def _hollow(panels: list[Panel]) -> str:
-    lines = any((one.counts < LEAST_SEEDS).any() for panel in panels for one in panel.series if not one.faint)
-    return f"hollow: n < {LEAST_SEEDS}" if lines else ""
+    marked = [one for panel in panels for one in panel.series if not one.faint and one.marker != "none"]
+    return f"hollow: n < {LEAST_SEEDS}" if any((one.counts < LEAST_SEEDS).any() for one in marked) else ""
 
 
 def caption(picture: Picture, title: str = "", source: str = "") -> str:

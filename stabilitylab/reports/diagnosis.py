@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 
 from ..store.layout import METRICS
 from .base import Map, MissingRuns, Origin, Panel, Picture, Reference, Series
-from .collection import Record
+from .collection import Record, Runs
+from .measures.provenance import provenance
 from .pooling import COLUMNS, findings, pool, thin
 from .style import GREY, INK
 
@@ -87,7 +88,7 @@ def _name(row: Any) -> str:
 
 
 def diagnose(record: Record, columns: int = COLUMNS) -> Picture:
-    """Draws loss, total gradient norm, ||dF||, and for each probe a map of layers by steps, every stack apart.
+    """Draws loss, total gradient norm, ‖ΔF‖, and for each probe a map of layers by steps, every stack apart.
 
     Maps have at most ``columns`` columns. Raises MissingRuns for a run that recorded nothing yet.
     """
@@ -113,7 +114,7 @@ def diagnose(record: Record, columns: int = COLUMNS) -> Picture:
     notes = [f"{record.label}, {depth}.", *notes]
     if most > 1:
         notes.append(f"A column of a map shows the largest number of up to {most} probed steps.")
-    return Picture(panels, _finding(record), notes, columns=2)
+    return Picture(panels, _finding(record), notes, columns=2, provenance=provenance(Runs([record])))
 
 
 def _metric(record: Record, column: str) -> tuple[np.ndarray, np.ndarray]:
@@ -175,7 +176,7 @@ def _update(record: Record, columns: int) -> Panel:
             colour = COLOURS.get(str(own["stack_name"].iloc[0]), INK)
             lines.append(Series(str(site), x.tolist(), y.tolist(), colour=colour, dash="solid", marker="none"))
     marks = [Reference(math.sqrt(2 * record.width), "sqrt(2d)")] if record.width else []
-    return Panel("Model update", "update", "||F - F at step 0|| per token", lines, marks)
+    return Panel("Model update", "update", "‖ΔF‖ since step 0, per token", lines, marks)
 
 
 def _outputs(table: str, grid: LayerGrid, columns: int) -> Panel:

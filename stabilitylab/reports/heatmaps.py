@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,10 @@ import seaborn as sns
 from matplotlib import colors
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from .base import ABSENT, DIVERGED, NONFINITE, STUCK, ZERO, Map
-from .lines import plain
+from .lines import decades, plain
 
 ROW = 0.135  # inches that a named row of a map takes at least
 SPECIAL = {ZERO: "#ffffff", ABSENT: "#bdbdbd", NONFINITE: "#d7191c", DIVERGED: "#d7191c", STUCK: "#bdbdbd"}
@@ -80,12 +81,15 @@ def _placed(axes: Axes, heat: Map, cells: np.ndarray, values: np.ndarray, look: 
     return axes.pcolormesh(_edges(heat.x), _edges(heat.y), shown, rasterized=True, **look)
 
 
-def bar(drawn: Figure, places: Sequence[Axes], heat: Map, mesh: Any) -> None:
-    """Draws one colour bar for the maps at ``places``."""
+def bar(drawn: Figure, places: Sequence[Axes], heat: Map, mesh: Any, letters: int) -> None:
+    """Draws one colour bar for the maps at ``places``, its unit in lines of so many ``letters``."""
     found = drawn.colorbar(mesh, ax=list(places), pad=0.02, fraction=0.06 if len(places) == 1 else 0.04, aspect=25)
-    found.set_label(heat.unit, fontsize=6.5)
+    found.set_label(textwrap.fill(heat.unit, letters), fontsize=6.5)
     found.ax.tick_params(labelsize=6)
-    found.ax.yaxis.set_major_formatter(FuncFormatter(plain))
+    if heat.log:
+        found.locator = decades(mesh.norm.vmin, mesh.norm.vmax)
+    found.formatter, found.minorformatter = FuncFormatter(plain), NullFormatter()
+    found.update_ticks()
     found.outline.set_linewidth(0.4)  # type: ignore[operator]
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from . import style
 from .base import LEAST_SEEDS, Panel, Series
@@ -126,7 +126,9 @@ def _details(axes: Axes, panel: Panel) -> None:
     meant = {one.detail: look(one)["dash"] for one in panel.series if one.detail and not one.faint}
     if len(meant) > 1:
         lines = [Line2D([], [], color=INK, linestyle=dash, linewidth=0.9) for dash in meant.values()]
-        axes.legend(lines, list(meant), loc="best", fontsize=5.8, handlelength=2.2, labelspacing=0.25, borderpad=0.2)
+        found = axes.legend(lines, list(meant), loc="best", fontsize=5.8, handlelength=2.2, labelspacing=0.25,
+                            borderpad=0.2, frameon=True, framealpha=0.75)  # fmt: skip
+        found.get_frame().set_linewidth(0)
 
 
 def _reference(axes: Axes, value: float, label: str, vertical: bool) -> None:
@@ -151,27 +153,28 @@ def plain(value: float, _: object = None) -> str:
 
 def _ticks(axes: Axes, panel: Panel) -> None:
     if panel.log_y:
-        _decades(axes.yaxis, *axes.get_ylim())
+        _plainly(axes.yaxis, *axes.get_ylim())
     if panel.ticks:
         axes.set_xticks(list(panel.ticks), [f"{tick:g}" for tick in panel.ticks])
-        axes.minorticks_off() if not panel.log_y else axes.xaxis.set_minor_locator(LogLocator(subs=[]))
+        axes.xaxis.set_minor_locator(NullLocator())
     elif panel.log_x:
-        _decades(axes.xaxis, *axes.get_xlim())
+        _plainly(axes.xaxis, *axes.get_xlim())
     else:
         whole = all(float(x).is_integer() for one in panel.series for x in one.x)
         axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=whole))
 
 
-def _decades(axis: Any, low: float, high: float) -> None:
-    """Sets the ticks of a logarithmic axis: powers of ten, and where there are few of them 2 and 5 times those, or
+def decades(low: float, high: float) -> Locator:
+    """Places the ticks of a logarithmic axis: powers of ten, and where there are few of them 2 and 5 times those, or
     round numbers within one."""
     span = math.log10(high / low) if 0 < low < high else math.inf
     if span < 0.6:
-        axis.set_major_locator(MaxNLocator(nbins=5))
-    elif span < FEW:
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    else:
-        axis.set_major_locator(LogLocator(numticks=7))
+        return MaxNLocator(nbins=5)
+    return LogLocator(subs=(1, 2, 5)) if span < FEW else LogLocator(numticks=7)
+
+
+def _plainly(axis: Any, low: float, high: float) -> None:
+    axis.set_major_locator(decades(low, high))
     axis.set_major_formatter(FuncFormatter(plain))
     axis.set_minor_formatter(NullFormatter())
 

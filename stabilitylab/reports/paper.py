@@ -27,6 +27,9 @@ from .lines import LETTER, draw_lines, look, swatch
 from .style import GREY, INK
 
 HEIGHT = 2.05  # inches a row of panels
+TALL, LOW = 9.3, 1.3  # inches of a page, and of the lowest row of panels on it
+MOST_COLUMNS = 4
+NARROWER = 0.8  # of its place is left to a map beside a colour bar
 TITLE_LETTER, SMALL_LETTER = 0.07, 0.041  # inches that a letter of a title takes, and one of the small print
 SMALL = 5.2  # points
 
@@ -73,13 +76,15 @@ def _dateless(kind: str) -> dict[str, Any]:
 def draw(picture: Picture, width: float) -> Figure:
     """Draws ``picture`` as a matplotlib figure ``width`` inches wide: one legend above the panels, panels in rows, one
     colour bar for maps with one scale, and the small print below."""
-    columns = min(len(picture.panels), picture.columns if width > COLUMN else 1)
+    columns = _columns(picture, width)
     rows = math.ceil(len(picture.panels) / columns)
     entries = _entries(picture.panels)
     beside = max(1, int(width / (0.42 + LETTER * max(map(len, entries), default=0))))
     small = textwrap.wrap(small_print(picture), int(width / SMALL_LETTER))
     words = (0.17 * math.ceil(len(entries) / beside) + 0.08 if entries else 0.0) + 0.09 * len(small)
     heights = [max(map(_height, picture.panels[row * columns : (row + 1) * columns])) for row in range(rows)]
+    if width > COLUMN and all(panel.map is None or not panel.map.y_names for panel in picture.panels):
+        heights = [height * min(1, (TALL - words) / sum(heights)) for height in heights]
     drawn = Figure(figsize=(width, sum(heights) + words), layout="constrained")
     FigureCanvasAgg(drawn)
     grid = drawn.subplots(rows, columns, squeeze=False, height_ratios=heights)
@@ -87,14 +92,15 @@ def draw(picture: Picture, width: float) -> Figure:
     for place, axes in enumerate(grid.flat):
         if place < len(picture.panels):
             panel = picture.panels[place]
-            _frame(axes, panel, picture.letter(place), letters=int(width / columns / TITLE_LETTER))
+            title = width / columns * (1 if panel.map is None else NARROWER) / TITLE_LETTER
+            _frame(axes, panel, picture.letter(place), int(title), int(0.75 * heights[place // columns] / LETTER))
             if panel.map is None:
                 draw_lines(axes, panel)
             else:
                 maps.append((axes, panel.map, draw_map(axes, panel.map)))
         else:
             axes.set_axis_off()
-    _bars(drawn, maps)
+    _bars(drawn, maps, int(0.75 * min(heights) / LETTER))
     if entries:
         ncols = min(beside, len(entries))
         drawn.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=ncols)
@@ -103,13 +109,22 @@ def draw(picture: Picture, width: float) -> Figure:
     return drawn
 
 
-def _frame(axes: Axes, panel: Panel, letter: str, letters: int) -> None:
-    axes.set_title(textwrap.fill(letter + panel.title, letters))
+def _columns(picture: Picture, width: float) -> int:
+    """Counts panels a row: as many as the picture asks for, and more where it would not fit a page."""
+    panels = len(picture.panels)
+    if width <= COLUMN:
+        return 1
+    return min(panels, MOST_COLUMNS, max(picture.columns, math.ceil(panels * LOW / TALL)))
+
+
+def _frame(axes: Axes, panel: Panel, letter: str, across: int, upwards: int) -> None:
+    """Writes title and labels, in lines of so many letters."""
+    axes.set_title(textwrap.fill(letter + panel.title, across))
     axes.set_xlabel(panel.x)
-    axes.set_ylabel(textwrap.fill(panel.y, int(0.75 * HEIGHT / LETTER)))
+    axes.set_ylabel(textwrap.fill(panel.y, upwards))
 
 
-def _bars(drawn: Figure, maps: list[tuple[Axes, Any, Any]]) -> None:
+def _bars(drawn: Figure, maps: list[tuple[Axes, Any, Any]], letters: int) -> None:
     """Gives maps with one scale one colour bar, and each other map its own."""
     scales: dict[object, list[tuple[Axes, Any, Any]]] = {}
     for place, one in enumerate(maps):
@@ -117,7 +132,7 @@ def _bars(drawn: Figure, maps: list[tuple[Axes, Any, Any]]) -> None:
         shared = heat.colours is not None
         scales.setdefault((heat.unit, heat.colours, heat.log, heat.centre) if shared else place, []).append(one)
     for own in scales.values():
-        bar(drawn, [axes for axes, *_ in own], own[0][1], own[0][2])
+        bar(drawn, [axes for axes, *_ in own], own[0][1], own[0][2], letters)
 
 
 def _height(panel: Panel) -> float:

@@ -38,7 +38,7 @@ def _plot(panel: Panel, columns: int) -> dict[str, Any]:
     return {
         "title": panel.title,
         "x": {"title": panel.x, "log": bool(panel.log_x), "ticks": numbers(panel.ticks), **_names(panel.map, "x")},
-        "y": {"title": panel.y, "log": bool(panel.log_y), **_names(panel.map, "y")},
+        "y": {"title": panel.y, "log": bool(panel.log_y), **_names(panel.map, "y"), **_limits(panel)},
         "right": {"title": panel.right, "log": bool(panel.log_right)} if len(left) < len(panel.series) else None,
         "traces": [_trace(one, columns) for one in panel.series],
         "references": [
@@ -47,6 +47,11 @@ def _plot(panel: Panel, columns: int) -> dict[str, Any]:
         ],
         "map": _map(panel.map, columns) if panel.map is not None else None,
     }
+
+
+def _limits(panel: Panel) -> dict[str, Any]:
+    """The ends of a left axis that panels share."""
+    return {"limits": numbers(panel.limits)} if panel.limits else {}
 
 
 def switchable(panel: Panel) -> bool:
@@ -89,6 +94,7 @@ def _trace(one: Series, columns: int) -> dict[str, Any]:
         "key": key(one),
         "kind": one.kind,
         "right": one.right,
+        **({"faint": True} if one.faint else {}),
         "seeds": int(counts[0]) if len({*counts.tolist()}) == 1 else counts.tolist(),
     }
 
@@ -130,6 +136,7 @@ def _map(heat: Map, columns: int) -> dict[str, Any]:
         "log": bool(heat.log),  # a figure may have taken it from an array
         "unit": heat.unit,
         "text": heat.text.tolist() if heat.text is not None else None,
+        **({"centre": heat.centre} if heat.centre is not None else {}),
         "findings": [name for kind, name in FINDINGS.items() if (finding == kind).any()],
         **({"origin": _origin(heat.origin)} if heat.origin else {}),
     }

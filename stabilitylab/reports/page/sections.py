@@ -103,7 +103,7 @@ def _panel(picture: Picture, place: int) -> dict[str, Any]:
 def _switches(picture: Picture) -> list[dict[str, Any]]:
     """The toggles of a figure in the order of its legend, each with the look that it stands for."""
     found: dict[str, dict[str, Any]] = {}
-    for one in (one for panel in picture.panels for one in panel.series):
+    for one in (one for panel in picture.panels for one in panel.series if not one.faint):
         look = screen.look(one)
         if one.detail:  # its dash says something else, which stands below the panel
             look["dash"] = "solid"

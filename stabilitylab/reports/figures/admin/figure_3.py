@@ -8,6 +8,7 @@ import numpy as np
 
 from ....experiments import command
 from ... import style
+from ...arrange import alike, apart
 from ...base import Figure, MissingRuns, Panel, Picture, Spread, figure
 from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import LAYERS, Record, Runs
@@ -15,8 +16,10 @@ from ...measures.comparison import comparable, counted, hidden, left_out, lost_b
 from ...measures.gains import FAIRSEQS, OWN, by_gain
 from ...measures.initialisation import TABLE, at_initialisation, first_over_last, gradients
 from ...measures.layers import STACKS
+from ...measures.provenance import provenance
 from ...statistics import Region, r_squared, slope
 
+PAPERS = ("postln", "preln", "admin")  # series of the paper
 DEPTH = 18  # layers a side of the paper's models
 DEPTHS = range(6, 51)  # layers a side over which the vanishing is followed
 LONG = 3000  # updates, after which a model that fails has failed
@@ -56,10 +59,13 @@ class RelativeGradient(Figure):
             if lines:
                 panels.append(Panel(stack.capitalize(), "layer", "gradient / largest of its stack", lines, log_y=True))
         notes = [f"Drawn: {group.describe()}, at initialisation. Lines are geometric means over seeds."]
+        panels, controls = apart(alike(panels), PAPERS)
         return Picture(
             panels,
             _finding(group),
             [*notes, *nothing_drawn([*dict.fromkeys(zero)]), *hidden(panels), *left_out(fit, group)],
+            controls=controls,
+            provenance=provenance(group),
         )
 
 

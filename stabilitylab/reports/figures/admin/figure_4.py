@@ -10,10 +10,12 @@ import numpy as np
 from ....experiments import Experiment, Recipe, command, sweep
 from ....experiments.one_step import from_initialisation
 from ... import style
+from ...arrange import apart
 from ...base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
 from ...claims import NAMED_LATER, Effect, claim, together
 from ...collection import LAYERS, Record, Runs
 from ...measures.comparison import comparable, counted, hidden, left_out, nothing_drawn
+from ...measures.provenance import provenance
 from ...statistics import Region, aic, slope
 from .figure_3 import FAST
 
@@ -74,8 +76,13 @@ class OutputChange(Figure):
         ]
         random = {record: change["random"] for record, change in changes.items()}
         notes = [f"Drawn: {group.describe()}, float64. Lines are geometric means over seeds, bands their range."]
+        main, controls = apart(panels, PAPERS)
         return Picture(
-            panels, _finding(random), [*notes, *_first_alpha(group), *nothing_drawn(zero), *hidden(panels), *others]
+            main,
+            _finding(random),
+            [*notes, *_first_alpha(group), *nothing_drawn(zero), *hidden(panels), *others],
+            controls=controls,
+            provenance=provenance(group),
         )
 
 

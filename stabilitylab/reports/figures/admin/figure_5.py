@@ -14,6 +14,7 @@ from ...base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
 from ...claims import Effect, claim
 from ...collection import Frame, Record, Runs
 from ...measures.comparison import counted, largest_group
+from ...measures.provenance import provenance
 from ...statistics import Region
 from ..branchnorm.figure_8 import comparison
 
@@ -70,7 +71,9 @@ class GradientsAndUpdates(Figure):
         places = np.geomspace(max(smallest, LEAST), 1, PLACES)
         panels = [_distribution(label, found[label], places) for label in labels]
         drawn = group.where(label=labels)
-        return Picture([*panels, _widths(drawn)], _finding(drawn), [*notes, *_left_out(runs, labels)])
+        panels.append(_widths(drawn))
+        notes += _left_out(runs, labels)
+        return Picture(panels, _finding(drawn), notes, provenance=provenance(drawn))
 
 
 def _left_out(runs: Runs, labels: Sequence[str]) -> list[str]:

@@ -108,7 +108,7 @@ def _parts(group: Runs) -> Panel:
         if style.family(label) in ("branchnorm", "deepnorm")
         for part, (values, dash) in PARTS.items()
     ]
-    title = "Gradient norm without the factor alpha, by part of the model"
+    title = "Gradient without the factor alpha"
     return Panel(title, "update", "gradient norm (L2)", [line for line in lines if line], log_y=True)
 
 

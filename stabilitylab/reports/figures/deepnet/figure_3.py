@@ -11,12 +11,14 @@ import numpy as np
 from ....experiments import Experiment, Recipe, command, one_step, probing, sweep
 from ....experiments.recipe import DEEPNET, EARLY
 from ... import style
+from ...arrange import apart
 from ...base import Figure, MissingRuns, Panel, Picture, Spread, figure
 from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import LAYERS, Record, Runs, pairs
 from ...measures.comparison import both, decided, failed, lost_by_seed
-from ...measures.gains import FAIRSEQS, OWN, WORDS, by_gain, dash
+from ...measures.gains import FAIRSEQS, OWN, WORDS, by_gain, dash, of_gain_one
 from ...measures.layers import by_layer, held_out_panel, layer_values
+from ...measures.provenance import provenance
 from ...statistics import Region
 
 BOTH = ("postln", "postln-init")
@@ -57,7 +59,8 @@ class LargerGradients(Figure):
             lines = [replace(line, dash=dash(chosen.labels, line.arch)) for line in panel.series]
             panels.append(replace(panel, series=lines))
             notes.append(f"(c): {chosen.describe()}.")
-        return Picture(panels, _finding(best), notes, columns=3)
+        main, controls = apart(panels, [of_gain_one(fit.labels, label) for label in BOTH])
+        return Picture(main, _finding(best), notes, columns=3, controls=controls, provenance=provenance(best))
 
 
 def _at(runs: Runs, depth: int) -> Runs:

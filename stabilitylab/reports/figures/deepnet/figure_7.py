@@ -13,13 +13,16 @@ import numpy as np
 from ....config import merge
 from ....experiments import SEEDS, Experiment, Recipe, command, probing, sweep
 from ....experiments.recipe import BRANCHNORM, Settings
+from ...arrange import alike
 from ...base import Figure, MissingRuns, Panel, Picture, Series, figure
 from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import FREE, Record, Runs
 from ...measures.comparison import counted, failed, last_nll, lost_by_seed, of_seed, one_ramp, states
 from ...measures.layers import held_out_panel
+from ...measures.provenance import provenance
 from ...measures.quality import mean_nll
 from ...statistics import Region, slope
+from ...style import of_amounts
 
 LABEL = "deepnorm"
 AXES: dict[str, tuple[str, ...]] = {  # what varies in a panel -> the settings behind it
@@ -27,9 +30,7 @@ AXES: dict[str, tuple[str, ...]] = {  # what varies in a panel -> the settings b
     "batch": ("data.sentences", "train.accumulate"),
     "width": ("model.d_model", "model.d_ffn", "model.heads"),
 }
-BASELINE = ("#222222", "o")  # colour and marker, the same in every panel; apart from its neighbours in grey, too
-BELOW = (("#56B4E9", "v"), ("#0072B2", "D"), ("#009E73", "P"))  # of smaller values, the nearest first
-ABOVE = (("#D55E00", "^"), ("#CC79A7", "s"), ("#8c6d31", "h"))
+MARKERS = "ovDs^Ph"  # of values, smallest first
 Value = tuple[Any, ...]
 Panels = dict[str, dict[Value, Runs]]  # axis -> value of its settings, smallest first -> runs
 
@@ -90,7 +91,7 @@ class OneSettingAtATime(Figure):
 
     def picture(self, runs: Runs) -> Picture:
         found = one_at_a_time(runs)
-        panels = [_panel(axis, values, baseline(found, axis)) for axis, values in found.items()]
+        panels = alike(_panel(axis, values, baseline(found, axis)) for axis, values in found.items())
         drawn = everything(found)
         seeds = counted(len(drawn.seeds))
         lost = sum(map(failed, drawn))
@@ -99,7 +100,8 @@ class OneSettingAtATime(Figure):
         notes = [f"Drawn: {drawn.describe()}. Lines are means over seeds, bands their range.", *states(drawn)]
         if lacking := [axis for axis in AXES if axis not in found]:
             notes.append(f"Nothing varies in {' and '.join(lacking)}: '{command('deepnet:7')}' makes such runs.")
-        return Picture(panels, f"{finding} ({seeds}): {all_}.", notes, columns=min(3, len(panels)))
+        return Picture(panels, f"{finding} ({seeds}): {all_}.", notes, columns=min(3, len(panels)),
+                       provenance=provenance(drawn))  # fmt: skip
 
 
 def everything(panels: Panels) -> Runs:
@@ -118,12 +120,11 @@ def baseline(panels: Panels, axis: str) -> Value:
 
 def _panel(axis: str, values: dict[Value, Runs], middle: Value) -> Panel:
     lines: list[Series] = []
-    for place, (value, runs) in enumerate(values.items(), start=-[*values].index(middle)):
-        side = BELOW if place < 0 else ABOVE
-        colour, marker = side[(abs(place) - 1) % len(side)] if place else BASELINE
-        look: dict[str, Any] = {"colour": colour, "marker": marker, "dash": "solid"}
-        lines += [replace(line, label=name(value, axis), arch="", **look) for line in held_out_panel(runs).series]
-    return Panel(axis.capitalize(), "update", "held-out nll [nats/token]", lines)
+    for value, runs, colour, marker in zip(values, values.values(), of_amounts(len(values)), MARKERS, strict=False):
+        called = name(value, axis) + (" (baseline)" if value == middle else "")
+        look: dict[str, Any] = {"colour": colour, "marker": marker, "dash": "solid" if value == middle else "dashed"}
+        lines += [replace(line, label=called, arch="", **look) for line in held_out_panel(runs).series]
+    return Panel(axis.capitalize(), "update", "held-out nll [nats/token]", lines, direct=True)
 
 
 def name(value: Value, axis: str) -> str:

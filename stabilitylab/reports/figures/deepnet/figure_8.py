@@ -15,6 +15,7 @@ from ...claims import NAMED_LATER, Effect, claim
 from ...collection import LAYERS, Runs
 from ...measures.comparison import comparable, counted, failed, last_nll, states
 from ...measures.curves import LEAST, Curve, curves, log_over_best
+from ...measures.provenance import provenance
 from ...measures.quality import Quality, even, quality
 from ...statistics import Region, t_interval
 
@@ -50,7 +51,7 @@ class LogarithmOfDepth(Figure):
             panels.append(_left_panel(points, measured, means, fitted))
         if not measured.is_bleu:
             notes.append("Held-out nll (lower is better) stands in for BLEU where not every model was evaluated.")
-        return Picture(panels, _finding(points, measured, means, fitted), notes)
+        return Picture(panels, _finding(points, measured, means, fitted), notes, provenance=provenance(group))
 
 
 def _group(runs: Runs) -> Runs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -15,10 +15,21 @@ from ...collection import LAYERS, Frame, Record, Runs
 from ...measures.comparison import comparable, counted, decided, failed, lost_by_seed, states, with_the_protocols_ramp
 from ...measures.gains import by_gain
 from ...measures.outcomes import mark
+from ...measures.provenance import provenance
 from ...measures.quality import Quality, quality
-from ...stability import brief, judged, layers_in_all, markdown, recipe_notes, stability_table, table_groups
+from ...stability import (
+    brief,
+    judged,
+    layers_in_all,
+    markdown,
+    own_recipes,
+    recipe_notes,
+    stability_table,
+    table_groups,
+)
 from ...statistics import Region
 
+MARK = "*"  # of an architecture with a recipe of its own
 LONG, DEEP = 3000, 50  # updates, and layers a side, from which divergence is judged
 COMMAND = f"stabilitylab sweep --grid arch=postln,deepnorm,branchnorm,admin depth=36,100 seed=3..8 steps={LONG}"
 
@@ -45,9 +56,12 @@ class StabilityTable(Figure):
         if measured.is_bleu:
             table = with_bleu(table, group, measured)
         panel = Panel("States, and nats below the unigram baseline", "encoder and decoder layers together", "",
-                      map=_map(table, measured.is_bleu))  # fmt: skip
+                      map=_map(table, measured.is_bleu, own_recipes(group)))  # fmt: skip
         extra = {"table.csv": table.to_csv(index=False), "table.md": markdown(table)}
-        return Picture([panel], _finding(group, table), _notes(runs, group, table), columns=1, extra=extra)
+        return Picture(
+            [panel], _finding(group, table), _notes(runs, group, table), columns=1, extra=extra,
+            provenance=provenance(group), key=_key(group),
+        )  # fmt: skip
 
 
 def with_bleu(table: Frame, group: Runs, measured: Quality) -> Frame:
@@ -61,19 +75,29 @@ def with_bleu(table: Frame, group: Runs, measured: Quality) -> Frame:
     return table.assign(bleu=[mean(row) for _, row in table.iterrows()])
 
 
-def _map(table: Frame, bleu: bool) -> Map:
+def _key(group: Runs) -> str:
+    """Explains what stands in cells, and footnotes recipes."""
+    marks = "(in parentheses): a seed not 0.25 nats below the baseline"
+    recipes = [f"{MARK} {style.title(label)}: {recipe}" for label, recipe in own_recipes(group).items()]
+    return " · ".join([marks, "1/3 stuck: one of three seeds", *recipes])
+
+
+def _map(table: Frame, bleu: bool, apart: Collection[str] = ()) -> Map:
+    """Lays out the cells; architectures ``apart`` have a recipe of their own and a mark."""
     archs, depths = list(dict.fromkeys(table["arch"])), sorted(set(table["depth"]))
     z = np.full((len(archs), len(depths)), np.nan)
-    finding, text = np.zeros(z.shape, int), np.full(z.shape, "", object)
+    finding, text, seeds = np.zeros(z.shape, int), np.full(z.shape, "", object), np.zeros(z.shape, int)
     for row in table.to_dict("records"):
         at = archs.index(row["arch"]), depths.index(row["depth"])
         z[at] = row["bleu" if bleu else "nll_gap"]
+        seeds[at] = row["seeds"]
         finding[at] = mark(row["diverged"], row["stuck"], row["seeds"])
         text[at] = brief(row, f"{z[at]:.1f}" if bleu and math.isfinite(z[at]) else "")
-    names = [style.title(arch) for arch in archs]
+    names = [style.title(arch) + (f" {MARK}" if arch in apart else "") for arch in archs]
     return Map(
         [*range(len(depths))], [*range(len(archs))], z, finding, "BLEU" if bleu else "nll - unigram [nats/token]",
-        log=False, x_names=[str(depth) for depth in depths], y_names=names, text=text,
+        log=False, x_names=[str(depth) for depth in depths], y_names=names, text=text, seeds=seeds,
+        centre=None if bleu else 0.0,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ function axis(spec, log, values, letters) {
     title: { text: wrapped(spec.title, letters), standoff: 6, font: { size: 12 } }, type: log ? "log" : "linear", gridcolor: css("--grid"),
     zeroline: false, linecolor: css("--line"), automargin: true, exponentformat: narrow() ? "e" : "power", tickfont: { size: 12 }, tickmode: "auto",
   };
+  if (spec.limits && (!log || spec.limits[0] > 0)) found.range = log ? spec.limits.map(Math.log10) : spec.limits; // panels share it
   if (spec.ticks && spec.ticks.length) {
     return { ...found, tickmode: "array", tickvals: spec.ticks, ticktext: spec.names ? spec.names.map(escaped) : spec.ticks.map(String), minor: { ticks: "" } };
   }

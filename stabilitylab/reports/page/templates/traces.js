@@ -1,12 +1,13 @@
 "use strict";
 const LEAST_SEEDS = 3; // of a point that is drawn full
+const AROUND = [[0, "#2166ac"], [0.5, "#f7f7f7"], [1, "#b2182b"]]; // below and above a middle
 function lines(plot, off, log) {
   const traces = [], levels = plot.traces.filter((one) => !one.right).flatMap((one) => [...one.y, ...(one.low || [])]);
   const floor = log ? extent([levels.filter((level) => level > 0)])[0] : -Infinity; // a band that reaches 0 ends there
   for (const one of plot.traces) {
     const colour = visible(one.colour), ends = one.low ? one.low.map((low, i) => [low, one.high[i]]) : null;
     const faint = plot.runs && view.run && one.name !== view.run;
-    const base = { type: "scatter", x: one.x, opacity: faint ? 0.2 : 1, yaxis: one.right ? "y2" : "y", visible: !off.has(one.key), showlegend: false, name: one.name };
+    const base = { type: "scatter", x: one.x, opacity: faint ? 0.2 : one.faint ? 0.4 : 1, yaxis: one.right ? "y2" : "y", visible: !off.has(one.key), showlegend: false, name: one.name };
     const area = ends && one.kind === "line" && one.x.length > 1;
     if (area) {
       // An end that is not a number ends the area: it is cut into stretches.
@@ -24,8 +25,8 @@ function lines(plot, off, log) {
     const counts = Array.isArray(one.seeds) ? one.seeds : one.x.map(() => one.seeds), enough = counts.map((n) => n >= LEAST_SEEDS);
     const symbol = one.kind === "crosses" ? "x-thin" : enough.map((full) => one.symbol + (one.filled && full ? "" : "-open"));
     const trace = { ...base, y: one.y, connectgaps: false,
-      mode: one.kind !== "line" ? "markers" : one.marked ? "lines+markers" : "lines",
-      line: { color: colour, width: 1.8, dash: one.dash },
+      mode: one.kind !== "line" ? "markers" : one.marked && !one.faint ? "lines+markers" : "lines",
+      line: { color: colour, width: one.faint ? 1 : 1.8, dash: one.dash },
       marker: { color: colour, symbol, size: one.kind === "crosses" ? 9 : 6, maxdisplayed: one.kind === "line" ? 14 : 0,
         line: { color: colour, width: one.kind === "crosses" ? 2 : 1.2 } },
       hovertemplate: `<b>${escaped(one.name)}</b><br>${escaped(plot.x.title)} %{x}: %{y:.4g}` };
@@ -61,13 +62,18 @@ function heat(plot, cells, log) {
   const scale = map.origin && layered(plot) ? scaleOf(map.origin) : { log: map.log, low: map.low, high: map.low + map.span }; // maps may share it
   const limit = (x) => (scale.log === log ? x : log ? Math.log10(x) : 10 ** x), ends = { zmin: limit(scale.low), zmax: limit(scale.high) };
   if (!Number.isFinite(ends.zmin)) ends.zmin = log ? Math.log10(map.low) : map.low; // what is shared may reach 0
+  const diverging = map.centre !== undefined && !log; // as far to both sides as on the farther one
+  if (diverging) {
+    const reach = Math.max(Math.abs(ends.zmin - map.centre), Math.abs(ends.zmax - map.centre)) || 1;
+    Object.assign(ends, { zmin: map.centre - reach, zmax: map.centre + reach });
+  }
   const bar = { title: { text: escaped(map.unit), side: "right", font: { size: 11 } }, thickness: 10, tickfont: { size: 11 }, outlinewidth: 0, exponentformat: "power" };
   if (log) Object.assign(bar, powers(ends.zmin, ends.zmax));
   const place = `${escaped(plot.x.title)} %{x}, ${escaped(plot.y.title)} %{y}: `;
   const printed = (has) => map.text && { texttemplate: "%{text}", textfont: { size: 10.5 }, // a trace prints on its cells alone
     text: map.text.map((row, i) => row.map((text, j) => (has(cells[i * width + j]) ? escaped(text).replaceAll("\n", "<br>") : ""))) };
   const base = { type: "heatmap", x: map.x, y: map.y, hoverongaps: false };
-  const traces = [{ ...base, ...printed((code) => code >= first), z: grid(height), customdata: grid(value), ...ends, colorscale: "Viridis", colorbar: bar,
+  const traces = [{ ...base, ...printed((code) => code >= first), z: grid(height), customdata: grid(value), ...ends, colorscale: diverging ? AROUND : "Viridis", colorbar: bar,
     hovertemplate: `${place}<b>%{customdata:.3~g}</b> ${escaped(map.unit)}<extra></extra>` }];
   for (const finding of map.findings) {
     const own = (code) => code === codes[finding];
@@ -81,7 +87,7 @@ function heat(plot, cells, log) {
 function ratios(plot) {
   const { x, y, z, unit } = plot.map, most = Math.max(0.01, ...z.flat().map((value) => Math.abs(value ?? 0)));
   const bar = { title: { text: escaped(unit), side: "right", font: { size: 11 } }, thickness: 10, tickfont: { size: 11 }, outlinewidth: 0 };
-  return [{ type: "heatmap", x, y, z, zmin: -most, zmax: most, colorscale: [[0, "#2166ac"], [0.5, "#f7f7f7"], [1, "#b2182b"]], colorbar: bar, hoverongaps: false,
+  return [{ type: "heatmap", x, y, z, zmin: -most, zmax: most, colorscale: AROUND, colorbar: bar, hoverongaps: false,
     customdata: z.map((row) => row.map((value) => (value === null ? null : 10 ** value))),
     hovertemplate: `${escaped(plot.x.title)} %{x}, ${escaped(plot.y.title)} %{y}: A is <b>%{customdata:.3~g}</b> times B<extra></extra>` }];
 }
