@@ -60,7 +60,8 @@ def test_the_figure_shows_each_layer_over_the_largest(tmp_path: Path) -> None:
     start(tmp_path, "deepnorm", 1.0)
     picture = FIGURES["admin:3"]().picture(load(tmp_path))
     assert [panel.title for panel in picture.panels] == ["Encoder", "Decoder"]
-    encoder, decoder = ({line.arch: line for line in panel.series} for panel in picture.panels)
+    assert {line.arch for panel in picture.panels for line in panel.series} == {"postln"}  # of the paper's three
+    encoder, decoder = ({line.arch: line for line in panel.series} for panel in picture.controls)
     assert list(encoder["postln"].y) == pytest.approx([1, 0.5, 0.25])
     assert list(decoder["postln"].x) == [1, 2, 3]
     assert list(decoder["postln"].y) == pytest.approx([0.01, 0.1, 1])  # the geometric mean of .005 and .02

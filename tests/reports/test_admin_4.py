@@ -86,7 +86,9 @@ def test_the_figure_shows_output_against_depth_and_the_way_through_the_deepest(t
     assert (list(final["postln"].x), list(final["postln"].y)) == ([6, 12], pytest.approx([6e-3, 12e-3]))
     assert list(final["postln"].low or ()) == pytest.approx([3e-3, 6e-3])
     assert list(gradient["postln"].y) == pytest.approx([3e-3, 6e-3])
-    assert (list(final["deepnorm"].x), list(final["deepnorm"].y)) == ([24], pytest.approx([1e-5]))
+    assert {*final} == {"postln", "admin"}
+    control = {line.arch: line for line in picture.controls[0].series}["deepnorm"]
+    assert (list(control.x), list(control.y)) == ([24], pytest.approx([1e-5]))
     assert list(along["admin"].y) == pytest.approx([1e-6, 2e-6, 3e-6, 4e-6])
     assert list(along_gradient["postln"].x) == [1, 2, 3, 4]
     assert list(along_gradient["postln"].y) == pytest.approx([6e-5, 12e-5, 18e-5, 24e-5])

@@ -70,13 +70,14 @@ def test_the_tables_hold_the_mean_of_the_seeds_that_converged_and_how_the_others
     assert [panel.title for panel in picture.panels] == ["Post-LN", "Pre-LN", "Post-LN minus Pre-LN"]
     heat = table(picture.panels[0])
     assert (heat.y_names, heat.x_names) == (["0.001", "0.002", "0.003", "0.004", "0.005"], ["0.99", "0.995", "0.999"])
-    np.testing.assert_allclose(heat.z[:2], [[2.0, 1.85, 1.7], [3.5, math.nan, math.nan]])
-    np.testing.assert_allclose(heat.z[2:], [[i + j / 10 + 2 for j in range(3)] for i in (2, 3, 4)])
+    np.testing.assert_allclose(heat.z[:2], [[-4.0, -4.15, -4.3], [-2.5, math.nan, math.nan]])  # less the baseline's 6
+    np.testing.assert_allclose(heat.z[2:], [[i + j / 10 - 4 for j in range(3)] for i in (2, 3, 4)])
+    assert (heat.centre, np.unique(np.asarray(heat.seeds)).tolist()) == (0, [3])
     assert heat.finding[:2].tolist() == [[0, 0, DIVERGED], [STUCK, STUCK, DIVERGED]]
     assert not heat.finding[2:].any()
     assert np.asarray(heat.text)[:2].tolist() == [
-        ["(2.00)", "1.85\n1/3 lost", "1.70\n2/3 lost"],
-        ["3.50\n2/3 lost", "stuck", "failed"],
+        ["(-4.00)", "-4.15\n1/3 lost", "-4.30\n2/3 lost"],
+        ["-2.50\n2/3 lost", "stuck", "failed"],
     ]
     gaps = table(picture.panels[2])
     np.testing.assert_allclose(gaps.z[:2], [[-4.0, -4.15, -4.3], [-2.5, math.nan, math.nan]])

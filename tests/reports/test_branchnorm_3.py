@@ -62,20 +62,19 @@ def test_the_picture_is_the_beginning(tmp_path: Path) -> None:
     for seed in (3, 12):
         make_beginning(tmp_path, "branchnorm", seed, alpha=lambda t: t / 100)
     panels, picture = drawn(tmp_path)
-    first = panels["Gradient norm and training loss"]
-    norm, loss = first.series
-    assert (first.y, first.log_y, first.right) == ("global gradient norm (L2)", True, "training nll [bits, base 2]")
+    first, second = panels["Gradient norm"], panels["Training loss"]
+    (norm,), (loss,) = first.series, second.series
+    assert (first.y, first.log_y, second.y) == ("global gradient norm (L2)", True, "nll [bits/token, base 2]")
     assert norm.x == [*range(12)]  # the row after training has no gradient
     assert norm.y == pytest.approx([60.0] * 12)  # geometric mean of 30 and 120
     assert (norm.low, norm.high) == (pytest.approx([30.0] * 12), pytest.approx([120.0] * 12))
-    assert (loss.right, loss.dash, norm.dash) == (True, "dotted", "solid")
     assert loss.y == pytest.approx([(7.0 - t / 100) / math.log(2) for t in range(12)])
     for stack, scale in (("Encoder", 1.0), ("Decoder", 10.0)):
         panel = panels[f"{stack} layers at steps 1, 10"]
         assert [line.detail for line in panel.series] == ["step 1", "step 10"]
         assert panel.series[1].x == [1, 2]
         assert panel.series[1].y == pytest.approx([11.0 * scale, 12.0 * scale])
-    outside, decoder, encoder = panels["Taken apart"].series
+    outside, decoder, encoder = panels["Gradient without the factor alpha"].series
     assert outside.y == pytest.approx([12.0] * 12)
     assert decoder.x == encoder.x == [*range(1, 12)]  # not where alpha is 0
     assert decoder.y == pytest.approx([30.0] * 11)
@@ -84,12 +83,25 @@ def test_the_picture_is_the_beginning(tmp_path: Path) -> None:
     assert "gradient norm and from 10.10 to 9.94 bits within 11 updates (2 seeds)" in picture.finding
 
 
+def test_a_long_course_is_smoothed_with_the_raw_one_behind_it_and_controls_stand_apart(tmp_path: Path) -> None:
+    for arch in ("deepnorm", "branchnorm"):
+        make_beginning(tmp_path, arch, 3, updates=40)
+    make_beginning(tmp_path, "admin", 3, updates=40)
+    panels, picture = drawn(tmp_path)
+    norm = panels["Gradient norm"].series
+    assert [(line.arch, line.faint) for line in norm] == [
+        (arch, faint) for arch in ("deepnorm", "branchnorm") for faint in (True, False)
+    ]
+    assert {line.arch for line in picture.controls[0].series} == {"deepnorm", "branchnorm", "admin"}
+    assert picture.provenance == "2L-2L, 64 wide, synthetic data, 160 updates, T 3.75 % of them"
+
+
 def test_only_archs_with_small_branches_are_taken_apart(tmp_path: Path) -> None:
     for arch in ("postln", "deepnorm"):
         make_beginning(tmp_path, arch, 3)
     panels, _ = drawn(tmp_path)
-    assert {line.arch for line in panels["Taken apart"].series} == {"deepnorm"}
-    assert [line.y[0] for line in panels["Taken apart"].series] == pytest.approx([6.0, 15.0, 9.0])
+    assert {line.arch for line in panels["Gradient without the factor alpha"].series} == {"deepnorm"}
+    assert [line.y[0] for line in panels["Gradient without the factor alpha"].series] == pytest.approx([6.0, 15.0, 9.0])
 
 
 def test_profiles_name_the_step_that_was_probed(tmp_path: Path) -> None:
@@ -102,7 +114,7 @@ def test_profiles_name_the_step_that_was_probed(tmp_path: Path) -> None:
 def test_one_interrupted_run_is_drawn(tmp_path: Path) -> None:
     make_beginning(tmp_path, "admin", 3, updates=2, probed=(0,), state="interrupted", verdict="")
     panels, picture = drawn(tmp_path)
-    assert [*panels] == ["Gradient norm and training loss"]
+    assert [*panels] == ["Gradient norm", "Training loss"]
     assert picture.finding.startswith("Admin goes from 30 to 30 in gradient norm")
     assert "The run did not end." in picture.notes
 
@@ -110,7 +122,7 @@ def test_one_interrupted_run_is_drawn(tmp_path: Path) -> None:
 def test_a_gradient_of_exactly_zero_is_noted(tmp_path: Path) -> None:
     make_beginning(tmp_path, "branchnorm", 3, level=0.0, alpha=lambda t: 1.0)
     _, picture = drawn(tmp_path)
-    assert any("Exactly 0" in note and "BranchNorm, gradient norm" in note for note in picture.notes)
+    assert any("Exactly 0" in note and "BranchNorm (Gradient norm)" in note for note in picture.notes)
 
 
 def test_without_runs_it_names_the_command(tmp_path: Path) -> None:

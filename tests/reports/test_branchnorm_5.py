@@ -123,7 +123,8 @@ def test_runs_that_failed_are_crosses(tmp_path: Path) -> None:
     make_model(tmp_path, "postln", 6, seed=4, nll=math.nan, verdict="diverged", state="diverged")
     make_model(tmp_path, "deepnorm", 6, seed=4, nll=6.4, verdict="stuck")
     (panel,), picture = drawn(tmp_path)
-    line, crosses = (series for series in panel.series if series.arch == "postln")
+    assert {series.arch for series in panel.series} == {"deepnorm"}
+    line, crosses = (series for series in picture.controls[0].series if series.arch == "postln")
     assert (line.x, line.y) == ([2], [4.9])
     assert crosses.kind == "crosses"
     assert [*zip(crosses.x, crosses.y, strict=True)] == [(6, 6.5), (6, 6.5)]  # the diverged one has no value
@@ -139,9 +140,9 @@ def test_failures_without_translation_have_no_bleu(tmp_path: Path) -> None:
     make_model(tmp_path, "deepnorm", 6, bleu=21.0)
     make_model(tmp_path, "postln", 6, verdict="stuck", bleu=0.3)
     make_model(tmp_path, "postln", 2, verdict="diverged", nll=math.nan)
-    (panel,), _ = drawn(tmp_path)
+    (panel,), picture = drawn(tmp_path)
     assert panel.y == "BLEU"
-    crosses = panel.series[0]
+    crosses = picture.controls[0].series[0]
     assert (crosses.kind, [*zip(crosses.x, crosses.y, strict=True)]) == ("crosses", [(2, 0.0), (6, 0.3)])
 
 

@@ -38,7 +38,7 @@ def run(
 
 def drawn(*records: Record) -> tuple[list[Panel], Picture]:
     picture = WarmupAndRate().picture(Runs(records))
-    return [*picture.panels], picture
+    return [*picture.controls, picture.panels[-1]], picture  # the maps, and the sensitivity
 
 
 def heat(panel: Panel) -> Map:
@@ -79,6 +79,13 @@ def test_a_map_has_the_mean_of_the_seeds_that_trained_and_counts_the_others() ->
         if (w, lr, seed) in lost:
             cells[place] = run("deepnorm", w, lr, seed, nll=6.5, verdict=lost[w, lr, seed])
     (panel, _), picture = drawn(*cells)
+    lines = [line for line in picture.panels[0].series if line.kind == "line"]
+    assert [(line.label, line.x) for line in lines] == [("warm-up 0", [*RATES[:3]]), ("warm-up 5", [*RATES[:2]])]
+    crosses = {line.label: line for line in picture.panels[0].series if line.kind == "crosses"}
+    assert {name: line.x for name, line in crosses.items()} == {
+        "warm-up 0: diverged or stuck": (RATES[2],) * 2,
+        "warm-up 5: diverged or stuck": (RATES[1], *(RATES[2],) * 3),
+    }
     found = heat(panel)
     assert (panel.title, panel.x, panel.y) == ("DeepNorm", "learning rate", "warm-up [updates]")
     assert (found.x_names, found.y_names) == (["0.0005", "0.0008", "0.001"], ["0", "5"])
@@ -106,9 +113,12 @@ def test_the_sensitivity_of_each_warm_up_has_an_interval_over_seeds() -> None:
         run(arch, w, lr, seed, nll=loss(arch, w, lr, seed) - 5)
         for arch, w, lr, seed in itertools.product(("deepnorm", "admin"), (0, 5), RATES[:2], (3, 4, 5))
     ]
-    (*maps, panel), picture = drawn(*runs)
-    assert [one.title for one in maps] == ["DeepNorm", "Admin"]
-    assert panel.title == "Sensitivity to the learning rate, 0.0005 to 0.0008"
+    (aside, panel, *maps, own), picture = drawn(*runs)
+    assert [one.title for one in (aside, *maps)] == ["Admin", "DeepNorm", "Admin"]
+    assert [(panel.title, panel.y) for panel in picture.panels] == [
+        ("DeepNorm", "held-out nll [nats/token]"), ("Sensitivity to the rate", "mean - least loss [nats/token]")
+    ]  # fmt: skip
+    assert [line.arch for line in own.series] == ["deepnorm"]
     assert [(line.arch, line.x, line.seeds) for line in panel.series] == [("deepnorm", (0, 5), 3), ("admin", (0, 5), 3)]
     expected = t_interval([0.15, 0.30, 0.45])  # half of what the second rate loses, at the larger warm-up
     line = panel.series[0]
@@ -147,7 +157,8 @@ def test_from_run_directories(tmp_path: Path) -> None:
         make_run(tmp_path, f"a{lr}", arch="deepnorm", layers=2, metrics=metrics, settings={"train": {"lr": lr}})
     make_run(tmp_path, "bare", arch="deepnorm", layers=2, settings={"train": {"lr": 3e-3}})  # no held-out loss
     picture = WarmupAndRate().picture(load(tmp_path))
-    assert heat(picture.panels[0]).z.tolist() == [[5.0, 6.0]]
+    assert heat(picture.controls[0]).z.tolist() == [[5.0, 6.0]]
+    assert picture.panels[0].series[0].y == [5.0, 6.0]
     assert picture.panels[1].series[0].y == [0.5]
 
 

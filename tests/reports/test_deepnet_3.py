@@ -153,12 +153,12 @@ def test_deepnets_own_postln_decides_and_is_the_solid_line(tmp_path: Path) -> No
     assert found.effects[5]["mean"] < 1
     panels, finding = panels_of(tmp_path)
     for title in ("Decoder of 12L-12L", "Last decoder layer", "Held-out loss"):
-        assert {line.label: line.dash for line in panels[title].series} == {
-            "Post-LN": "dashed",
-            "Post-LN gain=1": "solid",
-            "Post-LN-init": "dashed",
-            "Post-LN-init gain=1": "solid",
-        }
+        own = {"Post-LN gain=1": "solid", "Post-LN-init gain=1": "solid"}
+        assert {line.label: line.dash for line in panels[title].series} == own
+    for panel in LargerGradients().picture(load(tmp_path)).controls:
+        assert {line.label: line.dash for line in panel.series} == {
+            "Post-LN": "dashed", "Post-LN-init": "dashed", **own
+        }  # fmt: skip
     assert "both of gain 1, at 2 of 2 depths" in finding
 
 

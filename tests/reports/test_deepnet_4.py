@@ -119,15 +119,17 @@ def test_the_picture_is_the_course(tmp_path: Path) -> None:
     assert warm.y[30] == pytest.approx(6.0 * 1.04)
     assert init.y[30] == pytest.approx(0.6 * 1.04)
     assert [line.value for line in update.references] == pytest.approx([math.sqrt(2 * D)])
-    whole, branch = ffn.series[:2]
-    assert whole.y == pytest.approx([1.2] * 10 + [3.2] * 21)
-    assert branch.y == pytest.approx([0.12] * 10 + [0.32] * 21)
-    assert branch.name == "Post-LN, branch alone, no warm-up"
-    assert attention.series[0].y == pytest.approx([(1 + 1e-6) * y for y in whole.y], rel=1e-12)
+    whole, branch = ffn.series[0], picture.controls[0].series[0]
+    assert whole.y == pytest.approx([1.0] * 10 + [3.2 / 1.2] * 21)  # over what it was at the start
+    assert branch.y == pytest.approx(whole.y)
+    assert (picture.controls[0].title, branch.name) == ("Branches alone, feed-forward", "Post-LN, no warm-up")
+    assert attention.series[0].y == pytest.approx(whole.y)
+    assert ffn.limits == attention.limits is not None
+    assert not ffn.log_y
     assert gradient.title == "Gradient at update 30"
     assert gradient.series[0].y == pytest.approx([math.exp(-15 * (18 - layer) / 17) for layer in range(1, 19)])
     expected = "Post-LN, warm-up 4000 6.2, Post-LN, no warm-up 4, Post-LN-init, warm-up 4000 0.62 (3 seeds)."
-    assert picture.finding == f"||dF|| after 30 updates: {expected}"
+    assert picture.finding == f"‖ΔF‖ after 30 updates: {expected}"
 
 
 def test_one_interrupted_run_is_drawn_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ def test_one_interrupted_run_is_drawn_as_far_as_it_goes(tmp_path: Path) -> None:
     picture = FirstUpdates().picture(load(tmp_path))
     assert picture.panels[0].series[0].x == [0, 1, 2, 3, 4]
     assert picture.panels[3].title == "Gradient at update 4"
-    assert picture.finding == "||dF|| after 4 updates: DeepNorm, no warm-up 0.4 (one seed)."
+    assert picture.finding == "‖ΔF‖ after 4 updates: DeepNorm, no warm-up 0.4 (one seed)."
     assert any("shortcut factor" in note for note in picture.notes)
 
 
@@ -194,9 +196,10 @@ def test_deepnets_own_postln_decides_and_fairseqs_stands_beside_it(tmp_path: Pat
         "with / without warm-up, fairseq's gain",
     ]
     assert (found[1]["role"], found[1]["reproduced"]) == ("descriptive", None)
-    update, ffn, *_ = FirstUpdates().picture(load(tmp_path)).panels
-    assert len(update.series) == 6
-    assert [line.label for line in ffn.series if "branch alone" in line.detail] == [
+    picture = FirstUpdates().picture(load(tmp_path))
+    assert {line.arch for panel in picture.panels for line in panel.series} == {"postln gain=1", "postln-init gain=1"}
+    assert len(picture.controls[0].series) == 6
+    assert [line.label for line in picture.controls[-1].series] == [
         *("Post-LN gain=1", "Post-LN gain=1", "Post-LN-init gain=1")
     ]
 

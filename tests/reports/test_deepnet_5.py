@@ -116,8 +116,10 @@ def test_the_picture_is_the_rates(tmp_path: Path) -> None:
     left, right = picture.panels
     assert left.log_x
     assert left.log_y
-    postln, deepnorm = left.series
-    assert (postln.label, postln.x) == ("Post-LN", [*DEPTHS])
+    postln, slope, deepnorm, _ = left.series
+    assert (postln.label, postln.x) == ("Post-LN: N^0.90", [*DEPTHS])
+    assert (slope.faint, slope.y) == (True, pytest.approx(postln.y))  # the power law through its middle
+    assert left.direct
     assert postln.y == pytest.approx([20.0 * n**0.9 for n in DEPTHS])  # the geometric mean over seeds
     assert postln.low == pytest.approx([20.0 * n**0.89 for n in DEPTHS])
     assert deepnorm.y == pytest.approx([2.0 * n**0.5 for n in DEPTHS])
@@ -181,7 +183,7 @@ def test_training_runs_alone_are_a_figure_too_after_10_and_100_updates(tmp_path:
             assert line.x == [6, 12, 100]
             assert line.y == pytest.approx([updates_made * n**power * 6 / 100 for n in (6, 12, 100)])
     assert picture.finding == (
-        "After 10 updates of training, ||dF|| goes: Post-LN from 22 at 6 to 6e+03 at 100 layers a side; "
+        "After 10 updates of training, ‖ΔF‖ goes: Post-LN from 22 at 6 to 6e+03 at 100 layers a side; "
         "DeepNorm from 0.6 at 6 to 0.6 at 100 layers a side."
     )
 
@@ -264,9 +266,12 @@ def test_deepnets_own_postln_decides(tmp_path: Path) -> None:
         assert any(effect["effect"].endswith("fairseq's gain") for effect in found.effects[1:])
     assert "Post-LN gain=1, Adam" in [e["effect"].partition("bound, ")[2] for e in one(tmp_path, "C23").effects]
     picture = UpdateAgainstDepth().picture(load(tmp_path))
-    assert {line.label: line.dash for line in picture.panels[0].series} == {
-        "Post-LN": "dashed", "Post-LN gain=1": "solid", "DeepNorm": "",
-    }  # fmt: skip
+    shown, aside = (
+        {line.arch: line.dash for line in panel.series if not line.faint}
+        for panel in (picture.panels[0], picture.controls[0])
+    )
+    assert shown == {"postln gain=1": "solid", "deepnorm": ""}
+    assert aside == {"postln": "dashed", **shown}
     assert "Post-LN gain=1's as N^0.90" in picture.finding
 
 

@@ -18,7 +18,6 @@ from ...measures.comparison import comparable, counted, decided, failed, last_nl
 from ...measures.outcomes import mark
 from ...measures.provenance import provenance
 from ...measures.sensitivity import PAPER_WIDTH, at_width
-from ...stability import nll_gap
 from ...statistics import Region
 
 AXES = ("train.lr", "train.beta2")
@@ -93,7 +92,7 @@ def _papers_rates(group: Runs) -> str:
 def _ends(runs: Runs, label: str, ticks: tuple[list[float], list[float]]) -> Panel:
     """Draws a table of one architecture: how its runs ended at each setting."""
     cells = {at: [run for run in runs if setting(run) == at] for at in {setting(run) for run in runs}}
-    values = {at: _mean([nll_gap(run) for run in own if not failed(run)]) for at, own in cells.items()}
+    values = {at: _mean([last_nll(run) - run.baseline for run in own if not failed(run)]) for at, own in cells.items()}
     seeds = {at: len(own) for at, own in cells.items()}
     ends = {at: [run.verdict for run in own] for at, own in cells.items()}
     marks = {at: mark(own.count("diverged"), own.count("stuck"), len(own)) for at, own in ends.items()}

@@ -22,7 +22,6 @@ from ...measures.layers import held_out_panel
 from ...measures.provenance import provenance
 from ...measures.quality import mean_nll
 from ...statistics import Region, slope
-from ...style import of_amounts
 
 LABEL = "deepnorm"
 AXES: dict[str, tuple[str, ...]] = {  # what varies in a panel -> the settings behind it
@@ -30,7 +29,9 @@ AXES: dict[str, tuple[str, ...]] = {  # what varies in a panel -> the settings b
     "batch": ("data.sentences", "train.accumulate"),
     "width": ("model.d_model", "model.d_ffn", "model.heads"),
 }
-MARKERS = "ovDs^Ph"  # of values, smallest first
+BASELINE = ("#202020", "o", "solid")  # colour, marker and dash, the same in every panel
+BELOW = (("#8a8a8a", "v", "dotted"), ("#b0b0b0", "D", "dotted"), ("#b0b0b0", "P", "dotted"))  # the nearest first
+ABOVE = (("#666666", "^", "dashed"), ("#444444", "s", "dashed"), ("#444444", "h", "dashed"))
 Value = tuple[Any, ...]
 Panels = dict[str, dict[Value, Runs]]  # axis -> value of its settings, smallest first -> runs
 
@@ -120,10 +121,14 @@ def baseline(panels: Panels, axis: str) -> Value:
 
 def _panel(axis: str, values: dict[Value, Runs], middle: Value) -> Panel:
     lines: list[Series] = []
-    for value, runs, colour, marker in zip(values, values.values(), of_amounts(len(values)), MARKERS, strict=False):
-        called = name(value, axis) + (" (baseline)" if value == middle else "")
-        look: dict[str, Any] = {"colour": colour, "marker": marker, "dash": "solid" if value == middle else "dashed"}
-        lines += [replace(line, label=called, arch="", **look) for line in held_out_panel(runs).series]
+    for place, (value, runs) in enumerate(values.items(), start=-[*values].index(middle)):
+        side = BELOW if place < 0 else ABOVE
+        look = side[(abs(place) - 1) % len(side)] if place else BASELINE
+        colour, marker, dash = look
+        lines += [
+            replace(line, label=name(value, axis), arch="", colour=colour, marker=marker, dash=dash)
+            for line in held_out_panel(runs).series
+        ]
     return Panel(axis.capitalize(), "update", "held-out nll [nats/token]", lines, direct=True)
 
 

@@ -1,0 +1,200 @@
+"""What panels share, what stands beside controls, captions, and looks that grey print tells apart."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgb
+
+from stabilitylab.reports import paper, style
+from stabilitylab.reports.arrange import alike, apart, smoothed
+from stabilitylab.reports.base import FIGURES, Map, Panel, Picture, Reference, Series
+from stabilitylab.reports.caption import caption, small_print, tex
+from stabilitylab.reports.heatmaps import scale
+from stabilitylab.reports.lines import PATTERNS, decades, look, plain, spread_out
+from stabilitylab.reports.page import screen
+
+TOLD = 0.1  # difference in luminance that grey print shows
+
+
+def a_line(arch: str, y: Sequence[float] = (1.0, 2.0), **more) -> Series:
+    return Series(style.title(arch), [1, 2][: len(y)], y, arch=arch, seeds=3, **more)
+
+
+def luminance(colour: str) -> float:
+    return float(np.dot(to_rgb(colour), (0.299, 0.587, 0.114)))
+
+
+def alike_in_grey(one: Series, other: Series) -> bool:
+    """Whether nothing but the hue tells them apart."""
+    first, second = look(one), look(other)
+    near = abs(luminance(first["colour"]) - luminance(second["colour"])) < TOLD
+    return near and all(first[key] == second[key] for key in ("dash", "marker", "full"))
+
+
+def test_controls_stand_in_a_picture_of_their_own() -> None:
+    lines = [a_line("deepnorm"), a_line("branchnorm"), a_line("branchnorm T=1")]
+    zero = Series("limit", [1], [1.0])
+    panels = [Panel("a", "x", "y", [*lines, zero]), Panel("b", "x", "y", lines[:2]), Panel("c", "x", "y", lines[2:])]
+    main, controls = apart(panels, ("deepnorm", "branchnorm"))
+    assert [[one.label for one in panel.series] for panel in main] == [
+        ["DeepNorm", "BranchNorm", "limit"], ["DeepNorm", "BranchNorm"], ["BranchNorm T=1"]
+    ]  # fmt: skip
+    assert [panel.title for panel in controls] == ["a"]
+    assert controls[0] is panels[0]
+    assert apart(panels, ("admin",)) == (panels, [])  # a user's runs: all of them are what there is
+
+
+def test_the_page_shows_controls_too() -> None:
+    picture = Picture(
+        [Panel("a", "x", "y", [a_line("deepnorm")])], "", controls=[Panel("b", "x", "y", [a_line("admin")])]
+    )
+    assert [panel.title for panel in picture.whole.panels] == ["a", "With controls: b"]
+    assert replace(picture, controls=()).whole.panels is picture.panels
+    assert set(picture.frame()["panel"]) == {"a"}
+
+
+def test_panels_of_one_axis_share_its_limits_on_paper_and_on_the_screen() -> None:
+    one = Panel("a", "x", "loss", [a_line("deepnorm", (1.0, 3.0))])
+    two = Panel("b", "x", "loss", [a_line("deepnorm", (5.0, 2.0))], [Reference(6.0, "baseline")])
+    other = Panel("c", "x", "share", [a_line("deepnorm", (0.1, 0.2))])
+    first, second, third = alike([one, two, other])
+    assert first.limits == second.limits == pytest.approx((0.75, 6.25))
+    assert third.limits is None
+    drawn = paper.draw(Picture([first, second, third], ""), 6.75)
+    assert drawn.axes[0].get_ylim() == drawn.axes[1].get_ylim() == pytest.approx((0.75, 6.25))
+    plots = screen.plots(Picture([first, third], ""))
+    assert plots[0]["y"]["limits"] == [0.75, 6.25]
+    assert "limits" not in plots[1]["y"]
+
+
+def test_limits_of_a_logarithmic_axis_leave_out_what_it_cannot_show() -> None:
+    one = Panel("a", "x", "g", [a_line("deepnorm", (0.0, 1.0))], log_y=True)
+    two = Panel("b", "x", "g", [a_line("deepnorm", (100.0, np.nan))], log_y=True)
+    low, high = alike([one, two])[0].limits or (0, 0)
+    assert 0.5 < low < 1
+    assert 100 < high < 200
+    assert alike([replace(one, series=[a_line("deepnorm", (2.0, 2.0))])] * 2)[0].limits is None  # nothing to span
+
+
+def test_a_smoothed_line_keeps_its_mean_and_the_raw_one_behind_it() -> None:
+    line = Series("x", [*range(9)], [0.0, 3.0] * 4 + [0.0], arch="deepnorm", seeds=3)
+    raw, mean = smoothed(line, 3)
+    assert (raw.faint, raw.y) == (True, line.y)
+    assert mean.y[1:-1] == pytest.approx([1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 1.0])
+    assert mean.y[0] == pytest.approx(1.5)  # of two
+    assert smoothed(Series("x", [0], [1.0]), 3) == [Series("x", [0], [1.0])]
+    drawn = paper.draw(Picture([Panel("", "x", "y", [raw, mean])], ""), 6.75)
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["x"]
+    assert sorted(line.get_alpha() or 1 for line in drawn.axes[0].lines if len(line.get_xdata()) == 9) == [0.3, 1]
+    assert screen.plots(Picture([Panel("", "x", "y", [raw, mean])], ""))[0]["traces"][0]["faint"]
+
+
+def test_a_map_around_a_centre_is_white_there_on_paper_and_on_the_screen() -> None:
+    heat = Map([0, 1], [0], np.array([[-1.0, 3.0]]), np.zeros((1, 2)), "u", log=False, x_names=["a", "b"],
+               y_names=["r"], centre=0.0)  # fmt: skip
+    norm = scale(heat)
+    assert (norm.vmin, norm(0.0), norm.vmax) == (-3, 0.5, 3)
+    assert screen.plots(Picture([Panel("", "x", "y", map=heat)], ""))[0]["map"]["centre"] == 0
+    assert scale(replace(heat, centre=None)).vmin == -1
+
+
+def test_maps_with_one_scale_have_one_colour_bar() -> None:
+    def panel(colours: tuple[float, float] | None) -> Panel:
+        heat = Map([1, 2], [1, 2], np.eye(2), np.zeros((2, 2)), "u", log=False, colours=colours, square=True)
+        return Panel("", "x", "y", map=heat)
+
+    shared = paper.draw(Picture([panel((0.0, 1.0))] * 3, "", columns=3), 6.75)
+    assert len(shared.axes) == 3 + 1
+    assert shared.axes[0].get_aspect() == 1
+    assert len(paper.draw(Picture([panel(None)] * 3, "", columns=3), 6.75).axes) == 3 + 3
+
+
+def test_lines_are_named_at_their_ends_and_no_name_lies_on_another() -> None:
+    lines = [a_line(arch, (1.0, 2.0 + place / 1000)) for place, arch in enumerate(("deepnorm", "branchnorm", "admin"))]
+    drawn = paper.draw(Picture([Panel("", "x", "y", lines, direct=True)], ""), 6.75)
+    assert not drawn.legends
+    named = {text.get_text(): text for text in drawn.axes[0].texts}
+    assert named.keys() == {"DeepNorm", "BranchNorm", "Admin"}
+    assert [named[one.label].get_color() for one in lines] == [style.style(one.arch).colour for one in lines]
+    heights = sorted(text.xy[1] for text in named.values())
+    assert min(np.diff(heights)) > 0.07
+    assert spread_out([0.5, 0.5, 0.1], 0.1) == pytest.approx([0.45, 0.55, 0.1])
+    assert spread_out([], 0.1) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0.6, "0.6"), (200.0, "200"), (0.001, "0.001"), (1e-6, "$10^{-6}$"), (0, "0"), (2e7, r"$2{\times}10^{7}$")],
+)
+def test_ticks_are_plain(value: float, words: str) -> None:
+    assert plain(value) == words
+
+
+def test_a_logarithmic_axis_within_a_decade_has_ticks() -> None:
+    for low, high in ((0.5, 0.9), (0.2, 5.0), (1e-8, 1.0)):
+        shown = [at for at in decades(low, high).tick_values(low, high) if low <= at <= high]
+        assert 2 <= len(shown) <= 8, (low, high)
+
+
+def test_a_caption_says_what_is_drawn(tmp_path: Path) -> None:
+    low, high = [0.9, 0.9], [1.1, 1.1]
+    lines = [a_line("deepnorm", low=low, high=high), replace(a_line("admin"), seeds=2)]
+    picture = Picture([Panel("Model update", "x", "‖ΔF‖", lines)], "5 % more & more.", ["A note."],
+                      provenance="6L-6L, 64 wide", band="95 % interval")  # fmt: skip
+    assert small_print(picture) == "6L-6L, 64 wide · n = 2 to 3 · hollow: n < 3 · bands: 95 % interval"
+    said = caption(picture, "Updates", "Somebody, Figure 1")
+    assert said.startswith("Updates. Model update. 5 % more & more. A note. 6L-6L")
+    assert said.endswith("After Somebody, Figure 1.")
+    written = tex(picture, "some_1", "‖ΔF‖ over N_2")
+    assert r"$\Vert$$\Delta$F$\Vert$ over N\_2" in written
+    assert r"5 \% more \& more" in written
+    assert r"\includegraphics[width=\linewidth]{some_1.pdf}" in written
+    assert written.isascii() or "·" not in written
+    files = paper.write(replace(picture, controls=picture.panels), tmp_path, "some-1", "Updates")
+    assert files["caption.txt"].name == "some-1.caption.txt"
+    assert files["caption.txt"].read_text(encoding="utf-8").startswith("Updates. ")
+    assert files["controls-pdf"].name == "some-1-controls.pdf"
+    assert all(path.exists() for path in files.values())
+    assert len(pd.read_csv(files["controls-csv"])) == 4
+
+
+def test_the_archs_that_papers_compare_differ_in_grey() -> None:
+    archs = ("postln", "postln-init", "preln", "deepnorm", "branchnorm", "admin", "branchnorm T=1", "postln gain=1")
+    for one, other in itertools.combinations(map(a_line, archs), 2):
+        assert not alike_in_grey(one, other), (one.label, other.label)
+
+
+def test_what_differs_in_hue_alone_is_found() -> None:
+    one, other = (Series(c, [1], [1.0], colour=c, marker="o", dash="solid") for c in ("#0072B2", "#7b5a36"))
+    assert alike_in_grey(one, other)
+
+
+def test_palettes_of_parts_and_amounts_are_nobodys_and_ordered_in_grey() -> None:
+    taken = {colour.lower() for colour, _ in style.looks().values()}
+    for palette in (style.PARTS, style.AMOUNTS):
+        assert not taken & {colour.lower() for colour in palette}
+        steps = np.diff([luminance(colour) for colour in palette])
+        assert (np.abs(steps) > 0.06).all()
+        assert len({*np.sign(steps)}) == 1
+    assert style.of_amounts(2) == [style.AMOUNTS[0], style.AMOUNTS[-1]]
+    assert style.of_amounts(1) == [style.AMOUNTS[-1]]
+    assert len({*style.of_amounts(5)}) == 5
+
+
+def test_the_palette_of_parts_is_seaborns() -> None:
+    import seaborn
+
+    made = seaborn.cubehelix_palette(6, start=2.6, rot=0.9, dark=0.15, light=0.72, hue=1.2, reverse=True).as_hex()
+    assert sorted(made, key=luminance) == [*style.PARTS]
+
+
+def test_every_dash_has_a_pattern() -> None:
+    assert PATTERNS.keys() == {*style.DASHES}
+    assert FIGURES
