@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from stabilitylab.config import resolve
+from stabilitylab.terminal import LiveDisplay
 from stabilitylab.train import plan, start
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -23,9 +26,10 @@ MOST = 60_000  # bytes of a picture
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gallery")
-    config = resolve({"model": {"arch": "branchnorm"}, "train": {"steps": 6, "seed": 3}}, depth=4)
-    start(plan(config), folder, "branchnorm-4-s3")
-    return folder / "branchnorm-4-s3"
+    settings = {"model": {"arch": "branchnorm"}, "train": {"steps": 106, "seed": 3}, "probes": {"every": 15}}
+    config = resolve(settings, depth=2)
+    start(plan(config), folder, "branchnorm-2-s3", LiveDisplay(Console(file=io.StringIO()), quiet=True))
+    return folder / "branchnorm-2-s3"
 
 
 def test_the_code_of_each_picture_draws_what_it_says(run: Path) -> None:

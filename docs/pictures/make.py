@@ -81,9 +81,10 @@ def gallery(folder: Path) -> list[Path]:
     """Trains the gallery's run, and runs the code of its page."""
     from gallery import make
 
-    config = resolve({"model": {"arch": "branchnorm"}, "train": {"steps": 300, "seed": 3}}, depth=12)
+    settings = {"model": {"arch": "branchnorm"}, "train": {"steps": 300, "seed": 3}, "probes": {"every": 5}}
+    config = resolve(settings, depth=12)
     with tempfile.TemporaryDirectory() as runs:
-        start(plan(config), Path(runs), "branchnorm-12-s3")
+        start(plan(config), Path(runs), "branchnorm-12-s3", LiveDisplay(Console(file=io.StringIO()), quiet=True))
         return make(Path(runs) / "branchnorm-12-s3", folder)
 
 

@@ -76,7 +76,8 @@ def draw_lines(axes: Axes, panel: Panel) -> None:
 def _draw(axes: Axes, own: list[Series]) -> None:
     """Draws lines, their bands, and marks: hollow where few seeds stand behind a point."""
     looks = [look(one) for one in own]
-    for faint, thin in ((True, {"alpha": 0.3, "linewidth": 0.6}), (False, {})):
+    thin: dict[str, Any] = {"alpha": 0.3, "linewidth": 0.6}
+    for faint in (True, False):
         lines = [_stretches(one, found) for one, found in zip(own, looks, strict=True) if one.faint == faint]
         lines = [data for data in lines if len(data)]
         if lines:
@@ -85,7 +86,8 @@ def _draw(axes: Axes, own: list[Series]) -> None:
             sns.lineplot(
                 data, x="x", y="y", hue="colour", style="dash", units="stretch", estimator=None, sort=False,
                 palette={colour: colour for colour in data["colour"].unique()},
-                dashes={dash: PATTERNS[dash] for dash in data["dash"].unique()}, legend=False, ax=axes, **thin,
+                dashes={dash: PATTERNS[dash] for dash in data["dash"].unique()},
+                legend=False, ax=axes, **(thin if faint else {}),
             )  # fmt: skip
     for one, found in zip(own, looks, strict=True):
         _bands(axes, one, found["colour"])
@@ -97,8 +99,9 @@ def _stretches(one: Series, found: dict[str, Any]) -> pd.DataFrame:
     if one.kind != "line":
         return pd.DataFrame()
     data = pd.DataFrame({"x": np.asarray(one.x, float), "y": np.asarray(one.y, float)})
-    whole = np.isfinite(data["y"])
-    return data.assign(colour=found["colour"], dash=found["dash"], stretch=(~whole).cumsum().astype(str))[whole]
+    whole = np.isfinite(data["y"].to_numpy())
+    data["colour"], data["dash"], data["stretch"] = found["colour"], found["dash"], (~whole).cumsum().astype(str)
+    return data.loc[whole]
 
 
 def _bands(axes: Axes, one: Series, colour: str) -> None:
