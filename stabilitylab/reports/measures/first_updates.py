@@ -1,15 +1,23 @@
-"""Measures what the first updates do to a model: ||dF||, and the inputs of its norms."""
+"""Measures what the first updates do to a model: ‖ΔF‖, and the inputs of its norms."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from ..base import MissingRuns
-from ..collection import Record, Runs
+import numpy as np
+
+from .. import style
+from ..base import MissingRuns, Panel, Reference
+from ..collection import LAYERS, Record, Runs
+from .by_label import by_label
+from .gains import shown_dash
 
 FIRST = 30  # updates that DeepNet's figure draws
 DEPTH = 18  # layers a side of that figure
+EARLY = 10  # the update at which training runs of several depths are compared, before saturation ...
+LATER = 100  # ... and one more, where it is on record
 TABLES = ("model_update", "ln_input", "grad_norm")
 Values = Callable[[Record], dict[int, float]]
 
@@ -19,7 +27,7 @@ def warmup(record: Record) -> int:
 
 
 def update(record: Record) -> dict[int, dict[str, float]]:
-    """Maps step to cumulative and one_update of the last stack's output, ||dF|| per token."""
+    """Maps step to cumulative and one_update of the last stack's output, ‖ΔF‖ per token."""
     data = record.frame("model_update", ["cumulative", "one_update"])
     stacks = data["stack_name"].unique().tolist()
     data = data[data["stack_name"] == ("decoder" if "decoder" in stacks else stacks[0])]
@@ -35,7 +43,7 @@ def whole(record: Record, table: str = "model_update") -> bool:
 
 
 def moved(record: Record) -> dict[int, float]:
-    """Maps step to ||dF|| since the start."""
+    """Maps step to ‖ΔF‖ since the start."""
     return {step: values["cumulative"] for step, values in update(record).items()}
 
 
@@ -65,3 +73,69 @@ def first_arms(runs: Runs, *wanted: tuple[str, bool], tables: Sequence[str] = TA
         names = " and ".join(f"{label} {'without' if cold else 'with'} warm-up" for label, cold in wanted)
         raise MissingRuns(f"needs 18L-18L {names}, with the same seeds and probed at each of the first {FIRST} updates")
     return max(found, key=lambda arms: len(set.intersection(*map(set, arms))))
+
+
+def alphas(group: Runs) -> list[str]:
+    """Notes at which alpha the branches stood, where an architecture has one."""
+    at = {record.label: record.metrics["alpha"].iloc[0] for record in group if "alpha" in record.metrics}
+    shown = [f"{style.title(label)} {at[label]:g}" for label in group.labels if at.get(label, 1) < 1]
+    return [f"alpha of these runs: {', '.join(shown)}; of all others 1."] if shown else []
+
+
+def early_updates(runs: Runs) -> tuple[list[Panel], Runs]:
+    """Draws ‖ΔF‖ after 10 and after 100 updates of training runs, where comparable ones of several depths are
+    there."""
+
+    def after(record: Record, updates: int) -> float:
+        return moved(record).get(updates, math.nan)
+
+    fit = runs.where(lambda run: math.isfinite(after(run, EARLY)), kind="train", table="model_update")
+    groups = [group for group in fit.groups(*LAYERS) if len(group.depths) > 1]
+    if not groups:
+        return [], Runs([])
+    group = max(groups, key=lambda g: (len(g.depths), len(g)))
+    saturation = math.sqrt(2 * group[0].width)
+    panels = []
+    for updates in (EARLY, LATER):
+        own = group.where(lambda run, n=updates: after(run, n) > 0)
+        lines = [
+            replace(line, dash=shown_dash(own.labels, line.arch))
+            for line in by_label(own, lambda run, n=updates: {run.depth: after(run, n)}, log=True)
+        ]
+        panel = Panel(
+            f"After {updates} updates of training", "layers a side", "‖ΔF‖ (L2 per token)", lines,
+            [Reference(saturation, f"√(2d) = {saturation:.1f}")], log_x=True, log_y=True, ticks=group.depths,
+        )  # fmt: skip
+        panels += [panel] if lines else []
+    return panels, group
+
+
+def said_of(panel: Panel) -> str:
+    """Says how ‖ΔF‖ of the first updates grows from the shallowest to the deepest model, where nothing else is at
+    hand."""
+    parts = [
+        f"{line.name} from {line.y[0]:.2g} at {line.x[0]:g} to {line.y[-1]:.2g} at {line.x[-1]:g} layers a side"
+        for line in panel.series
+        if len(line.x) > 1
+    ]
+    return f"{panel.title}, ‖ΔF‖ goes: {'; '.join(parts)}." if parts else f"{panel.title}, at one depth alone."
+
+
+def half_way(record: Record) -> tuple[int, int, int]:
+    """Finds when the update, the norm inputs and the loss of gradient first cross half of their own maximum."""
+    data = record.frame("activation_grad_norm", ["value"])
+    data = data[(data["stack_name"] == "decoder") & (data["sublayer"] == "ffn")]
+    ends = data.pivot_table(index="step", columns="layer", values="value")
+    with np.errstate(divide="ignore"):
+        lost = -np.log(ends[ends.columns.min()] / ends[ends.columns.max()])
+    lost -= lost.iloc[0]  # what is lost since the start; it vanishes at initialisation, too
+    inputs = norm_inputs(record, "value")
+    grown = {step: value - inputs[min(inputs)] for step, value in inputs.items()}
+    return _crossing(moved(record)), _crossing(grown), _crossing(dict(zip(lost.index, lost, strict=True)))
+
+
+def _crossing(values: dict[int, float]) -> int:
+    """Finds the first step at half of the maximum; steps without a number are left out."""
+    known = {step: value for step, value in values.items() if not math.isnan(value)}
+    half = max(known.values()) / 2
+    return min(step for step, value in known.items() if value >= half)

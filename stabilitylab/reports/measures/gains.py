@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from .. import style
 from ..base import MissingRuns
 from ..claims import Effect, Share, described
 from ..collection import Runs
@@ -44,3 +45,9 @@ def beside(labels: Sequence[str], label: str) -> bool:
 def dash(labels: Sequence[str], label: str) -> str:
     """Draws dashed what stands beside, so that the eye goes to the other."""
     return "dashed" if beside(labels, label) else "solid"
+
+
+def shown_dash(labels: Sequence[str], label: str) -> str:
+    """Gives DeepNet's own Post-LN a solid line, fairseq's beside it a dashed one; all others look as everywhere."""
+    postln = style.family(label) in ("postln", "postln-init")
+    return dash(labels, label) if postln and label.removesuffix(OWN) in ("postln", "postln-init") else ""

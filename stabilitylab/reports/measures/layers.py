@@ -10,6 +10,7 @@ from .. import style
 from ..arrange import alike
 from ..base import Panel, Series, Spread
 from ..collection import Record, Runs
+from .by_label import by_label
 
 STACKS = ("encoder", "decoder")
 PROFILES = {1: "dotted", 10: "dashed", 100: "solid"}  # step -> dash
@@ -36,16 +37,12 @@ def by_layer(
     of: Callable[[float], float] = float,
 ) -> list[Series]:
     """Draws one line a label: ``of`` the values of a stack's layers from ``first`` on, over seeds."""
-    lines = []
-    for label in group.labels:
-        spread = Spread(log=log)
-        for record in group.where(label=label):
-            found = layer_values(record, table, column, stack, step)
-            values = {layer: of(value) for layer, value in found.items() if layer >= first}
-            spread.add([*values], [*values.values()])
-        if spread.points:
-            lines.append(spread.series(style.title(label), arch=label))
-    return lines
+
+    def values(record: Record) -> dict[float, float]:
+        found = layer_values(record, table, column, stack, step)
+        return {layer: of(value) for layer, value in found.items() if layer >= first}
+
+    return by_label(group, values, log=log)
 
 
 def stack_panels(

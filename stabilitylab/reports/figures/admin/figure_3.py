@@ -9,9 +9,10 @@ import numpy as np
 from ....experiments import command
 from ... import style
 from ...arrange import alike, apart
-from ...base import Figure, MissingRuns, Panel, Picture, Spread, figure
+from ...base import Figure, MissingRuns, Panel, Picture, figure
 from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import LAYERS, Record, Runs
+from ...measures.by_label import by_label
 from ...measures.comparison import comparable, counted, hidden, left_out, lost_by_seed, nothing_drawn
 from ...measures.gains import FAIRSEQS, OWN, by_gain
 from ...measures.initialisation import TABLE, at_initialisation, first_over_last, gradients
@@ -45,17 +46,15 @@ class RelativeGradient(Figure):
             raise MissingRuns(f"no run with {TABLE} at initialisation", command("admin:4"))
         panels, zero = [], []
         for stack in STACKS:
-            lines = []
-            for label in group.labels:
-                spread = Spread(log=True)
-                for record in group.where(label=label):
-                    values = gradients(record, stack)
-                    if largest := max(values.values(), default=0.0):
-                        spread.add([*values], [value / largest for value in values.values()])
-                    elif values:  # an encoder behind alpha = 0
-                        zero.append(f"{style.title(label)} ({stack})")
-                if spread.points:
-                    lines.append(spread.series(style.title(label), arch=label))
+
+            def relative(record: Record, stack: str = stack) -> dict[float, float]:
+                values = gradients(record, stack)
+                if largest := max(values.values(), default=0.0):
+                    return {layer: value / largest for layer, value in values.items()}
+                zero.extend([f"{style.title(record.label)} ({stack})"] if values else [])  # behind alpha = 0
+                return {}
+
+            lines = by_label(group, relative, log=True)
             if lines:
                 panels.append(Panel(stack.capitalize(), "layer", "gradient / largest of its stack", lines, log_y=True))
         notes = [f"Drawn: {group.describe()}, at initialisation. Lines are geometric means over seeds."]

@@ -11,9 +11,10 @@ from ....experiments import Experiment, Recipe, command, sweep
 from ....experiments.one_step import from_initialisation
 from ... import style
 from ...arrange import apart
-from ...base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
+from ...base import Figure, MissingRuns, Panel, Picture, Series, figure
 from ...claims import NAMED_LATER, Effect, claim, together
 from ...collection import LAYERS, Record, Runs
+from ...measures.by_label import by_label
 from ...measures.comparison import comparable, counted, hidden, left_out, nothing_drawn
 from ...measures.provenance import provenance
 from ...statistics import Region, aic, slope
@@ -94,29 +95,19 @@ def _deepest(group: Runs) -> tuple[int, Runs]:
 
 
 def _final(changes: Mapping[Record, Mapping[str, float]], title: str, kind: str, ticks: list[int]) -> Panel:
-    lines = []
-    for label in Runs(changes).labels:
-        spread = Spread(log=True)
-        for record, change in changes.items():
-            if record.label == label and change[kind] != 0:
-                spread.add([SUBLAYERS * record.layers[0]], [change[kind]])
-        if spread.points:
-            lines.append(spread.series(style.title(label), arch=label))
-    return _panel(title, "encoder sub-layers", lines, ticks)
+    def place(record: Record) -> dict[float, float]:
+        return {SUBLAYERS * record.layers[0]: found} if (found := changes[record][kind]) != 0 else {}
+
+    return _panel(title, "encoder sub-layers", by_label(Runs(changes), place, log=True), ticks)
 
 
 def _along(runs: Runs, title: str, kind: str) -> Panel:
-    lines = []
-    for label in runs.labels:
-        spread = Spread(log=True)
-        for record in runs.where(label=label):
-            data = record.at(TABLE, 0, [kind])
-            values = data.loc[(data["stack_name"] == "encoder") & (data["layer"] > 0), kind].tolist()
-            if any(values):
-                spread.add(range(1, len(values) + 1), values)
-        if spread.points:
-            lines.append(spread.series(style.title(label), arch=label))
-    return _panel(title, "sub-layer", lines)
+    def values(record: Record) -> dict[float, float]:
+        data = record.at(TABLE, 0, [kind])
+        found = data.loc[(data["stack_name"] == "encoder") & (data["layer"] > 0), kind].tolist()
+        return dict(enumerate(found, 1)) if any(found) else {}
+
+    return _panel(title, "sub-layer", by_label(runs, values, log=True))
 
 
 def _first_alpha(group: Runs) -> list[str]:

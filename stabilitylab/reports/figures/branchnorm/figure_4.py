@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,9 +12,10 @@ from ....experiments import Experiment, Recipe, command, probing, protocol, swee
 from ....experiments.recipe import BRANCHNORM
 from ... import style
 from ...arrange import apart
-from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
+from ...base import Figure, MissingRuns, Panel, Picture, Reference, Spread, figure
 from ...claims import NAMED_LATER, Effect, claim
 from ...collection import Record, Runs, pairs
+from ...measures.by_label import by_label
 from ...measures.comparison import ENOUGH, comparable, counted, failed, last_nll, states
 from ...measures.layers import held_out_panel
 from ...measures.loss_differences import between_architectures, measured
@@ -112,13 +114,8 @@ def _levels(group: Runs) -> list[float]:
 
 
 def _reached(group: Runs, levels: Sequence[float]) -> Panel:
-    lines: list[Series] = []
-    for label in SHOWN:
-        spread = Spread()
-        for record in group.where(lambda run: not failed(run), label=label):
-            spread.add(levels, [first_update(record, level) for level in levels])
-        if spread.points:
-            lines.append(spread.series(style.title(label), arch=label))
+    trained = group.where(lambda run: not failed(run))
+    lines = by_label(trained, lambda run: {level: first_update(run, level) for level in levels})
     title = "Updates until a loss is reached"
     return Panel(title, "held-out nll [nats/token]", "update", lines, ticks=sorted(levels))
 
@@ -128,12 +125,8 @@ def _bleu(group: Runs) -> list[Panel]:
     scores = quality(group)
     if not scores.is_bleu:
         return []
-    points = []
-    for label in group.labels:
-        spread = Spread()
-        for run in group.where(label=label):
-            spread.add([run.status.step], [scores.values[run.name]])
-        points.append(spread.series(style.title(label), arch=label, kind="points"))
+    found = by_label(group, lambda run: {run.status.step: scores.values[run.name]})
+    points = [replace(one, kind="points") for one in found]
     return [Panel("BLEU after training", "update", "BLEU", points)]
 
 

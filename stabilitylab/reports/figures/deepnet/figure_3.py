@@ -12,9 +12,10 @@ from ....experiments import Experiment, Recipe, command, one_step, probing, swee
 from ....experiments.recipe import DEEPNET, EARLY
 from ... import style
 from ...arrange import apart
-from ...base import Figure, MissingRuns, Panel, Picture, Spread, figure
+from ...base import Figure, MissingRuns, Panel, Picture, figure
 from ...claims import NAMED_LATER, Effect, Share, claim, together
 from ...collection import LAYERS, Record, Runs, pairs
+from ...measures.by_label import by_label
 from ...measures.comparison import both, decided, failed, lost_by_seed
 from ...measures.gains import FAIRSEQS, OWN, WORDS, by_gain, dash, of_gain_one
 from ...measures.layers import by_layer, held_out_panel, layer_values
@@ -74,12 +75,7 @@ def _last(record: Record, step: int = 0) -> float:
 
 
 def _last_layer(group: Runs) -> Panel:
-    lines = []
-    for label in group.labels:
-        spread = Spread()
-        for record in group.where(label=label):
-            spread.add([record.depth], [_last(record)])
-        lines.append(spread.series(style.title(label), arch=label, dash=dash(group.labels, label)))
+    lines = by_label(group, lambda run: {run.depth: _last(run)}, dash=lambda label: dash(group.labels, label))
     return Panel("Last decoder layer", "layers a side", "gradient norm (L2)", lines, log_x=True, ticks=group.depths)
 
 

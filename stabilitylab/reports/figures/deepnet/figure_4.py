@@ -20,6 +20,7 @@ from ...measures.first_updates import (
     TABLES,
     Values,
     first_arms,
+    half_way,
     moved,
     norm_inputs,
     update,
@@ -277,28 +278,9 @@ def order_of_events(runs: Runs) -> list[Effect | Share]:
 def _in_order(runs: Runs, gain: str) -> list[Share]:
     tables = ("model_update", "ln_input", "activation_grad_norm")
     (arm,) = first_arms(runs, (f"postln{gain}", True), tables=tables)
-    times = {seed: _times(record) for seed, record in arm.items()}
+    times = {seed: half_way(record) for seed, record in arm.items()}
     kept = {seed: (int(a <= b <= c), 1) for seed, (a, b, c) in times.items()}
     return [Share("seeds in this order", kept, Region(low=0.8), Region(high=0.5), of=arm.values())]
-
-
-def _times(record: Record) -> tuple[int, int, int]:
-    data = record.frame("activation_grad_norm", ["value"])
-    data = data[(data["stack_name"] == "decoder") & (data["sublayer"] == "ffn")]
-    ends = data.pivot_table(index="step", columns="layer", values="value")
-    with np.errstate(divide="ignore"):
-        lost = -np.log(ends[ends.columns.min()] / ends[ends.columns.max()])
-    lost -= lost.iloc[0]  # what is lost since the start; it vanishes at initialisation, too
-    inputs = norm_inputs(record, "value")
-    grown = {step: value - inputs[min(inputs)] for step, value in inputs.items()}
-    return _crossing(moved(record)), _crossing(grown), _crossing(dict(zip(lost.index, lost, strict=True)))
-
-
-def _crossing(values: dict[int, float]) -> int:
-    """Finds the first step at half of the maximum; steps without a number are left out."""
-    known = {step: value for step, value in values.items() if not math.isnan(value)}
-    half = max(known.values()) / 2
-    return min(step for step, value in known.items() if value >= half)
 
 
 @sweep("deepnet:4", minutes=17)

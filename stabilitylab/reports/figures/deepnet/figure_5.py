@@ -12,13 +12,13 @@ from ....config import merge
 from ....experiments import SEEDS, Experiment, Recipe, one_gpu, one_step, probing, recipe, sweep
 from ... import style
 from ...arrange import apart
-from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
+from ...base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
 from ...claims import NAMED_LATER, Effect, Share, claim, together
-from ...collection import LAYERS, Record, Runs, pairs
-from ...measures import gains
+from ...collection import LAYERS, Runs, pairs
+from ...measures.by_label import by_label
 from ...measures.comparison import both
-from ...measures.first_updates import moved
-from ...measures.gains import OWN, by_gain, of_gain_one
+from ...measures.first_updates import alphas, early_updates, said_of
+from ...measures.gains import by_gain, of_gain_one
 from ...measures.one_step import exponents, growth, of_label, one_step_runs, rate
 from ...measures.provenance import provenance
 from ...statistics import Region
@@ -33,8 +33,6 @@ NAMES = {
     "embedding": "embedding",
 }
 OPTIMIZERS = {"sgd": ("SGD", "dashed"), "adam": ("Adam", "solid")}
-EARLY = 10  # the update at which training runs of several depths are compared, before saturation ...
-LATER = 100  # ... and one more, where it is on record
 UNSATURATED = range(6, 26)  # layers a side between which Post-LN's update still grows
 COMPARED = range(6, 51)
 STEADY = Region(-0.15, 0.15)  # an exponent that counts as independence of depth
@@ -52,14 +50,14 @@ class UpdateAgainstDepth(Figure):
     """
 
     def picture(self, runs: Runs) -> Picture:
-        early, trained = _early(runs)
+        early, trained = early_updates(runs)
         try:
             group = one_step_runs(runs)
         except MissingRuns:
             if not early:
                 raise
             notes = [f"Drawn: {trained.describe()}. Lines are geometric means over seeds, bands their range."]
-            return Picture(early, _first_updates(early[0]), notes, columns=len(early), provenance=provenance(trained))
+            return Picture(early, said_of(early[0]), notes, columns=len(early), provenance=provenance(trained))
         panels = [
             Panel(
                 "One update of Adam, all parameters", "layers a side", "‖ΔF‖ / lr (L2 per token)",
@@ -70,7 +68,7 @@ class UpdateAgainstDepth(Figure):
         shown = "deepnorm" if "deepnorm" in group.labels else group.labels[0]
         panels.append(_by_group(group.where(label=shown), shown))
         notes = [f"Drawn: {group.describe()}, float64. Lines are geometric means over seeds, bands their range."]
-        notes += _alphas(group) + _growth(group.where(label=shown), shown)
+        notes += alphas(group) + _growth(group.where(label=shown), shown)
         if others := sum(map(len, runs.where(kind="onestep", table="update_rate").groups(*LAYERS))) - len(group):
             notes.append(f"Not drawn: {others} one-step run{'s' if others > 1 else ''} with other settings.")
         panels += early
@@ -80,13 +78,13 @@ class UpdateAgainstDepth(Figure):
 
 def _against_depth(group: Runs, label: str) -> list[Series]:
     """Draws the update over depth, and faintly the power law of its mean exponent through its middle."""
-    spread = Spread(log=True)
-    for record in group.where(label=label):
-        spread.add([record.depth], [rate(record, "adam", "all")])
-    mean = _mean_exponent(group.where(label=label), "adam", "all")
+    own = group.where(label=label)
+    points = by_label(own, lambda run: {run.depth: rate(run, "adam", "all")}, log=True)
+    line = replace(points[0], dash=shown_dash(group.labels, label))
+    mean = _mean_exponent(own, "adam", "all")
     if not math.isfinite(mean):
-        return [spread.series(style.title(label), arch=label, dash=_dash(group, label))]
-    line = spread.series(f"{style.title(label)}: N^{mean:.2f}", arch=label, dash=_dash(group, label))
+        return [line]
+    line = replace(line, label=f"{line.label}: N^{mean:.2f}")
     return [line, _law(line, mean)]
 
 
@@ -95,12 +93,6 @@ def _law(line: Series, exponent: float) -> Series:
     x = np.asarray(line.x, float)
     level = np.exp(np.mean(np.log(line.y) - exponent * np.log(x)))
     return replace(line, y=(level * x**exponent).tolist(), low=None, high=None, detail="slope", faint=True)
-
-
-def _dash(group: Runs, label: str) -> str:
-    """Gives DeepNet's own Post-LN a solid line, fairseq's beside it a dashed one; all others look as everywhere."""
-    postln = style.family(label) in ("postln", "postln-init")
-    return gains.dash(group.labels, label) if postln and label.removesuffix(OWN) in ("postln", "postln-init") else ""
 
 
 def _by_group(runs: Runs, label: str) -> Panel:
@@ -119,13 +111,6 @@ def _by_group(runs: Runs, label: str) -> Panel:
     return Panel(title, "layers a side", y, lines, log_x=True, log_y=True, ticks=runs.depths, direct=True)
 
 
-def _alphas(group: Runs) -> list[str]:
-    """Notes at which alpha the branches stood, where an architecture has one."""
-    at = {record.label: record.metrics["alpha"].iloc[0] for record in group if "alpha" in record.metrics}
-    shown = [f"{style.title(label)} {at[label]:g}" for label in group.labels if at.get(label, 1) < 1]
-    return [f"alpha of these runs: {', '.join(shown)}; of all others 1."] if shown else []
-
-
 def _growth(runs: Runs, label: str) -> list[str]:
     """Notes the exponent of N for each group of parameters, mean over seeds."""
     found = []
@@ -135,47 +120,6 @@ def _growth(runs: Runs, label: str) -> list[str]:
         if shown:
             found.append(f"{style.title(label)}, exponents of N under {name}: {', '.join(shown)}.")
     return found
-
-
-def _early(runs: Runs) -> tuple[list[Panel], Runs]:
-    """Draws ||dF|| after 10 and after 100 updates of training runs, where comparable ones of several depths are
-    there."""
-
-    def after(record: Record, updates: int) -> float:
-        return moved(record).get(updates, math.nan)
-
-    fit = runs.where(lambda run: math.isfinite(after(run, EARLY)), kind="train", table="model_update")
-    groups = [group for group in fit.groups(*LAYERS) if len(group.depths) > 1]
-    if not groups:
-        return [], Runs([])
-    group = max(groups, key=lambda g: (len(g.depths), len(g)))
-    saturation = math.sqrt(2 * group[0].width)
-    panels = []
-    for updates in (EARLY, LATER):
-        own = group.where(lambda run, n=updates: after(run, n) > 0)
-        lines = []
-        for label in own.labels:
-            spread = Spread(log=True)
-            for record in own.where(label=label):
-                spread.add([record.depth], [after(record, updates)])
-            lines.append(spread.series(style.title(label), arch=label, dash=_dash(own, label)))
-        panel = Panel(
-            f"After {updates} updates of training", "layers a side", "‖ΔF‖ (L2 per token)", lines,
-            [Reference(saturation, f"√(2d) = {saturation:.1f}")], log_x=True, log_y=True, ticks=group.depths,
-        )  # fmt: skip
-        panels += [panel] if lines else []
-    return panels, group
-
-
-def _first_updates(panel: Panel) -> str:
-    """Says how ||dF|| of the first updates grows from the shallowest to the deepest model, where nothing else is at
-    hand."""
-    parts = [
-        f"{line.name} from {line.y[0]:.2g} at {line.x[0]:g} to {line.y[-1]:.2g} at {line.x[-1]:g} layers a side"
-        for line in panel.series
-        if len(line.x) > 1
-    ]
-    return f"{panel.title}, ‖ΔF‖ goes: {'; '.join(parts)}." if parts else f"{panel.title}, at one depth alone."
 
 
 def _mean_exponent(runs: Runs, optimizer: str, group: str) -> float:
