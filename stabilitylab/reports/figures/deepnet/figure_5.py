@@ -18,7 +18,7 @@ from ...collection import LAYERS, Runs, pairs
 from ...measures.by_label import by_label
 from ...measures.comparison import both
 from ...measures.first_updates import alphas, early_updates, said_of
-from ...measures.gains import by_gain, of_gain_one
+from ...measures.gains import by_gain, of_gain_one, shown_dash
 from ...measures.one_step import exponents, growth, of_label, one_step_runs, rate
 from ...measures.provenance import provenance
 from ...statistics import Region
