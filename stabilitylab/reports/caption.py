@@ -16,10 +16,13 @@ MATHS = {"‖": r"$\Vert$", "Δ": r"$\Delta$", "√": r"$\surd$", "β": r"$\beta
 
 def small_print(picture: Picture) -> str:
     """Writes ``18L-18L, 64 wide, ... · n = 3 · bands: range over seeds``."""
+    return " · ".join(filter(None, [picture.key, picture.provenance, *_counted(picture)]))
+
+
+def _counted(picture: Picture) -> list[str]:
     panels = [*picture.panels, *picture.controls]
-    words = [picture.key, picture.provenance, _seeds(panels), _hollow(panels)]
-    words += [f"bands: {picture.band}"] * any(one.band for panel in panels for one in panel.series)
-    return " · ".join(filter(None, words))
+    bands = any(one.band for panel in panels for one in panel.series)
+    return [word for word in (_seeds(panels), _hollow(panels), f"bands: {picture.band}" if bands else "") if word]
 
 
 def _counts(panels: list[Panel]) -> np.ndarray:
@@ -46,7 +49,9 @@ def caption(picture: Picture, title: str = "", source: str = "") -> str:
     """Writes title, panels, finding, notes and small print, as a caption reads."""
     named = [f"{picture.letter(place)}{panel.title}" for place, panel in enumerate(picture.panels) if panel.title]
     after = f"After {source}" if source else ""
-    parts = [title, "; ".join(named), picture.finding, *picture.notes, small_print(picture), after]
+    runs = [] if any(note.startswith("Drawn: ") for note in picture.notes) else [picture.provenance]  # said there
+    small = " · ".join(filter(None, [picture.key, *runs, *_counted(picture)]))
+    parts = [title, "; ".join(named), picture.finding, *picture.notes, small, after]
     return " ".join(f"{part.rstrip('.')}." for part in parts if part)
 
 

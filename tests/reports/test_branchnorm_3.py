@@ -93,6 +93,7 @@ def test_a_long_course_is_smoothed_with_the_raw_one_behind_it_and_controls_stand
         (arch, faint) for arch in ("deepnorm", "branchnorm") for faint in (True, False)
     ]
     assert {line.arch for line in picture.controls[0].series} == {"deepnorm", "branchnorm", "admin"}
+    assert picture.key == "lines of single updates: means of 15, what they are means of behind them"
     assert picture.provenance == "2L-2L, 64 wide, synthetic data, 160 updates, T 3.75 % of them"
 
 

@@ -74,7 +74,7 @@ def described(section: PageSection, findings: Sequence[Finding], listed: int) ->
         "source": section.source,
         "group": section.group,
         "finding": section.picture.finding,
-        "notes": section.picture.notes,
+        "notes": [*section.picture.notes, *filter(None, [section.picture.key])],
         "files": [(kind, path) for kind, path in files.items() if not kind.endswith("-column")],
         "narrow": [(kind.removesuffix("-column"), path) for kind, path in files.items() if kind.endswith("-column")],
         "panels": [_panel(section.picture, place) for place in range(len(section.picture.panels))],
@@ -113,7 +113,7 @@ def _switches(picture: Picture) -> list[dict[str, Any]]:
 
 def _signs(panel: Panel) -> list[dict[str, str]]:
     """What dashes and crosses of this panel mean, where its legend does not say so."""
-    dashes = {one.detail: screen.look(one)["dash"] for one in panel.series if one.detail}
+    dashes = {one.detail: screen.look(one)["dash"] for one in panel.series if one.detail and not one.faint}
     signs = [{"name": name, "dash": dash} for name, dash in dashes.items()] if len(dashes) > 1 else []
     crossed = {one.label for one in panel.series if one.kind == "crosses" and one.label != screen.key(one)}
     return signs + [{"name": name, "dash": ""} for name in sorted(crossed)]

@@ -76,7 +76,11 @@ class Beginning(Figure):
         found = [panel for panel in (*above, *below) if panel.series]
         panels, controls = apart(found, PAPERS)
         notes = [*notes, *hidden(found)]
-        return Picture(panels, _finding(group), notes, columns=3, controls=controls, provenance=provenance(group))
+        faint = any(one.faint for panel in found for one in panel.series)
+        return Picture(
+            panels, _finding(group), notes, columns=3, controls=controls, provenance=provenance(group),
+            key=f"lines of single updates: means of {WINDOW}, what they are means of behind them" if faint else "",
+        )  # fmt: skip
 
 
 def _line(group: Runs, label: str, values: Values, log: bool, **look: object) -> Series | None:
