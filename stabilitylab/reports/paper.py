@@ -147,10 +147,16 @@ def _entries(panels: Iterable[Panel]) -> dict[str, Any]:
         for one in panel.series:
             if one.kind == "crosses":  # in the colour of whom they are about
                 entries.setdefault(one.label.rpartition(": ")[2], swatch({**look(one), "colour": INK}))
-            elif one.label and one.label not in entries and not one.faint and not panel.direct:
+            elif one.label and not one.faint and not panel.direct and _better(entries.get(one.label), look(one)):
                 entries[one.label] = swatch(look(one), dashed=not (one.detail and one.kind == "line"))
         if panel.map is not None:
             for finding, colour in SPECIAL.items():
                 if (panel.map.finding == finding).any():
                     entries.setdefault(FINDINGS[finding], Patch(facecolor=colour, edgecolor=INK, linewidth=0.4))
     return entries
+
+
+def _better(entry: Any, found: dict[str, Any]) -> bool:
+    """Says whether a legend should have this look: it has none yet, or one without the marker by which grey print
+    tells."""
+    return entry is None or (entry.get_marker() == "none" and found["marker"] != "none")

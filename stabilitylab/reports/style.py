@@ -11,9 +11,9 @@ INK, GREY = "#222222", "#7f7f7f"
 # grey print tells them apart. Nineteen colours cannot be: the others differ from each other and from these in colour or
 # in marker, and within a family in both. These are left for what says nothing about its look:
 SPARE = (("#8c6d31", "X"), ("#6a51a3", "h"), ("#636363", "p"), ("#393b79", "*"))
-# Of groups of parameters, none of them an architecture's: seaborn.cubehelix_palette(6, start=2.6, rot=.9, dark=.15,
-# light=.72, hue=1.2), from dark to light, so that grey print keeps their order.
-PARTS = ("#23204c", "#5f2c72", "#9c3e74", "#bf6162", "#c1935d", "#b7c47c")
+# Of groups of parameters, none of them an architecture's: seaborn.cubehelix_palette(6, start=2.6, rot=.9, dark=.12,
+# light=.64, hue=1.2), from dark to light, so that grey print keeps their order.
+PARTS = ("#171c3d", "#492869", "#833477", "#b14c6c", "#c3745d", "#bea162")
 AMOUNTS = ("#b0b0b0", "#8a8a8a", "#666666", "#444444", "#202020")  # of values of one setting
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 CONTROLS = {  # the look of the controls that the sweeps run; any other gets one by its name

@@ -87,10 +87,20 @@ def test_the_figure_shows_both_ends_of_training(tmp_path: Path) -> None:
     np.testing.assert_allclose(stream.z[5], 0.3)
     assert not first.finding.any()
     assert not first.log
+    assert (first.square, first.seeds, stream.seeds) == (True, 2, 1)
+    assert first.colours == stream.colours is not None  # one bar
     assert picture.finding == (
         "Share (beta_ii^2) of a sub-layer's own branch in the upper half, from initialisation to the end of training: "
         "Post-LN 0.04 to 0.53, Pre-LN 0.09 to 0.5 (2 seeds)."
     )
+
+
+def test_what_no_map_of_the_paper_shows_is_a_control(tmp_path: Path) -> None:
+    for arch in ("postln", "deepnorm"):
+        run(tmp_path, arch, lambda step, i: 0.25)
+    picture = draw(tmp_path)
+    assert [panel.title for panel in picture.panels] == ["Post-LN, initial"]
+    assert [panel.title for panel in picture.controls] == ["DeepNorm, initial"]
 
 
 def test_the_figure_checks_that_shares_add_up(tmp_path: Path) -> None:

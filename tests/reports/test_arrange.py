@@ -191,8 +191,14 @@ def test_palettes_of_parts_and_amounts_are_nobodys_and_ordered_in_grey() -> None
 def test_the_palette_of_parts_is_seaborns() -> None:
     import seaborn
 
-    made = seaborn.cubehelix_palette(6, start=2.6, rot=0.9, dark=0.15, light=0.72, hue=1.2, reverse=True).as_hex()
+    made = seaborn.cubehelix_palette(6, start=2.6, rot=0.9, dark=0.12, light=0.64, hue=1.2, reverse=True).as_hex()
     assert sorted(made, key=luminance) == [*style.PARTS]
+
+
+def test_a_legend_has_the_marker_where_any_panel_shows_it() -> None:
+    bare, marked = (Panel("", "x", "y", [a_line("admin", marker=marker)]) for marker in ("none", ""))
+    (entry,) = paper.draw(Picture([bare, marked], ""), 6.75).legends[0].legend_handles
+    assert entry.get_marker() == style.style("admin").marker
 
 
 def test_every_dash_has_a_pattern() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+from pathlib import Path
+
 import pytest
 
 from stabilitylab.experiments import SWEEPS
@@ -31,3 +35,22 @@ def test_the_runs_of_a_figure_stand_in_its_file_and_say_what_they_are(id: str) -
 @pytest.mark.parametrize("id", sorted(CLAIMS))
 def test_a_claim_stands_in_the_folder_of_the_figure_that_shows_it(id: str) -> None:
     assert CLAIMS[id].measure.__module__.rpartition(".")[0] == home(CLAIMS[id].figure).rpartition(".")[0]
+
+
+def pictures(source: str) -> list[set[str]]:
+    """The keywords of each picture that is made in ``source``."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    made = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Picture"]
+    return [{keyword.arg or "" for keyword in call.keywords} for call in made]
+
+
+@pytest.mark.parametrize("id", FIGURES)
+def test_every_picture_says_what_its_runs_are(id: str) -> None:
+    cls = next(cls for cls in FIGURES[id].__mro__ if "picture" in vars(cls))
+    found = pictures(Path(inspect.getsourcefile(cls) or "").read_text(encoding="utf-8"))
+    assert found
+    assert all("provenance" in keywords for keywords in found)
+
+
+def test_a_picture_without_provenance_is_found() -> None:
+    assert pictures("Picture([], '', provenance='x')\nPicture([], '')") == [{"provenance"}, set()]

@@ -54,6 +54,8 @@ def test_a_cell_is_the_mean_over_seeds_and_its_text_has_the_counts() -> None:
     assert table.text.tolist() == [["(-0.30)", "-0.10 2/3 failed"], ["-4.60", "-9.00"]]
     assert table.finding.tolist() == [[0, DIVERGED], [0, 0]]  # one stuck and one diverged: the worse of two equals
     assert table.unit == "nll - unigram [nats/token]"
+    assert (table.centre, np.asarray(table.seeds).tolist()) == (0, [[2, 3], [2, 2]])
+    assert picture.key.startswith("(in parentheses): a seed not 0.25 nats below the baseline")
     assert picture.finding == (
         "At 100 layers 1 of 2 architectures were below the unigram baseline with every seed (2 to 3). "
         "2 of 9 runs diverged or are stuck."
