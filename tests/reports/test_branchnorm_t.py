@@ -49,6 +49,15 @@ def test_the_picture_is_the_final_loss_against_t_at_each_learning_rate() -> None
     )
 
 
+def test_all_rates_are_compared_with_one_ramp() -> None:
+    low = [run(T, 3, 5 + T / 1000, lr=7e-4) for T in (2, 40, 200)]
+    high = [run(T, 3, 6 + T / 100, lr=2.1e-3) for T in (40, 200)]  # the shortest is not there, or was lost
+    (_, margin), picture = drawn(*low, *high)
+    assert margin.series[0].y == pytest.approx([-0.038, 0, 0.16])
+    assert margin.series[1].y == pytest.approx([0, 1.6])
+    assert picture.finding.count("against 40") == 2
+
+
 def test_no_ramp_at_all_is_drawn_and_not_the_reference_and_a_fifth_of_the_run_is_marked() -> None:
     (ends, margin), picture = drawn(*(run(T, 3, 5 + T / 1000) for T in (1, 40, 600)))
     assert ends.series[0].x == [1, 40, 600]

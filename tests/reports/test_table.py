@@ -112,9 +112,13 @@ def test_bleu_stands_where_every_trained_run_was_evaluated_alike(tmp_path: Path)
 def test_a_recipe_that_a_paper_insists_on_is_said() -> None:
     own = ended("tfixup", 6, 3, "trained", -1.0)
     assert (own.settings["train.warmup"], nine()[0].settings["train.warmup"]) == (0, 40)
-    _, picture = drawn([*nine(), own])
+    table, picture = drawn([*nine(), own])
+    assert table.y_names[-1] == "T-Fixup *"
+    assert picture.key.endswith("* T-Fixup: train.warmup = 0")
     assert "T-Fixup with the recipe that its paper insists on: train.warmup = 0." in picture.notes
-    assert not any("insists" in note for note in drawn(nine())[1].notes)
+    plain, without = drawn(nine())
+    assert not any("insists" in note for note in without.notes)
+    assert not any("*" in name for name in (*plain.y_names, without.key))
 
 
 def test_what_is_not_drawn_is_counted() -> None:

@@ -29,10 +29,12 @@ Gaps = dict[int, dict[int, float]]  # T -> seed -> final nll minus that at the r
 @figure("branchnorm:T", title="Length of alpha's ramp", source="BranchNorm, Section 5.1")
 class LengthOfRamp(Figure):
     """Held-out nll after training [nats/token] against T, the updates until alpha is 1, for each learning rate; and
-    seed by seed the difference to the shortest ramp (of two updates or more), with the margin of equivalence.
+    seed by seed the difference to the shortest ramp (of two updates or more) on which models trained, with the margin
+    of equivalence.
 
     The paper has T of 100, 400, 4000 and 20000 in 100,000 updates, and no number. T = 1 is no ramp at all. Inferred:
-    its T as shares of the run, and two learning rates, since a larger one asks more of a ramp.
+    its T as shares of the run, and two learning rates, since a larger one asks more of a ramp. All differences are to
+    one ramp, where models trained on it at every rate.
     """
 
     def picture(self, runs: Runs) -> Picture:
@@ -40,6 +42,7 @@ class LengthOfRamp(Figure):
         rates = sorted({_rate(run) for run in group})
         values = {run.name: last_nll(run) for run in group}
         bad = worst(group, values)
+        shared = _shared([group.where(lambda run, r=rate: _rate(run) == r) for rate in rates])
         ends: list[Series] = []
         differences: list[Series] = []
         said = []
@@ -52,7 +55,7 @@ class LengthOfRamp(Figure):
             }
             name = f"lr {rate:g}"
             ends += outcomes(own, values, _ramp, name, bad=bad, marker=marker, **look)
-            base, gaps = _differences(own)
+            base, gaps = _differences(own, shared)
             if gaps:
                 differences.append(_line(gaps, name, marker=marker, **look))
             said.append(_said(name, base, gaps, own))
@@ -102,14 +105,24 @@ def _group(runs: Runs) -> Runs:
     return max(found, key=lambda one: one[:3])[3]
 
 
-def _differences(own: Runs) -> tuple[int, Gaps]:
-    """Finds the shortest ramp on which models trained, and what each T differs from it by; T = 1 is none unless
-    alone."""
+def _trained(own: Runs) -> list[int]:
+    return sorted({_ramp(run) for run in own if not failed(run)})
+
+
+def _shared(rates: Sequence[Runs]) -> int:
+    """Finds the shortest ramp (of two updates or more) on which models trained at every rate; 0: there is none."""
+    common = set.intersection(*({*_trained(own)} for own in rates))
+    return min((T for T in common if T > 1), default=0)
+
+
+def _differences(own: Runs, shared: int) -> tuple[int, Gaps]:
+    """Finds what each T differs by from the ``shared`` ramp, or without it from the shortest on which models trained;
+    T = 1 is none unless alone."""
     trained = own.where(lambda run: not failed(run))
-    ramps = sorted({_ramp(run) for run in trained})
+    ramps = _trained(own)
     if not ramps:
         return 0, {}
-    base = next((T for T in ramps if T > 1), ramps[0])
+    base = shared or next((T for T in ramps if T > 1), ramps[0])
     at_base = trained.where(model__T=base)
     gaps = {
         T: {seed: last_nll(a) - last_nll(b) for seed, a, b in pairs(trained.where(model__T=T), at_base)} for T in ramps
