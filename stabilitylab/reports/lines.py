@@ -158,6 +158,7 @@ def _ticks(axes: Axes, panel: Panel) -> None:
     if panel.log_y:
         _plainly(axes.yaxis, *axes.get_ylim())
     if panel.ticks:
+        axes.set_xlim(axes.get_xlim())  # as the scale has it: between the ticks alone one point would have no room
         axes.set_xticks(list(panel.ticks), [f"{tick:g}" for tick in panel.ticks])
         axes.xaxis.set_minor_locator(NullLocator())
     elif panel.log_x:

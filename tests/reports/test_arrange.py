@@ -143,6 +143,13 @@ def test_a_logarithmic_axis_within_a_decade_has_ticks() -> None:
         assert 2 <= len(shown) <= 8, (low, high)
 
 
+def test_one_point_at_one_tick_has_room_on_a_logarithmic_axis() -> None:
+    point = Series("x", [6], [1.6], [1.4], [1.8], arch="postln", seeds=3)
+    axes = paper.draw(Picture([Panel("", "x", "y", [point], log_x=True, ticks=[6])], ""), 3.25).axes[0]
+    low, high = axes.get_xlim()
+    assert low < 5 < 7 < high
+
+
 def test_a_caption_says_what_is_drawn(tmp_path: Path) -> None:
     low, high = [0.9, 0.9], [1.1, 1.1]
     lines = [a_line("deepnorm", low=low, high=high), replace(a_line("admin"), seeds=2)]
