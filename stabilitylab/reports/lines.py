@@ -20,6 +20,7 @@ LETTER = 0.052  # inches that a letter of a legend or label takes
 MOST_MARKERS = 12  # on a line; more points than that would hide it
 PATTERNS = {"solid": "", "dashed": (3.7, 1.6), "dotted": (1, 1.4), "dashdot": (5, 1.6, 1, 1.6)}  # in line widths
 PLAIN = (1e-3, 1e5)  # numbers between which a tick is written out
+ROOM = 1.5  # times so much to both sides of a single point
 FEW = 1.6  # decades, up to which ticks stand at 1, 2 and 5
 APART = 0.075  # of the axes' height: names at line ends stand no closer
 
@@ -158,7 +159,9 @@ def _ticks(axes: Axes, panel: Panel) -> None:
     if panel.log_y:
         _plainly(axes.yaxis, *axes.get_ylim())
     if panel.ticks:
-        axes.set_xlim(axes.get_xlim())  # as the scale has it: between the ticks alone one point would have no room
+        low, high = axes.get_xlim()
+        if panel.log_x and high < 1.01 * low:  # one point: a logarithmic axis leaves it no room
+            axes.set_xlim(low / ROOM, high * ROOM)
         axes.set_xticks(list(panel.ticks), [f"{tick:g}" for tick in panel.ticks])
         axes.xaxis.set_minor_locator(NullLocator())
     elif panel.log_x:
