@@ -83,7 +83,8 @@ def _placed(axes: Axes, heat: Map, cells: np.ndarray, values: np.ndarray, look: 
 
 def bar(drawn: Figure, places: Sequence[Axes], heat: Map, mesh: Any, letters: int) -> None:
     """Draws one colour bar for the maps at ``places``, its unit in lines of so many ``letters``."""
-    found = drawn.colorbar(mesh, ax=list(places), pad=0.02, fraction=0.06 if len(places) == 1 else 0.04, aspect=25)
+    shape = {"fraction": 0.06, "aspect": 25} if len(places) == 1 else {"fraction": 0.04, "aspect": 40}
+    found = drawn.colorbar(mesh, ax=list(places), pad=0.02, **shape)
     found.set_label(textwrap.fill(heat.unit, letters), fontsize=6.5)
     found.ax.tick_params(labelsize=6)
     if heat.log:

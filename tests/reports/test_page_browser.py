@@ -5,6 +5,7 @@ Runs wherever a Chromium is. Its screenshots stay in pytest's temporary folder, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +101,35 @@ def test_a_table_prints_each_cell_once_under_its_names(browser: Browser, tmp_pat
     assert found["cells"] == [[["-1.00"], ["stuck"]], [["-1.20"], ["-0.90"]], [[], ["diverged"]]]
     assert (found["rows"], found["columns"]) == (["Post-LN", "DeepNorm", "ReZero"], ["6L", "18L"])
     assert found["range"][0] > found["range"][1]
+
+
+def test_what_panels_share_and_what_maps_are_is_what_paper_prints(browser: Browser, tmp_path: Path) -> None:
+    raw = [Series("Post-LN", [1, 2, 3], [y, 3 * y, 2 * y], arch="postln", faint=y == 1, seeds=3) for y in (1.0, 4.0)]
+    shared = {"limits": (0.5, 20.0)}
+    lines = [Panel("a", "x", "loss", raw[:1], log_y=True, **shared), Panel("b", "x", "loss", raw[1:], **shared)]
+    z = np.array([[-1.0, 0.0], [0.5, 3.0]])
+    around = Map([1, 2], [1, 2], z, np.zeros(z.shape, np.int8), "gap", log=False, centre=0.0, square=True)
+    picture = Picture([*lines, Panel("c", "j", "i", map=around)], "")
+    browser.open(write(tmp_path, [html.PageSection("made:1", "Shared", "", picture, {})]))
+    found = browser.run(
+        """
+        const [first, second, map] = $$("#made-1 .plot");
+        const seen = (plot) => plot.data.filter((one) => one.hovertemplate)[0];
+        const { xaxis, yaxis } = map._fullLayout;
+        const cell = (axis) => Math.abs(axis._length / (axis.range[1] - axis.range[0]));
+        return {
+          ranges: [first, second].map((plot) => plot._fullLayout.yaxis.range),
+          faint: [first, second].map((plot) => [seen(plot).opacity, seen(plot).mode]),
+          ends: [map.data[0].zmin, map.data[0].zmax], white: map.data[0].colorscale[1],
+          sides: cell(xaxis) / cell(yaxis),
+        };
+        """
+    )
+    assert browser.errors == []
+    assert found["ranges"] == [pytest.approx([math.log10(0.5), math.log10(20)]), [0.5, 20]]
+    assert found["faint"] == [[0.4, "lines"], [1, "lines+markers"]]
+    assert (found["ends"], found["white"]) == ([-3, 3], [0.5, "#f7f7f7"])
+    assert found["sides"] == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize("log", [True, False])

@@ -136,6 +136,7 @@ def _map(heat: Map, columns: int) -> dict[str, Any]:
         "log": bool(heat.log),  # a figure may have taken it from an array
         "unit": heat.unit,
         "text": heat.text.tolist() if heat.text is not None else None,
+        **({"square": True} if heat.square else {}),
         **({"centre": heat.centre} if heat.centre is not None else {}),
         "findings": [name for kind, name in FINDINGS.items() if (finding == kind).any()],
         **({"origin": _origin(heat.origin)} if heat.origin else {}),

@@ -71,7 +71,7 @@ class FirstUpdates(Figure):
             _gradients(own),
         ]  # fmt: skip
         main, controls = apart(panels, _papers([label for label, _ in own]))
-        branches = [_inputs(own, ffn=ffn, branch=True) for ffn in (True, False)]
+        branches = alike(_inputs(own, ffn=ffn, branch=True) for ffn in (True, False))
         controls = [*controls, *(panel for panel in branches if panel.series)]
         notes = [f"Drawn: {group.describe()}. Lines are means over seeds (d: geometric), bands their range."]
         if others := sum(map(len, groups)) - len(group):

@@ -19,6 +19,7 @@ async function draw(place) {
       yaxis: axis(plot.y, !map && log, map ? [map.y] : own(false), letters), ...marks(plot, !map && log),
     };
     if (map) for (const each of [layout.xaxis, layout.yaxis]) each.showgrid = false;
+    if (map && map.square) Object.assign(layout.yaxis, { scaleanchor: "x", constrain: "domain" }), (layout.xaxis.constrain = "domain");
     if (plot.y.names) layout.yaxis.autorange = "reversed"; // the first row of a table stands on top
     if (plot.right) layout.yaxis2 = { ...axis(plot.right, plot.right.log, own(true), letters), overlaying: "y", side: "right", showgrid: false };
     const data = map ? (map.ratio ? ratios(plot) : heat(plot, map.codes || (await unpacked(map)), log)) : lines(plot, hidden.get(figure) || new Set(), log);
