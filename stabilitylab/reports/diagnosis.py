@@ -15,12 +15,12 @@ from .base import Map, MissingRuns, Origin, Panel, Picture, Reference, Series
 from .collection import Record, Runs
 from .measures.provenance import provenance
 from .pooling import COLUMNS, findings, pool, thin
-from .style import GREY, INK
+from .style import AMOUNTS, INK, PARTS
 
 UPDATE = "model_update"  # has a panel of its own
 VANISHED = 1e-4  # of the largest gradient norm in the stack: below it a layer hardly learns
 LINES = {"nll": "training", "held_out_nll": "held out", "loss": "training"}
-COLOURS = {"encoder": "#0072B2", "decoder": "#D55E00"}
+COLOURS = {"encoder": PARTS[1], "decoder": PARTS[4]}
 NAMED = 20  # places of a table without layers that a note can still name
 SPAN = 30  # largest over smallest number from which colours are logarithmic, where the table does not say
 
@@ -150,8 +150,8 @@ def _breaks(record: Record, *columns: str) -> list[Reference]:
 def _loss(record: Record, columns: int) -> Panel:
     training = "nll" if "nll" in record.metrics else "loss"
     lines = [
-        _line(record, training, LINES[training], columns, colour=GREY, dash="solid"),
-        _line(record, "held_out_nll", LINES["held_out_nll"], columns, colour="#009E73", dash="solid"),
+        _line(record, training, LINES[training], columns, colour=AMOUNTS[0], dash="solid"),
+        _line(record, "held_out_nll", LINES["held_out_nll"], columns, colour=INK, dash="solid"),
     ]
     unigram = (record.run.manifest.get("unigram") or {}).get("cross_entropy")
     references = [Reference(float(unigram), "unigram baseline")] if unigram else []

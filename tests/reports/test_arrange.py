@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +115,28 @@ def test_maps_with_one_scale_have_one_colour_bar() -> None:
     assert len(shared.axes) == 3 + 1
     assert shared.axes[0].get_aspect() == 1
     assert len(paper.draw(Picture([panel(None)] * 3, "", columns=3), 6.75).axes) == 3 + 3
+
+
+def test_many_panels_fit_a_page() -> None:
+    heat = Map([1, 2], [1, 2], np.eye(2), np.zeros((2, 2)), "norm per token and layer", log=False)
+    drawn = paper.draw(Picture([Panel(f"a long name {place}", "x", "y", map=heat) for place in range(27)], ""), 6.75)
+    assert drawn.get_figheight() <= paper.TALL
+    drawn.draw_without_rendering()  # the layout finds room for all
+    assert all(axes.get_position().height > 0.03 for axes in drawn.axes)
+
+
+def test_no_other_line_has_the_colour_of_an_architecture() -> None:
+    taken = {colour.lower() for colour, _ in style.looks().values()}
+    package = Path(paper.__file__).parent
+    named = {
+        (path.name, colour)
+        for path in [*package.glob("*.py"), *package.glob("figures/*/*.py"), *package.glob("measures/*.py")]
+        for colour in re.findall(r'"(#[0-9a-fA-F]{6})"', path.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert not {(name, colour) for name, colour in named if colour.lower() in taken} - {
+        ("style.py", colour) for colour, _ in style.SPARE
+    }
 
 
 def test_lines_are_named_at_their_ends_and_no_name_lies_on_another() -> None:

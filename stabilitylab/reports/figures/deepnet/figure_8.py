@@ -18,10 +18,11 @@ from ...measures.curves import LEAST, Curve, curves, log_over_best
 from ...measures.provenance import provenance
 from ...measures.quality import Quality, even, quality
 from ...statistics import Region, t_interval
+from ...style import AMOUNTS
 
 LABEL = "deepnorm"
 FORMULAS = {"logarithmic": "A log d + B", "linear": "A d + B", "saturating": "A (1 - exp(-d / c)) + B"}
-LOOKS = {"logarithmic": ("#222222", "solid"), "linear": ("#7f7f7f", "dashed"), "saturating": ("#0072B2", "dotted")}
+LOOKS = dict(zip(FORMULAS, ((AMOUNTS[4], "solid"), (AMOUNTS[1], "dashed"), (AMOUNTS[2], "dotted")), strict=True))
 FINE = 60  # points of a curve
 Points = dict[int, dict[int, float]]  # seed -> depth -> quality, larger for better
 
