@@ -161,7 +161,7 @@ def _loss(record: Record, columns: int) -> Panel:
 
 
 def _gradient(record: Record, columns: int) -> Panel:
-    line = _line(record, "grad_norm_total", "total gradient norm", columns, colour=INK, dash="solid")
+    line = _line(record, "grad_norm_total", "total gradient norm", columns, colour=AMOUNTS[2], dash="solid")
     marks = _breaks(record, "grad_norm_total")
     return Panel("Gradient", "update", "global gradient norm (L2)", [line] if line else [], marks, log_y=True)
 
@@ -175,7 +175,7 @@ def _update(record: Record, columns: int) -> Panel:
             x, y = thin(own["step"].to_numpy(), own["cumulative"].to_numpy(), columns)
             colour = COLOURS.get(str(own["stack_name"].iloc[0]), INK)
             lines.append(Series(str(site), x.tolist(), y.tolist(), colour=colour, dash="solid", marker="none"))
-    marks = [Reference(math.sqrt(2 * record.width), "sqrt(2d)")] if record.width else []
+    marks = [Reference(math.sqrt(2 * record.width), "√(2d)")] if record.width else []
     return Panel("Model update", "update", "‖ΔF‖ since step 0, per token", lines, marks)
 
 
