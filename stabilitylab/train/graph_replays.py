@@ -133,17 +133,27 @@ def kinds(shapes: int, accumulate: int) -> int:
     return 2 * shapes**accumulate
 
 
+# What "auto" does on a GPU: False until one has run the recorder, whose capture of whole updates was tried with a
+# stand-in on a CPU alone, and where it went wrong it would do so in everybody's default run. True once
+# results/h200/ has the comparison of a recorded run with a direct one.
+RECORDED_BY_DEFAULT = False
+
+
 def recorder_for(config: Config, device: torch.device, team: Team) -> Recorder | None:
     """What records updates on this device; None where they run directly.
 
-    ``train.cuda_graphs``: "auto" records where it can, and says in one sentence why it does not on a GPU; "on" raises
-    ResourceError without a GPU and UsageError where a setting is in the way.
+    ``train.cuda_graphs``: "auto" records on a GPU once one has run this (:data:`RECORDED_BY_DEFAULT`) and where it can,
+    and says in one sentence why it does not; "on" raises ResourceError without a GPU and UsageError where a setting is
+    in the way.
     """
     asked = config.train.cuda_graphs
     if asked == "off" or (device.type != "cuda" and asked == "auto"):
         return None
     if device.type != "cuda":
         raise ResourceError(f"--cuda-graphs on needs a CUDA device, and this run is on {device}: leave it at auto.")
+    if asked == "auto" and not RECORDED_BY_DEFAULT:
+        log.warning("CUDA graphs are off: no GPU has run them yet; --cuda-graphs on records updates and replays them.")
+        return None
     if not (obstacle := _obstacle(config, team)):
         return CudaGraphs(device)
     if asked == "on":

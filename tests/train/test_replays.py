@@ -371,7 +371,15 @@ def test_who_gets_a_recorder(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
 
     monkeypatch.setattr("stabilitylab.train.graph_replays.CudaGraphs", lambda device: ("graphs", device))
     assert chosen("auto", "cpu") is chosen("off", "cpu") is chosen("off", "cuda") is None
-    assert chosen("auto", "cuda") == chosen("on", "cuda") == ("graphs", torch.device("cuda"))
+    assert chosen("auto", "cuda") is None  # no GPU has run the recorder
+    assert caplog.messages == [
+        "CUDA graphs are off: no GPU has run them yet; --cuda-graphs on records updates and replays them."
+    ]
+    assert chosen("on", "cuda") == ("graphs", torch.device("cuda"))
+    caplog.clear()
+    monkeypatch.setattr("stabilitylab.train.graph_replays.RECORDED_BY_DEFAULT", True)
+    assert chosen("auto", "cuda") == ("graphs", torch.device("cuda"))
+    assert not caplog.messages
     with pytest.raises(ResourceError, match="on needs a CUDA device, and this run is on cpu: leave it at auto"):
         chosen("on", "cpu")
     assert chosen("auto", "cuda", "fsdp") is None
