@@ -168,7 +168,7 @@ class TrainConfig(Section):
     device: Annotated[str, NEUTRAL] = "auto"  # auto | cpu | cuda | cuda:N
     # kernels of attention; auto: on a GPU all but cuDNN's, which has given NaN gradients; torch: its own choice
     attention: Annotated[Attention, NEUTRAL] = "auto"
-    cuda_graphs: CudaGraphs = "auto"  # replay whole updates on a GPU; auto: where they can be recorded
+    cuda_graphs: CudaGraphs = "auto"  # replay whole updates on a GPU; auto: once a GPU has run the recorder
     parallel: Parallel = "none"  # how the processes of torchrun share the model: replicas (ddp) or shards (fsdp)
     threads: Annotated[int, NEUTRAL] = Field(default=1, ge=1, le=1024)
     seed: int = Field(default=0, ge=0, lt=2**63)  # initial weights and dropout

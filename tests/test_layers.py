@@ -42,7 +42,8 @@ INSIDE = {
     ),
     "experiments": (
         ("experiments.recipe",),
-        tuple(f"experiments.{name}" for name in ("sweeps", "protocol", "one_step", "one_gpu", "table")),
+        tuple(f"experiments.{name}" for name in ("sweeps", "protocol", "one_step", "table")),
+        ("experiments.one_gpu",),
         ("experiments.lookup",),
         ("experiments",),
     ),

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SIDES = ("de", "en")
 SPLITS = ("train", "val", "test_2016_flickr")
 RESERVE = 25.0  # seconds of a call that are left for the tables and the archive
+CACHE = Path("cache")  # vocabularies and encoded text, which a call elsewhere need not make again
 
 
 class Clock:
@@ -60,14 +61,24 @@ class Log:
         self.flush()
 
 
+@dataclass(frozen=True)
+class Progress:
+    """How a part stands. complete; partial: call again; failed: something was wrong, and the next call tries again."""
+
+    state: str
+    sentence: str
+
+
 @dataclass
 class State:
-    """state.json: how each part stands, what was decided on the way, and how long each call took."""
+    """state.json: how each part stands, what was decided on the way, how long each call took, and which runs are in the
+    archives, in that order."""
 
     path: Path
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
     decided: dict[str, Any] = field(default_factory=dict)
     calls: list[dict[str, Any]] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path) -> State:
@@ -79,7 +90,7 @@ class State:
             raise InputError(f"{path} is damaged ({error}): remove it; finished runs are found without it.") from error
 
     def save(self) -> None:
-        entry = {"parts": self.parts, "decided": self.decided, "calls": self.calls}
+        entry = {"parts": self.parts, "decided": self.decided, "calls": self.calls, "kept": self.kept}
         replace_file(self.path, (json.dumps(entry, indent=1) + "\n").encode())
 
     def spent(self) -> float:
@@ -96,14 +107,21 @@ class State:
 
 @dataclass(frozen=True)
 class Place:
-    """Where this call works: the folder ``out`` is the current one, so that no path in a run is absolute."""
+    """Where this call works: the folder ``work`` is the current one, so that no path in a run is absolute. What is to
+    come back goes to ``out``, by ``keep``, as often as something was finished."""
 
-    out: Path
+    work: Path
     log: Log
     state: State
-    total: float  # seconds of all calls together
+    total: float  # seconds of the second occasion, all calls together
     smoke: bool = False
     python: str = sys.executable
+    keep: Callable[[], object] = lambda: None
+
+    @property
+    def graphs(self) -> str:
+        """``train.cuda_graphs`` of every run: "on" only where the checks found a recorded run equal to a direct one."""
+        return "off" if self.smoke else str(self.state.decided.get("graphs", "off"))
 
     @property
     def device(self) -> str:
@@ -154,8 +172,9 @@ def _file(folder: Path, split: str, side: str) -> Path:
     return plain if plain.exists() else plain.with_name(f"{plain.name}.gz")
 
 
-def settle(out: Path, data: Path | None) -> None:
-    """Makes ``out`` the current folder, with the corpus as ``data`` in it; InputError where a file is missing."""
+def settle(work: Path, out: Path, data: Path | None) -> None:
+    """Makes both folders, and ``work`` the current one, with the corpus as ``data`` in it; InputError where a file is
+    missing."""
     if data is not None:
         data = data.expanduser().resolve()
         missing = [path for split in SPLITS for side in SIDES if not (path := _file(data, split, side)).exists()]
@@ -165,7 +184,10 @@ def settle(out: Path, data: Path | None) -> None:
                 "plain or .gz."
             )
     make_directory(out)
-    os.chdir(out)
+    make_directory(work)
+    os.chdir(work)
+    make_directory(Path("runs"))
+    os.environ["STABILITYLAB_CACHE"] = str(CACHE.resolve())
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     if data is not None:
         link = Path("data")

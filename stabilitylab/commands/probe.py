@@ -61,7 +61,7 @@ def probe(
     device: Annotated[str | None, _training(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
     cuda_graphs: Annotated[
         Literal["auto", "on", "off"] | None,
-        _training(help="On a GPU, replay whole updates: where it can be done, always, never.", show_default="auto"),
+        _training(help="On a GPU, replay whole updates; auto: not before one has run this.", show_default="auto"),
     ] = None,
     parallel: Annotated[
         Literal["none", "ddp", "fsdp"] | None,

@@ -2,15 +2,17 @@
 
 The papers' recipe (lr 5e-4, warm-up and T of 4000 updates, Adam .9 / .98) on one device: batches of at least 4,096
 target tokens, as the 4k-token batches for which lr 5e-4 is the custom on small data, in place of 524k. Fixed before any
-run at this scale was made; results/h200/README.md gives the reasons and the thresholds.
+run at this scale was made; results/h200/README.md gives the reasons and the thresholds. Where architectures are
+compared (:func:`choice`, :func:`main`) the recipe is :mod:`.protocol`'s: ramps of 4 % of the run, each arm's own rate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ..config import merge
-from .recipe import SEEDS, Recipe
+from . import protocol
+from .recipe import EARLY, SEEDS, Experiment, Recipe, Settings, probing
 
 TEXT = {"data": {"sentences": 192, "max_length": 48, "held_out": 200}}  # rows of 48 tokens, of which half are padding
 WIDE = merge(TEXT, {"preset": "base", "data": {"vocab_size": 8000}, "train": {"precision": "bf16"}})
@@ -23,3 +25,46 @@ def by_seed(ask: Recipe, own: Sequence[int]) -> Iterator[Recipe]:
     """Yields one recipe a seed, so that whatever is finished has as many seeds of one architecture as of another."""
     for seed in ask.seeds or own:
         yield ask.only(seed)
+
+
+ARMS = ("deepnorm", "branchnorm", "branchnorm T=1")  # of the comparison, the two that the figures compare first
+LAYERS = 18  # a side
+RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)  # to choose from: the papers' 5e-4, and what is twice as much or half as much
+REGULAR: Settings = {"model": {"dropout": 0.3}, "train": {"final_checkpoint": False}}
+LONG_RAMP = 0.2  # of the run: the second arm of BranchNorm, at the rate of the first
+
+
+def choice(
+    ask: Recipe, updates: int, arms: Sequence[str] = ARMS, rates: Sequence[float] = RATES
+) -> Iterator[Experiment]:
+    """Plans the runs from which each arm's rate is chosen: a quarter of ``updates`` long, seeds 100 and 101."""
+    quarter = max(1, updates // 4)
+    for seed in ask.seeds or protocol.CHOICE_SEEDS:
+        for rate in rates:
+            for arm in arms:
+                yield protocol.run(arm, LAYERS, seed, rate, quarter, WIDE, REGULAR, probing(), ask.settings)
+
+
+def main(ask: Recipe, updates: int, rates: Mapping[str, float], arms: Sequence[str] = ARMS) -> Iterator[Experiment]:
+    """Compares the arms at ``rates``, 18L-18L, with the tables of Figures 8 and 9; all arms of a seed before the next
+    seed, and last BranchNorm with a ramp of 20 %."""
+    shared = (WIDE, REGULAR, protocol.WITH_LAYERS, ask.settings)
+    for seed in ask.seeds or SIX:
+        for arm in arms:
+            yield protocol.run(arm, LAYERS, seed, rates[arm], updates, *shared)
+    longer = protocol.share(updates, LONG_RAMP)
+    for seed in ask.seeds or SIX:
+        own: Settings = {"model": {"T": longer}}
+        arm = protocol.BRANCH
+        yield protocol.run(arm, LAYERS, seed, rates[arm], updates, *shared, own, tags=[f"T{longer}"])
+
+
+def beginning(ask: Recipe, layers: int = 50, updates: int = 100) -> Iterator[Experiment]:
+    """Repeats the first updates of the papers' recipe, without and with their warm-up of 4000, with gradient norms in
+    every row."""
+    every_row = probing("grad_norm", every=1, update_every=10)
+    shared = (WIDE, EARLY, NO_WEIGHTS, {"train": {"steps": updates}}, every_row)
+    for archs in (("deepnorm", "branchnorm"), ("postln", "branchnorm T=1")):
+        for one in by_seed(ask, SEEDS[:3]):
+            for warmup in (0, 4000):
+                yield from one.runs(archs, [layers], *shared, {"train": {"warmup": warmup}}, tag=f"warmup{warmup}")

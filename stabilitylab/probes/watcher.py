@@ -226,6 +226,12 @@ class Watcher:
             self._template = None
             self._arm()
 
+    def end_pass(self, more: bool) -> None:
+        """Adds up what a micro-batch has left, where it is recorded apart from the next ones (``more``) and from
+        ``step``, which otherwise do."""
+        if self._parts.training.attached:
+            self._parts.training.end(more)
+
     def replay(self, template: Template, run: Callable[[], None]) -> Metrics:
         """Row t by ``run``, which replays what was recorded with ``template``, in place of ``step`` and all around it.
 

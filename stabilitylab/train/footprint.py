@@ -15,7 +15,7 @@ from ..errors import ResourceError
 from ..models import ARCHS, build_model, parameter_count
 from ..probes import chosen
 from .environment import aligned
-from .graph_replays import MOST, kinds
+from .graph_replays import some_run_directly
 from .recipe import token_losses
 
 # Bytes that a process takes beside its tensors: CUDA's context, kernels and the allocator's slack; Python and torch.
@@ -62,8 +62,7 @@ def estimate(config: Config, dataset: Dataset, device: torch.device | None = Non
         one, *two = around(again=False)
         activations += max(layer - one for layer in two)
     parameters = parameter_count(config.model, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab)
-    shapes = len({(bucket.rows, *bucket.lengths) for bucket in dataset.buckets})
-    graphs = (recorded and kinds(shapes, config.train.accumulate) > MOST) * activations
+    graphs = (recorded and some_run_directly(dataset, config.train.accumulate)) * activations
     return Footprint(parameters, 4 * _copies(config, device) * parameters, activations, graphs)
 
 

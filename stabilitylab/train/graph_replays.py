@@ -6,12 +6,13 @@ import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..config import Config
-from ..data import Batch
+from ..data import Batch, Dataset
 from ..errors import ResourceError, UsageError
 from ..probes import CudaGraphs, Recorder, Template, Watcher, attempt
 from .ranks import Team
@@ -20,7 +21,9 @@ log = logging.getLogger(__name__)
 
 Metrics = Mapping[str, float | None]
 Work = Callable[[Sequence[Batch], Tensor], Metrics]
-MOST = 16  # recorded updates: two (:func:`kinds`) for each combination of shapes that micro-batches come in
+# Recorded updates: two (:func:`kinds`) for each combination of shapes that micro-batches come in; or shapes, where
+# halves of updates are recorded apart (:class:`~.micro_replays.ReplaysApart`).
+MOST = 16
 
 
 class Directly:
@@ -45,7 +48,24 @@ class Recorded:
 
     @property
     def size(self) -> int:
-        return _size(self.batches)
+        return size_of(self.batches)
+
+
+class Update(Protocol):
+    """What is recorded: a whole update (``work``), or its halves, the first for each micro-batch."""
+
+    @property
+    def model(self) -> torch.nn.Module: ...
+
+    def work(self, batches: Sequence[Batch], tokens: Tensor) -> Metrics: ...
+
+    def forward_backward(self, batches: Sequence[Batch], tokens: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def micro_batch(self, batch: Batch, tokens: Tensor, last: bool) -> tuple[Tensor, Tensor]: ...
+
+    def change(self, loss: Tensor, nll: Tensor) -> Metrics: ...
+
+    def forget(self) -> None: ...
 
 
 class Replays:
@@ -59,11 +79,11 @@ class Replays:
     """
 
     def __init__(
-        self, work: Work, device: torch.device, recorder: Recorder, watcher: Watcher, required: bool = False
+        self, update: Update, device: torch.device, recorder: Recorder, watcher: Watcher, required: bool = False
     ) -> None:
-        self._work, self._device, self._recorder, self._watcher = work, device, recorder.another(), watcher
+        self._update, self._device, self._recorder, self._watcher = update, device, recorder.another(), watcher
         self._required = required
-        self._directly = Directly(work, device)
+        self._directly = Directly(update.work, device)
         self._ran: set[bool] = set()  # probed, plain: what ran directly before anything else
         self._tried: set[object] = set()
         self.recorded: dict[object, Recorded] = {}
@@ -90,31 +110,35 @@ class Replays:
     def _record(self, key: object, batches: Sequence[Batch]) -> bool:
         if len(self.recorded) == MOST:
             return False
-        if self.recorded and _size(batches) > max(own.size for own in self.recorded.values()):
+        if self.recorded and size_of(batches) > max(own.size for own in self.recorded.values()):
             self._forget()
         own, tokens = [batch.clone() for batch in batches], torch.ones((), device=self._device)
 
         def work(template: Template) -> None:
-            self._work(own, tokens)
+            self._update.work(own, tokens)
             template.pack()
 
         with self._watcher.recording() as template:
             found = attempt(self._recorder, lambda: work(template))
         if isinstance(found, str):
-            if key not in self._tried:  # what its first call sets up may be what cannot be recorded
-                self._tried.add(key)
-                return False
-            if self._required:
-                raise ResourceError(
-                    f"this update cannot be recorded as a CUDA graph ({found}): leave --cuda-graphs at auto, or off."
-                )
-            log.warning("CUDA graphs are off: this update cannot be recorded (%s).", found)
-            self._failed = True
-            self._forget()  # their memory is what updates will run in from now on
+            self._missed(key, found)
             return False
         _, replay = found
         self.recorded[key] = Recorded(own, tokens, template, replay)
         return True
+
+    def _missed(self, key: object, why: str) -> None:
+        """After a recording that failed: it is tried once more, the next time that this kind comes."""
+        if key not in self._tried:  # what its first call sets up may be what cannot be recorded
+            self._tried.add(key)
+            return
+        if self._required:
+            raise ResourceError(
+                f"this update cannot be recorded as a CUDA graph ({why}): leave --cuda-graphs at auto, or off."
+            )
+        log.warning("CUDA graphs are off: this update cannot be recorded (%s).", why)
+        self._failed = True
+        self._forget()  # their memory is what updates will run in from now on
 
     def _forget(self) -> None:
         self.recorded.clear()
@@ -123,9 +147,14 @@ class Replays:
         torch.cuda.empty_cache()
 
 
-def _size(batches: Sequence[Batch]) -> int:
+def size_of(batches: Sequence[Batch]) -> int:
     """Tokens of both sides, padding included."""
     return sum(mask.numel() for batch in batches for mask in batch.masks.values())
+
+
+def shapes_of(dataset: Dataset) -> int:
+    """In how many shapes micro-batches come."""
+    return len({(bucket.rows, *bucket.lengths) for bucket in dataset.buckets})
 
 
 def kinds(shapes: int, accumulate: int) -> int:
@@ -133,17 +162,38 @@ def kinds(shapes: int, accumulate: int) -> int:
     return 2 * shapes**accumulate
 
 
+def are_apart(dataset: Dataset, accumulate: int) -> bool:
+    """Whether micro-batches and what follows them are recorded apart: there would be too many whole updates."""
+    return accumulate > 1 and kinds(shapes_of(dataset), accumulate) > MOST
+
+
+def some_run_directly(dataset: Dataset, accumulate: int) -> bool:
+    """Whether there are more kinds than are recorded."""
+    shapes = shapes_of(dataset)
+    return shapes > MOST if are_apart(dataset, accumulate) else kinds(shapes, accumulate) > MOST
+
+
+# What "auto" does on a GPU: False until one has run the recorder, whose capture of whole updates was tried with a
+# stand-in on a CPU alone, and where it went wrong it would do so in everybody's default run. True once
+# results/h200/ has the comparison of a recorded run with a direct one.
+RECORDED_BY_DEFAULT = False
+
+
 def recorder_for(config: Config, device: torch.device, team: Team) -> Recorder | None:
     """What records updates on this device; None where they run directly.
 
-    ``train.cuda_graphs``: "auto" records where it can, and says in one sentence why it does not on a GPU; "on" raises
-    ResourceError without a GPU and UsageError where a setting is in the way.
+    ``train.cuda_graphs``: "auto" records on a GPU once one has run this (:data:`RECORDED_BY_DEFAULT`) and where it can,
+    and says in one sentence why it does not; "on" raises ResourceError without a GPU and UsageError where a setting is
+    in the way.
     """
     asked = config.train.cuda_graphs
     if asked == "off" or (device.type != "cuda" and asked == "auto"):
         return None
     if device.type != "cuda":
         raise ResourceError(f"--cuda-graphs on needs a CUDA device, and this run is on {device}: leave it at auto.")
+    if asked == "auto" and not RECORDED_BY_DEFAULT:
+        log.warning("CUDA graphs are off: no GPU has run them yet; --cuda-graphs on records updates and replays them.")
+        return None
     if not (obstacle := _obstacle(config, team)):
         return CudaGraphs(device)
     if asked == "on":

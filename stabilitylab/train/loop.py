@@ -22,7 +22,8 @@ from ..store import AbsentRun, RunWriter
 from ..verdict import Baseline, Evaluation, Verdict, divergence, judge
 from . import checkpoint
 from .environment import aligned, attention_kernels, peak_memory
-from .graph_replays import Directly, Replays
+from .graph_replays import Directly, Replays, are_apart
+from .micro_replays import ReplaysApart
 from .ranks import Team
 from .recipe import accuracy, learning_rate, optimizer_of, own_rates, set_rate, token_losses
 from .working_weights import WorkingWeights
@@ -100,10 +101,10 @@ class Trainer:
         )
         # on a GPU a row is looked at while the next one is computed, unless what it says may end the run
         self.behind = int(device.type == "cuda" and train.on_divergence == "continue")
-        self.apply: Directly | Replays = Directly(self.work, device)
+        self.apply: Directly | Replays | ReplaysApart = Directly(self.work, device)
         if recorder is not None:
-            required = train.cuda_graphs == "on"
-            self.apply = Replays(self.work, device, recorder, self.watcher, required)
+            replays = ReplaysApart if are_apart(dataset, train.accumulate) else Replays
+            self.apply = replays(self, device, recorder, self.watcher, required=train.cuda_graphs == "on")
         if state is not None:
             self._load_rest(state)
 
@@ -169,17 +170,25 @@ class Trainer:
         """The update on the device: nothing here depends on numbers of the host that change from row to row."""
         try:
             loss, nll = self.forward_backward(batches, tokens)
-            metrics = self.watcher.step(loss=loss, nll=nll)
-            if self.config.train.clip_norm:
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.train.clip_norm)
-            self.optimizer.step()
-            if self.working is not None:
-                self.working.refresh()
-            return metrics
+            return self.change(loss, nll)
         finally:  # after a recording that failed, too
-            self.optimizer.zero_grad(set_to_none=True)
-            if self.working is not None:
-                self.working.forget()
+            self.forget()
+
+    def change(self, loss: Tensor, nll: Tensor) -> Mapping[str, float | None]:
+        """The second half of an update: the row of theta_t, then theta_{t+1}."""
+        metrics = self.watcher.step(loss=loss, nll=nll)
+        if self.config.train.clip_norm:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.train.clip_norm)
+        self.optimizer.step()
+        if self.working is not None:
+            self.working.refresh()
+        return metrics
+
+    def forget(self) -> None:
+        """Drops all gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.working is not None:
+            self.working.forget()
 
     def forward_backward(self, batches: Sequence[Batch], tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of the loss per real token of all micro-batches together; returns (loss, unsmoothed nll).
@@ -189,16 +198,21 @@ class Trainer:
         """
         loss_sum = nll_sum = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, start=1):
-            self.masks = batch.masks
-            with attention(self.kernels), self.team.accumulating(self.spread, last=number == len(batches)):
-                with self._autocast():
-                    logits = self.spread(**batch.inputs)
-                loss, nll = token_losses(logits, batch.labels, batch.weight, self.config.train.label_smoothing)
-                (loss / tokens).backward()
-            if self.working is not None:
-                self.working.widen()
-            loss_sum, nll_sum = loss_sum + loss.detach(), nll_sum + nll.detach()
+            loss, nll = self.micro_batch(batch, tokens, last=number == len(batches))
+            loss_sum, nll_sum = loss_sum + loss, nll_sum + nll
         return loss_sum / tokens, nll_sum / tokens
+
+    def micro_batch(self, batch: Batch, tokens: Tensor, last: bool) -> tuple[Tensor, Tensor]:
+        """Adds the gradients of one micro-batch; returns the sums of its losses, smoothed and not."""
+        self.masks = batch.masks
+        with attention(self.kernels), self.team.accumulating(self.spread, last=last):
+            with self._autocast():
+                logits = self.spread(**batch.inputs)
+            loss, nll = token_losses(logits, batch.labels, batch.weight, self.config.train.label_smoothing)
+            (loss / tokens).backward()
+        if self.working is not None:
+            self.working.widen()
+        return loss.detach(), nll.detach()
 
     def evaluate(self) -> dict[str, Tensor]:
         """The reference pass: the fixed held-out batch under the current parameters and alpha."""

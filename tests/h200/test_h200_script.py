@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
-
-from stabilitylab.store import load_runs
 
 MAKE = Path(__file__).resolve().parents[2] / "results" / "h200" / "make.py"
 
@@ -28,6 +31,7 @@ def make(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ([], 2, "name the corpus with --data PATH/multi30k, or give --smoke"),
         (["--smoke", "--minutes", "0"], 2, "numbers of minutes above 0"),
         (["--smoke", "--part", "nonsense"], 2, "invalid choice"),
+        (["--smoke", "--occasion", "4"], 2, "invalid choice"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_before_anything_is_made(
@@ -57,43 +61,59 @@ def test_without_a_gpu_it_measures_nothing(tmp_path: Path) -> None:
     assert ended.stderr.count("\n") == 1
 
 
-def recorded(folder: Path) -> dict[str, pd.DataFrame]:
-    clocks = ["tokens_per_second", "memory_bytes"]
-    runs = load_runs(folder / "runs", [])
-    return {run.path.relative_to(folder).as_posix(): run.metrics.drop(columns=clocks) for run in runs}
+def files_of(out: Path) -> list[str]:
+    """What comes back: checked against what may."""
+    files = [path for path in out.rglob("*") if path.is_file()]
+    assert len(files) <= 8
+    assert all(path.parent == out and path.stat().st_size <= 16 * 2**20 for path in files)
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+", path.name) for path in files)
+    return sorted(path.name for path in files)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_trial_stops_in_time_goes_on_and_is_what_its_parts_alone_make(tmp_path: Path) -> None:
-    """A call of two seconds, then the rest; beside it two parts alone, in another order."""
-    cut, whole = tmp_path / "cut", tmp_path / "whole"
-    first = make("--smoke", "--out", "cut", "--part", "figure5", "--minutes", "0.03", cwd=tmp_path)
-    assert first.returncode == 1
-    assert "the same command goes on with figure5" in first.stdout
-    state = json.loads((cut / "state.json").read_text())
-    assert state["parts"].keys() == {"figure5"}
-    assert state["parts"]["figure5"]["state"] == "partial"
-    assert make("--smoke", "--out", "cut", "--minutes", "9", cwd=tmp_path).returncode == 0
-    for part in ("figure3", "figure5"):
-        alone = make("--smoke", "--out", "whole", "--part", part, cwd=tmp_path)
-        assert (alone.returncode, f"{part} is complete" in alone.stdout) == (0, True)
-    one, other = recorded(cut), recorded(whole)
-    assert len(one) == 6
-    assert len(other) == 4
-    for name, metrics in other.items():
-        pd.testing.assert_frame_equal(metrics, one[name], check_like=True)
-    state = json.loads((cut / "state.json").read_text())
+@pytest.mark.timeout(1800)
+def test_a_trial_that_is_cut_goes_on_elsewhere_from_what_came_back(bare_machine) -> None:
+    """A bare machine, cut at any time (SIGKILL), and another one that has nothing but the files of the first."""
+    bare_machine.carry("pydantic", "pydantic_core", "annotated-types", "typing-inspection", "plotly")
+    folder = bare_machine.folder
+    command = ["--smoke", "--minutes", "20"]
+    cut = bare_machine.start(*command, "--out", "first", "--work", "one")
+    deadline = time.monotonic() + 900
+    while time.monotonic() < deadline and "part benchmarks: complete" not in text_of(folder / "one" / "log.txt"):
+        assert cut.poll() is None
+        time.sleep(0.1)
+    os.killpg(cut.pid, signal.SIGKILL)
+    cut.wait()
+    assert "kept-0.tar.gz" in files_of(folder / "first")
+    shutil.rmtree(folder / "one")
+    kept = bare_machine.carried / "kept"
+    kept.mkdir()
+    for path in (folder / "first").iterdir():
+        shutil.copy(path, kept)
+    ended = bare_machine.make(*command, "--out", "second", "--work", "two")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "carried: annotated_types-" in ended.stdout
+    assert "goes on from 1 archive" in ended.stdout
+    assert "part checks" not in ended.stdout
+    assert {"kept-0.tar.gz", "kept-1.tar.gz", "log.txt", "parts.md"} <= {*files_of(folder / "second")}
+    work = folder / "two"
+    state = json.loads((work / "state.json").read_text())
     assert {entry["state"] for entry in state["parts"].values()} == {"complete"}
-    assert len(state["calls"]) == 2
-    shown = {path.relative_to(cut / "h200").as_posix() for path in (cut / "h200").rglob("*") if path.is_file()}
+    assert [*state["parts"]] == ["checks", "benchmarks", "figure5", "figures89", "figure3", "report"]
+    assert {*state["decided"]["checks"].values()} == {"done"}
+    shown = {path.relative_to(work / "h200").as_posix() for path in (work / "h200").rglob("*") if path.is_file()}
     assert {"runs.csv", "claims.csv", "claims.json", "log.txt", "parts.md", "tests.txt", "calls.json"} <= shown
-    assert {"figures/branchnorm-3.png", "figures/branchnorm-3.csv", "benchmarks/shared_gpu.md"} <= shown
-    rows = pd.read_csv(cut / "h200" / "runs.csv")
-    assert rows["bleu"].notna().sum() == 2
-    assert set(rows["state"]) == {"finished"}
-    assert str(tmp_path) not in "".join((cut / "h200" / name).read_text() for name in ("log.txt", "runs.csv"))
-    assert not list(cut.glob("runs/h200/*/*/checkpoints/*"))
-    last = make("--smoke", "--out", "cut", cwd=tmp_path)  # all is complete: nothing is made again
+    assert {"figures/branchnorm-3.png", "benchmarks/shared_gpu.md", "checks/kernels.json"} <= shown
+    rows = pd.read_csv(work / "h200" / "runs.csv")
+    assert len(rows) == 6
+    assert {*rows["state"]} == {"finished"}
+    assert str(folder) not in "".join((work / "h200" / name).read_text() for name in ("log.txt", "runs.csv"))
+    alone = bare_machine.make("--smoke", "--part", "figure3", "--out", "third", "--carried", "nothing-but-wheels")
+    assert alone.returncode == 5  # without its wheels
+    last = bare_machine.make(*command, "--out", "second", "--work", "two")  # all is complete: nothing is made again
     assert last.returncode == 0
     assert "part figure5" not in last.stdout
+
+
+def text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

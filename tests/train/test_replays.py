@@ -25,8 +25,9 @@ from stabilitylab.probes import CudaGraphs, Watcher
 from stabilitylab.probes.library.gradients import GradNorm
 from stabilitylab.store import Run, RunWriter
 from stabilitylab.train import checkpoint, plan
-from stabilitylab.train.graph_replays import Replays, recorder_for
+from stabilitylab.train.graph_replays import MOST, Replays, kinds, recorder_for, shapes_of, some_run_directly
 from stabilitylab.train.loop import Trainer
+from stabilitylab.train.micro_replays import ReplaysApart
 from stabilitylab.train.ranks import Team
 
 CLOCKS = ["tokens_per_second", "memory_bytes"]
@@ -208,7 +209,7 @@ def test_a_read_by_the_host_is_refused_and_the_run_goes_on(
     assert not replayed.apply.recorded  # what was recorded before gives its memory back
     assert "CUDA graphs are off: this update cannot be recorded (aten::_local_scalar_dense" in caplog.text
     strict = ON_CPU.trainer(tmp_path / "on")
-    strict.apply = Replays(strict.work, strict.device, Tape(), strict.watcher, required=True)
+    strict.apply = Replays(strict, strict.device, Tape(), strict.watcher, required=True)
     with pytest.raises(ResourceError, match="cannot be recorded as a CUDA graph"):
         strict.fit(lambda: False, lambda report: None)
 
@@ -285,6 +286,17 @@ def test_an_update_is_never_held_twice(tmp_path: Path) -> None:
     assert firsts == {True, False}  # the largest came first, or later
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_what_micro_batches_work_in_is_held_once_where_they_are_recorded_apart(seed: int, tmp_path: Path) -> None:
+    allocator = Allocator()
+    sets = ("probes.names=['none']", "train.accumulate=4", f"data.seed={seed}")
+    trainer = ON_CPU.fit(tmp_path / "run", *sets, recorder=allocator)
+    assert isinstance(trainer.apply, ReplaysApart)
+    assert len(trainer.apply.pieces) == 4
+    assert max(allocator.order) < 0.5 * allocator.largest  # one of four, where the first update ran all of them
+    assert allocator.peak == allocator.largest
+
+
 def test_what_cannot_be_recorded_at_once_is_recorded_the_next_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -352,6 +364,87 @@ def test_more_shapes_than_are_recorded_run_directly(tmp_path: Path, monkeypatch:
     assert len(replayed.apply.recorded) == 1
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        ("model.arch=branchnorm", "model.dropout=0.1", "train.clip_norm=0.5"),
+        ("train.precision=bf16", "train.working_weights=true", "model.tie=none"),
+        ("probes.names=['all']", "probes.every=1", "probes.update_every=1"),
+        ("probes.names=['none']", "train.activation_checkpointing=true"),
+    ],
+    ids=lambda settings: " ".join(settings),
+)
+def test_micro_batches_are_recorded_apart_where_combinations_of_shapes_are_too_many(
+    machine: Machine, settings: tuple[str, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Four micro-batches in two shapes are 32 kinds of updates, probed and plain, and 8 of micro-batches."""
+    many = ("train.accumulate=4", "train.evaluations=3", *settings)
+    direct = machine.fit(tmp_path / "direct", *many)
+    recorder = machine.recorder()
+    apart = machine.fit(tmp_path / "apart", *many, recorder=recorder)
+    assert isinstance(apart.apply, ReplaysApart)
+    same(machine, direct, apart)
+    shapes = {key[1] for key in apart.apply.pieces}
+    assert len(shapes) == shapes_of(direct.dataset) == 2
+    assert kinds(2, 4) == 32 > MOST
+    assert len(apart.apply.pieces) <= 4 * len(shapes)  # probed or not, the last of an update or not
+    assert {*apart.apply.changes} == {key[0] for key in apart.apply.pieces}
+    assert not apart.apply.recorded
+    assert "CUDA graphs are off" not in caplog.text
+    assert all(p.grad is None for p in apart.model.parameters())
+
+
+def test_where_a_half_cannot_be_recorded_updates_run_directly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    many = ("train.accumulate=4",)
+    direct = ON_CPU.fit(tmp_path / "direct", *many)
+
+    class Shy(Tape):
+        """Records the first halves alone, and of them not the first."""
+
+        asked = 0
+
+        def record(self, work: Callable[[], Any]) -> Any:
+            self.asked += torch.is_grad_enabled()
+            if torch.is_grad_enabled() and (self.asked == 1 or self.asked == 5):
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return super().record(work)
+
+    shy = ON_CPU.fit(tmp_path / "shy", *many, recorder=Shy())
+    same(ON_CPU, direct, shy)
+    assert isinstance(shy.apply, ReplaysApart)
+    monkeypatch.setattr(Trainer, "change", reading(Trainer.change))
+    refused = ON_CPU.fit(tmp_path / "refused", *many, recorder=Tape())
+    same(ON_CPU, direct, refused)
+    assert isinstance(refused.apply, ReplaysApart)
+    assert not refused.apply.pieces
+    assert "CUDA graphs are off: this update cannot be recorded (aten::_local_scalar_dense" in caplog.text
+
+
+def reading(change: Callable[..., Any]) -> Callable[..., Any]:
+    def looking(self: Trainer, loss: torch.Tensor, nll: torch.Tensor) -> Any:
+        assert float(loss) > 0
+        return change(self, loss, nll)
+
+    return looking
+
+
+def test_from_the_17th_shape_on_updates_of_several_micro_batches_run_directly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = ("train.accumulate=4",)
+    direct = ON_CPU.fit(tmp_path / "direct", *many)
+    monkeypatch.setattr("stabilitylab.train.micro_replays.MOST", 1)
+    replayed = ON_CPU.fit(tmp_path / "replayed", *many, recorder=Tape())
+    same(ON_CPU, direct, replayed)
+    assert isinstance(replayed.apply, ReplaysApart)
+    assert len({key[1] for key in replayed.apply.pieces}) == 1
+    assert some_run_directly(direct.dataset, 1) is (2 * shapes_of(direct.dataset) > MOST)
+    assert not some_run_directly(direct.dataset, 4)
+
+
 def test_without_probes_of_the_training_pass_no_row_is_probed(tmp_path: Path) -> None:
     """Each kind of update is recorded once, not once as a probed one too."""
     trainer = ON_CPU.fit(tmp_path / "none", "probes.names=['none']", recorder=Tape())
@@ -371,7 +464,15 @@ def test_who_gets_a_recorder(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
 
     monkeypatch.setattr("stabilitylab.train.graph_replays.CudaGraphs", lambda device: ("graphs", device))
     assert chosen("auto", "cpu") is chosen("off", "cpu") is chosen("off", "cuda") is None
-    assert chosen("auto", "cuda") == chosen("on", "cuda") == ("graphs", torch.device("cuda"))
+    assert chosen("auto", "cuda") is None  # no GPU has run the recorder
+    assert caplog.messages == [
+        "CUDA graphs are off: no GPU has run them yet; --cuda-graphs on records updates and replays them."
+    ]
+    assert chosen("on", "cuda") == ("graphs", torch.device("cuda"))
+    caplog.clear()
+    monkeypatch.setattr("stabilitylab.train.graph_replays.RECORDED_BY_DEFAULT", True)
+    assert chosen("auto", "cuda") == ("graphs", torch.device("cuda"))
+    assert not caplog.messages
     with pytest.raises(ResourceError, match="on needs a CUDA device, and this run is on cpu: leave it at auto"):
         chosen("on", "cpu")
     assert chosen("auto", "cuda", "fsdp") is None
