@@ -72,8 +72,9 @@ INSIDE = {
         ("reports",),
     ),
     "probes": (
-        ("probes.rules", "probes.places", "probes.curvature", "probes.numerics"),
+        ("probes.rules", "probes.places", "probes.numerics"),
         ("probes.parameters",),
+        ("probes.curvature",),
         ("probes.base",),
         ("probes.library",),
         ("probes._engine",),

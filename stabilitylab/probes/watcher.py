@@ -16,6 +16,7 @@ from ..errors import UsageError
 from ..schema import Cells, Sink, Table
 from ._engine.board import Board, CleanPasses, allocate
 from ._engine.cadence import Cadence, checked, is_due
+from ._engine.curvature_rows import CurvatureCadence, CurvatureRows, checked_curvature
 from ._engine.first_batch import FirstBatch
 from ._engine.guard import Guard
 from ._engine.hooks import RootHook
@@ -49,11 +50,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Cost:
-    """Wall seconds that watching took so far: in hooks, in ``step``, and in reference passes (apart)."""
+    """Wall seconds that watching took so far: in hooks, in ``step``, and apart in reference passes and at curvature."""
 
     hooks: float = 0.0
     step: float = 0.0
     reference: float = 0.0
+    curvature: float = 0.0
 
 
 class Watcher:
@@ -75,6 +77,9 @@ class Watcher:
       forward pass (so once per micro-batch); a stack without a mask counts all tokens.
     - ``reference``: runs the model on a fixed batch; numbers in a dict that it returns become metrics of the row.
       "first batch": copies of what the model's first training forward was given.
+    - ``curvature_loss``: returns the loss of a fixed batch, one number or one a token or sentence, for the probes of
+      curvature; what ``reference`` returns does too, as a number or as ``.loss``. ``curvature_every``: their rows, a
+      number, "log" or "auto" (see :func:`~._engine.curvature_rows.is_curved`).
     - ``measured``: rows at which ``reference`` is run for these numbers alone, beside those of ``update_every``.
     - ``schedule``: lets ``model_update`` separate what alpha did from what the parameters did.
     - ``output_site``: the module whose output is F. ``sites``: a regular expression that narrows the places of all
@@ -113,10 +118,13 @@ class Watcher:
         parallel: Parallel | PipelineScheduleSingle = "auto",
         recorder: Recorder | None = None,
         measured: Callable[[int], bool] = lambda row: False,
+        curvature_every: CurvatureCadence = "auto",
+        curvature_loss: Callable[[], torch.Tensor] | None = None,
         strict: bool = False,
     ) -> None:
         self.every: Cadence = checked(every, "every")
         self.update_every: Cadence = checked(update_every, "update_every")
+        curvature_every = checked_curvature(curvature_every)
         self.t = 0
         self.last: tuple[int, dict[str, float | None], dict[str, Cells]] | None = None  # the row that the sink got last
         check_watchable(model)
@@ -134,13 +142,14 @@ class Watcher:
         self._optimizers, self._scaler = listed(optimizer), scaler
         self._total_every_step = total_every_step
         self._parameters = Parameters(model, self.sites.place, self._optimizers, ranks)
-        lacks = [name for name, given in (("optimizer", self._optimizers), ("reference", reference)) if not given]
+        given = {"optimizer": self._optimizers, "reference": reference, "loss": curvature_loss}
+        lacks = [name for name, one in given.items() if not one]
         self._boards, self.dropped = boards_for(
             probes, self.sites, self._parameters, narrowed, lacks=lacks, elsewhere=stages is not None
         )
         if stages is not None:
             self._boards, self.dropped = agreed(self._boards, dict(self.dropped), probes, stages)
-        self._probes_training = any(board.probe.on != "reference" for board in self._boards)
+        self._probes_training = any(board.probe.on not in ("reference", "curvature") for board in self._boards)
         sums = allocate(self._boards, self._parameters.device)
         if ranks is not None:
             ranks.check_alike([board.table for board in self._boards])
@@ -180,6 +189,9 @@ class Watcher:
                 recorder,
                 measured,
             )
+        self._curvature = CurvatureRows(
+            model, self._on("curvature"), self._guard, curvature_every, curvature_loss, runs, self._parameters, ranks
+        )
         self._forensics = Forensics(self._boards, self._parameters, self._order, self.sink, scaled)
         self._row: RowRecord | None = None  # the row that waits for the optimizer's step, or for its copy to arrive
         self._template: Template | None = None  # while an update is recorded for replays
@@ -236,7 +248,8 @@ class Watcher:
 
     @property
     def cost(self) -> Cost:
-        return Cost(self._training.seconds, self._step_seconds, self._reference.seconds if self._reference else 0.0)
+        reference = self._reference.seconds if self._reference else 0.0
+        return Cost(self._training.seconds, self._step_seconds, reference, self._curvature.seconds)
 
     def step(self, loss: torch.Tensor | float | None = None, **metrics: torch.Tensor | float | None) -> Metrics:
         """Ends row t: call it after backward (and unscale), before clipping and the optimizer's step.
@@ -302,8 +315,12 @@ class Watcher:
             with torch.no_grad():
                 if self._reference is not None:
                     self._reference.fill(row)
+                if curved := self._curvature.due(self.t):
+                    self._curvature.start()
                 run()
                 row.adopt(template)
+                if curved:
+                    self._curvature.fill(row)
                 row.ship()
             self._send()
             self._row = row
@@ -368,6 +385,7 @@ class Watcher:
             "t": self.t,
             "pending": self._row and self._row.state_dict(),
             "reference": self._reference and self._reference.state_dict(),
+            "curvature": self._curvature.state_dict(),
             "incident": None if self.incident is None else asdict(self.incident),
         }
 
@@ -378,6 +396,8 @@ class Watcher:
             self._forensics.incident = Incident(**incident)  # a run has one, the first
         if self._reference is not None and state["reference"] is not None:
             self._reference.load_state_dict(state["reference"])
+        if (curvature := state.get("curvature")) is not None:
+            self._curvature.load_state_dict(curvature)
         self._arm()
 
     def __enter__(self) -> Watcher:
@@ -427,9 +447,9 @@ class Watcher:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        began, reference = time.perf_counter(), self.cost.reference
+        began, apart = time.perf_counter(), self.cost.reference + self.cost.curvature
         yield
-        self._step_seconds += time.perf_counter() - began - (self.cost.reference - reference)
+        self._step_seconds += time.perf_counter() - began - (self.cost.reference + self.cost.curvature - apart)
 
     def _probe(self, row: RowRecord) -> None:
         """Fills the row with what the passes before left and what gradients tell now."""
@@ -456,6 +476,9 @@ class Watcher:
                     self._guard(board, error)
         elif is_due(self.t, self.every):
             self._notices.loop(self.t, self._training, self._parameters, self._early)
+        if self._template is None and self._curvature.due(self.t):
+            row.state, self._steps = State.OWED, set(range(len(self._optimizers)))
+            self._curvature.start()
         if self._total_every_step and "grad_norm_total" not in row:
             row.metric("grad_norm_total", self._parameters.total_norm())
 
@@ -487,7 +510,10 @@ class Watcher:
     def _after_update(self) -> None:
         if self._row is not None and self._row.state is State.OWED:
             with torch.no_grad():
-                self._collect(self._row, "update")
+                if self.due(self._row.step):
+                    self._collect(self._row, "update")
+                if self._curvature.due(self._row.step):
+                    self._curvature.fill(self._row)
             self._row.ship()
 
     def _settle(self) -> None:
@@ -495,6 +521,7 @@ class Watcher:
         if self._scaler is not None:
             self._after_update()
         elif self._row is not None and self._row.state is State.OWED:
+            self._curvature.skip()
             self._row.ship()
             self._row.state = State.SHIPPED
 
