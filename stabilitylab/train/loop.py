@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -217,9 +218,9 @@ class Trainer:
         }
 
     def curvature_loss(self) -> Tensor:
-        """What is trained, smoothed as there, of each real token of the held-out batch; twice differentiable where
-        attention's kernel is, which is its caller's to say where gradients are taken."""
-        batch, training_masks = self.held_out, self.masks
+        """What is trained, smoothed as there, of each real token of the batch that ``probes.curvature_batch`` names;
+        twice differentiable where attention's kernel is, which is its caller's to say where gradients are taken."""
+        batch, training_masks = self.curvature_batch, self.masks
         self.masks = batch.masks
         kernels = None if torch.is_grad_enabled() else self.kernels
         aside = nullcontext() if self.working is None else self.working.set_aside()
@@ -233,6 +234,12 @@ class Trainer:
             label_smoothing=self.config.train.label_smoothing,
             reduction="none",
         )
+
+    @cached_property
+    def curvature_batch(self) -> Batch:
+        if self.config.probes.curvature_batch == "held-out":
+            return self.held_out
+        return self._micro_batch(0, 0).to(self.device)
 
     def evaluates(self, row: int) -> bool:
         """Whether the held-out loss is measured at this row, apart from the probes: ``train.evaluations`` times, as

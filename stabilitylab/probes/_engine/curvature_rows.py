@@ -1,4 +1,4 @@
-"""The rows of curvature: when the loss around theta_t is looked at, on which batch, and what a resumed run must know."""
+"""The rows of curvature: when the loss around theta_t is looked at, on which batch, and what a resumed run needs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CurvatureCadence = int | Literal["auto", "log"]
 EVERY, LONG = 200, 20_000  # "auto": so many updates between rows, and from that update on 1 % of those before
 
 
-def checked_curvature(every: int | str) -> CurvatureCadence:
+def checked_curvature(every: CurvatureCadence) -> CurvatureCadence:
     return "auto" if every == "auto" else checked(every, "curvature_every")
 
 

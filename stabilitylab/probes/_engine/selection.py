@@ -19,8 +19,8 @@ from .board import Board
 
 Names = str | Sequence[str]
 LOSS = (
-    "needs the loss of a fixed batch: give curvature_loss=, a function that returns it, or let reference= return it, as "
-    "a number or as .loss"
+    "needs the loss of a fixed batch: give curvature_loss=, a function that returns it, or let reference= return it, "
+    "as a number or as .loss"
 )
 # The cheapest set that tells where a model breaks, for every row: norms alone, and of layers, not of their sub-layers.
 STANDARD: tuple[str, ...] = ("grad_norm", "activation_grad_norm", "ln_input", "residual_norm")
@@ -96,7 +96,8 @@ def boards_for(
     """A board for each probe that finds its sites, and (probe, reason) for default ones that do not.
 
     ``only``: a regular expression that site names must match, for all probes or by probe. ``lacks``: of "optimizer",
-    "reference" and "loss", those that the watcher was not given. ``elsewhere``: what is missing here may be on another rank.
+    "reference" and "loss", those that the watcher was not given. ``elsewhere``: what is missing here may be on another
+    rank.
     """
     boards: list[Board] = []
     dropped: list[tuple[str, str]] = []

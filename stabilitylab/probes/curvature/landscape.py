@@ -97,8 +97,8 @@ class Landscape:
             return self._said().detach().double().flatten()
 
     def rises(self, base: Tensor, share: float) -> Tensor:
-        """By how much the loss has risen there above ``base``, what it was at 0: on the whole batch and on each third of
-        it, NaN where there are not three entries. Differences are taken entry by entry, in float64."""
+        """By how much the loss has risen there above ``base``, what it was at 0: on the whole batch and on each third
+        of it, NaN where there are not three entries. Differences are taken entry by entry, in float64."""
         try:
             gap = self.losses(share) - base
             found = torch.stack([gap.mean(), *(part.mean() for part in _thirds(gap))])

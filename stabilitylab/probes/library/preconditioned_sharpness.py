@@ -75,11 +75,11 @@ class OfTheHessian(CurvatureProbe):
 @probe("preconditioned_sharpness", on="curvature", unit=UNIT, columns={column: Mean() for column in COLUMNS}, log=True)
 class PreconditionedSharpness(OfTheHessian):
     """value: largest eigenvalue of P^(-1/2) H P^(-1/2), H the Hessian of a fixed batch's loss at theta_t, P Adam's
-    preconditioner at this row's update, (1 - beta1^t) (sqrt(v / (1 - beta2^t)) + eps). to_edge: value over (2 + 2 beta1)
-    / ((1 - beta1) lr), which is 38 / lr at beta1 = .9, beyond which Adam is unstable (Cohen et al. 2022, 2207.14484).
-    along_gradient: g'Hg / g'g in the same coordinates (2506.04805). residual: how far the value may be off, relative;
-    converged: 1 where that is 1 % or less. exact: 1 for products by a second differentiation, 0 for central differences
-    of gradients.
+    preconditioner at this row's update, (1 - beta1^t) (sqrt(v / (1 - beta2^t)) + eps). to_edge: value over
+    (2 + 2 beta1) / ((1 - beta1) lr), which is 38 / lr at beta1 = .9, beyond which Adam is unstable (Cohen et al. 2022,
+    2207.14484). along_gradient: g'Hg / g'g in the same coordinates (2506.04805). residual: how far the value may be
+    off, relative; converged: 1 where that is 1 % or less. exact: 1 for products by a second differentiation, 0 for
+    central differences of gradients.
 
     Look for to_edge that rises to 1, where the largest eigenvalue is held by instability, or stands far above it, as at
     the beginning of a warm-up that is too short.
