@@ -138,10 +138,8 @@ class Landscape:
         return float(self._add_up(total, self.parameters.device))
 
     def random(self) -> Vector:
-        """A fixed direction: the same each time it is asked for."""
-        draw = torch.Generator().manual_seed(0 if self._ranks is None else self._ranks.rank)
-        held = [tensor for tensor, own in self._own() if own.requires_grad]
-        return [torch.randn(tensor.shape, generator=draw, dtype=tensor.dtype).to(tensor.device) for tensor in held]
+        """What this rank holds of a fixed direction: the same each time, however the parameters are spread."""
+        return [_noise(number, tensor) for number, tensor in enumerate(self.trained())]
 
     def _found(self) -> Literal["exact", "differences"]:
         """How the model can be differentiated: twice, or once, or (where autograd.grad does not go, as with reentrant
@@ -225,9 +223,6 @@ class Landscape:
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(self._after, self._before, strict=True)
 
-    def _own(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return zip(self._tensors(), self.parameters.originals, strict=True)
-
     def _tensors(self) -> list[Tensor]:
         return self.parameters.tensors
 
@@ -253,6 +248,17 @@ class Landscape:
             number = number.to(device, torch.float64)
             dist.all_reduce(number)
         return number
+
+
+def _noise(number: int, parameter: Any) -> Tensor:
+    draw = torch.Generator().manual_seed(number)
+    whole = torch.randn(parameter.shape, generator=draw, dtype=parameter.dtype).to(parameter.device)
+    if not hasattr(parameter, "placements"):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    cut = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return cut.to_local()
 
 
 def _thirds(values: Tensor) -> Sequence[Tensor]:
