@@ -34,7 +34,7 @@ INSIDE = {
     "diagnose": (
         ("diagnose.order",),
         ("diagnose.evidence", "diagnose.unmeasured"),
-        ("diagnose.events", "diagnose.series"),
+        ("diagnose.events", "diagnose.series", "diagnose.headroom"),
         ("diagnose.detectors", "diagnose.cause"),
         ("diagnose.diagnosis",),
         ("diagnose.compare", "diagnose.standings"),

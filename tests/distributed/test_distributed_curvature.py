@@ -16,9 +16,7 @@ def alone() -> dict[str, Any]:
     return train("one")
 
 
-@pytest.mark.parametrize(
-    "case", ["ddp", "fsdp", "columns", "hsdp", "ddp_split", "fsdp_split"]
-)
+@pytest.mark.parametrize("case", ["ddp", "fsdp", "columns", "hsdp", "ddp_split", "fsdp_split"])
 def test_two_ranks_have_the_numbers_of_one_process(ranks: Any, case: str) -> None:
     several, one = ranks(f"curvature_{case}")[0]["rows"], alone()["rows"]
     assert {name for _, name in one} == set(NAMES)
