@@ -122,4 +122,4 @@ def test_the_panel_shows_a_probe_without_layers_in_words() -> None:
     console.print(shown.panel(Report(200, {"loss": 1.0}, 0.5, own)))  # type: ignore[arg-type]
     text = stream.getvalue()
     assert "critical sharpness [learning rates], step 200" in text
-    assert "headroom 12.34, low 11.90\n" in text
+    assert "headroom 12.340, low 11.900\n" in text

@@ -46,8 +46,7 @@ def _watched(subject: Subject) -> Gathered:
     watcher = Watcher(
         model,
         sink,
-        # some archs have no norm; curvature is measured apart
-        probes=[n for n, p in PROBES.items() if p.on != "curvature" and (subject.sites.norms or n != "ln_input")],
+        probes=[name for name in PROBES if subject.sites.norms or name != "ln_input"],  # some archs have no norm
         every=1,
         update_every=1,
         optimizer=adamw(subject.config.train, model.parameters()),  # never stepped: its eps is recorded against

@@ -21,7 +21,7 @@ NAN = math.nan
     [
         (
             (12.0, 11.7, 12.3, 8.1, 16.0),
-            "the loss would rise at 12 times the present rate (8.1 to 16 over three parts of it; step 20; 40 at step 0)",
+            "would rise at 12 times the present rate (8.1 to 16 over three parts of it; step 20; 40 at step 0)",
         ),
         ((0.52, NAN, 0.52, NAN, NAN), "would rise at less than 0.52 times the present rate (step 20; 40 at step 0)"),
         ((300.0, 300.0, NAN, NAN, NAN), "would rise at more than 300 times the present rate (step 20; 40 at step 0)"),

@@ -1,4 +1,4 @@
-"""Curvature on two ranks: the same rows as in one process, whatever holds the parameters and however the batch is cut."""
+"""Curvature on two ranks: the rows of one process, whatever holds the parameters and however the batch is cut."""
 
 from __future__ import annotations
 
