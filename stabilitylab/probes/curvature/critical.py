@@ -61,7 +61,7 @@ def critical_rate(
             high = rate
         if low > 0 and high <= low * tolerance:
             break
-        told = crossing(points) if len(points) % 3 else math.nan  # never trusted three times in a row
+        told = crossing(points) if len(points) % 4 else math.nan  # never trusted without end
         if low > 0 and math.isfinite(high):
             rate = math.sqrt(low * high)
             if high > low * WIDEN * tolerance and low < told < high:
