@@ -64,7 +64,7 @@ def critical_rate(
         told = crossing(points) if len(points) % 4 else math.nan  # never trusted without end
         if low > 0 and math.isfinite(high):
             rate = math.sqrt(low * high)
-            if high > low * WIDEN * tolerance and low < told < high:
+            if high > low * WIDEN * tolerance and low < told < high and len(points) % 2:
                 aside = told * beside if told * told < low * high else told / beside
                 rate = aside if low < aside < high else rate
         elif low > 0:

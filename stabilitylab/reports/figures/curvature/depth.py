@@ -21,7 +21,7 @@ SHOWN = (
 )
 
 
-@sweep("curvature:depth", scales=("tiny", "paper"))
+@sweep("curvature:depth", scales=("tiny", "paper"), minutes=120)
 def from_initialisation(ask: Recipe) -> Iterator[Experiment]:
     """Steps once with every architecture, 3 to 25 layers a side, six seeds; at scale paper the base size, up to 100."""
     depths = (3, 6, 12, 25) if ask.tiny else (6, 12, 18, 25, 50, 100)

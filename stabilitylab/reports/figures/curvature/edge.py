@@ -29,7 +29,7 @@ FULL_BATCH = {
 ON_IT = {"every": 3000, "update_every": 3000, "curvature_batch": "training"}
 
 
-@sweep("curvature:edge", scales=("tiny",))
+@sweep("curvature:edge", scales=("tiny",), minutes=60)
 def full_batch(ask: Recipe) -> Iterator[Experiment]:
     """Trains a Pre-LN model of 2 layers a side, 32 wide, on 33 sentences in one batch: Adam at two rates with a warm-up
     of 500 of 3,000 updates, curvature every 100; and without momentum (beta1 = 0), 1,500 updates, curvature every
