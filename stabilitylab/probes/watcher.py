@@ -512,7 +512,7 @@ class Watcher:
             with torch.no_grad():
                 if self.due(self._row.step):
                     self._collect(self._row, "update")
-                if self._curvature.due(self._row.step):
+                if self._template is None and self._curvature.due(self._row.step):
                     self._curvature.fill(self._row)
             self._row.ship()
 

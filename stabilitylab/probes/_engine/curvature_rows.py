@@ -62,7 +62,8 @@ class CurvatureRows:
         ranks: Ranks | None = None,
     ) -> None:
         self.seconds = 0.0
-        self._model, self._boards, self._guard, self._every = model, boards, guard, every
+        self._model, self._boards, self._guard = model, boards, guard
+        self._every: CurvatureCadence = every
         self._loss, self._reference = loss, reference if callable(reference) else None
         self._parameters, self._ranks = parameters, ranks
         self._landscape: Landscape | None = None

@@ -3,6 +3,7 @@ warm-up."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from ....config import merge
 from ....experiments import Experiment, Recipe, command, sweep
+from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, figure
 from ...claims import Effect, claim
 from ...collection import Record, Runs
@@ -75,7 +77,7 @@ class Edge(Figure):
             )  # fmt: skip
         panels += _panel(
             runs, "Without momentum", "curvature along the gradient / (2 / lr)", "preconditioned_sharpness",
-            "along_gradient", lambda found, run: found * _rate(run) / 2, 0.0, RATES[0], dots=True,
+            "along_gradient", lambda found, run: found * _rate(run) / 2, 0.0, RATES[0],
         )  # fmt: skip
         panels += _panel(
             runs, f"Sharpness itself, lr {RATES[0]:g}", "sharpness / that of step 0", "sharpness", "value",
@@ -95,20 +97,18 @@ def _panel(
     shown: Callable[[np.ndarray, Record], np.ndarray],
     beta1: float,
     rate: float,
-    dots: bool = False,
 ) -> list[Panel]:
     try:
         found = full_batch_runs(runs, table, beta1, rate)
     except MissingRuns:
         return []
     lines = []
-    for record in found:
+    for record, dash in zip(found, itertools.cycle(style.DASHES)):
         data = rows(record, table, (column,))
         values = shown(data[column].to_numpy(float), record)
         fine = values > 0
         steps = data["step"].to_numpy(float)[fine]
-        kind = "points" if dots else "line"
-        lines.append(Series(f"seed {record.seed}", steps.tolist(), values[fine].tolist(), arch=record.label, kind=kind))
+        lines.append(Series(f"seed {record.seed}", steps.tolist(), values[fine].tolist(), arch=record.label, dash=dash))
     return [Panel(title, "update", y, lines, [Reference(1, "1")], log_y=True)]
 
 
