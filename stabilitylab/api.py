@@ -16,7 +16,18 @@ from torch import nn
 
 from ._version import __version__
 from .errors import UsageError
-from .probes import AlphaSchedule, Cadence, Mask, Names, Optimizers, Sites, Watcher, find_sites, split_sites
+from .probes import (
+    AlphaSchedule,
+    Cadence,
+    CurvatureCadence,
+    Mask,
+    Names,
+    Optimizers,
+    Sites,
+    Watcher,
+    find_sites,
+    split_sites,
+)
 from .probes.numerics import numerics
 from .probes.parameters.ranks import Parallel, is_first_rank, on_first_rank
 from .schema import Sink
@@ -96,6 +107,8 @@ def watch(
     parallel: Parallel | PipelineScheduleSingle = "auto",
     tracker: str | GeneralTracker | None = None,
     resume: Mapping[str, Any] | None = None,
+    curvature_every: CurvatureCadence = "auto",
+    curvature_loss: Callable[[], torch.Tensor] | None = None,
     strict: bool = False,
 ) -> RunWatcher:
     """Watch ``model`` and record it in the new run directory ``out``; a context manager around the training loop.
@@ -162,6 +175,8 @@ def watch(
             output_site=output_site,
             sites=sites,
             parallel=parallel,
+            curvature_every=curvature_every,
+            curvature_loss=curvature_loss,
             strict=strict,
             tapped=() if resume is None else resume["watcher"].get("tapped", ()),
         )

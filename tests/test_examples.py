@@ -14,6 +14,7 @@ import stabilitylab as sl
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 LEFT = {  # updates, stacks, some tables
     "plain_loop": (60, {"transformer"}, {"grad_norm", "ln_input", "model_update", "cosine_similarity"}),
+    "headroom": (60, {"transformer"}, {"grad_norm", "critical_sharpness"}),
     "huggingface_trainer": (60, {"bert.encoder"}, {"grad_norm", "ln_input", "model_update", "update_ratio"}),
     "lightning_module": (40, {"model.encoder", "model.decoder"}, {"grad_norm", "ln_input", "update_ratio"}),
     "accelerate_loop": (60, {"model"}, {"grad_norm", "ln_input", "update_ratio"}),

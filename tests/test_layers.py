@@ -34,7 +34,7 @@ INSIDE = {
     "diagnose": (
         ("diagnose.order",),
         ("diagnose.evidence", "diagnose.unmeasured"),
-        ("diagnose.events", "diagnose.series"),
+        ("diagnose.events", "diagnose.series", "diagnose.headroom"),
         ("diagnose.detectors", "diagnose.cause"),
         ("diagnose.diagnosis",),
         ("diagnose.compare", "diagnose.standings"),
@@ -76,8 +76,9 @@ INSIDE = {
         ("reports",),
     ),
     "probes": (
-        ("probes.rules", "probes.places", "probes.curvature", "probes.numerics"),
+        ("probes.rules", "probes.places", "probes.numerics"),
         ("probes.parameters",),
+        ("probes.curvature",),
         ("probes.base",),
         ("probes.library",),
         ("probes._engine",),

@@ -18,7 +18,7 @@ TABLE = Table("ln_input", ("value", "shortcut"), (Row("a", "encoder", 1, "ffn"),
 
 def watcher(values: list[list[float]]) -> SimpleNamespace:
     cells = Cells(np.array(values), np.zeros(len(values), bool))
-    cost = SimpleNamespace(hooks=0.1, step=0.1, reference=0.2)
+    cost = SimpleNamespace(hooks=0.1, step=0.1, reference=0.2, curvature=0.0)
     return SimpleNamespace(last=(0, {}, {"ln_input": cells}), tables={"ln_input": TABLE}, cost=cost)
 
 
@@ -107,3 +107,19 @@ def test_quiet_prints_nothing() -> None:
         shown.steps = 10
         shown.show(report(0, loss=1.0))
     assert stream.getvalue() == ""
+
+
+def test_the_panel_shows_a_probe_without_layers_in_words() -> None:
+    table = Table("critical_sharpness", ("headroom", "low", "high"), (Row("model"),), "learning rates")
+    cells = Cells(np.array([[12.34, 11.9, math.nan]]), np.zeros(1, bool))
+    own = watcher([[9.0, 8.0], [8.5, 2.0]])
+    own.last, own.tables["critical_sharpness"] = (200, {}, {"critical_sharpness": cells}), table
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, color_system=None)
+    shown = display(console)
+    shown.shown = "critical_sharpness"
+    shown.show(Report(200, {"loss": 1.0}, 0.5, own))  # type: ignore[arg-type]
+    console.print(shown.panel(Report(200, {"loss": 1.0}, 0.5, own)))  # type: ignore[arg-type]
+    text = stream.getvalue()
+    assert "critical sharpness [learning rates], step 200" in text
+    assert "headroom 12.340, low 11.900\n" in text

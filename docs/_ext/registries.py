@@ -30,6 +30,7 @@ WHEN = {
     "backward": "every backward of the training pass",
     "step": "the parameters and their gradients, before the optimizer's step",
     "update": "the parameters, around the optimizer's step",
+    "curvature": "the loss of a fixed batch around theta_t, after the optimizer's step, at rows of its own",
     "reference": "the reference pass: a fixed held-out batch, eval mode, no gradients",
 }
 OWN = "stabilitylab.probes."

@@ -81,6 +81,13 @@ def probe(
     every: Annotated[
         str | None, _probes(help="Every N steps, or log: 0..11, then 10 % apart.", show_default="log")
     ] = None,
+    curvature_every: Annotated[
+        str | None,
+        _probes(
+            help="Every N steps, log or auto, of critical_sharpness, preconditioned_sharpness, sharpness.",
+            show_default="auto: every 200, from 20,000 on 1 % apart",
+        ),
+    ] = None,
     out: Annotated[Path, _run(help="Folder of run directories.")] = RUNS,
     name: Annotated[str | None, _run(help="Name of the run directory.", show_default="arch-depth-seed")] = None,
     resume: Annotated[
@@ -123,7 +130,12 @@ def probe(
             "threads": threads,
             "on_divergence": on_divergence,
         },
-        "probes": {"every": _every(every), "update_every": _every(every), "names": _names(probes)},
+        "probes": {
+            "every": _every(every),
+            "update_every": _every(every),
+            "curvature_every": _every(curvature_every),
+            "names": _names(probes),
+        },
     }
     flags = _given(flags)
     if show != "grad_norm":

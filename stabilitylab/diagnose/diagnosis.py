@@ -13,6 +13,7 @@ from ..store import Run
 from .cause import Cause, explain, ordered, sentence, undecided, why_together
 from .events import DETECTORS, Event
 from .evidence import Evidence
+from .headroom import headroom
 from .order import listed
 from .unmeasured import not_measured, unmeasured
 
@@ -24,7 +25,8 @@ class Diagnosis:
     """What happened in a run and in which order. ``checked``: kind -> the sources that were read; ``unchecked``:
     kind -> why not, and what records it. ``open``: what the held-out loss says of a run of which it cannot be told
     whether it trains; "" where it can, or where there is no baseline to judge by. ``unmeasured``: what the run was to
-    record and did not -> why."""
+    record and did not -> why. ``headroom``: how far from the edge of its fixed batch it stood last, "" if not
+    recorded."""
 
     run: str
     state: str
@@ -36,6 +38,7 @@ class Diagnosis:
     unchecked: Mapping[str, str]
     open: str = ""
     unmeasured: Mapping[str, str] = field(default_factory=dict)
+    headroom: str = ""
 
     @property
     def verdict(self) -> Verdict:
@@ -63,7 +66,7 @@ class Diagnosis:
             whether = f"{self.run}: {nothing}; but whether it trains is open: {self.open}."
             text = (whether if self.open else f"{self.run} is healthy: {nothing}.") + notes
             text = text if self.checked else f"{self.run}: {ended}, and nothing was recorded that could be checked."
-            return " ".join(filter(None, (text, not_measured(self.unmeasured))))
+            return " ".join(filter(None, (text, *self._last_words())))
         what = "something broke" if self.verdict == "failure" else "there are warnings"
         words = [f"{self.run}: {ended}; {what}. {_first(self.cause.together)}."]
         if len(self.cause.chain) > 1:
@@ -72,7 +75,11 @@ class Diagnosis:
             words.append(f"Places concerned: {listed(self.layers, 4)}.")
         apart = Cause(self.cause.chain, tuple(r for r in self.cause.rivals if r not in self.cause.together))
         words += [f"{text[0].upper()}{text[1:]}." for text in undecided(apart)]
-        return " ".join([*words, *filter(None, [not_measured(self.unmeasured)])])
+        return " ".join([*words, *self._last_words()])
+
+    def _last_words(self) -> list[str]:
+        room = f"{self.headroom[0].upper()}{self.headroom[1:]}." if self.headroom else ""
+        return [*filter(None, (room, not_measured(self.unmeasured)))]
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -90,6 +97,7 @@ class Diagnosis:
             "checked": dict(self.checked),
             "unchecked": dict(self.unchecked),
             "unmeasured": dict(self.unmeasured),
+            "headroom": self.headroom,
         }
 
 
@@ -132,7 +140,7 @@ def diagnose(run: Run) -> Diagnosis:
     found = ordered(_weighed(events, learns="plateau" in checked and not open_))
     return Diagnosis(
         *(str(run.path), status.state, status.step, status.reason),
-        *(tuple(found), explain(found), checked, unchecked, open_, unmeasured(run)),
+        *(tuple(found), explain(found), checked, unchecked, open_, unmeasured(run), headroom(evidence)),
     )
 
 

@@ -18,6 +18,7 @@ from ..train.environment import prepare_process, resolve_device
 from ..train.footprint import Footprint, check_memory, estimate
 from ..train.run import Plan, manifest
 from .attention import lemma41
+from .curvature import curvature
 from .initial_model import Filled, Subject, hooked
 from .jacobian import Jacobians
 from .perturbation import Outputs, perturbation
@@ -69,6 +70,7 @@ def everything(subject: Subject) -> tuple[dict[str, float | None], list[Filled]]
         by_site = {row.site: value for row, value in zip(rates[0].rows, rates[1].values[:, 0].tolist(), strict=True)}
         tables.append(theorem(subject, connections, updates, by_site))
     tables.append(lemma41(subject.config.model.d_model, subject.config.train.seed))
+    tables += curvature(subject)
     return metrics, tables
 
 

@@ -4,6 +4,7 @@
 """
 
 from ._engine.cadence import Cadence, is_due
+from ._engine.curvature_rows import CurvatureCadence
 from ._engine.evaluation import evaluation, random_states_kept
 from ._engine.masks import Mask
 from ._engine.recorder import CudaGraphs, Recorder, attempt
@@ -11,7 +12,7 @@ from ._engine.reference_rows import AlphaSchedule
 from ._engine.row import Template
 from ._engine.selection import Names, chosen, find_sites, split_sites
 from ._engine.watchable import Optimizers
-from .base import PROBES, Collected, ParameterProbe, Probe, probe
+from .base import PROBES, Collected, CurvatureProbe, ParameterProbe, Probe, probe
 from .places.sites import Site, Sites
 from .rules import Max, Mean, Norm, Quantile, Ratio, Rule, Sum, Total
 from .watcher import Watcher
@@ -22,6 +23,8 @@ __all__ = [
     "Cadence",
     "Collected",
     "CudaGraphs",
+    "CurvatureCadence",
+    "CurvatureProbe",
     "Mask",
     "Max",
     "Mean",

@@ -17,9 +17,10 @@ from .places.sites import Site, Sites
 from .rules import Mean, Rule, Total
 
 if TYPE_CHECKING:
+    from .curvature.landscape import Landscape
     from .parameters.pieces import Parameters
 
-When = Literal["forward", "backward", "step", "update", "reference"]
+When = Literal["forward", "backward", "step", "update", "reference", "curvature"]
 Numbers = torch.Tensor | Mapping[str, torch.Tensor] | None
 
 
@@ -129,6 +130,20 @@ class ParameterProbe(Probe):
         raise NotImplementedError
 
 
+class CurvatureProbe(Probe):
+    """A probe of the loss of a fixed batch around theta_t, ``on="curvature"``: looked at after the optimizer's step, at
+    rows of a cadence of its own. Its table has one row, the model."""
+
+    def lacks(self, parameters: Parameters) -> str:
+        """Why this model or optimizer has nothing to measure, as a verb and its object; empty if it has."""
+        return "" if parameters.rows else "finds no parameters in this model"
+
+    def look(self, landscape: Landscape, memory: dict[str, Any]) -> Mapping[str, float]:
+        """The numbers of a row by column, without those that are not known; ``memory`` is what it remembers from row to
+        row, in checkpoints too."""
+        raise NotImplementedError
+
+
 def wide(tensor: torch.Tensor) -> torch.dtype:
     """The type in which magnitudes of ``tensor`` are taken: float32, or its own where that is wider."""
     return torch.float64 if tensor.dtype is torch.float64 else torch.float32
@@ -162,7 +177,7 @@ def probe(
     in :class:`Table`; ``default`` probes run unless left out.
 
     ``phase``, what the numbers depend on, follows from ``on``; of ``on="step"``, which sees parameters and gradients,
-    it is "backward" unless said: "step" for one that looks at the parameters alone."""
+    it is "backward" unless said: "step" for one that looks at the parameters alone; of "curvature" it is "update"."""
     if unknown := [
         column for column in (main, *(() if isinstance(unit, str) else unit)) if column not in ("", *columns)
     ]:
@@ -170,7 +185,8 @@ def probe(
 
     def decorate(cls: type[P]) -> type[P]:
         cls.name, cls.on, cls.total, cls.columns, cls.default = name, on, total, columns, default
-        cls.main, cls.log, cls.phase = main or next(iter(columns)), log, phase or ("backward" if on == "step" else on)
+        cls.main, cls.log = main or next(iter(columns)), log
+        cls.phase = phase or ("backward" if on == "step" else "update" if on == "curvature" else on)
         cls.units = dict.fromkeys(columns, unit) if isinstance(unit, str) else {c: unit.get(c, "") for c in columns}
         cls.unit = "; ".join(dict.fromkeys(filter(None, cls.units.values())))
         cls.at = staticmethod(at or (lambda sites: ()))

@@ -14,7 +14,8 @@ from torch import nn
 
 from ..errors import UsageError
 from ..schema import Cells, Sink, Table
-from ._engine.cadence import Cadence, checked, is_due
+from ._engine.cadence import Cadence, checked
+from ._engine.curvature_rows import CurvatureCadence, checked_curvature
 from ._engine.masks import Mask
 from ._engine.recorder import Recorder
 from ._engine.reference_rows import AlphaSchedule
@@ -36,11 +37,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Cost:
-    """Wall seconds that watching took so far: in hooks, in ``step``, and in reference passes (apart)."""
+    """Wall seconds that watching took so far: in hooks, in ``step``, and apart in reference passes and at curvature."""
 
     hooks: float = 0.0
     step: float = 0.0
     reference: float = 0.0
+    curvature: float = 0.0
 
 
 class Watcher:
@@ -62,6 +64,9 @@ class Watcher:
       forward pass (so once per micro-batch); a stack without a mask counts all tokens.
     - ``reference``: runs the model on a fixed batch; numbers in a dict that it returns become metrics of the row.
       "first batch": copies of what the model's first training forward was given.
+    - ``curvature_loss``: returns the loss of a fixed batch, one number or one a token or sentence, for the probes of
+      curvature; what ``reference`` returns does too, as a number or as ``.loss``. ``curvature_every``: their rows, a
+      number, "log" or "auto" (see :func:`~._engine.curvature_rows.is_curved`).
     - ``measured``: rows at which ``reference`` is run for these numbers alone, beside those of ``update_every``.
     - ``schedule``: lets ``model_update`` separate what alpha did from what the parameters did.
     - ``output_site``: the module whose output is F. ``sites``: a regular expression that narrows the places of all
@@ -101,6 +106,8 @@ class Watcher:
         parallel: Parallel | PipelineScheduleSingle = "auto",
         recorder: Recorder | None = None,
         measured: Callable[[int], bool] = lambda row: False,
+        curvature_every: CurvatureCadence = "auto",
+        curvature_loss: Callable[[], torch.Tensor] | None = None,
         strict: bool = False,
         tapped: Sequence[Place] = (),
     ) -> None:
@@ -122,6 +129,8 @@ class Watcher:
             parallel=parallel,
             recorder=recorder,
             measured=measured,
+            curvature_every=checked_curvature(curvature_every),
+            curvature_loss=curvature_loss,
             strict=strict,
             tapped=tapped,
             declare=self._declare,
@@ -130,7 +139,7 @@ class Watcher:
         self.parameters: Parameters = self._parts.parameters
         self.unseen: Mapping[str, list[str]] = self._parts.notices.unseen  # table -> places that no call came by
         self.ended: Mapping[str, str] = self._parts.guard.ended  # table -> why it ended before the run
-        self._contents = Contents(self._parts, total_every_step)
+        self._contents = Contents(self._parts, self.every, total_every_step)
         self._delivery = Delivery(self._parts, self._contents)
         self._template: Template | None = None  # while an update is recorded for replays
         self._step_seconds = 0.0
@@ -141,7 +150,7 @@ class Watcher:
 
     def due(self, row: int) -> bool:
         """Whether the training pass of this row is probed, by what is recorded in it."""
-        return self._contents.trains and is_due(row, self.every)
+        return self._contents.due(row)
 
     def due_reference(self, row: int) -> bool:
         """Whether the reference pass is recorded at this row."""
@@ -174,8 +183,9 @@ class Watcher:
 
     @property
     def cost(self) -> Cost:
-        reference = self._parts.reference
-        return Cost(self._parts.training.seconds, self._step_seconds, reference.seconds if reference else 0.0)
+        parts, reference = self._parts, self._parts.reference
+        apart = (reference.seconds if reference else 0.0, parts.curvature.seconds)
+        return Cost(parts.training.seconds, self._step_seconds, *apart)
 
     def step(self, loss: torch.Tensor | float | None = None, **metrics: torch.Tensor | float | None) -> Metrics:
         """Ends row t: call it after backward (and unscale), before clipping and the optimizer's step.
@@ -198,7 +208,7 @@ class Watcher:
             for name, value in metrics.items():
                 row.metric(name, value)
             with torch.no_grad():
-                self._contents.fill(row, self.t, is_due(self.t, self.every))
+                self._contents.fill(row, self.t)
                 if template is None and parts.reference is not None:
                     parts.reference.fill(row)
                     if parts.reference.due(self.t):
@@ -334,9 +344,9 @@ class Watcher:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        began, reference = time.perf_counter(), self.cost.reference
+        began, apart = time.perf_counter(), self.cost.reference + self.cost.curvature
         yield
-        self._step_seconds += time.perf_counter() - began - (self.cost.reference - reference)
+        self._step_seconds += time.perf_counter() - began - (self.cost.reference + self.cost.curvature - apart)
 
     def _check_open(self) -> None:
         if self._state != "open":

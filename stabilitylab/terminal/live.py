@@ -18,7 +18,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ..verdict import LEVEL_NATS, RISE
-from .strips import lines
+from .strips import lines, told
 from .words import duration, number, sparkline, state_style
 
 if TYPE_CHECKING:
@@ -143,6 +143,7 @@ class LiveDisplay:
         speed = (
             f"{tokens / report.seconds:,.0f} tokens/s, probes {100 * (cost.hooks + cost.step) / elapsed:.1f} %, "
             f"held-out passes {100 * cost.reference / elapsed:.1f} %"
+            + (f", curvature {100 * cost.curvature / elapsed:.1f} %" if cost.curvature else "")
         )
         return Group(line, Text(speed, style="dim"))
 
@@ -164,8 +165,9 @@ class LiveDisplay:
         if self.cells is not None:
             row, cells = self.cells
             table = report.watcher.tables[self.shown]
-            found.append(Text(f"{self.shown.replace('_', ' ')} [{table.unit}] by layer, step {row}", style="bold"))
-            found += self._strips(table, cells)
+            by = " by layer" if any(place.layer > 0 for place in table.rows) else ""
+            found.append(Text(f"{self.shown.replace('_', ' ')} [{table.unit}]{by}, step {row}", style="bold"))
+            found += self._strips(table, cells) if by else [Text(told(table, cells) or "nothing measured")]
         if self.worst:
             found.append(Text(f"{'worst LN input':<{NAMES}}  {self.worst}"))
         return found

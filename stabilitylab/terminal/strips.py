@@ -76,6 +76,12 @@ def strips(table: Table, cells: Cells) -> list[Strip]:
     return found
 
 
+def told(table: Table, cells: Cells) -> str:
+    """A table without layers as words: ``headroom 12.3, low 11.9, ...``, of its first row, what is missing left out."""
+    values = cells.values[0].tolist() if len(cells.values) else []
+    return ", ".join(f"{c} {number(v)}" for c, v in zip(table.columns, values, strict=False) if np.isfinite(v))
+
+
 def _of(values: np.ndarray, absent: np.ndarray) -> float:
     measured = values[~absent]
     if not len(measured):

@@ -6,10 +6,13 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import Config
@@ -97,6 +100,8 @@ class Trainer:
             reference=self.evaluate,
             recorder=recorder,
             measured=self.evaluates,
+            curvature_every=config.probes.curvature_every,
+            curvature_loss=self.curvature_loss,
             tapped=() if state is None else self.team.own(state)["watcher"].get("tapped", ()),
         )
         # on a GPU a row is looked at while the next one is computed, unless what it says may end the run
@@ -226,6 +231,30 @@ class Trainer:
             "held_out_nll": nll / batch.tokens,
             "held_out_accuracy": accuracy(logits, batch.labels, batch.weight),
         }
+
+    def curvature_loss(self) -> Tensor:
+        """What is trained, smoothed as there, of each real token of the batch that ``probes.curvature_batch`` names;
+        twice differentiable where attention's kernel is, which is its caller's to say where gradients are taken."""
+        batch, training_masks = self.curvature_batch, self.masks
+        self.masks = batch.masks
+        kernels = None if torch.is_grad_enabled() else self.kernels
+        aside = nullcontext() if self.working is None else self.working.set_aside()
+        with attention(kernels), self._autocast(), aside:
+            logits = self.spread(**batch.inputs)
+        self.masks = training_masks
+        real = batch.weight > 0
+        return F.cross_entropy(
+            logits[real].float(),
+            batch.labels[real],
+            label_smoothing=self.config.train.label_smoothing,
+            reduction="none",
+        )
+
+    @cached_property
+    def curvature_batch(self) -> Batch:
+        if self.config.probes.curvature_batch == "held-out":
+            return self.held_out
+        return self._micro_batch(0, 0).to(self.device)
 
     def evaluates(self, row: int) -> bool:
         """Whether the held-out loss is measured at this row, apart from the probes: ``train.evaluations`` times, as

@@ -18,7 +18,7 @@ Key = tuple[bool, object, bool]  # probed, shapes, whether it is the last of its
 
 
 @dataclass
-class Piece:
+class RecordedBatch:
     """The recorded forward and backward pass of one micro-batch, and where the batch lies."""
 
     batch: Batch
@@ -45,7 +45,7 @@ class ReplaysApart(Replays):
         self, update: Update, device: torch.device, recorder: Recorder, watcher: Watcher, required: bool = False
     ) -> None:
         super().__init__(update, device, recorder, watcher, required)
-        self.pieces: dict[Key, Piece] = {}
+        self.pieces: dict[Key, RecordedBatch] = {}
         self.changes: dict[bool, Change] = {}
         self._owners: list[Tensor] = []  # parameters that have a gradient
         self._gradients: list[Tensor] = []
@@ -130,7 +130,7 @@ class ReplaysApart(Replays):
         found = attempt(self._recorder, work)
         if isinstance(found, str):
             return found
-        self.pieces[key] = Piece(own, found[1], size_of([batch]))
+        self.pieces[key] = RecordedBatch(own, found[1], size_of([batch]))
         return None
 
     def _record_change(self, probed: bool, template: Template) -> str | None:

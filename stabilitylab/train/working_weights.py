@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +25,12 @@ class WorkingWeights:
         uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
         self.weights: list[Tensor] = []
         self._working: list[Tensor] = []
+        self._modules: list[Linear] = []
         for module in model.modules():
             own = [p for p in (module.weight, module.bias) if p is not None] if isinstance(module, Linear) else []
             if isinstance(module, Linear) and all(uses[id(p)] == 1 for p in own):
                 working = [p.detach().to(torch.bfloat16).requires_grad_() for p in own]
+                self._modules.append(module)
                 module.working = (working[0], working[1] if len(working) > 1 else None)
                 self.weights += own
                 self._working += working
@@ -49,6 +53,18 @@ class WorkingWeights:
             for (own, _), grad in zip(first, made if first else (), strict=True):
                 own.grad = grad
         self.forget()
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Passes with gradients take the weights themselves too."""
+        held = [(module, module.working) for module in self._modules]
+        for module in self._modules:
+            module.working = None
+        try:
+            yield
+        finally:
+            for module, working in held:
+                module.working = working
 
     def forget(self) -> None:
         """Drops gradients that were not handed on, as of an update that failed."""

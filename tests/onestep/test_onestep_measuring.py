@@ -23,7 +23,8 @@ from stabilitylab.train import plan, start
 ORDINARY = [
     *("grad_norm", "activation_grad_norm", "ln_input", "cosine_similarity", "activation_sparsity", "branch_variance"),
 ]
-OWN = ["update_rate", "perturbation", "ln_jacobian", "lemma41"]
+CURVATURE = ["critical_sharpness", "preconditioned_sharpness", "sharpness"]
+OWN = ["update_rate", "perturbation", "ln_jacobian", "lemma41", *CURVATURE]
 
 
 def changed(config: Config, **sections: Any) -> Config:

@@ -14,8 +14,9 @@ from stabilitylab.probes import PROBES, Watcher
 from stabilitylab.schema import Cells, Table
 
 VOCAB, WIDTH = 23, 8
+CURVATURE = {name for name, probe in PROBES.items() if probe.on == "curvature"}  # which need a loss of their own
 # what finds its places in a model that shows no branches and has no experts
-WITHOUT_TAPS = set(PROBES) - {"branch_variance", "router"}
+WITHOUT_TAPS = set(PROBES) - {"branch_variance", "router"} - CURVATURE
 
 
 class Alpha:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from probe_toys import WITHOUT_TAPS, ListSink, Toy, batch, loss_of, train
+from probe_toys import CURVATURE, WITHOUT_TAPS, ListSink, Toy, batch, loss_of, train
 
 from stabilitylab.probes import Probe, Watcher, probe
 from stabilitylab.probes.places.sites import layers
@@ -35,6 +35,8 @@ def watched(sink: ListSink, recompute: str = "", accumulate: int = 1) -> dict[st
             optimizer=optimizer,
             schedule=model.alpha,
             reference=reference(model),
+            curvature_every=2,
+            curvature_loss=lambda: loss_of(model, batch(98)) + torch.rand(()),
         )
 
     return train(model, 5, watch, ramp, accumulate)
@@ -53,9 +55,10 @@ def test_a_watched_run_equals_an_unwatched_one(recompute: str, accumulate: int) 
     seen = watched(sink, recompute, accumulate)
     assert differences(train(Toy(dropout=0.2, recompute=recompute), 5, None, ramp, accumulate), seen) == []
     # ... and it was watched: every probe at every row, model_update's exchange of weights included
-    assert set(sink.tables) == WITHOUT_TAPS
+    assert set(sink.tables) == WITHOUT_TAPS | CURVATURE
     assert [step for step, *_ in sink.rows] == [0, 1, 2, 3, 4, 5]
-    assert all(set(tables) == WITHOUT_TAPS for _, _, tables in sink.rows[:5])
+    assert all(set(tables) - CURVATURE == WITHOUT_TAPS for _, _, tables in sink.rows[:5])
+    assert [step for step, _, tables in sink.rows if set(tables) >= CURVATURE] == [0, 2, 4]
     assert max(sink.column(3, "model_update", "schedule").values()) > 0
 
 

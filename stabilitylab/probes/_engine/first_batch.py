@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
+from ..curvature.landscape import PARTS
 from .hooks import RootHook
 from .masks import Mask, Masks
 
@@ -33,9 +35,18 @@ class FirstBatch:
 
     def __call__(self) -> None:
         """Runs the model; nothing that it returns is a metric."""
-        assert self._given is not None
-        args, kwargs = self._given
-        self._model(*args, **kwargs)
+        self._run(self._given)
+
+    def parts(self) -> list[Any]:
+        """What the model returns for each third of the batch, where every tensor that it was given has the same first
+        dimension, of 3 at least; else for the batch, alone."""
+        tensors = [leaf for leaf in tree_leaves(self._given) if isinstance(leaf, torch.Tensor)]
+        sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors}
+        if len(sizes) != 1 or (size := sizes.pop()) < PARTS:
+            return [self._run(self._given)]
+        cuts = [size * part // PARTS for part in range(PARTS + 1)]
+        parts = (_each_tensor(lambda tensor, a=a, b=b: tensor[a:b])(self._given) for a, b in pairwise(cuts))
+        return [self._run(part) for part in parts]
 
     def close(self) -> None:
         self._handle.remove()
@@ -48,6 +59,11 @@ class FirstBatch:
             move = _each_tensor(lambda tensor: tensor.to(device))
             self._given, self._mask = move(state["given"]), move(state["mask"])
             self.close()
+
+    def _run(self, given: Any) -> Any:
+        assert given is not None
+        args, kwargs = given
+        return self._model(*args, **kwargs)
 
     def _keep(self, args: Any, kwargs: Any) -> None:
         if torch.is_grad_enabled() and self._model.training:

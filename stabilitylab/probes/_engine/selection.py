@@ -10,13 +10,18 @@ from dataclasses import fields, replace
 from torch import nn
 
 from ...errors import UsageError
-from ..base import PROBES, ParameterProbe, Probe
+from ...schema import Row
+from ..base import PROBES, CurvatureProbe, ParameterProbe, Probe
 from ..parameters.pieces import Parameters
 from ..places.finding import find
 from ..places.sites import KINDS, Site, Sites, stream
 from .board import Board
 
 Names = str | Sequence[str]
+LOSS = (
+    "needs the loss of a fixed batch: give curvature_loss=, a function that returns it, or let reference= return it, "
+    "as a number or as .loss"
+)
 # The cheapest set that tells where a model breaks, for every row: norms alone, and of layers, not of their sub-layers.
 STANDARD: tuple[str, ...] = ("grad_norm", "activation_grad_norm", "ln_input", "residual_norm")
 
@@ -93,7 +98,8 @@ def boards_for(
     """A board for each probe that finds its sites, and (probe, reason) for default ones that do not.
 
     ``only``: a regular expression that site names must match, for all probes or by probe. ``lacks``: of "optimizer",
-    "reference", those that the watcher was not given. ``elsewhere``: what is missing here may be on another rank.
+    "reference" and "loss", those that the watcher was not given. ``elsewhere``: what is missing here may be on another
+    rank.
     """
     boards: list[Board] = []
     dropped: list[tuple[str, str]] = []
@@ -106,7 +112,9 @@ def boards_for(
         found = [site for site in type(probe).at(sites) if pattern is None or re.search(pattern, site.name)]
         if name in trimmed and type(probe).at is stream:
             found = _of_layers(found)
-        reason = _missing(probe, found, parameters, sites, pattern, lacks)
+        # a reference may return a loss, which shows when it runs: enough for one that the caller named
+        told = {"loss"} if named and "reference" not in lacks else set()
+        reason = _missing(probe, found, parameters, sites, pattern, set(lacks) - told)
         if not reason:
             boards.append(_board(probe, found, parameters))
         elif named and not elsewhere:
@@ -135,11 +143,15 @@ def left_out(sites: Sites, chosen: Iterable[str]) -> dict[str, dict[str, str]]:
 def _missing(
     probe: Probe, found: Sequence[Site], parameters: Parameters, sites: Sites, pattern: str | None, lacks: Iterable[str]
 ) -> str:
-    need = {"update": "optimizer", "reference": "reference"}.get(probe.on, "")
-    if need in lacks:
-        what = {"optimizer": "the optimizer", "reference": "a function that runs the model on a fixed batch"}[need]
-        return f"needs {need}=, {what}"
-    if isinstance(probe, ParameterProbe):
+    needs = {"update": ("optimizer",), "reference": ("reference",), "curvature": ("optimizer", "loss")}
+    for need in needs.get(probe.on, ()):
+        if need in lacks:
+            return {
+                "optimizer": "needs optimizer=, the optimizer",
+                "reference": "needs reference=, a function that runs the model on a fixed batch",
+                "loss": LOSS,
+            }[need]
+    if isinstance(probe, (ParameterProbe, CurvatureProbe)):
         return probe.lacks(parameters)
     if found:
         return ""
@@ -166,6 +178,8 @@ def _of_layers(found: Sequence[Site]) -> list[Site]:
 def _board(probe: Probe, found: Sequence[Site], parameters: Parameters) -> Board:
     if isinstance(probe, ParameterProbe):
         return Board(probe, probe.rows(parameters), probe.fitting(parameters))
+    if isinstance(probe, CurvatureProbe):
+        return Board(probe, [Row("model")], tuple(probe.columns))
     tapped = {tap for site in found for tap in site.taps}
     reads = {column: rule.of or column for column, rule in probe.columns.items()}
     columns = [column for column, raw in reads.items() if raw not in probe.taps or raw in tapped]

@@ -13,6 +13,7 @@ from ...errors import UsageError
 from ...schema import Sink, Table
 from .._engine.board import Board, CleanPasses, allocate, lay_out_anew
 from .._engine.cadence import Cadence
+from .._engine.curvature_rows import CurvatureCadence, CurvatureRows
 from .._engine.first_batch import FirstBatch
 from .._engine.guard import Guard
 from .._engine.hooks import RootHook
@@ -61,6 +62,8 @@ class Assembly:
         parallel: Parallel | PipelineScheduleSingle,
         recorder: Recorder | None,
         measured: Callable[[int], bool],
+        curvature_every: CurvatureCadence,
+        curvature_loss: Callable[[], torch.Tensor] | None,
         strict: bool,
         tapped: Sequence[Place],
         declare: Callable[[], None],
@@ -79,7 +82,8 @@ class Assembly:
             self.sites = ranks.own_sites(self.sites)
         self.sink = sink if ranks is None or ranks.rank == 0 else NullSink()
         self.parameters = Parameters(model, self.sites.place, self.optimizers, ranks)
-        lacks = [name for name, given in (("optimizer", self.optimizers), ("reference", reference)) if not given]
+        given = {"optimizer": self.optimizers, "reference": reference, "loss": curvature_loss}
+        lacks = [name for name, one in given.items() if not one]
         self._named = {name for name, named in chosen(probes).items() if named and self.stages is None}
         self._lay = partial(boards_for, probes, parameters=self.parameters, only=narrowed, lacks=lacks)
         later = self.stages is not None or mentions(model)  # what is missing is elsewhere, or shown in the first pass
@@ -124,6 +128,16 @@ class Assembly:
                 recorder,
                 measured,
             )
+        self.curvature = CurvatureRows(
+            model,
+            self.on("curvature"),
+            self.guard,
+            curvature_every,
+            curvature_loss,
+            reference,
+            self.parameters,
+            ranks,
+        )
         self.tapped = self._taps(probes, tapped)
         self.training.tapped = self.tapped
         if self.reference is not None:

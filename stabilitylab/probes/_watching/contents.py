@@ -3,33 +3,52 @@
 from __future__ import annotations
 
 from .._engine.board import Board
-from .._engine.row import RowRecord, State
+from .._engine.cadence import Cadence, is_due
+from .._engine.row import RowRecord, State, Template
 from ..base import Collected, ParameterProbe, When
 from .assembly import Assembly
 
 
 class Contents:
-    """Fills rows from the parts of a watcher; ``total``: each row has the norm of the whole gradient, probed or not."""
+    """Fills rows from the parts of a watcher; ``every``: those whose training pass is probed; ``total``: each row has
+    the norm of the whole gradient, probed or not."""
 
-    def __init__(self, parts: Assembly, total: bool) -> None:
+    def __init__(self, parts: Assembly, every: Cadence, total: bool) -> None:
         self.early = False  # an optimizer's step before the first row
         self.total = total
         # whether the training pass is probed
-        self.trains = parts.tapped.expected or any(board.probe.on != "reference" for board in parts.boards)
+        self.trains = parts.tapped.expected or any(
+            board.probe.on not in ("reference", "curvature") for board in parts.boards
+        )
         self._parts = parts
+        self._every: Cadence = every
 
-    def fill(self, row: RowRecord, t: int, due: bool) -> None:
-        """Adds what is known at ``step``; ``due``: the training pass of this row is probed, if any probe looks."""
+    def due(self, t: int) -> bool:
+        """Whether the training pass of this row is probed."""
+        return self.trains and is_due(t, self._every)
+
+    def fill(self, row: RowRecord, t: int) -> None:
+        """Adds what is known at ``step``."""
         parts = self._parts
-        if due and self.trains:
+        if self.due(t):
             self._passes(row, t)
             for board in parts.on("update"):
                 row.state = State.OWED
                 self._before(board)
-        elif due:
+        elif is_due(t, self._every):
             parts.notices.loop(t, parts.training, parts.parameters, self.early)
+        if not isinstance(row, Template) and parts.curvature.due(t):
+            row.state = State.OWED
+            parts.curvature.start()
         if self.total and "grad_norm_total" not in row:
             row.metric("grad_norm_total", parts.parameters.total_norm())
+
+    def complete(self, row: RowRecord) -> None:
+        """Adds what is known once the optimizers have stepped."""
+        if self.due(row.step):
+            self.collect(row, "update")
+        if not isinstance(row, Template) and self._parts.curvature.due(row.step):
+            self._parts.curvature.fill(row)
 
     def collect(self, row: RowRecord, when: When) -> None:
         """Adds the tables of the probes of parameters."""

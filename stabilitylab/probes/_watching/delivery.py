@@ -40,7 +40,7 @@ class Delivery:
         """Adds to the row what the update did. One that never came left the parameters as they were: numbers of 0."""
         if self.row is not None and self.row.state is State.OWED:
             with torch.no_grad():
-                self._contents.collect(self.row, "update")
+                self._contents.complete(self.row)
             self.row.ship()
 
     def settle(self, alone: bool = False) -> None:
@@ -51,6 +51,7 @@ class Delivery:
         if self._parts.scaler is not None:
             self.complete()
         elif self.row is not None and self.row.state is State.OWED:
+            self._parts.curvature.skip()
             self.row.ship()
             self.row.state = State.SHIPPED
 
@@ -94,12 +95,16 @@ class Delivery:
 
     def replay(self, t: int, template: Template, run: Callable[[], None]) -> RowRecord:
         """Row t by ``run``, which replays what was recorded with ``template``; it is held, the one before is sent."""
-        row = RowRecord(t, self._parts.parameters.device)
+        row, curvature = RowRecord(t, self._parts.parameters.device), self._parts.curvature
         with torch.no_grad():
             if self._parts.reference is not None:
                 self._parts.reference.fill(row)
+            if curved := curvature.due(t):
+                curvature.start()
             run()
             row.adopt(template)
+            if curved:
+                curvature.fill(row)
             row.ship()
         self.send()
         self.hold(row)
@@ -111,6 +116,7 @@ class Delivery:
         return {
             "pending": self.row and self.row.state_dict(),
             "reference": reference and reference.state_dict(),
+            "curvature": self._parts.curvature.state_dict(),
             "incident": None if incident is None else asdict(incident),
             "tapped": self._parts.tapped.places,
         }
@@ -123,3 +129,5 @@ class Delivery:
             self._parts.forensics.incident = Incident(**incident)  # a run has one, the first
         if self._parts.reference is not None and state["reference"] is not None:
             self._parts.reference.load_state_dict(state["reference"])
+        if (curvature := state.get("curvature")) is not None:
+            self._parts.curvature.load_state_dict(curvature)

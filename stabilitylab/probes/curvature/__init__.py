@@ -1,7 +1,15 @@
 """How curved the loss is around a model's parameters: numbers that need a loss, and no probe's places."""
 
-from .critical import Critical, critical_rate
+from .critical import Critical, critical_rate, crossing
 from .eigen import Eigen, largest_eigenvalue
 from .products import HessianProducts, adam_preconditioner
 
-__all__ = ["Critical", "Eigen", "HessianProducts", "adam_preconditioner", "critical_rate", "largest_eigenvalue"]
+__all__ = [
+    "Critical",
+    "Eigen",
+    "HessianProducts",
+    "adam_preconditioner",
+    "critical_rate",
+    "crossing",
+    "largest_eigenvalue",
+]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .products import Vector, dot, norm
+from .products import Vector, dot
 
 TOLERANCE = 0.01  # of the eigenvalue, which its residual bounds: |lambda - value| <= residual
 VANISHES = 1e-10  # of the operator's size: the space that the start spans is exhausted
@@ -32,16 +32,21 @@ class Eigen:
 
 
 def largest_eigenvalue(
-    product: Callable[[Vector], Vector], start: Sequence[Tensor], *, products: int = 5, tolerance: float = TOLERANCE
+    product: Callable[[Vector], Vector],
+    start: Sequence[Tensor],
+    *,
+    products: int = 5,
+    tolerance: float = TOLERANCE,
+    inner: Callable[[Sequence[Tensor], Sequence[Tensor]], float] = dot,
 ) -> Eigen:
     """The algebraically largest eigenvalue of a symmetric ``product`` by Lanczos' method, from ``start``.
 
     Every vector is made orthogonal to all before it, twice, so that rounding makes no copies of an eigenvalue; it takes
     as many vectors of the model's size as products. Ends early where the residual is small enough. A start that is
-    orthogonal to the wanted eigenvector finds another one: give a random vector, or that of the last search. Raises
-    ValueError for a start of length 0.
+    orthogonal to the wanted eigenvector finds another one: give a random vector, or that of the last search. ``inner``:
+    the inner product, where a vector is spread over ranks. Raises ValueError for a start of length 0.
     """
-    size = norm(start)
+    size = math.sqrt(inner(start, start))
     if not (size > 0 and math.isfinite(size)):
         raise ValueError("the start of a search for an eigenvector has no length: give a random direction.")
     basis: list[Vector] = [[v / size for v in start]]
@@ -50,12 +55,12 @@ def largest_eigenvalue(
     value, weights, residual = math.nan, np.ones(1), math.inf
     for used in range(1, max(1, products) + 1):
         found = product(basis[-1])
-        diagonal.append(dot(found, basis[-1]))
+        diagonal.append(inner(found, basis[-1]))
         for _ in range(2):
             for one in basis:
-                share = dot(found, one)
+                share = inner(found, one)
                 found = [f - share * v for f, v in zip(found, one, strict=True)]
-        left = norm(found)
+        left = math.sqrt(inner(found, found))
         matrix = np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
         if not np.isfinite(matrix).all():
             return Eigen(math.nan, math.inf, used, False, basis[0])

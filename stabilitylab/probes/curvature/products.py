@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..parameters.layouts import local, local_gradient
 
 Vector = list[Tensor]  # one tensor a parameter
 
@@ -19,9 +21,14 @@ class HessianProducts:
 
     ``how``: "exact" differentiates the gradient once more, along a graph that is kept between products, with the
     attention kernel that has a second derivative (the math backend; fused ones and compiled code have none).
-    "differences" takes (g(theta + h v) - g(theta - h v)) / 2 h, with h |v| = cbrt(eps) max(1, |theta|), which works
-    wherever a gradient does; the parameters come back bit for bit. ``loss`` must give the same number each time it is
-    called: eval mode or fixed random states, a fixed batch. Parameters that do not require a gradient are refused.
+    "differences" takes (g(theta + h v) - g(theta - h v)) / 2 h, with h |v| = cbrt(eps) / 5 (1e-3 in float32), which
+    works wherever a gradient does, and counts the kinks (of a ReLU) that lie between; the parameters come back bit for
+    bit. ``loss`` must give the same number each time it is called: eval mode or fixed random states, a fixed batch.
+    Parameters that do not require a gradient are refused.
+
+    On several ranks: ``backward`` takes gradients by backward(), as sharded parameters need (differences alone), and
+    puts back what stood in ``.grad``; ``inner`` is the inner product of what this rank holds, over all of them;
+    ``mean`` makes a gradient of this rank's loss that of the mean over ranks.
     """
 
     def __init__(
@@ -29,21 +36,29 @@ class HessianProducts:
         loss: Callable[[], Tensor],
         parameters: Sequence[Tensor],
         how: Literal["exact", "differences"] = "exact",
+        *,
+        backward: bool = False,
+        inner: Callable[[Sequence[Tensor], Sequence[Tensor]], float] | None = None,
+        mean: Callable[[Vector], Vector] | None = None,
     ) -> None:
         if any(not parameter.requires_grad for parameter in parameters):
             raise ValueError("a parameter without requires_grad has no curvature: leave it out.")
-        self.loss, self.parameters, self.how = loss, list(parameters), how
+        if backward and how == "exact":
+            raise ValueError("backward() keeps no graph of the gradient: take differences.")
+        self.loss, self.parameters, self.how, self.backward = loss, list(parameters), how, backward
+        self.inner, self.mean = inner or dot, mean or (lambda vector: vector)
         self.count = 0
         self.gradient: Vector = []
 
+    @property
+    def held(self) -> Vector:
+        """What this rank holds of the parameters."""
+        with torch.no_grad():
+            return [local(parameter).detach() for parameter in self.parameters]
+
     def __enter__(self) -> HessianProducts:
-        with torch.enable_grad(), _twice_differentiable(self.how):
-            loss = self.loss()
-            found = torch.autograd.grad(
-                loss, self.parameters, create_graph=self.how == "exact", allow_unused=True, materialize_grads=True
-            )
-        self._graph = found
-        self.gradient = [gradient.detach() for gradient in found]
+        self._graph = self._gradient(create_graph=self.how == "exact")
+        self.gradient = self.mean([gradient.detach() for gradient in self._graph])
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -53,6 +68,30 @@ class HessianProducts:
         """H v, with v as one tensor a parameter."""
         self.count += 1
         return self._exact(direction) if self.how == "exact" else self._differences(direction)
+
+    def _gradient(self, create_graph: bool = False) -> Vector:
+        with torch.enable_grad(), _twice_differentiable(self.how):
+            if self.backward:
+                return self._by_backward()
+            return list(
+                torch.autograd.grad(
+                    self.loss(), self.parameters, create_graph=create_graph, allow_unused=True, materialize_grads=True
+                )
+            )
+
+    def _by_backward(self) -> Vector:
+        before = [parameter.grad for parameter in self.parameters]
+        try:
+            for parameter in self.parameters:
+                parameter.grad = None
+            self.loss().backward()
+            return [
+                torch.zeros_like(own) if parameter.grad is None else local_gradient(parameter)
+                for own, parameter in zip(self.held, self.parameters, strict=True)
+            ]
+        finally:
+            for parameter, gradient in zip(self.parameters, before, strict=True):
+                parameter.grad = gradient
 
     def _exact(self, direction: Sequence[Tensor]) -> Vector:
         used = [(g, v) for g, v in zip(self._graph, direction, strict=True) if g.requires_grad]
@@ -67,23 +106,22 @@ class HessianProducts:
                 allow_unused=True,
                 materialize_grads=True,
             )
-        return [each.detach() for each in found]
+        return self.mean([each.detach() for each in found])
 
     def _differences(self, direction: Sequence[Tensor]) -> Vector:
-        size = norm(direction)
+        held = self.held
+        size = math.sqrt(self.inner(direction, direction))
         if size == 0:
-            return [torch.zeros_like(parameter) for parameter in self.parameters]
-        eps = max(torch.finfo(parameter.dtype).eps for parameter in self.parameters)
-        step = eps ** (1 / 3) * max(1.0, norm([parameter.detach() for parameter in self.parameters])) / size
+            return [torch.zeros_like(own) for own in held]
+        eps = max(torch.finfo(own.dtype).eps for own in held)
+        step = eps ** (1 / 3) / 5 / size
         ends = []
         for sign in (1.0, -1.0):
-            with moved(self.parameters, direction, sign * step), torch.enable_grad():
-                found = torch.autograd.grad(self.loss(), self.parameters, allow_unused=True, materialize_grads=True)
-            ends.append([gradient.double() for gradient in found])
-        return [
-            ((above - below) / (2 * step)).to(parameter.dtype)
-            for above, below, parameter in zip(*ends, self.parameters, strict=True)
-        ]
+            with moved(held, direction, sign * step):
+                ends.append([gradient.double() for gradient in self._gradient()])
+        return self.mean(
+            [((above - below) / (2 * step)).to(own.dtype) for above, below, own in zip(*ends, held, strict=True)]
+        )
 
 
 @contextmanager
@@ -121,30 +159,42 @@ def norm(vector: Sequence[Tensor]) -> float:
     return math.sqrt(dot(vector, vector))
 
 
-def adam_preconditioner(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> Vector:
+def adam_preconditioner(
+    states: Mapping[Tensor, Mapping[str, Any]] | torch.optim.Optimizer,
+    parameters: Sequence[Tensor],
+    groups: Mapping[Tensor, Mapping[str, Any]] | None = None,
+) -> Vector:
     """P^(-1/2) of Adam at its present state, an entry each: P = (1 - beta1^t) (sqrt(v / (1 - beta2^t)) + eps).
 
     Cohen et al. 2022 (2207.14484), Eq. 4: Adam is preconditioned momentum, stable while the largest eigenvalue of
-    P^(-1/2) H P^(-1/2) stays below (2 + 2 beta1) / ((1 - beta1) lr), which is 38 / lr at beta1 = .9. Entries of
-    parameters that the optimizer has not moved yet are 0: they take no part. Raises ValueError for an optimizer that
-    keeps no second moment.
+    P^(-1/2) H P^(-1/2) stays below (2 + 2 beta1) / ((1 - beta1) lr), which is 38 / lr at beta1 = .9. With amsgrad, v is
+    the maximum that Adam divides by. Entries of parameters that the optimizer has not moved yet are 0: they take no
+    part. ``states`` and ``groups``: of an optimizer, or by parameter of several. Raises ValueError where no parameter
+    has a second moment.
     """
-    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    if isinstance(states, torch.optim.Optimizer):
+        kind = type(states).__name__
+        groups = {parameter: group for group in states.param_groups for parameter in group["params"]}
+        states = states.state
+    else:
+        kind = "the optimizer"
+    groups = groups or {}
     found: Vector = []
     seen = False
     for parameter in parameters:
-        group, state = groups.get(id(parameter)), optimizer.state.get(parameter, {})
+        group, state = groups.get(parameter), states.get(parameter, {})
         if group is None or "exp_avg_sq" not in state:
-            found.append(torch.zeros_like(parameter))
+            found.append(torch.zeros_like(local(parameter)))
             continue
         seen = True
         t = float(state["step"])
         beta1, beta2 = (float(beta) for beta in group["betas"])
-        root = (state["exp_avg_sq"].double() / (1 - beta2**t)).sqrt() + float(group["eps"])
+        second = local(state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"])
+        root = (second.double() / (1 - beta2**t)).sqrt() + float(group["eps"])
         found.append(((1 - beta1**t) * root).rsqrt().to(parameter.dtype))
     if not seen:
         raise ValueError(
-            f"{type(optimizer).__name__} keeps no second moment for these parameters: preconditioned sharpness is "
-            "Adam's, after its first update."
+            f"{kind} keeps no second moment for these parameters: preconditioned sharpness is Adam's, after its first "
+            "update."
         )
     return found

@@ -32,6 +32,7 @@ def sentence(record: Record, found: Diagnosis | None) -> str:
     if found is not None:
         weak = [event.kind for event in found.cause.together] == ["vanishing_gradient"]  # which a fold tells in short
         said.append((weak and fall(record)) or trouble(found) or fall(record) or _nothing(found))
+        said.append(found.headroom)
     return "; ".join(part for part in said if part) + "."
 
 

@@ -1,0 +1,55 @@
+"""How far the first update could go before the loss rises, and how curved the loss is there, at initialisation."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..probes import Watcher
+from .initial_model import Filled, Subject
+from .standard_probes import Gathered
+
+OWN = ("critical_sharpness", "preconditioned_sharpness", "sharpness")  # a plugin's may need what is not here
+
+
+def curvature(subject: Subject) -> list[Filled]:
+    """The tables of the probes of curvature, of AdamW's first update at the run's full rate, without warm-up: headroom
+    below 1 says that this update raises the loss of the batch that it is made of. The model stays what it was."""
+    config, model, batch, sink = subject.config.train, subject.model, subject.batch, Gathered()
+    counted = batch.weight > 0
+
+    def losses() -> Tensor:
+        logits = model(**batch.inputs)[counted]
+        return F.cross_entropy(logits, batch.labels[counted], label_smoothing=config.label_smoothing, reduction="none")
+
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = torch.optim.AdamW(
+        model.parameters(), config.lr, (config.beta1, config.beta2), config.eps, config.weight_decay
+    )
+    watcher = Watcher(
+        model,
+        sink,
+        probes=OWN,
+        optimizer=optimizer,
+        curvature_loss=losses,
+        total_every_step=False,
+        strict=True,
+    )
+    try:
+        gradients = [parameter.grad for parameter in model.parameters()]
+        model.zero_grad()
+        losses().mean().backward()
+        watcher.step()
+        optimizer.step()
+        watcher.flush()
+    finally:
+        watcher.close()
+        for parameter, own, gradient in zip(model.parameters(), before, gradients, strict=True):
+            parameter.data.copy_(own)
+            parameter.grad = gradient
+    del watcher, optimizer
+    gc.collect()  # a watcher is part of cycles, and the model would stay in memory with it
+    return [(table, sink.cells[table.name]) for table in sink.tables]

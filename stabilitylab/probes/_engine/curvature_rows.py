@@ -1,0 +1,170 @@
+"""The rows of curvature: when the loss around theta_t is looked at, on which batch, and what a resumed run needs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...errors import UsageError
+from ..base import Collected, CurvatureProbe
+from ..curvature.landscape import Landscape
+from ..parameters.pieces import Parameters
+from ..parameters.ranks import Ranks
+from .board import Board
+from .cadence import REFERENCE_FINENESS, checked, is_due
+from .evaluation import evaluation, random_states_kept
+from .first_batch import FirstBatch
+from .guard import Guard
+from .row import RowRecord
+from .selection import LOSS
+from .watchable import with_hooks
+
+CurvatureCadence = int | Literal["auto", "log"]
+EVERY, LONG = 200, 20_000  # "auto": so many updates between rows, and from that update on 1 % of those before
+
+
+def checked_curvature(every: CurvatureCadence) -> CurvatureCadence:
+    return "auto" if every == "auto" else checked(every, "curvature_every")
+
+
+def is_curved(row: int, every: CurvatureCadence) -> bool:
+    """``"auto"``: every 200th row up to 20,000, then 1 % apart; ``"log"``: row 0, then 20 % apart; n: every n-th."""
+    if every != "auto":
+        return is_due(row, every, REFERENCE_FINENESS)
+    due = min(row // EVERY * EVERY, LONG)
+    while due < row:
+        due += max(EVERY, math.ceil(due / 100)) if due >= LONG else row + 1
+    return due == row
+
+
+class CurvatureRows:
+    """Looks at the loss between the optimizer's step and the next forward; the model is afterwards bit for bit what it
+    was, and so are training flags and random states.
+
+    ``loss``: the caller's; else what ``reference`` returns. ``every``: rows at which it is looked at.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        boards: Sequence[Board],
+        guard: Guard,
+        every: CurvatureCadence,
+        loss: Callable[[], Any] | None,
+        reference: Callable[[], Any] | FirstBatch | str | None,
+        parameters: Parameters,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.seconds = 0.0
+        self._model, self._boards, self._guard = model, boards, guard
+        self._every: CurvatureCadence = every
+        self._loss, self._reference = loss, reference if callable(reference) else None
+        self._parameters, self._ranks = parameters, ranks
+        self._landscape: Landscape | None = None
+        self._memory: dict[str, dict[str, Any]] = {board.table.name: {} for board in boards}
+        self._started = False
+
+    def due(self, row: int) -> bool:
+        return bool(self._boards) and is_curved(row, self._every)
+
+    def start(self) -> None:
+        """Before the optimizer's step of a due row."""
+        began = time.perf_counter()
+        self._started = False
+        if isinstance(self._reference, FirstBatch) and self._loss is None and not self._reference.ready:
+            return  # no forward of the whole model came yet
+        try:
+            if self._landscape is None:
+                self._landscape = Landscape(self._model, self._same, self._parameters, self._ranks)
+            self._landscape.start()
+            self._started = True
+        except Exception as error:
+            self._end(error)
+        self.seconds += time.perf_counter() - began
+
+    def fill(self, record: RowRecord) -> None:
+        """Adds the tables, after the step of every optimizer."""
+        began = time.perf_counter()
+        landscape, started, self._started = self._landscape, self._started, False
+        if started and landscape is not None:
+            try:
+                with evaluation(self._model), with_hooks(), landscape.entered() as moved:
+                    for board in self._boards if moved else ():
+                        self._look(board, landscape)
+            except Exception as error:
+                self._end(error)
+        for board in self._boards:
+            record.table(board)
+        self.seconds += time.perf_counter() - began
+
+    def skip(self) -> None:
+        """No step came."""
+        self._started = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"memory": self._memory}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        device = self._parameters.device
+        for name, memory in state["memory"].items():
+            if name in self._memory:
+                self._memory[name] = {key: _moved(value, device) for key, value in memory.items()}
+
+    def _look(self, board: Board, landscape: Landscape) -> None:
+        if board.ended:
+            return
+        probe = board.probe
+        assert isinstance(probe, CurvatureProbe)
+        landscape.count = 0
+        try:
+            numbers = probe.look(landscape, self._memory[board.table.name])
+        except Exception as error:
+            self._guard(board, error)
+            return
+        known = {column: numbers.get(column, math.nan) for column in board.rules}
+        cells = np.array([[math.isfinite(value) for value in known.values()]])
+        ones = {column: (value, 1.0) if math.isfinite(value) else (0.0, 0.0) for column, value in known.items()}
+        columns = {
+            column: torch.tensor([pair], dtype=torch.float64, device=self._parameters.device)
+            for column, pair in ones.items()
+        }
+        board.collect(Collected(columns, cells))
+
+    def _same(self) -> Tensor:
+        """The loss, drawing the same random numbers each time."""
+        with random_states_kept(self._model):
+            if self._loss is not None:
+                return _tensor(self._loss(), any_shape=True)
+            assert self._reference is not None
+            if isinstance(self._reference, FirstBatch):
+                return torch.stack([_tensor(returned) for returned in self._reference.parts()])
+            return _tensor(self._reference())
+
+    def _end(self, error: Exception) -> None:
+        for board in self._boards:
+            if not board.ended:
+                self._guard(board, error)
+
+
+def _tensor(returned: Any, any_shape: bool = False) -> Tensor:
+    """The loss in what a function returned: itself, its ``loss`` or its ["loss"]."""
+    found = returned
+    if isinstance(returned, Mapping):
+        found = returned.get("loss")
+    elif not isinstance(returned, Tensor):
+        found = getattr(returned, "loss", None)
+    if not isinstance(found, Tensor) or not found.is_floating_point() or (found.numel() != 1 and not any_shape):
+        raise UsageError(f"curvature {LOSS}.")
+    return found if any_shape else found.reshape(())
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, list):
+        return [tensor.to(device) for tensor in value]
+    return value

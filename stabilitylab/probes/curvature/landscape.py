@@ -1,0 +1,265 @@
+"""The loss of a fixed batch around theta_t: along the update that the optimizer made of it, and its Hessian there."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..parameters.copies import keep, kept
+from ..parameters.pieces import Parameters
+from ..parameters.ranks import Ranks
+from .products import HessianProducts, Vector
+
+log = logging.getLogger("stabilitylab")
+
+APART = 0.05  # relative: far above what rounding does to two products, in bf16 too
+PARTS = 3  # batches that the entries of a loss are, in order
+
+
+class Landscape:
+    """What a probe of curvature looks at, between the optimizer's step and the next forward: theta_t, theta_{t+1} and
+    a loss.
+
+    ``loss()``: one number, or one a token or sentence, of which the mean counts (and of each third of them the mean
+    too: three batches); it must be the same each time. On several ranks the loss is the mean of theirs, and all numbers
+    here are those of all ranks. ``count``: forwards of the loss so far; ``relative``: the update's length as a share of
+    the parameters'.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss: Callable[[], Tensor], parameters: Parameters, ranks: Ranks | None = None
+    ) -> None:
+        self.model, self.parameters = model, parameters
+        self._loss, self._ranks = loss, ranks
+        self._before: list[Tensor] = []
+        self._after: list[Tensor] = []
+        self.count = 0
+        self.relative = 0.0  # ||theta_{t+1} - theta_t|| / ||theta_t||
+        self._backward = False
+        self.way: Literal["exact", "differences"] | None = None  # how products are taken, once that is known
+
+    @property
+    def _sharded(self) -> bool:
+        return self._ranks is not None and self._ranks.sharded
+
+    @property
+    def optimizers(self) -> Sequence[Any]:
+        return self.parameters.optimizers
+
+    @property
+    def rate(self) -> float:
+        """The largest learning rate of the optimizers; 0 where they have none."""
+        rates = [float(group.get("lr") or 0) for own in self.optimizers for group in own.param_groups]
+        return max(rates, default=0.0)
+
+    def start(self) -> None:
+        """Keeps theta_t, before the optimizer's step."""
+        tensors = self._tensors()
+        if not self._before:
+            self._before = kept(tensors)
+        else:
+            keep(self._before, tensors)
+
+    @contextmanager
+    def entered(self) -> Iterator[bool]:
+        """After the optimizer's step: whether it moved anything. The parameters and buffers are afterwards what they
+        were, bit for bit."""
+        self.count = 0
+        self._after = [tensor.detach().clone() for tensor in self._tensors()]
+        buffers = [buffer for buffer in self.model.buffers() if buffer is not None]
+        own = [buffer.clone() for buffer in buffers]
+        trained = [own.requires_grad for own in self.parameters.originals]
+        pairs = [(new, old.to(new.device)) for (new, old), yes in zip(self._pairs(), trained, strict=True) if yes]
+        update, theta = [new.double() - old for new, old in pairs], [old for _, old in pairs]
+        self.relative = math.sqrt(self.inner(update, update) / (self.inner(theta, theta) or 1.0))
+        del update, theta, pairs
+        try:
+            yield self.relative > 0  # which a NaN is not
+        finally:
+            self._put(1.0)
+            for buffer, value in zip(buffers, own, strict=True):
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+            self._after = []
+
+    def losses(self, share: float) -> Tensor:
+        """At theta_t + ``share`` (theta_{t+1} - theta_t): what ``loss()`` is for this rank, flat, float64."""
+        self._put(share)
+        self.count += 1
+        with torch.no_grad():
+            return self._said().detach().double().flatten()
+
+    def rises(self, base: Tensor, share: float) -> Tensor:
+        """By how much the loss has risen there above ``base``, what it was at 0: on the whole batch and on each third
+        of it, NaN where there are not three entries. Differences are taken entry by entry, in float64."""
+        try:
+            gap = self.losses(share) - base
+            found = torch.stack([gap.mean(), *(part.mean() for part in _thirds(gap))])
+        except Exception:
+            self._mean(torch.zeros(1 + PARTS, dtype=torch.float64), failed=True)
+            raise
+        return self._mean(found)
+
+    def base(self) -> Tensor:
+        """The losses at theta_t."""
+        return self.losses(0.0)
+
+    @contextmanager
+    def products(self) -> Iterator[HessianProducts]:
+        """Products with the Hessian at theta_t, in the parameters that require a gradient: exact where the model can be
+        differentiated twice, else (said once) by differences; of sharded parameters always by differences."""
+        self._put(0.0)
+        if self.way is None:
+            self.way = self._found()
+        made = self._made(self.way).__enter__()
+        try:
+            yield made
+        finally:
+            made.__exit__()
+
+    def trained(self) -> list[Tensor]:
+        """The parameters that require a gradient, as the optimizer knows them."""
+        return [tensor for tensor in self.parameters.originals if tensor.requires_grad]
+
+    def inner(self, one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+        """The inner product over all ranks, of one tensor for each of :meth:`trained`; entries that several ranks hold
+        count once."""
+        ranks = self._ranks
+        shares = [1.0] * len(one) if ranks is None else [ranks.share(tensor) for tensor in self.trained()]
+        parts = [s * (a.double() * b.double()).sum() for s, a, b in zip(shares, one, other, strict=True)]
+        total = torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64)
+        return float(self._add_up(total, self.parameters.device))
+
+    def random(self) -> Vector:
+        """What this rank holds of a fixed direction: the same each time, however the parameters are spread."""
+        return [_noise(number, tensor) for number, tensor in enumerate(self.trained())]
+
+    def _found(self) -> Literal["exact", "differences"]:
+        """How the model can be differentiated: twice, or once, or (where autograd.grad does not go, as with reentrant
+        checkpointing) by backward() alone; says once why not twice."""
+        if self._sharded:
+            self._backward = True
+            return "differences"
+        self._backward = False
+        ways: tuple[Literal["exact", "differences"], ...] = ("exact", "differences")
+        for how in ways:
+            try:
+                with self._made(how) as product:
+                    once = product(product.gradient)
+                    if how == "differences" or self._symmetric(product, once):
+                        return how
+                    log.info("curvature is taken by differences: the second derivative is not symmetric.")
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, NotImplementedError) as error:
+                said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+                log.info("curvature is not taken by autograd.grad, %s: %s", how, said)
+        self._backward = True
+        return "differences"
+
+    def _symmetric(self, product: HessianProducts, once: Vector) -> bool:
+        """Whether g'H(Hg) = (Hg)'(Hg): a backward that autograd cannot look into (written by hand, say) drops terms of
+        a part of the rows without a word."""
+        left, right = self.inner(product.gradient, product(once)), self.inner(once, once)
+        return abs(left - right) <= APART * max(abs(left), right)
+
+    def _made(self, how: Literal["exact", "differences"]) -> HessianProducts:
+        replicas = self._ranks is not None and not self._ranks.sharded
+        return HessianProducts(
+            self._scalar,
+            self.trained(),
+            how,
+            backward=self._backward,
+            inner=self.inner,
+            mean=self._mean_of if replicas else None,
+        )
+
+    def _scalar(self) -> Tensor:
+        said = self._said()
+        return said.mean() if said.dim() else said
+
+    def _said(self) -> Tensor:
+        if self._ranks is not None:
+            self._ranks.reshard()  # what an earlier forward gathered is not what the parameters are now
+        try:
+            with self._alone():
+                return self._loss()
+        finally:
+            if self._ranks is not None and not torch.is_grad_enabled():
+                self._ranks.reshard()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """DDP does not take part: gradients are averaged here."""
+        wrappers = [
+            module for module in self.model.modules() if isinstance(module, nn.parallel.DistributedDataParallel)
+        ]
+        before = [wrapper.require_backward_grad_sync for wrapper in wrappers]
+        for wrapper in wrappers:
+            wrapper.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            for wrapper, was in zip(wrappers, before, strict=True):
+                wrapper.require_backward_grad_sync = was
+
+    def _put(self, share: float) -> None:
+        """The parameters at theta_t + ``share`` (theta_{t+1} - theta_t); 0 and 1 are these, bit for bit."""
+        for (new, old), own in zip(self._pairs(), self._tensors(), strict=True):
+            if share == 1.0:
+                own.data.copy_(new)
+            elif share == 0.0:
+                own.data.copy_(old)
+            else:
+                own.data.copy_(torch.lerp(old.to(new.device), new, share))
+
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(self._after, self._before, strict=True)
+
+    def _tensors(self) -> list[Tensor]:
+        return self.parameters.tensors
+
+    def _mean_of(self, vector: Vector) -> Vector:
+        assert self._ranks is not None
+        for tensor in vector:
+            dist.all_reduce(tensor)
+            tensor /= self._ranks.size
+        return vector
+
+    def _mean(self, numbers: Tensor, failed: bool = False) -> Tensor:
+        """Over ranks; raises on all of them where one has failed, so that none waits."""
+        if self._ranks is None:
+            return numbers
+        told = torch.cat((numbers, numbers.new_full((1,), float(failed)))).to(self.parameters.device)
+        dist.all_reduce(told)
+        if told[-1] and not failed:
+            raise RuntimeError("the loss of the fixed batch raised on another rank")
+        return told[:-1] / self._ranks.size
+
+    def _add_up(self, number: Tensor, device: torch.device) -> Tensor:
+        if self._ranks is not None:
+            number = number.to(device, torch.float64)
+            dist.all_reduce(number)
+        return number
+
+
+def _noise(number: int, parameter: Any) -> Tensor:
+    draw = torch.Generator().manual_seed(number)
+    whole = torch.randn(parameter.shape, generator=draw, dtype=parameter.dtype).to(parameter.device)
+    if not hasattr(parameter, "placements"):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    cut = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return cut.to_local()
+
+
+def _thirds(values: Tensor) -> Sequence[Tensor]:
+    return torch.tensor_split(values, PARTS) if len(values) >= PARTS else [values * torch.nan] * PARTS

@@ -1,0 +1,1 @@
+"""What the loss around the parameters says of rates and depth."""

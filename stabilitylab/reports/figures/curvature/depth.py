@@ -1,0 +1,93 @@
+"""The critical rate of the first update against depth, for every architecture: what initialisation says of warm-up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from ....experiments import Experiment, Recipe, command, one_step, sweep
+from ... import style
+from ...base import Figure, MissingRuns, Panel, Picture, Reference, Spread, figure
+from ...collection import LAYERS, Record, Runs
+from ...statistics import slope
+
+SIX = (3, 4, 5, 6, 7, 8)
+SHOWN = (
+    ("critical_sharpness", "critical_rate", "Critical rate of Adam's first update", "learning rate"),
+    ("preconditioned_sharpness", "to_edge", "Adam's edge at the run's full rate", "preconditioned sharpness / edge"),
+    ("sharpness", "value", "The Hessian's own largest eigenvalue", "1 / learning rate"),
+)
+
+
+@sweep("curvature:depth", scales=("tiny", "paper"), minutes=120)
+def from_initialisation(ask: Recipe) -> Iterator[Experiment]:
+    """Steps once with every architecture, 3 to 25 layers a side, six seeds; at scale paper the base size, up to 100."""
+    depths = (3, 6, 12, 25) if ask.tiny else (6, 12, 18, 25, 50, 100)
+    yield from ask.runs(one_step.ARCHS, depths, one_step.size(ask), seeds=SIX, kind="onestep")
+
+
+@figure("curvature:depth", title="Critical rate at initialisation against depth", source="2601.16979, 2207.14484")
+class CriticalRateAgainstDepth(Figure):
+    """The largest rate at which the first update of AdamW does not raise the loss of its own batch, by depth; and, each
+    on an axis of its own since they are different things, preconditioned sharpness over Adam's edge at the full rate
+    and the Hessian's sharpness. Float64, dropout off; no paper draws this: ours."""
+
+    def picture(self, runs: Runs) -> Picture:
+        groups = runs.where(kind="onestep", table="critical_sharpness").groups(*LAYERS)
+        if not groups:
+            raise MissingRuns("no one-step run with critical_sharpness", command("curvature:depth"))
+        group = max(groups, key=lambda g: (len(g.depths), len(g.labels), len(g)))
+        rate = float(group[0].settings["train.lr"])
+        panels = []
+        for table, column, title, unit in SHOWN:
+            lines = []
+            for label in group.labels:
+                spread = Spread(log=True)
+                for record in group.where(label=label, table=table):
+                    if (value := number(record, table, column)) > 0:
+                        spread.add([record.depth], [value])
+                if spread.points:
+                    lines.append(spread.series(style.title(label), arch=label))
+            marks = {"critical_rate": [Reference(rate, f"full rate {rate:g}")], "to_edge": [Reference(1, "edge")]}
+            if lines:
+                panels.append(
+                    Panel(title, "layers a side", unit, lines, marks.get(column, []), log_x=True, log_y=True,
+                          ticks=group.depths)
+                )  # fmt: skip
+        notes = [f"Drawn: {group.describe()}, float64. Lines are geometric means over seeds, bands their range."]
+        bounds = [r for r in group if not math.isfinite(number(r, "critical_sharpness", "high"))]
+        if bounds:
+            notes.append(f"Of {len(bounds)} runs the loss rose at no rate that was tried: a bound is drawn.")
+        return Picture(panels, _finding(group, rate), notes, columns=min(3, len(panels)))
+
+
+def number(record: Record, table: str, column: str) -> float:
+    """Reads a number of the one row; NaN where it is missing."""
+    data = record.at(table, 0, [column])
+    return float(data[column].iloc[0]) if len(data) else math.nan
+
+
+def _finding(group: Runs, rate: float) -> str:
+    """Says who needs a warm-up by this measure, and how the critical rate goes with depth."""
+    deepest = max(group.depths)
+    below, parts = [], []
+    for label in group.labels:
+        own = group.where(label=label)
+        at = [number(run, "critical_sharpness", "critical_rate") for run in own if run.depth == deepest]
+        at = [value for value in at if value > 0]
+        if at and float(np.exp(np.mean(np.log(at)))) < rate:
+            below.append(style.title(label))
+        points = [(run.depth, number(run, "critical_sharpness", "critical_rate")) for run in own]
+        points = [(depth, value) for depth, value in points if value > 0]
+        if len({depth for depth, _ in points}) > 1:
+            k = slope([math.log(depth) for depth, _ in points], [math.log(value) for _, value in points])
+            parts.append(f"{style.title(label)} N^{k:.2f}")
+    whose = f"of {', '.join(below)} already the first update" if below else "of no architecture the first update"
+    seeds = f"{len(group.seeds)} seed{'s' if len(group.seeds) > 1 else ''}"
+    goes = f" The critical rate goes as {', '.join(parts)}." if parts else ""
+    return (
+        f"At the full rate {rate:g} and {deepest} layers a side, {whose} raises the loss of its own batch ({seeds}): "
+        f"what a warm-up is for shows {'here' if below else 'later than at initialisation'}.{goes}"
+    )

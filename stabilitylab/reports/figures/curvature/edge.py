@@ -1,0 +1,229 @@
+"""The edge of stability, on runs small enough for two cores: full-batch Adam, the curvature along its gradient, and
+warm-up."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ....config import merge
+from ....experiments import Experiment, Recipe, command, sweep
+from ... import style
+from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, figure
+from ...claims import Effect, claim
+from ...collection import Record, Runs
+from ...statistics import Region
+
+PAPER = "Curvature"
+SIX = (3, 4, 5, 6, 7, 8)
+RATES = (1e-3, 3e-4)  # the first decides
+GOOD = 0.05  # residual, relative, up to which an eigenvalue counts
+# 33 pairs are what .004 of the synthetic text leaves: one batch, the same in each update
+FULL_BATCH = {
+    "model": {"d_model": 32, "d_ffn": 64, "heads": 2},
+    "data": {"sentences": 33, "fraction": 0.004, "max_length": 12, "held_out": 16, "validation": 0, "vocab_size": 200},
+    "train": {"steps": 3000, "warmup": 500, "schedule": "constant", "weight_decay": 0.0, "evaluations": 5,
+              "beta1": 0.9, "beta2": 0.99, "final_checkpoint": False, "checkpoint_minutes": 0},
+}  # fmt: skip
+ON_IT = {"every": 3000, "update_every": 3000, "curvature_batch": "training"}
+
+
+@sweep("curvature:edge", scales=("tiny",), minutes=60)
+def full_batch(ask: Recipe) -> Iterator[Experiment]:
+    """Trains a Pre-LN model of 2 layers a side, 32 wide, on 33 sentences in one batch: Adam at two rates with a warm-up
+    of 500 of 3,000 updates, curvature every 100; and without momentum (beta1 = 0), 1,500 updates, curvature every
+    10th."""
+    names = ("preconditioned_sharpness", "sharpness", "critical_sharpness")
+    for rate in RATES:
+        own = {"train": {"lr": rate}, "probes": {**ON_IT, "names": names, "curvature_every": 100}}
+        yield from ask.runs(["preln"], [2], merge(FULL_BATCH, own), seeds=SIX, tag=f"adam-{rate:g}")
+    alone = {
+        "train": {"lr": RATES[0], "beta1": 0.0, "steps": 1500, "warmup": 100},
+        "probes": {**ON_IT, "names": names[:1], "curvature_every": 10},
+    }
+    yield from ask.runs(["preln"], [2], merge(FULL_BATCH, alone), seeds=SIX, tag="no-momentum")
+
+
+def full_batch_runs(runs: Runs, table: str, beta1: float, rate: float = RATES[0]) -> Runs:
+    """Picks the ended runs of :func:`full_batch` of one momentum and rate."""
+    found = runs.where(
+        lambda run: run.ended, kind="train", table=table, probes__curvature_batch="training", train__beta1=beta1,
+        train__lr=rate,
+    )  # fmt: skip
+    if not found:
+        raise MissingRuns(f"needs full-batch runs with {table}", command("curvature:edge"))
+    return found
+
+
+def rows(record: Record, table: str, columns: tuple[str, ...]) -> Any:
+    """Reads step and columns of the rows that were measured."""
+    return record.frame(table, list(columns)).dropna(subset=list(columns))
+
+
+@figure("curvature:edge", title="The edge of stability", source="2207.14484, 2506.04805, 2406.09405")
+class Edge(Figure):
+    """Adam's preconditioned sharpness over its edge, (2 + 2 beta1) / ((1 - beta1) lr); without momentum the curvature
+    along the gradient over 2 / lr; and the Hessian's own sharpness over that of the first row."""
+
+    def picture(self, runs: Runs) -> Picture:
+        panels: list[Panel] = []
+        for rate in RATES:
+            panels += _panel(
+                runs, f"Full-batch Adam, lr {rate:g}", "preconditioned sharpness / edge", "preconditioned_sharpness",
+                "to_edge", lambda found, of: found, 0.9, rate,
+            )  # fmt: skip
+        panels += _panel(
+            runs, "Without momentum", "curvature along the gradient / (2 / lr)", "preconditioned_sharpness",
+            "along_gradient", lambda found, run: found * _rate(run) / 2, 0.0, RATES[0],
+        )  # fmt: skip
+        panels += _panel(
+            runs, f"Sharpness itself, lr {RATES[0]:g}", "sharpness / that of step 0", "sharpness", "value",
+            lambda found, run: found / found[0], 0.9, RATES[0],
+        )  # fmt: skip
+        if not panels:
+            raise MissingRuns("no full-batch runs with curvature", command("curvature:edge"))
+        return Picture(panels, _finding(runs), ["A line a seed. Curvature is that of the training batch."], columns=2)
+
+
+def _panel(
+    runs: Runs,
+    title: str,
+    y: str,
+    table: str,
+    column: str,
+    shown: Callable[[np.ndarray, Record], np.ndarray],
+    beta1: float,
+    rate: float,
+) -> list[Panel]:
+    try:
+        found = full_batch_runs(runs, table, beta1, rate)
+    except MissingRuns:
+        return []
+    lines = []
+    for record, dash in zip(found, itertools.cycle(style.DASHES)):
+        data = rows(record, table, (column,))
+        values = shown(data[column].to_numpy(float), record)
+        fine = values > 0
+        steps = data["step"].to_numpy(float)[fine]
+        lines.append(Series(f"seed {record.seed}", steps.tolist(), values[fine].tolist(), arch=record.label, dash=dash))
+    return [Panel(title, "update", y, lines, [Reference(1, "1")], log_y=True)]
+
+
+def _rate(record: Record) -> float:
+    return float(record.settings["train.lr"])
+
+
+def _finding(runs: Runs) -> str:
+    parts = []
+    for said, measure in (
+        ("preconditioned sharpness ends at {:.2f} of its edge", settles),
+        ("{:.0%} of rising and of other updates are told by the curvature along the gradient", told),
+        ("sharpness grows {:.2g}-fold in warm-up", sharpens),
+    ):
+        try:
+            (first, *_) = measure(runs)
+        except MissingRuns:
+            continue
+        parts.append(said.format(float(np.mean([*first.values.values()]))))
+    return f"In full-batch training {', '.join(parts)}." if parts else "No run is long enough to say anything."
+
+
+def settles(runs: Runs) -> list[Effect]:
+    """Median of to_edge over the second half of a run."""
+    found = []
+    for rate in RATES:
+        try:
+            own = full_batch_runs(runs, "preconditioned_sharpness", 0.9, rate)
+        except MissingRuns:
+            if rate == RATES[0]:
+                raise
+            continue
+        values = {}
+        for run in own:
+            data = rows(run, "preconditioned_sharpness", ("to_edge", "residual"))
+            late = data[(data["step"] >= run.updates / 2) & (data["residual"] <= GOOD)]
+            if len(late):
+                values[run.seed] = float(late["to_edge"].median())
+        regions = (Region(0.8, 1.25), Region(high=0.5)) if rate == RATES[0] else ()
+        found.append(Effect(f"sharpness over its edge, lr {rate:g}", values, *regions, log=True, of=own))
+    return found
+
+
+def told(runs: Runs) -> list[Effect]:
+    """Mean of two shares of a run's rows: of those whose update raised the training loss, how many had a curvature
+    along the gradient above 2 / lr, and of the others, how many had not."""
+    own = full_batch_runs(runs, "preconditioned_sharpness", 0.0)
+    values, rising = {}, {}
+    for run in own:
+        data = rows(run, "preconditioned_sharpness", ("along_gradient",))
+        loss = dict(zip(run.metrics["step"], run.metrics["loss"], strict=True))
+        rate = dict(zip(run.metrics["step"], run.metrics["lr"], strict=True))
+        known = [(t, v) for t, v in zip(data["step"], data["along_gradient"], strict=True) if t + 1 in loss]
+        rose = np.array([loss[t + 1] > loss[t] for t, _ in known], bool)
+        above = np.array([v * rate[t] > 2 for t, v in known], bool)
+        if min(rose.sum(), (~rose).sum()) >= 5:
+            values[run.seed] = float((above[rose].mean() + (~above[~rose]).mean()) / 2)
+            rising[run.seed] = float(rose.mean())
+    return [
+        Effect("balanced share", values, Region(low=0.8), Region(high=0.6), of=own),
+        Effect("share of rows that rise", rising, of=own),
+    ]
+
+
+def sharpens(runs: Runs) -> list[Effect]:
+    """Sharpness in the last row of warm-up over that of row 0."""
+    own = full_batch_runs(runs, "sharpness", 0.9)
+    values = {}
+    for run in own:
+        data = rows(run, "sharpness", ("value",))
+        inside = data[data["step"] <= int(run.settings["train.warmup"])]
+        if len(inside) > 1 and inside["value"].min() > 0:
+            values[run.seed] = float(inside["value"].iloc[-1] / inside["value"].iloc[0])
+    return [Effect("sharpness, end of warm-up over start", values, Region(low=1.5), Region(high=1), log=True, of=own)]
+
+
+@claim(
+    "C56",
+    figure="curvature:edge",
+    paper=PAPER,
+    sentence="Full-batch Adam trains at its edge of stability: preconditioned sharpness settles at 38 / lr",
+    source="Cohen et al. 2022 (2207.14484), Fig. 1",
+    statistic="median over the second half of a run of preconditioned sharpness over (2 + 2 beta1) / ((1 - beta1) lr), "
+    "rows with a residual of 5 % or less, lr 1e-3; beside it lr 3e-4",
+    threshold="R: within .8 to 1.25; X: < .5 (the paper names none: ours)",
+    sweep="curvature:edge",
+)
+def adam_at_its_edge(runs: Runs) -> list[Effect]:
+    return settles(runs)
+
+
+@claim(
+    "C57",
+    figure="curvature:edge",
+    paper=PAPER,
+    sentence="Adam's loss rises precisely where the curvature along the gradient exceeds 2 / lr",
+    source="2506.04805, abstract",
+    statistic="without momentum (beta1 = 0): balanced share of rows of which g'Hg / g'g > 2 / lr, preconditioned, says "
+    "whether the next training loss is higher",
+    threshold="R: > .8; X: < .6 (the paper names none: ours)",
+    sweep="curvature:edge",
+)
+def rises_beyond_two_over_lr(runs: Runs) -> list[Effect]:
+    return told(runs)
+
+
+@claim(
+    "C58",
+    figure="curvature:edge",
+    paper=PAPER,
+    sentence="From a flat initialisation sharpness rises during warm-up (progressive sharpening)",
+    source="Kalra and Barkeshli 2024 (2406.09405)",
+    statistic="largest eigenvalue of the Hessian at the end of warm-up over that of row 0, full-batch Adam, lr 1e-3",
+    threshold="R: > 1.5; X: < 1 (the paper names none: ours)",
+    sweep="curvature:edge",
+)
+def sharpens_in_warm_up(runs: Runs) -> list[Effect]:
+    return sharpens(runs)

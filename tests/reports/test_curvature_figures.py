@@ -1,0 +1,135 @@
+"""The figures of curvature, and the claims of the edge: true, false and undecided."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from making import Made, load, make_run
+
+from stabilitylab.reports import FIGURES, MissingRuns
+from stabilitylab.reports.claims import CLAIMS, judge
+from stabilitylab.schema import Row
+
+MODEL = [Row("model")]
+SEEDS = (3, 4, 5, 6)
+LR = 1e-3
+
+
+def once(folder: Path, arch: str, layers: int, seed: int, rate: float, high: float = 1.0) -> None:
+    tables = {
+        "critical_sharpness": Made(MODEL, ("headroom", "critical_rate", "high"), lambda *_: [rate / LR, rate, high]),
+        "preconditioned_sharpness": Made(MODEL, ("value", "to_edge"), lambda *_: [38 / LR, 1.0]),
+        "sharpness": Made(MODEL, ("value",), lambda *_: [2 / rate]),
+    }
+    settings = {"model": {"arch": arch}, "train": {"lr": LR}}
+    make_run(
+        folder, f"{arch}-{layers}-{seed}", arch=arch, seed=seed, layers=layers, settings=settings, tables=tables,
+        kind="onestep",
+    )  # fmt: skip
+
+
+def test_critical_rate_against_depth(tmp_path: Path) -> None:
+    for seed in SEEDS:
+        for layers in (3, 6, 12):
+            once(tmp_path, "postln", layers, seed, 0.01 / layers**1.5)
+            once(tmp_path, "preln", layers, seed, 0.02, math.nan if seed == 3 else 1.0)
+    picture = FIGURES["curvature:depth"]().picture(load(tmp_path))
+    assert [panel.title for panel in picture.panels] == [
+        "Critical rate of Adam's first update", "Adam's edge at the run's full rate",
+        "The Hessian's own largest eigenvalue",
+    ]  # fmt: skip
+    lines = {line.arch: line for line in picture.panels[0].series}
+    assert lines["postln"].x == [3, 6, 12]
+    assert lines["postln"].y == pytest.approx([0.01 / n**1.5 for n in (3, 6, 12)])
+    assert lines["preln"].y == pytest.approx([0.02] * 3)
+    assert "of Post-LN already the first update raises the loss" in picture.finding
+    assert "Post-LN N^-1.50, Pre-LN N^0.00" in picture.finding.replace("N^-0.00", "N^0.00")
+    assert any("Of 3 runs the loss rose at no rate" in note for note in picture.notes)
+
+
+@pytest.mark.parametrize("name", ["curvature:depth", "curvature:edge"])
+def test_without_runs_they_name_the_command(name: str, tmp_path: Path) -> None:
+    with pytest.raises(MissingRuns) as raised:
+        FIGURES[name]().picture(load(tmp_path))
+    assert f"sweep {name}" in raised.value.command
+
+
+def trained(
+    folder: Path, seed: int, *, edge: float = 1.0, grows: float = 3.0, told: float = 0.9, rate: float = LR
+) -> None:
+    """A run with momentum and one without: settles at ``edge``, sharpens ``grows``-fold, and of rising and of other
+    updates the share ``told`` is told."""
+    settings: dict[str, Any] = {
+        "model": {"arch": "preln"},
+        "train": {"lr": rate, "beta1": 0.9, "steps": 100, "warmup": 40},
+        "probes": {"curvature_batch": "training"},
+    }
+    steps = tuple(range(0, 100, 10))
+    factor = 1 + 0.01 * seed
+    tables = {
+        "preconditioned_sharpness": Made(
+            MODEL, ("to_edge", "residual", "along_gradient"),
+            lambda step, _: [edge * factor if step >= 50 else 9.0, 0.3 if step == 90 else 0.01, 1.0], steps,
+        ),
+        "sharpness": Made(MODEL, ("value",), lambda step, _: [1 + (grows - 1) * factor * min(step, 40) / 40], steps),
+    }  # fmt: skip
+    losses = [2 - 0.001 * t for t in range(100)]
+    metrics = {"loss": losses, "lr": [rate] * 100}
+    make_run(
+        folder, f"adam-{rate:g}-{seed}", arch="preln", seed=seed, settings=settings, tables=tables, metrics=metrics
+    )
+    if rate != LR:
+        return
+    settings = {**settings, "train": {**settings["train"], "beta1": 0.0}}
+    zigzag = [2 + 0.1 * (t % 4 in (1, 2)) for t in range(100)]  # rises after 0 and 4 and 8, falls after 2 and 6
+    rising = [t % 4 == 0 for t in range(100)]
+    wrong = round((1 - told) * 50)
+
+    def along(step: int, _: Row) -> list[float]:
+        right = step // 2 % 50 >= wrong
+        return [1.0, 0.01, 2 / rate * (1.5 if rising[step] is right else 0.5)]
+
+    own = {
+        "preconditioned_sharpness": Made(
+            MODEL, ("to_edge", "residual", "along_gradient"), along, tuple(range(0, 99, 2))
+        )
+    }
+    metrics = {"loss": zigzag, "lr": [rate] * 100}
+    make_run(folder, f"alone-{seed}", arch="preln", seed=seed, settings=settings, tables=own, metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    ("id", "options", "verdict"),
+    [
+        ("C56", {"edge": 1.0}, "reproduced"),
+        ("C56", {"edge": 0.2}, "contradicted"),
+        ("C56", {"edge": 0.65}, "not reproduced"),
+        ("C57", {"told": 1.0}, "reproduced"),
+        ("C57", {"told": 0.5}, "contradicted"),
+        ("C58", {"grows": 3.0}, "reproduced"),
+        ("C58", {"grows": 0.5}, "contradicted"),
+    ],
+)
+def test_claims_of_the_edge(id: str, options: dict[str, float], verdict: str, tmp_path: Path) -> None:
+    for seed in SEEDS:
+        trained(tmp_path, seed, **options)
+    found = judge(CLAIMS[id], load(tmp_path))
+    assert found.verdict == verdict, found.effects
+    assert judge(CLAIMS[id], load(tmp_path).where(lambda run: run.seed == 3)).verdict == "inconclusive"
+
+
+def test_the_edge_is_drawn(tmp_path: Path) -> None:
+    for seed in SEEDS:
+        trained(tmp_path, seed)
+    trained(tmp_path, 3, rate=3e-4)
+    picture = FIGURES["curvature:edge"]().picture(load(tmp_path))
+    assert [panel.title for panel in picture.panels] == [
+        "Full-batch Adam, lr 0.001", "Full-batch Adam, lr 0.0003", "Without momentum", "Sharpness itself, lr 0.001",
+    ]  # fmt: skip
+    assert [len(panel.series) for panel in picture.panels] == [4, 1, 4, 4]
+    assert "ends at 1.0" in picture.finding
+    names = [effect["effect"] for effect in judge(CLAIMS["C56"], load(tmp_path)).effects]
+    assert names == ["sharpness over its edge, lr 0.001", "sharpness over its edge, lr 0.0003"]
