@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -12,10 +13,10 @@ from ..probes import Watcher
 from .initial_model import Filled, Subject
 from .standard_probes import Gathered
 
-OWN = ("critical_sharpness", "preconditioned_sharpness", "sharpness")  # a plugin's may need what is not here
+KNOWN = ("critical_sharpness", "preconditioned_sharpness", "sharpness")  # a plugin's may need what is not here
 
 
-def curvature(subject: Subject) -> list[Filled]:
+def curvature(subject: Subject, probes: Sequence[str]) -> list[Filled]:
     """The tables of the probes of curvature, of AdamW's first update at the run's full rate, without warm-up: headroom
     below 1 says that this update raises the loss of the batch that it is made of. The model stays what it was."""
     config, model, batch, sink = subject.config.train, subject.model, subject.batch, Gathered()
@@ -32,7 +33,7 @@ def curvature(subject: Subject) -> list[Filled]:
     watcher = Watcher(
         model,
         sink,
-        probes=OWN,
+        probes=probes,
         optimizer=optimizer,
         curvature_loss=losses,
         total_every_step=False,

@@ -13,12 +13,13 @@ from ..config import Config, DataConfig, Stack
 from ..data import Dataset, load_data
 from ..errors import ResourceError, UsageError
 from ..models import canonical
+from ..probes import chosen
 from ..store import RunWriter
 from ..train.environment import prepare_process, resolve_device
 from ..train.footprint import Footprint, check_memory, estimate
 from ..train.run import Plan, manifest
 from .attention import lemma41
-from .curvature import curvature
+from .curvature import KNOWN, curvature
 from .initial_model import Filled, Subject, hooked
 from .jacobian import Jacobians
 from .perturbation import Outputs, perturbation
@@ -70,7 +71,8 @@ def everything(subject: Subject) -> tuple[dict[str, float | None], list[Filled]]
         by_site = {row.site: value for row, value in zip(rates[0].rows, rates[1].values[:, 0].tolist(), strict=True)}
         tables.append(theorem(subject, connections, updates, by_site))
     tables.append(lemma41(subject.config.model.d_model, subject.config.train.seed))
-    tables += curvature(subject)
+    if curved := [name for name in KNOWN if name in chosen(subject.config.probes.names)]:  # as costly as all the rest
+        tables += curvature(subject, curved)
     return metrics, tables
 
 

@@ -23,8 +23,8 @@ from stabilitylab.train import plan, start
 ORDINARY = [
     *("grad_norm", "activation_grad_norm", "ln_input", "cosine_similarity", "activation_sparsity", "branch_variance"),
 ]
-CURVATURE = ["critical_sharpness", "preconditioned_sharpness", "sharpness"]
-OWN = ["update_rate", "perturbation", "ln_jacobian", "lemma41", *CURVATURE]
+CURVATURE = ["critical_sharpness", "preconditioned_sharpness", "sharpness"]  # where they are asked for
+OWN = ["update_rate", "perturbation", "ln_jacobian", "lemma41"]
 
 
 def changed(config: Config, **sections: Any) -> Config:
@@ -65,8 +65,10 @@ def test_a_finished_run_of_kind_onestep_with_everything_at_step_0(arch: str, tmp
 
 @pytest.mark.parametrize(("stack", "theorem"), [("encoder", "theorem42"), ("decoder", "theorem42")])
 def test_single_stacks(stack: str, theorem: str, tmp_path: Path) -> None:
-    run = Run.open(measure(config_of("deepnorm", stack), tmp_path, "one"))
-    assert set(run.tables) == {*ORDINARY, *OWN, theorem}
+    config = changed(config_of("deepnorm", stack), probes={"names": ["default", *CURVATURE]})
+    run = Run.open(measure(config, tmp_path, "one"))
+    assert set(run.tables) == {*ORDINARY, *OWN, *CURVATURE, theorem}
+    assert all(np.isfinite(run.frame(name)["value"]).all() for name in CURVATURE)
     sites = set(run.frame("update_rate")["site"])
     assert f"sgd.{stack}" in sites
     assert not {"sgd.cross_attn", f"sgd.{'decoder' if stack == 'encoder' else 'encoder'}"} & sites

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ....experiments import Experiment, Recipe, command, one_step, sweep
+from ....experiments import Experiment, Recipe, command, one_step, probing, sweep
 from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Spread, figure
 from ...collection import LAYERS, Record, Runs
+from ...measures.provenance import provenance
 from ...statistics import slope
 
 SIX = (3, 4, 5, 6, 7, 8)
@@ -19,13 +20,16 @@ SHOWN = (
     ("preconditioned_sharpness", "to_edge", "Adam's edge at the run's full rate", "preconditioned sharpness / edge"),
     ("sharpness", "value", "The Hessian's own largest eigenvalue", "1 / learning rate"),
 )
+TABLES = tuple(table for table, *_ in SHOWN)
 
 
 @sweep("curvature:depth", scales=("tiny", "paper"), minutes=120)
 def from_initialisation(ask: Recipe) -> Iterator[Experiment]:
     """Steps once with every architecture, 3 to 25 layers a side, six seeds; at scale paper the base size, up to 100."""
     depths = (3, 6, 12, 25) if ask.tiny else (6, 12, 18, 25, 50, 100)
-    yield from ask.runs(one_step.ARCHS, depths, one_step.size(ask), seeds=SIX, kind="onestep")
+    yield from ask.runs(
+        one_step.ARCHS, depths, one_step.size(ask), probing("default", *TABLES), seeds=SIX, kind="onestep"
+    )
 
 
 @figure("curvature:depth", title="Critical rate at initialisation against depth", source="2601.16979, 2207.14484")
@@ -60,7 +64,7 @@ class CriticalRateAgainstDepth(Figure):
         bounds = [r for r in group if not math.isfinite(number(r, "critical_sharpness", "high"))]
         if bounds:
             notes.append(f"Of {len(bounds)} runs the loss rose at no rate that was tried: a bound is drawn.")
-        return Picture(panels, _finding(group, rate), notes, columns=min(3, len(panels)))
+        return Picture(panels, _finding(group, rate), notes, columns=min(3, len(panels)), provenance=provenance(group))
 
 
 def number(record: Record, table: str, column: str) -> float:

@@ -15,6 +15,7 @@ from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, figure
 from ...claims import Effect, claim
 from ...collection import Record, Runs
+from ...measures.provenance import provenance
 from ...statistics import Region
 
 PAPER = "Curvature"
@@ -85,7 +86,9 @@ class Edge(Figure):
         )  # fmt: skip
         if not panels:
             raise MissingRuns("no full-batch runs with curvature", command("curvature:edge"))
-        return Picture(panels, _finding(runs), ["A line a seed. Curvature is that of the training batch."], columns=2)
+        notes = ["A line a seed. Curvature is that of the training batch."]
+        drawn = runs.where(table="preconditioned_sharpness")
+        return Picture(panels, _finding(runs), notes, columns=2, provenance=provenance(drawn))
 
 
 def _panel(
