@@ -53,10 +53,10 @@ def test_branchnorm_3_is_the_beginning_of_the_papers_recipe_without_and_with_war
     assert len(runs) == 4 * 2 * 3
     for name, config in runs:
         model, train = config.model, config.train
-        assert (model.d_model, model.d_ffn, model.heads, model.depth) == (512, 2048, 8, 200)
-        assert (train.steps, train.lr, train.precision, train.accumulate) == (300, 5e-4, "bf16", 1)
+        assert (model.d_model, model.d_ffn, model.heads, model.depth) == (512, 2048, 8, 100)
+        assert (train.steps, train.lr, train.precision, train.accumulate) == (100, 5e-4, "bf16", 1)
         assert (1 if name == "branchnorm T=1" else 4000) == model.T
-        assert all(is_due(row, config.probes.every) for row in range(300))
+        assert all(is_due(row, config.probes.every) for row in range(100))
         assert not train.final_checkpoint
     first = [(name, c.train.warmup, c.train.seed) for name, c in runs[:4]]
     assert sorted(first) == sorted((n, w, 3) for n in ("deepnorm", "branchnorm") for w in (0, 4000))
@@ -65,23 +65,21 @@ def test_branchnorm_3_is_the_beginning_of_the_papers_recipe_without_and_with_war
 
 def test_branchnorm_8_is_balanced_wherever_it_is_cut_and_has_a_length() -> None:
     runs = made("8", data=TEXT, steps=1500)
-    assert [name for name, _ in runs[:12]] == ["deepnorm", "branchnorm"] * 6
-    assert [c.train.seed for _, c in runs[:12]] == [3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8]
-    assert {name for name, _ in runs[12:18]} == {"branchnorm T=1"}
-    assert {name for name, _ in runs[18:30]} == {"postln gain=1", "admin"}
-    assert [(name, c.model.T) for name, c in runs[30:]] == [("branchnorm", 300)] * 6  # a ramp of 20 %
-    for name, config in runs[:30]:
+    assert [name for name, _ in runs[:18]] == ["deepnorm", "branchnorm", "branchnorm T=1"] * 6
+    assert [c.train.seed for _, c in runs[:18:3]] == [3, 4, 5, 6, 7, 8]
+    assert [(name, c.model.T) for name, c in runs[18:]] == [("branchnorm", 300)] * 6  # a ramp of 20 %
+    for name, config in runs[:18]:
         model, train = config.model, config.train
-        assert (model.d_model, model.encoder_layers, model.decoder_layers, model.dropout) == (512, 18, 18, 0.2)
+        assert (model.d_model, model.encoder_layers, model.decoder_layers, model.dropout) == (512, 18, 18, 0.3)
         assert (train.steps, train.warmup, train.lr, train.precision) == (1500, 60, 5e-4, "bf16")
         assert train.schedule == "linear"
         assert (1 if name == "branchnorm T=1" else 60) == model.T
-        assert train.final_checkpoint  # BLEU is taken from it
+        assert not train.final_checkpoint
         assert {"default", "branch_variance"} == {*config.probes.names}
     assert {c.train.steps for _, c in made("8")} == {2000}
     only = made("8", seeds=[11])
     assert {c.train.seed for _, c in only} == {11}
-    assert len(only) == 6
+    assert len(only) == 4
 
 
 def test_what_a_batch_holds_is_at_least_four_thousand_tokens(multi30k) -> None:

@@ -29,6 +29,7 @@ def by_seed(ask: Recipe, own: Sequence[int]) -> Iterator[Recipe]:
 
 ARMS = ("deepnorm", "branchnorm", "branchnorm T=1")  # of the comparison, the two that the figures compare first
 LAYERS = 18  # a side
+PAPERS_RATE = 5e-4
 RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)  # to choose from: the papers' 5e-4, and what is twice as much or half as much
 REGULAR: Settings = {"model": {"dropout": 0.3}, "train": {"final_checkpoint": False}}
 LONG_RAMP = 0.2  # of the run: the second arm of BranchNorm, at the rate of the first
@@ -45,9 +46,12 @@ def choice(
                 yield protocol.run(arm, LAYERS, seed, rate, quarter, WIDE, REGULAR, probing(), ask.settings)
 
 
-def main(ask: Recipe, updates: int, rates: Mapping[str, float], arms: Sequence[str] = ARMS) -> Iterator[Experiment]:
-    """Compares the arms at ``rates``, 18L-18L, with the tables of Figures 8 and 9; all arms of a seed before the next
-    seed, and last BranchNorm with a ramp of 20 %."""
+def main(
+    ask: Recipe, updates: int, rates: Mapping[str, float] | None = None, arms: Sequence[str] = ARMS
+) -> Iterator[Experiment]:
+    """Compares the arms at ``rates`` (None: the papers' for all), 18L-18L, with the tables of Figures 8 and 9; all arms
+    of a seed before the next seed, and last BranchNorm with a ramp of 20 %."""
+    rates = dict.fromkeys(arms, PAPERS_RATE) if rates is None else rates
     shared = (WIDE, REGULAR, protocol.WITH_LAYERS, ask.settings)
     for seed in ask.seeds or SIX:
         for arm in arms:

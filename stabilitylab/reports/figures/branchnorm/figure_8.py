@@ -192,34 +192,18 @@ def _difference_at_equal_beta(first: Record, second: Record) -> float:
 
 
 GPU_UPDATES = 2000  # on one GPU, where none are asked for
-RAMP, LONG_RAMP = 0.04, 0.2  # warm-up and T there are 4 % of them (Protocol 2); a second arm has the paper's largest T
 
 
 @sweep("branchnorm:8", scales=("tiny", "h200", "paper"), minutes=367, any_length=("tiny", "h200"))
 def comparison(ask: Recipe) -> Iterator[Experiment]:
     """Compares the arms of Protocol 2 at their own rates, 18L-18L, as the figure's axes read, and 6L-6L, 6000
-    updates; at full size 18L-18L and 100L-100L, as its text says."""
+    updates; at full size 18L-18L and 100L-100L, as its text says. On one GPU all arms have the papers' rate, where
+    results/h200/make.py chooses one for each first."""
     if ask.tiny:
         yield from protocol.main(ask)
     elif ask.one_gpu:
-        yield from _on_one_gpu(ask)
+        yield from one_gpu.main(ask, ask.steps or GPU_UPDATES)
     else:
         judged, others = ("deepnorm", "branchnorm", "branchnorm T=1"), ("postln", "preln", "admin")
         yield from ask.runs((*judged, *others), [18], BRANCHNORM, protocol.WITH_LAYERS)
         yield from ask.runs(judged, [100], BRANCHNORM, protocol.WITH_LAYERS)
-
-
-def _on_one_gpu(ask: Recipe) -> Iterator[Experiment]:
-    """Trains 18L-18L; six seeds of the two that the figures compare come before the ablation, that before Post-LN and
-    Admin, and last BranchNorm with a ramp of 20 %."""
-    steps = ask.steps or GPU_UPDATES
-    ramp = protocol.share(steps, RAMP)
-    train = {"steps": steps, "warmup": ramp, "lr": 5e-4, "schedule": "linear"}
-    shared = (one_gpu.WIDE, {"model": {"T": ramp, "dropout": 0.2}, "train": train})
-    for archs in (("deepnorm", "branchnorm"), ("branchnorm T=1",), ("postln gain=1", "admin")):
-        for one in one_gpu.by_seed(ask, one_gpu.SIX):
-            yield from one.runs(archs, [18], *shared, protocol.WITH_LAYERS)
-    longer = protocol.share(steps, LONG_RAMP)
-    for one in one_gpu.by_seed(ask, one_gpu.SIX):
-        own = {"model": {"T": longer}}
-        yield from one.runs(["branchnorm"], [18], *shared, own, protocol.WITH_LAYERS, tag=f"T{longer}")
