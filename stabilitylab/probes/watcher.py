@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,12 +16,13 @@ from ._engine.curvature_rows import CurvatureCadence, checked_curvature
 from ._engine.masks import Mask
 from ._engine.recorder import Recorder
 from ._engine.reference_rows import AlphaSchedule
-from ._engine.row import Metrics, RowMetrics, RowRecord, State, Template
+from ._engine.row import Metrics, RowMetrics, RowRecord, State
 from ._engine.selection import Names
 from ._engine.tapped import Place
 from ._engine.watchable import Optimizers, check_unscaled
 from ._watching.assembly import Assembly
 from ._watching.contents import Contents
+from ._watching.course import Course
 from ._watching.delivery import Delivery
 from .incidents.report import Incident
 from .parameters.pieces import Parameters
@@ -35,17 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 
-@dataclass
-class Cost:
-    """Wall seconds that watching took so far: in hooks, in ``step``, and apart in reference passes and at curvature."""
-
-    hooks: float = 0.0
-    step: float = 0.0
-    reference: float = 0.0
-    curvature: float = 0.0
-
-
-class Watcher:
+class Watcher(Course):
     """Records probes of ``model`` into ``sink``, one row per optimizer update; use it as a context manager.
 
     Each update: forward, backward, (``scaler.unscale_``), ``watcher.step(loss=loss)``, (clipping), optimizer's step.
@@ -113,7 +101,6 @@ class Watcher:
     ) -> None:
         self.every: Cadence = checked(every, "every")
         self.update_every: Cadence = checked(update_every, "update_every")
-        self.t = 0
         self._parts = Assembly(
             model,
             sink,
@@ -141,20 +128,10 @@ class Watcher:
         self.ended: Mapping[str, str] = self._parts.guard.ended  # table -> why it ended before the run
         self._contents = Contents(self._parts, self.every, total_every_step)
         self._delivery = Delivery(self._parts, self._contents)
-        self._template: Template | None = None  # while an update is recorded for replays
-        self._step_seconds = 0.0
-        self._state = "open"
+        super().__init__()
         self._parts.after_steps(self._updated)
         self._declare()
         self._arm()
-
-    def due(self, row: int) -> bool:
-        """Whether the training pass of this row is probed, by what is recorded in it."""
-        return self._contents.due(row)
-
-    def due_reference(self, row: int) -> bool:
-        """Whether the reference pass is recorded at this row."""
-        return self._parts.reference is not None and self._parts.reference.due(row)
 
     @property
     def sites(self) -> Sites:
@@ -180,12 +157,6 @@ class Watcher:
     def incident(self) -> Incident | None:
         """Where the run first broke, if a recorded number was NaN or inf; known once the row reached the sink."""
         return self._parts.forensics.incident
-
-    @property
-    def cost(self) -> Cost:
-        parts, reference = self._parts, self._parts.reference
-        apart = (reference.seconds if reference else 0.0, parts.curvature.seconds)
-        return Cost(parts.training.seconds, self._step_seconds, *apart)
 
     def step(self, loss: torch.Tensor | float | None = None, **metrics: torch.Tensor | float | None) -> Metrics:
         """Ends row t: call it after backward (and unscale), before clipping and the optimizer's step.
@@ -220,39 +191,6 @@ class Watcher:
                 self._delivery.begin()
                 self.t += 1
                 self._arm()
-        return RowMetrics(row)
-
-    @contextmanager
-    def recording(self) -> Iterator[Template]:
-        """Around the device work of an update - forward, backward, ``step``, optimizer, :meth:`Template.pack` - while
-        it is recorded instead of done: ``step`` computes a row like the coming one and neither sends nor ends any."""
-        self._check_open()
-        try:
-            with self._delivery.set_aside():
-                self._template = template = Template(self.parameters.device)
-                self._arm()
-                yield template
-        finally:
-            self._template = None
-            self._arm()
-
-    def end_pass(self, more: bool) -> None:
-        """Adds up what a micro-batch has left, where it is recorded apart from the next ones (``more``) and from
-        ``step``, which otherwise do."""
-        if self._parts.training.attached:
-            self._parts.training.end(more)
-
-    def replay(self, template: Template, run: Callable[[], None]) -> Metrics:
-        """Row t by ``run``, which replays what was recorded with ``template``, in place of ``step`` and all around it.
-
-        The reference pass comes first, since the optimizer's step is in the replay; the row before is read last, while
-        the device is busy with this one. Metrics that the host knows are added by :meth:`note`.
-        """
-        self._check_open()
-        with self._timed():
-            row = self._delivery.replay(self.t, template, run)
-            self.t += 1
-            self._arm()
         return RowMetrics(row)
 
     def note(self, **metrics: torch.Tensor | float | None) -> None:
@@ -327,27 +265,8 @@ class Watcher:
     def _declare(self) -> None:
         self.sink.open(list(self.tables.values()))
 
-    def _arm(self) -> None:
-        """Hooks for the coming row: there while it is probed, gone (and free of cost) while it is not."""
-        training = self._parts.training
-        training.start_row()
-        if self.due(self.t):
-            training.attach()
-        else:
-            training.detach()
-
     def _updated(self, number: int) -> None:
         """An optimizer has stepped."""
         self._contents.early |= self._delivery.row is None and self.t == 0
         with self._timed():
             self._delivery.stepped(number)
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        began, apart = time.perf_counter(), self.cost.reference + self.cost.curvature
-        yield
-        self._step_seconds += time.perf_counter() - began - (self.cost.reference + self.cost.curvature - apart)
-
-    def _check_open(self) -> None:
-        if self._state != "open":
-            raise UsageError(f"this watcher is {self._state}: make a new one to record more.")

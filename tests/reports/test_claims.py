@@ -262,7 +262,7 @@ def test_every_claim_says_what_it_is() -> None:
         assert claim.id == id
         assert claim.figure in FIGURES, f"{id} names a figure that does not exist: {claim.figure}"
         assert claim.sweep in experiments.SWEEPS, f"{id} names a sweep that does not exist: {claim.sweep}"
-        assert claim.paper in ("BranchNorm", "DeepNet", "Admin"), id
+        assert claim.paper in ("BranchNorm", "DeepNet", "Admin", "Curvature"), id
         assert claim.threshold.startswith("R:"), f"{id} has a threshold without its first region"
         assert all((claim.sentence, claim.source, claim.statistic)), id
         assert claim.kind in get_args(Kind), id

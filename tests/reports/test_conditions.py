@@ -21,6 +21,7 @@ import test_branchnorm_7
 import test_branchnorm_8
 import test_branchnorm_9
 import test_branchnorm_t
+import test_curvature_figures
 import test_deepnet_3
 import test_deepnet_4
 import test_deepnet_5
@@ -111,6 +112,7 @@ FOLDERS: list[tuple[str, Callable[[Path], None]]] = [
         "C43 C44",
         lambda folder: test_branchnorm_9.make_shares(folder, lambda a, s, step, row: 0.5 - step / 100 - s / 99),
     ),
+    ("C56 C57 C58", lambda folder: [test_curvature_figures.trained(folder, seed) for seed in (3, 4, 5)]),
 ]
 REMEMBERED: list[tuple[str, Callable[[], Iterable[Record]]]] = [
     ("C09 C10", lambda: test_branchnorm_3.early(0.5, 0.6, 0.7)),
