@@ -101,3 +101,13 @@ def test_config_file(tmp_path: Path) -> None:
 def test_a_configuration_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Config().train.lr = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("steps", "T"), [(160, 6), (6000, 240), (8, 2)])
+def test_an_architecture_that_ramps_does_so_for_four_percent_of_the_run(steps: int, T: int) -> None:
+    shared = {"train": {"steps": steps}}
+    assert resolve(shared, {"model": {"arch": "branchnorm"}}).model.T == T
+    assert resolve(shared, {"model": {"arch": "postln", "decoder_arch": "branchnorm"}}).model.T == T
+    assert resolve(shared, {"model": {"arch": "branchnorm", "T": 50}}).model.T == 50
+    assert resolve(shared, {"model": {"arch": "postln"}}).model.T == 100  # it means nothing there
+    assert resolve(shared, {"preset": "small", "model": {"arch": "branchnorm"}}).model.T == 4000
