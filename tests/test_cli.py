@@ -63,14 +63,6 @@ def test_dry_run_trains_nothing(run, tmp_path: Path) -> None:
     assert facts["memory_bytes"]["total"] > facts["parameters"] * 16
 
 
-@pytest.mark.parametrize(("T", "warned"), [(1, False), (20, True), (40, False), (100, False)])
-def test_a_ramp_that_ends_within_the_warmup_is_pointed_out(
-    run, caplog: pytest.LogCaptureFixture, T: int, warned: bool
-) -> None:
-    assert run("probe", "--depth", "2", "--set", f"model.T={T}", "--dry-run")[0] == 0
-    assert ("before warm-up ends" in caplog.text) == warned
-
-
 def test_list_and_runs(run) -> None:
     listing = json.loads(run("list", "--json")[1])
     assert {"admin", "branchnorm", "deepnorm", "postln", "postln-init", "preln"} <= listing["archs"].keys()

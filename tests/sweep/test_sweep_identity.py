@@ -27,7 +27,8 @@ def test_every_setting_that_decides_something_is_in_the_key() -> None:
         "data.source": "hf:x,de,en", "data.valid": "test", "train.schedule": "constant", "train.optimizer": "radam",
         "train.precision": "bf16", "train.cuda_graphs": "on", "train.parallel": "ddp", "train.on_divergence": "stop",
         "train.attention": "math",
-        "probes.names": ("none",), "probes.every": 3, "probes.update_every": 3, "preset": "small",
+        "probes.names": ("none",), "probes.every": 3, "probes.update_every": 3,
+        "probes.curvature_every": 3, "probes.curvature_batch": "training", "preset": "small",
         "train.device": "cuda", "model.arch": "preln", "model.options": {"kappa": 2.0},
     }  # fmt: skip
     base, seen = Config(), {}
