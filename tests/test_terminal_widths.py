@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from stabilitylab.probes._watching.course import Cost
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import RunWriter
 from stabilitylab.terminal import Field, LiveDisplay, print_table, sparkline, strips
@@ -29,7 +30,7 @@ def report(row: int, broken: bool = False, **metrics: float) -> Report:
     if broken:
         values[[one.stack == "decoder" and one.layer == 37 for one in ROWS]] = math.nan
     cells = Cells(values[:, None], np.zeros(len(ROWS), bool))
-    cost = SimpleNamespace(hooks=0.1, step=0.1, reference=0.2)
+    cost = Cost(hooks=0.1, step=0.1, reference=0.2)
     watcher = SimpleNamespace(last=(row, {}, {"grad_norm": cells}), tables={"grad_norm": TABLE}, cost=cost)
     return Report(row, {"loss": 6.0, "nll": 6.0, "tokens": 900.0, "lr": 1e-4, **metrics}, 0.5, watcher)  # type: ignore[arg-type]
 
