@@ -42,10 +42,12 @@ def until(holds, what: str) -> None:
 
 
 def test_a_process_has_its_threads_its_gpu_a_session_and_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    python(monkeypatch, TELL)
+    go = tmp_path / "go"
+    python(monkeypatch, f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\n{TELL}")
     jobs = [prepare(job) for job in planned(tmp_path, "a", "b", "c", threads=3)]
     crew = Local(workers=2, gpus=["5", "7"])
     first, second = crew.start(jobs[0]), crew.start(jobs[1])
+    go.touch()  # so that both run at one time
     until(lambda: first.poll() is not None and second.poll() is not None, "the processes end")
     third = crew.start(jobs[2])
     until(lambda: third.poll() is not None, "the process ends")
