@@ -52,8 +52,8 @@ def test_one_gpus_runs_are_printed_with_their_length_and_device(run) -> None:
     code, out, _ = run("sweep", "9", "--scale", "h200", "--seeds", "3", "--steps", "700", "--device", "cuda", "--print")
     assert code == 0
     lines = out.splitlines()
-    assert len(lines) == 6
-    settings = read_config_file(Path("runs/h200/branchnorm-8/sweep/branchnorm-36-s3.toml"))
+    assert len(lines) == 4
+    settings = read_config_file(Path("runs/h200/branchnorm-8/sweep/branchnorm-36-lr0.0005-s3.toml"))
     assert (settings["train"]["steps"], settings["train"]["device"], settings["model"]["T"]) == (700, "cuda", 28)
     code, out, _ = run("sweep", "--grid", "arch=postln", "depth=2", "--device", "cuda:3", "--out", "grid", "--print")
     assert code == 0
