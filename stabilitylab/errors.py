@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -15,6 +16,11 @@ def bounded(sentence: str, most: int = 1500) -> str:
     """One line, without its middle where it is too long."""
     line = " ".join(sentence.split())
     return line if len(line) <= most else f"{line[: 2 * most // 3]} [...] {line[-most // 4 :]}"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Writes ``a, b and 4 more``."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def in_words(error: Exception) -> str:

@@ -8,13 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, listed
 from ..store import Run
 from .cause import Cause, explain, ordered, sentence, undecided, why_together
 from .events import DETECTORS, Event
 from .evidence import Evidence
 from .headroom import headroom
-from .order import listed
 from .unmeasured import not_measured, unmeasured
 
 Verdict = Literal["healthy", "open", "warning", "failure"]

@@ -76,9 +76,3 @@ def gathered(rows: Sequence[Row], chosen: Sequence[int]) -> list[str]:
         describe(Row("", r.stack, r.layer) if (r.stack, r.layer) in whole else r) for r in map(rows.__getitem__, chosen)
     ]
     return list(dict.fromkeys(names))
-
-
-def listed(names: Sequence[str], most: int = 3) -> str:
-    """``a, b and 4 more``."""
-    shown = list(names[:most])
-    return ", ".join(shown) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..errors import listed
 from ..store import Run
-from .order import listed
 
 NAMED = 3  # places that are named
 CALLED = ("forward", "backward", "reference")  # phases whose numbers come from calls of modules

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import listed
 from ...kernels import suspected
 from ...schema import Row
 from ..events import Event, detector
 from ..evidence import Evidence, Grid
-from ..order import depends_on, describe, first_place, listed, rank
+from ..order import depends_on, describe, first_place, rank
 
 TITLE = "non-finite numbers"
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...errors import listed
 from ..events import Event, Severity, detector
 from ..evidence import Evidence, Grid
-from ..order import describe, gathered, listed
+from ..order import describe, gathered
 from ..series import LEAST_PAST, first_above, lasting, past_largest, times, until, usual_before
 
 # A layer's gradient beside the largest of its stack. Adam stops balancing layers where gradients reach its eps, which

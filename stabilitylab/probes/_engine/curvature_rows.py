@@ -37,9 +37,11 @@ def is_curved(row: int, every: CurvatureCadence) -> bool:
     """``"auto"``: every 200th row up to 20,000, then 1 % apart; ``"log"``: row 0, then 20 % apart; n: every n-th."""
     if every != "auto":
         return is_due(row, every, REFERENCE_FINENESS)
-    due = min(row // EVERY * EVERY, LONG)
+    if row <= LONG:
+        return row % EVERY == 0
+    due = LONG
     while due < row:
-        due += max(EVERY, math.ceil(due / 100)) if due >= LONG else row + 1
+        due += math.ceil(due / 100)
     return due == row
 
 
@@ -57,14 +59,14 @@ class CurvatureRows:
         guard: Guard,
         every: CurvatureCadence,
         loss: Callable[[], Any] | None,
-        reference: Callable[[], Any] | FirstBatch | str | None,
+        reference: Callable[[], Any] | FirstBatch | None,
         parameters: Parameters,
         ranks: Ranks | None = None,
     ) -> None:
         self.seconds = 0.0
         self._model, self._boards, self._guard = model, boards, guard
         self._every: CurvatureCadence = every
-        self._loss, self._reference = loss, reference if callable(reference) else None
+        self._loss, self._reference = loss, reference
         self._parameters, self._ranks = parameters, ranks
         self._landscape: Landscape | None = None
         self._memory: dict[str, dict[str, Any]] = {board.table.name: {} for board in boards}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import UsageError
+from ...errors import UsageError, listed
 from ..parameters.pieces import Parameters
 from .board import Board
 from .hooks import forget_compiled
@@ -77,7 +77,7 @@ class Notices:
                 "row %d: the gradient of %s differs between tensor-parallel ranks, each of which has all of it, so "
                 "they train apart: give it a place in the plan of parallelize_module.",
                 row,
-                names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else ""),
+                listed(names, 1),
             )
 
     def loop(self, row: int, training: TrainingPass, parameters: Parameters, early: bool) -> None:

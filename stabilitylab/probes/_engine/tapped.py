@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
-from ...errors import UsageError
+from ...errors import UsageError, listed
 from ...tapping import hand_to, mentioned
 from ..base import Probe
 from ..places.copied import Copied
@@ -108,15 +108,22 @@ class Tapped:
         """Names, once, what is not recorded."""
         for why in dict.fromkeys(self._late.values()):
             names = [name for name, reason in self._late.items() if reason == why]
-            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
             if why:
-                log.warning("row %d: %s%s %s.", row, ", ".join(names[:NAMED]), more, why)
+                log.warning("row %d: %s %s.", row, listed(names, NAMED), why)
         self._late = dict.fromkeys(self._late, "")
 
-    def show(self, listener: Pass, owner: nn.Module | None, value: Any, name: str, kind: str, **how: bool) -> None:
+    def show(
+        self,
+        listener: Pass,
+        owner: nn.Module | None,
+        value: Any,
+        name: str,
+        kind: str,
+        compiled: bool = False,
+        gradient: bool = False,
+    ) -> None:
         """A value came by: ``compiled``, in compiled code; ``gradient``, it is the gradient of one."""
         path = f"{self._paths[owner or self._root]}.{name}".strip(".")
-        compiled, gradient = how.get("compiled", False), how.get("gradient", False)
         if (key := (listener, (path, kind))) not in self._hooks:
             self._hooks[key] = self._wanted(listener, path, name, kind)
         if (hook := self._hooks[key]) is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
+from ...errors import listed
 from .board import Board
 
 log = logging.getLogger("stabilitylab")
@@ -35,22 +36,19 @@ def say_missed(row: int | None, found: Mapping[str, Mapping[str, str]]) -> None:
             names = tuple(name for name, reason in places.items() if reason == why)
             said.setdefault((why, names), []).append(table)
     for (why, names), tables in said.items():
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         when = "" if row is None else f"row {row}: "
-        listed = ", ".join(names[:NAMED]) + more
-        log.warning("%sno number of %s for %s: each %s.", when, ", ".join(tables), listed, why)
+        log.warning("%sno number of %s for %s: each %s.", when, ", ".join(tables), listed(names, NAMED), why)
 
 
 def say(row: int, which: str, found: Mapping[str, list[str]]) -> None:
     """One line of the log: the places, and the tables in which they have no number."""
     names = list(dict.fromkeys(name for missed in found.values() for name in missed))
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     log.warning(
-        "row %d: %s%s not called in the %s pass, so %s no number of %s: name the places with sites= or output_site= if "
-        "others stand for them.",
+        "row %d: %s %s not called in the %s pass, so %s no number of %s: name the places with sites= or output_site= "
+        "if others stand for them.",
         row,
-        ", ".join(names[:NAMED]),
-        f"{more} were" if len(names) > 1 else " was",
+        listed(names, NAMED),
+        "were" if len(names) > 1 else "was",
         which,
         "they have" if len(names) > 1 else "it has",
         ", ".join(found),

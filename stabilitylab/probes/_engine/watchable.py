@@ -34,7 +34,7 @@ def check_watchable(model: nn.Module) -> None:
         raise UsageError(f"parameters lie on several devices ({', '.join(devices)}): move the model to one device.")
 
 
-def listed(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
+def as_tuple(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
     """One, several or no optimizer as a tuple."""
     if optimizer is None:
         return ()
@@ -43,10 +43,10 @@ def listed(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
 
 def check_arguments(optimizer: Any, scaler: Any, mask: Any, reference: Any) -> None:
     """Raises UsageError for what is not of its kind, before anything is attached or written."""
-    if optimizer is not None and not listed(optimizer):
+    if optimizer is not None and not as_tuple(optimizer):
         raise UsageError(f"optimizer = {optimizer!r} is empty: give one, several, or leave it out.")
     kinds: list[tuple[str, Any, Any, str]] = [
-        *(("optimizer", each, torch.optim.Optimizer, "a torch.optim.Optimizer") for each in listed(optimizer)),
+        *(("optimizer", each, torch.optim.Optimizer, "a torch.optim.Optimizer") for each in as_tuple(optimizer)),
         ("scaler", scaler, torch.amp.GradScaler, "a torch.amp.GradScaler"),
         ("mask", mask, (torch.Tensor, Mapping, Callable), "a tensor, a dict of them by stack, or a function"),
         ("reference", None if reference == "first batch" else reference, Callable, RUNS),

@@ -25,7 +25,7 @@ from .._engine.selection import Names, boards_for, chosen, extended, find_sites,
 from .._engine.stages import agreed, check_for_stages
 from .._engine.tapped import Place, Tapped, mentions
 from .._engine.training_pass import TrainingPass
-from .._engine.watchable import Optimizers, check_arguments, check_current, check_watchable, compiled_modules, listed
+from .._engine.watchable import Optimizers, as_tuple, check_arguments, check_current, check_watchable, compiled_modules
 from ..base import PROBES, When
 from ..incidents.report import Forensics
 from ..parameters.pieces import Parameters
@@ -71,7 +71,7 @@ class Assembly:
         check_watchable(model)
         check_arguments(optimizer, scaler, mask, reference)
         own, narrowed = split_sites(sites)
-        self.model, self.optimizers, self.scaler = model, listed(optimizer), scaler
+        self.model, self.optimizers, self.scaler = model, as_tuple(optimizer), scaler
         self.ranks = ranks = spread_out(model, parallel)
         self.stages = ranks if isinstance(ranks, Pipeline) else None
         if self.stages is not None:

@@ -118,11 +118,8 @@ class Landscape:
         self._put(0.0)
         if self.way is None:
             self.way = self._found()
-        made = self._made(self.way).__enter__()
-        try:
+        with self._made(self.way) as made:
             yield made
-        finally:
-            made.__exit__()
 
     def trained(self) -> list[Tensor]:
         """The parameters that require a gradient, as the optimizer knows them."""
@@ -135,7 +132,7 @@ class Landscape:
         shares = [1.0] * len(one) if ranks is None else [ranks.share(tensor) for tensor in self.trained()]
         parts = [s * (a.double() * b.double()).sum() for s, a, b in zip(shares, one, other, strict=True)]
         total = torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64)
-        return float(self._add_up(total, self.parameters.device))
+        return float(self._add_up(total))
 
     def random(self) -> Vector:
         """What this rank holds of a fixed direction: the same each time, however the parameters are spread."""
@@ -243,9 +240,9 @@ class Landscape:
             raise RuntimeError("the loss of the fixed batch raised on another rank")
         return told[:-1] / self._ranks.size
 
-    def _add_up(self, number: Tensor, device: torch.device) -> Tensor:
+    def _add_up(self, number: Tensor) -> Tensor:
         if self._ranks is not None:
-            number = number.to(device, torch.float64)
+            number = number.to(self.parameters.device, torch.float64)
             dist.all_reduce(number)
         return number
 
