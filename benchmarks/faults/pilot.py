@@ -75,9 +75,9 @@ def middles() -> dict[tuple[str, str], float]:
     return middle
 
 
-def drawn(arch: str, family: str, random: np.random.Generator) -> float:
-    """A strength around the middle; KeyError where the family does not fail."""
-    return middles()[arch, family] * SPREAD ** random.uniform(-1.0, 1.0)
+def strength(middle: float, random: np.random.Generator) -> float:
+    """One drawn around the middle, evenly in its logarithm."""
+    return float(middle * SPREAD ** random.uniform(-1.0, 1.0))
 
 
 def read(path: Path) -> list[dict[str, str]]:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from failure import Failure, failure
 from families import UPDATES, Plan, plan
+from peers import NUMBERS, Peers
 from subjects import Student, dataset, student
 from torch import Tensor
 
@@ -26,9 +27,8 @@ PROBES = (
     *("logits", "outliers", "critical_sharpness", "preconditioned_sharpness"),
 )
 HELD_EVERY, CURVED_EVERY = 5, 20
-CLOSE = 60  # rows after t* that are still recorded
-FORWARD = ("nll", "lr", "held_out", "where_grad_norm", "where_update")  # metrics beside the signals
-COLUMNS = (*FORWARD, "loss", "gradient", *names())
+BESIDE = ("nll", "gradient", "lr", "held_out", "where_grad_norm", "where_update")  # beside the signals
+COLUMNS = (*BESIDE, *names(), *NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,20 @@ class Course:
 class Notes:
     """A sink that turns rows into signals."""
 
-    def __init__(self) -> None:
+    def __init__(self, peers: Peers) -> None:
         self.rows: list[dict[str, float]] = []
         self.held_out: list[tuple[int, float]] = []
         self.places: list[str] = []
+        self.more: dict[int, dict[str, float]] = {}  # of peers, by row
+        self._peers, self._outputs = peers, ()
         self._signals, self._at = Signals(), {name: place for place, name in enumerate(COLUMNS)}
 
     def open(self, tables: Sequence[Table]) -> None:
         self._signals.open(tables)
         self.places = [row.site for table in tables if table.name == "grad_norm" for row in table.rows]
+        self._outputs = tuple(
+            row.site for table in tables if table.name == "activation_grad_norm" for row in table.rows
+        )
 
     def append(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
         told = self._signals.read(metrics, tables)
@@ -75,13 +80,15 @@ class Notes:
         for column, signal in (("where_grad_norm", "grad_norm.z"), ("where_update", "update.drift")):
             if (own := told.get(signal)) is not None and own.place is not None:
                 row[column] = float(self.places.index(own.place.site)) if own.place.site in self.places else -1.0
-        for column, metric in (("nll", "nll"), ("lr", "lr"), ("loss", "loss"), ("gradient", "grad_norm_total")):
+        for column, metric in (("nll", "nll"), ("lr", "lr"), ("gradient", "grad_norm_total")):
             value = metrics.get(metric)
             row[column] = math.nan if value is None else value
         if (held := metrics.get("held_out_nll")) is not None:
             row["held_out"] = held
             self.held_out.append((step, held))
-        self.rows.append(row)
+        if (cells := tables.get("activation_grad_norm")) is not None:
+            row.update(self._peers.gradients(dict(zip(self._outputs, cells.values[:, 0].tolist(), strict=True))))
+        self.rows.append(row | self.more.pop(step, {}))
 
     def close(self) -> None:
         pass
@@ -102,12 +109,13 @@ def train(
     updates: int = UPDATES,
     probes: Sequence[str] = PROBES,
 ) -> Course:
-    """Trains and watches it. ``twin``: the held-out losses of its twin. Ends early where the run has failed for good."""
+    """Trains and watches it; ends early where a number is not finite. ``twin``: the held-out losses of its twin."""
     torch.set_flush_denormal(True)
     what = plan(recipe.family, edge, recipe.strength, recipe.seed)
     data = dataset(recipe.subject, recipe.seed + what.order, text)
     subject = student(recipe.subject, recipe.seed, data, text)
-    notes = Notes()
+    peers = Peers(subject.model)
+    notes = Notes(peers)
     held = data.held_out
     optimizer = torch.optim.AdamW(
         subject.model.parameters(), lr=1e-3, betas=what.betas, eps=what.eps, weight_decay=what.decay, fused=True
@@ -147,6 +155,7 @@ def train(
             watcher.step(loss=nll, nll=nll)
             watcher.note(lr=rate)
             _update(optimizer, subject, what)
+            notes.more[row] = peers.updated(row)
             if what.zero(row):
                 optimizer.zero_grad()
             if _over(notes):
@@ -203,4 +212,4 @@ def _half(subject: Student, what: Plan) -> list[Any]:
 def _over(notes: Notes) -> bool:
     """Whether the last row that is known ended the run: a number that was not finite."""
     last = notes.rows[-1] if notes.rows else {}
-    return not all(math.isfinite(last.get(name, 0.0)) for name in ("loss", "gradient"))
+    return not all(math.isfinite(last.get(name, 0.0)) for name in ("nll", "gradient"))
