@@ -15,6 +15,8 @@ import torch
 from torch import nn
 
 from ._version import __version__
+from .alarm import Alarm, Alert
+from .alarm.sink import AlarmSink
 from .errors import UsageError
 from .probes import (
     AlphaSchedule,
@@ -50,6 +52,20 @@ class RunWatcher(Watcher):
         super().__init__(model, sink or run, **options)
         if self.dropped and is_first_rank():
             log.warning("%s: not recorded: %s.", run.path, "; ".join(f"{name} {why}" for name, why in self.dropped))
+
+    @property
+    def alarm(self) -> Alarm | None:
+        """What looks at each row, and has said so far (``.alerts``); None without one, and on other ranks."""
+        return self.sink.alarm if isinstance(self.sink, AlarmSink) else None
+
+    def state_dict(self) -> dict[str, Any]:
+        told = {"alarm": self.sink.state_dict()} if isinstance(self.sink, AlarmSink) else {}
+        return {**super().state_dict(), **told}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        if isinstance(self.sink, AlarmSink) and "alarm" in state:
+            self.sink.load_state_dict(state["alarm"])
 
     def _declare(self) -> None:
         super()._declare()
@@ -109,6 +125,8 @@ def watch(
     resume: Mapping[str, Any] | None = None,
     curvature_every: CurvatureCadence = "auto",
     curvature_loss: Callable[[], torch.Tensor] | None = None,
+    alarm: bool | Alarm = False,
+    on_alarm: Callable[[Alert], object] | None = None,
     strict: bool = False,
 ) -> RunWatcher:
     """Watch ``model`` and record it in the new run directory ``out``; a context manager around the training loop.
@@ -119,8 +137,11 @@ def watch(
     first training batch is kept for it, at rows "log" if ``update_every`` does not say which; None: no reference pass.
     ``config``: whatever you want to find again in the run. The other arguments are those of
     :class:`stabilitylab.probes.Watcher`. ``tracker``: "tensorboard", "wandb", "mlflow", ... or a tracker of Accelerate
-    gets aggregates of each row too (:mod:`stabilitylab.integrations.trackers`). ``resume``: what ``.checkpoint()``
-    gave; the run in ``out`` goes on from there. Raises UsageError where ``out`` exists or a named probe finds no site.
+    gets aggregates of each row too (:mod:`stabilitylab.integrations.trackers`). ``alarm``: True, or an
+    :class:`stabilitylab.alarm.Alarm`: looks at each row for what announces a failure; what it says goes to the log, to
+    run.json, to the tracker and to ``on_alarm`` (docs/alarm.md has its error rates). ``resume``: what
+    ``.checkpoint()`` gave; the run in ``out`` goes on from there. Raises UsageError where ``out`` exists or a named
+    probe finds no site.
     Under torchrun call it on every rank, with what that rank trains; rank 0 makes and writes ``out``.
 
     >>> with watch(model, out="runs/mine", every=10, reference=lambda: model(fixed)) as w:  # doctest: +SKIP
@@ -154,6 +175,15 @@ def watch(
 
         return Tee(run, TrackerSink.of(tracker, run.path, manifest["config"]))
 
+    def heard() -> Sink | None:
+        sink = teed()
+        if isinstance(run, AbsentRun) or not (alarm or on_alarm):
+            return sink
+        own = alarm if isinstance(alarm, Alarm) else Alarm(on_alarm=on_alarm)
+        return AlarmSink(sink or run, own, run.record, getattr(sink, "alert", None))
+
+    if isinstance(alarm, Alarm) and on_alarm is not None:
+        raise UsageError("on_alarm belongs to the Alarm that alarm= gives: Alarm(on_alarm=...).")
     if not isinstance(out, (str, Path)):
         raise UsageError(f"out = {out!r} must be the path of a new run directory.")
     if update_every is None:
@@ -163,7 +193,7 @@ def watch(
         watcher = RunWatcher(
             model,
             run,
-            sink=teed() if parallel == "off" else on_first_rank(teed),
+            sink=heard() if parallel == "off" else on_first_rank(heard),
             probes=probes,
             every=every,
             update_every=update_every,

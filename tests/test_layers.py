@@ -19,7 +19,7 @@ LEVEL = {
     ),
     **dict.fromkeys(("_version", "arch_notes", "tapping"), 1),
     **dict.fromkeys(("models", "probes", "store"), 2),
-    **dict.fromkeys(("data", "experiments"), 3),
+    **dict.fromkeys(("alarm", "data", "experiments"), 3),
     **dict.fromkeys(
         (
             *("train", "onestep", "decode", "sweep", "api", "reports", "check", "diagnose", "export", "integrations"),
@@ -31,6 +31,14 @@ LEVEL = {
 }
 # Inside a room: from what stands on nothing to what stands on all. What shares a line does not know each other.
 INSIDE = {
+    "alarm": (
+        ("alarm.past",),
+        ("alarm.signals",),
+        ("alarm.rules",),
+        ("alarm.alarm",),
+        ("alarm.sink", "alarm.reading"),
+        ("alarm",),
+    ),
     "diagnose": (
         ("diagnose.order",),
         ("diagnose.evidence", "diagnose.unmeasured"),

@@ -22,6 +22,7 @@ REFERENCE, FINE = 1 / 12, 1 / 4  # of the edge: the rate of twins, and one that 
 FAULT = (150, 350)  # the rows between which something comes from outside
 SHARD = 30  # batches of a corrupt shard
 RAMP = 150  # updates in which the slow ramp multiplies the rate by e
+CLIMB = 150  # updates of a climb to a rate that may be too high: failures that nothing could precede teach nothing
 
 Kind = Literal["endogenous", "exogenous", "healthy"]
 
@@ -88,6 +89,12 @@ def constant(rate: float, warmup: int = WARMUP) -> Callable[[int], float]:
     return lambda row: rate * min(1.0, (row + 1) / max(warmup, 1))
 
 
+def climbing(rate: float, edge: float) -> Callable[[int], float]:
+    """The reference rate after the usual warm-up, and from there in 150 updates, linearly, another."""
+    usual = constant(REFERENCE * edge)
+    return lambda row: usual(row) + (rate - REFERENCE * edge) * min(max(row - WARMUP, 0) / CLIMB, 1.0)
+
+
 def begins(seed: int) -> int:
     """The row of a fault from outside, by its seed."""
     return int(np.random.default_rng([seed, 77]).integers(*FAULT))
@@ -117,23 +124,23 @@ def no_warmup(plan: Plan, edge: float, strength: float, seed: int) -> None:
 
 @_family("endogenous", "rate", _RATES)
 def slow_moment(plan: Plan, edge: float, strength: float, seed: int) -> None:
-    """beta_2 is .9999: the second moment lags."""
-    plan.betas, plan.rate = (0.9, 0.9999), constant(strength * edge)
+    """beta_2 is .9999: the second moment lags, while the rate climbs."""
+    plan.betas, plan.rate = (0.9, 0.9999), climbing(strength * edge, edge)
 
 
 @_family("endogenous", "rate", _RATES)
 def fast_moment(plan: Plan, edge: float, strength: float, seed: int) -> None:
-    """beta_2 is .9: the second moment is noisy."""
-    plan.betas, plan.rate = (0.9, 0.9), constant(strength * edge)
+    """beta_2 is .9: the second moment is noisy, while the rate climbs."""
+    plan.betas, plan.rate = (0.9, 0.9), climbing(strength * edge, edge)
 
 
 @_family("endogenous", "rate", _RATES)
 def tiny_eps(plan: Plan, edge: float, strength: float, seed: int) -> None:
-    """Adam's eps is 1e-15."""
-    plan.eps, plan.rate = 1e-15, constant(strength * edge)
+    """Adam's eps is 1e-15, while the rate climbs."""
+    plan.eps, plan.rate = 1e-15, climbing(strength * edge, edge)
 
 
-@_family("endogenous", "factor of the updates of queries and keys", (4.0, 12.0, 36.0, 108.0))
+@_family("endogenous", "factor of the updates of queries and keys", (2.0, 6.0, 18.0, 54.0))
 def attention_growth(plan: Plan, edge: float, strength: float, seed: int) -> None:
     """Queries and keys learn faster than the rest, so that attention logits grow."""
     plan.query_key, plan.rate = strength, constant(FINE * edge)
@@ -141,14 +148,14 @@ def attention_growth(plan: Plan, edge: float, strength: float, seed: int) -> Non
 
 @_family("endogenous", "rate", _RATES)
 def no_decay(plan: Plan, edge: float, strength: float, seed: int) -> None:
-    """No weight decay over a long high rate."""
-    plan.decay, plan.rate = 0.0, constant(strength * edge)
+    """No weight decay, while the rate climbs and stays high."""
+    plan.decay, plan.rate = 0.0, climbing(strength * edge, edge)
 
 
 @_family("endogenous", "rate", _RATES)
 def bf16_weights(plan: Plan, edge: float, strength: float, seed: int) -> None:
-    """Weights are kept in bfloat16 (emulated: rounded after each update)."""
-    plan.half, plan.rate = "bf16", constant(strength * edge)
+    """Weights are kept in bfloat16 (emulated: rounded after each update), while the rate climbs."""
+    plan.half, plan.rate = "bf16", climbing(strength * edge, edge)
 
 
 @_family("endogenous", "loss scale", (2.0**14, 2.0**18, 2.0**22, 2.0**26))

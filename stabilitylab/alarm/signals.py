@@ -20,7 +20,7 @@ def log(values: np.ndarray) -> np.ndarray:
     return np.log(values, out=np.full(values.shape, np.nan), where=values > 0)
 
 
-class Told(NamedTuple):
+class Reading(NamedTuple):
     """A signal's value in a row, and the place that it is said of."""
 
     value: float
@@ -77,6 +77,15 @@ LEVELS = {
     "to_edge.level": ("preconditioned_sharpness", "to_edge", 1, "preconditioned sharpness over its edge"),
 }
 UNEVEN = "uniformity"  # of gradients over the layers of a stack
+READS = frozenset({*(source.table for source in SOURCES), *(level[0] for level in LEVELS.values())} - {""})
+
+
+def table_of(signal: str) -> str:
+    """The table that a signal is read from, "" for a metric."""
+    if signal in LEVELS:
+        return LEVELS[signal][0]
+    base = signal.rsplit(".", 1)[0]
+    return "grad_norm" if base == UNEVEN else next(source.table for source in SOURCES if source.name == base)
 
 
 def names() -> tuple[str, ...]:
@@ -106,9 +115,13 @@ class Signals:
     def open(self, tables: Sequence[Table]) -> None:
         self._tables = {table.name: table for table in tables}
 
-    def read(self, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> dict[str, Told]:
+    def phase(self, table: str) -> str:
+        """What a table's numbers depend on; "" for metrics and for a table that is not recorded."""
+        return self._tables[table].phase if table in self._tables else ""
+
+    def read(self, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> dict[str, Reading]:
         """The signals of this row, which the next ones are compared with."""
-        told: dict[str, Told] = {}
+        told: dict[str, Reading] = {}
         for source in SOURCES:
             told.update(self._past(source, metrics, tables))
         for name, (table, column, sign, _) in LEVELS.items():
@@ -127,7 +140,7 @@ class Signals:
 
     def _past(
         self, source: Source, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]
-    ) -> Iterator[tuple[str, Told]]:
+    ) -> Iterator[tuple[str, Reading]]:
         if source.table:
             if (cells := tables.get(source.table)) is None:
                 return
@@ -145,20 +158,20 @@ class Signals:
         yield from _largest(f"{source.name}.z", z, rows)
         yield from _largest(f"{source.name}.drift", drift, rows)
         if source.table and source.table != "logits" and np.isfinite(drift).any():
-            yield f"{source.name}.all", Told(float(np.nanmean(drift)))
+            yield f"{source.name}.all", Reading(float(np.nanmean(drift)))
 
-    def _level(self, name: str, values: np.ndarray, table: str, sign: int) -> Iterator[tuple[str, Told]]:
+    def _level(self, name: str, values: np.ndarray, table: str, sign: int) -> Iterator[tuple[str, Reading]]:
         for key, told in _largest(name, sign * values, self._tables[table].rows):
-            yield key, Told(sign * told.value, told.place)
+            yield key, Reading(sign * told.value, told.place)
 
-    def _unevenness(self, gradients: np.ndarray) -> Iterator[tuple[str, Told]]:
+    def _unevenness(self, gradients: np.ndarray) -> Iterator[tuple[str, Reading]]:
         rows = self._tables["grad_norm"].rows
         logs, stacks = log(gradients), [row.stack if row.layer else "" for row in rows]
         found = [(_spread(logs[[own == stack for own in stacks]]), stack) for stack in dict.fromkeys(stacks) if stack]
         known = [(value, stack) for value, stack in found if math.isfinite(value)]
         if known:
             value, stack = max(known)
-            yield f"{UNEVEN}.level", Told(value, Row("", stack))
+            yield f"{UNEVEN}.level", Reading(value, Row("", stack))
             past = self._pasts.setdefault(UNEVEN, Past(1))
             _, drift = past.compare(log(np.array([value])))
             yield from _largest(f"{UNEVEN}.drift", drift, [Row("", stack)])
@@ -176,7 +189,7 @@ def _spread(values: np.ndarray) -> float:
     return float(values.std()) if len(values) > 1 else math.nan
 
 
-def _largest(name: str, values: np.ndarray, rows: Sequence[Row | None]) -> Iterator[tuple[str, Told]]:
+def _largest(name: str, values: np.ndarray, rows: Sequence[Row | None]) -> Iterator[tuple[str, Reading]]:
     if np.isfinite(values).any():
         place = int(np.nanargmax(values))
-        yield name, Told(float(values[place]), rows[place])
+        yield name, Reading(float(values[place]), rows[place])

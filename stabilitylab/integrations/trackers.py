@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from ..alarm import Alert
 from ..errors import ResourceError, UsageError
-from ..schema import Cells, Sink, Table
+from ..schema import Cells, Table
 from .pictures import LayerMap
 
 try:
@@ -98,6 +99,20 @@ class TrackerSink:
                 image, how = self._image()
                 self._safely(f"the image of step {step}", lambda: draw({name: image}, step=step, **how))
 
+    def alert(self, alert: Alert) -> None:
+        """An alarm: as an alert where the tracker has them (W&B), as a text where it takes them (TensorBoard), else as
+        the number 1 of ``alarm/<rule>``."""
+        self._safely(f"the alarm of step {alert.step}", lambda: self._send(alert))
+
+    def _send(self, alert: Alert) -> None:
+        own: Any = getattr(self.tracker, "tracker", None)
+        if hasattr(own, "alert"):
+            own.alert(title=f"{alert.title} (step {alert.step})", text=alert.sentence)
+        elif hasattr(own, "add_text"):
+            own.add_text(f"alarm/{alert.rule}", alert.sentence, alert.step)
+        else:
+            self.tracker.log({f"alarm/{alert.rule}": 1.0}, step=alert.step)
+
     def close(self) -> None:
         warn, self._working = self._working, False
         try:
@@ -145,9 +160,10 @@ class Tee:
     """A sink that hands everything to a run and then to a second sink; incidents, and what is known of a row before it
     is whole, are the run's alone."""
 
-    def __init__(self, run: Any, second: Sink) -> None:
+    def __init__(self, run: Any, second: TrackerSink) -> None:
         self._both = (run, second)
         self.incident, self.begin = run.incident, run.begin
+        self.alert = second.alert
 
     def open(self, tables: Sequence[Table]) -> None:
         for sink in self._both:

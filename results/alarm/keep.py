@@ -1,0 +1,73 @@
+#!/usr/bin/env python
+"""Gathers the runs of ``benchmarks/faults/make.py`` into what is committed.
+
+    python results/alarm/keep.py runs/faults [--half train]
+
+``runs.csv``: a line a run; ``features-train.parquet`` and ``features-test.parquet``: a line a row, signals as float16
+(three digits, z-scores within 6e4), losses and norms as float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+HERE = Path(__file__).parent
+LINE = (
+    *("number", "run", "half", "subject", "family", "kind", "seed", "strength", "edge", "rows", "at", "failed"),
+    *("why", "benign", "open", "commit", "torch", "cpu"),
+)
+EXACT = ("nll", "gradient", "lr", "held_out")
+
+
+def small(name: str, values: np.ndarray) -> np.ndarray:
+    if name in EXACT:
+        return values.astype(np.float32)
+    return np.clip(values, -6e4, 6e4).astype(np.float16)
+
+
+def keep(folder: Path, out: Path, halves: tuple[str, ...]) -> None:
+    found: dict[str, list[tuple[dict[str, Any], pa.Table]]] = {half: [] for half in halves}
+    for path in sorted(folder.glob("*.parquet")):
+        table = pq.read_table(path)
+        facts = json.loads(table.schema.metadata[b"run"])
+        if facts["half"] in halves:
+            found[facts["half"]].append((facts, table))
+    with (out / "runs.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, LINE, extrasaction="ignore")
+        writer.writeheader()
+        for half in halves:
+            parts = []
+            for number, (facts, table) in enumerate(found[half]):
+                told = {name: "" if facts.get(name) is None else facts[name] for name in LINE if name != "number"}
+                told.update(number=number, benign=json.dumps(facts["benign"]), edge=f"{facts['edge']:.4g}")
+                writer.writerow({**told, "strength": f"{facts['strength']:.4g}", "commit": facts["commit"][:12]})
+                columns = {
+                    "run": np.full(table.num_rows, number, dtype=np.int16),
+                    "row": np.arange(table.num_rows, dtype=np.int16),
+                    **{name: small(name, table[name].to_numpy()) for name in table.column_names},
+                }
+                parts.append(pa.table(columns))
+            if parts:
+                whole = pa.concat_tables(parts)
+                split = [name for name in whole.column_names if name not in ("run", "row")]
+                options: dict[str, Any] = {"use_dictionary": ["run"], "use_byte_stream_split": split}
+                pq.write_table(
+                    whole, out / f"features-{half}.parquet", compression="zstd", compression_level=15, **options
+                )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--half", choices=("train", "test"), help="leave the other half unopened")
+    parser.add_argument("--out", type=Path, default=HERE)
+    options = parser.parse_args()
+    keep(options.folder, options.out, (options.half,) if options.half else ("train", "test"))

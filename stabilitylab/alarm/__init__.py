@@ -1,0 +1,11 @@
+"""The alarm: detectors over a row that exists anyway, their thresholds and error rates measured on runs that failed.
+
+>>> with sl.watch(model, out="runs/mine", every=1, alarm=True) as w:  # doctest: +SKIP
+...     ...  # an alarm is a line of the log: what, where, since when, how sure
+"""
+
+from .alarm import Alarm, Alert
+from .rules import AlarmRule, Measured, RuleSet, fitted
+from .signals import Reading, Signals, names
+
+__all__ = ["Alarm", "AlarmRule", "Alert", "Measured", "Reading", "RuleSet", "Signals", "fitted", "names"]

@@ -1,0 +1,225 @@
+"""The alarm: rows in, alerts out; it keeps its state over a resume and is quiet for a while after it spoke."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
+from typing import Any
+
+from ..errors import UsageError
+from ..schema import Cells, Row, Table
+from .rules import AlarmRule, Measured, RuleSet, fitted, title_of
+from .signals import Reading, Signals, table_of
+
+log = logging.getLogger("stabilitylab")
+
+REFRACTORY = 50  # rows in which a rule that spoke says nothing
+NOT_FINITE = "not finite"
+ADVICE = {
+    "update": "lower the learning rate, or clip the update",
+    "rms_t": "the second moment lags: lower beta_2, or clip the update",
+    "update_rms": "lower the learning rate",
+    "heads": "attention logits grow: use QK-norm, or a lower rate for queries and keys",
+    "log_z": "the output's logits grow: add a z-loss, or weight decay on the output",
+    "ln_input": "the residual stream grows: lower the learning rate, or add weight decay",
+    "residual": "the residual stream grows: lower the learning rate, or add weight decay",
+    "headroom": "the rate is beyond the edge: lower it, or warm up longer",
+    "to_edge": "the rate is beyond the edge: lower it, or warm up longer",
+}
+USUAL = "look at the batch first; else go back to a checkpoint and lower the learning rate, clip gradients, or skip it"
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One alarm: what, where, since when, how sure.
+
+    ``since``: the first row of those, one after the other, at which the score was above half its threshold. ``signal``:
+    what added most to the score, with its ``value`` and the place that it is said of. ``measured``: the rule's error
+    rates, None where none were measured.
+    """
+
+    step: int
+    rule: str
+    title: str
+    score: float
+    threshold: float
+    since: int
+    signal: str
+    value: float
+    place: Row | None
+    advice: str
+    measured: Measured | None = None
+
+    @property
+    def sentence(self) -> str:
+        """In one line: ``step 412, decoder layer 5 ffn: ... since step 405 (...)``."""
+        where = f" at {self.place.site or self.place.stack}" if self.place is not None else ""
+        if self.rule == NOT_FINITE:
+            return f"step {self.step}: {self.title}{where}. {self.advice[0].upper()}{self.advice[1:]}."
+        since = f" since step {self.since}" if self.since < self.step else ""
+        if self.measured is None:
+            sure = "its rate of false alarms is not known"
+        else:
+            sure = f"{self.measured.rate[0]:.2g} false alarms in 1,000 healthy rows of {self.measured.corpus}"
+        return (
+            f"step {self.step}: {self.title}{since}: {title_of(self.signal)}{where} ({self.signal} {self.value:.3g}; "
+            f"score {self.score:.3g}, threshold {self.threshold:.3g}; {sure}). To do: {self.advice}."
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "sentence": self.sentence}
+
+
+class Alarm:
+    """Looks at rows as they come and says when one announces a failure.
+
+    ``rules``: those of :func:`~stabilitylab.alarm.fitted` unless given. ``mute``: names of rules that say nothing.
+    ``on_alarm`` is called with each :class:`Alert`; what it raises is logged and never ends a training. A number of the
+    row that is not finite is always an alarm. It reads what the row holds anyway; error rates hold for rows of every
+    update (``every=1``). Raises UsageError for a muted rule that does not exist.
+    """
+
+    def __init__(
+        self,
+        rules: RuleSet | Sequence[AlarmRule] | None = None,
+        *,
+        mute: Collection[str] = (),
+        on_alarm: Callable[[Alert], object] | None = None,
+        refractory: int = REFRACTORY,
+    ) -> None:
+        known = fitted() if rules is None else rules if isinstance(rules, RuleSet) else RuleSet(tuple(rules))
+        self.rules, self.on_alarm, self.refractory = known.rules, on_alarm, refractory
+        names = [*(rule.name for rule in self.rules), NOT_FINITE]
+        if unknown := [name for name in mute if name not in names]:
+            raise UsageError(f"no rule {unknown[0]!r} to mute; there are {', '.join(names)}.")
+        self.muted = frozenset(mute)
+        self.alerts: list[Alert] = []
+        self._signals = Signals()
+        self._begun: Begun | None = None  # the row that is known in part
+        self.rows = 0  # how many were looked at
+        self._spoke: dict[str, int] = {}  # rule -> the number of the row at which it spoke last
+        self._since: dict[str, int] = {}  # rule -> the step since which its score is above half its threshold
+
+    def open(self, tables: Sequence[Table]) -> None:
+        """What the rows will hold."""
+        self._signals.open(tables)
+
+    def begin(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> list[Alert]:
+        """What is announced by the part of a row that is known before the optimizer's step; ``observe`` comes for the
+        whole row. RuleSet that need a number of the update wait for that."""
+        self.rows += 1
+        told = self._signals.read(metrics, tables)
+        self._begun = step, told, frozenset((*metrics, *tables))
+        known = [rule for rule in self.rules if not any(self._late(signal) for signal in rule.weights)]
+        return self._say(self._found(step, metrics, told, known))
+
+    def observe(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> list[Alert]:
+        """What this row announces; rows come in their order, once each."""
+        begun, self._begun = self._begun, None
+        told, taken = dict[str, Reading](), frozenset[str]()
+        if begun is not None and begun[0] == step:
+            _, told, taken = begun
+        else:
+            self.rows += 1
+        told = told | self._signals.read(
+            {name: value for name, value in metrics.items() if name not in taken},
+            {name: cells for name, cells in tables.items() if name not in taken},
+        )
+        return self._say(self._found(step, metrics, told, self.rules))
+
+    def _found(
+        self, step: int, metrics: Mapping[str, float | None], told: Mapping[str, Reading], rules: Sequence[AlarmRule]
+    ) -> list[Alert]:
+        found = self._not_finite(step, metrics)
+        for rule in rules:
+            found += self._by(rule, step, told)
+        return found
+
+    def _say(self, found: Sequence[Alert]) -> list[Alert]:
+        spoken = [alert for alert in found if alert.rule not in self.muted and self._may(alert.rule)]
+        for alert in spoken:
+            self._spoke[alert.rule] = self.rows
+            self.alerts.append(alert)
+            self._tell(alert)
+        return spoken
+
+    def _late(self, signal: str) -> bool:
+        return self._signals.phase(table_of(signal)) == "update"
+
+    def _by(self, rule: AlarmRule, step: int, told: Mapping[str, Reading]) -> list[Alert]:
+        score, signal = rule.score(told)
+        if not score >= rule.threshold / 2:
+            self._since.pop(rule.name, None)
+            return []
+        since = self._since.setdefault(rule.name, step)
+        if score < rule.threshold:
+            return []
+        own = told[signal]
+        advice = ADVICE.get(signal.split(".")[0], USUAL)
+        return [
+            Alert(
+                step,
+                rule.name,
+                rule.title or rule.name,
+                score,
+                rule.threshold,
+                since,
+                signal,
+                own.value,
+                own.place,
+                advice,
+                rule.measured,
+            )
+        ]
+
+    def _not_finite(self, step: int, metrics: Mapping[str, float | None]) -> list[Alert]:
+        for name in ("loss", "nll", "grad_norm_total"):
+            value = metrics.get(name)
+            if value is not None and not math.isfinite(value):
+                title = f"{name} is {value}"
+                advice = "run stabilitylab diagnose, which says where it came from, and go back to a checkpoint"
+                return [Alert(step, NOT_FINITE, title, math.inf, math.inf, step, name, value, None, advice)]
+        return []
+
+    def _may(self, rule: str) -> bool:
+        return rule not in self._spoke or self.rows - self._spoke[rule] >= self.refractory
+
+    def _tell(self, alert: Alert) -> None:
+        log.warning("alarm: %s", alert.sentence)
+        if self.on_alarm is not None:
+            try:
+                self.on_alarm(alert)
+            except Exception:
+                log.exception("on_alarm failed at step %d; training goes on.", alert.step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed alarm needs: pasts, and who spoke when."""
+        return {
+            "rows": self.rows,
+            "spoke": dict(self._spoke),
+            "since": dict(self._since),
+            "signals": self._signals.state_dict(),
+            "begun": self._begun and _written(*self._begun),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.rows, self._spoke, self._since = state["rows"], dict(state["spoke"]), dict(state["since"])
+        self._signals.load_state_dict(state["signals"])
+        self._begun = state["begun"] and _read(state["begun"])
+
+
+Begun = tuple[int, dict[str, Reading], frozenset[str]]  # step, its signals so far, names of what they were read from
+
+
+def _written(step: int, told: Mapping[str, Reading], taken: frozenset[str]) -> dict[str, Any]:
+    signals = {name: [own.value, own.place and astuple(own.place)] for name, own in told.items()}
+    return {"step": step, "signals": signals, "taken": sorted(taken)}
+
+
+def _read(state: Mapping[str, Any]) -> Begun:
+    signals = {
+        name: Reading(value, Row(*place) if place else None) for name, (value, place) in state["signals"].items()
+    }
+    return state["step"], signals, frozenset(state["taken"])

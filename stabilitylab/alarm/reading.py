@@ -1,0 +1,62 @@
+"""An alarm on a stored run, ended or going on: its rows, in their order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from ..schema import Cells
+from ..store import Run
+from ..store.layout import METRICS
+from .alarm import Alarm, Alert
+from .signals import READS
+
+Stored = tuple[int, dict[str, float | None], dict[str, Cells]]
+
+
+def rows(run: Run, after: int = -1) -> Iterator[Stored]:
+    """Yields step, metrics and tables of each recorded step beyond ``after``, as its writer got them; of tables those
+    that the alarm reads."""
+    metrics = run.arrow(METRICS)
+    data = {name: metrics[name].to_pylist() for name in metrics.column_names}
+    tables = {name: by_step(run, name) for name in run.tables if name in READS}
+    for number, step in enumerate(data.pop("step")):
+        if step > after:
+            told = {name: own[number] for name, own in data.items()}
+            yield step, told, {name: cells[step] for name, cells in tables.items() if step in cells}
+
+
+def by_step(run: Run, name: str) -> dict[int, Cells]:
+    """A table's cells, step by step."""
+    table = run.table(name)
+    found = run.arrow(name)
+    shape = (-1, len(table.rows))
+    steps = found["step"].to_numpy().reshape(shape)[:, 0]
+    values = np.stack([found[column].to_numpy().reshape(shape) for column in table.columns], axis=-1)
+    absent = found["absent"].to_numpy().astype(bool).reshape(shape)
+    return {int(step): Cells(values[at], absent[at]) for at, step in enumerate(steps)}
+
+
+def listen(run: Run, alarm: Alarm, *, follow: bool = False, pause: float = 2.0) -> Iterator[Alert]:
+    """Yields what ``alarm`` says of the run's rows; ``follow``: of those to come too, until nobody writes any more."""
+    seen = -1
+    alarm.open([run.table(name) for name in run.tables])
+    while True:
+        going = follow and run.status.state == "running"  # asked before the rows: the last ones are not missed
+        last = list(rows(run, seen))
+        for step, metrics, tables in last[: len(last) - 1 if going else None]:  # one that is being written may grow
+            seen = step
+            yield from alarm.observe(step, metrics, tables)
+        if not going:
+            return
+        time.sleep(pause)
+        run = Run.open(run.path)  # tables may have been declared anew
+        alarm.open([run.table(name) for name in run.tables])
+
+
+def recorded(manifest: Mapping[str, object]) -> list[dict[str, object]]:
+    """The alarms that were raised while the run was trained, as run.json holds them."""
+    found = manifest.get("alarms")
+    return [own for own in found if isinstance(own, dict)] if isinstance(found, list) else []

@@ -1,0 +1,125 @@
+"""Rules: a score of a row's signals and the threshold above which it is an alarm, with its measured error rates."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from ..errors import UsageError
+from .signals import LEVELS, SOURCES, UNEVEN, Reading, names
+
+FITTED = "fitted.json"
+BOUND = 20.0  # a compressed signal counts as this at most
+
+
+def compressed(signal: str, value: float) -> float:
+    """What a rule adds up: of a z ln(1 + z) where it is positive, else 0; of a level its logarithm (headroom's with the
+    other sign, so that larger is always nearer to failure); a drift as it is. Between -20 and 20."""
+    kind = signal.rsplit(".", 1)[-1]
+    if math.isnan(value):
+        return 0.0
+    if kind == "z":
+        found = math.log1p(max(value, 0.0))
+    elif kind == "level":
+        found = math.log(max(value, 1e-12)) * (LEVELS[signal][2] if signal in LEVELS else 1)
+    else:
+        found = value
+    return min(max(found, -BOUND), BOUND)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a rule did on runs that did not make it; ``rate``: false alarms per 1,000 healthy rows, ``recall``: share of
+    failures announced, ``lead``: median rows before them, each with its 95 % interval; ``runs``: on how many."""
+
+    rate: tuple[float, float, float]
+    recall: tuple[float, float, float]
+    lead: tuple[float, float, float]
+    runs: int
+    corpus: str
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Measured:
+        rate, recall, lead = (tuple(map(float, told[name])) for name in ("rate", "recall", "lead"))
+        return cls(rate, recall, lead, int(told["runs"]), str(told["corpus"]))  # pyright: ignore[reportArgumentType]
+
+
+@dataclass(frozen=True)
+class AlarmRule:
+    """score = sum_i w_i c(s_i), c as :func:`compressed` has it; an alarm where it reaches ``threshold``.
+
+    ``weights``: by signal. Raises UsageError for a signal that does not exist. ``measured``: None where nothing has
+    been measured of it.
+    """
+
+    name: str
+    weights: Mapping[str, float]
+    threshold: float
+    title: str = ""
+    measured: Measured | None = None
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.weights if name not in names()]:
+            raise UsageError(f"no signal {unknown[0]!r}; there are {', '.join(names())}.")
+
+    def score(self, signals: Mapping[str, Reading]) -> tuple[float, str]:
+        """The score, and the signal that adds most to it; NaN and "" where the row has none of them."""
+        parts = {
+            name: weight * compressed(name, signals[name].value)
+            for name, weight in self.weights.items()
+            if name in signals
+        }
+        if not parts:
+            return math.nan, ""
+        return sum(parts.values()), max(parts, key=parts.__getitem__)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> AlarmRule:
+        """Reads what ``as_dict`` or the fitted file holds."""
+        kept = {name: told[name] for name in ("name", "weights", "threshold", "title") if name in told}
+        measured = told.get("measured")
+        return cls(**kept, measured=Measured.of(measured) if measured else None)
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """What an alarm goes by. ``fitted``: the digest of the corpus that thresholds come from; "" before there is one."""
+
+    rules: tuple[AlarmRule, ...] = field(default_factory=tuple)
+    fitted: str = ""
+
+
+# Before a corpus has set a threshold: a loss, or a gradient norm, that has not been so far from its past. No rate of
+# false alarms has been measured for these.
+CONSERVATIVE = RuleSet(
+    (
+        AlarmRule("loss", {"loss.z": 1.0}, math.log1p(12.0), "the loss leaves its past"),
+        AlarmRule("gradients", {"grad_norm.z": 1.0}, math.log1p(30.0), "a gradient norm leaves its past"),
+    )
+)
+
+
+def fitted() -> RuleSet:
+    """The rules that come with the package: thresholds from the corpus, or conservative ones before there is one."""
+    file = files("stabilitylab.alarm").joinpath(FITTED)
+    if not file.is_file():
+        return CONSERVATIVE
+    told = json.loads(file.read_text())
+    return RuleSet(tuple(AlarmRule.of(own) for own in told["rules"]), told["corpus"])
+
+
+def title_of(signal: str) -> str:
+    """What a signal is, in words."""
+    if signal in LEVELS:
+        return LEVELS[signal][3]
+    base = signal.rsplit(".", 1)[0]
+    if base == UNEVEN:
+        return "the unevenness of gradients over layers"
+    return next(source.title for source in SOURCES if source.name == base)

@@ -1,0 +1,69 @@
+"""Between a watcher and its run: the alarm sees each row on its way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..schema import Cells, Table
+from .alarm import Alarm, Alert
+
+log = logging.getLogger("stabilitylab")
+
+KEPT = 1000  # alerts of a run that run.json holds: the first ones
+
+
+class AlarmSink:
+    """Hands everything to ``sink`` and shows it to ``alarm`` after; each alert goes to run.json, and to ``tell``.
+
+    Where a row can be read when ``step`` returns (on a CPU), rules that need nothing of the update speak then, before
+    the optimizer's step; the others when the row is whole. An error of the alarm ends the alarm, never the training.
+    """
+
+    def __init__(
+        self, sink: Any, alarm: Alarm, record: Callable[..., object], tell: Callable[[Alert], object] | None = None
+    ) -> None:
+        self.alarm = alarm
+        self.incident = sink.incident
+        self._sink, self._record, self._tell = sink, record, tell
+        self._told: list[dict[str, Any]] = []
+        self._working = True
+
+    def open(self, tables: Sequence[Table]) -> None:
+        self._sink.open(tables)
+        self._safely(lambda: self.alarm.open(tables))
+
+    def begin(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
+        self._sink.begin(step, metrics, tables)
+        self._safely(lambda: self._hear(self.alarm.begin(step, metrics, tables)))
+
+    def append(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
+        self._sink.append(step, metrics, tables)
+        self._safely(lambda: self._hear(self.alarm.observe(step, metrics, tables)))
+
+    def close(self) -> None:
+        self._sink.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"alarm": self.alarm.state_dict(), "told": self._told}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._told = list(state["told"])
+        self._safely(lambda: self.alarm.load_state_dict(state["alarm"]))
+
+    def _hear(self, alerts: Sequence[Alert]) -> None:
+        if alerts:
+            self._told = [*self._told, *(alert.as_dict() for alert in alerts)][:KEPT]
+            self._record(alarms=self._told)
+            for alert in alerts:
+                if self._tell is not None:
+                    self._tell(alert)
+
+    def _safely(self, action: Callable[[], object]) -> None:
+        if self._working:
+            try:
+                action()
+            except Exception:
+                self._working = False
+                log.exception("the alarm failed and says nothing more; training and the run directory go on.")

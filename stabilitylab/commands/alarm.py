@@ -1,0 +1,47 @@
+"""``alarm``: what the alarm says of a run, ended or going on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import command
+from ._options import JSON, VERBOSE
+
+
+@command("alarm", rank=95)
+def alarm(
+    run: Annotated[Path, typer.Argument(help="Run directory, of 'probe' or of watch().", show_default=False)],
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until nobody writes to the run any more.")] = False,
+    mute: Annotated[
+        list[str] | None, typer.Option(help="A rule that says nothing; several times for several.", metavar="RULE")
+    ] = None,
+    refractory: Annotated[int, typer.Option(min=1, help="Rows in which a rule that spoke says nothing.")] = 50,
+    fail: Annotated[bool, typer.Option("--fail", help="Exit 1 if there was an alarm.")] = False,
+    as_json: Annotated[bool, JSON] = False,
+    verbose: Annotated[bool, VERBOSE] = False,
+) -> int:
+    """Say which rows of a run announced a failure: what, where, since when, how sure, what people do about it.
+
+    Reads what the run recorded, one row after the other, as the alarm of watch(alarm=True) would have. Its error rates
+    hold for runs with a row of every update (--every 1); docs/alarm.md has them. Exit 0 whatever it says.
+    """
+    import logging
+
+    from ..alarm import Alarm
+    from ..alarm.reading import listen
+    from ..store import Run
+    from ..store.layout import plain
+
+    opened = Run.open(run)
+    ear = Alarm(mute=mute or (), refractory=refractory)
+    logging.getLogger("stabilitylab").setLevel(logging.ERROR)  # an alarm's line of the log is this command's output
+    for alert in listen(opened, ear, follow=follow):
+        print(json.dumps(plain(alert.as_dict())) if as_json else alert.sentence, flush=True)
+    if not ear.alerts and not as_json:
+        print(f"{opened.path.name}: no alarm in {ear.rows} rows.", file=sys.stderr)
+    return int(fail and bool(ear.alerts))

@@ -1,0 +1,161 @@
+"""The alarm: speaks once, says what, where and since when, keeps quiet and its state, and never ends anything."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+
+import numpy as np
+import pytest
+from made import TABLES, cells, run
+
+from stabilitylab.alarm import Alarm, AlarmRule, Alert, Measured, RuleSet, fitted, names
+from stabilitylab.alarm.rules import CONSERVATIVE, compressed, title_of
+from stabilitylab.alarm.signals import Reading
+from stabilitylab.errors import UsageError
+
+Z = AlarmRule("z", {"grad_norm.z": 1.0}, math.log1p(12.0), "a gradient jumps")
+LATE = AlarmRule("late", {"update.z": 1.0, "grad_norm.z": 1.0}, math.log1p(12.0))
+
+
+def heard(alarm: Alarm, rows: object) -> list[Alert]:
+    alarm.open(TABLES)
+    return [alert for row in rows for alert in alarm.observe(*row)]  # pyright: ignore[reportGeneralTypeIssues]
+
+
+def test_a_jump_is_said_once_with_its_place() -> None:
+    [alert] = heard(Alarm([Z]), run(80, jump=40))
+    assert (alert.step, alert.rule, alert.signal) == (40, "z", "grad_norm.z")
+    assert alert.place is not None
+    assert alert.place.site == "two"
+    assert alert.since == 40
+    for word in ("step 40", "a gradient jumps", "two", "false alarms is not known", "To do:"):
+        assert word in alert.sentence
+    assert json.loads(json.dumps(alert.as_dict()))["place"]["layer"] == 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_is_nothing(seed: int) -> None:
+    assert heard(Alarm([Z]), run(300, seed=seed)) == []
+
+
+def test_it_is_quiet_for_a_while() -> None:
+    def jumps() -> object:
+        for step, metrics, tables in run(200, seed=3):
+            if step in (60, 80, 115):
+                tables = {**tables, "grad_norm": cells(tables["grad_norm"].values[:, 0] * [1, 1, 1e4])}
+            yield step, metrics, tables
+
+    assert [alert.step for alert in heard(Alarm([Z]), jumps())] == [60, 115]
+    assert [alert.step for alert in heard(Alarm([Z], refractory=10), jumps())] == [60, 80, 115]
+
+
+def test_since_is_where_the_score_passed_half_its_threshold() -> None:
+    slow = AlarmRule("drift", {"grad_norm.drift": 1.0}, 1.0)
+
+    def grows() -> object:
+        for step, metrics, tables in run(80, seed=1):
+            factor = 1.5 ** max(0, step - 50)
+            yield step, metrics, {**tables, "grad_norm": cells(tables["grad_norm"].values[:, 0] * factor)}
+
+    alarm = Alarm([slow])
+    [alert, *_] = heard(alarm, grows())
+    assert 50 < alert.since < alert.step
+    assert f"since step {alert.since}" in alert.sentence
+
+
+def test_muted_rules_say_nothing_and_others_do() -> None:
+    assert [alert.rule for alert in heard(Alarm([Z, LATE], mute=["z"]), run(80, jump=40))] == ["late"]
+    with pytest.raises(UsageError, match="no rule 'x' to mute; there are z, not finite"):
+        Alarm([Z], mute=["x"])
+
+
+def test_a_rule_of_no_signal_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"no signal 'grad\.z'; there are loss\.z"):
+        AlarmRule("x", {"grad.z": 1.0}, 1.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_is_always_said(value: float) -> None:
+    alarm = Alarm([])
+    alarm.open(TABLES)
+    [alert] = alarm.observe(7, {"loss": value}, {})
+    assert alert.rule == "not finite"
+    assert f"step 7: loss is {value}" in alert.sentence
+    assert "stabilitylab diagnose" in alert.sentence
+
+
+def test_the_part_before_the_update_speaks_first() -> None:
+    """Of rules that need nothing of the update; the others when the row is whole, and no row counts twice."""
+    early, whole = Alarm([Z, LATE]), Alarm([Z, LATE])
+    early.open(TABLES)
+    whole.open(TABLES)
+    for step, metrics, tables in run(80, jump=40):
+        begun = early.begin(step, metrics, {"grad_norm": tables["grad_norm"]})
+        after = early.observe(step, metrics, tables)
+        at_once = whole.observe(step, metrics, tables)
+        assert {alert.rule for alert in (*begun, *after)} == {alert.rule for alert in at_once}
+        if step == 40:
+            assert [alert.rule for alert in begun] == ["z"]
+            assert [alert.rule for alert in after] == ["late"]
+    assert early.alerts == whole.alerts
+    assert early.state_dict() == whole.state_dict()
+
+
+def test_a_resumed_alarm_says_what_one_that_went_on_says() -> None:
+    rows = list(run(120, seed=5, jump=70))
+    whole = Alarm([Z, LATE])
+    expected = heard(whole, rows)
+    for cut in (10, 40, 69):
+        first, second = Alarm([Z, LATE]), Alarm([Z, LATE])
+        found = heard(first, rows[:cut])
+        step, metrics, tables = rows[cut]
+        found += first.begin(step, metrics, {"grad_norm": tables["grad_norm"]})  # saved in the middle of a row
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        found += heard(second, rows[cut:])
+        assert found == expected
+        assert second.state_dict() == whole.state_dict()
+
+
+def test_what_on_alarm_raises_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(alert: Alert) -> None:
+        raise RuntimeError("no network")
+
+    with caplog.at_level(logging.WARNING, "stabilitylab"):
+        assert len(heard(Alarm([Z], on_alarm=broken), run(80, jump=40))) == 1
+    assert "alarm: step 40" in caplog.text
+    assert "on_alarm failed at step 40; training goes on." in caplog.text
+
+
+def test_scores_add_up_what_is_there() -> None:
+    rule = AlarmRule("r", {"loss.z": 2.0, "rms_t.level": 1.0, "grad_norm.drift": -1.0, "headroom.level": 1.0}, 1.0)
+    told = {"loss.z": Reading(math.e - 1), "rms_t.level": Reading(math.e), "headroom.level": Reading(math.exp(-2))}
+    assert rule.score(told) == (pytest.approx(2.0 + 1.0 + 2.0), "loss.z")
+    assert math.isnan(rule.score({})[0])
+    assert compressed("loss.z", -5.0) == 0.0
+    assert compressed("loss.drift", 1e9) == 20.0
+    assert compressed("loss.z", math.nan) == 0.0
+
+
+def test_a_rule_is_written_and_read() -> None:
+    rule = AlarmRule("r", {"loss.z": 1.0}, 2.0, "t", Measured((0.4, 0.1, 0.9), (0.7, 0.6, 0.8), (20, 10, 30), 300, "c"))
+    assert AlarmRule.of(json.loads(json.dumps(rule.as_dict()))) == rule
+
+
+def test_what_comes_with_the_package() -> None:
+    """Thresholds come from a corpus, whose digest is named and whose error rates are told, or say that they do not."""
+    known = fitted()
+    assert known.rules
+    if known.fitted:
+        assert all(rule.measured is not None and rule.measured.runs > 0 for rule in known.rules)
+    else:
+        assert known == CONSERVATIVE
+    for seed in range(3):
+        assert heard(Alarm(known), run(300, seed=seed)) == []
+    assert heard(Alarm(RuleSet(known.rules)), run(80, jump=40, factor=1e6))
+
+
+def test_every_signal_has_words() -> None:
+    assert all(title_of(name) for name in names())
+    assert np.unique(names()).size == len(names())

@@ -1,0 +1,125 @@
+"""Signals: each says what its definition says, of the place where it is largest, and nothing of what is not there."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from made import GRADIENTS, TABLES, UPDATES, cells, run
+
+from stabilitylab.alarm.past import Past
+from stabilitylab.alarm.signals import LEVELS, READS, SOURCES, Signals, names, table_of
+from stabilitylab.schema import Cells, Row, Table
+
+
+def read_all(signals: Signals, rows: list) -> list[dict]:
+    return [signals.read(metrics, tables) for _, metrics, tables in rows]
+
+
+def opened(*tables: Table) -> Signals:
+    signals = Signals()
+    signals.open(tables or TABLES)
+    return signals
+
+
+def test_the_largest_z_is_that_of_its_place() -> None:
+    rows = list(run(60, jump=40))
+    told = read_all(opened(), rows)
+    past = Past(2)  # the two layers, without the embedding
+    for step, (_, _, tables) in enumerate(rows):
+        z, drift = past.compare(np.log(tables["grad_norm"].values[1:, 0]))
+        if step < 20:
+            assert "grad_norm.z" not in told[step]
+            continue
+        assert told[step]["grad_norm.z"].value == pytest.approx(z.max())
+        assert told[step]["grad_norm.drift"].value == pytest.approx(drift.max())
+        assert told[step]["grad_norm.all"].value == pytest.approx(drift.mean())
+    assert told[40]["grad_norm.z"].place == Row("two", "decoder", 2, "ffn")
+    assert told[40]["grad_norm.z"].value > 20
+
+
+def test_the_embedding_stands_apart() -> None:
+    told = read_all(opened(), list(run(30)))[-1]
+    assert told["embedding_gradient.z"].place == Row("embedding", "decoder", 0, "embedding")
+
+
+def test_unevenness_is_the_spread_of_log_gradients_inside_layers() -> None:
+    _, metrics, tables = next(run(1))
+    told = opened().read(metrics, tables)
+    logs = np.log(tables["grad_norm"].values[1:, 0])
+    assert told["uniformity.level"].value == pytest.approx(logs.std())
+    assert told["uniformity.level"].place == Row("", "decoder")
+
+
+def test_a_level_is_the_largest_and_headroom_the_smallest() -> None:
+    headroom = Table("critical_sharpness", ("headroom",), (Row("a"), Row("b")), phase="update")
+    signals = opened(*TABLES, headroom)
+    told = signals.read(
+        {}, {"update_ratio": cells(np.array([[0.1, 1], [0.3, 1]])), "critical_sharpness": cells(np.array([3.0, 2.0]))}
+    )
+    assert told["update.level"] == (0.3, Row("two", "decoder", 2, "ffn"))
+    assert told["headroom.level"] == (2.0, Row("b"))
+
+
+def test_what_is_absent_or_zero_is_no_number() -> None:
+    signals = opened()
+    for _, metrics, tables in run(30):
+        signals.read(metrics, tables)
+    values = Cells(np.array([[1.0], [math.nan], [0.0]]), np.array([False, True, False]))
+    told = signals.read({"loss": None}, {"grad_norm": values})
+    assert "grad_norm.z" not in told  # one absent, one without a logarithm
+    assert "embedding_gradient.z" in told
+    assert "loss.z" not in told
+    assert not any(name.startswith("update") for name in told)
+
+
+def test_a_place_more_begins_its_past_anew() -> None:
+    signals = opened()
+    for _, metrics, tables in run(30):
+        signals.read(metrics, tables)
+    more = Table("grad_norm", ("value",), (*GRADIENTS.rows, Row("three", "decoder", 3, "ffn")), phase="backward")
+    signals.open([more, UPDATES])
+    told = signals.read({"loss": 1.0}, {"grad_norm": cells(np.ones(4))})
+    assert "grad_norm.z" not in told
+    assert "loss.z" in told
+
+
+def test_scale_is_nothing() -> None:
+    """Numbers in other units give the same signals: they are logarithms against their past."""
+    rows = list(run(60, jump=40))
+    other = [
+        (
+            step,
+            {name: 1e-6 * value for name, value in metrics.items()},
+            {name: Cells(1e4 * own.values, own.absent) for name, own in tables.items()},
+        )
+        for step, metrics, tables in rows
+    ]
+    for a, b in zip(read_all(opened(), rows), read_all(opened(), other), strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            if not name.endswith("level") or name == "uniformity.level":
+                assert a[name].value == pytest.approx(b[name].value, rel=1e-6, abs=1e-9)
+
+
+def test_names_are_what_a_row_of_all_tables_gives() -> None:
+    """Every name can be told, and nothing else is."""
+    columns: dict[str, list[str]] = {}
+    for source in SOURCES:
+        columns.setdefault(source.table, []).append(source.column)
+    for table, column, *_ in LEVELS.values():
+        columns[table] = [*columns.get(table, []), column]
+    metrics = columns.pop("")
+    places = (Row("e", "s", 0, "embedding"), Row("a", "s", 1), Row("b", "s", 2))
+    tables = [Table(name, tuple(dict.fromkeys(own)), places) for name, own in columns.items()]
+    signals = opened(*tables)
+    random = np.random.default_rng(0)
+    told = {}
+    for _ in range(25):
+        told = signals.read(
+            {name: float(random.uniform(1, 2)) for name in metrics},
+            {table.name: cells(random.uniform(1, 2, (3, len(table.columns)))) for table in tables},
+        )
+    assert set(told) == set(names())
+    assert {table_of(name) for name in names()} == READS | {""}

@@ -1,0 +1,144 @@
+"""The alarm in a loop of somebody's own, and on the run that it wrote."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import stabilitylab as sl
+from stabilitylab.alarm import Alarm, AlarmRule, Alert, RuleSet
+from stabilitylab.alarm.reading import listen, recorded, rows
+from stabilitylab.store import Run
+
+RULES = (
+    AlarmRule("gradient", {"grad_norm.z": 1.0}, math.log1p(15.0), "a gradient jumps"),
+    AlarmRule("update", {"update.level": 1.0}, math.log(50.0), "an update is fifty times its weights"),
+)
+
+
+class Loop:
+    """A small model and its optimizer; a batch at ``bad`` is 1e4 times as bad, the rate at ``fast`` 1e5."""
+
+    def __init__(self, bad: int = -1, fast: int = -1) -> None:
+        torch.manual_seed(0)
+        self.model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.bad, self.fast = bad, fast
+
+    def run(self, w: Any, first: int, last: int) -> None:
+        for step in range(first, last):
+            random = torch.Generator().manual_seed(step)
+            x = torch.randn(4, 5, 8, generator=random)
+            loss = (self.model(x) ** 2).mean() * (1e4 if step == self.bad else 1.0)
+            loss.backward()
+            w.step(loss=loss)
+            self.optimizer.param_groups[0]["lr"] = 1e5 if step == self.fast else 1e-3
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
+def watched(out: Path, loop: Loop, steps: int = 60, **options: Any) -> list[Alert]:
+    with sl.watch(loop.model, out=out, every=1, optimizer=loop.optimizer, **options) as w:
+        loop.run(w, 0, steps)
+    assert w.alarm is not None
+    return w.alarm.alerts
+
+
+def test_an_alarm_goes_to_the_log_the_run_and_the_caller(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Alert] = []
+    with caplog.at_level(logging.WARNING, "stabilitylab"):
+        alerts = watched(tmp_path / "a", Loop(bad=40), alarm=Alarm(RULES, on_alarm=heard.append))
+    assert [(alert.step, alert.rule) for alert in alerts] == [(40, "gradient")]
+    assert heard == alerts
+    assert "alarm: step 40: a gradient jumps" in caplog.text
+    told = recorded(Run.open(tmp_path / "a").manifest)
+    assert [alert["sentence"] for alert in told] == [alert.sentence for alert in alerts]
+
+
+def test_a_stored_run_says_the_same(tmp_path: Path) -> None:
+    alerts = watched(tmp_path / "a", Loop(bad=30, fast=45), steps=46, alarm=Alarm(RULES))
+    assert [(alert.step, alert.rule) for alert in alerts] == [(30, "gradient"), (45, "update")]
+    again = Alarm(RULES)
+    assert list(listen(Run.open(tmp_path / "a"), again)) == alerts
+
+
+def test_rows_are_what_the_writer_got(tmp_path: Path) -> None:
+    seen = {}
+
+    class Keeps(Alarm):
+        def observe(self, step: int, metrics: Any, tables: Any) -> list[Alert]:
+            seen[step] = dict(metrics), {name: cells.values.copy() for name, cells in tables.items()}
+            return []
+
+    watched(tmp_path / "a", Loop(), steps=5, alarm=Keeps(RULES))
+    for step, metrics, tables in rows(Run.open(tmp_path / "a")):
+        assert {name: value for name, value in metrics.items() if value is not None} == pytest.approx(seen[step][0])
+        for name, cells in tables.items():
+            torch.testing.assert_close(cells.values, seen[step][1][name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_it_speaks_before_the_optimizer_steps(tmp_path: Path) -> None:
+    loop, seen = Loop(bad=40), {}
+    steps: list[int] = []
+    loop.optimizer.register_step_post_hook(lambda *_: steps.append(len(steps)))
+    watched(tmp_path / "a", loop, alarm=Alarm(RULES[:1], on_alarm=lambda alert: seen.update({alert.step: len(steps)})))
+    assert seen == {40: 40}  # forty updates were made, that of row 40 was not
+
+
+def test_training_is_bit_for_bit_that_without_it(tmp_path: Path) -> None:
+    plain, with_alarm = Loop(bad=20), Loop(bad=20)
+    with sl.watch(plain.model, out=tmp_path / "a", every=1, optimizer=plain.optimizer) as w:
+        plain.run(w, 0, 30)
+    watched(tmp_path / "b", with_alarm, steps=30, alarm=True)
+    for one, other in zip(plain.model.parameters(), with_alarm.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_resumed_run_keeps_its_past(tmp_path: Path) -> None:
+    whole = watched(tmp_path / "whole", Loop(bad=40, fast=50), alarm=Alarm(RULES))
+    loop = Loop(bad=40, fast=50)
+    with sl.watch(loop.model, out=tmp_path / "cut", every=1, optimizer=loop.optimizer, alarm=Alarm(RULES)) as w:
+        loop.run(w, 0, 45)
+        state = w.checkpoint()
+    options = {"resume": state, "alarm": Alarm(RULES)}
+    with sl.watch(loop.model, out=tmp_path / "cut", every=1, optimizer=loop.optimizer, **options) as w:
+        loop.run(w, 45, 60)
+    told = recorded(Run.open(tmp_path / "cut").manifest)
+    assert [alert["sentence"] for alert in told] == [alert.sentence for alert in whole]
+
+
+def test_an_alarm_that_breaks_ends_itself_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Alarm):
+        def observe(self, step: int, metrics: Any, tables: Any) -> list[Alert]:
+            raise ZeroDivisionError
+
+    with caplog.at_level(logging.ERROR, "stabilitylab"):
+        watched(tmp_path / "a", Loop(), steps=5, alarm=Broken(RULES))
+    assert caplog.text.count("the alarm failed and says nothing more") == 1
+    assert len(Run.open(tmp_path / "a").metrics) == 6
+
+
+def test_the_command(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stabilitylab.alarm.alarm.fitted", lambda: RuleSet(RULES))
+    loop = Loop(bad=40)
+    with sl.watch(loop.model, out=tmp_path / "bad", every=1, optimizer=loop.optimizer) as w:
+        loop.run(w, 0, 60)
+    path = str(tmp_path / "bad")
+    code, out, _ = run("alarm", path)
+    assert code == 0
+    assert out.startswith("step 40: a gradient jumps")
+    code, out, _ = run("alarm", path, "--fail", "--json", "--follow")
+    assert code == 1
+    assert json.loads(out)["rule"] == "gradient"
+    code, out, err = run("alarm", path, "--fail", "--mute", "gradient")
+    assert (code, out) == (0, "")
+    assert "bad: no alarm in 61 rows." in err
+    assert run("alarm", path, "--mute", "nothing")[0] == 2
+    assert run("alarm", str(tmp_path / "absent"))[0] == 4
