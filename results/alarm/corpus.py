@@ -20,8 +20,8 @@ LATE = 50  # failures later than this row can be led
 
 @dataclass
 class CorpusRun:
-    """One run and what became of it. ``columns``: its signals, (rows,) each; ``fault``: the row of a fault from outside,
-    ``failed``: t*; ``open``: undecided at its end."""
+    """One run and what became of it. ``columns``: its signals, (rows,) each; ``fault``: the row of a fault from
+    outside, ``failed``: t*; ``open``: undecided at its end."""
 
     name: str
     subject: str
@@ -46,7 +46,7 @@ class CorpusRun:
 
     @property
     def outcome(self) -> str:
-        """``failure`` (from within, t* > 50), ``early`` (t* earlier), ``fault`` (from outside), ``healthy``, ``open``."""
+        """``failure`` (from within, t* > 50), ``early`` (t* before), ``fault`` (from outside), ``healthy``, "open"."""
         if self.fault is not None:
             return "fault" if self.failed is None or self.failed >= self.fault else "early"
         if self.failed is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import UsageError
@@ -97,7 +97,7 @@ class Alarm:
         self.muted = frozenset(mute)
         self.alerts: list[Alert] = []
         self._signals = Signals()
-        self._begun: Begun | None = None  # the row that is known in part
+        self._begun: tuple[int, frozenset[str]] | None = None  # the row that is known in part
         self.rows = 0  # how many were looked at
         self._spoke: dict[str, int] = {}  # rule -> the number of the row at which it spoke last
         self._since: dict[str, int] = {}  # rule -> the step since which its score is above half its threshold
@@ -111,21 +111,20 @@ class Alarm:
         whole row. RuleSet that need a number of the update wait for that."""
         self.rows += 1
         told = self._signals.read(metrics, tables)
-        self._begun = step, told, frozenset((*metrics, *tables))
+        self._begun = step, frozenset((*metrics, *tables))
         known = [rule for rule in self.rules if not any(self._late(signal) for signal in rule.weights)]
         return self._say(self._found(step, metrics, told, known))
 
     def observe(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> list[Alert]:
         """What this row announces; rows come in their order, once each."""
         begun, self._begun = self._begun, None
-        told, taken = dict[str, Reading](), frozenset[str]()
-        if begun is not None and begun[0] == step:
-            _, told, taken = begun
-        else:
-            self.rows += 1
-        told = told | self._signals.read(
+        more = begun is not None and begun[0] == step
+        taken = begun[1] if begun is not None and more else frozenset[str]()
+        self.rows += not more
+        told = self._signals.read(
             {name: value for name, value in metrics.items() if name not in taken},
             {name: cells for name, cells in tables.items() if name not in taken},
+            more=more,
         )
         return self._say(self._found(step, metrics, told, self.rules))
 
@@ -150,7 +149,7 @@ class Alarm:
 
     def _by(self, rule: AlarmRule, step: int, told: Mapping[str, Reading]) -> list[Alert]:
         score, signal = rule.score(told)
-        if not score >= rule.threshold / 2:
+        if not score >= rule.threshold - abs(rule.threshold) / 2:
             self._since.pop(rule.name, None)
             return []
         since = self._since.setdefault(rule.name, step)
@@ -201,25 +200,10 @@ class Alarm:
             "spoke": dict(self._spoke),
             "since": dict(self._since),
             "signals": self._signals.state_dict(),
-            "begun": self._begun and _written(*self._begun),
+            "begun": self._begun and [self._begun[0], sorted(self._begun[1])],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.rows, self._spoke, self._since = state["rows"], dict(state["spoke"]), dict(state["since"])
         self._signals.load_state_dict(state["signals"])
-        self._begun = state["begun"] and _read(state["begun"])
-
-
-Begun = tuple[int, dict[str, Reading], frozenset[str]]  # step, its signals so far, names of what they were read from
-
-
-def _written(step: int, told: Mapping[str, Reading], taken: frozenset[str]) -> dict[str, Any]:
-    signals = {name: [own.value, own.place and astuple(own.place)] for name, own in told.items()}
-    return {"step": step, "signals": signals, "taken": sorted(taken)}
-
-
-def _read(state: Mapping[str, Any]) -> Begun:
-    signals = {
-        name: Reading(value, Row(*place) if place else None) for name, (value, place) in state["signals"].items()
-    }
-    return state["step"], signals, frozenset(state["taken"])
+        self._begun = state["begun"] and (state["begun"][0], frozenset(state["begun"][1]))

@@ -50,26 +50,27 @@ class Measured:
 
 @dataclass(frozen=True)
 class AlarmRule:
-    """score = sum_i w_i c(s_i), c as :func:`compressed` has it; an alarm where it reaches ``threshold``.
+    """score = sum_i w_i (c(s_i) - m_i), c as :func:`compressed` has it; an alarm where it reaches ``threshold``.
 
-    ``weights``: by signal. Raises UsageError for a signal that does not exist. ``measured``: None where nothing has
-    been measured of it.
+    ``weights`` w and ``centres`` m (0 if not given): by signal; one that a row has not adds nothing. Raises UsageError
+    for a signal that does not exist. ``measured``: None where nothing has been measured of it.
     """
 
     name: str
     weights: Mapping[str, float]
     threshold: float
     title: str = ""
+    centres: Mapping[str, float] = field(default_factory=dict)
     measured: Measured | None = None
 
     def __post_init__(self) -> None:
-        if unknown := [name for name in self.weights if name not in names()]:
+        if unknown := [name for name in (*self.weights, *self.centres) if name not in names()]:
             raise UsageError(f"no signal {unknown[0]!r}; there are {', '.join(names())}.")
 
     def score(self, signals: Mapping[str, Reading]) -> tuple[float, str]:
         """The score, and the signal that adds most to it; NaN and "" where the row has none of them."""
         parts = {
-            name: weight * compressed(name, signals[name].value)
+            name: weight * (compressed(name, signals[name].value) - self.centres.get(name, 0.0))
             for name, weight in self.weights.items()
             if name in signals
         }
@@ -83,7 +84,7 @@ class AlarmRule:
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> AlarmRule:
         """Reads what ``as_dict`` or the fitted file holds."""
-        kept = {name: told[name] for name in ("name", "weights", "threshold", "title") if name in told}
+        kept = {name: told[name] for name in ("name", "weights", "threshold", "title", "centres") if name in told}
         measured = told.get("measured")
         return cls(**kept, measured=Measured.of(measured) if measured else None)
 

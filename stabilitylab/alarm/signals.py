@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +77,7 @@ LEVELS = {
     "to_edge.level": ("preconditioned_sharpness", "to_edge", 1, "preconditioned sharpness over its edge"),
 }
 UNEVEN = "uniformity"  # of gradients over the layers of a stack
+KEPT = 25  # rows for which a reading counts where no newer one comes: tables with rows of their own are sparser
 READS = frozenset({*(source.table for source in SOURCES), *(level[0] for level in LEVELS.values())} - {""})
 
 
@@ -104,13 +105,15 @@ class Signals:
 
     ``read`` gives of each source the largest ``z`` and ``drift`` over places (``.all``: the mean drift over places),
     of each level its largest number, and the standard deviation of the log gradient norms of a stack's layers
-    (``uniformity.level``, DeepNet's balance; its drift is against its own past). What the row does not hold is left
-    out. A past is counted in rows, so rows should have one distance.
+    (``uniformity.level``, DeepNet's balance; its drift is against its own past). What a row does not hold stays as it
+    was for 25 rows, and is left out then. A past is counted in rows, so rows should have one distance.
     """
 
     def __init__(self) -> None:
         self._pasts: dict[str, Past] = {}
         self._tables: dict[str, Table] = {}
+        self._last: dict[str, tuple[int, Reading]] = {}  # of each signal, with its row's number
+        self._row = 0
 
     def open(self, tables: Sequence[Table]) -> None:
         self._tables = {table.name: table for table in tables}
@@ -119,8 +122,11 @@ class Signals:
         """What a table's numbers depend on; "" for metrics and for a table that is not recorded."""
         return self._tables[table].phase if table in self._tables else ""
 
-    def read(self, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> dict[str, Reading]:
-        """The signals of this row, which the next ones are compared with."""
+    def read(
+        self, metrics: Mapping[str, float | None], tables: Mapping[str, Cells], *, more: bool = False
+    ) -> dict[str, Reading]:
+        """The signals of this row, which the next ones are compared with; ``more``: the rest of the last row."""
+        self._row += not more
         told: dict[str, Reading] = {}
         for source in SOURCES:
             told.update(self._past(source, metrics, tables))
@@ -129,7 +135,8 @@ class Signals:
                 told.update(self._level(name, self._column(table, column, cells), table, sign))
         if (cells := tables.get("grad_norm")) is not None:
             told.update(self._unevenness(self._column("grad_norm", "value", cells)))
-        return told
+        self._last.update({name: (self._row, reading) for name, reading in told.items()})
+        return {name: reading for name, (row, reading) in self._last.items() if self._row - row < KEPT}
 
     def _column(self, table: str, column: str, cells: Cells) -> np.ndarray:
         """(places,), NaN where there is no number; all NaN where the table has no such column."""
@@ -177,10 +184,20 @@ class Signals:
             yield from _largest(f"{UNEVEN}.drift", drift, [Row("", stack)])
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: past.state_dict() for name, past in self._pasts.items()}
+        """What the next rows are compared with, as JSON takes it."""
+        last = {name: [row, own.value, own.place and astuple(own.place)] for name, (row, own) in self._last.items()}
+        return {
+            "row": self._row,
+            "last": last,
+            "pasts": {name: past.state_dict() for name, past in self._pasts.items()},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._pasts = {name: Past.from_state(own) for name, own in state.items()}
+        self._row = state["row"]
+        self._last = {
+            name: (row, Reading(value, place and Row(*place))) for name, (row, value, place) in state["last"].items()
+        }
+        self._pasts = {name: Past.from_state(own) for name, own in state["pasts"].items()}
 
 
 def _spread(values: np.ndarray) -> float:

@@ -133,13 +133,16 @@ def test_scores_add_up_what_is_there() -> None:
     told = {"loss.z": Reading(math.e - 1), "rms_t.level": Reading(math.e), "headroom.level": Reading(math.exp(-2))}
     assert rule.score(told) == (pytest.approx(2.0 + 1.0 + 2.0), "loss.z")
     assert math.isnan(rule.score({})[0])
+    centred = AlarmRule("c", {"loss.z": 2.0, "loss.drift": 1.0}, 1.0, centres={"loss.z": 0.25, "loss.drift": 5.0})
+    assert centred.score(told) == (pytest.approx(2.0 * 0.75), "loss.z")
     assert compressed("loss.z", -5.0) == 0.0
     assert compressed("loss.drift", 1e9) == 20.0
     assert compressed("loss.z", math.nan) == 0.0
 
 
 def test_a_rule_is_written_and_read() -> None:
-    rule = AlarmRule("r", {"loss.z": 1.0}, 2.0, "t", Measured((0.4, 0.1, 0.9), (0.7, 0.6, 0.8), (20, 10, 30), 300, "c"))
+    measured = Measured((0.4, 0.1, 0.9), (0.7, 0.6, 0.8), (20, 10, 30), 300, "c")
+    rule = AlarmRule("r", {"loss.z": 1.0}, 2.0, "t", {"loss.z": 0.5}, measured)
     assert AlarmRule.of(json.loads(json.dumps(rule.as_dict()))) == rule
 
 

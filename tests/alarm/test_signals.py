@@ -9,7 +9,7 @@ import pytest
 from made import GRADIENTS, TABLES, UPDATES, cells, run
 
 from stabilitylab.alarm.past import Past
-from stabilitylab.alarm.signals import LEVELS, READS, SOURCES, Signals, names, table_of
+from stabilitylab.alarm.signals import KEPT, LEVELS, READS, SOURCES, Signals, names, table_of
 from stabilitylab.schema import Cells, Row, Table
 
 
@@ -66,23 +66,42 @@ def test_what_is_absent_or_zero_is_no_number() -> None:
     signals = opened()
     for _, metrics, tables in run(30):
         signals.read(metrics, tables)
+    before = signals.read({}, {})
     values = Cells(np.array([[1.0], [math.nan], [0.0]]), np.array([False, True, False]))
     told = signals.read({"loss": None}, {"grad_norm": values})
-    assert "grad_norm.z" not in told  # one absent, one without a logarithm
-    assert "embedding_gradient.z" in told
-    assert "loss.z" not in told
-    assert not any(name.startswith("update") for name in told)
+    assert told["embedding_gradient.z"] != before["embedding_gradient.z"]
+    left = {name for name in told if not name.startswith("embedding")}  # one is absent, one has no logarithm
+    assert {name: told[name] for name in left} == {name: before[name] for name in left}
+
+
+def test_a_reading_stays_for_a_while() -> None:
+    signals = opened()
+    for _, metrics, tables in run(30):
+        last = signals.read(metrics, tables)
+    for _ in range(KEPT - 1):
+        assert signals.read({}, {}) == last
+    assert signals.read({}, {}) == {}
+
+
+def test_a_row_in_two_parts_is_one_row() -> None:
+    whole, parts = opened(), opened()
+    for _, metrics, tables in run(60, jump=40):
+        told = whole.read(metrics, tables)
+        parts.read(metrics, {"grad_norm": tables["grad_norm"]})
+        assert parts.read({}, {"update_ratio": tables["update_ratio"]}, more=True) == told
+    assert parts.state_dict() == whole.state_dict()
 
 
 def test_a_place_more_begins_its_past_anew() -> None:
     signals = opened()
+    before = {}
     for _, metrics, tables in run(30):
-        signals.read(metrics, tables)
+        before = signals.read(metrics, tables)
     more = Table("grad_norm", ("value",), (*GRADIENTS.rows, Row("three", "decoder", 3, "ffn")), phase="backward")
     signals.open([more, UPDATES])
     told = signals.read({"loss": 1.0}, {"grad_norm": cells(np.ones(4))})
-    assert "grad_norm.z" not in told
-    assert "loss.z" in told
+    assert told["grad_norm.z"] == before["grad_norm.z"]  # the last that was known
+    assert told["loss.z"] != before["loss.z"]
 
 
 def test_scale_is_nothing() -> None:
