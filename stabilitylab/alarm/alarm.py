@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..schema import Cells, Row, Table
+from .past import LEAST
 from .rules import AlarmRule, Measured, RuleSet, fitted, title_of
 from .signals import Reading, Signals, table_of
 
@@ -77,8 +78,9 @@ class Alarm:
 
     ``rules``: those of :func:`~stabilitylab.alarm.fitted` unless given. ``mute``: names of rules that say nothing.
     ``on_alarm`` is called with each :class:`Alert`; what it raises is logged and never ends a training. A number of the
-    row that is not finite is always an alarm. It reads what the row holds anyway; error rates hold for rows of every
-    update (``every=1``). Raises UsageError for a muted rule that does not exist.
+    row that is not finite is always an alarm; others are not raised in the first 20 rows, which nothing is compared
+    with. It reads what the row holds anyway; error rates hold for rows of every update (``every=1``). Raises UsageError
+    for a muted rule that does not exist.
     """
 
     def __init__(
@@ -149,6 +151,8 @@ class Alarm:
 
     def _by(self, rule: AlarmRule, step: int, told: Mapping[str, Reading]) -> list[Alert]:
         score, signal = rule.score(told)
+        if self.rows <= LEAST:
+            return []
         if not score >= rule.threshold - abs(rule.threshold) / 2:
             self._since.pop(rule.name, None)
             return []
