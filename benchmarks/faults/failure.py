@@ -14,7 +14,7 @@ UNDONE, ENOUGH = 50, 10  # a rise is undone where, within 50 rows, 10 in a row h
 PAST = 100  # rows of the noise
 LEVEL = 20  # rows of a median; the lowest so far is the level
 BEHIND = 0.25  # nats behind the twin
-LEAST = 3  # evaluations that say so, up to the last
+LEAST = 10  # evaluations that say so, up to the last: fifty rows
 
 
 class Failure(NamedTuple):

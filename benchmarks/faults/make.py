@@ -45,6 +45,8 @@ def write(recipe: Recipe, course: Course, edge: float, path: Path) -> None:
         "open": course.failure.open,
         "held_out": course.held_out,
         "places": course.places,
+        "diagnosis": course.diagnosis,
+        "preflight": course.preflight,
         "commit": COMMIT,
         "torch": torch.__version__,
         "cpu": torch.backends.cpu.get_cpu_capability(),

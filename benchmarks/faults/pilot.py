@@ -108,7 +108,7 @@ def find_edges(text: Path | None) -> None:
     for seed in SEEDS:
         for name in SUBJECTS:
             if (name, str(seed)) not in done:
-                rate = breaks(train(Recipe(name, seed, "sweep"), 1.0, text, probes=LIGHT))
+                rate = breaks(train(Recipe(name, seed, "sweep"), 1.0, text, probes=LIGHT, judged=False))
                 add(HERE / "edges.csv", {"subject": name, "seed": seed, "rate": f"{rate:.4g}"})
     del FAMILIES["sweep"]
 
@@ -122,13 +122,15 @@ def find_strengths(text: Path | None) -> None:
             if (arch, family.name) in done:
                 continue
             if twin is None:
-                twin = train(Recipe(name, SEEDS[0], "twin"), edge, text, probes=LIGHT).held_out
+                twin = train(Recipe(name, SEEDS[0], "twin"), edge, text, probes=LIGHT, judged=False).held_out
             low, high = 0, len(family.levels)  # all below ``low`` are well, all from ``high`` on fail
             lines = []
             while low < high:
                 middle = (low + high) // 2
                 strength = family.levels[middle]
-                ended = train(Recipe(name, SEEDS[0], family.name, strength), edge, text, twin, probes=LIGHT).failure
+                ended = train(
+                    Recipe(name, SEEDS[0], family.name, strength), edge, text, twin, probes=LIGHT, judged=False
+                ).failure
                 bad = ended.step is not None
                 low, high = (low, middle) if bad else (middle + 1, high)
                 lines.append(

@@ -46,10 +46,10 @@ SUBJECTS = {
 
 @dataclass
 class Student:
-    """A model with what calls it: ``logits(batch)``, its attention's q and k, and what changes with the row."""
+    """A model with what calls it: ``logits(model, batch)``, its attention's q and k, what changes with the row."""
 
     model: nn.Module
-    logits: Callable[[Batch], Tensor]
+    logits: Callable[[nn.Module, Batch], Tensor]
     query_key: list[Tensor]  # views of the parameters that make queries and keys
     layers: list[nn.Module]
     embedding: nn.Parameter
@@ -96,7 +96,7 @@ def _reference(config: Config, seed: int, data: Dataset) -> Student:
     last = list(model.stacks.values())[-1]
     return Student(
         model,
-        lambda batch: model(**batch.inputs),
+        lambda model, batch: model(**batch.inputs),
         query_key,
         layers,
         last.embedding.weight,
@@ -138,7 +138,7 @@ def _hugging_face(subject: Subject, seed: int, data: Dataset) -> Student:
         query_key = [own.weight.data for layer in layers for own in (layer.self_attn.q_proj, layer.self_attn.k_proj)]
         embedding = model.model.embed_tokens.weight
 
-    def logits(batch: Batch) -> Tensor:
+    def logits(model: nn.Module, batch: Batch) -> Tensor:
         mask = batch.inputs["mask"].long()
         return model(input_ids=batch.inputs["tokens"], attention_mask=mask).logits
 

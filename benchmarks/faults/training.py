@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from failure import Failure, failure
 from families import UPDATES, Plan, plan
+from judging import Both, foreseen, mask_of
 from peers import NUMBERS, Peers
 from subjects import Student, dataset, student
 from torch import Tensor
@@ -54,6 +55,8 @@ class Course:
     at: int | None
     held_out: list[tuple[int, float]]
     places: list[str] = field(default_factory=list)  # what where_* count
+    diagnosis: dict[str, Any] = field(default_factory=dict)
+    preflight: dict[str, Any] = field(default_factory=dict)
 
 
 class Notes:
@@ -108,37 +111,41 @@ def train(
     twin: Sequence[tuple[int, float]] | None = None,
     updates: int = UPDATES,
     probes: Sequence[str] = PROBES,
+    judged: bool = True,
 ) -> Course:
-    """Trains and watches it; ends early where a number is not finite. ``twin``: the held-out losses of its twin."""
+    """Trains and watches it; ends early where a number is not finite. ``twin``: the held-out losses of its twin.
+    ``judged``: with what diagnose and preflight say of it."""
     torch.set_flush_denormal(True)
     what = plan(recipe.family, edge, recipe.strength, recipe.seed)
     data = dataset(recipe.subject, recipe.seed + what.order, text)
     subject = student(recipe.subject, recipe.seed, data, text)
     peers = Peers(subject.model)
     notes = Notes(peers)
+    sink = Both(notes) if judged else notes
     held = data.held_out
     optimizer = torch.optim.AdamW(
         subject.model.parameters(), lr=1e-3, betas=what.betas, eps=what.eps, weight_decay=what.decay, fused=True
     )
-    masks = dict(held.masks)
+    current = [held]  # the batch that the model is given
 
     def of_tokens(batch: Batch) -> Tensor:
         """The loss of each real token."""
-        masks.update(batch.masks)
+        current[0] = batch
         real = batch.weight > 0
-        return F.cross_entropy(subject.logits(batch)[real], batch.labels[real], reduction="none")
+        return F.cross_entropy(subject.logits(subject.model, batch)[real], batch.labels[real], reduction="none")
 
     with torch.no_grad():
         subject.embedding.mul_(what.embedding)
+    before = foreseen(subject, what, data) if judged else {}
     handles = _half(subject, what)
     watcher = Watcher(
         subject.model,
-        notes,
+        sink,
         probes=probes,
         every=1,
         update_every=HELD_EVERY,
         optimizer=optimizer,
-        mask=lambda: masks if len(masks) > 1 else next(iter(masks.values())),
+        mask=lambda: mask_of(current[0]),
         schedule=subject.schedule,
         reference=lambda: {"held_out_nll": of_tokens(held).mean()},
         curvature_every=CURVED_EVERY,
@@ -163,10 +170,11 @@ def train(
     for handle in handles:
         handle.remove()
     found = notes.table()[:updates]
-    judged = [(step, nll) for step, nll in notes.held_out if step <= len(found)]
+    told = [(step, nll) for step, nll in notes.held_out if step <= len(found)]
     at = {name: found[:, COLUMNS.index(name)].astype(float) for name in ("nll", "gradient")}
-    ended = failure(at["nll"], at["gradient"], judged, twin)
-    return Course(found, ended, what.at, judged, notes.places)
+    ended = failure(at["nll"], at["gradient"], told, twin)
+    after = sink.judged(len(found)) if isinstance(sink, Both) else {}
+    return Course(found, ended, what.at, told, notes.places, after, before)
 
 
 def _backward(row: int, what: Plan, data: Dataset, of_tokens: Any) -> Tensor:

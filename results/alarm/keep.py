@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 HERE = Path(__file__).parent
 LINE = (
     *("number", "run", "half", "subject", "family", "kind", "seed", "strength", "edge", "rows", "at", "failed"),
-    *("why", "benign", "open", "commit", "torch", "cpu"),
+    *("why", "benign", "open", "diagnosis", "preflight", "commit", "torch", "cpu"),
 )
 EXACT = ("nll", "gradient", "lr", "held_out")
 
@@ -47,7 +47,8 @@ def keep(folder: Path, out: Path, halves: tuple[str, ...]) -> None:
             parts = []
             for number, (facts, table) in enumerate(found[half]):
                 told = {name: "" if facts.get(name) is None else facts[name] for name in LINE if name != "number"}
-                told.update(number=number, benign=json.dumps(facts["benign"]), edge=f"{facts['edge']:.4g}")
+                told.update({name: json.dumps(facts[name]) for name in ("benign", "diagnosis", "preflight")})
+                told.update(number=number, edge=f"{facts['edge']:.4g}")
                 writer.writerow({**told, "strength": f"{facts['strength']:.4g}", "commit": facts["commit"][:12]})
                 columns = {
                     "run": np.full(table.num_rows, number, dtype=np.int16),
