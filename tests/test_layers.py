@@ -43,7 +43,7 @@ INSIDE = {
         ("diagnose.order",),
         ("diagnose.evidence", "diagnose.unmeasured"),
         ("diagnose.events", "diagnose.series", "diagnose.headroom"),
-        ("diagnose.detectors", "diagnose.cause"),
+        ("diagnose.detectors", "diagnose.cause", "diagnose.announced"),
         ("diagnose.diagnosis",),
         ("diagnose.compare", "diagnose.standings"),
         ("diagnose",),

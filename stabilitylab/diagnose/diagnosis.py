@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import InputError, listed
 from ..store import Run
+from .announced import announced
 from .cause import Cause, explain, ordered, sentence, undecided, why_together
 from .events import DETECTORS, Event
 from .evidence import Evidence
@@ -133,6 +134,7 @@ def diagnose(run: Run) -> Diagnosis:
             checked[kind] = sources
             with np.errstate(all="ignore"):  # a run holds any number, 1e-310 and inf among them
                 events += detector.find(evidence)
+    events += announced(evidence)
     status, judged = evidence.status, evidence.verdict
     untold = ("descending", "cannot tell", *(() if "plateau" in checked else ("stuck",)))  # too short for a plateau
     open_ = f"{judged.state}, {judged.reason}" if judged and judged.state in untold else ""

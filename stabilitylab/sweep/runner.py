@@ -16,7 +16,8 @@ from ..store.files import writing
 from .jobs import RUNNABLE, STOPPED, Job, State, last_words, prepare
 from .launchers import Launcher, Local, Parsl, Process
 
-POLL, REFRESH = 0.1, 2.0  # seconds between looks at the processes, and at their run directories
+POLL, REFRESH = 0.1, 2.0  # seconds between looks at the processes, and at their run directories, at least
+REST = 50  # so many times as long as a look at them took comes no other: a long journal takes its time to read
 SIGNALS = {number.value: number.name for number in signal.Signals}
 USAGE = 2  # the exit code of a wrong setting: trying again is no use
 
@@ -110,7 +111,7 @@ def run(
     crew = _crew(launcher, jobs[0].out, min(workers, len(waiting)), gpus, parsl_config)
     attempts: dict[str, int] = {}
     active: list[_Attempt] = []
-    looked = 0.0
+    look = 0.0  # when run directories are looked at next
     try:
         with listening() as caught:
             asked = 0
@@ -144,14 +145,19 @@ def run(
                     if again:
                         waiting.append(job)
                     audience.ended(job, seconds, again)
-                if time.monotonic() > looked + REFRESH:
+                if (begun := time.monotonic()) > look:
                     audience.progress([_glimpse(attempt.job) for attempt in active])
-                    looked = time.monotonic()
+                    look = after_look(begun, time.monotonic())
                 time.sleep(POLL)
     finally:
         _stop_all(active)
         crew.close()
     return Outcome([latest[job.name] for job in jobs], caught.signal)
+
+
+def after_look(begun: float, ended: float) -> float:
+    """When run directories are looked at again: looking takes 2 % of a core at most."""
+    return ended + max(REFRESH, REST * (ended - begun))
 
 
 def _check(jobs: Sequence[Job], workers: int, retries: int, gpus: Sequence[str]) -> None:

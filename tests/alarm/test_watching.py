@@ -15,6 +15,7 @@ from torch import nn
 import stabilitylab as sl
 from stabilitylab.alarm import Alarm, AlarmRule, Alert, RuleSet
 from stabilitylab.alarm.reading import listen, recorded, rows
+from stabilitylab.diagnose import diagnose
 from stabilitylab.store import Run
 
 RULES = (
@@ -142,3 +143,23 @@ def test_the_command(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "bad: no alarm in 61 rows." in err
     assert run("alarm", path, "--mute", "nothing")[0] == 2
     assert run("alarm", str(tmp_path / "absent"))[0] == 4
+
+
+def test_diagnose_has_alarms_on_its_time_line(tmp_path: Path) -> None:
+    """As notes: an alarm makes no run ill."""
+    watched(tmp_path / "a", Loop(bad=40), alarm=Alarm(RULES))
+    [event] = [event for event in diagnose(Run.open(tmp_path / "a")).events if event.kind == "alarm"]
+    assert (event.step, event.severity) == (40, "note")
+    assert event.title == "alarm: a gradient jumps"
+    assert event.evidence.startswith("step 40: a gradient jumps")
+    assert event.place is not None
+    assert event.place.stack == "layers"
+
+
+def test_alarms_that_are_damaged_end_no_diagnosis(tmp_path: Path) -> None:
+    loop = Loop()
+    with sl.watch(loop.model, out=tmp_path / "a", every=1, optimizer=loop.optimizer) as w:
+        loop.run(w, 0, 3)
+        w.run.record(alarms=[1, {"step": "x"}, {"step": 2, "place": [1]}])
+    events = [event for event in diagnose(Run.open(tmp_path / "a")).events if event.kind == "alarm"]
+    assert [event.step for event in events] == [2]

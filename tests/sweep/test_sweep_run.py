@@ -395,3 +395,8 @@ def test_when_the_time_is_up_all_stop_as_at_a_sigterm(tmp_path: Path) -> None:
     assert late.started == []
     in_time = FakeLauncher()
     assert run(planned(tmp_path, *"cd"), launcher=in_time, until=time.monotonic() + 600).exit_code == 0
+
+
+def test_looking_at_long_runs_takes_little_of_a_core() -> None:
+    assert runner.after_look(10.0, 10.001) == pytest.approx(10.001 + runner.REFRESH)
+    assert runner.after_look(10.0, 10.5) == pytest.approx(10.5 + 25.0)

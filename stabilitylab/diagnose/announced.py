@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...schema import Row
-from ..events import Event, detector
-from ..evidence import Evidence
+from ..schema import Row
+from .events import Event
+from .evidence import Evidence
 
 
-@detector("alarm", "alarm", reads={"loss": "w.step(loss=loss)"})
-def alarm(evidence: Evidence) -> Iterator[Event]:
-    """A note each: an alarm announces something with the error rates of docs/alarm.md, and makes no run ill."""
+def announced(evidence: Evidence) -> Iterator[Event]:
+    """A note for each alarm that run.json holds: it was raised with the error rates of docs/alarm.md, and makes no run
+    ill."""
     told = evidence.run.manifest.get("alarms")
     for own in told if isinstance(told, list) else []:
         if not isinstance(own, dict) or not isinstance(own.get("step"), int):
