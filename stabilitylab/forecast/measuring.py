@@ -174,6 +174,7 @@ def gradient_decades(rows: Sequence[tuple[Row, float]]) -> tuple[float, str]:
         if span >= worst:
             worst = span
             line = f"gradient: ||dE/dx|| spans {span:.2g} decades, largest at {stack} {high}, smallest at {stack} {low}"
+            line = line if span else f"gradient: ||dE/dx|| is the same at all layers of {stack}"
     return worst, line
 
 
@@ -196,7 +197,9 @@ def growth(sink: Rows, step: int) -> tuple[float, str]:
         found = math.log10(high / low) if 0 < low < math.inf and 0 < high < math.inf else math.nan
         if math.isnan(worst) or found > worst:
             worst = found
-            line = f"norm input: {10**found:.2g} times as large in {stack} {last} as in {stack} {first} after the updates"
+            line = (
+                f"norm input: {10**found:.2g} times as large in {stack} {last} as in {stack} {first} after the updates"
+            )
     return worst, line
 
 
@@ -232,7 +235,7 @@ def at_start(subject: Subject) -> tuple[dict[str, Any], dict[str, float], str]:
         for key, group in GROUPS.items()
         if (changed := _changed(parameters, group, output)) is not None
     }
-    named = {key: share for key, share in found.items() if GROUPS[key]}
+    named = {key: share for key, share in found.items() if GROUPS[key] and share > 0}
     most = f", most of the groups by {NAMES[max(named, key=lambda key: named[key])]}" if named else ""
     line = (
         f"one update at {SMALL:g} moves the output of {site.stack or 'the model'} by {found['update']:.2g} of the "

@@ -1,4 +1,4 @@
-"""A learning-rate range test that sees a model which is stuck: its end is told by the unigram baseline, not by a rise."""
+"""A learning-rate range test that sees a model which is stuck: the unigram baseline tells its end, not a rise."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def rate(update: int) -> float:
 def ended(losses: Iterable[float], baseline: float | None) -> Ramp:
     """Follows the held-out loss, the first being that of the start, until the test's end.
 
-    It ends where a loss is not finite; where it was ``LEARNT`` below the baseline and stands at or above it again; where
-    the lowest is a decade of rates old; else at the last loss. Smith 2017 (1506.01186) ends where the loss explodes,
+    It ends where a loss is not finite; where it was ``LEARNT`` below the baseline and stands at or above it again;
+    where the lowest is a decade of rates old; else at the last loss. Smith 2017 (1506.01186) ends where the loss explodes,
     which a model that collapses to the baseline never does.
     """
     lowest, at, update = math.inf, 0, 0
