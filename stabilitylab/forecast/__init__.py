@@ -2,18 +2,23 @@
 
 from .fitting import Fitted, fitted
 from .measuring import Measured, measure
+from .planning import Ask, Estimate, estimate, wanted
 from .subject import Subject, of_yours, reference
 from .telling import Between, Forecast, forecast
 
 __all__ = [
+    "Ask",
     "Between",
+    "Estimate",
     "Fitted",
     "Forecast",
     "Measured",
     "Subject",
+    "estimate",
     "fitted",
     "forecast",
     "measure",
     "of_yours",
     "reference",
+    "wanted",
 ]

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -31,7 +31,8 @@ NAMES = {"update": "all parameters", "update_vo_ffn": "v, out, fc1 and fc2", "up
 @dataclass(frozen=True)
 class Measured:
     """``numbers``: the predictors, all as log10; those ``_cold`` are of updates without warm-up. ``evidence``: a line
-    each; ``seconds``: of wall time, and of CPU time."""
+    each; ``seconds`` that it took, of wall time and of CPU time; ``update_seconds``: CPU time of an update, median (on
+    a GPU wall time)."""
 
     name: str
     facts: Mapping[str, Any]
@@ -40,6 +41,7 @@ class Measured:
     ramp: Ramp
     seconds: float
     cpu_seconds: float
+    update_seconds: float
 
 
 def measure(subject: Subject, warmup: int = WARM) -> Measured:
@@ -51,6 +53,7 @@ def measure(subject: Subject, warmup: int = WARM) -> Measured:
     gc.collect()  # a watcher is part of cycles, and what it watched would stay in memory
     warm, _ = first_updates(subject, warmup or WARM)
     gc.collect()
+    update_seconds = warm.pop("update_seconds")
     numbers |= {key: cold[key] for key in ("critical_start", "gradient", "growth_start")}
     for key in ("critical_later", "growth_later", "loss_later"):
         numbers |= {key: warm[key], f"{key}_cold": cold[key]}
@@ -66,7 +69,7 @@ def measure(subject: Subject, warmup: int = WARM) -> Measured:
     if where:
         lines.append(where)
     took = time.perf_counter() - began, time.process_time() - began_cpu
-    return Measured(subject.name, {**facts, **subject.facts}, numbers, tuple(lines), ramp, *took)
+    return Measured(subject.name, {**facts, **subject.facts}, numbers, tuple(lines), ramp, *took, update_seconds)
 
 
 def ramp_line(ramp: Ramp, subject: Subject) -> str:
@@ -122,8 +125,10 @@ def first_updates(subject: Subject, warmup: int) -> tuple[dict[str, float], dict
         **subject.sites,
     )
     try:
+        clock = time.perf_counter if next(model.parameters()).is_cuda else time.process_time
+        times = []
         for t in range(UPDATES):
-            now[0] = t
+            now[0], began = t, clock()
             model.train()
             subject.enter(model, t)
             for group, share in zip(optimizer.param_groups, shares, strict=True):
@@ -133,6 +138,7 @@ def first_updates(subject: Subject, warmup: int) -> tuple[dict[str, float], dict
             watcher.step(loss=loss.detach())
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+            times.append(clock() - began)
         watcher.flush()
         later = held_out(subject, model, UPDATES)
     finally:
@@ -148,6 +154,7 @@ def first_updates(subject: Subject, warmup: int) -> tuple[dict[str, float], dict
         "growth_start": start,
         "growth_later": grown,
         "loss_later": later,
+        "update_seconds": median(times[1:last]),  # the others are probed
     }
     return numbers, {key: text for key, text in (("gradient", line), ("growth", grown_line)) if text}
 

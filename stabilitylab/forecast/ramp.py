@@ -13,6 +13,7 @@ from ..probes import evaluation
 from .subject import Subject
 
 LOWEST, HIGHEST, PER_DECADE = 3e-5, 1.0, 30
+MOST = math.ceil(PER_DECADE * math.log10(HIGHEST / LOWEST)) + 1  # updates
 LEARNT = 0.05  # nats below the baseline from where on a return to it counts
 Ending = Literal["not finite", "back at the baseline", "no fall over a decade of rates", "the last rate"]
 
@@ -38,8 +39,8 @@ def ended(losses: Iterable[float], baseline: float | None) -> Ramp:
     """Follows the held-out loss, the first being that of the start, until the test's end.
 
     It ends where a loss is not finite; where it was ``LEARNT`` below the baseline and stands at or above it again;
-    where the lowest is a decade of rates old; else at the last loss. Smith 2017 (1506.01186) ends where the loss explodes,
-    which a model that collapses to the baseline never does.
+    where the lowest is a decade of rates old; else at the last loss. Smith 2017 (1506.01186) ends where the loss
+    explodes, which a model that collapses to the baseline never does.
     """
     lowest, at, update = math.inf, 0, 0
     for number, loss in enumerate(losses):
@@ -65,7 +66,7 @@ def _losses(subject: Subject) -> Iterator[float]:
     optimizer = subject.optimizer(model, LOWEST)
     shares = [group.get("share", 1.0) for group in optimizer.param_groups]
     yield held_out(subject, model, 0)
-    for update in range(math.ceil(PER_DECADE * math.log10(HIGHEST / LOWEST)) + 1):
+    for update in range(MOST):
         for group, share in zip(optimizer.param_groups, shares, strict=True):
             group["lr"] = rate(update) * share
         one_update(subject, model, optimizer, update)

@@ -7,10 +7,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import AdamW
 
 from ..config import Config
 from ..data import Dataset
@@ -21,9 +23,7 @@ from ..probes import Mask
 from ..train.recipe import adamw, token_losses
 
 IGNORED = -100  # a label that does not count, as in PyTorch and Hugging Face
-MAKES = "(model, batch, loss_fn) or (model, batch, loss_fn, optimizer), or a dict of these"
 KEYS = ("model", "batch", "loss_fn", "optimizer", "batches", "held_out", "baseline", "mask", "sites", "output_site")
-Update = Callable[[Any], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,8 @@ def of_yours(name: str, given: Mapping[str, Any]) -> Subject:
     ``batches`` (to train on, one after another, again from the first one), ``held_out`` (one batch more), ``baseline``
     (loss of a model that ignores its input; else the entropy of the labels, where batches have ``labels``).
 
-    Raises UsageError where something is missing or is not what it has to be.
+    Raises UsageError where something is not what it has to be.
     """
-    if foreign := sorted(set(given) - set(KEYS)):
-        raise UsageError(f"{name} returned {foreign[0]!r}, which forecast does not know: give {', '.join(KEYS)}.")
     own, loss_fn, device = given["model"], given["loss_fn"], _device(given["model"])
     batches: Sequence[Any] = given.get("batches") or [given["batch"]]
     held_out = given.get("held_out", batches[0])
@@ -116,14 +114,28 @@ def of_yours(name: str, given: Mapping[str, Any]) -> Subject:
     elif not (isinstance(baseline, int | float) and math.isfinite(baseline)):
         raise UsageError(f"{name} returned baseline={baseline!r}: give the loss of a model that ignores its input.")
 
+    pairs: WeakKeyDictionary[nn.Module, torch.optim.Optimizer] = WeakKeyDictionary()  # a copy and its optimizer
+
     def fresh() -> nn.Module:
         try:
+            if isinstance(optimizer, torch.optim.Optimizer):  # together, so that the copy moves the copied parameters
+                twin, pairs[twin] = copy.deepcopy((getattr(own, "_orig_mod", own), optimizer))
+                return twin
             return copy.deepcopy(getattr(own, "_orig_mod", own))
         except (RuntimeError, TypeError, ValueError) as error:
             raise UsageError(
                 f"the model cannot be copied ({str(error).splitlines()[0]}): give the module as it is before "
                 "DistributedDataParallel, fully_shard or a backward pass."
             ) from error
+
+    def at_rate(model: nn.Module, rate: float) -> torch.optim.Optimizer:
+        """Its largest learning rate ``rate``, the others in proportion; AdamW where none was given."""
+        mine = pairs.get(model) or (optimizer or AdamW)(model.parameters())
+        largest = max(float(group["lr"]) for group in mine.param_groups) or 1.0
+        for group in mine.param_groups:
+            group["share"] = float(group["lr"]) / largest
+            group["lr"] = rate * group["share"]
+        return mine
 
     def loss(model: nn.Module, t: int) -> Tensor:
         try:
@@ -134,14 +146,13 @@ def of_yours(name: str, given: Mapping[str, Any]) -> Subject:
             raise UsageError("loss_fn(model, batch) must return one number.")
         return found
 
-    made = _optimizer(own, optimizer, fresh(), 1e-3)
-    groups = made.param_groups[0]
-    betas = groups.get("betas", ())
+    made = at_rate(fresh(), 1e-3)
+    betas = made.param_groups[0].get("betas", ())
     mask = given.get("mask")
     return Subject(
         name=name,
         model=fresh,
-        optimizer=lambda model, rate: _optimizer(own, optimizer, model, rate),
+        optimizer=at_rate,
         enter=lambda model, t: None,
         loss=loss,
         held_out=lambda model: loss_fn(model, held_out),
@@ -181,21 +192,3 @@ def _device(model: Any) -> torch.device:
 def _tokens(batch: Any) -> int | None:
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
     return int((labels != IGNORED).sum()) if isinstance(labels, Tensor) else None
-
-
-def _optimizer(model: nn.Module, given: Any, twin: nn.Module, rate: float) -> torch.optim.Optimizer:
-    """The user's optimizer over ``twin``, its largest learning rate ``rate``, the others in proportion; AdamW where
-    none was given."""
-    if given is None:
-        return torch.optim.AdamW(twin.parameters(), lr=rate)
-    if not isinstance(given, torch.optim.Optimizer):
-        own = given(twin.parameters())
-    else:
-        pairs = dict(zip(map(id, getattr(model, "_orig_mod", model).parameters()), twin.parameters(), strict=True))
-        groups = [{**group, "params": [pairs[id(p)] for p in group["params"]]} for group in given.param_groups]
-        own = type(given)(groups, **{key: given.defaults[key] for key in ("lr",) if key in given.defaults})
-    largest = max(float(group["lr"]) for group in own.param_groups) or 1.0
-    for group in own.param_groups:
-        group["share"] = float(group["lr"]) / largest
-        group["lr"] = rate * group["share"]
-    return own

@@ -37,6 +37,11 @@ class Forecast:
     version: str
 
     @property
+    def rate(self) -> Between | None:
+        """The critical rate with the warm-up that was asked for."""
+        return self.critical.get(warm_name(self.warmup))
+
+    @property
     def word(self) -> str:
         if self.fails is None:
             return "cannot tell"
@@ -58,6 +63,7 @@ class Forecast:
             "predictors": dict(own.numbers),
             "range_test": vars(own.ramp),
             "facts": dict(own.facts),
+            "update_seconds": own.update_seconds,
             "minutes": own.seconds / 60,
             "cpu_minutes": own.cpu_seconds / 60,
             "fitted": self.version,
