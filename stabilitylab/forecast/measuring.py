@@ -17,6 +17,7 @@ from ..errors import UsageError
 from ..onestep.initial_model import moved, part_of
 from ..probes import Site, Sites, Watcher, evaluation, find_sites
 from ..probes.parameters.pieces import Parameters
+from ..probes.places.sites import tensor_of
 from ..schema import Cells, Row, Table
 from .ramp import Ramp, held_out, range_test
 from .subject import Subject
@@ -59,9 +60,10 @@ def measure(subject: Subject, warmup: int = WARM) -> Measured:
         numbers |= {key: warm[key], f"{key}_cold": cold[key]}
     ramp = range_test(subject)
     numbers |= {"range_end": math.log10(ramp.end), "range_low": math.log10(ramp.low)}
-    lines.append(ramp_line(ramp, subject))
+    own = "held-out" if subject.apart else "training"
+    lines.append(ramp_line(ramp, subject.baseline, own))
     lines.append(
-        f"first update: the held-out loss rises beyond a rate of {10 ** cold['critical_start']:.2g}; after {UPDATES} "
+        f"first update: the {own} loss rises beyond a rate of {10 ** cold['critical_start']:.2g}; after {UPDATES} "
         f"updates at {RATE:g} beyond {10 ** warm['critical_later']:.2g} with warm-up, "
         f"{10 ** cold['critical_later']:.2g} without"
     )
@@ -72,12 +74,9 @@ def measure(subject: Subject, warmup: int = WARM) -> Measured:
     return Measured(subject.name, {**facts, **subject.facts}, numbers, tuple(lines), ramp, *took, update_seconds)
 
 
-def ramp_line(ramp: Ramp, subject: Subject) -> str:
-    base = "" if subject.baseline is None else f" ({ramp.lowest - subject.baseline:+.2f} nats to the baseline)"
-    own = "held-out" if subject.apart else "training"
-    return (
-        f"range test: the {own} loss fell up to a rate of {ramp.low:.2g}{base} and ended at {ramp.end:.2g}: {ramp.why}"
-    )
+def ramp_line(ramp: Ramp, baseline: float | None, loss: str) -> str:
+    base = "" if baseline is None else f" ({ramp.lowest - baseline:+.2f} nats to the baseline)"
+    return f"range test: the {loss} loss fell up to a rate of {ramp.low:.2g}{base}, ended at {ramp.end:.2g}: {ramp.why}"
 
 
 class Rows:
@@ -255,7 +254,8 @@ def _heard(subject: Subject, model: torch.nn.Module, site: Site) -> Tensor:
     caught: list[Tensor] = []
 
     def hear(module: Any, given: Any, out: Any) -> None:
-        caught.append(next(one for one in (out if isinstance(out, list | tuple) else (out,)) if torch.is_tensor(one)))
+        found = tensor_of(out)
+        caught.extend([] if found is None else [found])
 
     handle = site.module.register_forward_hook(hear)
     try:
@@ -263,7 +263,7 @@ def _heard(subject: Subject, model: torch.nn.Module, site: Site) -> Tensor:
     finally:
         handle.remove()
     if not caught:
-        raise UsageError(f"{site.name} is the model's last module and is never called: give output_site=.")
+        raise UsageError(f"{site.name}, the model's last module, gives no tensor: name another with 'output_site'.")
     return site.arranged(caught[-1])
 
 
