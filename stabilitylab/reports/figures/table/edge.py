@@ -9,6 +9,7 @@ import numpy as np
 
 from ....experiments import Experiment, Recipe, command, probing, sweep
 from ... import style
+from ...arrange import alike
 from ...base import Figure, MissingRuns, Panel, Picture, Series, figure
 from ...collection import LAYERS, Record, Runs
 from ...measures.comparison import counted, failed
@@ -44,7 +45,7 @@ class EdgeTable(Figure):
             "apart.",
             *_open(group, edges),
         ]
-        return Picture(panels, _finding(edges), notes, provenance=provenance(group), band="range over seeds")
+        return Picture(alike(panels), _finding(edges), notes, provenance=provenance(group), band="range over seeds")
 
 
 def edges_of(runs: Runs) -> Edges:
