@@ -96,11 +96,11 @@ class Rows:
     def close(self) -> None: ...
 
     def column(self, table: str, column: str, step: int) -> Iterator[tuple[Row, float]]:
-        """(row, number) of what was recorded."""
+        """(row, number) of what there is; nothing of a table or column that is not there."""
         spec, cells = self.tables.get(table), self.rows.get(step, {}).get(table)
         if spec is not None and cells is not None and column in spec.columns:
             values = cells.values[:, spec.columns.index(column)].tolist()
-            yield from ((row, value) for row, value in zip(spec.rows, values, strict=True) if not math.isnan(value))
+            yield from ((row, x) for row, x, none in zip(spec.rows, values, cells.absent, strict=True) if not none)
 
 
 def first_updates(subject: Subject, warmup: int) -> tuple[dict[str, float], dict[str, str]]:
@@ -173,6 +173,8 @@ def gradient_decades(rows: Sequence[tuple[Row, float]]) -> tuple[float, str]:
             layers.setdefault(row.stack, {})[row.layer] = value  # the last of a layer is that of its output
     worst, line = 0.0, ""
     for stack, own in layers.items():
+        if not all(map(math.isfinite, own.values())):
+            return math.nan, f"gradient: ||dE/dx|| is not finite in {stack}"
         low, high = min(own, key=lambda n: own[n]), max(own, key=lambda n: own[n])
         if not own[high] > 0:
             continue
@@ -187,11 +189,9 @@ def gradient_decades(rows: Sequence[tuple[Row, float]]) -> tuple[float, str]:
 def growth(sink: Rows, step: int) -> tuple[float, str]:
     """(log10 of the last over the first layer's norm input, worse stack; where). Norms on the residual stream count,
     where the model shows which these are; without norms the stream itself. DeepNet, Fig. 4; Sun et al. 2025."""
-    values = dict(sink.column("ln_input", "value", step))
-    stream = [row for row, _ in sink.column("ln_input", "shortcut", step)]
-    if stream:
-        values = {row: values[row] for row in stream if row in values}
-    own = [(row, value) for row, value in values.items() if row.layer]
+    shown = dict(sink.column("ln_input", "shortcut", step))  # there where the model shows what is added to what
+    values = [(row, value) for row, value in sink.column("ln_input", "value", step) if row.layer]
+    own = [(row, value) for row, value in values if not shown or math.isfinite(shown[row])]
     own = own or [(row, value) for row, value in sink.column("residual_norm", "value", step) if row.layer]
     layers: dict[str, dict[int, list[float]]] = {}
     for row, value in own:
