@@ -1,4 +1,4 @@
-"""``stabilitylab forecast`` and ``recommend`` as a user meets them: the reference model, GPT-2, a model of one's own."""
+"""``forecast`` and ``recommend`` as a user meets them: the reference model, GPT-2, a model of one's own."""
 
 from __future__ import annotations
 
