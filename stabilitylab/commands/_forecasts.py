@@ -1,4 +1,4 @@
-"""What ``forecast`` and ``recommend`` share: from options to subjects, and from forecasts to lines."""
+"""What ``forecast`` and ``recommend`` share: from options to what is measured, and from forecasts to lines."""
 
 from __future__ import annotations
 

@@ -91,13 +91,13 @@ def forecast(
 
 def _yours(factory: str, lr: float, warmup: int) -> Forecast:
     from .. import forecast as room
-    from ..forecast.subject import KEYS
+    from ..forecast.candidate import KEYS
     from ..train.environment import prepare_process
     from ._factory import made_by
 
     prepare_process(1)
-    subject = room.of_yours(factory, made_by(factory, "forecast", "forecast", KEYS))
-    return room.forecast(room.measure(subject, warmup), lr, warmup, room.fitted())
+    candidate = room.of_yours(factory, made_by(factory, "forecast", "forecast", KEYS))
+    return room.forecast(room.measure(candidate, warmup), lr, warmup, room.fitted())
 
 
 forecast.__doc__ = f"""Forecast whether models train at a depth, learning rate and warm-up, and where the edge is.

@@ -19,8 +19,8 @@ from ..probes import Site, Sites, Watcher, evaluation, find_sites
 from ..probes.parameters.pieces import Parameters
 from ..probes.places.sites import tensor_of
 from ..schema import Cells, Row, Table
+from .candidate import Candidate
 from .ramp import Ramp, held_out, range_test
-from .subject import Subject
 
 RATE, UPDATES, WARM = 1e-3, 30, 40  # of the first updates; the warm-up of "with warm-up" where none is asked for
 SMALL = 1e-4  # the rate at which one update's effect on the output is taken
@@ -45,23 +45,23 @@ class Measured:
     update_seconds: float
 
 
-def measure(subject: Subject, warmup: int = WARM) -> Measured:
+def measure(candidate: Candidate, warmup: int = WARM) -> Measured:
     """All predictors of one model; ``warmup``: updates of the warm-up that "with warm-up" means."""
     began, began_cpu = time.perf_counter(), time.process_time()
-    facts, sizes, where = at_start(subject)
+    facts, sizes, where = at_start(candidate)
     lines, numbers = [], dict(sizes)
-    cold, places = first_updates(subject, 0)
+    cold, places = first_updates(candidate, 0)
     gc.collect()  # a watcher is part of cycles, and what it watched would stay in memory
-    warm, _ = first_updates(subject, warmup or WARM)
+    warm, _ = first_updates(candidate, warmup or WARM)
     gc.collect()
     update_seconds = warm.pop("update_seconds")
     numbers |= {key: cold[key] for key in ("critical_start", "gradient", "growth_start")}
     for key in ("critical_later", "growth_later", "loss_later"):
         numbers |= {key: warm[key], f"{key}_cold": cold[key]}
-    ramp = range_test(subject)
+    ramp = range_test(candidate)
     numbers |= {"range_end": math.log10(ramp.end), "range_low": math.log10(ramp.low)}
-    own = "held-out" if subject.apart else "training"
-    lines.append(ramp_line(ramp, subject.baseline, own))
+    own = "held-out" if candidate.apart else "training"
+    lines.append(ramp_line(ramp, candidate.baseline, own))
     lines.append(
         f"first update: the {own} loss rises beyond a rate of {10 ** cold['critical_start']:.2g}; after {UPDATES} "
         f"updates at {RATE:g} beyond {10 ** warm['critical_later']:.2g} with warm-up, "
@@ -71,7 +71,7 @@ def measure(subject: Subject, warmup: int = WARM) -> Measured:
     if where:
         lines.append(where)
     took = time.perf_counter() - began, time.process_time() - began_cpu
-    return Measured(subject.name, {**facts, **subject.facts}, numbers, tuple(lines), ramp, *took, update_seconds)
+    return Measured(candidate.name, {**facts, **candidate.facts}, numbers, tuple(lines), ramp, *took, update_seconds)
 
 
 def ramp_line(ramp: Ramp, baseline: float | None, loss: str) -> str:
@@ -79,7 +79,7 @@ def ramp_line(ramp: Ramp, baseline: float | None, loss: str) -> str:
     return f"range test: the {loss} loss fell up to a rate of {ramp.low:.2g}{base}, ended at {ramp.end:.2g}: {ramp.why}"
 
 
-class Rows:
+class Probed:
     """A sink that keeps what it gets."""
 
     def __init__(self) -> None:
@@ -103,13 +103,13 @@ class Rows:
             yield from ((row, x) for row, x, none in zip(spec.rows, values, cells.absent, strict=True) if not none)
 
 
-def first_updates(subject: Subject, warmup: int) -> tuple[dict[str, float], dict[str, str]]:
+def first_updates(candidate: Candidate, warmup: int) -> tuple[dict[str, float], dict[str, str]]:
     """(numbers, evidence) of a fresh model's first updates, at ``RATE`` from the first one on, or reached in so many
     (in ``UPDATES`` where the warm-up is longer)."""
-    model = subject.model()
-    optimizer = subject.optimizer(model, RATE)
+    model = candidate.model()
+    optimizer = candidate.optimizer(model, RATE)
     shares = [group.get("share", 1.0) for group in optimizer.param_groups]
-    last, sink, now = UPDATES - 1, Rows(), [0]
+    last, sink, now = UPDATES - 1, Probed(), [0]
     watcher = Watcher(
         model,
         sink,
@@ -118,10 +118,10 @@ def first_updates(subject: Subject, warmup: int) -> tuple[dict[str, float], dict
         update_every=last,
         curvature_every=last,
         optimizer=optimizer,
-        mask=lambda: subject.masks(now[0]),
-        curvature_loss=lambda: subject.held_out(model),
+        mask=lambda: candidate.masks(now[0]),
+        curvature_loss=lambda: candidate.held_out(model),
         total_every_step=False,
-        **subject.sites,
+        **candidate.sites,
     )
     try:
         clock = time.perf_counter if next(model.parameters()).is_cuda else time.process_time
@@ -129,17 +129,17 @@ def first_updates(subject: Subject, warmup: int) -> tuple[dict[str, float], dict
         for t in range(UPDATES):
             now[0], began = t, clock()
             model.train()
-            subject.enter(model, t)
+            candidate.enter(model, t)
             for group, share in zip(optimizer.param_groups, shares, strict=True):
                 group["lr"] = RATE * share * (min(1.0, (t + 1) / min(warmup, UPDATES)) if warmup else 1.0)
-            loss = subject.loss(model, t)
+            loss = candidate.loss(model, t)
             loss.backward()
             watcher.step(loss=loss.detach())
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             times.append(clock() - began)
         watcher.flush()
-        later = held_out(subject, model, UPDATES)
+        later = held_out(candidate, model, UPDATES)
     finally:
         watcher.close()
     critical = {at: [x for _, x in sink.column("critical_sharpness", "critical_rate", at)] for at in (0, last)}
@@ -186,7 +186,7 @@ def gradient_decades(rows: Sequence[tuple[Row, float]]) -> tuple[float, str]:
     return worst, line
 
 
-def growth(sink: Rows, step: int) -> tuple[float, str]:
+def growth(sink: Probed, step: int) -> tuple[float, str]:
     """(log10 of the last over the first layer's norm input, worse stack; where). Norms on the residual stream count,
     where the model shows which these are; without norms the stream itself. DeepNet, Fig. 4; Sun et al. 2025."""
     shown = dict(sink.column("ln_input", "shortcut", step))  # there where the model shows what is added to what
@@ -209,28 +209,28 @@ def growth(sink: Rows, step: int) -> tuple[float, str]:
     return worst, line
 
 
-def at_start(subject: Subject) -> tuple[dict[str, Any], dict[str, float], str]:
+def at_start(candidate: Candidate) -> tuple[dict[str, Any], dict[str, float], str]:
     """(facts, log10 of ||dF|| of Adam's first update at ``SMALL`` over sqrt(2) ||F|| by group, where it is largest).
 
     F is the last stack's output, mean over real tokens; behind a norm of gain 1 the unit is the distance of two
     unrelated outputs. DeepNet, Sec. 4.2.
     """
-    model = subject.model()
+    model = candidate.model()
     sites = find_sites(model)
     _probes(sites)
     parameters = Parameters(model, sites.place)
     model.train()
-    subject.enter(model, 0)
-    subject.loss(model, 0).backward()
+    candidate.enter(model, 0)
+    candidate.loss(model, 0).backward()
     facts = {"layers": sum(len(stack.numbers) for stack in sites.stacks), "stacks": len(sites.stacks)}
     if not sites.outputs:
         return facts, {}, ""
-    site, mask = sites.outputs[-1], subject.masks(0)
+    site, mask = sites.outputs[-1], candidate.masks(0)
     weight = mask.get(site.stack) if isinstance(mask, Mapping) else mask
 
     def output() -> Tensor:
         with evaluation(model), torch.no_grad():
-            found = _heard(subject, model, site).double()
+            found = _heard(candidate, model, site).double()
         return found[weight] if isinstance(weight, Tensor) and weight.shape == found.shape[:-1] else found
 
     start = output()
@@ -250,7 +250,7 @@ def at_start(subject: Subject) -> tuple[dict[str, Any], dict[str, float], str]:
     return facts, {key: _log10([share]) for key, share in found.items()}, line
 
 
-def _heard(subject: Subject, model: torch.nn.Module, site: Site) -> Tensor:
+def _heard(candidate: Candidate, model: torch.nn.Module, site: Site) -> Tensor:
     caught: list[Tensor] = []
 
     def hear(module: Any, given: Any, out: Any) -> None:
@@ -259,7 +259,7 @@ def _heard(subject: Subject, model: torch.nn.Module, site: Site) -> Tensor:
 
     handle = site.module.register_forward_hook(hear)
     try:
-        subject.loss(model, 0)
+        candidate.loss(model, 0)
     finally:
         handle.remove()
     if not caught:

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from ..probes import evaluation
-from .subject import Subject
+from .candidate import Candidate
 
 LOWEST, HIGHEST, PER_DECADE = 3e-5, 1.0, 30
 MOST = math.ceil(PER_DECADE * math.log10(HIGHEST / LOWEST)) + 1  # updates
@@ -56,32 +56,32 @@ def ended(losses: Iterable[float], baseline: float | None) -> Ramp:
     return Ramp(rate(at), rate(update), "the last rate", lowest, update + 1)
 
 
-def range_test(subject: Subject) -> Ramp:
-    return ended(_losses(subject), subject.baseline)
+def range_test(candidate: Candidate) -> Ramp:
+    return ended(_losses(candidate), candidate.baseline)
 
 
-def _losses(subject: Subject) -> Iterator[float]:
+def _losses(candidate: Candidate) -> Iterator[float]:
     """The held-out loss of a fresh model at the start, and after each update at growing rates."""
-    model = subject.model()
-    optimizer = subject.optimizer(model, LOWEST)
+    model = candidate.model()
+    optimizer = candidate.optimizer(model, LOWEST)
     shares = [group.get("share", 1.0) for group in optimizer.param_groups]
-    yield held_out(subject, model, 0)
+    yield held_out(candidate, model, 0)
     for update in range(MOST):
         for group, share in zip(optimizer.param_groups, shares, strict=True):
             group["lr"] = rate(update) * share
-        one_update(subject, model, optimizer, update)
-        yield held_out(subject, model, update + 1)
+        one_update(candidate, model, optimizer, update)
+        yield held_out(candidate, model, update + 1)
 
 
-def one_update(subject: Subject, model: torch.nn.Module, optimizer: torch.optim.Optimizer, update: int) -> None:
+def one_update(candidate: Candidate, model: torch.nn.Module, optimizer: torch.optim.Optimizer, update: int) -> None:
     model.train()
-    subject.enter(model, update)
-    subject.loss(model, update).backward()
+    candidate.enter(model, update)
+    candidate.loss(model, update).backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
 
-def held_out(subject: Subject, model: torch.nn.Module, row: int) -> float:
-    subject.enter(model, row)
+def held_out(candidate: Candidate, model: torch.nn.Module, row: int) -> float:
+    candidate.enter(model, row)
     with evaluation(model), torch.no_grad():
-        return float(subject.held_out(model).mean())
+        return float(candidate.held_out(model).mean())

@@ -1,4 +1,4 @@
-"""Small subjects for the tests of forecasts, and models of one's own."""
+"""Small candidates for the tests of forecasts, and models of one's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from stabilitylab.config import Config, merge, resolve
 from stabilitylab.data import load_data
-from stabilitylab.forecast import Subject, reference
+from stabilitylab.forecast import Candidate, reference
 from stabilitylab.models import Transformer, build_model
 
 SMALL: dict[str, Any] = {
@@ -30,7 +30,7 @@ def dataset() -> Any:
     return load_data(config_of("postln").data, stack="encoder-decoder")
 
 
-def subject_of(arch: str, **sections: Any) -> Subject:
+def candidate_of(arch: str, **sections: Any) -> Candidate:
     return reference(config_of(arch, **sections), dataset(), CPU)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from forecast_cases import config_of, dataset, model_of, own, subject_of
+from forecast_cases import candidate_of, config_of, dataset, model_of, own
 
 from stabilitylab.errors import UsageError
 from stabilitylab.forecast import measure, of_yours
@@ -16,7 +16,7 @@ from stabilitylab.forecast.measuring import (
     RATE,
     SMALL,
     UPDATES,
-    Rows,
+    Probed,
     at_start,
     first_updates,
     gradient_decades,
@@ -51,7 +51,7 @@ def backward(model: Transformer) -> float:
 
 @pytest.mark.parametrize("arch", ["postln", "preln", "admin", "branchnorm", "rezero"])
 def test_gradient_and_update_are_those_of_a_model_in_float64(arch: str) -> None:
-    numbers, _ = first_updates(subject_of(arch), 0)
+    numbers, _ = first_updates(candidate_of(arch), 0)
     model = model_of(config_of(arch), torch.float64)
     assert numbers["gradient"] == pytest.approx(backward(model), abs=1e-4)
     batch = dataset().micro_batch(0)
@@ -63,14 +63,14 @@ def test_gradient_and_update_are_those_of_a_model_in_float64(arch: str) -> None:
     before = output()
     torch.optim.Adam(model.parameters(), lr=SMALL, betas=(0.9, 0.98), eps=1e-8).step()
     share = float((output() - before).norm(dim=-1).mean() / (math.sqrt(2) * before.norm(dim=-1).mean()))
-    facts, sizes, _ = at_start(subject_of(arch))
+    facts, sizes, _ = at_start(candidate_of(arch))
     assert sizes["update"] == pytest.approx(math.log10(share), abs=2e-3)
     assert (facts["layers"], facts["stacks"], facts["width"]) == (5, 2, 16)
 
 
 @pytest.mark.parametrize("warmup", [0, 40, 10])
 def test_the_first_updates_reach_the_rate_within_the_warm_up(warmup: int) -> None:
-    numbers, _ = first_updates(subject_of("preln"), warmup)
+    numbers, _ = first_updates(candidate_of("preln"), warmup)
     model = model_of(config_of("preln"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-8, weight_decay=1e-4)
     for t in range(UPDATES):
@@ -90,8 +90,8 @@ def test_the_first_updates_reach_the_rate_within_the_warm_up(warmup: int) -> Non
 
 
 def test_the_critical_rate_is_where_the_held_out_loss_is_what_it_was() -> None:
-    subject = subject_of("preln")
-    numbers, _ = first_updates(subject, 0)
+    candidate = candidate_of("preln")
+    numbers, _ = first_updates(candidate, 0)
     model = model_of(config_of("preln"), torch.float64)
     backward(model)
     held_out, theta = dataset().held_out, [p.detach().clone() for p in model.parameters()]
@@ -111,13 +111,13 @@ def test_the_critical_rate_is_where_the_held_out_loss_is_what_it_was() -> None:
 
 @pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch != "tfixup"])
 def test_every_architecture_has_its_numbers(arch: str) -> None:
-    numbers, lines = first_updates(subject_of(arch), 40)
+    numbers, lines = first_updates(candidate_of(arch), 40)
     assert all(math.isfinite(value) for value in numbers.values()), numbers
     assert set(lines) == {"gradient", "growth"}
 
 
 def test_a_whole_measurement_has_a_line_for_each_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = measure(subject_of("deepnorm"), 40)
+    found = measure(candidate_of("deepnorm"), 40)
     assert {name for name in found.numbers if not math.isfinite(found.numbers[name])} == set()
     starts = (
         *("range test: the held-out loss fell up to", "first update: the held-out loss rises beyond"),
@@ -127,7 +127,7 @@ def test_a_whole_measurement_has_a_line_for_each_number(monkeypatch: pytest.Monk
     assert len(found.evidence) == len(starts)
     assert found.numbers["range_end"] >= found.numbers["range_low"]
     assert found.seconds > 0
-    again = measure(subject_of("deepnorm"), 40)
+    again = measure(candidate_of("deepnorm"), 40)
     assert again.numbers == found.numbers
 
 
@@ -152,8 +152,8 @@ def test_a_model_without_layers_is_one_sentence() -> None:
         first_updates(of_yours("mine:own", given), 0)
 
 
-def rows(*tables: tuple[str, tuple[str, ...], list[tuple[int, tuple[float, ...]]]]) -> Rows:
-    sink, cells = Rows(), {}
+def rows(*tables: tuple[str, tuple[str, ...], list[tuple[int, tuple[float, ...]]]]) -> Probed:
+    sink, cells = Probed(), {}
     for name, columns, values in tables:
         places = tuple(Row(f"{n}", "encoder", layer, "ffn") for n, (layer, _) in enumerate(values))
         sink.tables[name] = Table(name, columns, places)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from forecast_cases import config_of, dataset, model_of, subject_of
+from forecast_cases import candidate_of, config_of, dataset, model_of
 
 from stabilitylab.forecast.ramp import LOWEST, MOST, PER_DECADE, _losses, ended, rate
 
@@ -53,7 +53,7 @@ def test_one_that_falls_to_the_end_says_so() -> None:
 
 @pytest.mark.parametrize("arch", ["preln", "branchnorm", "admin"])
 def test_its_losses_are_those_of_a_loop_of_pytorchs_own(arch: str) -> None:
-    losses = _losses(subject_of(arch))
+    losses = _losses(candidate_of(arch))
     model, data = model_of(config_of(arch)), dataset()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-8, weight_decay=1e-4)
 

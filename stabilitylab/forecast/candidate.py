@@ -27,7 +27,7 @@ KEYS = ("model", "batch", "loss_fn", "optimizer", "batches", "held_out", "baseli
 
 
 @dataclass(frozen=True)
-class Subject:
+class Candidate:
     """A model and how it trains.
 
     ``model()`` is a fresh one at its initialisation; ``optimizer(model, rate)``; ``enter(model, t)`` goes before update
@@ -49,7 +49,7 @@ class Subject:
     sites: Mapping[str, Any] = field(default_factory=dict)  # arguments of the watcher
 
 
-def reference(config: Config, dataset: Dataset, device: torch.device) -> Subject:
+def reference(config: Config, dataset: Dataset, device: torch.device) -> Candidate:
     """The reference Transformer of ``config``: batches and losses of a training run, which starts from the same weights
     and sees the same sentences."""
     batches = [dataset.micro_batch(0).to(device)]
@@ -74,7 +74,7 @@ def reference(config: Config, dataset: Dataset, device: torch.device) -> Subject
         real = held_out.weight > 0
         return F.cross_entropy(model(**held_out.inputs)[real], held_out.labels[real], reduction="none")
 
-    return Subject(
+    return Candidate(
         name=label(config.model),
         model=model,
         optimizer=lambda model, rate: adamw(train.model_copy(update={"lr": rate, "warmup": 0}), model.parameters()),
@@ -97,7 +97,7 @@ def reference(config: Config, dataset: Dataset, device: torch.device) -> Subject
     )
 
 
-def of_yours(name: str, given: Mapping[str, Any]) -> Subject:
+def of_yours(name: str, given: Mapping[str, Any]) -> Candidate:
     """What a function of the user's returned, with the arguments of :func:`stabilitylab.preflight` and these:
     ``batches`` (to train on, one after another, again from the first one), ``held_out`` (one batch more), ``baseline``
     (loss of a model that ignores its input; else the entropy of the labels, where batches have ``labels``).
@@ -149,7 +149,7 @@ def of_yours(name: str, given: Mapping[str, Any]) -> Subject:
     made = at_rate(fresh(), 1e-3)
     betas = made.param_groups[0].get("betas", ())
     mask = given.get("mask")
-    return Subject(
+    return Candidate(
         name=name,
         model=fresh,
         optimizer=at_rate,
