@@ -12,6 +12,7 @@ from forecast_cases import candidate_of, config_of, dataset, model_of, own
 
 from stabilitylab.errors import UsageError
 from stabilitylab.forecast import measure, of_yours
+from stabilitylab.forecast.candidate import entropy
 from stabilitylab.forecast.measuring import (
     RATE,
     SMALL,
@@ -192,3 +193,22 @@ def test_decades_are_of_layer_outputs_and_tell_no_gradient_from_one_that_ends() 
     assert gradient_decades(table((1, 0.0), (2, 2.0)))[0] == math.inf
     assert math.isnan(gradient_decades(table((1, math.nan), (2, 2.0)))[0])
     assert gradient_decades(table((1, 2.0), (2, 2.0)))[1] == "gradient: ||dE/dx|| is the same at all layers of decoder"
+
+
+def test_the_baseline_of_ones_own_batches_is_the_entropy_of_their_labels() -> None:
+    labels = torch.tensor([[0, 0, 1, -100], [0, 0, 1, 1]])
+    counts = np.array([4, 3]) / 7
+    assert entropy([{"labels": labels}, {"other": 3}]) == pytest.approx(float(-(counts * np.log(counts)).sum()))
+    assert entropy([{"labels": labels.float()}]) is None
+    assert entropy([{"labels": torch.full((2, 2), -100)}]) is None
+    assert entropy([torch.ones(2)]) is None
+    assert of_yours("mine:own", own()).baseline == pytest.approx(math.log(12), abs=0.05)
+    assert of_yours("mine:own", own() | {"baseline": 2.5}).baseline == 2.5
+
+
+def test_groups_of_ones_own_optimizer_keep_their_proportions() -> None:
+    candidate = of_yours("mine:own", own())
+    optimizer = candidate.optimizer(candidate.model(), 1e-2)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([2.5e-3, 1e-2])
+    assert [group["betas"] for group in optimizer.param_groups] == [(0.9, 0.95)] * 2
+    assert candidate.facts["optimizer"] == "adamw (0.9, 0.95)"
