@@ -338,6 +338,7 @@ FIRST = {  # what a command needs before its options, so that nothing is trained
     "list": ["presets"],
     "onestep": ["--depth", "1"],  # odd, and so refused
     "recommend": ["--depth", "1"],
+    "forecast": ["--depth", "1"],
 }
 
 

@@ -23,7 +23,7 @@ LEVEL = {
     **dict.fromkeys(
         (
             *("train", "onestep", "decode", "sweep", "api", "reports", "check", "diagnose", "export", "integrations"),
-            "recommend",
+            "forecast",
         ),
         4,
     ),

@@ -1,4 +1,4 @@
-"""What a recommendation takes: the configurations, and their time and memory before anything is measured."""
+"""What a forecast of architectures takes: configurations, and their time and memory before anything is measured."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ import psutil
 import torch
 
 from ..config import PRESETS, Config, Stack, merge, resolve
-from ..data import Dataset, load_data
+from ..data import Dataset
 from ..errors import ResourceError, UsageError
 from ..models import ARCHS, parameter_count
 from ..store import AbsentRun
-from ..train.environment import prepare_process, resolve_device
-from ..train.footprint import CONTEXT, PROCESS, Footprint
+from ..train.footprint import PROCESS, Footprint
 from ..train.footprint import estimate as footprint
 from ..train.loop import Trainer
-from .columns import RATES, UPDATES
+from .measuring import UPDATES
+from .ramp import MOST
 
-# Of one architecture, in units of one update: those of the recipe; each rate of the range test and its held-out pass;
-# at initialisation one update's passes and seven more forward passes, all in float64.
-UNITS = UPDATES + 1.4 * RATES + 8
-# Of a parameter in float64: the weight and its gradient while the activations of the backward pass are there, and what
-# the weights were before they were moved, beside the outputs of all sub-layers before and after (less than those
-# activations take in float32). Held against the allocator in tests/recommend/test_recommend_memory.py.
-BACKWARD, MOVED = 18, 25
-START = 4.0  # seconds of a process and its data
+# Of one architecture, in units of one update, at most: its first updates twice, each with two searches for a critical
+# rate; each rate of the range test and its held-out pass; one update's effect on the output.
+UNITS = 2 * UPDATES + 20 + 1.5 * MOST + 4
+# Bytes a parameter: weights, gradients, Adam's two moments and one copy beside the activations of a backward pass; in a
+# search for a critical rate, which keeps none of these, theta before and after an update and their difference in
+# float64. Held against the allocator in tests/forecast/test_forecast_planning.py.
+BACKWARD, SEARCH = 20, 40
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,6 @@ class Ask:
     depth: int
     d_model: int | None = None
     archs: Sequence[str] = ()  # none: all
-    seeds: Sequence[int] = (0,)
     given: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -52,13 +50,10 @@ class Estimate:
     seconds: float
     runs: int
 
-    def sentence(self, jobs: int) -> str:
-        minutes = math.ceil(self.seconds / 60 / jobs)
+    def sentence(self) -> str:
+        minutes = math.ceil(self.seconds / 60)
         time = f"{minutes} minute{'s' * (minutes > 1)}" if minutes < 90 else f"{minutes / 60:.1f} hours"
-        return (
-            f"{self.runs} measurements of {self.parameters:,} parameters: about {time} with {jobs} at a time, "
-            f"{self.bytes / 2**30:.1f} GiB each"
-        )
+        return f"{self.runs} of {self.parameters:,} parameters: at most about {time}, {self.bytes / 2**30:.1f} GiB"
 
 
 def wanted(ask: Ask) -> tuple[list[Config], list[str]]:
@@ -73,19 +68,18 @@ def wanted(ask: Ask) -> tuple[list[Config], list[str]]:
     names = list(dict.fromkeys(ARCHS.resolve(name) for name in ask.archs)) or list(ARCHS)
     missing = [name for name in names if stack not in ARCHS[name].defined_for]
     if missing and ask.archs:
-        raise UsageError(f"architecture {missing[0]!r} is not defined for --stack {stack}: leave it out of --archs.")
+        raise UsageError(f"architecture {missing[0]!r} is not defined for --stack {stack}: leave it out of --arch.")
     if "arch" in model or "decoder_arch" in model:
-        raise UsageError("recommend compares architectures: name them with --archs, not with --set model.arch.")
+        raise UsageError("name architectures with --arch, not with --set model.arch.")
     notes = [f"{name} is not defined for a single {stack}, and is left out." for name in missing]
     own: Mapping[str, Any] = {} if ask.d_model is None else {"model": shape(ask.d_model)}
     configs = [
         resolve(
-            merge(own, ask.given, {"model": {"arch": name}, "data": {"seed": seed}, "train": {"seed": seed}}),
+            merge(own, ask.given, {"model": {"arch": name}}),
             depth=ask.depth,
         )
         for name in names
         if name not in missing
-        for seed in ask.seeds
     ]
     return configs, notes
 
@@ -101,44 +95,34 @@ def shape(d_model: int) -> dict[str, int]:
     return {"d_model": d_model, "d_ffn": 4 * d_model, "heads": d_model // 64 if d_model % 64 == 0 else 1}
 
 
-def estimate(configs: Sequence[Config], jobs: int) -> Estimate:
+def estimate(configs: Sequence[Config], dataset: Dataset, device: torch.device) -> Estimate:
     """Measured on models of one and three layers a stack and extended; raises ResourceError for what does not fit.
 
     Time is affine in the number of layers; all architectures are taken for equal in it, which holds to tens of percent.
     """
     config = configs[0]
-    prepare_process(config.train.threads)
-    device = resolve_device(config.train)
-    dataset = load_data(config.data, stack=config.model.stack)
     sizes = {"source_vocab": dataset.source_vocab, "target_vocab": dataset.target_vocab}
     archs = {one.model.arch: one for one in configs}
     weights = max(parameter_count(one.model, **sizes) for one in archs.values())
-    check(Estimate(weights, bytes_of(Footprint(weights, 0, 0)), 0.0, 0), jobs, device)  # before a layer of it is made
+    check(Estimate(weights, bytes_of(Footprint(weights, 0, 0)), 0.0, 0), device)  # before a layer of it is made
     largest = max((footprint(one, dataset, device) for one in archs.values()), key=bytes_of)
-    check(Estimate(weights, bytes_of(largest), 0.0, 0), jobs, device)
+    check(Estimate(weights, bytes_of(largest), 0.0, 0), device)
     seconds = UNITS * update_seconds(config, dataset, device)
-    waves = -(-len(configs) // jobs) * jobs  # the last of them may leave processes idle
-    return Estimate(largest.parameters, bytes_of(largest), waves * seconds + START * jobs, len(configs))
+    return Estimate(largest.parameters, bytes_of(largest), len(configs) * seconds, len(configs))
 
 
 def bytes_of(need: Footprint) -> int:
-    """At the peak of a measurement, all of it in float64, with what a process takes anyway."""
-    backward = BACKWARD * need.parameters + 2 * need.activations
-    return max(backward, MOVED * need.parameters + need.activations) + PROCESS
+    """At the peak of a measurement, with what a process takes anyway."""
+    return max(SEARCH * need.parameters, BACKWARD * need.parameters + need.activations) + PROCESS
 
 
-def check(need: Estimate, jobs: int, device: torch.device) -> None:
+def check(need: Estimate, device: torch.device) -> None:
     """Raises ResourceError for what does not fit."""
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0] - (jobs - 1) * CONTEXT
-    else:
-        free = psutil.virtual_memory().available
-    if jobs * need.bytes > free:
-        less = "give a smaller --jobs, " if jobs > 1 else "give "
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    if need.bytes > free:
         raise ResourceError(
-            f"this needs about {jobs * need.bytes / 2**30:.1f} GiB ({need.parameters:,} parameters, {jobs} at a time) "
-            f"and {free / 2**30:.1f} GiB are free on {device}: {less}a smaller --depth, --d-model or "
-            "--set data.sentences=..."
+            f"this needs about {need.bytes / 2**30:.1f} GiB ({need.parameters:,} parameters) and {free / 2**30:.1f} "
+            f"GiB are free on {device}: give a smaller --depth, --d-model or --set data.sentences=..."
         )
 
 

@@ -1,0 +1,48 @@
+"""A function of the user's, named as PACKAGE.MODULE:FACTORY, and what it returns."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ..errors import InputError, StabilityLabError, UsageError
+
+GIVES = "(model, batch, loss_fn) or (model, batch, loss_fn, optimizer), or a dict of {takes}'s arguments"
+
+
+def made_by(factory: str, command: str, takes: str, arguments: Collection[str]) -> Mapping[str, Any]:
+    """Calls ``factory`` for a command; a tuple of three or four becomes a dict. ``arguments`` of ``takes``: what it may
+    hold."""
+    name, colon, attribute = factory.partition(":")
+    if not (name and colon and attribute):
+        raise UsageError(f"{factory!r} must be PACKAGE.MODULE:FACTORY, such as mymodels.small:ready.")
+    sys.path.insert(0, "")  # as `python -m` does: what lies in this folder
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = f"; it imports {error.name!r}, which is missing" if error.name not in name.split(".") else ""
+        raise InputError(f"no module {name!r} here{missing}: call {command} in the folder that holds it.") from error
+    except StabilityLabError:
+        raise
+    except Exception as error:
+        raise InputError(f"importing {name} failed: {type(error).__name__}: {error} (-v shows where).") from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        known = ", ".join(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        raise UsageError(f"{name} has no function {attribute!r}; it has {known or 'none'}.")
+    try:
+        given = function()
+    except StabilityLabError:
+        raise
+    except Exception as error:
+        raise InputError(f"{factory} failed: {type(error).__name__}: {error} (-v shows where).") from error
+    if isinstance(given, tuple) and len(given) in (3, 4):
+        return dict(zip(("model", "batch", "loss_fn", "optimizer"), given, strict=False))
+    if isinstance(given, Mapping) and {"model", "batch", "loss_fn"} <= set(given):
+        if foreign := sorted(set(given) - set(arguments)):
+            raise UsageError(f"{factory} returned {foreign[0]!r}, which is no argument of {takes}.")
+        return given
+    gives = GIVES.format(takes=takes)
+    raise UsageError(f"{factory} returned {type(given).__name__}: it must return {gives}.")

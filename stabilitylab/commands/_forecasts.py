@@ -1,0 +1,85 @@
+"""What ``forecast`` and ``recommend`` share: from options to what is measured, and from forecasts to lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from ..forecast import Fitted, Forecast
+
+
+def chosen(archs: str) -> list[str]:
+    """Names of architectures; [] means all."""
+    names = [name.strip() for name in archs.split(",") if name.strip()]
+    if not names:
+        raise UsageError("--arch names no architecture: give all, or names with commas between them.")
+    return [] if names == ["all"] else names
+
+
+def settings(flags: Mapping[str, Any], config: Path | None, set_: Sequence[str]) -> dict[str, Any]:
+    """File < flags < ``--set``; a flag that was not given is None."""
+    from ..config import merge, parse_set, read_config_file
+
+    trimmed = {k: {n: v for n, v in s.items() if v is not None} if isinstance(s, dict) else s for k, s in flags.items()}
+    given = {key: value for key, value in trimmed.items() if value is not None}
+    return merge(read_config_file(config) if config else {}, given, parse_set(set_))
+
+
+def of_archs(
+    depth: int, d_model: int | None, archs: Sequence[str], given: Mapping[str, Any], quiet: bool
+) -> Iterator[Forecast]:
+    """One forecast after the other, each as soon as it is measured; what it will take is said first."""
+    from .. import forecast as room
+    from ..data import load_data
+    from ..train.environment import prepare_process, resolve_device
+
+    configs, notes = room.wanted(room.Ask(depth, d_model, archs, given))
+    first = configs[0]
+    prepare_process(first.train.threads)
+    device = resolve_device(first.train)
+    dataset = load_data(first.data, stack=first.model.stack)
+    need = room.estimate(configs, dataset, device)
+    if not quiet:
+        print("\n".join([*notes, need.sentence()]), file=sys.stderr)
+    for config in configs:
+        measured = room.measure(room.reference(config, dataset, device), config.train.warmup)
+        yield room.forecast(measured, config.train.lr, config.train.warmup, room.fitted())
+
+
+def lines(one: Forecast) -> list[str]:
+    """A forecast for a terminal."""
+    from ..forecast.telling import warm_name
+
+    own = one.measured
+    layers = f", {own.facts['layers']} layers" if "layers" in own.facts else ""
+    head = f"{one.name}{layers}, lr {one.lr:g}, {warm_name(one.warmup)}: {one.word}"
+    if one.fails is not None:
+        head += f", P(fails) {one.fails.value:.2f} [{one.fails.low:.2f}, {one.fails.high:.2f}]"
+    found = [head]
+    found += [f"  since {reason}" for reason in one.why_not]
+    found += [
+        f"  critical rate with {name}: {rate.value:.2g} [{rate.low:.2g}, {rate.high:.2g}]"
+        for name, rate in one.critical.items()
+    ]
+    found += [f"  {line}" for line in own.evidence]
+    cost = f"{own.update_seconds:.2g} s an update"
+    return [*found, f"  took {own.seconds / 60:.1f} minutes ({own.cpu_seconds / 60:.1f} of processor time); {cost}"]
+
+
+def about(fit: Fitted | None) -> str:
+    """What forecasts are worth, in a line or two."""
+    if fit is None:
+        return (
+            "No fit is stored yet, so that nothing is forecast: the lines above are measured. The edges that it will "
+            "be fitted to are being looked for (docs/forecast.md)."
+        )
+    worth = "" if fit.goal else " This misses the goals that were set beforehand."
+    return (
+        f"Fit {fit.version}, of {fit.runs} runs of {len(fit.archs)} architectures. On architectures left out: "
+        f"{fit.errors}{worth}"
+    )

@@ -1,0 +1,107 @@
+"""``forecast``: will it train at this depth, rate and warm-up, and where is the edge?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from ..errors import UsageError
+from . import command
+from ._factory import GIVES
+from ._options import JSON, QUIET, VERBOSE
+
+if TYPE_CHECKING:
+    from ..forecast import Forecast
+
+WARMUP = 40  # of the fit, where a model of yours names none
+
+
+def worth() -> str:
+    """The errors of the stored fit in a sentence, for ``--help``; read without what computes."""
+    path = Path(__file__).parents[1] / "forecast" / "fitted.json"
+    if not path.exists():
+        return (
+            "Nothing is fitted yet, so that it measures and says 'cannot tell'; docs/forecast.md has how far that is."
+        )
+    return f"On architectures left out: {json.loads(path.read_text(encoding='utf-8'))['errors']} (docs/forecast.md)"
+
+
+def forecast(
+    factory: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PACKAGE.MODULE:FACTORY",
+            help=f"For a model of your own: a function that returns {GIVES.format(takes='forecast')}.",
+            show_default=False,
+        ),
+    ] = None,
+    arch: Annotated[str, typer.Option(help="all, or names with commas between them.")] = "branchnorm",
+    depth: Annotated[int, typer.Option(help="Layers in all: 36 is 18 encoder and 18 decoder layers.")] = 36,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.", show_default="by preset")] = None,
+    warmup: Annotated[int | None, typer.Option(min=0, help="Updates; 0: none.", show_default="by preset")] = None,
+    d_model: Annotated[
+        int | None, typer.Option("--d-model", help="Width; blocks and heads go with it.", show_default="by preset")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="As for 'probe'.", show_default="synthetic")] = None,
+    valid: Annotated[str | None, typer.Option(help="As for 'probe'.")] = None,
+    stack: Annotated[
+        Literal["encoder-decoder", "encoder", "decoder"] | None, typer.Option(help="As for 'probe'.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="tiny, small or base.", show_default="tiny")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file, as for 'probe'.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting, as for 'probe'.")
+    ] = None,
+    as_json: Annotated[bool, JSON] = False,
+    quiet: Annotated[bool, QUIET] = False,
+    verbose: Annotated[bool, VERBOSE] = False,
+) -> None:
+    from .. import forecast as room
+    from ..store.layout import plain
+    from ._forecasts import about, chosen, lines, of_archs, settings
+
+    fit = room.fitted()
+    if factory is None:
+        flags = {
+            "preset": preset,
+            "model": {"stack": stack},
+            "data": {"source": data, "valid": valid},
+            "train": {"lr": lr, "warmup": warmup},
+        }
+        each = of_archs(depth, d_model, chosen(arch), settings(flags, config, set_ or ()), quiet)
+    else:
+        if lr is None:
+            raise UsageError("give --lr: the peak learning rate at which your model is to train.")
+        each = iter([_yours(factory, lr, WARMUP if warmup is None else warmup)])
+    found = []
+    for one in each:
+        found.append(one.as_dict())
+        if not as_json:
+            print("\n".join([*lines(one), ""]), flush=True)
+    if as_json:
+        stored = None if fit is None else {key: value for key, value in vars(fit).items() if key != "line"}
+        stored = stored and {**stored, "cover": vars(stored["cover"])}
+        print(json.dumps(plain({"forecasts": found, "fit": stored}), indent=2))
+    elif not quiet:
+        print(about(fit))
+
+
+def _yours(factory: str, lr: float, warmup: int) -> Forecast:
+    from .. import forecast as room
+    from ..forecast.candidate import KEYS
+    from ..train.environment import prepare_process
+    from ._factory import made_by
+
+    prepare_process(1)
+    candidate = room.of_yours(factory, made_by(factory, "forecast", "forecast", KEYS))
+    return room.forecast(room.measure(candidate, warmup), lr, warmup, room.fitted())
+
+
+forecast.__doc__ = f"""Forecast whether models train at a depth, learning rate and warm-up, and where the edge is.
+
+{worth()}
+"""
+command("forecast", rank=25)(forecast)

@@ -1,0 +1,286 @@
+"""The predictors: what a gradient, 30 updates and a range test tell of a model, each with a line of evidence."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from ..onestep.initial_model import moved, part_of
+from ..probes import Site, Sites, Watcher, evaluation, find_sites
+from ..probes.parameters.pieces import Parameters
+from ..probes.places.sites import tensor_of
+from ..schema import Cells, Row, Table
+from .candidate import Candidate
+from .ramp import Ramp, held_out, range_test
+
+RATE, UPDATES, WARM = 1e-3, 30, 40  # of the first updates; the warm-up of "with warm-up" where none is asked for
+SMALL = 1e-4  # the rate at which one update's effect on the output is taken
+EPS = 1e-8  # Adam's
+GROUPS = {"update": "", "update_vo_ffn": "vo_ffn", "update_ln": "ln"}  # "": all parameters
+NAMES = {"update": "all parameters", "update_vo_ffn": "v, out, fc1 and fc2", "update_ln": "the norms"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """``numbers``: the predictors, all as log10; those ``_cold`` are of updates without warm-up. ``evidence``: a line
+    each; ``seconds`` that it took, of wall time and of CPU time; ``update_seconds``: CPU time of an update, median (on
+    a GPU wall time)."""
+
+    name: str
+    facts: Mapping[str, Any]
+    numbers: Mapping[str, float]
+    evidence: Sequence[str]
+    ramp: Ramp
+    seconds: float
+    cpu_seconds: float
+    update_seconds: float
+
+
+def measure(candidate: Candidate, warmup: int = WARM) -> Measured:
+    """All predictors of one model; ``warmup``: updates of the warm-up that "with warm-up" means."""
+    began, began_cpu = time.perf_counter(), time.process_time()
+    facts, sizes, where = at_start(candidate)
+    lines, numbers = [], dict(sizes)
+    cold, places = first_updates(candidate, 0)
+    gc.collect()  # a watcher is part of cycles, and what it watched would stay in memory
+    warm, _ = first_updates(candidate, warmup or WARM)
+    gc.collect()
+    update_seconds = warm.pop("update_seconds")
+    numbers |= {key: cold[key] for key in ("critical_start", "gradient", "growth_start")}
+    for key in ("critical_later", "growth_later", "loss_later"):
+        numbers |= {key: warm[key], f"{key}_cold": cold[key]}
+    ramp = range_test(candidate)
+    numbers |= {"range_end": math.log10(ramp.end), "range_low": math.log10(ramp.low)}
+    own = "held-out" if candidate.apart else "training"
+    lines.append(ramp_line(ramp, candidate.baseline, own))
+    lines.append(
+        f"first update: the {own} loss rises beyond a rate of {10 ** cold['critical_start']:.2g}; after {UPDATES} "
+        f"updates at {RATE:g} beyond {10 ** warm['critical_later']:.2g} with warm-up, "
+        f"{10 ** cold['critical_later']:.2g} without"
+    )
+    lines += [places[key] for key in ("gradient", "growth") if key in places]
+    if where:
+        lines.append(where)
+    took = time.perf_counter() - began, time.process_time() - began_cpu
+    return Measured(candidate.name, {**facts, **candidate.facts}, numbers, tuple(lines), ramp, *took, update_seconds)
+
+
+def ramp_line(ramp: Ramp, baseline: float | None, loss: str) -> str:
+    base = "" if baseline is None else f" ({ramp.lowest - baseline:+.2f} nats to the baseline)"
+    return f"range test: the {loss} loss fell up to a rate of {ramp.low:.2g}{base}, ended at {ramp.end:.2g}: {ramp.why}"
+
+
+class Probed:
+    """A sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, Table] = {}
+        self.rows: dict[int, Mapping[str, Cells]] = {}
+
+    def open(self, tables: Sequence[Table]) -> None:
+        self.tables = {table.name: table for table in tables}
+
+    def append(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
+        if tables:
+            self.rows[step] = tables
+
+    def close(self) -> None: ...
+
+    def column(self, table: str, column: str, step: int) -> Iterator[tuple[Row, float]]:
+        """(row, number) of what there is; nothing of a table or column that is not there."""
+        spec, cells = self.tables.get(table), self.rows.get(step, {}).get(table)
+        if spec is not None and cells is not None and column in spec.columns:
+            values = cells.values[:, spec.columns.index(column)].tolist()
+            yield from ((row, x) for row, x, none in zip(spec.rows, values, cells.absent, strict=True) if not none)
+
+
+def first_updates(candidate: Candidate, warmup: int) -> tuple[dict[str, float], dict[str, str]]:
+    """(numbers, evidence) of a fresh model's first updates, at ``RATE`` from the first one on, or reached in so many
+    (in ``UPDATES`` where the warm-up is longer)."""
+    model = candidate.model()
+    optimizer = candidate.optimizer(model, RATE)
+    shares = [group.get("share", 1.0) for group in optimizer.param_groups]
+    last, sink, now = UPDATES - 1, Probed(), [0]
+    watcher = Watcher(
+        model,
+        sink,
+        probes=_probes(find_sites(model)),
+        every=last,
+        update_every=last,
+        curvature_every=last,
+        optimizer=optimizer,
+        mask=lambda: candidate.masks(now[0]),
+        curvature_loss=lambda: candidate.held_out(model),
+        total_every_step=False,
+        **candidate.sites,
+    )
+    try:
+        clock = time.perf_counter if next(model.parameters()).is_cuda else time.process_time
+        times = []
+        for t in range(UPDATES):
+            now[0], began = t, clock()
+            model.train()
+            candidate.enter(model, t)
+            for group, share in zip(optimizer.param_groups, shares, strict=True):
+                group["lr"] = RATE * share * (min(1.0, (t + 1) / min(warmup, UPDATES)) if warmup else 1.0)
+            loss = candidate.loss(model, t)
+            loss.backward()
+            watcher.step(loss=loss.detach())
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            times.append(clock() - began)
+        watcher.flush()
+        later = held_out(candidate, model, UPDATES)
+    finally:
+        watcher.close()
+    critical = {at: [x for _, x in sink.column("critical_sharpness", "critical_rate", at)] for at in (0, last)}
+    gradient, line = gradient_decades(list(sink.column("activation_grad_norm", "value", 0)))
+    start, _ = growth(sink, 0)
+    grown, grown_line = growth(sink, last)
+    numbers = {
+        "critical_start": _log10(critical[0]),
+        "critical_later": _log10(critical[last]),
+        "gradient": gradient,
+        "growth_start": start,
+        "growth_later": grown,
+        "loss_later": later,
+        "update_seconds": median(times[1:last]),  # the others are probed
+    }
+    return numbers, {key: text for key, text in (("gradient", line), ("growth", grown_line)) if text}
+
+
+def _probes(sites: Sites) -> list[str]:
+    if not sites.layers:
+        raise UsageError("no stack of layers was found in the model: give sites={'layers': PATTERN} beside it.")
+    return ["critical_sharpness", "activation_grad_norm", "residual_norm", *(["ln_input"] if sites.norms else [])]
+
+
+def gradient_decades(rows: Sequence[tuple[Row, float]]) -> tuple[float, str]:
+    """(log10(max / min) over a stack's layers of ||dE/dx|| at the layer's output, worse stack; where that is). Stacks
+    whose gradient is 0 throughout are left out; inf is one that reaches some of its layers only. Admin, Fig. 3."""
+    layers: dict[str, dict[int, float]] = {}
+    for row, value in rows:
+        if row.layer:
+            layers.setdefault(row.stack, {})[row.layer] = value  # the last of a layer is that of its output
+    worst, line = 0.0, ""
+    for stack, own in layers.items():
+        if not all(map(math.isfinite, own.values())):
+            return math.nan, f"gradient: ||dE/dx|| is not finite in {stack}"
+        low, high = min(own, key=lambda n: own[n]), max(own, key=lambda n: own[n])
+        if not own[high] > 0:
+            continue
+        span = math.log10(own[high] / own[low]) if own[low] > 0 else math.inf
+        if span >= worst:
+            worst = span
+            line = f"gradient: ||dE/dx|| spans {span:.2g} decades, largest at {stack} {high}, smallest at {stack} {low}"
+            line = line if span else f"gradient: ||dE/dx|| is the same at all layers of {stack}"
+    return worst, line
+
+
+def growth(sink: Probed, step: int) -> tuple[float, str]:
+    """(log10 of the last over the first layer's norm input, worse stack; where). Norms on the residual stream count,
+    where the model shows which these are; without norms the stream itself. DeepNet, Fig. 4; Sun et al. 2025."""
+    shown = dict(sink.column("ln_input", "shortcut", step))  # there where the model shows what is added to what
+    values = [(row, value) for row, value in sink.column("ln_input", "value", step) if row.layer]
+    own = [(row, value) for row, value in values if not shown or math.isfinite(shown[row])]
+    own = own or [(row, value) for row, value in sink.column("residual_norm", "value", step) if row.layer]
+    layers: dict[str, dict[int, list[float]]] = {}
+    for row, value in own:
+        layers.setdefault(row.stack, {}).setdefault(row.layer, []).append(value)
+    worst, line = math.nan, ""
+    for stack, mine in layers.items():
+        first, last = min(mine), max(mine)
+        low, high = fmean(mine[first]), fmean(mine[last])
+        found = math.log10(high / low) if 0 < low < math.inf and 0 < high < math.inf else math.nan
+        if math.isnan(worst) or found > worst:
+            worst = found
+            line = (
+                f"norm input: {10**found:.2g} times as large in {stack} {last} as in {stack} {first} after the updates"
+            )
+    return worst, line
+
+
+def at_start(candidate: Candidate) -> tuple[dict[str, Any], dict[str, float], str]:
+    """(facts, log10 of ||dF|| of Adam's first update at ``SMALL`` over sqrt(2) ||F|| by group, where it is largest).
+
+    F is the last stack's output, mean over real tokens; behind a norm of gain 1 the unit is the distance of two
+    unrelated outputs. DeepNet, Sec. 4.2.
+    """
+    model = candidate.model()
+    sites = find_sites(model)
+    _probes(sites)
+    parameters = Parameters(model, sites.place)
+    model.train()
+    candidate.enter(model, 0)
+    candidate.loss(model, 0).backward()
+    facts = {"layers": sum(len(stack.numbers) for stack in sites.stacks), "stacks": len(sites.stacks)}
+    if not sites.outputs:
+        return facts, {}, ""
+    site, mask = sites.outputs[-1], candidate.masks(0)
+    weight = mask.get(site.stack) if isinstance(mask, Mapping) else mask
+
+    def output() -> Tensor:
+        with evaluation(model), torch.no_grad():
+            found = _heard(candidate, model, site).double()
+        return found[weight] if isinstance(weight, Tensor) and weight.shape == found.shape[:-1] else found
+
+    start = output()
+    facts["width"] = start.shape[-1]
+    unit = math.sqrt(2) * float(torch.linalg.vector_norm(start, dim=-1).mean())
+    found = {
+        key: float(torch.linalg.vector_norm(changed - start, dim=-1).mean()) / unit
+        for key, group in GROUPS.items()
+        if (changed := _changed(parameters, group, output)) is not None
+    }
+    named = {key: share for key, share in found.items() if GROUPS[key] and share > 0}
+    most = f", most of the groups by {NAMES[max(named, key=lambda key: named[key])]}" if named else ""
+    line = (
+        f"one update at {SMALL:g} moves the output of {site.stack or 'the model'} by {found['update']:.2g} of the "
+        f"distance of two unrelated ones{most}"
+    )
+    return facts, {key: _log10([share]) for key, share in found.items()}, line
+
+
+def _heard(candidate: Candidate, model: torch.nn.Module, site: Site) -> Tensor:
+    caught: list[Tensor] = []
+
+    def hear(module: Any, given: Any, out: Any) -> None:
+        found = tensor_of(out)
+        caught.extend([] if found is None else [found])
+
+    handle = site.module.register_forward_hook(hear)
+    try:
+        candidate.loss(model, 0)
+    finally:
+        handle.remove()
+    if not caught:
+        raise UsageError(f"{site.name}, the model's last module, gives no tensor: name another with 'output_site'.")
+    return site.arranged(caught[-1])
+
+
+def _changed(parameters: Parameters, group: str, output: Callable[[], Tensor]) -> Tensor | None:
+    """The output after Adam's first update at ``SMALL`` of one group; the parameters are then what they were."""
+    weights, steps = [], []
+    for piece in parameters.pieces:
+        own = parameters.tensors[piece.index]
+        if own.grad is not None and (not group or piece.group == group):
+            gradient = part_of(own.grad.to_dense() if own.grad.is_sparse else own.grad, piece.part)
+            weights.append(part_of(own.data, piece.part))
+            steps.append(gradient / (gradient.abs() + EPS))
+    if not weights:
+        return None
+    with moved(weights, steps, -SMALL):
+        return output()
+
+
+def _log10(values: Sequence[float]) -> float:
+    return math.log10(values[0]) if values and 0 < values[0] < math.inf else math.nan

@@ -1,0 +1,94 @@
+"""What is said of one model at one rate: P(fails), the critical rates, or that it cannot be told, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .fitting import Fitted, features
+from .measuring import WARM, Measured
+
+NOTHING = "nothing is fitted yet: no measured numbers turn into a forecast"
+
+
+@dataclass(frozen=True)
+class Between:
+    """A number and the interval that goes with it."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """``fails``: P(stuck or diverged) at ``lr`` and ``warmup``, None where that cannot be told: ``why_not`` has the
+    reasons. ``critical``: "warm-up 40" or "no warm-up" -> the rate at which P = 1/2; those that are covered."""
+
+    name: str
+    lr: float
+    warmup: int
+    fails: Between | None
+    critical: Mapping[str, Between]
+    why_not: Sequence[str]
+    measured: Measured
+    version: str
+
+    @property
+    def rate(self) -> Between | None:
+        """The critical rate with the warm-up that was asked for."""
+        return self.critical.get(warm_name(self.warmup))
+
+    @property
+    def word(self) -> str:
+        if self.fails is None:
+            return "cannot tell"
+        if self.fails.low <= 0.5 <= self.fails.high:
+            return "near the edge"
+        return "fails" if self.fails.value > 0.5 else "trains"
+
+    def as_dict(self) -> dict[str, Any]:
+        own = self.measured
+        return {
+            "name": self.name,
+            "lr": self.lr,
+            "warmup": self.warmup,
+            "forecast": self.word,
+            "p_fails": None if self.fails is None else vars(self.fails),
+            "critical_rate": {name: vars(one) for name, one in self.critical.items()},
+            "why_not": list(self.why_not),
+            "evidence": list(own.evidence),
+            "predictors": dict(own.numbers),
+            "range_test": vars(own.ramp),
+            "facts": dict(own.facts),
+            "update_seconds": own.update_seconds,
+            "minutes": own.seconds / 60,
+            "cpu_minutes": own.cpu_seconds / 60,
+            "fitted": self.version,
+        }
+
+
+def warm_name(warmup: int) -> str:
+    return f"warm-up {warmup}" if warmup else "no warm-up"
+
+
+def forecast(measured: Measured, lr: float, warmup: int, fit: Fitted | None) -> Forecast:
+    """By the stored fit; with warm-up and without: where none is asked for, "with" means one of 40 updates."""
+    if fit is None:
+        return Forecast(measured.name, lr, warmup, None, {}, (NOTHING,), measured, "")
+    critical, fails, why = {}, None, []
+    for updates in dict.fromkeys((warmup, 0 if warmup else WARM)):
+        x = features(measured.numbers, int(measured.facts.get("layers") or 0), updates)
+        misses = fit.cover.misses(measured.facts, x, updates)
+        if updates == warmup:
+            why = misses
+        if misses:
+            continue
+        edge, spread = fit.line.edge(x), fit.spread
+        critical[warm_name(updates)] = Between(10**edge, 10 ** (edge - spread), 10 ** (edge + spread))
+        if updates == warmup:
+            at = math.log10(lr)
+            fails = Between(*(fit.line.probability(edge + shift, at) for shift in (0.0, spread, -spread)))
+    return Forecast(measured.name, lr, warmup, fails, critical, tuple(why), measured, fit.version)
