@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError
 Stack = Literal["encoder-decoder", "encoder", "decoder"]
 Parallel = Literal["none", "ddp", "fsdp"]
 CudaGraphs = Literal["auto", "on", "off"]
+Compile = Literal["auto", "on", "off"]
 Attention = Literal["auto", "torch", "math"]
 RUNS_PER_DEVICE = "STABILITYLAB_RUNS_PER_DEVICE"  # set by a sweep, read by each run's own check of memory
 MAX_LAYERS = 20_000  # beyond any published depth; a typo of 10^9 should not reach the allocator
@@ -169,6 +170,8 @@ class TrainConfig(Section):
     # kernels of attention; auto: on a GPU all but cuDNN's, which has given NaN gradients; torch: its own choice
     attention: Annotated[Attention, NEUTRAL] = "auto"
     cuda_graphs: CudaGraphs = "auto"  # replay whole updates on a GPU; auto: once a GPU has run the recorder
+    # compile the layers, the probes inside; auto: not before a GPU has run that; another rounding, other draws of dropout
+    compile: Annotated[Compile, Later("auto")] = "auto"
     parallel: Parallel = "none"  # how the processes of torchrun share the model: replicas (ddp) or shards (fsdp)
     threads: Annotated[int, NEUTRAL] = Field(default=1, ge=1, le=1024)
     seed: int = Field(default=0, ge=0, lt=2**63)  # initial weights and dropout
