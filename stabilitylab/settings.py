@@ -133,6 +133,10 @@ class DataConfig(Section):
     valid: str | None = None  # SRC,TGT held-out files (text) or a split name (hf); None: cut from the training text
     vocab_size: int = Field(default=2000, ge=64, le=1_000_000)  # joint BPE size
     sentences: int = Field(default=16, ge=1, le=SENTENCES)  # rows of a batch in the longest shape bucket
+    # shapes that batches come in, at most, and what their lengths are multiples of: more shapes, less padding, and more
+    # tokens a batch, of which the padded ones stay as many
+    shapes: Annotated[int, Later(2)] = Field(default=2, ge=1, le=64)
+    length_multiple: Annotated[int, Later(1)] = Field(default=1, ge=1, le=64)
     max_length: int = Field(
         default=24, ge=4, le=4096
     )  # tokens a side, end of sentence included; longer pairs are left out

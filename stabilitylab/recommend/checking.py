@@ -21,7 +21,7 @@ from .ranking import ranking, ranks
 
 LEAST = 5  # architectures below which no correlation is given
 UNRANKED = ("seconds", "parameters")  # which no paper takes for stability
-FREE = {"train.seed", "data.seed", "train.device", "train.threads", "train.cuda_graphs", "train.parallel"}
+FREE = {f"train.{key}" for key in ("seed", "device", "threads", "cuda_graphs", "compile", "parallel")} | {"data.seed"}
 
 
 @dataclass(frozen=True)

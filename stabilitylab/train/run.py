@@ -24,7 +24,7 @@ from ..store import AbsentRun, Run, RunWriter
 from ..verdict import Verdict
 from . import checkpoint
 from .compiling import is_compiled
-from .environment import prepare_process, provenance, resolve_device
+from .environment import alignment, prepare_process, provenance, resolve_device
 from .footprint import Footprint, check_memory, estimate
 from .graph_replays import recorder_for
 from .loop import Report, Trainer
@@ -144,6 +144,7 @@ def manifest(plan: Plan) -> dict[str, Any]:
         "unigram": asdict(data.unigram),
         "validation_unigram": data.validation_unigram and asdict(data.validation_unigram),
         "best_nll": data.best_nll,
+        "padding": data.padding(alignment(plan.device)),
         "parameters": plan.footprint.parameters,
         "loss_normalisation": "per real target token of the whole update",
         "ranks": plan.team.size,
