@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from cuda_graphs import KINDS, advance, bandwidth, spent
+from cuda_graphs import KINDS, bandwidth, spent
 from subject import NEVER, UNWATCHED, prepared, trainer, update, warm
 from timing import machine, middle, seconds
 
@@ -65,7 +65,7 @@ SIDE = {"cpu": 1024, "cuda": 8192}  # of the large product
 
 @dataclass(frozen=True)
 class Work:
-    """What one update must do: multiplications and additions of products and attention, bytes of optimizer and stream."""
+    """What one update must do: multiplications and additions of products and attention, bytes of the rest."""
 
     products: float
     attention: float
@@ -215,9 +215,9 @@ def main() -> None:
                 [
                     "# The budget of an update",
                     f"`python benchmarks/budget.py {' '.join(sys.argv[1:])}`, {machine(device)}.",
-                    f"{size}, {plan.footprint.parameters:,} parameters, {plan.config.train.precision}; batches of {shape} "
-                    f"tokens, {batch.tokens:,} of them real and predicted, {plan.dataset.padding():.0%} padding. A large "
-                    f"product reaches {flops / 1e12:,.2f} TFLOP/s, a copy {moved / 1e9:,.0f} GB/s.",
+                    f"{size}, {plan.footprint.parameters:,} parameters, {plan.config.train.precision}; batches of "
+                    f"{shape} tokens, {batch.tokens:,} of them real and predicted, {plan.dataset.padding():.0%} "
+                    f"padding. A large product reaches {flops / 1e12:,.2f} TFLOP/s, a copy {moved / 1e9:,.0f} GB/s.",
                     table(floor, found),
                     *costs(found),
                     *([f"Not measured: {'; '.join(left)}."] if left else []),

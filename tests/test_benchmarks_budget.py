@@ -58,7 +58,9 @@ def test_what_is_reached_stands_beside_the_floor(budget: Any) -> None:
     bare = budget.Reached(np.array([0.015, 0.016, 0.017]), kinds, 3 << 30, 4000)
     probed = budget.Reached(np.array([0.0168]), kinds, 4 << 30, 4000)
     text = budget.table(floor, {"graphs": bare, "graphs, probes": probed})
-    rows = {cells[0]: cells[1:] for line in text.splitlines() if (cells := [c.strip() for c in line.strip("| ").split("|")])}
+    rows = {
+        cells[0]: cells[1:] for line in text.splitlines() if (cells := [c.strip() for c in line.strip("| ").split("|")])
+    }
     assert rows["matrix products"] == ["4.00", "5.00", "5.00"]
     assert rows["LayerNorm"] == ["1.00", "0.00", "0.00"]
     assert rows["copies"][:2] == ["", "2.00"]

@@ -23,9 +23,7 @@ class Bucket:
         return -(-len(self.members) // self.rows)
 
 
-def choose_buckets(
-    lengths: np.ndarray, sentences: int, shapes: int = TWO, multiple: int = 1
-) -> tuple[Bucket, ...]:
+def choose_buckets(lengths: np.ndarray, sentences: int, shapes: int = TWO, multiple: int = 1) -> tuple[Bucket, ...]:
     """At most so many shapes, whose lengths are multiples: :func:`by_the_longest` for two of any length, else
     :func:`by_either_side`."""
     if (shapes, multiple) == (TWO, 1):
@@ -34,7 +32,7 @@ def choose_buckets(
 
 
 def by_either_side(lengths: np.ndarray, sentences: int, shapes: int, multiple: int) -> tuple[Bucket, ...]:
-    """Cuts the pairs in two at a length of one side, again and again, where that saves most of an epoch's padded tokens.
+    """Cuts the pairs in two at a length of one side, again and again, where that saves most padded tokens of an epoch.
 
     Each bucket holds as many rows as fit into the padded tokens of ``sentences`` of the longest shape; one with fewer
     pairs than rows is not made.
