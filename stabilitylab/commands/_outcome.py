@@ -58,8 +58,7 @@ def print_summary(run: Any, result: Result) -> None:
 
 def _speed(run: Run) -> str:
     """Real target tokens a second, and how much of what was computed was none; "" where nothing was trained."""
-    rates = run.metrics["tokens_per_second"].dropna() if "tokens_per_second" in run.metrics else ()
-    if not len(rates):
+    if "tokens_per_second" not in run.metrics or not len(rates := run.metrics["tokens_per_second"].dropna()):
         return ""
     share = run.manifest.get("padding", run.manifest.get("data", {}).get("padding", 0.0))
     return f"{rates.median():,.0f} target tokens/s (median of updates); {share:.0%} of each batch is padding"
