@@ -53,6 +53,7 @@ ON_GPU = {
     "graphs": (GRAPHS, *UNWATCHED),
     "graphs, working weights": (GRAPHS, SHORT, *UNWATCHED),
     "graphs, working weights, probes": (GRAPHS, SHORT, *EVERY_ROW),
+    "graphs, one pass, probes": (GRAPHS, "train.one_pass=true", *EVERY_ROW),
     "graphs, compiled": (GRAPHS, COMPILED, *UNWATCHED),
     "graphs, compiled, probes": (GRAPHS, COMPILED, *EVERY_ROW),
 }
@@ -172,7 +173,7 @@ def costs(found: dict[str, Reached]) -> list[str]:
     """What probes in every row cost, of the ways that were reached with and without."""
     said = []
     for name, each in found.items():
-        bare = found.get(name.replace(", probes", "").replace("probes", "direct"))
+        bare = found.get(name.replace(", one pass", "").replace(", probes", "").replace("probes", "direct"))
         if "probes" in name and bare is not None:
             ratio = float(np.median(each.taken) / np.median(bare.taken))
             said.append(f"{name}: probes in every row cost {ratio:.3f} (goal {GOAL}).")

@@ -169,6 +169,7 @@ class TrainConfig(Section):
     accumulate: int = Field(default=1, ge=1, le=SENTENCES)  # micro-batches an update
     precision: Literal["fp32", "bf16"] = "fp32"
     working_weights: Annotated[bool, NEUTRAL] = False  # bf16: copies of the matrices, refreshed once an update
+    one_pass: Annotated[bool, Later(False)] = False  # AdamW sums what probes want of it in its own step, in one kernel
     activation_checkpointing: bool = False  # keep each layer's input alone, compute its inside again in the backward
     device: Annotated[str, NEUTRAL] = "auto"  # auto | cpu | cuda | cuda:N
     # kernels of attention; auto: on a GPU all but cuDNN's, which has given NaN gradients; torch: its own choice
@@ -188,6 +189,13 @@ class TrainConfig(Section):
     on_divergence: Literal["continue", "stop"] = "continue"
     # of the held-out batch, evenly over the run, apart from the probes'
     evaluations: Annotated[int, Later(0)] = Field(default=50, ge=0, le=MOST)
+
+    @model_validator(mode="after")
+    def _one_pass_fits(self) -> TrainConfig:
+        if self.one_pass and (self.optimizer != "adamw" or self.clip_norm or self.parallel != "none"):
+            needs = "train.optimizer = 'adamw', train.clip_norm = 0 and train.parallel = 'none'"
+            raise ValueError(f"train.one_pass needs {needs}: gradients are measured as the step finds them")
+        return self
 
     @model_validator(mode="after")
     def _working_weights_fit(self) -> TrainConfig:
