@@ -21,7 +21,9 @@ from .ranking import ranking, ranks
 
 LEAST = 5  # architectures below which no correlation is given
 UNRANKED = ("seconds", "parameters")  # which no paper takes for stability
-FREE = {f"train.{key}" for key in ("seed", "device", "threads", "cuda_graphs", "compile", "parallel")} | {"data.seed"}
+FREE = {f"train.{key}" for key in ("seed", "device", "threads", "cuda_graphs", "compile", "one_pass", "parallel")} | {
+    "data.seed"
+}
 
 
 @dataclass(frozen=True)

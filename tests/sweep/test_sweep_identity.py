@@ -97,7 +97,7 @@ def test_a_setting_that_comes_later_leaves_older_keys_as_they_were(monkeypatch: 
 
     old = key_of(Config())
     monkeypatch.setattr("stabilitylab.config.Config", Newer)
-    assert later_settings()["train"] == {"evaluations": 0, "compile": "auto", "novelty": 0}
+    assert later_settings()["train"] == {"evaluations": 0, "compile": "auto", "one_pass": False, "novelty": 0}
     assert complete({"train": {"lr": 1.0}})["train"]["novelty"] == 0  # a run from before did what 0 does
     assert key_of(Newer(train=Grown(novelty=0))) == old
     assert key_of(Newer()) != old

@@ -1,4 +1,4 @@
-"""``train.one_pass``: AdamW that measures while it updates, its kernel against torch, its tables against the others'."""
+"""``train.one_pass``: AdamW that measures while it updates: its kernel against torch, its tables against others."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Contents:
             self._parts.curvature.fill(row)
 
     def _boards(self, when: When) -> list[Board]:
-        """Of probes of parameters, "step" or "update"; what an optimizer measures in its own step comes with the update."""
+        """Those of parameters, "step" or "update"; what an optimizer sums in its own step comes with the update."""
         later = self._parts.parameters.measuring is not None
         boards = self._parts.on("step", "update")
         return [each for each in boards if ("update" if later and each.probe.in_step else each.probe.on) == when]

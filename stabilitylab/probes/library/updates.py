@@ -24,8 +24,7 @@ from ..rules import Norm, Ratio
 )
 class UpdateRatio(ParameterProbe):
     """||theta_{t+1} - theta_t||_2 / ||theta_t||_2 per sub-layer, and the update's root mean square over entries (rms);
-    row t holds them. Keeps one copy of the parameters; of a model that fills a GPU on the host; none where the optimizer
-    measures in its own step."""
+    row t holds them. Keeps one copy of the parameters; of a model that fills a GPU on the host."""
 
     undefined = frozenset({"value"})  # of parameters that are all 0
 
@@ -33,7 +32,7 @@ class UpdateRatio(ParameterProbe):
         self._theta: list[torch.Tensor] = []
 
     def before(self, parameters: Parameters) -> None:
-        if parameters.measuring is None:
+        if parameters.measuring is None:  # else the optimizer's own step sums what is wanted
             self._theta = self._theta or room_for(parameters.tensors)
             keep(self._theta, parameters.tensors)
 

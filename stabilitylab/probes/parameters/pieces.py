@@ -121,8 +121,8 @@ class Parameters:
         return [(self._own[piece.index], piece.part) for piece in self.pieces]
 
     def in_step(self) -> torch.Tensor | None:
-        """What the optimizer summed in its step for each piece: (pieces, 4), squares of gradient, theta_t and update, and
-        how many entries of the gradient are below eps; None where it did not, or did not step."""
+        """What the optimizer summed in its step for each piece: (pieces, 4), squares of gradient, theta_t and update,
+        and how many entries of the gradient are below eps; None where it did not, or did not step."""
         return None if self.measuring is None else self.measuring.measured()
 
     def gradients(self) -> list[torch.Tensor | None]:
