@@ -21,9 +21,8 @@ from .ranking import ranking, ranks
 
 LEAST = 5  # architectures below which no correlation is given
 UNRANKED = ("seconds", "parameters")  # which no paper takes for stability
-FREE = {f"train.{key}" for key in ("seed", "device", "threads", "cuda_graphs", "compile", "one_pass", "parallel")} | {
-    "data.seed"
-}
+OF_TRAINING = ("seed", "device", "threads", "cuda_graphs", "compile", "one_pass", "parallel")
+FREE = {"data.seed", *(f"train.{key}" for key in OF_TRAINING)}
 
 
 @dataclass(frozen=True)
