@@ -90,3 +90,32 @@ def test_it_runs_at_toy_size(budget: Any, monkeypatch: pytest.MonkeyPatch, tmp_p
     budget.main()
     text = (tmp_path / "budget.md").read_text()
     assert "Not measured: probes; direct, again." in text
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # from torch._dynamo
+def test_compiled_layers_are_timed_beside_the_others(
+    budget: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from stabilitylab.train import compiling
+
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")  # writes no C++
+    sets = [word for setting in SMALL for word in ("--set", setting)]
+    out = tmp_path / "layers"
+    monkeypatch.setattr(sys, "argv", ["x.py", "--depth", "2", "--rounds", "2", *sets, "--out", str(out)])
+    importlib.import_module("compiled_layers").main()
+    torch._dynamo.reset()
+    lines = [line for line in out.with_suffix(".md").read_text().splitlines() if line.startswith("| ")][1:]
+    ratios = {tuple(cell.strip() for cell in line.strip("|").split("|")[:2]) for line in lines}
+    assert ("compiled, probed", "compiled") in ratios
+    assert len(lines) == 5
+
+
+def test_norms_from_a_layernorms_statistics_lose_digits_where_eps_outweighs_the_variance(
+    budget: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    importlib.import_module("norm_statistics").main()
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][1:]
+    errors = {float(scale): (float(one), float(other)) for scale, one, other in rows}
+    assert errors[1][0] < 1e-6
+    assert errors[1e-4][0] > 1e-5
+    assert all(other < 1e-6 for _, other in errors.values())
