@@ -29,9 +29,9 @@ def prepared(depth: int | None, *sets: str) -> Plan:
 
 def trainer(plan: Plan, folder: Path, *, bare: bool = False) -> Trainer:
     """``bare``: not even the total gradient norm, which every update of ours records, is taken."""
-    made = Trainer(
-        plan.config, plan.dataset, RunWriter.create(folder, {"config": {}}), plan.device, recorder=plan.recorder
-    )
+    run = RunWriter.create(folder, {"config": {}})
+    own = {"recorder": plan.recorder, "compiled": plan.compiled}
+    made = Trainer(plan.config, plan.dataset, run, plan.device, **own)
     made.watcher._contents.total = not bare
     return made
 

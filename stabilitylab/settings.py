@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError
 Stack = Literal["encoder-decoder", "encoder", "decoder"]
 Parallel = Literal["none", "ddp", "fsdp"]
 CudaGraphs = Literal["auto", "on", "off"]
+Compile = Literal["auto", "on", "off"]
 Attention = Literal["auto", "torch", "math"]
 RUNS_PER_DEVICE = "STABILITYLAB_RUNS_PER_DEVICE"  # set by a sweep, read by each run's own check of memory
 MAX_LAYERS = 20_000  # beyond any published depth; a typo of 10^9 should not reach the allocator
@@ -132,6 +133,10 @@ class DataConfig(Section):
     valid: str | None = None  # SRC,TGT held-out files (text) or a split name (hf); None: cut from the training text
     vocab_size: int = Field(default=2000, ge=64, le=1_000_000)  # joint BPE size
     sentences: int = Field(default=16, ge=1, le=SENTENCES)  # rows of a batch in the longest shape bucket
+    # shapes that batches come in, at most, and what their lengths are multiples of: more shapes, less padding, and more
+    # tokens a batch, of which the padded ones stay as many
+    shapes: Annotated[int, Later(2)] = Field(default=2, ge=1, le=64)
+    length_multiple: Annotated[int, Later(1)] = Field(default=1, ge=1, le=64)
     max_length: int = Field(
         default=24, ge=4, le=4096
     )  # tokens a side, end of sentence included; longer pairs are left out
@@ -164,11 +169,14 @@ class TrainConfig(Section):
     accumulate: int = Field(default=1, ge=1, le=SENTENCES)  # micro-batches an update
     precision: Literal["fp32", "bf16"] = "fp32"
     working_weights: Annotated[bool, NEUTRAL] = False  # bf16: copies of the matrices, refreshed once an update
+    one_pass: Annotated[bool, Later(False)] = False  # AdamW sums what probes want of it in its own step, in one kernel
     activation_checkpointing: bool = False  # keep each layer's input alone, compute its inside again in the backward
     device: Annotated[str, NEUTRAL] = "auto"  # auto | cpu | cuda | cuda:N
     # kernels of attention; auto: on a GPU all but cuDNN's, which has given NaN gradients; torch: its own choice
     attention: Annotated[Attention, NEUTRAL] = "auto"
     cuda_graphs: CudaGraphs = "auto"  # replay whole updates on a GPU; auto: once a GPU has run the recorder
+    # compile the layers, the probes inside; auto: not before a GPU has run that; rounds and draws dropout otherwise
+    compile: Annotated[Compile, Later("auto")] = "auto"
     parallel: Parallel = "none"  # how the processes of torchrun share the model: replicas (ddp) or shards (fsdp)
     threads: Annotated[int, NEUTRAL] = Field(default=1, ge=1, le=1024)
     seed: int = Field(default=0, ge=0, lt=2**63)  # initial weights and dropout
@@ -181,6 +189,13 @@ class TrainConfig(Section):
     on_divergence: Literal["continue", "stop"] = "continue"
     # of the held-out batch, evenly over the run, apart from the probes'
     evaluations: Annotated[int, Later(0)] = Field(default=50, ge=0, le=MOST)
+
+    @model_validator(mode="after")
+    def _one_pass_fits(self) -> TrainConfig:
+        if self.one_pass and (self.optimizer != "adamw" or self.clip_norm or self.parallel != "none"):
+            needs = "train.optimizer = 'adamw', train.clip_norm = 0 and train.parallel = 'none'"
+            raise ValueError(f"train.one_pass needs {needs}: gradients are measured as the step finds them")
+        return self
 
     @model_validator(mode="after")
     def _working_weights_fit(self) -> TrainConfig:

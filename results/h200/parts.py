@@ -33,7 +33,9 @@ TOGETHER = 3  # times as many runs as go at a time, after which there is a fresh
 BENCHMARKS: dict[str, dict[str, str]] = {
     "cuda_graphs": {},
     "one_card": {},
+    "budget": {"--minutes": "1.5"},
     "probe_cost": {"--depth": "200", "--rounds": "12"},
+    "compiled_layers": {"--depth": "200", "--rounds": "12"},
     "depth": {"--depths": "12,48,200,500,1000", "--steps": "10", "--minutes": "1.5"},
     "peers": {"--rounds": "12"},
     "shared_gpu": {"--counts": "1,8", "--seconds": "6"},

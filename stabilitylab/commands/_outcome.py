@@ -51,7 +51,17 @@ def print_summary(run: Any, result: Result) -> None:
             f"({_on(verdict)}: nll - unigram {verdict.nll_gap:+.3f}, accuracy - unigram {verdict.accuracy_gap:+.3f})"
         )
     console.print(text, highlight=False, markup=False)
+    if speed := _speed(run):
+        console.print(speed, highlight=False, markup=False)
     console.print(f"run: {result.path}", highlight=False, markup=False)
+
+
+def _speed(run: Run) -> str:
+    """Real target tokens a second, and how much of what was computed was none; "" where nothing was trained."""
+    if "tokens_per_second" not in run.metrics or not len(rates := run.metrics["tokens_per_second"].dropna()):
+        return ""
+    share = run.manifest.get("padding", run.manifest.get("data", {}).get("padding", 0.0))
+    return f"{rates.median():,.0f} target tokens/s (median of updates); {share:.0%} of each batch is padding"
 
 
 def _on(verdict: Verdict) -> str:

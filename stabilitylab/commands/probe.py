@@ -63,6 +63,10 @@ def probe(
         Literal["auto", "on", "off"] | None,
         _training(help="On a GPU, replay whole updates; auto: not before one has run this.", show_default="auto"),
     ] = None,
+    compile_: Annotated[
+        Literal["auto", "on", "off"] | None,
+        _training("--compile", help="Compile the layers; auto: not before a GPU has run this.", show_default="auto"),
+    ] = None,
     parallel: Annotated[
         Literal["none", "ddp", "fsdp"] | None,
         _training(help="How processes of torchrun share the model: replicas or shards.", show_default="none"),
@@ -125,6 +129,7 @@ def probe(
             "seed": seed,
             "device": device,
             "cuda_graphs": cuda_graphs,
+            "compile": compile_,
             "parallel": parallel,
             "activation_checkpointing": activation_checkpointing or None,
             "threads": threads,

@@ -1,10 +1,12 @@
-"""Sorts rows into shape buckets: at most two fixed batch shapes that waste little on padding."""
+"""Sorts rows into shape buckets: a few fixed batch shapes that waste little on padding."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+
+TWO = 2  # shapes, where nothing else is asked for
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,73 @@ class Bucket:
         return -(-len(self.members) // self.rows)
 
 
-def choose_buckets(lengths: np.ndarray, sentences: int, worth: float = 0.9) -> tuple[Bucket, ...]:
+def choose_buckets(lengths: np.ndarray, sentences: int, shapes: int = TWO, multiple: int = 1) -> tuple[Bucket, ...]:
+    """At most so many shapes, whose lengths are multiples: :func:`by_the_longest` for two of any length, else
+    :func:`by_either_side`."""
+    if (shapes, multiple) == (TWO, 1):
+        return by_the_longest(lengths, sentences)
+    return by_either_side(lengths, sentences, shapes, multiple)
+
+
+def by_either_side(lengths: np.ndarray, sentences: int, shapes: int, multiple: int) -> tuple[Bucket, ...]:
+    """Cuts the pairs in two at a length of one side, again and again, where that saves most padded tokens of an epoch.
+
+    Each bucket holds as many rows as fit into the padded tokens of ``sentences`` of the longest shape; one with fewer
+    pairs than rows is not made.
+    """
+    budget = sentences * int(_up(lengths.max(axis=0), multiple).sum())
+    parts = [_Part(np.arange(len(lengths)), lengths, multiple, budget)]
+    while len(parts) < shapes:
+        cuts = [part.best_cut() for part in parts]
+        place = max(range(len(parts)), key=lambda number: cuts[number][0])  # the first of equals
+        saved, inside = cuts[place]
+        if saved <= 0:
+            break
+        members = parts[place].members
+        parts[place : place + 1] = [
+            _Part(part, lengths, multiple, budget) for part in (members[inside], members[~inside])
+        ]
+    return tuple(
+        Bucket(max(sentences, budget // sum(part.shape)), part.shape, part.members)
+        for part in sorted(parts, key=lambda part: (sum(part.shape), part.shape))
+    )
+
+
+class _Part:
+    """Pairs that share a batch shape, and what it would save to share two."""
+
+    def __init__(self, members: np.ndarray, lengths: np.ndarray, multiple: int, budget: int) -> None:
+        self.members, self._lengths = members, lengths[members]
+        self._multiple, self._budget = multiple, budget
+        self.shape: tuple[int, ...] = tuple(_up(self._lengths.max(axis=0), multiple).tolist())
+        self._best: tuple[int, np.ndarray] | None = None
+
+    def best_cut(self) -> tuple[int, np.ndarray]:
+        """(padded tokens saved, which pairs are on the short side); 0 or less where no cut is possible."""
+        self._best = self._best or max(map(self._cut, range(self._lengths.shape[1])), key=lambda found: found[0])
+        return self._best
+
+    def _cut(self, side: int) -> tuple[int, np.ndarray]:
+        own = self._lengths
+        order = np.argsort(own[:, side], kind="stable")
+        below = np.maximum.accumulate(own[order])  # the shape that holds the n + 1 shortest pairs
+        above = np.maximum.accumulate(own[order][::-1])[::-1]  # and all from the n-th on
+        cut = np.flatnonzero(np.diff(own[order, side])) + 1  # pairs on the short side, one boundary each
+        short, long = (_up(shape, self._multiple).sum(axis=1) for shape in (below[cut - 1], above[cut]))
+        left = len(own) - cut
+        possible = (cut >= self._budget // short) & (left >= self._budget // long)
+        if not possible.any():
+            return 0, np.zeros(len(own), bool)
+        saved = len(own) * sum(self.shape) - cut * short - left * long
+        best = np.flatnonzero(possible)[np.argmax(saved[possible])]
+        return int(saved[best]), own[:, side] <= below[cut[best] - 1, side]
+
+
+def _up(lengths: np.ndarray, multiple: int) -> np.ndarray:
+    return -(-lengths // multiple) * multiple
+
+
+def by_the_longest(lengths: np.ndarray, sentences: int, worth: float = 0.9) -> tuple[Bucket, ...]:
     """Chooses a short and a long bucket whose boundary minimises an epoch's padded tokens; one, if that saves under
     10 %.
 

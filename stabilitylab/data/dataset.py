@@ -41,7 +41,7 @@ class Dataset:
         self._rows = train
         self._lengths = train.lengths()
         sides = self._lengths if stack == "encoder-decoder" else self._lengths[:, 1:]
-        self.buckets = choose_buckets(sides, config.sentences)
+        self.buckets = choose_buckets(sides, config.sentences, config.shapes, config.length_multiple)
         self.batches_per_epoch = sum(bucket.batches for bucket in self.buckets)
         self._plan = lru_cache(maxsize=2)(self._shuffled)
 
@@ -67,7 +67,7 @@ class Dataset:
         epoch, place = divmod(position, self.batches_per_epoch)
         members, lengths = self._plan(epoch)[place]
         source, target = self._rows.take(members)
-        rows = Rows(source[:, : lengths[0]], target[:, : lengths[-1]])
+        rows = Rows(_fitted(source, lengths[0]), _fitted(target, lengths[-1]))
         return make_batch(rows, self._stack, self.target_vocab, stream(self._config.seed, MASKING, position))
 
     def validation(self) -> Iterator[Batch]:
@@ -128,10 +128,14 @@ class Dataset:
             tokens = encoded.pick(np.arange(len(encoded.lengths)))
         return Passage.of(name, tokens, *sides, longest=longest)
 
+    def padding(self, multiple: int = 1) -> float:
+        """The share of padding in what an epoch's batches hold, where their lengths are padded to multiples."""
+        used = sum(b.batches * b.rows * sum(-(-n // multiple) * multiple for n in b.lengths) for b in self.buckets)
+        sides = self._lengths[:, -len(self.buckets[0].lengths) :]
+        return 1 - float(sides.sum()) / used
+
     def describe(self) -> dict[str, Any]:
         """Says what a run records about its data: sizes, shapes, content hashes, the baselines."""
-        used = sum(bucket.batches * bucket.rows * sum(bucket.lengths) for bucket in self.buckets)
-        sides = self._lengths[:, -len(self.buckets[0].lengths) :]
         return {
             "source": self._config.source,
             "stack": self._stack,
@@ -148,13 +152,18 @@ class Dataset:
             "tokens_per_sentence": dict(zip(("source", "target"), self._lengths.mean(axis=0).tolist(), strict=True)),
             "buckets": [{"rows": b.rows, "lengths": b.lengths, "pairs": len(b.members)} for b in self.buckets],
             "batches_per_epoch": self.batches_per_epoch,
-            "padding": 1 - float(sides.sum()) / used,
+            "padding": self.padding(),
             "unigram": vars(self.unigram),
             "validation_unigram": self.validation_unigram and vars(self.validation_unigram),
             "best_nll": self.best_nll,
             "train_sha256": _sha256(self._rows),
             "held_out_sha256": _sha256(self._held_rows),
         }
+
+
+def _fitted(side: np.ndarray, length: int) -> np.ndarray:
+    """Cut or padded to a length that no sentence in it exceeds."""
+    return np.pad(side[:, :length], ((0, 0), (0, max(0, length - side.shape[1]))), constant_values=PAD)
 
 
 def _sha256(rows: Rows) -> str:

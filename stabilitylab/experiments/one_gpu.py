@@ -15,7 +15,9 @@ from . import protocol
 from .recipe import EARLY, SEEDS, Experiment, Recipe, Settings, probing
 
 TEXT = {"data": {"sentences": 192, "max_length": 48, "held_out": 200}}  # rows of 48 tokens, of which half are padding
-WIDE = merge(TEXT, {"preset": "base", "data": {"vocab_size": 8000}, "train": {"precision": "bf16"}})
+# On a GPU 45 % of such batches is padding; in eight shapes, all of which are recorded, 26 %: 160 rows are enough.
+FULLER = {"data": {"sentences": 160, "shapes": 8, "length_multiple": 8}}
+WIDE = merge(TEXT, FULLER, {"preset": "base", "data": {"vocab_size": 8000}, "train": {"precision": "bf16"}})
 # 100L-100L at d = 512 would leave 9 GB a run, and write them every ten minutes
 NO_WEIGHTS = {"train": {"final_checkpoint": False, "checkpoint_minutes": 0.0}}
 SIX = (*SEEDS, 8)

@@ -57,6 +57,7 @@ class Probe:
     waits: ClassVar[bool] = False  # does measuring make the host wait, so that it cannot be part of a CUDA graph?
     together: ClassVar[bool] = False  # is there a measure_together()?
     heads: ClassVar[bool] = False  # do numbers have a first dimension of heads, each of which has a row of its own?
+    in_step: ClassVar[bool] = False  # on="step": does it take what an optimizer sums in its step (Parameters.in_step)?
     awake: bool = True  # is the coming row probed?
     missed: dict[str, str]  # site -> why it has no number
     # numbers of the heads that this rank has at a site, (heads, ...) -> those of all ranks, if it is tensor parallel

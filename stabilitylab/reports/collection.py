@@ -28,8 +28,8 @@ FREE = neutral_settings() | frozenset(
     [
         *("model.arch", "model.decoder_arch", "model.init", "model.alpha", "model.qk_gain", "model.v_gain"),
         *("model.growth", "model.T", "model.t0", "model.options", "train.seed", "data.seed", "train.on_divergence"),
-        *("train.cuda_graphs", "train.activation_checkpointing", "train.evaluations"),
-        *("probes.names", "probes.every", "probes.update_every"),
+        *("train.cuda_graphs", "train.compile", "train.one_pass", "train.activation_checkpointing"),
+        *("train.evaluations", "probes.names", "probes.every", "probes.update_every"),
     ]
 )
 LAYERS = ("model.encoder_layers", "model.decoder_layers")

@@ -61,6 +61,10 @@ class LeanAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._step(closure)
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
+        """:meth:`step` without its hooks, which a subclass's own has."""
         getattr(self, CAPTURE_CHECK)()
         loss = None
         if closure is not None:

@@ -59,7 +59,11 @@ def attention_kernels(train: TrainConfig, device: torch.device) -> tuple[str, ..
 def aligned(batch: Batch, device: torch.device) -> Batch:
     """``batch`` as a device takes it best: the memory-efficient kernel of attention pads the mask in each layer unless
     lengths are multiples of 8."""
-    return batch.padded(ALIGNMENT.get(device.type, 1))
+    return batch.padded(alignment(device))
+
+
+def alignment(device: torch.device) -> int:
+    return ALIGNMENT.get(device.type, 1)
 
 
 def provenance(train: TrainConfig, device: torch.device) -> dict[str, Any]:

@@ -57,6 +57,9 @@ class Update(Protocol):
     @property
     def model(self) -> torch.nn.Module: ...
 
+    @property
+    def compiled(self) -> bool: ...
+
     def work(self, batches: Sequence[Batch], tokens: Tensor) -> Metrics: ...
 
     def forward_backward(self, batches: Sequence[Batch], tokens: Tensor) -> tuple[Tensor, Tensor]: ...
@@ -75,7 +78,8 @@ class Replays:
     Every other kind is recorded when it first comes: what an update works in would be held twice if it also ran beside
     what is recorded, as memory of graphs is theirs alone. Where that fails it runs as it is once, and is recorded the
     next time; where that fails too, or from the 17th combination on, updates run directly. The largest is recorded
-    first, and others anew after it, since they find room in what it works in, and it does not in theirs.
+    first, and others anew after it, since they find room in what it works in, and it does not in theirs. Layers that
+    are compiled are so in the first update of each shape, which runs directly too: no recording can hold a compiler.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Replays:
         self._directly = Directly(update.work, device)
         self._ran: set[bool] = set()  # probed, plain: what ran directly before anything else
         self._tried: set[object] = set()
+        self._compiled: set[object] = set()  # shapes
         self.recorded: dict[object, Recorded] = {}
         self._failed = False
 
@@ -94,18 +99,26 @@ class Replays:
         key = (probed, *(batch.shapes for batch in batches))
         if self._failed:
             return self._directly(batches, tokens)
+        compiles = self._compiles(batches)
         # a plain update sets nothing up that a probed one does not
         if not self._ran or (probed and True not in self._ran):
             self._ran.add(probed)
             self._forget()  # of a run that was resumed at a plain row: recorded anew, they share this one's memory
             return self._recorder.warm_up(lambda: self._directly(batches, tokens))
-        if key not in self.recorded and not self._record(key, batches):
+        if compiles or (key not in self.recorded and not self._record(key, batches)):
             return self._recorder.warm_up(lambda: self._directly(batches, tokens))
         chosen = self.recorded[key]
         for own, new in zip(chosen.batches, batches, strict=True):
             own.copy_(new)
         chosen.tokens.fill_(tokens)
         return self._watcher.replay(chosen.template, chosen.replay)
+
+    def _compiles(self, batches: Sequence[Batch]) -> bool:
+        """Whether an update compiles layers, as the first one of a shape does."""
+        shapes = {batch.shapes for batch in batches} if self._update.compiled else set()
+        new = not shapes <= self._compiled
+        self._compiled |= shapes
+        return new
 
     def _record(self, key: object, batches: Sequence[Batch]) -> bool:
         if len(self.recorded) == MOST:

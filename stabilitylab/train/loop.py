@@ -24,8 +24,9 @@ from ..probes.numerics import attention
 from ..store import AbsentRun, RunWriter
 from ..verdict import Baseline, Evaluation, Verdict, divergence, judge
 from . import checkpoint
+from .compiling import as_written, compile_layers, explained
 from .environment import aligned, attention_kernels, peak_memory
-from .graph_replays import Directly, Replays, are_apart
+from .graph_replays import Directly, Replays, are_apart, shapes_of
 from .micro_replays import ReplaysApart
 from .ranks import Team
 from .recipe import accuracy, learning_rate, optimizer_of, own_rates, set_rate, token_losses
@@ -47,7 +48,8 @@ class Trainer:
 
     ``state``: a checkpoint to continue from. Row t of every table describes the model after t updates. Each rank of a
     ``team`` takes its sentences of every micro-batch; row t stands for the same global batch as in one process.
-    ``recorder``: whole updates are recorded with it and replayed, see :func:`.replays.recorder_for`.
+    ``recorder``: whole updates are recorded with it and replayed, see :func:`.graph_replays.recorder_for`.
+    ``compiled``: so are its layers, see :func:`.compiling.is_compiled`.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Trainer:
         state: dict[str, Any] | None = None,
         team: Team | None = None,
         recorder: Recorder | None = None,
+        compiled: bool = False,
     ) -> None:
         self.config, self.dataset, self.run, self.device = config, dataset, run, device
         self.team = team or Team()
@@ -84,6 +87,9 @@ class Trainer:
         self.model.set_row(self.row)
         for stack in self.model.stacks.values():
             stack.checkpointing = train.activation_checkpointing
+        self.compiled = compiled
+        if compiled:
+            compile_layers(self.model, shapes_of(dataset))
         self.working = WorkingWeights(self.model) if train.working_weights else None
         self.spread = self.team.spread(self.model, device)  # what is called: the model, or what wraps it
         on_device = recorder is not None or device.type == "cuda"
@@ -210,7 +216,8 @@ class Trainer:
     def micro_batch(self, batch: Batch, tokens: Tensor, last: bool) -> tuple[Tensor, Tensor]:
         """Adds the gradients of one micro-batch; returns the sums of its losses, smoothed and not."""
         self.masks = batch.masks
-        with attention(self.kernels), self.team.accumulating(self.spread, last=last):
+        compiling = explained() if self.compiled else nullcontext()
+        with compiling, attention(self.kernels), self.team.accumulating(self.spread, last=last):
             with self._autocast():
                 logits = self.spread(**batch.inputs)
             loss, nll = token_losses(logits, batch.labels, batch.weight, self.config.train.label_smoothing)
@@ -268,7 +275,7 @@ class Trainer:
             return {}
         training_masks = self.masks
         nll = right = torch.zeros((), dtype=torch.float64, device=self.device)
-        with evaluation(self.spread):
+        with evaluation(self.spread), as_written(self.model):
             for batch in self.validation:
                 self.masks = batch.masks
                 with attention(self.kernels), self._autocast():

@@ -56,11 +56,12 @@ class ReplaysApart(Replays):
         keys: list[Key] = [(probed, batch.shapes, number == len(batches)) for number, batch in enumerate(batches, 1)]
         if self._failed:
             return self._directly(batches, tokens)
+        compiles = self._compiles(batches)
         if not self._ran or (probed and True not in self._ran):
             self._ran.add(probed)
             self._forget()
             return self._recorder.warm_up(lambda: self._first(batches, tokens))
-        if not self._prepare(probed, dict(zip(keys, batches, strict=True))):
+        if compiles or not self._prepare(probed, dict(zip(keys, batches, strict=True))):
             return self._recorder.warm_up(lambda: self._directly(batches, tokens))
 
         def run() -> None:

@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from ..config import TrainConfig
 from ..probes.parameters.layouts import local
 from .adamw import LeanAdamW
+from .one_pass import OnePassAdamW
 
 NO_WARMUP_PERIOD = 4000  # updates before an inverse-sqrt rate decays without warm-up (T-Fixup's reference recipe)
 
@@ -54,7 +55,7 @@ def adamw(
         "capturable": device is not None,
     }
     if lean and all(local(parameter) is parameter for parameter in parameters):
-        return LeanAdamW(parameters, **settings)
+        return (OnePassAdamW if train.one_pass else LeanAdamW)(parameters, **settings)
     return torch.optim.AdamW(parameters, **settings, fused=True)
 
 

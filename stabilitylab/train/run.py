@@ -23,7 +23,8 @@ from ..stopping import Requests, listening
 from ..store import AbsentRun, Run, RunWriter
 from ..verdict import Verdict
 from . import checkpoint
-from .environment import prepare_process, provenance, resolve_device
+from .compiling import is_compiled
+from .environment import alignment, prepare_process, provenance, resolve_device
 from .footprint import Footprint, check_memory, estimate
 from .graph_replays import recorder_for
 from .loop import Report, Trainer
@@ -42,6 +43,7 @@ class Plan:
     footprint: Footprint
     team: Team = field(default_factory=Team)
     recorder: Recorder | None = None
+    compiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def plan(config: Config) -> Plan:
     chosen(config.probes.names)  # an unknown name shows now, not after the data were read
     team = gather_team(config.train)
     device = device_of(team, resolve_device(config.train), config.train.device)
-    recorder = recorder_for(config, device, team)
+    recorder, compiled = recorder_for(config, device, team), is_compiled(config, device, team)
     dataset = load_data(config.data, stack=config.model.stack)
     footprint = estimate(config, dataset, device, recorder is not None)
     shards = team.size if team.kind == "fsdp" else 1
@@ -75,7 +77,7 @@ def plan(config: Config) -> Plan:
         check_memory(replace(share, graphs=0), device)
         log.warning("CUDA graphs are off: with them %s", error)
         footprint, recorder = replace(footprint, graphs=0), None
-    return Plan(config, dataset, device, footprint, team, recorder)
+    return Plan(config, dataset, device, footprint, team, recorder, compiled)
 
 
 class RunAudience(Protocol):
@@ -142,10 +144,12 @@ def manifest(plan: Plan) -> dict[str, Any]:
         "unigram": asdict(data.unigram),
         "validation_unigram": data.validation_unigram and asdict(data.validation_unigram),
         "best_nll": data.best_nll,
+        "padding": data.padding(alignment(plan.device)),
         "parameters": plan.footprint.parameters,
         "loss_normalisation": "per real target token of the whole update",
         "ranks": plan.team.size,
         "cuda_graphs": plan.recorder is not None,
+        "compiled": plan.compiled,
         **provenance(config.train, plan.device),
     }
 
@@ -169,7 +173,8 @@ def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | N
     try:
         # several ranks hear of one Ctrl-C more than once, and torchrun sees to the end itself
         with listening(at_once=plan.team.size == 1) as caught:
-            trainer = Trainer(plan.config, plan.dataset, run, plan.device, state, plan.team, plan.recorder)
+            given = plan.config, plan.dataset, run, plan.device, state, plan.team, plan.recorder, plan.compiled
+            trainer = Trainer(*given)
             run.record(probes_dropped=dict(trainer.watcher.dropped))
             verdict = trainer.fit(stop=lambda: agreed(caught, plan.team), show=audience.show)
             if trainer.watcher.unseen:

@@ -56,6 +56,31 @@ def test_a_micro_batch_outside_its_update_is_refused(step: int, index: int, coun
         load_data(DataConfig(), stack="decoder").micro_batch(step, index, count)
 
 
+@pytest.mark.parametrize(("shapes", "multiple"), [(2, 1), (5, 1), (4, 8), (1, 8)])
+def test_batches_come_in_the_shapes_that_are_asked_for(
+    parallel: tuple[Path, Path], stack: Stack, shapes: int, multiple: int
+) -> None:
+    """Each pair once an epoch, whatever the shapes; and ``padding`` is what is found by counting."""
+    one, two = (
+        load_data(text_config(parallel, sentences=4, shapes=shapes, length_multiple=multiple), stack=stack)
+        for _ in range(2)
+    )
+    batches = [one.micro_batch(step) for step in range(one.batches_per_epoch)]
+    assert all(map(same, batches[::-1], [two.micro_batch(step) for step in reversed(range(len(batches)))]))
+    found = {(len(b.labels), *(mask.shape[1] for mask in b.masks.values())) for b in batches}
+    assert found == {(bucket.rows, *bucket.lengths) for bucket in one.buckets}
+    assert len(found) <= shapes
+    assert not any(length % multiple for _, *lengths in found for length in lengths)
+    rows = Counter(bytes(row[row != PAD].numpy().astype("<u4")) for batch in batches for row in batch.labels)
+    assert not Counter(bytes(row[row != PAD].astype("<u4")) for row in one._rows.target) - rows
+    held = sum(mask.numel() for batch in batches for mask in batch.masks.values())
+    real = sum(int((one._rows[side] != PAD).sum()) for side in ((0, 1) if stack == "encoder-decoder" else (1,)))
+    assert one.padding() == one.describe()["padding"] == pytest.approx(1 - real / held)
+    eight = [batch.padded(8) for batch in batches]
+    held = sum(mask.numel() for batch in eight for mask in batch.masks.values())
+    assert one.padding(8) == pytest.approx(1 - real / held)
+
+
 def test_global_generators_neither_matter_nor_move(stack: Stack) -> None:
     batches = []
     for seed in (1, 2):

@@ -16,6 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from stabilitylab.probes._engine import hooks
+
 T = TypeVar("T")
 
 WAITS = (
@@ -33,6 +35,9 @@ WAITS = (
 )
 
 
+_INSIDE = {"visit": hooks._run, "through": lambda value, key: value.clone()}
+
+
 class Refused(RuntimeError):
     """A graph could not hold this operator."""
 
@@ -44,8 +49,15 @@ class _Writer(TorchDispatchMode):
         self.before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # storage -> (all of it, as it was)
         self.made: dict[int, torch.Tensor] = {}  # storages that the recording itself allocated
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # compiled code runs as it is, and is written down too
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "stabilitylab":  # what a probe in compiled code calls; a graph has but the kernels inside
+            with self:
+                return _INSIDE[func._opname](*args, **kwargs)
         schema = func._schema
         if schema.name in WAITS or str(func) in WAITS:
             raise Refused(f"{schema.name} in a recorded update")

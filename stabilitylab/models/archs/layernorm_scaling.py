@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..base import Place, arch
@@ -18,9 +19,13 @@ class LayerNormScaling(PreLN):
     The final norm is not scaled. The paper has decoders alone; Inferred: l restarts at 1 in each stack.
     """
 
+    scale: Tensor
+
     def __init__(self, f: SubLayer, place: Place, **given: Any) -> None:
         super().__init__(f, place, **given)
-        self.scale = place.layer**-0.5
+        # no number of Python, of which compiled layers would have one code each; a 0-dim tensor promotes nothing
+        scale = torch.tensor(place.layer**-0.5, dtype=torch.float64)
+        self.register_buffer("scale", scale, persistent=False)
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
         return self.shortcut(x) + self.branch(self.f(self.scale * self.norm(x), *context))

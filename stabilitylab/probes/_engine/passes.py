@@ -187,6 +187,7 @@ class Pass:
         """Measures at a site and keeps the numbers, still per token, until the pass ends."""
         board, row, fed = wanted
         if self._together and board.probe.together and y.numel() <= SMALL:
+            y = y.clone() if compiled else y  # compiled code uses its memory again
             for raw in fed:
                 board.hold_value(raw, row, y)
             self._held += y.numel()
@@ -196,7 +197,7 @@ class Pass:
             return
         for raw in numbers if isinstance(numbers, dict) else fed:
             number = numbers[raw] if isinstance(numbers, dict) else numbers
-            number = number.clone() if compiled else number  # compiled code uses its memory again
+            number = number.clone() if compiled else number
             if board.probe.heads and self.tapped is not None:
                 for each, own in self.tapped.by_head(board, row, number):
                     self.order.setdefault((board.table.name, each), len(self.order))

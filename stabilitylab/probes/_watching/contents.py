@@ -30,17 +30,21 @@ class Contents:
     def fill(self, row: RowRecord, t: int) -> None:
         """Adds what is known at ``step``."""
         parts = self._parts
+        later = False
         if self.due(t):
+            if (own := parts.parameters.measuring) is not None:
+                own.measure(parts.parameters.cuts)
             self._passes(row, t)
-            for board in parts.on("update"):
+            for board in self._boards("update"):
                 row.state = State.OWED
+                later |= board.probe.on == "step"
                 self._before(board)
         elif is_due(t, self._every):
             parts.notices.loop(t, parts.training, parts.parameters, self.early)
         if not isinstance(row, Template) and parts.curvature.due(t):
             row.state = State.OWED
             parts.curvature.start()
-        if self.total and "grad_norm_total" not in row:
+        if self.total and not later and "grad_norm_total" not in row:
             row.metric("grad_norm_total", parts.parameters.total_norm())
 
     def complete(self, row: RowRecord) -> None:
@@ -50,10 +54,16 @@ class Contents:
         if not isinstance(row, Template) and self._parts.curvature.due(row.step):
             self._parts.curvature.fill(row)
 
+    def _boards(self, when: When) -> list[Board]:
+        """Those of parameters, "step" or "update"; what an optimizer sums in its own step comes with the update."""
+        later = self._parts.parameters.measuring is not None
+        boards = self._parts.on("step", "update")
+        return [each for each in boards if ("update" if later and each.probe.in_step else each.probe.on) == when]
+
     def collect(self, row: RowRecord, when: When) -> None:
         """Adds the tables of the probes of parameters."""
         parts = self._parts
-        for board in parts.on(when):
+        for board in self._boards(when):
             if not board.ended and board.table.rows:
                 assert isinstance(board.probe, ParameterProbe)
                 try:

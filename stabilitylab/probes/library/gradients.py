@@ -27,22 +27,25 @@ class GradNorm(ParameterProbe):
     """||dE/dtheta||_2 per sub-layer (its norm and omega included), and of its v/out/FFN weights, q/k weights, biases,
     and norm gains and biases; before clipping, after unscaling, E as the caller normalised it. DeepNet, Figs. 3, 4d."""
 
+    in_step = True
+
     def fitting(self, parameters: Parameters) -> Sequence[str]:
         return ("value", *filter(self.keeps, parameters.groups))
 
     def collect(self, parameters: Parameters) -> Collected:
         gradients = parameters.gradients()
-        squares = parameters.squares(gradients)
+        sums = parameters.in_step()
+        squares = parameters.squares(gradients) if sums is None else sums[:, 0].contiguous()
         metrics: dict[str, Total] = {}
         if any(gradient is not None for gradient in gradients):
             metrics["grad_norm_total"] = Total(Norm(), squares.sum().view(1, 1))
             metrics |= {f"grad_norm_{kind}": norm for kind, norm in parameters.by_kind(squares).items()}
         # which takes longer than the norms, so the standard set goes without
-        if self.kept is None and (share := parameters.share_under_eps()) is not None:
+        if self.kept is None and (share := parameters.share_under_eps(sums)) is not None:
             metrics["grad_under_eps"] = share
         groups = ("", *filter(self.keeps, parameters.groups))  # "": all of a row
-        sums = {group or "value": parameters.by_row(squares, group) for group in groups}
-        return Collected(sums, parameters.seen(gradients, groups), metrics, {"gradient": squares})
+        columns = {group or "value": parameters.by_row(squares, group) for group in groups}
+        return Collected(columns, parameters.seen(gradients, groups), metrics, {"gradient": squares})
 
 
 @probe(

@@ -32,11 +32,12 @@ class UpdateRatio(ParameterProbe):
         self._theta: list[torch.Tensor] = []
 
     def before(self, parameters: Parameters) -> None:
-        self._theta = self._theta or room_for(parameters.tensors)
-        keep(self._theta, parameters.tensors)
+        if parameters.measuring is None:  # else the optimizer's own step sums what is wanted
+            self._theta = self._theta or room_for(parameters.tensors)
+            keep(self._theta, parameters.tensors)
 
     def collect(self, parameters: Parameters) -> Collected:
-        pieces = moved(self._theta, parameters)
+        pieces = moved(self._theta, parameters) if parameters.measuring is None else stepped(parameters)
         theta, update = (parameters.by_row(squares) for squares in pieces.values())
         sums = {"value": torch.cat((update, theta), dim=1), "rms": torch.cat((update, parameters.entries), dim=1)}
         return Collected(sums, np.ones((len(parameters.rows), len(sums)), dtype=bool), pieces=pieces)
@@ -76,6 +77,16 @@ class ParameterNorm(ParameterProbe):
         seen = np.ones((len(parameters.each), 3), dtype=bool)
         seen[:, 1] = self._given
         return Collected({"weight": theta, "gradient": self._gradient, "moved": update}, seen)
+
+
+def stepped(parameters: Parameters) -> dict[str, torch.Tensor]:
+    """What :func:`moved` says, by the optimizer's own sums; what it did not step stands where it was."""
+    if (sums := parameters.in_step()) is None:
+        theta = parameters.squares(parameters.tensors)
+        return {"theta": theta, "update": torch.zeros_like(theta)}
+    pairs = zip(parameters.tensors, parameters.gradients(), strict=True)
+    still = [tensor if gradient is None else None for tensor, gradient in pairs]
+    return {"theta": sums[:, 1] + parameters.squares(still), "update": sums[:, 2].contiguous()}
 
 
 def moved(theta: Sequence[torch.Tensor], parameters: Parameters) -> dict[str, torch.Tensor]:

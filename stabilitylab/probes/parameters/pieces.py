@@ -108,6 +108,23 @@ class Parameters:
         """The parameters as the optimizer knows them."""
         return self._own
 
+    @property
+    def measuring(self) -> Any | None:
+        """The optimizer, where it is one that sums in its own step what probes want of it: ``measure(cuts)`` before,
+        ``measured()`` after."""
+        own = self.optimizers[0] if len(self.optimizers) == 1 and self._ranks is None else None
+        return own if hasattr(own, "measured") else None
+
+    @property
+    def cuts(self) -> list[tuple[torch.Tensor, slice | None]]:
+        """The pieces, as rows of parameters."""
+        return [(self._own[piece.index], piece.part) for piece in self.pieces]
+
+    def in_step(self) -> torch.Tensor | None:
+        """What the optimizer summed in its step for each piece: (pieces, 4), squares of gradient, theta_t and update,
+        and how many entries of the gradient are below eps; None where it did not, or did not step."""
+        return None if self.measuring is None else self.measuring.measured()
+
     def gradients(self) -> list[torch.Tensor | None]:
         if not self._sharded:
             return [tensor.grad for tensor in self._own]
@@ -152,9 +169,12 @@ class Parameters:
             grid[self._row[present & self._member.get(group, True)], column] = True
         return grid
 
-    def share_under_eps(self) -> Total | None:
+    def share_under_eps(self, sums: torch.Tensor | None = None) -> Total | None:
         """Share of gradient entries, zeros included, below the eps of their optimizer group; None without an eps that
-        is one number (Adafactor's are two)."""
+        is one number (Adafactor's are two). ``sums``: of :meth:`in_step`, which have counted them."""
+        if sums is not None:
+            number, held = sums[:, 3].sum(), float(sum(g.numel() for g in self.gradients() if g is not None))
+            return Total(Mean(), torch.stack((number, torch.full_like(number, held))).view(1, 2)) if held else None
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         below: list[torch.Tensor] = []
         entries = 0.0
