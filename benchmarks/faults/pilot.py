@@ -30,6 +30,7 @@ SEEDS = (100, 101)
 LOW, HIGH = 2e-4, 0.4
 BEHIND, IN_A_ROW = 0.25, 5
 LIGHT = ("grad_norm",)
+EARLY = 50  # rows: a failure before this one could not have been announced
 SPREAD = 1.6  # a strength is drawn between the middle / 1.6 and the middle * 1.6
 
 
@@ -62,16 +63,21 @@ def edges() -> dict[str, float]:
 
 def middles() -> dict[tuple[str, str], float]:
     """(architecture, family) -> the strength between the largest level that did not fail and the smallest that did;
-    nothing where no level failed. Where all did: half the smallest."""
-    found: dict[tuple[str, str], dict[float, bool]] = {}
+    half the smallest where all did; nothing where none did, or where the mildest failure came in the first 50 rows, so
+    that nothing could have announced it. Of architectures whose pilot is whole."""
+    found: dict[tuple[str, str], dict[float, int | None]] = {}
     for line in read(HERE / "pilot.csv"):
-        found.setdefault((line["arch"], line["family"]), {})[float(line["strength"])] = line["failed"] == "1"
+        step = int(line["step"]) if line["failed"] == "1" else None
+        found.setdefault((line["arch"], line["family"]), {})[float(line["strength"])] = step
+    every = {name for name, own in FAMILIES.items() if own.kind == "endogenous"}
+    whole = {arch for arch, _ in found if {name for own, name in found if own == arch} == every}
     middle = {}
-    for key, levels in found.items():
-        failed = [level for level, bad in levels.items() if bad]
-        well = [level for level, bad in levels.items() if not bad and level < min(failed, default=0.0)]
-        if failed:
-            middle[key] = math.sqrt(min(failed) * max(well)) if well else min(failed) / 2
+    for (arch, family), levels in found.items():
+        failed = {level: step for level, step in levels.items() if step is not None}
+        if arch not in whole or not failed or failed[min(failed)] <= EARLY:
+            continue
+        well = [level for level, step in levels.items() if step is None and level < min(failed)]
+        middle[arch, family] = math.sqrt(min(failed) * max(well)) if well else min(failed) / 2
     return middle
 
 

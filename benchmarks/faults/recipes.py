@@ -22,8 +22,9 @@ def half(seed: int) -> str:
 def recipes() -> Iterator[Recipe]:
     """All runs, seed by seed, so that a corpus that is cut short has whole seeds; a twin before what needs it.
 
-    Families take turns: with the seed, with the subject; of ways to fail, those that fail in the architecture at all.
-    Two seeds, one of each half, have the same families at other strengths.
+    Families take turns: with the seed, with the subject; of ways to fail, those that the pilot found to fail in the
+    architecture, and not at once. Two seeds, one of each half, have the same families at other strengths. An
+    architecture whose pilot is not whole has no runs yet.
     """
     kinds = {kind: [name for name, own in FAMILIES.items() if own.kind == kind] for kind in ("healthy", "exogenous")}
     hard, outside = [name for name in kinds["healthy"] if name != "twin"], kinds["exogenous"]
@@ -33,6 +34,8 @@ def recipes() -> Iterator[Recipe]:
             turn = seed // 2 + place
             random = np.random.default_rng([seed, place])
             inside = [own for arch, own in middle if arch == subject.arch]
+            if not inside:
+                continue
             yield Recipe(name, seed, "twin")
             yield Recipe(name, seed, hard[turn % len(hard)], 5.0)
             for more in range(min(FAILING, len(inside))):
