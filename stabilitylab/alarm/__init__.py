@@ -5,7 +5,7 @@
 """
 
 from .alarm import Alarm, Alert
-from .rules import AlarmRule, Measured, RuleSet, fitted
+from .rules import AlarmRule, ErrorRates, RuleSet, fitted
 from .signals import Reading, Signals, names
 
-__all__ = ["Alarm", "AlarmRule", "Alert", "Measured", "Reading", "RuleSet", "Signals", "fitted", "names"]
+__all__ = ["Alarm", "AlarmRule", "Alert", "ErrorRates", "Reading", "RuleSet", "Signals", "fitted", "names"]

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import UsageError
 from ..schema import Cells, Row, Table
 from .past import LEAST
-from .rules import AlarmRule, Measured, RuleSet, fitted, title_of
+from .rules import AlarmRule, ErrorRates, RuleSet, fitted, title_of
 from .signals import Reading, Signals, table_of
 
 log = logging.getLogger("stabilitylab")
@@ -51,7 +51,7 @@ class Alert:
     value: float
     place: Row | None
     advice: str
-    measured: Measured | None = None
+    measured: ErrorRates | None = None
 
     @property
     def sentence(self) -> str:

@@ -32,7 +32,7 @@ def compressed(signal: str, value: float) -> float:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ErrorRates:
     """What a rule did on runs that did not make it; ``rate``: false alarms per 1,000 healthy rows, ``recall``: share of
     failures announced, ``lead``: median rows before them, each with its 95 % interval; ``runs``: on how many."""
 
@@ -43,7 +43,7 @@ class Measured:
     corpus: str
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Measured:
+    def of(cls, told: Mapping[str, Any]) -> ErrorRates:
         rate, recall, lead = (tuple(map(float, told[name])) for name in ("rate", "recall", "lead"))
         return cls(rate, recall, lead, int(told["runs"]), str(told["corpus"]))  # pyright: ignore[reportArgumentType]
 
@@ -61,7 +61,7 @@ class AlarmRule:
     threshold: float
     title: str = ""
     centres: Mapping[str, float] = field(default_factory=dict)
-    measured: Measured | None = None
+    measured: ErrorRates | None = None
 
     def __post_init__(self) -> None:
         if unknown := [name for name in (*self.weights, *self.centres) if name not in names()]:
@@ -86,7 +86,7 @@ class AlarmRule:
         """Reads what ``as_dict`` or the fitted file holds."""
         kept = {name: told[name] for name in ("name", "weights", "threshold", "title", "centres") if name in told}
         measured = told.get("measured")
-        return cls(**kept, measured=Measured.of(measured) if measured else None)
+        return cls(**kept, measured=ErrorRates.of(measured) if measured else None)
 
 
 @dataclass(frozen=True)

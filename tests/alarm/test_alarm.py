@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from made import TABLES, cells, run
 
-from stabilitylab.alarm import Alarm, AlarmRule, Alert, Measured, RuleSet, fitted, names
+from stabilitylab.alarm import Alarm, AlarmRule, Alert, ErrorRates, RuleSet, fitted, names
 from stabilitylab.alarm.rules import CONSERVATIVE, compressed, title_of
 from stabilitylab.alarm.signals import Reading
 from stabilitylab.errors import UsageError
@@ -141,7 +141,7 @@ def test_scores_add_up_what_is_there() -> None:
 
 
 def test_a_rule_is_written_and_read() -> None:
-    measured = Measured((0.4, 0.1, 0.9), (0.7, 0.6, 0.8), (20, 10, 30), 300, "c")
+    measured = ErrorRates((0.4, 0.1, 0.9), (0.7, 0.6, 0.8), (20, 10, 30), 300, "c")
     rule = AlarmRule("r", {"loss.z": 1.0}, 2.0, "t", {"loss.z": 0.5}, measured)
     assert AlarmRule.of(json.loads(json.dumps(rule.as_dict()))) == rule
 
