@@ -118,8 +118,9 @@ UPDATES = 600
 
 @sweep("table:edge", scales=("tiny",), minutes=200)
 def rates_to_the_edge(ask: Recipe) -> Iterator[Experiment]:
-    """Four architectures, 6 and 18 layers a side, with a warm-up of 40 updates and without, at six rates from 1e-3 to
-    .032 that stay constant; 600 updates, three seeds. `results/forecast` bisects them, which takes fewer runs."""
+    """Trains four architectures, 6 and 18 layers a side, with a warm-up of 40 updates and without, at six rates from
+    1e-3 to .032 that stay constant; 600 updates, three seeds. `results/forecast` bisects them, which takes fewer
+    runs."""
     for warmup in (40, 0):
         for rate in RATES:
             axes = {"train": {"warmup": warmup, "lr": rate}}
