@@ -19,20 +19,21 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def scripts() -> Any:
-    """Imports a module of either folder by its name."""
-    folders = [str(ROOT / "results/alarm"), str(ROOT / "benchmarks/faults")]
-    before = set(sys.modules)
-    sys.path[:0] = folders
+    """Imports a module of either folder by its name, whatever else is called so."""
+    folders = [ROOT / "results/alarm", ROOT / "benchmarks/faults"]
+    names = [path.stem for folder in folders for path in folder.glob("*.py")]
+    others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    sys.path[:0] = map(str, folders)
 
     def load(name: str) -> ModuleType:
         return importlib.import_module(name)
 
     yield load
     for folder in folders:
-        sys.path.remove(folder)
-    for name in set(sys.modules) - before:
-        if str(Path(getattr(sys.modules[name], "__file__", None) or "/").parent) in folders:
-            del sys.modules[name]
+        sys.path.remove(str(folder))
+    for name in names:
+        sys.modules.pop(name, None)
+    sys.modules.update(others)
 
 
 def corpus_run(scripts: Any, rows: int = 400, **facts: Any) -> Any:
