@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from loose_scripts import scripts_of
 
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.data import load_data
@@ -24,12 +24,12 @@ TOY = ["--set", "model.d_model=16", "--set", "model.d_ffn=16", "--set", "data.se
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
     """Imports a benchmark by its name."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of the processes that it starts
     monkeypatch.chdir(ROOT)
-    return importlib.import_module
+    with scripts_of("benchmarks") as load:
+        yield load
 
 
 @pytest.fixture

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from loose_scripts import scripts_of
 from torch.utils.flop_counter import FlopCounterMode
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,10 +20,10 @@ SMALL = ("model.d_model=16", "model.d_ffn=48", "model.heads=2", "data.sentences=
 
 
 @pytest.fixture
-def budget(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.chdir(ROOT)
-    return importlib.import_module("budget")
+    with scripts_of("benchmarks") as load:
+        yield load("budget")
 
 
 @pytest.mark.parametrize("stack", ["encoder-decoder", "decoder", "encoder"])

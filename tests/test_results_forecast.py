@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pandas as pd
 import pytest
+from loose_scripts import scripts_of
 
 from stabilitylab.models import ARCHS
 
@@ -28,12 +29,9 @@ def called(*words: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[
 
 
 @pytest.fixture
-def truth(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(str(FORECAST))
-    import truth  # pyright: ignore[reportMissingImports]
-
-    yield truth
-    sys.modules.pop("truth", None)
+def truth() -> Iterator[ModuleType]:
+    with scripts_of("results/forecast") as load:
+        yield load("truth")
 
 
 def searched(truth: ModuleType, last: int, guess: int, step: int, unclear: tuple[int, ...] = ()) -> tuple[dict, list]:

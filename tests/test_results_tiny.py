@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from loose_scripts import scripts_of
 from scipy import stats
 
 from stabilitylab.experiments import SWEEPS, Experiment, Recipe, protocol
@@ -27,10 +28,9 @@ TERMS = {"P1": (protocol.DEEP, protocol.SMALL), "P2": (protocol.BRANCH, protocol
 
 
 @pytest.fixture(autouse=True)
-def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
-    for name in ("keep", "make", "questions", "recompute"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+def scripts() -> Iterator[None]:
+    with scripts_of("results/tiny"):
+        yield
 
 
 def made(rng: np.random.Generator, n: int = 6) -> dict[tuple[str, int], dict[int, float]]:
@@ -87,14 +87,17 @@ def test_the_words_of_an_interval(low: float, high: float, word: str) -> None:
     assert questions.answer(low, high) == word
 
 
-def test_a_seed_that_an_arm_lacks_is_left_out_and_one_alone_answers_nothing() -> None:
+def test_a_seed_that_an_arm_lacks_is_left_out_and_leaves_its_questions_open() -> None:
     import questions
 
     known = made(np.random.default_rng(2))
     del known[protocol.DEEP, 18][5]
     assert 5 not in questions.differences(questions.QUESTIONS[0], lambda arm, n: known[arm, n])
+    answers = questions.table(lambda arm, n: known[arm, n]).set_index("id")["answer"]
+    assert {*answers[["P1", "P2", "P4"]]} == {"open: 5 of 6 seeds"}
+    assert not answers["P3"].startswith("open")
     one = {key: {3: losses[3]} for key, losses in known.items()}
-    assert {*questions.table(lambda arm, n: one[arm, n])["answer"]} == {"not measured"}
+    assert {*questions.table(lambda arm, n: one[arm, n])["answer"]} == {"open: 1 of 6 seeds"}
 
 
 def test_the_interval_over_sentences_covers_the_difference_of_the_whole_text() -> None:

@@ -6,26 +6,31 @@ import argparse
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from loose_scripts import scripts_of
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 SCRIPT = BENCHMARKS / "shared_gpu.py"
 
 
-def test_ratios_are_of_the_median_of_one_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import shared_gpu
+@pytest.fixture
+def shared_gpu() -> Iterator[Any]:
+    with scripts_of("benchmarks") as load:
+        yield load("shared_gpu")
 
+
+def test_ratios_are_of_the_median_of_one_run_alone(shared_gpu: Any) -> None:
     arguments = argparse.Namespace(device="cpu", counts="1,8", depth=200, seconds=8.0, rounds=2)
     rates = {1: [9.0, 10.0, 10.0, 12.0], 8: [50.0, 60.0, 40.0, 50.0]}
     text = shared_gpu.table(rates, {1: 0, 8: 0}, arguments)
     assert "| 8 | 50.00 | 5.00 [4.00, 6.00] | 0.62 | - |" in text
     assert "| 1 | 10.00 | 1.00 [0.90, 1.20] | 1.00 | - |" in text
     assert "over the last, the control: 0.750" in text
-    sys.modules.pop("shared_gpu")
 
 
 @pytest.mark.slow

@@ -1,10 +1,12 @@
 """The four primary questions of Protocol 2, fixed before their runs, and how they are answered.
 
 Each is a difference of validation losses after training [nats/token], paired by seed. Its 95 % t-interval over seeds
-says: "matters" where it lies wholly beyond the margin of .05 on one side; "equivalent" where it lies within the margin;
-"differs" where it excludes 0, and the margin does not decide; else "cannot tell". Holm's correction over the four is
-printed for both tests, of a difference from 0 (two-sided t) and of equivalence (two one-sided t). Beside the interval
-over seeds stands one over sentences: of the losses' means over seeds, the sentences being the units.
+says: "matters" where it lies wholly beyond the margin of .05 on one side; "equivalent" where it lies within the
+margin; "differs" where it excludes 0, and the margin does not decide; else "cannot tell". It says nothing before all
+seeds of the protocol are there: an interval that is looked at after each seed holds less than it promises. Holm's
+correction over the four is printed for both tests, of a difference from 0 (two-sided t) and of equivalence (two one-
+sided t). Beside the interval over seeds stands one over sentences: of the losses' means over seeds, the sentences
+being the units.
 """
 
 from __future__ import annotations
@@ -64,6 +66,12 @@ def answer(low: float, high: float) -> str:
     return "differs" if low > 0 or high < 0 else "cannot tell"
 
 
+def said(n: int, low: float, high: float) -> str:
+    """The answer, or how many of its seeds there are."""
+    of = len(protocol.SEEDS)
+    return answer(low, high) if n == of else f"open: {n} of {of} seeds"
+
+
 def table(losses: Losses, sentences: pd.DataFrame | None = None) -> pd.DataFrame:
     """One row a question: n, mean, interval over seeds, interval over sentences, p values after Holm, answer."""
     rows = []
@@ -83,7 +91,7 @@ def table(losses: Losses, sentences: pd.DataFrame | None = None) -> pd.DataFrame
                 "sentences_high": np.nan,
                 "p": float(stats.ttest_1samp([*values.values()], 0.0).pvalue) if enough else np.nan,
                 "p_equivalent": t_outside(values.values(), Region(-MARGIN, MARGIN)),
-                "answer": answer(found.low, found.high) if enough else "not measured",
+                "answer": said(found.n, found.low, found.high),
             }
         )
         if sentences is not None and enough:

@@ -99,6 +99,7 @@ class Alarm:
         self.muted = frozenset(mute)
         self.alerts: list[Alert] = []
         self._signals = Signals()
+        self._early: list[AlarmRule] = []  # those that need nothing of the update
         self._begun: tuple[int, frozenset[str]] | None = None  # the row that is known in part
         self.rows = 0  # how many were looked at
         self._spoke: dict[str, int] = {}  # rule -> the number of the row at which it spoke last
@@ -107,6 +108,8 @@ class Alarm:
     def open(self, tables: Sequence[Table]) -> None:
         """What the rows will hold."""
         self._signals.open(tables)
+        late = {table.name for table in tables if table.phase == "update"}
+        self._early = [rule for rule in self.rules if not late & {table_of(signal) for signal in rule.weights}]
 
     def begin(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> list[Alert]:
         """What is announced by the part of a row that is known before the optimizer's step; ``observe`` comes for the
@@ -114,8 +117,7 @@ class Alarm:
         self.rows += 1
         told = self._signals.read(metrics, tables)
         self._begun = step, frozenset((*metrics, *tables))
-        known = [rule for rule in self.rules if not any(self._late(signal) for signal in rule.weights)]
-        return self._say(self._found(step, metrics, told, known))
+        return self._say(self._found(step, metrics, told, self._early))
 
     def observe(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> list[Alert]:
         """What this row announces; rows come in their order, once each."""
@@ -145,9 +147,6 @@ class Alarm:
             self.alerts.append(alert)
             self._tell(alert)
         return spoken
-
-    def _late(self, signal: str) -> bool:
-        return self._signals.phase(table_of(signal)) == "update"
 
     def _by(self, rule: AlarmRule, step: int, told: Mapping[str, Reading]) -> list[Alert]:
         score, signal = rule.score(told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from ..store import Run
 from ..store.layout import METRICS
 from .alarm import Alarm, Alert
 from .signals import READS
+
+REST = 20  # so many times as long as a look took comes no other
 
 Stored = tuple[int, dict[str, float | None], dict[str, Cells]]
 
@@ -40,10 +43,12 @@ def by_step(run: Run, name: str) -> dict[int, Cells]:
 
 
 def listen(run: Run, alarm: Alarm, *, follow: bool = False, pause: float = 2.0) -> Iterator[Alert]:
-    """Yields what ``alarm`` says of the run's rows; ``follow``: of those to come too, until nobody writes any more."""
+    """Yields what ``alarm`` says of the run's rows; ``follow``: of those to come too, until nobody writes any more. It
+    looks every ``pause`` seconds, and takes a twentieth of a core at most: a look reads the whole run."""
     seen = -1
     alarm.open([run.table(name) for name in run.tables])
     while True:
+        begun = time.monotonic()
         going = follow and run.status.state == "running"  # asked before the rows: the last ones are not missed
         last = list(rows(run, seen))
         for step, metrics, tables in last[: len(last) - 1 if going else None]:  # one that is being written may grow
@@ -51,12 +56,12 @@ def listen(run: Run, alarm: Alarm, *, follow: bool = False, pause: float = 2.0) 
             yield from alarm.observe(step, metrics, tables)
         if not going:
             return
-        time.sleep(pause)
+        time.sleep(max(pause, REST * (time.monotonic() - begun)))
         run = Run.open(run.path)  # tables may have been declared anew
         alarm.open([run.table(name) for name in run.tables])
 
 
-def recorded(manifest: Mapping[str, object]) -> list[dict[str, object]]:
+def recorded(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The alarms that were raised while the run was trained, as run.json holds them."""
     found = manifest.get("alarms")
     return [own for own in found if isinstance(own, dict)] if isinstance(found, list) else []

@@ -93,7 +93,7 @@ class AlarmRule:
 class RuleSet:
     """What an alarm goes by. ``fitted``: the digest of the corpus that thresholds come from; "" before there is one."""
 
-    rules: tuple[AlarmRule, ...] = field(default_factory=tuple)
+    rules: tuple[AlarmRule, ...] = ()
     fitted: str = ""
 
 

@@ -42,10 +42,6 @@ class Source:
     transform: Transform = log
     embedding: bool | None = None
 
-    def values(self, cells: Cells, table: Table) -> np.ndarray:
-        values = cells.values[:, table.columns.index(self.column)]
-        return np.where(cells.absent, np.nan, values)
-
     def chosen(self, table: Table) -> np.ndarray:
         inside = np.array([row.layer > 0 for row in table.rows])
         return np.ones_like(inside) if self.embedding is None else inside != self.embedding
@@ -117,10 +113,6 @@ class Signals:
 
     def open(self, tables: Sequence[Table]) -> None:
         self._tables = {table.name: table for table in tables}
-
-    def phase(self, table: str) -> str:
-        """What a table's numbers depend on; "" for metrics and for a table that is not recorded."""
-        return self._tables[table].phase if table in self._tables else ""
 
     def read(
         self, metrics: Mapping[str, float | None], tables: Mapping[str, Cells], *, more: bool = False

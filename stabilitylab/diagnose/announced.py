@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..alarm.reading import recorded
 from ..schema import Row
 from .events import Event
 from .evidence import Evidence
@@ -12,9 +13,8 @@ from .evidence import Evidence
 def announced(evidence: Evidence) -> Iterator[Event]:
     """A note for each alarm that run.json holds: it was raised with the error rates of docs/alarm.md, and makes no run
     ill."""
-    told = evidence.run.manifest.get("alarms")
-    for own in told if isinstance(told, list) else []:
-        if not isinstance(own, dict) or not isinstance(own.get("step"), int):
+    for own in recorded(evidence.run.manifest):
+        if not isinstance(own.get("step"), int):
             continue
         place = own.get("place")
         yield Event(

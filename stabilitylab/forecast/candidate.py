@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from ..config import Config
-from ..data import Dataset
+from ..data import Batch, Dataset
 from ..errors import InputError, UsageError
 from ..labels import label
 from ..models import build_model
@@ -52,17 +53,17 @@ class Candidate:
 def reference(config: Config, dataset: Dataset, device: torch.device) -> Candidate:
     """The reference Transformer of ``config``: batches and losses of a training run, which starts from the same weights
     and sees the same sentences."""
-    batches = [dataset.micro_batch(0).to(device)]
     held_out, train = dataset.held_out.to(device), config.train
 
-    def batch(t: int) -> Any:
-        return batches[0] if t == 0 else dataset.micro_batch(t).to(device)
+    @lru_cache(maxsize=2)  # an update asks for its loss and its masks, and much is measured on the first batch
+    def batch(t: int) -> Batch:
+        return dataset.micro_batch(t).to(device)
 
     def model() -> nn.Module:
         sizes = {"source_vocab": dataset.source_vocab, "target_vocab": dataset.target_vocab}
         made = build_model(config.model, **sizes, seed=train.seed).to(device)
         torch.manual_seed(train.seed)  # dropout
-        made.calibrate(**batches[0].inputs)
+        made.calibrate(**batch(0).inputs)
         made.set_row(0)
         return made
 
@@ -85,12 +86,11 @@ def reference(config: Config, dataset: Dataset, device: torch.device) -> Candida
         baseline=dataset.unigram.cross_entropy,
         facts={
             "width": config.model.d_model,
-            "stacks": len(model().stacks),  # pyright: ignore[reportArgumentType]
             "layers": config.model.depth,
             "optimizer": f"{train.optimizer} ({train.beta1:g}, {train.beta2:g})",
             "clipping": train.clip_norm,
             "precision": "float32" if train.precision == "fp32" else train.precision,
-            "tokens": int(batches[0].tokens) * train.accumulate,
+            "tokens": batch(0).tokens * train.accumulate,
             "classes": dataset.target_vocab,
         },
         apart=True,

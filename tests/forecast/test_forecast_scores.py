@@ -14,27 +14,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from loose_scripts import scripts_of
 from made_tables import ARCHS, told_by_nothing, told_by_the_range_test, write
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "results" / "forecast"
-NAMES = ("truth", "make", "measures", "score", "fit")
 
 
 @pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def scripts() -> Iterator[Any]:
     """The modules of results/forecast."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    for name in NAMES:
-        sys.modules.pop(name, None)
-    import fit  # pyright: ignore
-    import measures  # pyright: ignore
-    import score  # pyright: ignore
-    import truth  # pyright: ignore
-
-    yield SimpleNamespace(fit=fit, measures=measures, score=score, truth=truth)
-    for name in NAMES:
-        sys.modules.pop(name, None)
+    with scripts_of("results/forecast") as load:
+        yield SimpleNamespace(**{name: load(name) for name in ("fit", "measures", "score", "truth")})
 
 
 def cell(**columns: Any) -> pd.DataFrame:

@@ -7,16 +7,16 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from loose_scripts import scripts_of
 
 SCRIPT = Path(__file__).resolve().parents[2] / "results" / "h200"
-MODULES = ("bare", "place", "checks", "parts", "collect", "make")
 # What is blocked is found in the folder into which wheels are unpacked, and nowhere else.
 BLOCKER = """
 import sys
@@ -39,26 +39,19 @@ sys.meta_path.insert(0, Blocker())
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """Its modules and ``at(...)``, a Place in a folder that is the current one, whose archives go to ``out`` in it."""
-    monkeypatch.syspath_prepend(str(SCRIPT))
-    import bare
-    import checks
-    import collect
-    import parts
-    import place
-
-    def at(work: Path = tmp_path, smoke: bool = True, total: float = 1080.0) -> place.Place:
-        (work / "runs").mkdir(parents=True, exist_ok=True)
-        monkeypatch.chdir(work)
-        state = place.State.read(Path("state.json"))
-        archives = collect.Archives(work / "out", state)
-        return place.Place(Path.cwd(), place.Log(Path("log.txt")), state, total, smoke, keep=archives.keep)
-
-    made: Callable[..., place.Place] = at
     path = os.pathsep.join((str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH", "")))
     monkeypatch.setenv("PYTHONPATH", path)
-    yield SimpleNamespace(bare=bare, place=place, checks=checks, parts=parts, collect=collect, at=made)
-    for name in MODULES:
-        sys.modules.pop(name, None)
+    with scripts_of("results/h200") as load:
+        bare, place, checks, parts, collect = map(load, ("bare", "place", "checks", "parts", "collect"))
+
+        def at(work: Path = tmp_path, smoke: bool = True, total: float = 1080.0) -> Any:
+            (work / "runs").mkdir(parents=True, exist_ok=True)
+            monkeypatch.chdir(work)
+            state = place.State.read(Path("state.json"))
+            archives = collect.Archives(work / "out", state)
+            return place.Place(Path.cwd(), place.Log(Path("log.txt")), state, total, smoke, keep=archives.keep)
+
+        yield SimpleNamespace(bare=bare, place=place, checks=checks, parts=parts, collect=collect, at=at)
 
 
 class Bare:

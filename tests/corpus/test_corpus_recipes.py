@@ -1,0 +1,90 @@
+"""The recipes of benchmarks/faults: whole, balanced, and each changes what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_recipes_are_whole_and_balanced(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes, families = scripts("recipes"), scripts("families")
+    inside = [name for name, own in families.FAMILIES.items() if own.kind == "endogenous"]
+    archs = {own.arch for own in scripts("subjects").SUBJECTS.values()}
+    monkeypatch.setattr(recipes, "middles", lambda: {(arch, name): 1.0 for arch in archs for name in inside})
+    made = list(recipes.recipes())
+    assert len({recipe.name for recipe in made}) == len(made) == 768
+    kinds = [families.FAMILIES[recipe.family].kind for recipe in made]
+    assert kinds.count("healthy") / len(made) >= 1 / 3
+    for half in ("train", "test"):
+        own = [recipe for recipe in made if recipes.half(recipe.seed) == half]
+        assert {recipe.family for recipe in own} == set(families.FAMILIES)
+        for family in inside:
+            assert sum(recipe.family == family for recipe in own) >= 16
+    seen: set[tuple[str, int]] = set()
+    for recipe in made:  # a twin comes before what is compared with it
+        assert recipe.family == "twin" or (recipe.subject, recipe.seed) in seen
+        seen.add((recipe.subject, recipe.seed))
+
+
+def test_the_middle_lies_where_the_pilot_placed_failure(
+    scripts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pilot, families = scripts("pilot"), scripts("families")
+    inside = [name for name, own in families.FAMILIES.items() if own.kind == "endogenous"]
+    lines = ["arch,family,strength,failed,step,why"]
+    told = {"rate": ["0.7,1,60,x", "0.35,0,,"], "ramp": ["1.0,1,400,x", "0.5,1,450,x"], "no_decay": ["0.7,1,50,x"]}
+    for name in inside:
+        lines += [f"postln,{name},{line}" for line in told.get(name, ["2.8,0,,"])]
+    lines.append("preln,rate,0.7,1,60,x")  # its pilot has only begun
+    (tmp_path / "pilot.csv").write_text("\n".join(lines))
+    monkeypatch.setattr(pilot, "HERE", tmp_path)
+    assert pilot.middles() == {("postln", "rate"): pytest.approx(0.35 * 2**0.5), ("postln", "ramp"): 0.25}
+
+
+def test_every_family_changes_what_it_says(scripts: Any) -> None:
+    families = scripts("families")
+    usual = families.plan("twin", 1.0, 1.0, 3)
+    for name, family in families.FAMILIES.items():
+        plan = families.plan(name, 1.0, family.levels[-1], 3)
+        changed = {
+            "rate": [plan.rate(row) for row in range(600)] != [usual.rate(row) for row in range(600)],
+            "settings": any(
+                getattr(plan, own) != getattr(usual, own)
+                for own in ("betas", "eps", "decay", "query_key", "embedding", "half", "loss_scale", "order")
+            ),
+            "hooks": any(
+                getattr(plan, own) is not families.Plan.__dataclass_fields__[own].default
+                for own in ("accumulate", "batch", "which", "gradients", "zero")
+            ),
+        }
+        assert any(changed.values()) == (name != "twin"), name
+        assert (plan.at is not None) == (family.kind == "exogenous")
+        if family.kind == "exogenous":
+            assert families.FAULT[0] <= plan.at < families.FAULT[1]
+        assert all(plan.rate(row) > 0 for row in (0, 19, 20, 300, 599))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["postln-d4", "branchnorm-ed6", "gpt2-d4", "llama-d4"])
+def test_a_run_of_the_synthetic_task(scripts: Any, tmp_path: Path, name: str) -> None:
+    """The whole way of a run: made twice, kept, read, scored; and a corrupt shard is seen where it lies."""
+    make, keep, corpus = scripts("make"), scripts("keep"), scripts("corpus")
+    training = scripts("training")
+    for family in ("twin", "corrupt_batch", "missing_zero_grad"):
+        make.make(training.Recipe(name, 3, family), tmp_path, None, updates=30)
+    again = training.train(training.Recipe(name, 3, "twin"), make.edges()[name], None, updates=30)
+    (tmp_path / "out").mkdir()
+    keep.keep(tmp_path, tmp_path / "out", ("train", "test"))
+    runs = corpus.read("test", tmp_path / "out")
+    assert [run.family for run in runs] == ["corrupt_batch", "missing_zero_grad", "twin"]
+    twin = runs[-1]
+    assert twin.rows == 30
+    at = training.COLUMNS.index("nll")
+    np.testing.assert_allclose(twin.columns["nll"], again.rows[:, at], rtol=1e-6)
+    assert np.isfinite(twin.columns["grad_norm.z"][20:]).all()
+    assert np.isfinite(twin.columns["headroom.level"]).all()
