@@ -182,6 +182,8 @@ def watch(
         own = alarm if isinstance(alarm, Alarm) else Alarm(on_alarm=on_alarm)
         return AlarmSink(sink or run, own, run.record, getattr(sink, "alert", None))
 
+    if not isinstance(alarm, bool | Alarm):
+        raise UsageError(f"alarm= takes True or an Alarm, not {type(alarm).__name__}: Alarm(rules) has rules of yours.")
     if isinstance(alarm, Alarm) and on_alarm is not None:
         raise UsageError("on_alarm belongs to the Alarm that alarm= gives: Alarm(on_alarm=...).")
     if not isinstance(out, (str, Path)):

@@ -21,7 +21,7 @@ LATE = 50  # failures later than this row can be led
 @dataclass
 class CorpusRun:
     """One run and what became of it. ``columns``: its signals, (rows,) each; ``fault``: the row of a fault from
-    outside, ``failed``: t*; ``open``: undecided at its end."""
+    outside, ``failed``: t*, by ``why``; ``open``: undecided at its end."""
 
     name: str
     subject: str
@@ -34,6 +34,7 @@ class CorpusRun:
     benign: tuple[int, ...]
     open: bool
     columns: dict[str, np.ndarray] = field(default_factory=dict)
+    why: str = ""
 
     @property
     def arch(self) -> str:
@@ -104,4 +105,5 @@ def _run(line: dict[str, str]) -> CorpusRun:
         whole("failed"),
         tuple(json.loads(line["benign"])),
         bool(line["open"]),
+        why=line["why"],
     )

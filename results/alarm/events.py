@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,24 +63,60 @@ def healthy_rows(runs: Sequence[CorpusRun]) -> int:
     return sum(int(run.healthy.sum()) for run in runs)
 
 
-def false_rate(found: Sequence[Outcome]) -> float:
-    """False alarms per 1,000 healthy rows; NaN without one."""
-    rows = healthy_rows([one.run for one in found])
-    return PER * sum(one.false for one in found) / rows if rows else float("nan")
+@dataclass(frozen=True)
+class Ratio:
+    """A sum over runs divided by another: (runs,) each."""
+
+    of: np.ndarray
+    over: np.ndarray
+    scale: float = 1.0
+
+    def drawn(self, counts: np.ndarray) -> np.ndarray:
+        """(draws,): the ratio where run j is there ``counts[i, j]`` times; NaN where nothing is there."""
+        over = counts @ self.over
+        return np.divide(self.scale * (counts @ self.of), over, out=np.full(len(over), np.nan), where=over > 0)
 
 
-def recall(found: Sequence[Outcome], lead: int | None = None) -> float:
+@dataclass(frozen=True)
+class Median:
+    """A median over runs; NaN for those that have no number: (runs,)."""
+
+    values: np.ndarray
+
+    def drawn(self, counts: np.ndarray) -> np.ndarray:
+        known = np.flatnonzero(~np.isnan(self.values))
+        order = known[np.argsort(self.values[known])]
+        values, sums = self.values[order], np.cumsum(counts[:, order], axis=1)
+        if not len(order):
+            return np.full(len(counts), np.nan)
+        most = sums[:, -1:]
+        low, high = ((sums > place).argmax(axis=1) for place in ((most - 1) // 2, most // 2))
+        return np.where(most[:, 0] > 0, (values[low] + values[high]) / 2, np.nan)
+
+
+Statistic = Ratio | Median
+
+
+def value(statistic: Statistic) -> float:
+    runs = statistic.of if isinstance(statistic, Ratio) else statistic.values
+    return float(statistic.drawn(np.ones((1, len(runs)), dtype=int))[0])
+
+
+def false_rate(found: Sequence[Outcome]) -> Ratio:
+    """False alarms per 1,000 healthy rows."""
+    rows = [int(one.run.healthy.sum()) for one in found]
+    return Ratio(np.array([one.false for one in found]), np.array(rows), PER)
+
+
+def recall(found: Sequence[Outcome], lead: int | None = None) -> Ratio:
     """Share of failures that were announced, ``lead`` rows before them or more (None: up to 5 rows after)."""
-    leads = [one.lead for one in found if one.fails]
-    if not leads:
-        return float("nan")
-    return sum(own is not None and (lead is None or own >= lead) for own in leads) / len(leads)
+    led = [one.fails and one.lead is not None and (lead is None or one.lead >= lead) for one in found]
+    return Ratio(np.array(led, dtype=float), np.array([float(one.fails) for one in found]))
 
 
-def median_lead(found: Sequence[Outcome]) -> float:
-    """Of the failures that were announced; NaN without one."""
-    leads = [one.lead for one in found if one.fails and one.lead is not None]
-    return float(np.median(leads)) if leads else float("nan")
+def median_lead(found: Sequence[Outcome]) -> Median:
+    """Of the failures that were announced."""
+    return Median(np.array([np.nan if one.lead is None or not one.fails else one.lead for one in found]))
 
 
 def threshold_at(runs: Sequence[CorpusRun], scores: Scores, rate: float) -> float:
@@ -101,17 +137,24 @@ def threshold_at(runs: Sequence[CorpusRun], scores: Scores, rate: float) -> floa
     return float(np.nextafter(values[-1], np.inf)) if len(values) else float("inf")
 
 
-def interval(
-    found: Sequence[Outcome], statistic: Callable[[Sequence[Outcome]], float], draws: int = 1000, seed: int = 0
-) -> tuple[float, float, float]:
-    """(value, low, high): 95 % by bootstrap over clusters of subject and seed."""
-    clusters: dict[str, list[Outcome]] = {}
-    for one in found:
-        clusters.setdefault(one.run.cluster, []).append(one)
-    groups, random = list(clusters.values()), np.random.default_rng(seed)
-    drawn = []
-    for _ in range(draws):
-        chosen = random.integers(len(groups), size=len(groups))
-        drawn.append(statistic([one for place in chosen for one in groups[place]]))
+def interval(found: Sequence[Outcome], statistic: Statistic, draws: int = 1000) -> tuple[float, float, float]:
+    """(value, low, high): 95 % by bootstrap over clusters of subject and seed, whose runs ``statistic`` is of.
+
+    Where nothing was counted, or all of it, no draw differs; the end is then exact: binomial, the clusters being the
+    units, and of false alarms Poisson.
+    """
+    clusters, own = np.unique([one.run.cluster for one in found], return_inverse=True)
+    times = np.random.default_rng(0).multinomial(len(clusters), np.full(len(clusters), 1 / len(clusters)), size=draws)
+    drawn = statistic.drawn(times[:, own])
     low, high = np.nanquantile(drawn, [0.025, 0.975]) if np.isfinite(drawn).any() else (np.nan, np.nan)
-    return statistic(found), float(low), float(high)
+    if isinstance(statistic, Ratio) and low == high:
+        low, high = _exact(statistic, len({*own[statistic.over > 0]}))
+    return value(statistic), float(low), float(high)
+
+
+def _exact(ratio: Ratio, clusters: int) -> tuple[float, float]:
+    """Of a ratio that is the same in every draw: 0, 1, or what a single cluster says, which has no interval."""
+    end = 0.025 ** (1 / clusters)
+    if not ratio.of.any():
+        return 0.0, 1 - end if ratio.scale == 1 else -ratio.scale * float(np.log(0.025)) / float(ratio.over.sum())
+    return (end, 1.0) if (ratio.of == ratio.over).all() else (np.nan, np.nan)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from combine import PENALTIES, Fit, fit
 from corpus import HERE, CorpusRun, read
-from events import Scores, outcomes, recall, threshold_at
+from events import Scores, outcomes, recall, threshold_at, value
 from rivals import Rival, rivals
 
 RATES = (0.5, 1.0)  # false alarms per 1,000 healthy rows
@@ -68,7 +68,8 @@ def frozen(runs: Sequence[CorpusRun]) -> dict[str, Any]:
     for rival in known.values():
         scores = scored(runs, rival.score)
         rules[rival.name] = {"thresholds": thresholds(runs, scores)}
-        found[rival.name] = recall(outcomes(runs, scores, rules[rival.name]["thresholds"][str(RATES[0])]), LEAD)
+        told = outcomes(runs, scores, rules[rival.name]["thresholds"][str(RATES[0])])
+        found[rival.name] = value(recall(told, LEAD))
     return {
         "rules": rules,
         "penalty": penalty,

@@ -14,16 +14,16 @@ from typing import Any, Literal
 import numpy as np
 from corpus import CorpusRun
 
-from stabilitylab.alarm.rules import compressed
 from stabilitylab.alarm.signals import LEVELS, names
 
-Group = Literal["signal", "loss", "gradient", "update", "peer", "control"]
+Group = Literal["combination", "signal", "loss", "gradient", "update", "peer", "control"]
 Score = Callable[[CorpusRun], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Rival:
-    """A rule. ``group``: what it looks at; those of gradients and updates are what a lead is compared with."""
+    """A rule. ``group``: what it looks at; those of gradients and updates are what a lead is compared with. ``own``:
+    the threshold that it comes with; ``source``: where it is from, "" for ours."""
 
     name: str
     group: Group
@@ -50,12 +50,6 @@ def squeezed(name: str, values: np.ndarray) -> np.ndarray:
     elif kind == "level":
         values = np.log(np.maximum(values, 1e-12)) * (LEVELS[name][2] if name in LEVELS else 1)
     return np.clip(values, -20.0, 20.0)
-
-
-def check(name: str) -> None:
-    """Raises AssertionError where the two do not agree."""
-    values = np.array([-3.0, 0.0, 1e-3, 1.0, 50.0, 1e12])
-    assert np.allclose(squeezed(name, values), [compressed(name, float(value)) for value in values])
 
 
 def alone(name: str) -> Score:

@@ -113,7 +113,7 @@ class Alarm:
 
     def begin(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> list[Alert]:
         """What is announced by the part of a row that is known before the optimizer's step; ``observe`` comes for the
-        whole row. RuleSet that need a number of the update wait for that."""
+        whole row. Rules that need a number of the update wait for that."""
         self.rows += 1
         told = self._signals.read(metrics, tables)
         self._begun = step, frozenset((*metrics, *tables))

@@ -96,6 +96,11 @@ class RuleSet:
     rules: tuple[AlarmRule, ...] = ()
     fitted: str = ""
 
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> RuleSet:
+        """Reads ``{"rules": [...], "corpus": digest}``, as results/alarm/publish.py writes it."""
+        return cls(tuple(AlarmRule.of(own) for own in told["rules"]), told["corpus"])
+
 
 # Before a corpus has set a threshold: a loss, or a gradient norm, that has not been so far from its past. No rate of
 # false alarms has been measured for these.
@@ -112,8 +117,7 @@ def fitted() -> RuleSet:
     file = files("stabilitylab.alarm").joinpath(FITTED)
     if not file.is_file():
         return CONSERVATIVE
-    told = json.loads(file.read_text())
-    return RuleSet(tuple(AlarmRule.of(own) for own in told["rules"]), told["corpus"])
+    return RuleSet.of(json.loads(file.read_text()))
 
 
 def title_of(signal: str) -> str:

@@ -5,12 +5,38 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import typer
 
 from ..errors import UsageError
 
 if TYPE_CHECKING:
     from ..forecast import Fitted, Forecast
+
+Stack = Literal["encoder-decoder", "encoder", "decoder"]
+DEPTH = typer.Option(help="Layers in all: 36 is 18 encoder and 18 decoder layers.")
+LR = typer.Option(help="Peak learning rate.", show_default="by preset")
+WARMUP = typer.Option(min=0, help="Updates; 0: none.", show_default="by preset")
+D_MODEL = typer.Option("--d-model", help="Width; blocks and heads go with it.", show_default="by preset")
+DATA = typer.Option(help="As for 'probe'.", show_default="synthetic")
+VALID = typer.Option(help="As for 'probe'.")
+STACK = typer.Option(help="As for 'probe'.")
+PRESET = typer.Option(help="tiny, small or base.", show_default="tiny")
+CONFIG = typer.Option(help="TOML file, as for 'probe'.")
+SET = typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting, as for 'probe'.")
+
+
+def flags(
+    preset: str | None, stack: str | None, data: str | None, valid: str | None, lr: float | None, warmup: int | None
+) -> dict[str, Any]:
+    """Options as a configuration has them; what was not given is None."""
+    return {
+        "preset": preset,
+        "model": {"stack": stack},
+        "data": {"source": data, "valid": valid},
+        "train": {"lr": lr, "warmup": warmup},
+    }
 
 
 def chosen(archs: str) -> list[str]:
@@ -21,13 +47,13 @@ def chosen(archs: str) -> list[str]:
     return [] if names == ["all"] else names
 
 
-def settings(flags: Mapping[str, Any], config: Path | None, set_: Sequence[str]) -> dict[str, Any]:
+def settings(given: Mapping[str, Any], config: Path | None, set_: Sequence[str]) -> dict[str, Any]:
     """File < flags < ``--set``; a flag that was not given is None."""
     from ..config import merge, parse_set, read_config_file
 
-    trimmed = {k: {n: v for n, v in s.items() if v is not None} if isinstance(s, dict) else s for k, s in flags.items()}
-    given = {key: value for key, value in trimmed.items() if value is not None}
-    return merge(read_config_file(config) if config else {}, given, parse_set(set_))
+    trimmed = {k: {n: v for n, v in s.items() if v is not None} if isinstance(s, dict) else s for k, s in given.items()}
+    flagged = {key: value for key, value in trimmed.items() if value is not None}
+    return merge(read_config_file(config) if config else {}, flagged, parse_set(set_))
 
 
 def of_archs(

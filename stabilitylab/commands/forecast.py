@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import UsageError
 from . import command
 from ._factory import GIVES
+from ._forecasts import CONFIG, D_MODEL, DATA, DEPTH, LR, PRESET, SET, STACK, VALID, WARMUP, Stack
 from ._options import JSON, QUIET, VERBOSE
 
 if TYPE_CHECKING:
     from ..forecast import Forecast
 
-WARMUP = 40  # of the fit, where a model of yours names none
+USUAL_WARMUP = 40  # of the fit, where a model of yours names none
 
 
 def worth() -> str:
@@ -39,43 +40,32 @@ def forecast(
         ),
     ] = None,
     arch: Annotated[str, typer.Option(help="all, or names with commas between them.")] = "branchnorm",
-    depth: Annotated[int, typer.Option(help="Layers in all: 36 is 18 encoder and 18 decoder layers.")] = 36,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate.", show_default="by preset")] = None,
-    warmup: Annotated[int | None, typer.Option(min=0, help="Updates; 0: none.", show_default="by preset")] = None,
-    d_model: Annotated[
-        int | None, typer.Option("--d-model", help="Width; blocks and heads go with it.", show_default="by preset")
-    ] = None,
-    data: Annotated[str | None, typer.Option(help="As for 'probe'.", show_default="synthetic")] = None,
-    valid: Annotated[str | None, typer.Option(help="As for 'probe'.")] = None,
-    stack: Annotated[
-        Literal["encoder-decoder", "encoder", "decoder"] | None, typer.Option(help="As for 'probe'.")
-    ] = None,
-    preset: Annotated[str | None, typer.Option(help="tiny, small or base.", show_default="tiny")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file, as for 'probe'.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting, as for 'probe'.")
-    ] = None,
+    depth: Annotated[int, DEPTH] = 36,
+    lr: Annotated[float | None, LR] = None,
+    warmup: Annotated[int | None, WARMUP] = None,
+    d_model: Annotated[int | None, D_MODEL] = None,
+    data: Annotated[str | None, DATA] = None,
+    valid: Annotated[str | None, VALID] = None,
+    stack: Annotated[Stack | None, STACK] = None,
+    preset: Annotated[str | None, PRESET] = None,
+    config: Annotated[Path | None, CONFIG] = None,
+    set_: Annotated[list[str] | None, SET] = None,
     as_json: Annotated[bool, JSON] = False,
     quiet: Annotated[bool, QUIET] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:
     from .. import forecast as room
     from ..store.layout import plain
-    from ._forecasts import about, chosen, lines, of_archs, settings
+    from ._forecasts import about, chosen, flags, lines, of_archs, settings
 
     fit = room.fitted()
     if factory is None:
-        flags = {
-            "preset": preset,
-            "model": {"stack": stack},
-            "data": {"source": data, "valid": valid},
-            "train": {"lr": lr, "warmup": warmup},
-        }
-        each = of_archs(depth, d_model, chosen(arch), settings(flags, config, set_ or ()), quiet)
+        given = settings(flags(preset, stack, data, valid, lr, warmup), config, set_ or ())
+        each = of_archs(depth, d_model, chosen(arch), given, quiet)
     else:
         if lr is None:
             raise UsageError("give --lr: the peak learning rate at which your model is to train.")
-        each = iter([_yours(factory, lr, WARMUP if warmup is None else warmup)])
+        each = iter([_yours(factory, lr, USUAL_WARMUP if warmup is None else warmup)])
     found = []
     for one in each:
         found.append(one.as_dict())

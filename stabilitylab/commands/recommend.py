@@ -6,11 +6,12 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import command
+from ._forecasts import CONFIG, D_MODEL, DATA, DEPTH, LR, PRESET, SET, STACK, VALID, WARMUP, Stack
 from ._options import JSON, QUIET, VERBOSE
 
 if TYPE_CHECKING:
@@ -24,23 +25,17 @@ BECAME = (
 
 @command("recommend", rank=50)
 def recommend(
-    depth: Annotated[int, typer.Option(help="Layers in all: 36 is 18 encoder and 18 decoder layers.")] = 36,
-    d_model: Annotated[
-        int | None, typer.Option("--d-model", help="Width; blocks and heads go with it.", show_default="by preset")
-    ] = None,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate.", show_default="by preset")] = None,
-    warmup: Annotated[int | None, typer.Option(min=0, help="Updates; 0: none.", show_default="by preset")] = None,
-    data: Annotated[str | None, typer.Option(help="As for 'probe'.", show_default="synthetic")] = None,
-    valid: Annotated[str | None, typer.Option(help="As for 'probe'.")] = None,
+    depth: Annotated[int, DEPTH] = 36,
+    d_model: Annotated[int | None, D_MODEL] = None,
+    lr: Annotated[float | None, LR] = None,
+    warmup: Annotated[int | None, WARMUP] = None,
+    data: Annotated[str | None, DATA] = None,
+    valid: Annotated[str | None, VALID] = None,
     archs: Annotated[str, typer.Option("--arch", "--archs", help="all, or names with commas between them.")] = "all",
-    stack: Annotated[
-        Literal["encoder-decoder", "encoder", "decoder"] | None, typer.Option(help="As for 'probe'.")
-    ] = None,
-    preset: Annotated[str | None, typer.Option(help="tiny, small or base.", show_default="tiny")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file, as for 'probe'.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting, as for 'probe'.")
-    ] = None,
+    stack: Annotated[Stack | None, STACK] = None,
+    preset: Annotated[str | None, PRESET] = None,
+    config: Annotated[Path | None, CONFIG] = None,
+    set_: Annotated[list[str] | None, SET] = None,
     as_json: Annotated[bool, JSON] = False,
     quiet: Annotated[bool, QUIET] = False,
     verbose: Annotated[bool, VERBOSE] = False,
@@ -51,18 +46,13 @@ def recommend(
     """
     from .. import forecast as room
     from ..store.layout import plain
-    from ._forecasts import about, chosen, of_archs, settings
+    from ._forecasts import about, chosen, flags, of_archs, settings
 
-    flags = {
-        "preset": preset,
-        "model": {"stack": stack},
-        "data": {"source": data, "valid": valid},
-        "train": {"lr": lr, "warmup": warmup},
-    }
+    given = settings(flags(preset, stack, data, valid, lr, warmup), config, set_ or ())
     if not quiet:
         print(BECAME, file=sys.stderr)
     found = []
-    for one in of_archs(depth, d_model, chosen(archs), settings(flags, config, set_ or ()), quiet):
+    for one in of_archs(depth, d_model, chosen(archs), given, quiet):
         found.append(one)
         if not quiet:
             print(f"{len(found)}: {one.name}", file=sys.stderr)

@@ -16,6 +16,7 @@ import stabilitylab as sl
 from stabilitylab.alarm import Alarm, AlarmRule, Alert, RuleSet
 from stabilitylab.alarm.reading import listen, recorded, rows
 from stabilitylab.diagnose import diagnose
+from stabilitylab.errors import UsageError
 from stabilitylab.store import Run
 
 RULES = (
@@ -163,3 +164,13 @@ def test_alarms_that_are_damaged_end_no_diagnosis(tmp_path: Path) -> None:
         w.run.record(alarms=[1, {"step": "x"}, {"step": 2, "place": [1]}])
     events = [event for event in diagnose(Run.open(tmp_path / "a")).events if event.kind == "alarm"]
     assert [event.step for event in events] == [2]
+
+
+def test_what_is_no_alarm_is_refused(tmp_path: Path) -> None:
+    """Rules without an Alarm around them would be taken for True, and never speak."""
+    model = Loop().model
+    with pytest.raises(UsageError, match=r"alarm= takes True or an Alarm, not tuple: Alarm\(rules\)"):
+        sl.watch(model, out=tmp_path / "a", alarm=RULES)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UsageError, match="on_alarm belongs to the Alarm"):
+        sl.watch(model, out=tmp_path / "a", alarm=Alarm(RULES), on_alarm=print)
+    assert not (tmp_path / "a").exists()

@@ -39,7 +39,7 @@ def test_healthy_rows_and_false_alarms(scripts: Any) -> None:
     assert struck.healthy.sum() == 230
     found = events.outcome(struck, spikes(400, 100, 260), 1.0)
     assert (found.false, found.delay) == (1, 10)
-    assert events.false_rate([found]) == pytest.approx(1000 / 230)
+    assert events.value(events.false_rate([found])) == pytest.approx(1000 / 230)
     assert events.outcome(struck, spikes(400, 300), 1.0).delay is None
 
 
@@ -64,21 +64,32 @@ def test_a_threshold_has_the_rate_that_was_asked_for(scripts: Any) -> None:
     scores = [random.standard_normal(400) for _ in runs]
     for rate in (0.5, 1.0, 5.0):
         threshold = events.threshold_at(runs, scores, rate)
-        assert events.false_rate(events.outcomes(runs, scores, threshold)) <= rate
+        assert events.value(events.false_rate(events.outcomes(runs, scores, threshold))) <= rate
         lower = max(s for score in scores for s in score[20:] if s < threshold)
-        assert events.false_rate(events.outcomes(runs, scores, lower)) > rate
+        assert events.value(events.false_rate(events.outcomes(runs, scores, lower))) > rate
 
 
 def test_recall_and_leads(scripts: Any) -> None:
     events = scripts("events")
-    runs = [corpus_run(scripts, name=str(n), failed=300) for n in range(4)]
+    runs = [corpus_run(scripts, name=str(n), seed=n, failed=300) for n in range(4)]
     found = events.outcomes(runs, [spikes(400, at) for at in (200, 285, 302, 350)], 1.0)
-    assert events.recall(found) == 0.75
-    assert events.recall(found, 5) == 0.5
-    assert events.recall(found, 20) == 0.25
-    assert events.median_lead(found) == 15
-    value, low, high = events.interval(found, events.recall)
+    assert events.value(events.recall(found)) == 0.75
+    assert events.value(events.recall(found, 5)) == 0.5
+    assert events.value(events.recall(found, 20)) == 0.25
+    assert events.value(events.median_lead(found)) == 15
+    value, low, high = events.interval(found, events.recall(found))
     assert low <= value <= high
+
+
+def test_nothing_counted_is_not_certainty(scripts: Any) -> None:
+    events = scripts("events")
+    runs = [corpus_run(scripts, name=str(n), seed=n, failed=300) for n in range(4)]
+    runs += [corpus_run(scripts, name=f"h{n}", seed=n, family="twin", kind="healthy") for n in range(4)]
+    none = events.outcomes(runs, [np.zeros(400)] * 8, 1.0)
+    assert events.interval(none, events.recall(none)) == (0, 0, pytest.approx(1 - 0.025**0.25))
+    assert events.interval(none, events.false_rate(none)) == (0, 0, pytest.approx(1000 * 3.689 / 1520, rel=1e-3))
+    every = events.outcomes(runs, [spikes(400, 290)] * 8, 1.0)
+    assert events.interval(every, events.recall(every)) == (1, pytest.approx(0.025**0.25), 1)
 
 
 def test_clusters_are_drawn_whole(scripts: Any) -> None:
@@ -89,7 +100,8 @@ def test_clusters_are_drawn_whole(scripts: Any) -> None:
     widths = []
     for runs in (few, many):
         scores = [spikes(400, 250) if run.seed % 2 else np.zeros(400) for run in runs]
-        _, low, high = events.interval(events.outcomes(runs, scores, 1.0), events.recall)
+        found = events.outcomes(runs, scores, 1.0)
+        _, low, high = events.interval(found, events.recall(found))
         widths.append(high - low)
     assert widths[1] == pytest.approx(widths[0], abs=0.06)
 
@@ -112,3 +124,18 @@ def test_precision_at_a_base_rate(scripts: Any) -> None:
     scores = [spikes(400, 290), np.zeros(400), spikes(400, 100), *[np.zeros(400)] * 3]
     found = events.outcomes(runs, scores, 1.0)
     assert score.precision(found, 0.1) == pytest.approx(0.05 / (0.05 + 0.9 * 0.25))
+
+
+def test_medians_and_ratios_of_draws_are_those_of_the_runs_drawn(scripts: Any) -> None:
+    events, random = scripts("events"), np.random.default_rng(0)
+    values = np.where(random.random(30) < 0.3, np.nan, random.integers(-5, 200, 30).astype(float))
+    of, over = random.random(30), random.integers(0, 3, 30)
+    counts = random.multinomial(30, np.full(30, 1 / 30), size=50)
+    counts[0] = 0
+    ratios, medians = events.Ratio(of, over).drawn(counts), events.Median(values).drawn(counts)
+    assert np.isnan([ratios[0], medians[0]]).all()
+    for times, ratio, median in zip(counts[1:], ratios[1:], medians[1:], strict=True):
+        drawn = np.repeat(np.arange(30), times)
+        assert ratio == pytest.approx(of[drawn].sum() / over[drawn].sum())
+        assert median == np.nanmedian(values[drawn])
+    assert np.isnan(events.value(events.Median(np.full(3, np.nan))))

@@ -88,3 +88,17 @@ def test_a_run_of_the_synthetic_task(scripts: Any, tmp_path: Path, name: str) ->
     np.testing.assert_allclose(twin.columns["nll"], again.rows[:, at], rtol=1e-6)
     assert np.isfinite(twin.columns["grad_norm.z"][20:]).all()
     assert np.isfinite(twin.columns["headroom.level"]).all()
+
+
+@pytest.mark.slow
+def test_a_run_made_again_is_the_committed_one(scripts: Any, tmp_path: Path) -> None:
+    again, keep, make = scripts("again"), scripts("keep"), scripts("make").make
+    recipe = next(recipe for recipe in scripts("recipes").recipes() if recipe.name == "postln-d4-twin-s0")
+    (tmp_path / "runs").mkdir()
+    make(recipe, tmp_path / "runs", None, 40)
+    keep.keep(tmp_path / "runs", tmp_path, ("train",))
+    told = [line for line in scripts("corpus").lines(tmp_path) if again.comparable(line)]
+    assert again.again(told, None, tmp_path / "again", tmp_path, 40) == {recipe.name: []}
+    [run] = scripts("corpus").read("train", tmp_path)
+    run.columns["nll"][30] += 1e-4
+    assert again.differing(run, tmp_path / "again" / f"{recipe.name}.parquet") == ["nll"]

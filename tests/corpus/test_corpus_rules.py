@@ -6,27 +6,29 @@ import csv
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from made_runs import corpus_run
+
+from stabilitylab.alarm import AlarmRule, Reading, RuleSet, names
+from stabilitylab.alarm.rules import compressed
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_compressed_is_the_package_s(scripts: Any) -> None:
-    rivals = scripts("rivals")
-    from stabilitylab.alarm import names
-
+    squeezed = scripts("rivals").squeezed
+    values = np.array([-3.0, 0.0, 1e-3, 1.0, 50.0, 1e12])
     for name in names():
-        rivals.check(name)
+        assert squeezed(name, values) == pytest.approx([compressed(name, float(value)) for value in values])
 
 
 def test_the_combination_scores_as_the_alarm_does(scripts: Any) -> None:
     """The same row through ``AlarmRule`` and through the script."""
-    from stabilitylab.alarm import AlarmRule, Reading
-
     combine = scripts("combine")
     random = np.random.default_rng(0)
     weights = {name: float(random.uniform(0, 2)) for name in combine.COMBINED}
@@ -43,8 +45,6 @@ def test_the_combination_scores_as_the_alarm_does(scripts: Any) -> None:
 
 def made_corpus(scripts: Any, seeds: range, told: bool = True) -> list[Any]:
     """Runs in which one signal (``told``) climbs a hundred rows before each failure, and all else is noise."""
-    from stabilitylab.alarm import names
-
     runs = []
     for seed in seeds:
         for number, arch in enumerate(("postln", "preln", "gpt2")):
@@ -79,12 +79,12 @@ def judged(scripts: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Tables of two made-up corpora: one in which a signal announces failures, one in which nothing does."""
     freeze, score = scripts("freeze"), scripts("score")
 
-    def make(told: bool) -> Path:
+    def make(told: bool) -> SimpleNamespace:
         folder = tmp_path_factory.mktemp("told" if told else "untold")
         train, test = made_corpus(scripts, range(0, 4, 2), told), made_corpus(scripts, range(1, 5, 2), told)
         (folder / "frozen.json").write_text(json.dumps(freeze.frozen(train)))
         score.tables(train, test, folder)
-        return folder
+        return SimpleNamespace(folder=folder, test=test)
 
     return {told: make(told) for told in (True, False)}
 
@@ -98,21 +98,91 @@ def test_what_is_announced_is_found(judged: Any) -> None:
     for by in ("family", "arch"):
         own = [
             line
-            for line in lines(judged[True] / "left_out.csv")
+            for line in lines(judged[True].folder / "left_out.csv")
             if (line["left_out"], line["target"], line["rule"]) == (by, "0.5", "combination")
         ]
         assert float(own[0]["recall"]) > 0.9
         assert float(own[0]["lead"]) > 60
-    told = {line["rule"]: line for line in lines(judged[True] / "auc.csv")}
+    told = {line["rule"]: line for line in lines(judged[True].folder / "auc.csv")}
     assert float(told["update.drift"]["auc_50"]) > 0.99
     assert abs(float(told["learning rate"]["auc_50"]) - 0.5) < 1e-9
 
 
 def test_what_is_not_announced_is_not_found(judged: Any) -> None:
-    own = [line for line in lines(judged[False] / "recall.csv") if line["target"] == "0.5"]
+    own = [line for line in lines(judged[False].folder / "recall.csv") if line["target"] == "0.5"]
     told = {line["rule"]: float(line["recall"]) for line in own}
     assert told["combination"] < 0.4
-    assert abs(float(lines(judged[False] / "auc.csv")[0]["auc_100"]) - 0.5) < 0.15
+    assert abs(float(lines(judged[False].folder / "auc.csv")[0]["auc_100"]) - 0.5) < 0.15
+
+
+def test_the_package_takes_the_combination_only_where_the_goal_is_reached(
+    scripts: Any, judged: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, score, events = scripts("publish"), scripts("score"), scripts("events")
+    folder, test = judged[True].folder, judged[True].test
+    assert not publish.reached(folder)  # fewer than a hundred failures decide nothing
+    assert publish.published(test, folder).rules[0].name == "loss"
+    monkeypatch.setattr(publish, "reached", lambda folder: True)
+    publish.write(publish.published(test, folder), tmp_path / "fitted.json")
+    told = RuleSet.of(json.loads((tmp_path / "fitted.json").read_text()))
+    [rule] = told.rules
+    assert rule.name == "combination"
+    assert rule.measured is not None
+    line = next(line for line in lines(folder / "recall.csv") if (line["rule"], line["target"]) == (rule.name, "0.5"))
+    assert rule.measured.recall[0] == pytest.approx(float(line["recall"]), rel=1e-3)
+    own = score.scored(test, score.rules(score.load(folder)[1])["combination"].score)
+    found = events.outcomes(test, own, rule.threshold)
+    assert rule.measured.rate[0] == pytest.approx(events.value(events.false_rate(found)))
+
+
+def test_the_goal_needs_a_gain_over_every_baseline(scripts: Any) -> None:
+    verdict = scripts("score").verdict
+
+    def line(by: str, rule: str, gain: str = "nan", low: str = "nan", **own: str) -> dict[str, str]:
+        told = {"left_out": by, "target": "0.5", "rule": rule, "gain_lead_20": gain, "gain_low": low}
+        return {**told, "failures": "150", "recall": "0.8", "lead": "30", **own}
+
+    def reached(*changes: Any, **own: str) -> list[int]:
+        held = [line(by, "combination", **own) for by in ("family", "arch")]
+        held += [line(by, rule, "0.2", "0.05") for by in ("family", "arch") for rule in ("gradient", "loss")]
+        for place, name, text in changes:
+            held[place][name] = text
+        return [made["reached"] for made in verdict(held, {})]
+
+    assert reached() == [1, 1]
+    assert reached(failures="99") == reached(recall="0.69") == reached(lead="19") == [0, 0]
+    assert reached((2, "gain_lead_20", "0.14")) == reached((3, "gain_low", "-0.01")) == [0, 1]
+
+
+def test_what_papers_say_is_counted_by_seed(scripts: Any) -> None:
+    claims = scripts("claims")
+    runs = []
+    for seed in (1, 3, 5, 7):
+        columns = {name: np.zeros(400) for name in ("rms_t.level", "update.z", "loss.z")}
+        columns |= {"nll": np.ones(400), "gradient": np.ones(400)}
+        columns["gradient"][5:26:2] = 1.1  # some spread
+        columns["rms_t.level"][295] = 3.0
+        columns["update.z"][280], columns["loss.z"][300] = 8.0, 9.0
+        runs.append(corpus_run(scripts, name=f"f{seed}", seed=seed, failed=300, why="rise", columns=columns))
+        late = {**columns, "rms_t.level": np.roll(columns["rms_t.level"], 6), "update.z": columns["loss.z"]}
+        runs.append(corpus_run(scripts, name=f"l{seed}", seed=seed, failed=300, why="rise", columns=late))
+        runs.append(corpus_run(scripts, name=f"s{seed}", seed=seed, failed=300, why="behind its twin", columns=columns))
+    rms, updates, zclip = claims.claims(runs)
+    assert (rms["mean"], updates["mean"]) == ("0.500", "0.500")  # the second of each two comes too late
+    assert zclip["beside"] == "recall: 0"
+
+
+def test_figures_show_the_tables(scripts: Any, judged: Any) -> None:
+    folder, test = judged[True].folder, judged[True].test
+    scripts("draw").main(folder, test)
+    drawn = pd.read_csv(folder / "figures" / "roc.csv")
+    at = drawn[(drawn["panel"].str.startswith("all")) & (drawn["series"] == "combination, announced")]
+    table = [line for line in lines(folder / "curves.csv") if (line["rule"], line["family"]) == ("combination", "all")]
+    assert at["y"].tolist() == [float(line["recall"]) for line in table]
+    leads = pd.read_csv(folder / "figures" / "leads.csv").query("series == 'combination' and x == 20")
+    led = [line["lead"] for line in lines(folder / "leads.csv") if line["rule"] == "combination"]
+    assert leads["y"].item() == pytest.approx(np.mean([bool(lead) and int(lead) >= 20 for lead in led]))
+    assert "before" in (folder / "figures" / "one-run.caption.txt").read_text()
 
 
 def test_lightning_s_rule_is_its_class(scripts: Any) -> None:

@@ -15,6 +15,7 @@ from subjects import LR, VOCAB, batch, model, norm, sentences, token_loss, trans
 from torch import nn
 
 import stabilitylab as sl
+from stabilitylab.alarm import Alarm, AlarmRule, Alert, RuleSet
 from stabilitylab.errors import UsageError
 from stabilitylab.integrations import before_clipping as seam
 from stabilitylab.integrations.transformers import StabilityCallback
@@ -255,6 +256,15 @@ def test_an_encoder_decoder_reads_its_own_masks(tmp_path: Path) -> None:
     frame = sl.Run.open(tmp_path / "run").frame("ln_input")
     recorded = frame[frame["site"] == "decoder.block.0.layer.0.layer_norm"]["value"].item()
     assert recorded == pytest.approx(norms[0][target != -100].mean().item(), rel=1e-5)
+
+
+def test_an_alarm_comes_with_its_place(tmp_path: Path) -> None:
+    heard: list[Alert] = []
+    rules = RuleSet((AlarmRule("always", {"update.level": 1.0}, -20.0),))
+    callback = StabilityCallback(out=tmp_path / "run", every=1, alarm=Alarm(rules, on_alarm=heard.append))
+    train(model(), tmp_path, callback, max_steps=22)
+    assert [(alert.step, alert.place is not None) for alert in heard] == [(20, True)]
+    assert sl.Run.open(tmp_path / "run").manifest["alarms"][0]["sentence"] == heard[0].sentence
 
 
 def test_what_only_the_trainer_knows_is_refused() -> None:

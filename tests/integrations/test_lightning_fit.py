@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import stabilitylab as sl
+from stabilitylab.alarm import Alarm, AlarmRule, Alert, RuleSet
 from stabilitylab.errors import UsageError
 
 lightning = pytest.importorskip("lightning.pytorch")
@@ -161,6 +162,15 @@ def test_an_error_keeps_the_rows_and_says_why(tmp_path: Path) -> None:
     run = sl.Run.open(tmp_path / "run")
     assert (run.status.state, run.status.reason) == ("failed", "RuntimeError: the loop broke")
     assert list(run.metrics["step"]) == [0, 1]
+
+
+def test_an_alarm_comes_with_its_place(tmp_path: Path) -> None:
+    heard: list[Alert] = []
+    rules = RuleSet((AlarmRule("always", {"update.level": 1.0}, -20.0),))
+    callback = StabilityCallback(out=tmp_path / "run", every=1, alarm=Alarm(rules, on_alarm=heard.append))
+    fit(model(), tmp_path, callback, max_steps=22, lines=88)
+    assert [(alert.step, alert.place is not None) for alert in heard] == [(20, True)]
+    assert sl.Run.open(tmp_path / "run").manifest["alarms"][0]["sentence"] == heard[0].sentence
 
 
 class TwoOptimizers(Module):

@@ -14,10 +14,13 @@ from accelerate.tracking import GeneralTracker
 from subjects import LR, batch, model
 
 import stabilitylab as sl
+from stabilitylab.alarm import Alarm, AlarmRule, RuleSet
 from stabilitylab.errors import ResourceError, UsageError
 from stabilitylab.integrations.pictures import EVERY, TALL, LayerMap
 from stabilitylab.integrations.trackers import aggregates
 from stabilitylab.schema import Cells, Row, Table
+
+ALWAYS = RuleSet((AlarmRule("always", {"update.level": 1.0}, -20.0, "it is so"),))  # speaks as soon as it may
 
 
 class Notebook(GeneralTracker):
@@ -153,6 +156,38 @@ def test_a_tracker_that_somebody_started_is_not_started_again(tmp_path: Path) ->
     tracker.start()
     loop(tmp_path / "run", tracker)
     assert tracker.calls.count("start") == 1
+
+
+class Pager(Notebook):
+    """One that has alerts, as W&B's run does."""
+
+    def alert(self, title: str, text: str) -> None:
+        self.calls.append(f"{title}: {text}")
+
+
+def test_an_alarm_is_an_alert_where_the_tracker_has_them(tmp_path: Path) -> None:
+    tracker = Pager()
+    loop(tmp_path / "run", tracker, steps=22, alarm=Alarm(ALWAYS))
+    [alert] = sl.Run.open(tmp_path / "run").manifest["alarms"]
+    assert [call for call in tracker.calls if "always" in call] == [f"it is so (step 20): {alert['sentence']}"]
+
+
+def test_an_alarm_is_a_number_where_the_tracker_has_no_other(tmp_path: Path) -> None:
+    tracker = Notebook()
+    loop(tmp_path / "run", tracker, steps=22, alarm=Alarm(ALWAYS))
+    assert [step for step, row in tracker.rows.items() if row == {"alarm/always": 1.0}] == [20]
+
+
+def test_tensorboard_takes_the_alarm_as_a_text(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    loop(tmp_path / "run", "tensorboard", steps=22, alarm=Alarm(ALWAYS))
+    events = EventAccumulator(str(tmp_path / "run" / "trackers" / "tensorboard"))
+    events.Reload()
+    [event] = events.Tensors("alarm/always/text_summary")
+    [alert] = sl.Run.open(tmp_path / "run").manifest["alarms"]
+    assert (event.step, event.tensor_proto.string_val[0].decode()) == (20, alert["sentence"])
 
 
 def test_a_failed_loop_closes_its_tracker(tmp_path: Path) -> None:

@@ -1,0 +1,137 @@
+#!/usr/bin/env python
+"""Draws the tables of score.py: recall against false alarms by family, leads, and one run with its alarm.
+
+python results/alarm/draw.py      # figures/roc.png, leads.png, one-run.png, each with what it shows as CSV
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from combine import Fit
+from corpus import HERE, CorpusRun, read
+from events import outcome
+from freeze import COMBINATION, LEAD, RATES, load, scored
+
+from stabilitylab.reports.base import Panel, Picture, Reference, Series
+from stabilitylab.reports.paper import write
+
+COLOURS = ("#1b6ca8", "#c8553d", "#7a7a7a")  # the combination, and the baselines to beat
+Lines = Sequence[dict[str, str]]
+
+
+def lines(name: str, folder: Path) -> Lines:
+    with (folder / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def told(runs: int) -> str:
+    return f"test half, {runs} failures from within at t* > 50"
+
+
+def roc(found: Lines) -> Picture:
+    """Recall of failures against the rate of false alarms, a panel a family."""
+    rules = dict(zip(dict.fromkeys(line["rule"] for line in found), COLOURS, strict=False))
+    panels = []
+    for family in dict.fromkeys(line["family"] for line in found):
+        own = [line for line in found if line["family"] == family]
+        series, failures = [], int(own[0]["failures"])
+        for rule, colour in rules.items():
+            at = [line for line in own if line["rule"] == rule]
+            x = [float(line["rate"]) for line in at]
+            for key, dash, detail in (("recall", "solid", "announced"), ("led", "dotted", f"{LEAD} rows before")):
+                y = [float(line[key]) for line in at]
+                series.append(Series(rule, x, y, colour=colour, dash=dash, detail=detail, seeds=failures))
+        title = "all families" if family == "all" else family.replace("_", " ")
+        title = f"{title}, {own[0]['failures']} failures"
+        panels.append(
+            Panel(title, "false alarms per 1,000 healthy rows", "share", series, log_x=True, limits=(0, 1.03))
+        )
+    best = max((line for line in found if line["family"] == "all" and line["rule"] == COMBINATION), key=_near)
+    finding = (
+        f"At {RATES[0]:g} false alarms per 1,000 healthy rows the combination announces {float(best['recall']):.2f} of "
+        f"the failures, {float(best['led']):.2f} of them {LEAD} rows before or earlier."
+    )
+    return Picture(panels, finding, columns=3, provenance=told(int(best["failures"])), band="")
+
+
+def _near(line: dict[str, str]) -> float:
+    return -abs(float(line["rate"]) - RATES[0])
+
+
+def leads(found: Lines) -> Picture:
+    """The share of failures that were announced so many rows before, a line a rule."""
+    rules = dict(zip(dict.fromkeys(line["rule"] for line in found), COLOURS, strict=False))
+    at = np.arange(-5, 201)
+    series, medians = [], []
+    for rule, colour in rules.items():
+        own = [line["lead"] for line in found if line["rule"] == rule]
+        known = np.array([int(lead) for lead in own if lead])
+        series.append(
+            Series(rule, at, [(known >= lead).sum() / len(own) for lead in at], colour=colour, seeds=len(own))
+        )
+        medians.append(f"{rule} {np.median(known):g}" if len(known) else f"{rule} announces none")
+    panel = Panel(
+        "Announced at least so early",
+        "rows before the failure",
+        "share of failures",
+        series,
+        [Reference(LEAD, f"{LEAD} rows", vertical=True), Reference(0, "t*", vertical=True)],
+        limits=(0, 1.03),
+    )
+    runs = len({line["run"] for line in found})
+    return Picture(
+        [panel], f"Median rows before the failure: {'; '.join(medians)}.", provenance=told(runs), columns=1, band=""
+    )
+
+
+def typical(found: Lines) -> str:
+    """The run whose lead by the combination is the median (the lower of two); of those without one, the first."""
+    own = [line for line in found if line["rule"] == COMBINATION]
+    led = sorted((line for line in own if line["lead"]), key=lambda line: (int(line["lead"]), line["run"]))
+    return (led[(len(led) - 1) // 2] if led else own[0])["run"]
+
+
+def one_run(run: CorpusRun, combination: Fit, threshold: float) -> Picture:
+    """Its loss, and the score of the combination with its threshold."""
+    [score] = scored([run], combination.score())
+    found = outcome(run, score, threshold)
+    marks = [Reference(run.failed, "t*", vertical=True)] if run.failed is not None else []
+    if found.lead is not None and run.failed is not None:
+        marks.append(Reference(run.failed - found.lead, "alarm", vertical=True))
+    rows, shown = np.arange(run.rows), np.where(np.isfinite(score), score, np.nan)
+    panels = [
+        Panel("Training loss", "update", "nats a token", [Series("loss", rows, run.columns["nll"])], marks),
+        Panel(
+            "What the rule adds up",
+            "update",
+            "score",
+            [Series("score", rows, shown)],
+            [*marks, Reference(threshold, "threshold")],
+        ),
+    ]
+    lead = "It is not announced" if found.lead is None else f"It is announced {found.lead} rows before"
+    finding = f"{run.name} ({run.family.replace('_', ' ')}) fails at row {run.failed}. {lead}."
+    return Picture(panels, finding, provenance="a run of the test half, the one with the median lead")
+
+
+def main(folder: Path = HERE, test: Sequence[CorpusRun] | None = None) -> None:
+    frozen, own = load(folder)
+    found = lines("leads.csv", folder)
+    name = typical(found)
+    run = next(run for run in (read("test", folder) if test is None else test) if run.name == name)
+    threshold = frozen["rules"][COMBINATION]["thresholds"][str(RATES[0])]
+    pictures = {
+        "roc": roc(lines("curves.csv", folder)),
+        "leads": leads(found),
+        "one-run": one_run(run, own, threshold),
+    }
+    for each, picture in pictures.items():
+        write(picture, folder / "figures", each)
+
+
+if __name__ == "__main__":
+    main()
