@@ -4,7 +4,7 @@
     python results/alarm/publish.py     # stabilitylab/alarm/fitted.json
 
 The combination at .5 false alarms per 1,000 rows where the goal is reached without each family and without each
-architecture (verdict.csv); else the two conservative rules as they are. Either with its error rates on the test half.
+architecture (verdict.csv); else the three conservative rules as they are. Either with its error rates on the test half.
 """
 
 from __future__ import annotations
