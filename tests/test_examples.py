@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rest_slow import rest_slow
 
 import stabilitylab as sl
 
@@ -33,7 +34,7 @@ def test_every_example_is_tried() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*LEFT, "learning_rate_jump"}
 
 
-@pytest.mark.parametrize("name", LEFT)
+@pytest.mark.parametrize("name", rest_slow(LEFT, ["plain_loop", "headroom", "huggingface_trainer"]))
 def test_an_example_leaves_a_finished_run_of_a_model_that_learned(name: str, tmp_path: Path) -> None:
     if name not in PROCESSES:
         pytest.importorskip("transformers")

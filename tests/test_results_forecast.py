@@ -14,6 +14,7 @@ from types import ModuleType
 import pandas as pd
 import pytest
 from loose_scripts import scripts_of
+from rest_slow import rest_slow
 
 from stabilitylab.models import ARCHS
 
@@ -147,7 +148,7 @@ def corpus(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("source", ["text", "synthetic"])
+@pytest.mark.parametrize("source", rest_slow(["text", "synthetic"], ["synthetic"]))
 def test_the_runs_are_made_once_each_and_decided(corpus: Path, tmp_path: Path, source: str) -> None:
     few = [word for one in ("data.vocab_size=128", "data.sentences=4", "data.held_out=6") for word in ("--set", one)]
     out, data = tmp_path / "out", corpus if source == "text" else source

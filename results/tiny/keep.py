@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from stabilitylab.config import validated
-from stabilitylab.data import load_data
+from stabilitylab.data import Dataset, load_data
 from stabilitylab.models import build_model
 from stabilitylab.store import Run
 from stabilitylab.train import checkpoint
@@ -56,17 +56,22 @@ def beginning(run: Run) -> None:
     _append("beginning.csv", names, run, data.itertuples(index=False, name=None))
 
 
-@torch.inference_mode()
-def sentences(run: Run) -> None:
-    """``sentences.csv``: the loss of each validation sentence [nats, summed over its tokens] after training, of the
-    newest checkpoint; the first line has their numbers of tokens."""
+def restored(run: Run) -> tuple[torch.nn.Module, Dataset]:
+    """The model of the newest checkpoint, in evaluation, and its data."""
     config = validated(run.config)
     dataset = load_data(config.data, stack=config.model.stack)
     model = build_model(config.model, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab)
     state = checkpoint.load(run.path / "checkpoints", torch.device("cpu"))
     model.load_state_dict(state["model"])
     model.set_row(int(state["row"]))
-    model.eval()
+    return model.eval(), dataset
+
+
+@torch.inference_mode()
+def sentences(run: Run) -> None:
+    """``sentences.csv``: the loss of each validation sentence [nats, summed over its tokens] after training, of the
+    newest checkpoint; the first line has their numbers of tokens."""
+    model, dataset = restored(run)
     losses: list[float] = []
     tokens: list[float] = []
     for batch in dataset.validation():
@@ -80,6 +85,25 @@ def sentences(run: Run) -> None:
     if not path.exists():
         _write(path, [(*WHICH, *columns), (*["tokens"] * len(WHICH), *map(int, tokens))])
     _write(path, [(*which(run), *(f"{loss:.{DIGITS}g}" for loss in losses))])
+
+
+@torch.inference_mode()
+def source(run: Run) -> None:
+    """``source.csv``: the validation loss [nats/token] after training, with each sentence's own source and with that of
+    another one, the next of its batch (sentences are sorted by length, so that it is about as long)."""
+    model, dataset = restored(run)
+    sums, tokens = [0.0, 0.0], 0.0
+    for batch in dataset.validation():
+        real = int((batch.weight.sum(1) > 0).sum())
+        other = torch.arange(len(batch.weight))
+        other[:real] = other[:real].roll(-1)
+        of_others = {key: value if key == "target" else value[other] for key, value in batch.inputs.items()}
+        for place, inputs in enumerate((batch.inputs, of_others)):
+            logits = model(**inputs).float()
+            each = F.cross_entropy(logits.transpose(1, 2), batch.labels, reduction="none")
+            sums[place] += float((each * batch.weight).sum())
+        tokens += float(batch.weight.sum())
+    _append("source.csv", ("own", "other"), run, [tuple(each / tokens for each in sums)])
 
 
 def _append(name: str, columns: Sequence[str], run: Run, rows: Iterable[Sequence[Any]]) -> None:

@@ -16,6 +16,7 @@ def alone() -> dict[str, Any]:
     return train_compiled("one")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("watched", ["it", "before"])
 @pytest.mark.parametrize("buckets", ["whole", "unsplit"])
 def test_every_table_is_that_of_one_process(ranks: Any, buckets: str, watched: str) -> None:

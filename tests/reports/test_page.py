@@ -238,6 +238,7 @@ def test_the_ledgers_files_are_offered_where_they_are(tmp_path: Path) -> None:
     assert not document.named("a", href="claims.json")
 
 
+@pytest.mark.slow
 def test_a_hundred_runs_with_maps_of_200_layers_stay_small(tmp_path: Path) -> None:
     made = heat(200, 600)
     spiky = np.asarray(made.panels[0].map.z).copy()  # type: ignore[union-attr]

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from rest_slow import long, rest_slow
 from tape import Tape
 from torch._dynamo.utils import counters
 
@@ -110,12 +111,7 @@ def close(eager: Trainer, compiled: Trainer, loss: float = 1e-5, row: float = 1e
         assert float((a - b).detach().abs().max()) < 0.2 * moved
 
 
-SOME = {"branchnorm", "resi-dual", "layernorm-scaling", "dlcl"}
-
-
-@pytest.mark.parametrize(
-    "arch", [arch if arch in SOME else pytest.param(arch, marks=pytest.mark.slow) for arch in sorted(ARCHS)]
-)
+@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), {"branchnorm", "resi-dual"}))
 def test_the_run_is_that_of_eager_code_to_rounding_and_that_without_probes_bit_for_bit(
     arch: str, tmp_path: Path
 ) -> None:
@@ -135,12 +131,12 @@ def test_the_run_is_that_of_eager_code_to_rounding_and_that_without_probes_bit_f
 @pytest.mark.parametrize(
     "settings",
     [
-        ("model.dropout=0.1", "model.attention_dropout=0.1", "model.activation_dropout=0.1", "train.accumulate=2"),
-        ("train.precision=bf16", "train.working_weights=true"),
-        ("train.precision=bf16", "train.clip_norm=0.5", "model.tie=none"),
         ("train.activation_checkpointing=true", "model.dropout=0.1"),
         ("model.stack=decoder", "model.qk_norm=true", "model.norm=rmsnorm"),
-        ("model.stack=encoder", "train.optimizer=radam"),
+        long("model.dropout=0.1", "model.attention_dropout=0.1", "model.activation_dropout=0.1", "train.accumulate=2"),
+        long("train.precision=bf16", "train.working_weights=true"),
+        long("train.precision=bf16", "train.clip_norm=0.5", "model.tie=none"),
+        long("model.stack=encoder", "train.optimizer=radam"),
     ],
     ids=lambda settings: " ".join(settings),
 )
@@ -171,6 +167,7 @@ def test_deep_models_compile_what_shallow_ones_do_while_alpha_grows(tmp_path: Pa
     assert not counters["graph_break"]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted(tmp_path: Path) -> None:
     settings = ON, "train.checkpoint_every=5", "model.dropout=0.1"
     whole = fit(tmp_path / "whole", *settings)
@@ -184,7 +181,8 @@ def test_a_run_that_was_interrupted(tmp_path: Path) -> None:
     same(whole, rest)
 
 
-@pytest.mark.parametrize("accumulate", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", [1, 4])
 def test_recorded_too(accumulate: int, tmp_path: Path) -> None:
     """The first update of each shape compiles and runs directly; what is recorded is the compiled code."""
     many = f"train.accumulate={accumulate}", "train.steps=20"

@@ -173,6 +173,7 @@ def test_a_run_has_the_tables_and_weights_that_it_has_without(settings: tuple[st
     assert Run.open(own.run.path).metrics["grad_norm_total"].notna()[:-1].all()
 
 
+@pytest.mark.slow
 def test_recorded_and_replayed(tmp_path: Path) -> None:
     direct, replayed = fit(tmp_path / "direct", recorder=Tape()), fit(tmp_path / "replayed", ON, recorder=Tape())
     close(direct, replayed)

@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from rest_slow import long, rest_slow
 from tape import Refused, Tape
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -94,7 +95,7 @@ def same(machine: Machine, first: Trainer, second: Trainer) -> None:
         torch.testing.assert_close(a, b, **({"rtol": 0, "atol": 0} if machine.exact else {"rtol": 1e-3, "atol": 1e-5}))
 
 
-@pytest.mark.parametrize("arch", sorted(ARCHS))
+@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS)))
 def test_a_replayed_run_is_the_run(machine: Machine, arch: str, tmp_path: Path) -> None:
     recorder = machine.recorder()
     direct = machine.fit(tmp_path / "direct", f"model.arch={arch}")
@@ -114,16 +115,16 @@ def test_a_replayed_run_is_the_run(machine: Machine, arch: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     "settings",
     [
-        ("model.dropout=0.1", "model.attention_dropout=0.1", "model.activation_dropout=0.1"),
-        ("train.precision=bf16",),
-        ("train.accumulate=2",),
         ("train.clip_norm=0.5", "model.growth=sigmoid", "train.activation_checkpointing=true"),
-        ("train.precision=bf16", "train.accumulate=2", "model.dropout=0.1", "model.tie=none"),
         ("model.stack=decoder", "model.dropout=0.1"),
-        ("model.stack=encoder",),
-        ("probes.names=['all']", "probes.every=1", "probes.update_every=1"),
-        ("probes.names=['standard']", "probes.every=1"),
         ("probes.names=['none']",),
+        long("model.dropout=0.1", "model.attention_dropout=0.1", "model.activation_dropout=0.1"),
+        long("train.precision=bf16"),
+        long("train.accumulate=2"),
+        long("train.precision=bf16", "train.accumulate=2", "model.dropout=0.1", "model.tie=none"),
+        long("model.stack=encoder"),
+        long("probes.names=['all']", "probes.every=1", "probes.update_every=1"),
+        long("probes.names=['standard']", "probes.every=1"),
     ],
     ids=lambda settings: " ".join(settings),
 )
@@ -272,6 +273,7 @@ class Allocated(TorchDispatchMode):
         return sum(storage.nbytes() for storage in self.storages.values())
 
 
+@pytest.mark.slow
 def test_an_update_is_never_held_twice(tmp_path: Path) -> None:
     """In whichever order shapes come; beside what is recorded runs the held-out pass alone, with and without tables."""
     firsts = set()
@@ -395,6 +397,7 @@ def test_micro_batches_are_recorded_apart_where_combinations_of_shapes_are_too_m
     assert all(p.grad is None for p in apart.model.parameters())
 
 
+@pytest.mark.slow
 def test_where_a_half_cannot_be_recorded_updates_run_directly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

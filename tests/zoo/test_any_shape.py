@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytest
 import torch
 from animals import born, fed, transformers
 from probe_toys import ListSink
+from rest_slow import rest_slow
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from truth import product
@@ -148,8 +150,13 @@ def test_tokens_that_a_router_sends_to_experts_count_whatever_the_mask_says() ->
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # from inside torch._dynamo
-@pytest.mark.parametrize("how", ["function", "method", "layers"])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5"])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    rest_slow(
+        itertools.product(("llama", "gpt2", "bert", "t5"), ("function", "method", "layers")),
+        [("llama", "method"), ("gpt2", "function"), ("bert", "layers")],
+    ),
+)
 def test_compiled_models_keep_their_graphs_and_have_all_tables(name: str, how: str) -> None:
     def counted(watched: bool) -> tuple[Counter[str], Counter[str], ListSink]:
         torch._dynamo.reset()
