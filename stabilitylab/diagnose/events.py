@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+import numpy as np
+
 from ..registry import Registry, Room
 from ..schema import Row
-from .evidence import LOSSES, Evidence, Grid
+from .evidence import LOSSES, Evidence
 from .order import describe, rank
 
 Severity = Literal["note", "warning", "failure"]
@@ -88,9 +90,10 @@ def alike(events: Sequence[Event]) -> list[list[Event]]:
 
 @dataclass(frozen=True)
 class Detector:
-    """Looks for one kind of event. ``reads``: each source (table or metric) that it can do with -> how to record it.
-    ``least_rows``: with fewer it cannot tell. ``explains``: kinds of events that this one makes by arithmetic, not by
-    dynamics. ``mild``: in a run whose loss was judged and learns, such an event is a note."""
+    """Looks for one kind of event. ``reads``: each source (table, one of its columns, or metric) that it can do with ->
+    how to record it. ``least_rows``: with fewer it cannot tell. ``explains``: kinds of events that this one
+    makes by arithmetic, not by dynamics. ``mild``: in a run whose loss was judged and learns, such an event is a
+    note."""
 
     kind: str
     title: str
@@ -104,14 +107,15 @@ class Detector:
     def sources(self, evidence: Evidence) -> list[str]:
         """Which of its sources hold a number in this run."""
 
-        def holds(grid: Grid | None) -> bool:
-            return grid is not None and not grid.absent.all()
+        def holds(name: str) -> bool:
+            table, _, column = name.partition(".")
+            grid = evidence.grid(table, column)
+            if column:  # one that may be there without a number in it
+                return grid is not None and bool((~grid.absent & ~np.isnan(grid.values)).any())
+            metric = evidence.metric(*ALSO_CALLED.get(name, (name,)))
+            return any(one is not None and not one.absent.all() for one in (grid, metric))
 
-        return [
-            name
-            for name in self.reads
-            if holds(evidence.grid(name)) or holds(evidence.metric(*ALSO_CALLED.get(name, (name,))))
-        ]
+        return [name for name in self.reads if holds(name)]
 
 
 ALSO_CALLED = {"lr": ("lr", "learning_rate"), "loss": LOSSES}

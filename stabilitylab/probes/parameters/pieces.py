@@ -12,6 +12,7 @@ from torch import nn
 
 from ...errors import UsageError
 from ...schema import Row
+from ..places.attending import query_key
 from ..places.structure import Places, canonical, is_norm, unwrapped
 from ..rules import Mean, Norm, Total
 from .layouts import local, local_gradient
@@ -240,13 +241,17 @@ def _by_role(roles: Callable[[], Any], names: dict[str, int]) -> Iterator[Piece]
 
 def _by_structure(model: nn.Module, place: Places) -> Iterator[Piece]:
     modules = dict(model.named_modules())
-    for index, (name, _) in enumerate(model.named_parameters()):
+    for index, (name, parameter) in enumerate(model.named_parameters()):
         owner, _, leaf = name.rpartition(".")
         row = place.row(canonical(name))
         if not row.layer:  # outside the layers: one row a module
             row = place.row(canonical(owner) or leaf)
         group = "ln" if is_norm(modules[owner]) else "bias" if leaf.endswith("bias") else ""
-        yield Piece(index, None, row, group, False)
+        if group or not row.layer:
+            yield Piece(index, None, row, group, False)
+            continue
+        for part in query_key(name, modules, parameter.shape):
+            yield Piece(index, part.rows, row, "qk" if part.apart else "", False)
 
 
 def _gains(model: nn.Module, place: Places, names: dict[str, int]) -> Iterator[tuple[Row, int]]:

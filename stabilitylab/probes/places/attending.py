@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from torch import nn
 
@@ -17,6 +18,7 @@ QUERY = re.compile(_PREFIX + _DECORATION.format("q|query|queries"))
 KEY = re.compile(_PREFIX + _DECORATION.format("k|key|keys|kv|keyvalue"))
 VALUE = re.compile(_PREFIX + _DECORATION.format("v|value|values"))
 FUSED = re.compile(_PREFIX + _DECORATION.format("qkv|querykeyvalue|qk|inprojweight"))
+SHARED = re.compile(_PREFIX + _DECORATION.format("kv|keyvalue"))  # keys together with values
 KERNELS = {"scaled_dot_product_attention", "flex_attention", "flash_attn_func", "flash_attn_varlen_func"}
 
 
@@ -64,3 +66,26 @@ def innermost(modules: Mapping[str, nn.Module]) -> list[str]:
     found = [path for path, module in modules.items() if path and attends(module)]
     outer = {path[:end] for path in found for end, letter in enumerate(path) if letter == "."}
     return [path for path in found if path not in outer]
+
+
+class Part(NamedTuple):
+    """Rows of a weight, None for all, and whether they make queries or keys and nothing else."""
+
+    rows: slice | None
+    apart: bool
+
+
+def query_key(name: str, modules: Mapping[str, nn.Module], shape: Sequence[int]) -> list[Part]:
+    """How a weight of an attention divides into what makes its queries and keys, and the rest.
+
+    A projection is told by its name; of fused ones only torch's ``in_proj_weight`` is cut, whose rows are q, k, v. The
+    others' layouts differ between models, so that theirs are the rest.
+    """
+    owner, _, leaf = name.rpartition(".")
+    if leaf == "in_proj_weight" and isinstance(modules[owner], nn.MultiheadAttention):
+        third = shape[0] // 3
+        return [Part(slice(0, 2 * third), True), Part(slice(2 * third, 3 * third), False)]
+    holder, _, last = (owner, "", leaf) if leaf.endswith("proj_weight") else owner.rpartition(".")
+    own = plain(last.removesuffix("_weight"))
+    single = not SHARED.fullmatch(own) and any(pattern.fullmatch(own) for pattern in (QUERY, KEY))
+    return [Part(None, single and holder in modules and attends(modules[holder]))]

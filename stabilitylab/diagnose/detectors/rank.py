@@ -1,0 +1,82 @@
+"""Attention whose queries and keys get no gradient, since it has nothing to choose between: rank collapse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..events import Event, detector
+from ..evidence import Evidence, Grid
+from ..order import describe
+from ..series import PERSIST, lasting, times, until
+
+# The gradient norm of queries and keys beside that of the rest of the same attention, its values and output above all.
+# Where all keys are alike the softmax's Jacobian meets equal numbers and gives exactly 0 (Noci et al. 2022, 2206.03126,
+# on rank collapse at initialisation); what is left is rounding. Set when 54 runs of results/tiny had been seen:
+# attention that works has .01 to 1 there, attention whose tokens are alike 1e-7 and less (docs/diagnose.md).
+NOTHING_TO_CHOOSE = 1e-4
+# Such a phase passed within 1,700 updates where it passed at all; until then it is a note.
+MAY_PASS = 2000
+ALIKE, SPENT = 0.9, 0.1  # share of the entropy's ceiling: uniform attention, and one that sees a single key
+TITLE = "rank collapse"
+NEEDS = "probe grad_norm, where queries and keys are parameters of their own"
+
+
+@detector("rank_collapse", TITLE, reads={"grad_norm.qk": NEEDS})
+def rank_collapse(evidence: Evidence) -> Iterator[Event]:
+    """Per stack and kind of attention; a note where it has passed, or may still pass, at the end of the run, and where
+    it is less than half of the layers."""
+    keys, whole = evidence.grid("grad_norm", "qk"), evidence.grid("grad_norm", "value")
+    if keys is None or whole is None:
+        return
+    rest = np.sqrt(np.maximum(whole.values**2 - keys.values**2, 0.0))
+    share = times(np.where(keys.absent, np.nan, keys.values), np.where(whole.absent, np.nan, rest))
+    for stack, sublayer in dict.fromkeys((row.stack, row.sublayer) for row in keys.rows if row.layer > 0):
+        own = np.array([(row.stack, row.sublayer) == (stack, sublayer) for row in keys.rows])
+        if np.isfinite(share[:, own]).any():
+            yield from _of(evidence, keys.select(own), share[:, own])
+
+
+def _of(evidence: Evidence, keys: Grid, share: np.ndarray) -> Iterator[Event]:
+    low = share < NOTHING_TO_CHOOSE  # False where there is no number
+    if (found := lasting(low)) is None:
+        return
+    row, kept = found
+    place = int(np.flatnonzero(kept)[np.argmin(share[row, kept])])
+    last = low[-PERSIST:].all(axis=0)
+    ends = int(last.sum())
+    size, step = f"{share[row, place]:.2g}", int(keys.steps[row])
+    lasted = int(keys.steps[-1]) - step
+    after = f"; at the end so are {ends} of {len(keys.rows)}" if ends else "; it passed"
+    if ends and lasted < MAY_PASS:
+        after += ", which may pass"
+    yield Event(
+        "rank_collapse",
+        TITLE,
+        step,
+        keys.phase,
+        f"queries and keys of {describe(keys.rows[place])} have {size} of the gradient of its values and output at "
+        f"step {step}: attention has nothing to choose between{_why(evidence, keys, place, step)}{after}",
+        severity="warning" if 2 * ends >= len(keys.rows) and lasted >= MAY_PASS else "note",
+        after=keys.before(row),
+        until=None if ends else until(np.any(low, axis=1, keepdims=True)[:, 0], row, keys.steps),
+        place=keys.rows[place],
+        places=max(int(kept.sum()), ends),
+        probe="grad_norm.qk",
+        strength=NOTHING_TO_CHOOSE / max(float(share[row, place]), 1e-12),
+        numbers={"qk_over_rest": float(share[row, place]), "places_at_the_end": ends},
+    )
+
+
+def _why(evidence: Evidence, keys: Grid, place: int, step: int) -> str:
+    """What the probe ``attention`` says at the nearest row, where it was recorded: uniform, or a saturated softmax."""
+    entropy, ceiling = evidence.grid("attention", "entropy"), evidence.grid("attention", "ceiling")
+    if entropy is not None and ceiling is not None and keys.rows[place] in entropy.rows:
+        at = int(np.abs(entropy.steps - step).argmin())
+        share = times(entropy.values, ceiling.values)[at, entropy.rows.index(keys.rows[place])]
+        if share > ALIKE:
+            return f" (it is uniform: {share:.2g} of the entropy's ceiling), as where tokens have become alike"
+        if share < SPENT:
+            return f" (its softmax is saturated: {share:.2g} of the entropy's ceiling)"
+    return ", as where tokens have become alike"
