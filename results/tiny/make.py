@@ -31,6 +31,7 @@ PARTS: dict[str, tuple[str, Callable[[Recipe], Iterable[Experiment]], Sequence[K
     "beginning": (folder("branchnorm:3"), protocol.beginning, (keep.beginning,)),
     "ramps": (folder("branchnorm:T"), protocol.ramps, COMPARED),
     "growths": (folder("branchnorm:7"), protocol.growths, COMPARED),
+    "lower": ("tiny/lower", protocol.lower, COMPARED),
     "deepest": ("tiny/deepest", protocol.deepest, (keep.course,)),
     "fifty": ("tiny/fifty", protocol.fifty, (keep.course,)),
     "depth": (folder("branchnorm:5"), SWEEPS["branchnorm:5"], ()),

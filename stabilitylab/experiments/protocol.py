@@ -116,6 +116,17 @@ def main(
                     yield run(arm, depth, seed, rate, updates, WITH_LAYERS, ask.settings, tags=tags)
 
 
+def lower(ask: Recipe) -> Iterator[Experiment]:
+    """Trains DeepNorm and BranchNorm, 6 layers a side, at a quarter of their chosen rates.
+
+    Planned after the runs of :func:`main` had been seen, whose encoders collapsed: do they at a lower rate? Describes,
+    and decides nothing.
+    """
+    for seed in ask.seeds or SEEDS[:3]:
+        for arm in (DEEP, BRANCH):
+            yield run(arm, 6, seed, chosen(arm, 6) / 4, UPDATES, WITH_LAYERS, ask.settings)
+
+
 def beginning(ask: Recipe) -> Iterator[Experiment]:
     """Repeats the ramp of the runs of :func:`main` with gradient norms in every row: their first 4 %, bit for bit,
     since the decay begins after it."""
