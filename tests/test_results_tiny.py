@@ -5,16 +5,21 @@ from __future__ import annotations
 import csv
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from loose_scripts import scripts_of
 from scipy import stats
 
+from stabilitylab.diagnose import diagnose
 from stabilitylab.experiments import SWEEPS, Experiment, Recipe, protocol
+from stabilitylab.store import Run
+from stabilitylab.sweep import Ledger
 from stabilitylab.sweep.identity import key_of
 
 HERE = Path(__file__).parents[1] / "results" / "tiny"
@@ -169,9 +174,6 @@ def test_what_is_kept_of_a_run_is_what_it_measured(tmp_path: Path, monkeypatch: 
     import keep
     import make
 
-    from stabilitylab.store import Run
-    from stabilitylab.sweep import Ledger
-
     monkeypatch.setattr(keep, "HERE", tmp_path)
     small = {"data": {"sentences": 4, "held_out": 6, "validation": 20}}
     runs = [protocol.run(arm, 2, 3, 1e-3, 60, protocol.WITH_LAYERS, small) for arm in (protocol.BRANCH, protocol.DEEP)]
@@ -190,6 +192,43 @@ def test_what_is_kept_of_a_run_is_what_it_measured(tmp_path: Path, monkeypatch: 
     last = made[0].frame("cosine_similarity", by="layer").query("step == 60 and stack_name == 'decoder'")
     own = layers.query("arm == 'branchnorm' and step == 60 and stack_name == 'decoder'")
     assert own["cosine"].tolist() == pytest.approx(last["raw"].tolist(), rel=1e-5)
+    source = pd.read_csv(tmp_path / "source.csv")
+    assert source["own"].tolist() == pytest.approx([run.metrics["validation_nll"].iloc[-1] for run in made], rel=1e-5)
+    assert source["other"].tolist() == pytest.approx([with_other_sources(keep.restored, run) for run in made], rel=1e-5)
+    said = pd.read_csv(tmp_path / "collapse.csv")
+    for run, label in zip(made, ("branchnorm", "deepnorm"), strict=True):
+        events = [event for event in diagnose(run).events if event.kind == "rank_collapse"]
+        own = said[said["arm"] == label].dropna(subset="stack")
+        assert own["begun"].tolist() == [event.step for event in events]
+        assert own["severity"].tolist() == [event.severity for event in events]
+
+
+def with_other_sources(restored: Callable[[Run], Any], run: Run) -> float:
+    """Sentence by sentence, each alone with the source of the next one of its batch."""
+    model, dataset = restored(run)
+    total = tokens = 0.0
+    for batch in dataset.validation():
+        lengths = batch.weight.sum(1)
+        real = int((lengths > 0).sum())
+        for place in range(real):
+            other = (place + 1) % real
+            given = {name: value[[other]] for name, value in batch.inputs.items() if name != "target"}
+            with torch.inference_mode():
+                logits = model(**given, target=batch.inputs["target"][[place]]).double()
+            p = logits.log_softmax(-1)[0].gather(-1, batch.labels[place][:, None])[:, 0]
+            total -= float((p * batch.weight[place]).sum())
+            tokens += float(lengths[place])
+    return total / tokens
+
+
+def test_the_warning_is_held_against_what_the_source_is_worth() -> None:
+    import recompute
+
+    told = [line.split(" | ") for line in recompute.collapse() if "the comparison" in line]
+    assert [(row[1], int(row[2]), int(row[3].strip("| "))) for row in told] == [
+        ("nothing", 24, 24), ("less than a nat", 6, 6), ("a nat or more", 24, 0),
+    ]  # fmt: skip
+    assert sum(int(line.split(" | ")[4].split(" of ")[0]) for line in recompute.source()[2:]) == 24
 
 
 def keys(experiments: Iterable[Experiment]) -> set[str]:

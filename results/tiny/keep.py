@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from stabilitylab.config import validated
 from stabilitylab.data import Dataset, load_data
+from stabilitylab.diagnose import diagnose
 from stabilitylab.models import build_model
 from stabilitylab.store import Run
 from stabilitylab.train import checkpoint
@@ -104,6 +105,18 @@ def source(run: Run) -> None:
             sums[place] += float((each * batch.weight).sum())
         tokens += float(batch.weight.sum())
     _append("source.csv", ("own", "other"), run, [tuple(each / tokens for each in sums)])
+
+
+def collapse(run: Run) -> None:
+    """``collapse.csv``: what ``diagnose`` says of rank collapse, an event a line; one without a stack where it says
+    nothing."""
+    names = ("stack", "sublayer", "begun", "until", "severity", "places")
+    rows = [
+        (event.place.stack, event.place.sublayer, event.step, event.until, event.severity, event.places)
+        for event in diagnose(run).events
+        if event.kind == "rank_collapse" and event.place is not None
+    ]
+    _append("collapse.csv", names, run, rows or [("",) * len(names)])
 
 
 def _append(name: str, columns: Sequence[str], run: Run, rows: Iterable[Sequence[Any]]) -> None:

@@ -25,7 +25,7 @@ from stabilitylab.sweep import Ledger, plan, run
 
 HERE = Path(__file__).parent
 Keep = Callable[[Run], None]
-COMPARED: Sequence[Keep] = (keep.course, keep.layers, keep.sentences, keep.source)
+COMPARED: Sequence[Keep] = (keep.course, keep.layers, keep.sentences, keep.source, keep.collapse)
 PARTS: dict[str, tuple[str, Callable[[Recipe], Iterable[Experiment]], Sequence[Keep]]] = {
     "main": (folder("branchnorm:8"), protocol.main, COMPARED),
     "beginning": (folder("branchnorm:3"), protocol.beginning, (keep.beginning,)),

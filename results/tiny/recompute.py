@@ -29,6 +29,8 @@ HERE = Path(__file__).parent
 PAGES = tuple(HERE.parents[1] / name for name in ("README.md", "docs/results.md"))
 BLOCK = re.compile(r"<!-- results:(\w+) -->\n.*?<!-- end -->", re.DOTALL)
 COLUMNS = ["label", "layers", "steps", "seed", "lr", "T", "verdict", "nll_gap", "metrics.validation_nll"]
+NOTHING = 0.01  # nats a token that a source is worth at least, where it is read
+KINDS = (("nothing", -math.inf, NOTHING), ("less than a nat", NOTHING, 1.0), ("a nat or more", 1.0, math.inf))
 TITLES = {
     protocol.POST: "Post-LN (gain 1)",
     protocol.SMALL: "Post-LN, DeepNorm's initialisation (T = 1)",
@@ -158,8 +160,63 @@ def ramps() -> list[str]:
     return table(columns, rows)
 
 
+@cache
+def reading() -> pd.DataFrame:
+    """A row a run that source.csv has: what its own source is worth, and what diagnose said of its cross-attention:
+    ``warned``, and the step at which that collapse began."""
+    keys = ["arm", "layers", "seed", "lr", "T", "updates"]
+    found = pd.read_csv(HERE / "source.csv")
+    said = pd.read_csv(HERE / "collapse.csv")
+    said = said[said["sublayer"] == "cross_attn"].groupby(keys).agg(begun=("begun", "min"), worst=("severity", "max"))
+    found = found.merge(said.reset_index(), on=keys, how="left")
+    return found.assign(worth=found["other"] - found["own"], warned=found["worst"] == "warning")
+
+
+def source() -> list[str]:
+    """By arm of the comparison: what the source is worth, in how many runs nothing, and what diagnose said of it."""
+    rows = []
+    for layers in reversed(protocol.LAYERS):
+        for arm in protocol.arms(layers):
+            data = reading()
+            rate = protocol.chosen(arm, layers)
+            own = data[(data["arm"] == arm) & (data["layers"] == layers) & (data["updates"] == protocol.UPDATES)]
+            own = own[own["lr"] == rate].sort_values("seed")
+            worth = ", ".join(f"{value:.2f}" for value in own["worth"])
+            warned = own[own["warned"]]
+            begun = f"{warned['begun'].min():.0f} to {warned['begun'].max():.0f}" if len(warned) else ""
+            nothing = int((own["worth"] < NOTHING).sum())
+            rows.append((title(arm), layers, f"{rate:g}", worth, f"{nothing} of {len(own)}", len(warned), begun))
+    columns = (
+        "arm",
+        "layers a side",
+        "learning rate",
+        "worth by seed [nats/token]",
+        "worth nothing",
+        "warned of",
+        "since",
+    )
+    return table(columns, rows)
+
+
+def collapse() -> list[str]:
+    """Whether diagnose warns of rank collapse in cross-attention, against whether the source is worth nothing."""
+    data, rows = reading(), []
+    groups = {
+        "the comparison, which set the threshold": data["updates"] == protocol.UPDATES,
+        "the ramps, looked at afterwards": data["updates"] == protocol.RAMP_UPDATES,
+    }
+    for name, which in groups.items():
+        own = data[which]
+        for words, low, high in KINDS:
+            some = own[(own["worth"] >= low) & (own["worth"] < high)]
+            if len(some):
+                rows.append((name, words, len(some), int(some["warned"].sum())))
+    return table(("runs", "the source is worth", "n", "warned of"), rows)
+
+
 BLOCKS: Mapping[str, Callable[[], list[str]]] = {
-    "answers": answers, "arms": arms, "choice": choice, "deepest": deepest, "ramps": ramps,
+    "answers": answers, "arms": arms, "choice": choice, "deepest": deepest, "ramps": ramps, "source": source,
+    "collapse": collapse,
 }  # fmt: skip
 
 
