@@ -43,6 +43,13 @@ def test_torch_s_attention_is_cut_and_keys_with_values_are_not() -> None:
     assert apart(nn.MultiheadAttention(16, 2)) == {"in_proj_weight"}
     assert apart(nn.MultiheadAttention(16, 2, kdim=8, vdim=8)) == {"q_proj_weight", "k_proj_weight"}
 
+    nano = nn.ModuleDict({"c_attn": nn.Linear(8, 24), "c_proj": nn.Linear(8, 8)})
+    assert apart(nn.Sequential(nano)) == {"0.c_attn.weight"}
+    grouped = nn.ModuleDict({"qkv_proj": nn.Linear(8, 16), "out_proj": nn.Linear(8, 8)})
+    assert apart(nn.Sequential(grouped)) == set()  # fewer keys than queries: where they end is not told
+    neox = nn.ModuleDict({"query_key_value": nn.Linear(8, 24), "dense": nn.Linear(8, 8)})
+    assert apart(nn.Sequential(neox)) == set()  # by heads
+
     class Shared(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -25,7 +25,10 @@ from ..rules import Norm, Total
 )
 class GradNorm(ParameterProbe):
     """||dE/dtheta||_2 per sub-layer (its norm and omega included), and of its v/out/FFN weights, q/k weights, biases,
-    and norm gains and biases; before clipping, after unscaling, E as the caller normalised it. DeepNet, Figs. 3, 4d."""
+    and norm gains and biases; before clipping, after unscaling, E as the caller normalised it. DeepNet, Figs. 3, 4d.
+
+    A model that does not name its parameters' roles has qk where queries and keys can be told from the rest, and no
+    vo_ffn. Look for qk far below value in an attention: it has nothing to choose between (rank collapse)."""
 
     in_step = True
 

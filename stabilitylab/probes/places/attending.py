@@ -18,6 +18,7 @@ QUERY = re.compile(_PREFIX + _DECORATION.format("q|query|queries"))
 KEY = re.compile(_PREFIX + _DECORATION.format("k|key|keys|kv|keyvalue"))
 VALUE = re.compile(_PREFIX + _DECORATION.format("v|value|values"))
 FUSED = re.compile(_PREFIX + _DECORATION.format("qkv|querykeyvalue|qk|inprojweight"))
+THIRDS = re.compile(_PREFIX + r"(?:qkv|attn)(?:proj|projection|lin|linear)?")  # of one linear: q, k, v
 SHARED = re.compile(_PREFIX + _DECORATION.format("kv|keyvalue"))  # keys together with values
 KERNELS = {"scaled_dot_product_attention", "flex_attention", "flash_attn_func", "flash_attn_varlen_func"}
 
@@ -78,12 +79,15 @@ class Part(NamedTuple):
 def query_key(name: str, modules: Mapping[str, nn.Module], shape: Sequence[int]) -> list[Part]:
     """How a weight of an attention divides into what makes its queries and keys, and the rest.
 
-    A projection is told by its name; of fused ones only torch's ``in_proj_weight`` is cut, whose rows are q, k, v. The
-    others' layouts differ between models, so that theirs are the rest.
+    A projection is told by its name. Fused ones are cut where their rows are q, k, v by thirds: torch's
+    ``in_proj_weight``, and a linear of nanoGPT's, timm's or flash-attn's name (``c_attn``, ``qkv``, ``Wqkv``, ...) that
+    makes three of its width. Others divide by heads (GPT-NeoX's), or have columns for rows (GPT-2's ``Conv1D``): theirs
+    are the rest.
     """
     owner, _, leaf = name.rpartition(".")
-    if leaf == "in_proj_weight" and isinstance(modules[owner], nn.MultiheadAttention):
-        third = shape[0] // 3
+    third = shape[0] // 3
+    fused = isinstance(modules[owner], nn.Linear) and THIRDS.fullmatch(plain(owner.rpartition(".")[2])) is not None
+    if leaf == "in_proj_weight" or (fused and tuple(shape) == (3 * shape[-1], shape[-1])):
         return [Part(slice(0, 2 * third), True), Part(slice(2 * third, 3 * third), False)]
     holder, _, last = (owner, "", leaf) if leaf.endswith("proj_weight") else owner.rpartition(".")
     own = plain(last.removesuffix("_weight"))
