@@ -27,6 +27,7 @@ def test_every_table_is_that_of_one_process(ranks: Any, buckets: str, watched: s
     assert all(torch.equal(a, b) for a, b in zip(seen["parameters"], plain["parameters"], strict=True))
 
 
+@pytest.mark.slow
 def test_buckets_that_split_the_graph_are_refused_or_said(ranks: Any) -> None:
     for rank, found in enumerate(ranks("compiled_ddp")):
         assert found["several", "no"]["graphs"] > 1

@@ -49,7 +49,7 @@ def test_grad_norm_equals_float64_gradients(parts: list[int]) -> None:
     # a key bias has a true gradient of 0, so its rounding noise stays within the row of its attention
     assert found == pytest.approx(exact, rel=2e-5)
     assert sink.row(0)[0]["grad_norm_total"] == pytest.approx(math.hypot(*exact.values()), rel=2e-5)
-    assert sink.tables["grad_norm"].columns == ("value", "bias", "ln")
+    assert sink.tables["grad_norm"].columns == ("value", "qk", "bias", "ln")
     layer = next(row for row in sink.tables["grad_norm"].rows if row.site == "encoder.layers.1.linear1")
     assert (layer.stack, layer.layer, layer.sublayer) == ("encoder", 2, "linear1")
 

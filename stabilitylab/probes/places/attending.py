@@ -69,14 +69,14 @@ def innermost(modules: Mapping[str, nn.Module]) -> list[str]:
     return [path for path in found if path not in outer]
 
 
-class Part(NamedTuple):
+class WeightPart(NamedTuple):
     """Rows of a weight, None for all, and whether they make queries or keys and nothing else."""
 
     rows: slice | None
     apart: bool
 
 
-def query_key(name: str, modules: Mapping[str, nn.Module], shape: Sequence[int]) -> list[Part]:
+def query_key(name: str, modules: Mapping[str, nn.Module], shape: Sequence[int]) -> list[WeightPart]:
     """How a weight of an attention divides into what makes its queries and keys, and the rest.
 
     A projection is told by its name. Fused ones are cut where their rows are q, k, v by thirds: torch's
@@ -88,8 +88,8 @@ def query_key(name: str, modules: Mapping[str, nn.Module], shape: Sequence[int])
     third = shape[0] // 3
     fused = isinstance(modules[owner], nn.Linear) and THIRDS.fullmatch(plain(owner.rpartition(".")[2])) is not None
     if leaf == "in_proj_weight" or (fused and tuple(shape) == (3 * shape[-1], shape[-1])):
-        return [Part(slice(0, 2 * third), True), Part(slice(2 * third, 3 * third), False)]
+        return [WeightPart(slice(0, 2 * third), True), WeightPart(slice(2 * third, 3 * third), False)]
     holder, _, last = (owner, "", leaf) if leaf.endswith("proj_weight") else owner.rpartition(".")
     own = plain(last.removesuffix("_weight"))
     single = not SHARED.fullmatch(own) and any(pattern.fullmatch(own) for pattern in (QUERY, KEY))
-    return [Part(None, single and holder in modules and attends(modules[holder]))]
+    return [WeightPart(None, single and holder in modules and attends(modules[holder]))]
