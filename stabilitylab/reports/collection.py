@@ -11,6 +11,8 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from ..config import ModelConfig, complete, neutral_settings
+from ..diagnose.detectors.rank import rank_collapse
+from ..diagnose.evidence import Evidence
 from ..errors import DamagedError, StabilityLabError
 from ..labels import has_ramp, label_of, may_follow_ramp
 from ..store import Run, load_runs
@@ -72,6 +74,13 @@ class Record:
     def verdict(self) -> str:
         """Is one of :data:`stabilitylab.verdict.STATES`; "" before the run's end, and where nothing was held out."""
         return self.judged.state if self.judged else ""
+
+    @cached_property
+    def collapsed(self) -> bool:
+        """Did its attention have nothing to choose between, to the end? What ``diagnose`` warns of as rank collapse."""
+        if "grad_norm" not in self.tables:
+            return False
+        return any(event.severity == "warning" for event in rank_collapse(Evidence(self.run)))
 
     @property
     def ended(self) -> bool:

@@ -86,7 +86,7 @@ def differing(said: str, first: str) -> str:
 
 def limits(records: Iterable[Record]) -> str:
     """Says what runs of this size cannot show: whether they converged, how much of the data they saw, how wide they
-    are."""
+    are; and in how many of them attention had nothing left to choose between."""
     runs = [run for run in dict.fromkeys(records) if run.kind == "train" and run.updates]
     if not runs:
         return ""
@@ -102,6 +102,8 @@ def limits(records: Iterable[Record]) -> str:
         words.append(f"{low:.2g} epochs" if high < 1.1 * low else f"{low:.2g} to {high:.2g} epochs")
     widths = sorted({run.width for run in runs})
     words.append(f"width {' / '.join(map(str, widths))}")
+    if collapsed := sum(run.collapsed for run in runs):
+        words.append(f"rank collapse in {collapsed} of {len(runs)} runs")
     return ", ".join(words)
 
 

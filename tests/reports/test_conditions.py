@@ -32,7 +32,7 @@ import test_table_claims
 from branching import run as branching
 from in_memory import remembered
 from judged import SPREAD, by_depth, flat, models
-from making import load, make_run
+from making import Made, load, make_run
 
 from stabilitylab.reports import figures
 from stabilitylab.reports.base import MissingRuns
@@ -40,6 +40,7 @@ from stabilitylab.reports.claims import CLAIMS, judge
 from stabilitylab.reports.collection import Record, Runs
 from stabilitylab.reports.conditions import by_protocol, conditions, last_fall, limits
 from stabilitylab.reports.measures.comparison import comparable, with_the_protocols_ramp
+from stabilitylab.schema import Row
 
 assert figures
 SEEDS = (3, 4, 5)
@@ -189,6 +190,14 @@ def test_limits_say_whether_the_runs_converged(falls: float, words: str) -> None
     runs = [remembered("a", falls=falls), remembered("b", falls=0.001)]
     assert limits(runs) == words
     assert last_fall(runs[0]) == pytest.approx(falls)
+
+
+def test_limits_say_in_how_many_runs_attention_had_nothing_to_choose_between(tmp_path: Path) -> None:
+    rows = [Row(f"{stack}.1.attn", stack, 1, "attn") for stack in ("encoder", "decoder")]
+    for name, share in (("well", 0.1), ("alike", 1e-9)):
+        table = Made(rows, ("value", "qk"), lambda step, row, share=share: (1.0, share), range(0, 6000, 1000))
+        make_run(tmp_path, name, layers=1, settings={"train": {"steps": 6000}}, tables={"grad_norm": table})
+    assert limits(load(tmp_path)).endswith("width 64, rank collapse in 1 of 2 runs")
 
 
 def test_limits_say_how_much_of_the_data_was_seen(tmp_path: Path) -> None:
