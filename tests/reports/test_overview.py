@@ -20,6 +20,7 @@ from stabilitylab.reports.page.overview import facts, overview, track
 from stabilitylab.reports.page.point import pointless
 from stabilitylab.reports.page.sections import PageSection, described
 from stabilitylab.reports.page.sentences import fold, sentence
+from stabilitylab.schema import Row
 
 STEPS = (0, 1, 2)
 
@@ -51,6 +52,14 @@ def test_a_run_is_one_sentence_of_state_and_finding(tmp_path: Path) -> None:
     )
     assert told["postln"].events[0].kind == "vanishing_gradient"
     assert re.search(r"; none of \d+ kinds of trouble was found\.$", told["deepnorm"].sentence)
+
+
+def test_what_is_only_noted_stands_behind(tmp_path: Path) -> None:
+    rows = [Row(f"decoder.layers.{n}.cross_attn", "decoder", n + 1, "cross_attn") for n in range(2)]
+    alike = Made(rows, ("value", "qk"), lambda step, row: (1.0, 1e-9 if step > 20 else 0.1), range(0, 60, 10))
+    make_run(tmp_path, "a", layers=2, tables={"grad_norm": alike}, metrics={"nll": [7.0, 6.0, 5.0]})
+    [told] = overview(Runs.load(tmp_path), []).told
+    assert told.sentence.endswith(" kinds of trouble was found (noted: rank collapse at update 30).")
 
 
 def test_sentences_of_runs_that_go_on_or_have_no_baseline() -> None:

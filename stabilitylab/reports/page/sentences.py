@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from ...diagnose import Diagnosis
+from ...errors import listed
 from .. import style
 from ..collection import Record
 from ..diagnosis import read
@@ -85,4 +86,11 @@ def fold(times: float) -> str:
 
 
 def _nothing(found: Diagnosis) -> str:
-    return f"none of {len(found.checked)} kinds of trouble was found" if found.checked else ""
+    """What was looked for; what is no more than a note stands behind it, each kind with its first update."""
+    if not found.checked:
+        return ""
+    notes: dict[str, int] = {}
+    for event in found.events:
+        notes[event.title] = min(event.step, notes.get(event.title, event.step))
+    noted = f" (noted: {listed([f'{title} at update {step}' for title, step in notes.items()])})" if notes else ""
+    return f"none of {len(found.checked)} kinds of trouble was found{noted}"
