@@ -155,9 +155,12 @@ def ramps() -> list[str]:
         found = t_interval((own - base).dropna())
         part = f"{100 * float(T) / protocol.RAMP_UPDATES:g} %"  # type: ignore[arg-type]
         ends = interval(found.low, found.high)
-        rows.append((T, part, number(float(own.mean()), ".3f"), number(found.mean), ends, found.n))
-    columns = ("T", "share of the run", "validation loss [nats/token]", "minus that at 4 %", "95 %", "n")
-    return table(columns, rows)
+        worth = reading()
+        worth = worth[(worth["T"] == T) & (worth["updates"] == protocol.RAMP_UPDATES)]["worth"]
+        span = f"{worth.min():.2f} to {worth.max():.2f}" if len(worth) else ""
+        rows.append((T, part, number(float(own.mean()), ".3f"), number(found.mean), ends, len(own), span))
+    gap, minus = "validation loss [nats/token]", "minus that at 4 %, by seed"
+    return table(("T", "share of the run", gap, minus, "95 %", "n", "the source is worth [nats/token]"), rows)
 
 
 @cache
