@@ -66,6 +66,13 @@ def test_what_trains_above_a_rate_that_does_not_is_beyond_the_edge() -> None:
         assert edges_of(Runs(runs)) == {("postln", 12, 40): {3: edge}}
 
 
+def test_two_runs_at_one_rate_are_both_looked_at() -> None:
+    """Such as the same recipe at two ramps; the second of them fails."""
+    tried = ((1e-3, "trained"), (2e-3, "trained"), (2e-3, "stuck"))
+    runs = [ended("postln", 6, 3, lr, end) for lr, end in tried]
+    assert edges_of(Runs(runs)) == {("postln", 12, 40): {3: (1e-3, 2e-3)}}
+
+
 def test_where_all_rates_end_alike_there_is_no_edge_and_that_is_said() -> None:
     picture = drawn([*all_edges(), *up_to("preln", 6, 3, 1.0)])
     assert "Without an edge, as all rates tried ended alike: Pre-LN at 12." in picture.notes

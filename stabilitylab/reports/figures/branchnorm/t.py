@@ -22,7 +22,6 @@ from ...style import DASHES, of_amounts
 RAMP, RATE = "model.T", "train.lr"
 LONGEST_RAMP = 0.2  # of the run: the paper's largest T
 MARKERS = "Dos^"  # of learning rates, lowest first
-MARGINS = (-EQUIVALENT, EQUIVALENT)
 Gaps = dict[int, dict[int, float]]  # T -> seed -> final nll minus that at the reference
 
 
@@ -65,7 +64,11 @@ class LengthOfRamp(Figure):
         look = {"log_x": True, "ticks": ramps}
         panels = [Panel("After training", "T [updates]", "held-out nll [nats/token]", ends, beyond, **look)]
         if differences:
-            limits = [Reference(0.0, "the shortest ramp"), *(Reference(end, f"{end:+g}") for end in MARGINS)]
+            limits = [  # one name for all three, which lie close together where a ramp matters
+                Reference(EQUIVALENT, f"the shortest ramp, {EQUIVALENT:g} on either side"),
+                Reference(0.0, ""),
+                Reference(-EQUIVALENT, ""),
+            ]
             y = "difference in final nll [nats]"
             panels.append(
                 Panel("Against the shortest ramp, with the margin", "T [updates]", y, differences, limits, **look)

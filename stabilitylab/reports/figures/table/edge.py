@@ -63,7 +63,8 @@ def edges_of(runs: Runs) -> Edges:
 
 
 def _edge(runs: list[Record]) -> tuple[float, float] | None:
-    rates = sorted((float(run.settings["train.lr"]), run) for run in runs) if len(runs) > 1 else []
+    own = [(float(run.settings["train.lr"]), run) for run in runs] if len(runs) > 1 else []
+    rates = sorted(own, key=lambda one: one[0])
     stop = min((rate for rate, run in rates if run.verdict != "trained"), default=math.inf)
     low = max((rate for rate, _ in rates if rate < stop), default=None)
     high = min((rate for rate, run in rates if failed(run) and low is not None and rate > low), default=None)
