@@ -142,16 +142,16 @@ def test_two_runs_of_one_name_and_foreign_folders_are_refused(tmp_path: Path) ->
 
 def test_printed_commands_say_it_all_and_run_in_a_shell(tmp_path: Path) -> None:
     out = tmp_path / "a folder"
-    new, old = planned(out, "first-of-two", "other-of-two", steps=4, threads=2)  # no part of a path
+    new, old = planned(out, "new", "old", steps=4, threads=2)
     left(old, "interrupted", checkpoint=2)
     one = plan([experiment("one", kind="onestep")], out)[0]
     first, second, third = commands([new, old.now(), one])
     own = f"{shlex.quote(sys.executable)} -m stabilitylab"
     assert shlex.split(first) == shlex.split(
-        f"OMP_NUM_THREADS=2 {own} probe --resume auto --config '{out}/sweep/first-of-two.toml' --name first-of-two "
-        f"--out '{out}' -q"
+        f"OMP_NUM_THREADS=2 {own} probe --resume auto --config '{out}/sweep/new.toml' --name new --out '{out}' -q"
     )
-    assert second == first.replace("first-of-two", "other-of-two")  # one line starts it and goes on with it
+    again = first.replace("/new.toml", "/old.toml").replace("--name new ", "--name old ")
+    assert second == again  # one line starts it and goes on with it
     assert shlex.split(third) == shlex.split(
         f"OMP_NUM_THREADS=1 {own} onestep --config '{out}/sweep/one.toml' --name one --out '{out}' -q"
     )
