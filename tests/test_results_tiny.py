@@ -195,6 +195,7 @@ def test_what_is_kept_of_a_run_is_what_it_measured(tmp_path: Path, monkeypatch: 
     source = pd.read_csv(tmp_path / "source.csv")
     assert source["own"].tolist() == pytest.approx([run.metrics["validation_nll"].iloc[-1] for run in made], rel=1e-5)
     assert source["other"].tolist() == pytest.approx([with_other_sources(keep.restored, run) for run in made], rel=1e-5)
+    assert source["apart"].tolist() == pytest.approx([1 - alike(keep.restored, run) for run in made], rel=1e-4)
     said = pd.read_csv(tmp_path / "collapse.csv")
     for run, label in zip(made, ("branchnorm", "deepnorm"), strict=True):
         events = [event for event in diagnose(run).events if event.kind == "rank_collapse"]
@@ -219,6 +220,24 @@ def with_other_sources(restored: Callable[[Run], Any], run: Run) -> float:
             total -= float((p * batch.weight[place]).sum())
             tokens += float(lengths[place])
     return total / tokens
+
+
+def alike(restored: Callable[[Run], Any], run: Run) -> float:
+    """Mean cosine of a token of the encoder's last layer with each other one of its sentence, pair by pair."""
+    model, dataset = restored(run)
+    found: list[float] = []
+    for batch in dataset.validation():
+        outputs: list[torch.Tensor] = []
+        hook = model.encoder.layers[-1].register_forward_hook(lambda *given, kept=outputs: kept.append(given[-1]))
+        with torch.inference_mode():
+            model(**batch.inputs)
+        hook.remove()
+        for tokens, words in zip(batch.inputs["source"], outputs[0].double(), strict=True):
+            real = words[tokens != 0]
+            cosines = torch.nn.functional.cosine_similarity(real[:, None], real[None], dim=-1)
+            if (n := len(real)) > 1:
+                found += ((cosines.sum(1) - 1) / (n - 1)).tolist()
+    return float(np.mean(found))
 
 
 def test_the_warning_is_held_against_what_the_source_is_worth() -> None:

@@ -85,8 +85,8 @@ def read(half: str, folder: Path = HERE) -> list[CorpusRun]:
     return found
 
 
-def lines(folder: Path = HERE) -> Iterator[dict[str, str]]:
-    with (folder / "runs.csv").open(newline="") as file:
+def lines(folder: Path = HERE, table: str = "runs.csv") -> Iterator[dict[str, str]]:
+    with (folder / table).open(newline="") as file:
         yield from csv.DictReader(file)
 
 

@@ -6,13 +6,12 @@ python results/alarm/draw.py      # figures/roc.png, leads.png, one-run.png, eac
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from combine import Fit
-from corpus import HERE, CorpusRun, read
+from corpus import HERE, CorpusRun, lines, read
 from events import outcome
 from freeze import COMBINATION, LEAD, RATES, load, scored
 
@@ -21,11 +20,6 @@ from stabilitylab.reports.paper import write
 
 COLOURS = ("#1b6ca8", "#c8553d", "#7a7a7a")  # the combination, and the baselines to beat
 Lines = Sequence[dict[str, str]]
-
-
-def lines(name: str, folder: Path) -> Lines:
-    with (folder / name).open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def told(runs: int) -> str:
@@ -45,8 +39,7 @@ def roc(found: Lines) -> Picture:
             for key, dash, detail in (("recall", "solid", "announced"), ("led", "dotted", f"{LEAD} rows before")):
                 y = [float(line[key]) for line in at]
                 series.append(Series(rule, x, y, colour=colour, dash=dash, detail=detail, seeds=failures))
-        title = "all families" if family == "all" else family.replace("_", " ")
-        title = f"{title}, {own[0]['failures']} failures"
+        title = f"{'all families' if family == 'all' else family.replace('_', ' ')}, {failures} failures"
         panels.append(
             Panel(title, "false alarms per 1,000 healthy rows", "share", series, log_x=True, limits=(0, 1.03))
         )
@@ -120,12 +113,12 @@ def one_run(run: CorpusRun, combination: Fit, threshold: float) -> Picture:
 
 def main(folder: Path = HERE, test: Sequence[CorpusRun] | None = None) -> None:
     frozen, own = load(folder)
-    found = lines("leads.csv", folder)
+    found = list(lines(folder, "leads.csv"))
     name = typical(found)
     run = next(run for run in (read("test", folder) if test is None else test) if run.name == name)
     threshold = frozen["rules"][COMBINATION]["thresholds"][str(RATES[0])]
     pictures = {
-        "roc": roc(lines("curves.csv", folder)),
+        "roc": roc(list(lines(folder, "curves.csv"))),
         "leads": leads(found),
         "one-run": one_run(run, own, threshold),
     }

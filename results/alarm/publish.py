@@ -9,14 +9,13 @@ architecture (verdict.csv); else the three conservative rules as they are. Eithe
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from combine import Fit
-from corpus import HERE, CorpusRun, read
+from corpus import HERE, CorpusRun, lines, read
 from events import false_rate, interval, median_lead, outcomes, recall
 from freeze import COMBINATION, RATES, digest, load, scored
 
@@ -29,8 +28,7 @@ TITLE = "layers' numbers leave their past together"
 
 def reached(folder: Path = HERE) -> bool:
     """Whether the goal was reached both ways."""
-    with (folder / "verdict.csv").open(newline="") as file:
-        return all(line["reached"] == "1" for line in csv.DictReader(file))
+    return all(line["reached"] == "1" for line in lines(folder, "verdict.csv"))
 
 
 def measured(rule: AlarmRule, runs: Sequence[CorpusRun]) -> AlarmRule:

@@ -13,8 +13,10 @@ import torch.nn.functional as F
 
 from stabilitylab.config import validated
 from stabilitylab.data import Dataset, load_data
+from stabilitylab.data.corpus import PAD
 from stabilitylab.diagnose import diagnose
 from stabilitylab.models import build_model
+from stabilitylab.probes.library.rank import likeness
 from stabilitylab.store import Run
 from stabilitylab.train import checkpoint
 
@@ -91,9 +93,13 @@ def sentences(run: Run) -> None:
 @torch.inference_mode()
 def source(run: Run) -> None:
     """``source.csv``: the validation loss [nats/token] after training, with each sentence's own source and with that of
-    another one, the next of its batch (sentences are sorted by length, so that it is about as long)."""
+    another one, the next of its batch (sentences are sorted by length, so that it is about as long); and how alike the
+    encoder leaves a sentence's tokens: the mean of 1 - cosine of a token with the others, as probe ``rank`` has it."""
     model, dataset = restored(run)
-    sums, tokens = [0.0, 0.0], 0.0
+    left: list[torch.Tensor] = []
+    encoder: Any = model.encoder
+    encoder.layers[-1].register_forward_hook(lambda *given: left.append(given[-1]))
+    sums, tokens, apart, words = [0.0, 0.0], 0.0, 0.0, 0
     for batch in dataset.validation():
         real = int((batch.weight.sum(1) > 0).sum())
         other = torch.arange(len(batch.weight))
@@ -103,8 +109,12 @@ def source(run: Run) -> None:
             logits = model(**inputs).float()
             each = F.cross_entropy(logits.transpose(1, 2), batch.labels, reduction="none")
             sums[place] += float((each * batch.weight).sum())
+        here = batch.inputs["source"] != PAD
+        hidden = torch.where(here[..., None], left[-2].double(), 0)
+        apart += float((1 - likeness(hidden, here)[0])[here].sum())
+        words += int(here.sum())
         tokens += float(batch.weight.sum())
-    _append("source.csv", ("own", "other"), run, [tuple(each / tokens for each in sums)])
+    _append("source.csv", ("own", "other", "apart"), run, [(*(each / tokens for each in sums), apart / words)])
 
 
 def collapse(run: Run) -> None:

@@ -188,17 +188,11 @@ def source() -> list[str]:
             warned = own[own["warned"]]
             begun = f"{warned['begun'].min():.0f} to {warned['begun'].max():.0f}" if len(warned) else ""
             nothing = int((own["worth"] < NOTHING).sum())
-            rows.append((title(arm), layers, f"{rate:g}", worth, f"{nothing} of {len(own)}", len(warned), begun))
-    columns = (
-        "arm",
-        "layers a side",
-        "learning rate",
-        "worth by seed [nats/token]",
-        "worth nothing",
-        "warned of",
-        "since",
-    )
-    return table(columns, rows)
+            apart = f"{own['apart'].min():.1g} to {own['apart'].max():.1g}"
+            none = f"{nothing} of {len(own)}"
+            rows.append((title(arm), layers, f"{rate:g}", worth, none, apart, len(warned), begun))
+    first = ("arm", "layers a side", "learning rate", "worth by seed [nats/token]", "worth nothing")
+    return table((*first, "1 - cosine of tokens", "warned of", "since update"), rows)
 
 
 def collapse() -> list[str]:
