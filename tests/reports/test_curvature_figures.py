@@ -129,7 +129,11 @@ def test_the_edge_is_drawn(tmp_path: Path) -> None:
     assert [panel.title for panel in picture.panels] == [
         "Full-batch Adam, lr 0.001", "Full-batch Adam, lr 0.0003", "Without momentum", "Sharpness itself, lr 0.001",
     ]  # fmt: skip
-    assert [len(panel.series) for panel in picture.panels] == [4, 1, 4, 4]
-    assert "ends at 1.0" in picture.finding
+    faint = [[line.faint for line in panel.series] for panel in picture.panels]
+    assert faint == [[True] * n + [False] for n in (4, 1, 4, 4)]
+    own, mean = picture.panels[0].series[:4], picture.panels[0].series[4]
+    late = mean.x.index(50)
+    assert mean.y[late] == pytest.approx(math.exp(sum(math.log(line.y[late]) for line in own) / 4))
+    assert "lies at 1.04 of its edge" in picture.finding
     names = [effect["effect"] for effect in judge(CLAIMS["C56"], load(tmp_path)).effects]
     assert names == ["sharpness over its edge, lr 0.001", "sharpness over its edge, lr 0.0003"]

@@ -3,7 +3,6 @@ warm-up."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from ....config import merge
 from ....experiments import Experiment, Recipe, command, sweep
 from ... import style
-from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, figure
+from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
 from ...claims import Effect, claim
 from ...collection import Record, Runs
 from ...measures.provenance import provenance
@@ -86,7 +85,7 @@ class Edge(Figure):
         )  # fmt: skip
         if not panels:
             raise MissingRuns("no full-batch runs with curvature", command("curvature:edge"))
-        notes = ["A line a seed. Curvature is that of the training batch."]
+        notes = ["Geometric means over seeds; faint, each of them. Curvature is that of the training batch."]
         drawn = runs.where(table="preconditioned_sharpness")
         return Picture(panels, _finding(runs), notes, columns=2, provenance=provenance(drawn))
 
@@ -105,13 +104,16 @@ def _panel(
         found = full_batch_runs(runs, table, beta1, rate)
     except MissingRuns:
         return []
-    lines = []
-    for record, dash in zip(found, itertools.cycle(style.DASHES)):
+    name, arch = style.title(found[0].label), found[0].label
+    spread, lines = Spread(log=True), []
+    for record in found:
         data = rows(record, table, (column,))
         values = shown(data[column].to_numpy(float), record)
         fine = values > 0
         steps = data["step"].to_numpy(float)[fine]
-        lines.append(Series(f"seed {record.seed}", steps.tolist(), values[fine].tolist(), arch=record.label, dash=dash))
+        lines.append(Series(name, steps.tolist(), values[fine].tolist(), arch=arch, faint=True))
+        spread.add(steps.tolist(), values[fine].tolist())
+    lines.append(spread.series(name, arch=arch))
     return [Panel(title, "update", y, lines, [Reference(1, "1")], log_y=True)]
 
 
@@ -122,7 +124,7 @@ def _rate(record: Record) -> float:
 def _finding(runs: Runs) -> str:
     parts = []
     for said, measure in (
-        ("preconditioned sharpness ends at {:.2f} of its edge", settles),
+        ("preconditioned sharpness lies at {:.2f} of its edge", settles),
         ("{:.0%} of rising and of other updates are told by the curvature along the gradient", told),
         ("sharpness grows {:.2g}-fold in warm-up", sharpens),
     ):
@@ -130,7 +132,8 @@ def _finding(runs: Runs) -> str:
             (first, *_) = measure(runs)
         except MissingRuns:
             continue
-        parts.append(said.format(float(np.mean([*first.values.values()]))))
+        values = np.array([*first.values.values()])
+        parts.append(said.format(float(np.exp(np.log(values).mean()) if first.log else values.mean())))
     return f"In full-batch training {', '.join(parts)}." if parts else "No run is long enough to say anything."
 
 
