@@ -45,7 +45,12 @@ class Diagnosis:
         severities = {event.severity for event in self.events}
         if severities & {"failure", "warning"}:
             return "failure" if "failure" in severities else "warning"
-        return "open" if self.open else "healthy"
+        return "open" if self.open or self.pending else "healthy"
+
+    @property
+    def pending(self) -> list[str]:
+        """What cannot be told yet of events that stand at the end, each once."""
+        return list(dict.fromkeys(event.open for event in self.events if event.open))
 
     @property
     def layers(self) -> list[str]:
@@ -63,8 +68,10 @@ class Diagnosis:
                 f" Note: {event.evidence}." for event in {e.kind: e for e in reversed(self.events)}.values()
             )
             nothing = f"{ended}, and none of {len(self.checked)} kinds of trouble was found"
-            whether = f"{self.run}: {nothing}; but whether it trains is open: {self.open}."
-            text = (whether if self.open else f"{self.run} is healthy: {nothing}.") + notes
+            untold = [f"whether it trains is open: {self.open}"] if self.open else []
+            untold += [f"{each} is open" for each in self.pending]
+            whether = f"{self.run}: {nothing}; but {', and '.join(untold)}."
+            text = (whether if untold else f"{self.run} is healthy: {nothing}.") + notes
             text = text if self.checked else f"{self.run}: {ended}, and nothing was recorded that could be checked."
             return " ".join(filter(None, (text, *self._last_words())))
         what = "something broke" if self.verdict == "failure" else "there are warnings"

@@ -22,7 +22,8 @@ F = TypeVar("F", bound="Callable[[Evidence], Iterable[Event]]")
 class Event:
     """``kind`` happened at ``step`` (first seen there; ``after``: the last row in which it was not) and lasted
     ``until`` (None: to the end, or not said). ``strength``: how many times over its threshold. ``severity``: a note
-    leaves a run healthy, a failure means that it did not learn or broke."""
+    leaves a run healthy, a failure means that it did not learn or broke. ``open``: what cannot be told yet of a note
+    that stands at the end, such as whether it passes; then the run is not called healthy either."""
 
     kind: str
     title: str
@@ -37,6 +38,7 @@ class Event:
     probe: str = ""
     strength: float = 1.0
     numbers: Mapping[str, Any] = field(default_factory=dict)
+    open: str = ""
 
     @property
     def role(self) -> Role:
@@ -76,6 +78,7 @@ class Event:
             "severity": self.severity,
             "strength": self.strength,
             "evidence": self.evidence,
+            "open": self.open,
             "numbers": dict(self.numbers),
         }
 

@@ -51,17 +51,25 @@ def test_below_the_threshold_to_the_end_is_a_warning(tmp_path: Path, factor: flo
 
 
 def test_what_may_still_pass_and_what_is_in_few_layers_is_a_note(tmp_path: Path) -> None:
-    young = only(diagnosed(tmp_path / "a", lambda t: 1e-9 if t > MAY_PASS else 1.0), "rank_collapse")
+    diagnosis = diagnosed(tmp_path / "a", lambda t: 1e-9 if t > MAY_PASS else 1.0)
+    young = only(diagnosis, "rank_collapse")
     assert (young.severity, young.until) == ("note", None)
     assert young.evidence.endswith("so are 3 of 3, which may pass")
+    assert diagnosis.verdict == "open"  # it would be called healthy else, and may never be
+    passes = (
+        "whether the rank collapse of the encoder passes is open, and whether the rank collapse of the decoder passes"
+    )
+    assert f"; but {passes} is open. Note: queries and keys" in diagnosis.paragraph
     low = np.array([1.0, 1, 1e-9, 1, 1, 1, 1, 1, 1, 1, 1, 1])
-    assert only(diagnosed(tmp_path / "b", lambda t: low), "rank_collapse").severity == "note"
+    one = diagnosed(tmp_path / "b", lambda t: low)
+    assert (one.verdict, only(one, "rank_collapse").severity) == ("healthy", "note")
 
 
 def test_what_passes_is_a_note(tmp_path: Path) -> None:
     event = only(diagnosed(tmp_path, lambda t: 1e-9 if STEPS[5] <= t < STEPS[35] else 1.0), "rank_collapse")
     assert (event.step, event.until, event.severity, event.places) == (STEPS[5], STEPS[35], "note", 3)
     assert "it passed" in event.evidence
+    assert event.open == ""
 
 
 def test_two_rows_are_no_state(tmp_path: Path) -> None:

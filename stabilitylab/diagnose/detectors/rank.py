@@ -27,8 +27,8 @@ NEEDS = "probe grad_norm, where queries and keys are parameters of their own"
 
 @detector("rank_collapse", TITLE, reads={"grad_norm.qk": NEEDS})
 def rank_collapse(evidence: Evidence) -> Iterator[Event]:
-    """Per stack and kind of attention; a note where it has passed, or may still pass, at the end of the run, and where
-    it is less than half of the layers."""
+    """Per stack and kind of attention; a note where it has passed, or may still pass, at the end of the run (then it is
+    open whether it does), and where it is less than half of the layers."""
     keys, whole = evidence.grid("grad_norm", "qk"), evidence.grid("grad_norm", "value")
     if keys is None or whole is None:
         return
@@ -45,13 +45,15 @@ def _of(evidence: Evidence, keys: Grid, share: np.ndarray) -> Iterator[Event]:
     if (found := lasting(low)) is None:
         return
     row, kept = found
+    stack = keys.rows[0].stack
     place = int(np.flatnonzero(kept)[np.argmin(share[row, kept])])
     last = low[-PERSIST:].all(axis=0)
     ends = int(last.sum())
     size, step = f"{share[row, place]:.2g}", int(keys.steps[row])
     lasted = int(keys.steps[-1]) - step
+    half, old = 2 * ends >= len(keys.rows), lasted >= MAY_PASS
     after = f"; at the end so are {ends} of {len(keys.rows)}" if ends else "; it passed"
-    if ends and lasted < MAY_PASS:
+    if ends and not old:
         after += ", which may pass"
     yield Event(
         "rank_collapse",
@@ -60,7 +62,7 @@ def _of(evidence: Evidence, keys: Grid, share: np.ndarray) -> Iterator[Event]:
         keys.phase,
         f"queries and keys of {describe(keys.rows[place])} have {size} of the gradient of its values and output at "
         f"step {step}: attention has nothing to choose between{_why(evidence, keys, place, step)}{after}",
-        severity="warning" if 2 * ends >= len(keys.rows) and lasted >= MAY_PASS else "note",
+        severity="warning" if half and old else "note",
         after=keys.before(row),
         until=None if ends else until(np.any(low, axis=1, keepdims=True)[:, 0], row, keys.steps),
         place=keys.rows[place],
@@ -68,6 +70,7 @@ def _of(evidence: Evidence, keys: Grid, share: np.ndarray) -> Iterator[Event]:
         probe="grad_norm.qk",
         strength=NOTHING_TO_CHOOSE / max(float(share[row, place]), 1e-12),
         numbers={"qk_over_rest": float(share[row, place]), "places_at_the_end": ends},
+        open=f"whether the rank collapse of the {stack} passes" if half and not old else "",
     )
 
 
