@@ -118,7 +118,8 @@ def test_the_interval_over_sentences_covers_the_difference_of_the_whole_text() -
         for k, arm in enumerate((question.first, question.second)):
             for seed in (3, 4):
                 each = tokens * rng.normal(3 - 0.02 * k, 0.3, 300)
-                rows.append((arm, 18, seed, 1e-3, 240, protocol.UPDATES, *each))
+                rows.append((arm, 18, seed, protocol.chosen(arm, 18), 240, protocol.UPDATES, *each))
+                rows.append((arm, 18, seed, protocol.chosen(arm, 18) / 4, 240, protocol.UPDATES, *(each * k)))
         names = ["arm", "layers", "seed", "lr", "T", "updates", *(f"s{i}" for i in range(300))]
         low, high = questions.over_sentences(question, pd.DataFrame(rows, columns=names), [3, 4])
         inside.append(low < 0.02 < high)

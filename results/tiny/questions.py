@@ -113,6 +113,7 @@ def over_sentences(question: Question, sentences: pd.DataFrame, seeds: Sequence[
         own = sentences[(sentences["arm"] == arm) & (sentences["layers"].astype(str) == str(layers))]
         own = own[own["seed"].astype(str).isin([str(seed) for seed in seeds])]
         own = own[own["updates"].astype(str) == str(protocol.UPDATES)]
+        own = own[own["lr"].astype(float) == protocol.chosen(arm, layers)]
         total += sign * own[numbers].to_numpy(float).mean(0)
     mean = total.sum() / tokens.sum()
     rest = (total - mean * tokens) / tokens.mean()

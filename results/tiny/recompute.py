@@ -31,6 +31,7 @@ BLOCK = re.compile(r"<!-- results:(\w+) -->\n.*?<!-- end -->", re.DOTALL)
 COLUMNS = ["label", "layers", "steps", "seed", "lr", "T", "verdict", "nll_gap", "metrics.validation_nll"]
 NOTHING = 0.01  # nats a token that a source is worth at least, where it is read
 KINDS = (("nothing", -math.inf, NOTHING), ("less than a nat", NOTHING, 1.0), ("a nat or more", 1.0, math.inf))
+GROWTHS = {protocol.BRANCH: "linear", f"{protocol.BRANCH} exp": "exponential", f"{protocol.BRANCH} sigmoid": "sigmoid"}
 TITLES = {
     protocol.POST: "Post-LN (gain 1)",
     protocol.SMALL: "Post-LN, DeepNorm's initialisation (T = 1)",
@@ -155,12 +156,65 @@ def ramps() -> list[str]:
         found = t_interval((own - base).dropna())
         part = f"{100 * float(T) / protocol.RAMP_UPDATES:g} %"  # type: ignore[arg-type]
         ends = interval(found.low, found.high)
-        worth = reading()
-        worth = worth[(worth["T"] == T) & (worth["updates"] == protocol.RAMP_UPDATES)]["worth"]
-        span = f"{worth.min():.2f} to {worth.max():.2f}" if len(worth) else ""
-        rows.append((T, part, number(float(own.mean()), ".3f"), number(found.mean), ends, len(own), span))
+        worth = reading()[of_ramps(reading()) & (reading()["T"] == T)]["worth"]
+        rows.append((T, part, number(float(own.mean()), ".3f"), number(found.mean), ends, len(own), span(worth)))
     gap, minus = "validation loss [nats/token]", "minus that at 4 %, by seed"
     return table(("T", "share of the run", gap, minus, "95 %", "n", "the source is worth [nats/token]"), rows)
+
+
+def growths() -> list[str]:
+    """BranchNorm, 6L-6L, 3,000 updates: the loss with each way that alpha grows, minus that of the linear one."""
+    data = cells()
+    data = data[(data["layers"] == 12) & (data["steps"] == protocol.RAMP_UPDATES)]
+    data = data[data["label"].str.startswith(protocol.BRANCH)]
+    losses = {arm: data[data["label"] == arm].set_index("seed") for arm in GROWTHS}
+    base = losses[protocol.BRANCH]["metrics.validation_nll"].astype(float)
+    rows = []
+    for arm, own in losses.items():
+        gaps = own["metrics.validation_nll"].astype(float)
+        apart = t_interval((gaps - base).dropna())
+        paired = ("", "") if arm == protocol.BRANCH else (number(apart.mean), interval(apart.low, apart.high))
+        worth = reading()[(reading()["arm"] == arm) & of_growths(reading())]
+        seeds = ", ".join(number(gap, ".3f") for gap in gaps.sort_index())
+        rows.append((GROWTHS[arm], seeds, *paired, len(own), states(own), span(worth["worth"])))
+    by_seed, minus = "validation loss by seed [nats/token]", "minus the linear one, by seed"
+    return table(("alpha grows", by_seed, minus, "95 %", "n", "states", "the source is worth [nats/token]"), rows)
+
+
+def lower() -> list[str]:
+    """DeepNorm and BranchNorm, 6L-6L, at their chosen rates and at a quarter of these: what the source is worth."""
+    data, rows = reading(), []
+    for arm in (protocol.DEEP, protocol.BRANCH):
+        for part in (1, 4):
+            rate = protocol.chosen(arm, 6) / part
+            own = data[(data["arm"] == arm) & (data["layers"] == 6) & (data["updates"] == protocol.UPDATES)]
+            own = own[(own["lr"] == rate) & own["seed"].isin(protocol.SEEDS[:3])].sort_values("seed")
+            by_seed = [", ".join(number(value, ".2f") for value in own[column]) for column in ("own", "worth")]
+            rows.append((title(arm), f"{rate:g}", *by_seed, int(own["warned"].sum())))
+    first = ("arm", "learning rate", "validation loss by seed [nats/token]")
+    return table((*first, "the source is worth, by seed [nats/token]", "warned of"), rows)
+
+
+def of_comparison(data: pd.DataFrame) -> pd.Series:
+    """Which rows are of the comparison: its length, and each arm's own rate."""
+    rates = [protocol.chosen(arm, n) for arm, n in zip(data["arm"], data["layers"], strict=True)]
+    return (data["updates"] == protocol.UPDATES) & (data["lr"] == rates)
+
+
+def of_ramps(data: pd.DataFrame) -> pd.Series:
+    return (data["updates"] == protocol.RAMP_UPDATES) & (data["layers"] == 18)
+
+
+def of_growths(data: pd.DataFrame) -> pd.Series:
+    return (data["updates"] == protocol.RAMP_UPDATES) & (data["layers"] == 6)
+
+
+def of_lower(data: pd.DataFrame) -> pd.Series:
+    return (data["updates"] == protocol.UPDATES) & ~of_comparison(data)
+
+
+def span(values: pd.Series) -> str:
+    return f"{values.min():.2f} to {values.max():.2f}" if len(values) else ""
 
 
 @cache
@@ -182,8 +236,7 @@ def source() -> list[str]:
         for arm in protocol.arms(layers):
             data = reading()
             rate = protocol.chosen(arm, layers)
-            own = data[(data["arm"] == arm) & (data["layers"] == layers) & (data["updates"] == protocol.UPDATES)]
-            own = own[own["lr"] == rate].sort_values("seed")
+            own = data[(data["arm"] == arm) & (data["layers"] == layers) & of_comparison(data)].sort_values("seed")
             worth = ", ".join(f"{value:.2f}" for value in own["worth"])
             warned = own[own["warned"]]
             begun = f"{warned['begun'].min():.0f} to {warned['begun'].max():.0f}" if len(warned) else ""
@@ -199,8 +252,9 @@ def collapse() -> list[str]:
     """Whether diagnose warns of rank collapse in cross-attention, against whether the source is worth nothing."""
     data, rows = reading(), []
     groups = {
-        "the comparison, which set the threshold": data["updates"] == protocol.UPDATES,
-        "the ramps, looked at afterwards": data["updates"] == protocol.RAMP_UPDATES,
+        "the comparison, which set the threshold": of_comparison(data),
+        "the ramps, looked at afterwards": of_ramps(data),
+        "lower rates and other growths, looked at afterwards": of_lower(data) | of_growths(data),
     }
     for name, which in groups.items():
         own = data[which]
@@ -213,7 +267,7 @@ def collapse() -> list[str]:
 
 BLOCKS: Mapping[str, Callable[[], list[str]]] = {
     "answers": answers, "arms": arms, "choice": choice, "deepest": deepest, "ramps": ramps, "source": source,
-    "collapse": collapse,
+    "collapse": collapse, "growths": growths, "lower": lower,
 }  # fmt: skip
 
 
