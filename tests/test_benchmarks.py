@@ -57,6 +57,7 @@ def ratio(cell: str) -> float:
     return value
 
 
+@pytest.mark.slow
 def test_depth_measures_each_depth_and_mode_and_adds_to_what_is_there(main: Any, tmp_path: Path) -> None:
     out, modes = tmp_path / "depth", "bare;checkpointing, probes"
     common = ("--steps", "10", "--modes", modes, "--anchor", "2", *TOY, "--out", str(out))

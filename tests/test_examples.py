@@ -34,7 +34,7 @@ def test_every_example_is_tried() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*LEFT, "learning_rate_jump"}
 
 
-@pytest.mark.parametrize("name", rest_slow(LEFT, ["plain_loop", "headroom", "huggingface_trainer"]))
+@pytest.mark.parametrize("name", rest_slow(LEFT, ["plain_loop"]))
 def test_an_example_leaves_a_finished_run_of_a_model_that_learned(name: str, tmp_path: Path) -> None:
     if name not in PROCESSES:
         pytest.importorskip("transformers")
@@ -50,6 +50,7 @@ def test_an_example_leaves_a_finished_run_of_a_model_that_learned(name: str, tmp
     assert (norms["value"] > 0).all()
 
 
+@pytest.mark.slow
 def test_the_example_of_a_broken_run_is_diagnosed_as_the_docs_show(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     left("learning_rate_jump", tmp_path)

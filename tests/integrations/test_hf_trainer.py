@@ -198,6 +198,7 @@ def test_an_error_under_with_ends_the_run_at_once(tmp_path: Path) -> None:
     assert not seam._OPEN
 
 
+@pytest.mark.slow
 def test_a_program_that_an_error_ends_leaves_a_run_that_says_so(tmp_path: Path) -> None:
     program = f"""
         import sys
