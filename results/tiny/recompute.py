@@ -197,7 +197,8 @@ def lower() -> list[str]:
 
 def of_comparison(data: pd.DataFrame) -> pd.Series:
     """Which rows are of the comparison: its length, and each arm's own rate."""
-    rates = [protocol.chosen(arm, n) for arm, n in zip(data["arm"], data["layers"], strict=True)]
+    pairs = zip(data["arm"], data["layers"], strict=True)
+    rates = [protocol.chosen(arm, n) if arm in protocol.CHOSEN else math.nan for arm, n in pairs]
     return (data["updates"] == protocol.UPDATES) & (data["lr"] == rates)
 
 
