@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import Config
-from ..data import Batch, Dataset, Unigram
+from ..data import Batch, Dataset
 from ..errors import InputError
 from ..models import build_model
-from ..probes import Recorder, Watcher, evaluation
+from ..probes import Recorder, Watcher
 from ..probes.numerics import attention
 from ..store import AbsentRun, RunWriter
-from ..verdict import Baseline, Evaluation, Verdict, divergence, judge
+from ..verdict import Verdict
 from . import checkpoint
-from .compiling import as_written, compile_layers, explained
-from .environment import aligned, attention_kernels, peak_memory
+from .compiling import compile_layers, explained
+from .environment import aligned, peak_memory
 from .graph_replays import Directly, Replays, are_apart, shapes_of
+from .judging import Judging
 from .micro_replays import ReplaysApart
+from .passes import Passes
 from .ranks import Team
-from .recipe import accuracy, learning_rate, optimizer_of, own_rates, set_rate, token_losses
+from .recipe import learning_rate, optimizer_of, own_rates, set_rate, token_losses
 from .working_weights import WorkingWeights
 
 
@@ -68,14 +67,8 @@ class Trainer:
         self.team.check(dataset)
         train = config.train
         self.row = 0
-        self.evaluations: list[Evaluation] = []
-        self.non_finite: tuple[int, str] | None = None
+        self.judging = Judging(config, dataset)
         self.checkpoints = checkpoint.Cadence(train, self.team)
-        self.held_out = aligned(dataset.held_out, device).to(device)
-        self.masks = self.held_out.masks
-        self.kernels = attention_kernels(train, device)
-        self.validation = [aligned(batch, device).to(device) for batch in dataset.validation()]
-
         self.model = build_model(
             config.model, source_vocab=dataset.source_vocab, target_vocab=dataset.target_vocab, seed=train.seed
         ).to(device)
@@ -92,6 +85,8 @@ class Trainer:
             compile_layers(self.model, shapes_of(dataset))
         self.working = WorkingWeights(self.model) if train.working_weights else None
         self.spread = self.team.spread(self.model, device)  # what is called: the model, or what wraps it
+        first = lambda: self._micro_batch(0, 0)  # noqa: E731
+        self.passes = Passes(config, dataset, device, self.model, self.spread, self.working, first)
         on_device = recorder is not None or device.type == "cuda"
         self.optimizer = optimizer_of(train, self.model.parameters(), device=device if on_device else None)
         self.watcher = Watcher(
@@ -101,13 +96,13 @@ class Trainer:
             every=config.probes.every,
             update_every=config.probes.update_every,
             optimizer=self.optimizer,
-            mask=lambda: self.masks,
+            mask=lambda: self.passes.masks,
             schedule=self.model.schedule,
-            reference=self.evaluate,
+            reference=self.passes.reference,
             recorder=recorder,
             measured=self.evaluates,
             curvature_every=config.probes.curvature_every,
-            curvature_loss=self.curvature_loss,
+            curvature_loss=self.passes.curvature_loss,
             tapped=() if state is None else self.team.own(state)["watcher"].get("tapped", ()),
         )
         # on a GPU a row is looked at while the next one is computed, unless what it says may end the run
@@ -128,10 +123,10 @@ class Trainer:
         def tell(keep: int = 0) -> None:
             while len(untold) > keep:
                 report = untold.popleft()
-                self._judge(report.row, report.metrics)
+                self.judging.see(report.row, report.metrics)
                 show(report)
 
-        while self.row < train.steps and not self._ended_by_divergence():
+        while self.row < train.steps and not self.judging.ends_the_run:
             if stop():
                 tell()
                 self.save()
@@ -148,9 +143,9 @@ class Trainer:
         if train.final_checkpoint:
             self.save()
         self.model.set_row(self.row)
-        after = self.watcher.finish(**self.validate())
-        self._judge(self.row, after)
-        return self.verdict(after)
+        after = self.watcher.finish(**self.passes.validate())
+        self.judging.see(self.row, after)
+        return self.judging.verdict(self.row, after)
 
     def update(self) -> Mapping[str, float | None]:
         """One optimizer update from theta_t to theta_{t+1}; returns row t's numbers."""
@@ -215,10 +210,10 @@ class Trainer:
 
     def micro_batch(self, batch: Batch, tokens: Tensor, last: bool) -> tuple[Tensor, Tensor]:
         """Adds the gradients of one micro-batch; returns the sums of its losses, smoothed and not."""
-        self.masks = batch.masks
+        self.passes.masks = batch.masks
         compiling = explained() if self.compiled else nullcontext()
-        with compiling, attention(self.kernels), self.team.accumulating(self.spread, last=last):
-            with self._autocast():
+        with compiling, attention(self.passes.kernels), self.team.accumulating(self.spread, last=last):
+            with self.passes.autocast():
                 logits = self.spread(**batch.inputs)
             loss, nll = token_losses(logits, batch.labels, batch.weight, self.config.train.label_smoothing)
             (loss / tokens).backward()
@@ -226,80 +221,11 @@ class Trainer:
             self.working.widen()
         return loss.detach(), nll.detach()
 
-    def evaluate(self) -> dict[str, Tensor]:
-        """The reference pass: the fixed held-out batch under the current parameters and alpha."""
-        batch, training_masks = self.held_out, self.masks
-        self.masks = batch.masks
-        with attention(self.kernels), self._autocast():
-            logits = self.spread(**batch.inputs)
-        _, nll = token_losses(logits, batch.labels, batch.weight, 0.0)
-        self.masks = training_masks
-        return {
-            "held_out_nll": nll / batch.tokens,
-            "held_out_accuracy": accuracy(logits, batch.labels, batch.weight),
-        }
-
-    def curvature_loss(self) -> Tensor:
-        """What is trained, smoothed as there, of each real token of the batch that ``probes.curvature_batch`` names;
-        twice differentiable where attention's kernel is, which is its caller's to say where gradients are taken."""
-        batch, training_masks = self.curvature_batch, self.masks
-        self.masks = batch.masks
-        kernels = None if torch.is_grad_enabled() else self.kernels
-        aside = nullcontext() if self.working is None else self.working.set_aside()
-        with attention(kernels), self._autocast(), aside:
-            logits = self.spread(**batch.inputs)
-        self.masks = training_masks
-        real = batch.weight > 0
-        return F.cross_entropy(
-            logits[real].float(),
-            batch.labels[real],
-            label_smoothing=self.config.train.label_smoothing,
-            reduction="none",
-        )
-
-    @cached_property
-    def curvature_batch(self) -> Batch:
-        if self.config.probes.curvature_batch == "held-out":
-            return self.held_out
-        return self._micro_batch(0, 0).to(self.device)
-
     def evaluates(self, row: int) -> bool:
         """Whether the held-out loss is measured at this row, apart from the probes: ``train.evaluations`` times, as
         evenly over ``train.steps`` as rows allow, from row 0 on."""
         count, steps = self.config.train.evaluations, self.config.train.steps
         return row * count // steps != (row - 1) * count // steps
-
-    def validate(self) -> dict[str, Tensor]:
-        """Loss and accuracy on the whole validation set, under the current parameters and alpha; {} without one."""
-        if not self.validation:
-            return {}
-        training_masks = self.masks
-        nll = right = torch.zeros((), dtype=torch.float64, device=self.device)
-        with evaluation(self.spread), as_written(self.model):
-            for batch in self.validation:
-                self.masks = batch.masks
-                with attention(self.kernels), self._autocast():
-                    logits = self.spread(**batch.inputs)
-                nll = nll + token_losses(logits, batch.labels, batch.weight, 0.0)[1]
-                right = right + accuracy(logits, batch.labels, batch.weight) * batch.tokens
-        self.masks = training_masks
-        tokens = sum(batch.tokens for batch in self.validation)
-        return {"validation_nll": nll / tokens, "validation_accuracy": right / tokens}
-
-    def verdict(self, after: Mapping[str, float | None]) -> Verdict:
-        """The run's state by the rules of :mod:`stabilitylab.verdict`; ``after``: its row after training."""
-        data, last = self.dataset, None
-        if data.validation_unigram is not None:
-            values = (after.get(f"validation_{name}") for name in ("nll", "accuracy"))
-            evaluation = Evaluation(self.row, *(math.nan if value is None else value for value in values))
-            last = evaluation, _baseline(data.validation_unigram), data.validation_sentences
-        return judge(
-            self.evaluations,
-            _baseline(data.unigram),
-            steps=self.config.train.steps,
-            non_finite=self.non_finite,
-            validation=last,
-        )
 
     def save(self) -> None:
         """Close the tables' current parts and write a checkpoint; a resume starts exactly here."""
@@ -315,8 +241,7 @@ class Trainer:
             "model": self.team.model_state(self.model),
             "optimizer": self.team.optimizer_state(self.model, self.optimizer),
             **self.team.gathered(own),
-            "evaluations": [(e.step, e.nll, e.accuracy) for e in self.evaluations],
-            "non_finite": self.non_finite,
+            **self.judging.state_dict(),
         }
         if self.team.first:
             checkpoint.save(self.run.path / "checkpoints", self.row, state)
@@ -326,8 +251,7 @@ class Trainer:
         try:
             self.model.load_state_dict(state["model"])
             self.row = int(state["row"])
-            self.evaluations = [Evaluation(*values) for values in state["evaluations"]]
-            self.non_finite = state["non_finite"]
+            self.judging.load_state_dict(state)
         except (KeyError, RuntimeError, TypeError) as error:
             raise InputError("the checkpoint does not belong to this run's configuration; remove it.") from error
 
@@ -342,24 +266,3 @@ class Trainer:
 
     def _micro_batch(self, row: int, index: int) -> Batch:
         return aligned(self.dataset.micro_batch(row, index, self.config.train.accumulate), self.device)
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.train.precision == "bf16")
-
-    def _judge(self, row: int, metrics: Mapping[str, float | None]) -> None:
-        for name in ("loss", "grad_norm_total"):
-            value = metrics.get(name)
-            if self.non_finite is None and value is not None and not math.isfinite(value):
-                self.non_finite = (row, f"{name} is {value} at step {row}")
-        nll, share = metrics.get("held_out_nll"), metrics.get("held_out_accuracy")
-        if nll is not None and share is not None:
-            self.evaluations.append(Evaluation(row, nll, share))
-
-    def _ended_by_divergence(self) -> bool:
-        if self.config.train.on_divergence == "continue" or not self.evaluations:
-            return False
-        return bool(self.non_finite or divergence(self.evaluations, self.config.train.steps, self.config.train.steps))
-
-
-def _baseline(unigram: Unigram) -> Baseline:
-    return Baseline(unigram.cross_entropy, unigram.accuracy)

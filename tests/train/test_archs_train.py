@@ -31,7 +31,7 @@ def learns(folder: Path, arch: str, *sets: str) -> None:
     trainer.fit(lambda: False, lambda report: None)
     trainer.watcher.close()
     assert trainer.watcher.incident is None
-    nll = [each.nll for each in trainer.evaluations]
+    nll = [each.nll for each in trainer.judging.evaluations]
     assert abs(nll[0] - np.log(prepared.dataset.target_vocab)) < 2
     assert nll[0] - nll[-1] > 1
 

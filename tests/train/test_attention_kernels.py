@@ -96,7 +96,7 @@ def test_a_run_uses_it_in_every_pass_and_leaves_the_process_as_it_was(
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
     before = enabled()
-    monkeypatch.setattr("stabilitylab.train.loop.attention_kernels", lambda *_: ("flash", "math"))
+    monkeypatch.setattr("stabilitylab.train.passes.attention_kernels", lambda *_: ("flash", "math"))
     settings = [*SETTINGS.split(), "train.activation_checkpointing=true"]
     prepared = plan(resolve(parse_set(settings), depth=2))
     seen.clear()

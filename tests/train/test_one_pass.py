@@ -152,7 +152,7 @@ def close(first: Trainer, second: Trainer, clocks: tuple[str, ...] = ("tokens_pe
     frames = [run.metrics.drop(columns=list(clocks)) for run in (one, two)]
     pd.testing.assert_frame_equal(*frames, check_like=True, rtol=1e-10, atol=0)
     assert all(map(torch.equal, first.model.parameters(), second.model.parameters()))
-    assert first.evaluations == second.evaluations
+    assert first.judging.evaluations == second.judging.evaluations
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,8 @@ def test_a_loss_that_is_not_finite_is_seen(tmp_path: Path) -> None:
     """By the norm of the gradient, which comes with the step."""
     bad = "train.lr=1e30", "train.warmup=0", "train.steps=4"
     plain, own = fit(tmp_path / "plain", *bad), fit(tmp_path / "own", ON, *bad)
-    assert plain.non_finite is not None
-    assert own.non_finite == plain.non_finite
+    assert plain.judging.non_finite is not None
+    assert own.judging.non_finite == plain.judging.non_finite
 
 
 @pytest.mark.parametrize("other", ["train.clip_norm=1", "train.optimizer=radam", "train.parallel=ddp"])

@@ -49,7 +49,7 @@ def test_a_padded_run_is_the_run(stack: str, tmp_path: Path, monkeypatch: pytest
         trainer = Trainer(prepared.config, prepared.dataset, writer, prepared.device)
         trainer.fit(lambda: False, lambda report: None)
         trainer.watcher.close()
-        assert (trainer.held_out.labels.shape[-1] % 8 == 0) is (name == "padded")
+        assert (trainer.passes.held_out.labels.shape[-1] % 8 == 0) is (name == "padded")
         found.append(Run.open(tmp_path / name))
     one, other = found
     assert one.metrics["nll"].to_numpy() == pytest.approx(other.metrics["nll"].to_numpy(), rel=1e-6, nan_ok=True)
