@@ -10,43 +10,20 @@ Blocks between ``<!-- results:NAME -->`` and ``<!-- end -->`` in these pages are
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 import questions
+from cells import HERE, cells, interval, number, states, table, title
+from sources import collapse, growths, lower, of_ramps, reading, source, span
 
 from stabilitylab.experiments import protocol
-from stabilitylab.reports import style
 from stabilitylab.reports.statistics import t_interval
-from stabilitylab.sweep import Ledger
 
-HERE = Path(__file__).parent
 PAGES = tuple(HERE.parents[1] / name for name in ("README.md", "docs/results.md"))
 BLOCK = re.compile(r"<!-- results:(\w+) -->\n.*?<!-- end -->", re.DOTALL)
-COLUMNS = ["label", "layers", "steps", "seed", "lr", "T", "verdict", "nll_gap", "metrics.validation_nll"]
-NOTHING = 0.01  # nats a token that a source is worth at least, where it is read
-KINDS = (("nothing", -math.inf, NOTHING), ("less than a nat", NOTHING, 1.0), ("a nat or more", 1.0, math.inf))
-GROWTHS = {protocol.BRANCH: "linear", f"{protocol.BRANCH} exp": "exponential", f"{protocol.BRANCH} sigmoid": "sigmoid"}
-TITLES = {
-    protocol.POST: "Post-LN (gain 1)",
-    protocol.SMALL: "Post-LN, DeepNorm's initialisation (T = 1)",
-    protocol.ALPHA_ALONE: "DeepNorm's alpha alone (gain 1)",
-}
-
-
-def title(arm: str) -> str:
-    return TITLES.get(arm, style.title(arm))
-
-
-@cache
-def cells() -> pd.DataFrame:
-    """A row a run of ledger.csv, with settings and metrics as columns."""
-    return Ledger(HERE / "ledger.csv").frame().reindex(columns=COLUMNS)
 
 
 def losses(arm: str, layers: int, updates: int = protocol.UPDATES) -> Mapping[int, float]:
@@ -56,24 +33,6 @@ def losses(arm: str, layers: int, updates: int = protocol.UPDATES) -> Mapping[in
     own = data[(data["label"] == arm) & (data["layers"] == 2 * layers) & (data["steps"] == updates)]
     own = own[(own["T"] == ramp) & (own["lr"] == protocol.chosen(arm, layers))]
     return dict(zip(own["seed"].astype(int), own["metrics.validation_nll"].astype(float), strict=True))
-
-
-def number(value: float, form: str = "+.3f") -> str:
-    return "" if math.isnan(value) else f"{value:{form}}"
-
-
-def interval(low: float, high: float, form: str = "+.3f") -> str:
-    return "" if math.isnan(low) else f"[{low:{form}}, {high:{form}}]"
-
-
-def states(rows: pd.DataFrame) -> str:
-    return ", ".join(f"{count} {state}" for state, count in rows["verdict"].value_counts().items())
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """A table in Markdown."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return [f"| {' | '.join(map(str, line))} |" for line in lines]
 
 
 def answers() -> list[str]:
@@ -162,113 +121,27 @@ def ramps() -> list[str]:
     return table(("T", "share of the run", gap, minus, "95 %", "n", "the source is worth [nats/token]"), rows)
 
 
-def growths() -> list[str]:
-    """BranchNorm, 6L-6L, 3,000 updates: the loss with each way that alpha grows, minus that of the linear one."""
-    data = cells()
-    data = data[(data["layers"] == 12) & (data["steps"] == protocol.RAMP_UPDATES)]
-    data = data[data["label"].str.startswith(protocol.BRANCH)]
-    losses = {arm: data[data["label"] == arm].set_index("seed") for arm in GROWTHS}
-    base = losses[protocol.BRANCH]["metrics.validation_nll"].astype(float)
+def claims() -> list[str]:
+    """Of every claim of claims.csv its primary effect and verdict, or what is missing."""
+    data = pd.read_csv(HERE / "claims.csv").astype(object)
+    data = data.where(data.notna(), None)
     rows = []
-    for arm, own in losses.items():
-        gaps = own["metrics.validation_nll"].astype(float)
-        apart = t_interval((gaps - base).dropna())
-        paired = ("", "") if arm == protocol.BRANCH else (number(apart.mean), interval(apart.low, apart.high))
-        worth = reading()[(reading()["arm"] == arm) & of_growths(reading())]
-        seeds = ", ".join(number(gap, ".3f") for gap in gaps.sort_index())
-        rows.append((GROWTHS[arm], seeds, *paired, len(own), states(own), span(worth["worth"])))
-    by_seed, minus = "validation loss by seed [nats/token]", "minus the linear one, by seed"
-    return table(("alpha grows", by_seed, minus, "95 %", "n", "states", "the source is worth [nats/token]"), rows)
-
-
-def lower() -> list[str]:
-    """DeepNorm and BranchNorm, 6L-6L, at their chosen rates and at a quarter of these: what the source is worth."""
-    data, rows = reading(), []
-    for arm in (protocol.DEEP, protocol.BRANCH):
-        for part in (1, 4):
-            rate = protocol.chosen(arm, 6) / part
-            own = data[(data["arm"] == arm) & (data["layers"] == 6) & (data["updates"] == protocol.UPDATES)]
-            own = own[(own["lr"] == rate) & own["seed"].isin(protocol.SEEDS[:3])].sort_values("seed")
-            by_seed = [", ".join(number(value, ".2f") for value in own[column]) for column in ("own", "worth")]
-            rows.append((title(arm), f"{rate:g}", *by_seed, int(own["warned"].sum())))
-    first = ("arm", "learning rate", "validation loss by seed [nats/token]")
-    return table((*first, "the source is worth, by seed [nats/token]", "warned of"), rows)
-
-
-def of_comparison(data: pd.DataFrame) -> pd.Series:
-    """Which rows are of the comparison: its length, and each arm's own rate."""
-    pairs = zip(data["arm"], data["layers"], strict=True)
-    rates = [protocol.chosen(arm, n) if arm in protocol.CHOSEN else math.nan for arm, n in pairs]
-    return (data["updates"] == protocol.UPDATES) & (data["lr"] == rates)
-
-
-def of_ramps(data: pd.DataFrame) -> pd.Series:
-    return (data["updates"] == protocol.RAMP_UPDATES) & (data["layers"] == 18)
-
-
-def of_growths(data: pd.DataFrame) -> pd.Series:
-    return (data["updates"] == protocol.RAMP_UPDATES) & (data["layers"] == 6)
-
-
-def of_lower(data: pd.DataFrame) -> pd.Series:
-    return (data["updates"] == protocol.UPDATES) & ~of_comparison(data)
-
-
-def span(values: pd.Series) -> str:
-    return f"{values.min():.2f} to {values.max():.2f}" if len(values) else ""
-
-
-@cache
-def reading() -> pd.DataFrame:
-    """A row a run that source.csv has: what its own source is worth, and what diagnose said of its cross-attention:
-    ``warned``, and the step at which that collapse began."""
-    keys = ["arm", "layers", "seed", "lr", "T", "updates"]
-    found = pd.read_csv(HERE / "source.csv")
-    said = pd.read_csv(HERE / "collapse.csv")
-    said = said[said["sublayer"] == "cross_attn"].groupby(keys).agg(begun=("begun", "min"), worst=("severity", "max"))
-    found = found.merge(said.reset_index(), on=keys, how="left")
-    return found.assign(worth=found["other"] - found["own"], warned=found["worst"] == "warning")
-
-
-def source() -> list[str]:
-    """By arm of the comparison: what the source is worth, in how many runs nothing, and what diagnose said of it."""
-    rows = []
-    for layers in reversed(protocol.LAYERS):
-        for arm in protocol.arms(layers):
-            data = reading()
-            rate = protocol.chosen(arm, layers)
-            own = data[(data["arm"] == arm) & (data["layers"] == layers) & of_comparison(data)].sort_values("seed")
-            worth = ", ".join(f"{value:.2f}" for value in own["worth"])
-            warned = own[own["warned"]]
-            begun = f"{warned['begun'].min():.0f} to {warned['begun'].max():.0f}" if len(warned) else ""
-            nothing = int((own["worth"] < NOTHING).sum())
-            apart = f"{own['apart'].min():.1g} to {own['apart'].max():.1g}"
-            none = f"{nothing} of {len(own)}"
-            rows.append((title(arm), layers, f"{rate:g}", worth, none, apart, len(warned), begun))
-    first = ("arm", "layers a side", "learning rate", "worth by seed [nats/token]", "worth nothing")
-    return table((*first, "1 - cosine of tokens", "warned of", "since update"), rows)
-
-
-def collapse() -> list[str]:
-    """Whether diagnose warns of rank collapse in cross-attention, against whether the source is worth nothing."""
-    data, rows = reading(), []
-    groups = {
-        "the comparison, which set the threshold": of_comparison(data),
-        "the ramps, looked at afterwards": of_ramps(data),
-        "lower rates and other growths, looked at afterwards": of_lower(data) | of_growths(data),
-    }
-    for name, which in groups.items():
-        own = data[which]
-        for words, low, high in KINDS:
-            some = own[(own["worth"] >= low) & (own["worth"] < high)]
-            if len(some):
-                rows.append((name, words, len(some), int(some["warned"].sum())))
-    return table(("runs", "the source is worth", "n", "warned of"), rows)
+    for id, own in data.groupby("id", sort=True):
+        one = own.iloc[0]
+        if one["why"]:
+            rows.append((id, one["sentence"], "", f"not testable: {one['why']}", ""))
+            continue
+        effect = own[own["effect_role"] == "primary"].iloc[0]
+        mean, low, high = (f"{effect[f'effect_{name}']:.3g}" for name in ("mean", "low", "high"))
+        size = f"{effect['effect_effect']}: {mean} [{low}, {high}], n = {effect['effect_n']:.0f}"
+        survives = {True: "survives", False: "does not"}.get(one["survives"], "")
+        rows.append((id, one["sentence"], size, one["verdict"], survives))
+    return table(("claim", "says", "measured", "verdict", "Holm"), rows)
 
 
 BLOCKS: Mapping[str, Callable[[], list[str]]] = {
     "answers": answers, "arms": arms, "choice": choice, "deepest": deepest, "ramps": ramps, "source": source,
-    "collapse": collapse, "growths": growths, "lower": lower,
+    "collapse": collapse, "growths": growths, "lower": lower, "claims": claims,
 }  # fmt: skip
 
 

@@ -143,7 +143,7 @@ class Trainer:
         if train.final_checkpoint:
             self.save()
         self.model.set_row(self.row)
-        after = self.watcher.finish(**self.passes.validate())
+        after = self.watcher.finish(**self.passes.validate(), **self.passes.source_worth())
         self.judging.see(self.row, after)
         return self.judging.verdict(self.row, after)
 

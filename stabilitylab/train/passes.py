@@ -102,3 +102,22 @@ class Passes:
         self.masks = training_masks
         tokens = sum(batch.tokens for batch in self._validation)
         return {"validation_nll": nll / tokens, "validation_accuracy": right / tokens}
+
+    def source_worth(self) -> dict[str, Tensor]:
+        """By how much the held-out batch's loss [nats/token] grows where each sentence is given the source of the next
+        one: what a model's decoder gets out of its own. {} without an encoder."""
+        batch, training_masks = self.held_out, self.masks
+        if "source" not in batch.inputs:
+            return {}
+        real = int((batch.weight.sum(1) > 0).sum())  # the rest fills the batch's shape up
+        other = torch.arange(len(batch.weight), device=self._device)
+        other[:real] = other[:real].roll(-1)
+        of_others = {name: each if name.startswith("target") else each[other] for name, each in batch.inputs.items()}
+        self.masks = batch.masks
+        with evaluation(self._called), as_written(self._model), attention(self.kernels), self.autocast():
+            without, own = (
+                token_losses(self._called(**inputs), batch.labels, batch.weight, 0.0)[1]
+                for inputs in (of_others, batch.inputs)
+            )
+        self.masks = training_masks
+        return {"source_worth": (without - own) / batch.tokens}

@@ -65,6 +65,24 @@ def test_what_may_still_pass_and_what_is_in_few_layers_is_a_note(tmp_path: Path)
     assert (one.verdict, only(one, "rank_collapse").severity) == ("healthy", "note")
 
 
+@pytest.mark.parametrize(
+    ("worth", "says", "verdict"),
+    [
+        (0.001, "which may pass; with another sentence's source the held-out loss is the same", "open"),
+        (0.05, "which may pass", "open"),
+        (0.4, "which may pass; still its own source is worth 0.4 nats a token", "healthy"),
+    ],
+)
+def test_what_the_source_is_worth_is_said_where_it_was_measured(
+    tmp_path: Path, worth: float, says: str, verdict: str
+) -> None:
+    losses = {**LOSS, "source_worth": [None] * 40 + [worth]}
+    collapsed = gradients(lambda t: 1e-9 if t > MAY_PASS else 1.0)
+    diagnosis = found(made(tmp_path / "run", losses, {"grad_norm": collapsed}, STEPS))
+    assert only(diagnosis, "rank_collapse").evidence.endswith(f"so are 3 of 3, {says}")
+    assert diagnosis.verdict == verdict
+
+
 def test_what_passes_is_a_note(tmp_path: Path) -> None:
     event = only(diagnosed(tmp_path, lambda t: 1e-9 if STEPS[5] <= t < STEPS[35] else 1.0), "rank_collapse")
     assert (event.step, event.until, event.severity, event.places) == (STEPS[5], STEPS[35], "note", 3)

@@ -71,16 +71,22 @@ def test_training_does_not_notice(stack: str, tmp_path: Path) -> None:
     assert "validation_nll" not in never.metrics
 
 
-@pytest.mark.parametrize("stack", ["encoder-decoder", "decoder"])
-def test_the_loss_after_training_is_that_of_all_sentences(stack: str, tmp_path: Path) -> None:
-    """Against a float64 copy of the trained model, sentence by sentence, without padding."""
-    ready = prepared(stack=stack)
-    run = Run.open(start(ready, tmp_path, "run", Nobody()).path)
+def after_training(ready: Plan, run: Run) -> Any:
+    """A float64 copy of the trained model."""
     data = ready.dataset
     model = build_model(ready.config.model, source_vocab=data.source_vocab, target_vocab=data.target_vocab, seed=0)
     model.load_state_dict(checkpoint.load(run.path / "checkpoints", torch.device("cpu"))["model"])
     model.double().eval()
     model.set_row(20)
+    return model
+
+
+@pytest.mark.parametrize("stack", ["encoder-decoder", "decoder"])
+def test_the_loss_after_training_is_that_of_all_sentences(stack: str, tmp_path: Path) -> None:
+    """Against a float64 copy of the trained model, sentence by sentence, without padding."""
+    ready = prepared(stack=stack)
+    run = Run.open(start(ready, tmp_path, "run", Nobody()).path)
+    data, model = ready.dataset, after_training(ready, run)
     total, right, tokens, sentences = 0.0, 0, 0, 0
     for batch in data.validation():
         for n in range(len(batch.labels)):
@@ -117,6 +123,28 @@ def test_the_verdict_is_about_all_sentences_and_is_read_as_it_was_given(tmp_path
     assert run.verdict == verdict  # judged anew, from the tables alone
     assert verdict.trend is not None
     assert verdict.trend.evaluations == 8
+
+
+def test_what_the_source_is_worth_is_measured_after_training(tmp_path: Path) -> None:
+    """Sentence by sentence, each alone with the source of the next one."""
+    ready = prepared()
+    run = Run.open(start(ready, tmp_path, "run", Nobody()).path)
+    batch, model = ready.dataset.held_out, after_training(ready, run)
+    total = 0.0
+    lengths = batch.weight.sum(1)
+    real = int((lengths > 0).sum())
+    for place in range(real):
+        for sign, source in ((1, (place + 1) % real), (-1, place)):
+            words = batch.inputs["source"][source]
+            with torch.no_grad():
+                logits = model(source=words[None, words != 0], target=batch.inputs["target"][place][None])[0]
+            kept = batch.weight[place] > 0
+            total += sign * float(cross_entropy(logits[kept], batch.labels[place][kept], reduction="sum"))
+    *before, worth = run.arrow("metrics", columns=["source_worth"]).to_pydict()["source_worth"]
+    assert before == [None] * 20
+    assert worth == pytest.approx(total / float(lengths.sum()), rel=1e-3)
+    assert worth != 0
+    assert "source_worth" not in trained(tmp_path / "alone", stack="decoder").metrics
 
 
 def _recorded_before(path: Path) -> None:

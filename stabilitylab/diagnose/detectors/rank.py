@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,6 +21,7 @@ NOTHING_TO_CHOOSE = 1e-4
 # `probe --arch branchnorm --depth 8 --seed 2 --steps 2000` with train.lr=2e-3, data.sentences=8, data.held_out=8. Until
 # then it is a note.
 MAY_PASS = 2000
+NOTHING, SOMETHING = 0.01, 0.1  # nats a token that a decoder gets out of its own source, beside another sentence's
 ALIKE, SPENT = 0.9, 0.1  # share of the entropy's ceiling: uniform attention, and one that sees a single key
 TITLE = "rank collapse"
 NEEDS = "probe grad_norm, where queries and keys are parameters of their own"
@@ -52,9 +54,15 @@ def _of(evidence: Evidence, keys: Grid, share: np.ndarray) -> Iterator[Event]:
     size, step = f"{share[row, place]:.2g}", int(keys.steps[row])
     lasted = int(keys.steps[-1]) - step
     half, old = 2 * ends >= len(keys.rows), lasted >= MAY_PASS
+    worth = evidence.metric("source_worth")
+    source = math.nan if worth is None else float(worth.values[-1, 0])
     after = f"; at the end so are {ends} of {len(keys.rows)}" if ends else "; it passed"
     if ends and not old:
         after += ", which may pass"
+    if ends and source < NOTHING:
+        after += "; with another sentence's source the held-out loss is the same"
+    elif ends and source >= SOMETHING:
+        after += f"; still its own source is worth {source:.2g} nats a token"
     yield Event(
         "rank_collapse",
         TITLE,
@@ -69,8 +77,8 @@ def _of(evidence: Evidence, keys: Grid, share: np.ndarray) -> Iterator[Event]:
         places=max(int(kept.sum()), ends),
         probe="grad_norm.qk",
         strength=NOTHING_TO_CHOOSE / max(float(share[row, place]), 1e-12),
-        numbers={"qk_over_rest": float(share[row, place]), "places_at_the_end": ends},
-        open=f"whether the rank collapse of the {stack} passes" if half and not old else "",
+        numbers={"qk_over_rest": float(share[row, place]), "places_at_the_end": ends, "source_worth": source},
+        open=f"whether the rank collapse of the {stack} passes" if half and not old and not source >= SOMETHING else "",
     )
 
 

@@ -1,0 +1,50 @@
+"""The runs of the ledger, and how the pages write numbers and tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+
+from stabilitylab.experiments import protocol
+from stabilitylab.reports import style
+from stabilitylab.sweep import Ledger
+
+HERE = Path(__file__).parent
+COLUMNS = ["label", "layers", "steps", "seed", "lr", "T", "verdict", "nll_gap", "metrics.validation_nll"]
+TITLES = {
+    protocol.POST: "Post-LN (gain 1)",
+    protocol.SMALL: "Post-LN, DeepNorm's initialisation (T = 1)",
+    protocol.ALPHA_ALONE: "DeepNorm's alpha alone (gain 1)",
+}
+
+
+def title(arm: str) -> str:
+    return TITLES.get(arm, style.title(arm))
+
+
+@cache
+def cells() -> pd.DataFrame:
+    """A row a run of ledger.csv, with settings and metrics as columns."""
+    return Ledger(HERE / "ledger.csv").frame().reindex(columns=COLUMNS)
+
+
+def number(value: float, form: str = "+.3f") -> str:
+    return "" if math.isnan(value) else f"{value:{form}}"
+
+
+def interval(low: float, high: float, form: str = "+.3f") -> str:
+    return "" if math.isnan(low) else f"[{low:{form}}, {high:{form}}]"
+
+
+def states(rows: pd.DataFrame) -> str:
+    return ", ".join(f"{count} {state}" for state, count in rows["verdict"].value_counts().items())
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """A table in Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return [f"| {' | '.join(map(str, line))} |" for line in lines]
