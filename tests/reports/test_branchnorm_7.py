@@ -76,10 +76,17 @@ def test_alpha_is_drawn_up_to_twice_the_ramp() -> None:
     assert panels["Held-out loss"].series[0].x == [*range(10)]
 
 
-def test_a_shape_that_failed_is_no_difference() -> None:
+def test_a_shape_that_failed_is_a_cross_and_no_difference() -> None:
     panels, picture = drawn(run("linear", 3, 5.0), run("exp", 3, 6.5, verdict="stuck"))
-    assert [*panels] == ["Growth of alpha", "Held-out loss"]
+    (cross,) = panels["Against linear growth"].series
+    assert (cross.label, cross.kind, cross.x, cross.y) == ("exp growth, diverged or stuck", "crosses", [3], [1.5])
     assert picture.finding == ("No shape trained beside linear growth at one seed: 1 of 2 runs diverged or are stuck.")
+    some = run("linear", 4, 5.0), run("exp", 4, 5.01)
+    _, picture = drawn(run("linear", 3, 5.0), run("exp", 3, 6.5, verdict="stuck"), *some)
+    assert picture.finding == (
+        "Exp growth ends +0.010 nats from linear (one seed); with exp growth 1 of 2 diverged or are stuck; "
+        "the margin of equivalence is 0.05."
+    )
 
 
 def test_one_shape_is_no_comparison() -> None:

@@ -38,4 +38,6 @@ def _ramps(group: Runs) -> str:
     shares = sorted({100 * run.ramp / run.updates for run in group if run.ramp and run.updates})
     if not shares or group[0].kind == "onestep":
         return ""
+    if shares[-1] > 100:
+        return "T longer than the run" if shares[0] > 100 else f"T from {shares[0]:.3g} % of them to beyond their end"
     return f"T {' to '.join(dict.fromkeys((f'{shares[0]:.3g}', f'{shares[-1]:.3g}')))} % of them"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
 from ....experiments import Experiment, Recipe, command, protocol, sweep
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
@@ -32,8 +33,8 @@ class GrowthStrategies(Figure):
         ramp = int(group[0].settings["model.T"])
         alpha = Panel("Growth of alpha", "update", "alpha", [*_lines(group, "alpha", 2 * ramp)])
         loss = Panel("Held-out loss", "update", "cross-entropy [nats/token]", [*_lines(group, "held_out_nll")])
-        gaps = _differences(group)
-        panels = [panel for panel in (alpha, loss, _margin(gaps)) if panel.series]
+        gaps, failures = _differences(group), _failures(group)
+        panels = [panel for panel in (alpha, loss, _margin(gaps, failures)) if panel.series]
         notes = [
             f"Drawn: {group.describe()}. Lines are means over seeds, bands their range.",
             *states(group),
@@ -86,16 +87,28 @@ def _lines(group: Runs, column: str, most: float = float("inf")) -> Iterator[Ser
 
 def _differences(group: Runs) -> dict[str, dict[int, float]]:
     """Subtracts the final nll of linear growth from that of each shape, seed by seed, where both trained."""
-    trained = group.where(lambda run: not failed(run))
+    return _gaps(group, lambda one, linear: not failed(one) and not failed(linear))
+
+
+def _failures(group: Runs) -> dict[str, dict[int, float]]:
+    """The same where the shape diverged or is stuck, and linear growth trained."""
+    return _gaps(group, lambda one, linear: failed(one) and not failed(linear))
+
+
+def _gaps(group: Runs, which: Callable[[Record, Record], bool]) -> dict[str, dict[int, float]]:
     found = {
-        name: {seed: last_nll(a) - last_nll(b) for seed, a, b in pairs(_of(trained, name), _of(trained, "linear"))}
+        name: {
+            seed: last_nll(one) - last_nll(linear)
+            for seed, one, linear in pairs(_of(group, name), _of(group, "linear"))
+            if which(one, linear) and math.isfinite(last_nll(one))
+        }
         for name in _shapes(group)
         if name != "linear"
     }
     return {name: by_seed for name, by_seed in found.items() if by_seed}
 
 
-def _margin(gaps: dict[str, dict[int, float]]) -> Panel:
+def _margin(gaps: dict[str, dict[int, float]], failures: dict[str, dict[int, float]]) -> Panel:
     """Draws the difference of each seed: so few are drawn as what they are."""
     points = [
         Series(
@@ -104,11 +117,14 @@ def _margin(gaps: dict[str, dict[int, float]]) -> Panel:
         )
         for name, by_seed in gaps.items()
     ]  # fmt: skip
-    limits = [
-        Reference(0.0, "linear growth"),
-        *(Reference(end, f"margin {end:+g}") for end in (-EQUIVALENT, EQUIVALENT)),
-    ]
-    ticks = sorted({float(seed) for by_seed in gaps.values() for seed in by_seed})
+    crosses = [
+        Series(f"{name} growth, diverged or stuck", [*by_seed], [*by_seed.values()], arch="branchnorm", kind="crosses",
+               seeds=len(by_seed))
+        for name, by_seed in failures.items()
+    ]  # fmt: skip
+    points += crosses
+    limits = [Reference(EQUIVALENT, f"margin ±{EQUIVALENT:g}"), Reference(0.0, ""), Reference(-EQUIVALENT, "")]
+    ticks = sorted({seed for point in points for seed in point.x})
     return Panel("Against linear growth", "seed", "difference in final nll [nats]", points, limits, ticks=ticks)
 
 
@@ -120,6 +136,9 @@ def _finding(group: Runs, gaps: dict[str, dict[int, float]]) -> str:
         f"{name} growth ends {measured(by_seed.values())} nats from linear ({counted(len(by_seed))})"
         for name, by_seed in gaps.items()
     ]
+    lost = {name: sum(map(failed, _of(group, name))) for name in _shapes(group)}
+    parts += [f"with {name} growth {count} of {len(_of(group, name))} diverged or are stuck"
+              for name, count in lost.items() if count]  # fmt: skip
     return f"{'; '.join(parts).capitalize()}; the margin of equivalence is {EQUIVALENT:g}."
 
 
