@@ -224,15 +224,20 @@ def test_the_protocols_ramp_is_4_percent_of_the_run(T: int, updates: int, fits: 
 
 
 def test_groups_of_own_learning_rates() -> None:
-    """Beside the groups of one rate those in which each architecture has one of its own, and no other."""
+    """Beside the groups of one rate those in which each architecture has one of its own: that of most seeds."""
 
-    def at(arch: str, lr: float, layers: int = 6) -> Record:
-        return remembered(f"{arch}-{lr}-{layers}", arch=arch, layers=layers, settings={"train": {"lr": lr}})
+    def at(arch: str, lr: float, layers: int = 6, seed: int = 3) -> Record:
+        name = f"{arch}-{lr}-{layers}-{seed}"
+        return remembered(name, arch=arch, layers=layers, seed=seed, settings={"train": {"lr": lr}})
 
     own = [at("deepnorm", 1e-3), at("branchnorm", 2e-3)]
     assert comparable(Runs(own))[0].labels == ["deepnorm", "branchnorm"]
     several = [*own, at("deepnorm", 4e-3)]
     assert {len(group.labels) for group in comparable(Runs(several))} == {1}  # which of DeepNorm's rates?
+    more = [*several, at("deepnorm", 1e-3, seed=4), at("branchnorm", 2e-3, seed=4)]
+    first = comparable(Runs(more))[0]
+    assert {(run.label, run.settings["train.lr"]) for run in first} == {("deepnorm", 1e-3), ("branchnorm", 2e-3)}
+    assert len(first) == 4  # a rate tried beside it changes nothing
     apart = [at("deepnorm", 1e-3, 6), at("branchnorm", 2e-3, 18)]
     layers = ("model.encoder_layers", "model.decoder_layers")
     assert {len(group.labels) for group in comparable(Runs(apart), *layers)} == {1}  # no depth has both

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ...experiments import command
 from .. import style
@@ -70,20 +70,34 @@ def comparable(runs: Runs, *free: str) -> list[Runs]:
 
 def grouped(runs: Runs, *free: str) -> list[Runs]:
     """Groups runs that differ in nothing but architecture, seed, T and ``free``, and those in which besides each
-    architecture has, wherever it stands, one learning rate of its own."""
+    architecture has, wherever it stands, one learning rate of its own: of several the one that most seeds have."""
     groups = runs.groups(*free)
     if RATE in free:
         return groups
     for group in runs.groups(*free, RATE):
-        rates: dict[tuple[object, ...], dict[str, set[float]]] = {}
+        seeds: dict[tuple[object, ...], dict[str, dict[float, set[int]]]] = {}
         for run in group:
-            place = rates.setdefault((run.layers, *(repr(run.settings.get(key)) for key in free)), {})
-            place.setdefault(run.label, set()).add(float(run.settings.get(RATE, math.nan)))
-        each = [own for place in rates.values() for own in place.values()]
-        shared = any(len(place) > 1 for place in rates.values())  # two architectures in one place
-        if shared and all(len(own) == 1 for own in each) and len(set.union(*each)) > 1:
-            groups.append(group)
+            place = seeds.setdefault(_place(run, free), {})
+            place.setdefault(run.label, {}).setdefault(_rate(run), set()).add(run.seed)
+        own = {(place, label): _own(rates) for place, found in seeds.items() for label, rates in found.items()}
+        shared = any(len(found) > 1 for found in seeds.values())  # two architectures in one place
+        if shared and None not in own.values() and len({*own.values()}) > 1:
+            groups.append(group.where(lambda run, own=own: own[_place(run, free), run.label] == _rate(run)))
     return groups
+
+
+def _place(run: Record, free: Sequence[str]) -> tuple[object, ...]:
+    return run.layers, *(repr(run.settings.get(key)) for key in free)
+
+
+def _rate(run: Record) -> float:
+    return float(run.settings.get(RATE, 0.0))
+
+
+def _own(rates: Mapping[float, set[int]]) -> float | None:
+    """Returns the rate that most seeds have, as one tried beside it has fewer; None where two have as many."""
+    counts = Counter({rate: len(seeds) for rate, seeds in rates.items()}).most_common(2)
+    return None if len(counts) > 1 and counts[0][1] == counts[1][1] else counts[0][0]
 
 
 def with_the_protocols_ramp(runs: Runs) -> Runs:
