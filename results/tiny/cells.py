@@ -47,4 +47,4 @@ def states(rows: pd.DataFrame) -> str:
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """A table in Markdown."""
     lines = [columns, ["---"] * len(columns), *rows]
-    return [f"| {' | '.join(map(str, line))} |" for line in lines]
+    return [f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in line)} |" for line in lines]

@@ -132,8 +132,10 @@ def claims() -> list[str]:
             rows.append((id, one["sentence"], "", f"not testable: {one['why']}", ""))
             continue
         effect = own[own["effect_role"] == "primary"].iloc[0]
-        mean, low, high = (f"{effect[f'effect_{name}']:.3g}" for name in ("mean", "low", "high"))
-        size = f"{effect['effect_effect']}: {mean} [{low}, {high}], n = {effect['effect_n']:.0f}"
+        mean, low, high = (effect[f"effect_{name}"] for name in ("mean", "low", "high"))
+        size = f"[{low:.3g}, {high:.3g}]" if low is not None else ""
+        size = f"{mean:.3g} {size}, n = {effect['effect_n']:.0f}" if mean is not None else "not measured"
+        size = f"{effect['effect_effect']}: {size}"
         survives = {True: "survives", False: "does not"}.get(one["survives"], "")
         rows.append((id, one["sentence"], size, one["verdict"], survives))
     return table(("claim", "says", "measured", "verdict", "Holm"), rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -162,13 +163,25 @@ def _ticks(axes: Axes, panel: Panel) -> None:
         low, high = axes.get_xlim()
         if panel.log_x and high < 1.01 * low:  # one point: a logarithmic axis leaves it no room
             axes.set_xlim(low / ROOM, high * ROOM)
-        axes.set_xticks(list(panel.ticks), [f"{tick:g}" for tick in panel.ticks])
+        axes.set_xticks(list(panel.ticks), _apart(axes, panel.ticks))
         axes.xaxis.set_minor_locator(NullLocator())
     elif panel.log_x:
         _plainly(axes.xaxis, *axes.get_xlim())
     else:
         whole = all(float(x).is_integer() for one in panel.series for x in one.x)
         axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=whole))
+
+
+def _apart(axes: Axes, ticks: Sequence[float]) -> list[str]:
+    """Writes those ticks beside which there is room, from the left; the others stay marks."""
+    places = axes.transData.transform([(tick, 0.0 if axes.get_yscale() == "linear" else 1.0) for tick in ticks])[:, 0]
+    labels, free = [], -math.inf
+    for tick, place in zip(ticks, (places / axes.get_figure().dpi).tolist(), strict=True):  # pyright: ignore
+        half = LETTER * len(f"{tick:g}") / 2
+        fits = place - half >= free
+        labels.append(f"{tick:g}" if fits else "")
+        free = place + half + LETTER if fits else free
+    return labels
 
 
 def decades(low: float, high: float) -> Locator:

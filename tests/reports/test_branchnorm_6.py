@@ -116,7 +116,8 @@ def test_the_sensitivity_of_each_warm_up_has_an_interval_over_seeds() -> None:
     (aside, panel, *maps, own), picture = drawn(*runs)
     assert [one.title for one in (aside, *maps)] == ["Admin", "DeepNorm", "Admin"]
     assert [(panel.title, panel.y) for panel in picture.panels] == [
-        ("DeepNorm", "held-out nll [nats/token]"), ("Sensitivity to the rate", "mean - least loss [nats/token]")
+        ("DeepNorm", "held-out nll [nats/token]"),
+        ("Sensitivity, above its own least", "mean - least loss [nats/token]"),
     ]  # fmt: skip
     assert [line.arch for line in own.series] == ["deepnorm"]
     assert [(line.arch, line.x, line.seeds) for line in panel.series] == [("deepnorm", (0, 5), 3), ("admin", (0, 5), 3)]

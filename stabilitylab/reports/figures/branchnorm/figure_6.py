@@ -64,7 +64,8 @@ class WarmupAndRate(Figure):
             f"Drawn: {grid.runs.describe()}. Lost: diverged or stuck.",
             *states(grid.runs),
             "Sensitivity: mean over these learning rates of min(loss, loss at initialisation), minus the least, with "
-            "its 95 % interval. A rate too small for so short a training counts in it like one too large.",
+            "its 95 % interval. A rate too small for so short a training counts in it like one too large. "
+            "Each architecture has its own least here; claim C48 compares on one scale, failures at the baseline.",
             *_decay(grid.runs),
         ]
         if others := len(runs.where(kind="train", label=labels)) - len(grid.runs):
@@ -136,7 +137,7 @@ def _sensitivity(grid: RateGrid, numbers: Numbers) -> list[Panel]:
             ends = [[getattr(one, end) for one in intervals] for end in ("mean", "low", "high")]
             seeds = max(one.n for one in intervals)
             lines.append(Series(style.title(label), places, *ends, arch=label, seeds=seeds))  # type: ignore[arg-type]
-    title = "Sensitivity to the rate"
+    title = "Sensitivity, above its own least"
     panel = Panel(title, "warm-up [updates]", "mean - least loss [nats/token]", lines, ticks=_apart(grid.warmups))
     return [panel] if lines else []
 
