@@ -251,6 +251,25 @@ def test_the_warning_is_held_against_what_the_source_is_worth() -> None:
     assert sum(int(line.split(" | ")[4].split(" of ")[0]) for line in recompute.source()[2:]) == 24
 
 
+def test_numbers_within_sentences_are_those_of_the_tables() -> None:
+    import recompute
+
+    with (HERE / "claims.csv").open(newline="") as file:
+        (row,) = (row for row in csv.DictReader(file) if row["id"] == "C21" and row["effect_role"] == "primary")
+    mean, low, high = (round(float(row[f"effect_{end}"]), 2) for end in ("mean", "low", "high"))
+    assert mean < 0
+    said = f"-{-mean:.2f} [-{-low:.2f}, -{-high:.2f}]".replace("0.", ".")
+    assert recompute.renewed("it is <!--=C21-->9<!--/-->.") == f"it is <!--=C21-->{said}<!--/-->."
+    assert recompute.renewed("<!--=unread--><!--/-->") == "<!--=unread-->24 of 54<!--/-->"
+    apart = np.mean(
+        [recompute.losses(protocol.BRANCH, 18)[n] - recompute.losses(protocol.DEEP, 18)[n] for n in range(3, 9)]
+    )
+    assert recompute.renewed("<!--=P2--><!--/-->") == f"<!--=P2-->{apart:.2f}<!--/-->".replace("0.", ".")
+    for nothing in ("C99", "P9", "read"):
+        with pytest.raises(KeyError):
+            recompute.renewed(f"<!--={nothing}--><!--/-->")
+
+
 def keys(experiments: Iterable[Experiment]) -> set[str]:
     return {key_of(each.config, TEXT) for each in experiments}
 

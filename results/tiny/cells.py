@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -30,6 +30,15 @@ def title(arm: str) -> str:
 def cells() -> pd.DataFrame:
     """A row a run of ledger.csv, with settings and metrics as columns."""
     return Ledger(HERE / "ledger.csv").frame().reindex(columns=COLUMNS)
+
+
+def losses(arm: str, layers: int, updates: int = protocol.UPDATES) -> Mapping[int, float]:
+    """Seed -> validation loss after training of an arm of the comparison."""
+    data = cells()
+    ramp = 1 if arm == protocol.SMALL else protocol.share(updates)
+    own = data[(data["label"] == arm) & (data["layers"] == 2 * layers) & (data["steps"] == updates)]
+    own = own[(own["T"] == ramp) & (own["lr"] == protocol.chosen(arm, layers))]
+    return dict(zip(own["seed"].astype(int), own["metrics.validation_nll"].astype(float), strict=True))
 
 
 def number(value: float, form: str = "+.3f") -> str:

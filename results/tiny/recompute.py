@@ -3,7 +3,8 @@
 
     python results/tiny/recompute.py [--write]
 
-Blocks between ``<!-- results:NAME -->`` and ``<!-- end -->`` in these pages are what this script makes. Without
+Blocks between ``<!-- results:NAME -->`` and ``<!-- end -->`` in these pages are what this script makes, and numbers
+between ``<!--=NAME-->`` and ``<!--/-->`` (inline.py). Without
 ``--write`` it compares and ends with 1 where a digit differs.
 """
 
@@ -14,25 +15,17 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 
+import inline
 import pandas as pd
 import questions
-from cells import HERE, cells, interval, number, states, table, title
+from cells import HERE, cells, interval, losses, number, states, table, title
 from sources import collapse, growths, lower, of_ramps, reading, source, span
 
 from stabilitylab.experiments import protocol
 from stabilitylab.reports.statistics import t_interval
 
-PAGES = tuple(HERE.parents[1] / name for name in ("README.md", "docs/results.md"))
+PAGES = tuple(HERE.parents[1] / name for name in ("README.md", "docs/results.md", "docs/findings.md"))
 BLOCK = re.compile(r"<!-- results:(\w+) -->\n.*?<!-- end -->", re.DOTALL)
-
-
-def losses(arm: str, layers: int, updates: int = protocol.UPDATES) -> Mapping[int, float]:
-    """Seed -> validation loss after training of an arm of the comparison."""
-    data = cells()
-    ramp = 1 if arm == protocol.SMALL else protocol.share(updates)
-    own = data[(data["label"] == arm) & (data["layers"] == 2 * layers) & (data["steps"] == updates)]
-    own = own[(own["T"] == ramp) & (own["lr"] == protocol.chosen(arm, layers))]
-    return dict(zip(own["seed"].astype(int), own["metrics.validation_nll"].astype(float), strict=True))
 
 
 def answers() -> list[str]:
@@ -148,10 +141,11 @@ BLOCKS: Mapping[str, Callable[[], list[str]]] = {
 
 
 def renewed(text: str) -> str:
-    """A page with its blocks made anew; raises KeyError for a block that nothing makes."""
-    return BLOCK.sub(
+    """A page with its blocks and marked numbers made anew; raises KeyError for one that nothing makes."""
+    blocks = BLOCK.sub(
         lambda match: f"<!-- results:{match[1]} -->\n" + "\n".join(BLOCKS[match[1]]()) + "\n<!-- end -->", text
     )
+    return inline.renewed(blocks)
 
 
 def main() -> int:

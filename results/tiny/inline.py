@@ -1,0 +1,43 @@
+"""Single numbers within the sentences of the pages: ``<!--=C20-->.56 [.54, .57]<!--/-->``."""
+
+from __future__ import annotations
+
+import re
+
+import pandas as pd
+import questions
+from cells import HERE, losses
+from sources import NOTHING, of_comparison, reading
+
+from stabilitylab.experiments import protocol
+
+MARKED = re.compile(r"<!--=([\w:]+)-->.*?<!--/-->", re.DOTALL)
+
+
+def renewed(text: str) -> str:
+    """A page with its marked numbers made anew; raises KeyError for one that nothing makes."""
+    return MARKED.sub(lambda match: f"<!--={match[1]}-->{value(match[1])}<!--/-->", text)
+
+
+def value(name: str) -> str:
+    """What a name stands for: a claim's primary effect with its interval, the mean difference of one of the four
+    questions, or a count of runs of the comparison."""
+    if re.fullmatch(r"C\d\d", name):
+        return _effect(name)
+    if re.fullmatch(r"P\d", name):
+        return _short(float(questions.table(losses).set_index("id").loc[name, "mean"]))  # type: ignore[arg-type]
+    data = reading()[of_comparison(reading())]
+    own = {"unread": data, **{f"unread:{arm}": data[data["arm"] == arm] for arm in (protocol.DEEP, protocol.BRANCH)}}
+    return f"{int((own[name]['worth'] < NOTHING).sum())} of {len(own[name])}"
+
+
+def _effect(claim: str) -> str:
+    data = pd.read_csv(HERE / "claims.csv").set_index("id")
+    row = data[data["effect_role"] == "primary"].loc[claim]
+    mean, low, high = (_short(float(row[f"effect_{end}"])) for end in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"
+
+
+def _short(number: float) -> str:
+    """Two digits after the point, and none before it where that is 0."""
+    return re.sub(r"^(-?)0\.", r"\1.", f"{number:.2f}")
