@@ -260,12 +260,15 @@ def test_numbers_within_sentences_are_those_of_the_tables() -> None:
     assert mean < 0
     said = f"-{-mean:.2f} [-{-low:.2f}, -{-high:.2f}]".replace("0.", ".")
     assert recompute.renewed("it is <!--=C21-->9<!--/-->.") == f"it is <!--=C21-->{said}<!--/-->."
+    closer = recompute.renewed("<!--=C21:3--><!--/-->").removeprefix("<!--=C21:3-->").partition(" ")[0]
+    assert float(closer) == pytest.approx(mean, abs=0.005)
+    assert len(closer) == len("-.123")
     assert recompute.renewed("<!--=unread--><!--/-->") == "<!--=unread-->24 of 54<!--/-->"
     apart = np.mean(
         [recompute.losses(protocol.BRANCH, 18)[n] - recompute.losses(protocol.DEEP, 18)[n] for n in range(3, 9)]
     )
     assert recompute.renewed("<!--=P2--><!--/-->") == f"<!--=P2-->{apart:.2f}<!--/-->".replace("0.", ".")
-    for nothing in ("C99", "P9", "read"):
+    for nothing in ("C99", "P9", "read", "C21:x"):
         with pytest.raises(KeyError):
             recompute.renewed(f"<!--={nothing}--><!--/-->")
 

@@ -11,6 +11,7 @@ from sources import NOTHING, of_comparison, reading
 
 from stabilitylab.experiments import protocol
 
+DIGITS = 2
 MARKED = re.compile(r"<!--=([\w:]+)-->.*?<!--/-->", re.DOTALL)
 
 
@@ -20,10 +21,10 @@ def renewed(text: str) -> str:
 
 
 def value(name: str) -> str:
-    """What a name stands for: a claim's primary effect with its interval, the mean difference of one of the four
-    questions, or a count of runs of the comparison."""
-    if re.fullmatch(r"C\d\d", name):
-        return _effect(name)
+    """What a name stands for: a claim's primary effect with its interval, with as many digits after the point as
+    ``C39:3`` says; the mean difference of one of the four questions; or a count of runs of the comparison."""
+    if claim := re.fullmatch(r"(C\d\d)(?::(\d))?", name):
+        return _effect(claim[1], int(claim[2] or DIGITS))
     if re.fullmatch(r"P\d", name):
         return _short(float(questions.table(losses).set_index("id").loc[name, "mean"]))  # type: ignore[arg-type]
     data = reading()[of_comparison(reading())]
@@ -31,13 +32,13 @@ def value(name: str) -> str:
     return f"{int((own[name]['worth'] < NOTHING).sum())} of {len(own[name])}"
 
 
-def _effect(claim: str) -> str:
+def _effect(claim: str, digits: int) -> str:
     data = pd.read_csv(HERE / "claims.csv").set_index("id")
     row = data[data["effect_role"] == "primary"].loc[claim]
-    mean, low, high = (_short(float(row[f"effect_{end}"])) for end in ("mean", "low", "high"))
+    mean, low, high = (_short(float(row[f"effect_{end}"]), digits) for end in ("mean", "low", "high"))
     return f"{mean} [{low}, {high}]"
 
 
-def _short(number: float) -> str:
-    """Two digits after the point, and none before it where that is 0."""
-    return re.sub(r"^(-?)0\.", r"\1.", f"{number:.2f}")
+def _short(number: float, digits: int = DIGITS) -> str:
+    """So many digits after the point, and none before it where that is 0."""
+    return re.sub(r"^(-?)0\.", r"\1.", f"{number:.{digits}f}")

@@ -101,11 +101,7 @@ def source(run: Run) -> None:
     encoder.layers[-1].register_forward_hook(lambda *given: left.append(given[-1]))
     sums, tokens, apart, words = [0.0, 0.0], 0.0, 0.0, 0
     for batch in dataset.validation():
-        real = int((batch.weight.sum(1) > 0).sum())
-        other = torch.arange(len(batch.weight))
-        other[:real] = other[:real].roll(-1)
-        of_others = {key: value if key == "target" else value[other] for key, value in batch.inputs.items()}
-        for place, inputs in enumerate((batch.inputs, of_others)):
+        for place, inputs in enumerate((batch.inputs, batch.of_other_sources())):
             logits = model(**inputs).float()
             each = F.cross_entropy(logits.transpose(1, 2), batch.labels, reduction="none")
             sums[place] += float((each * batch.weight).sum())

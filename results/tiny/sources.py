@@ -8,10 +8,10 @@ from functools import cache
 import pandas as pd
 from cells import HERE, cells, interval, number, states, table, title
 
+from stabilitylab.diagnose.detectors.rank import NOTHING
 from stabilitylab.experiments import protocol
 from stabilitylab.reports.statistics import t_interval
 
-NOTHING = 0.01  # nats a token that a source is worth at least, where it is read
 KINDS = (("nothing", -math.inf, NOTHING), ("less than a nat", NOTHING, 1.0), ("a nat or more", 1.0, math.inf))
 GROWTHS = {protocol.BRANCH: "linear", f"{protocol.BRANCH} exp": "exponential", f"{protocol.BRANCH} sigmoid": "sigmoid"}
 

@@ -49,6 +49,14 @@ class Batch:
     def shapes(self) -> tuple[torch.Size, ...]:
         return tuple(tensor.shape for tensor in self.tensors())
 
+    def of_other_sources(self) -> dict[str, Tensor]:
+        """The model's arguments with, in place of each sentence's source, that of the next one, the first one's for the
+        last; rows that only fill the batch up keep theirs. Without a source, the arguments as they are."""
+        real = int((self.weight.sum(1) > 0).sum())
+        other = torch.arange(len(self.weight), device=self.weight.device)
+        other[:real] = other[:real].roll(-1)
+        return {name: each[other] if name.startswith("source") else each for name, each in self.inputs.items()}
+
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         return Batch(
             {name: change(tensor) for name, tensor in self.inputs.items()},

@@ -10,8 +10,6 @@ from ..config import Config
 from ..data import Dataset, Unigram
 from ..verdict import Baseline, Evaluation, Verdict, divergence, judge
 
-Metrics = Mapping[str, float | None]
-
 
 class Judging:
     """Keeps each evaluation of the held-out batch and the first number that was not finite: (row, sentence)."""
@@ -21,7 +19,7 @@ class Judging:
         self.evaluations: list[Evaluation] = []
         self.non_finite: tuple[int, str] | None = None
 
-    def see(self, row: int, metrics: Metrics) -> None:
+    def see(self, row: int, metrics: Mapping[str, float | None]) -> None:
         for name in ("loss", "grad_norm_total"):
             value = metrics.get(name)
             if self.non_finite is None and value is not None and not math.isfinite(value):
@@ -37,7 +35,7 @@ class Judging:
             return False
         return bool(self.non_finite or divergence(self.evaluations, self._train.steps, self._train.steps))
 
-    def verdict(self, row: int, after: Metrics) -> Verdict:
+    def verdict(self, row: int, after: Mapping[str, float | None]) -> Verdict:
         """The run's state; ``after``: its row after training, number ``row``."""
         data, last = self._dataset, None
         if data.validation_unigram is not None:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ class Trainer:
             compile_layers(self.model, shapes_of(dataset))
         self.working = WorkingWeights(self.model) if train.working_weights else None
         self.spread = self.team.spread(self.model, device)  # what is called: the model, or what wraps it
-        first = lambda: self._micro_batch(0, 0)  # noqa: E731
+        first = partial(self._micro_batch, 0, 0)
         self.passes = Passes(config, dataset, device, self.model, self.spread, self.working, first)
         on_device = recorder is not None or device.type == "cuda"
         self.optimizer = optimizer_of(train, self.model.parameters(), device=device if on_device else None)

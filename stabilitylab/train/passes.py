@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 
 import torch
@@ -50,14 +50,22 @@ class Passes:
         bf16 = self._config.train.precision == "bf16"
         return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=bf16)
 
+    @contextmanager
+    def _before_it(self, batch: Batch, kernels: Sequence[str] | None) -> Iterator[None]:
+        """While the model has ``batch`` before it, and not that of training."""
+        training_masks, self.masks = self.masks, batch.masks
+        try:
+            with attention(kernels), self.autocast():
+                yield
+        finally:
+            self.masks = training_masks
+
     def reference(self) -> dict[str, Tensor]:
         """The reference pass: the fixed held-out batch under the current parameters and alpha."""
-        batch, training_masks = self.held_out, self.masks
-        self.masks = batch.masks
-        with attention(self.kernels), self.autocast():
+        batch = self.held_out
+        with self._before_it(batch, self.kernels):
             logits = self._called(**batch.inputs)
         _, nll = token_losses(logits, batch.labels, batch.weight, 0.0)
-        self.masks = training_masks
         return {
             "held_out_nll": nll / batch.tokens,
             "held_out_accuracy": accuracy(logits, batch.labels, batch.weight),
@@ -66,13 +74,11 @@ class Passes:
     def curvature_loss(self) -> Tensor:
         """What is trained, smoothed as there, of each real token of the batch that ``probes.curvature_batch`` names;
         twice differentiable where attention's kernel is, which is its caller's to say where gradients are taken."""
-        batch, training_masks = self._curvature_batch, self.masks
-        self.masks = batch.masks
+        batch = self._curvature_batch
         kernels = None if torch.is_grad_enabled() else self.kernels
         aside = nullcontext() if self._working is None else self._working.set_aside()
-        with attention(kernels), self.autocast(), aside:
+        with self._before_it(batch, kernels), aside:
             logits = self._called(**batch.inputs)
-        self.masks = training_masks
         real = batch.weight > 0
         return F.cross_entropy(
             logits[real].float(),
@@ -90,34 +96,25 @@ class Passes:
         """Loss and accuracy on the whole validation set, under the current parameters and alpha; {} without one."""
         if not self._validation:
             return {}
-        training_masks = self.masks
         nll = right = torch.zeros((), dtype=torch.float64, device=self._device)
         with evaluation(self._called), as_written(self._model):
             for batch in self._validation:
-                self.masks = batch.masks
-                with attention(self.kernels), self.autocast():
+                with self._before_it(batch, self.kernels):
                     logits = self._called(**batch.inputs)
                 nll = nll + token_losses(logits, batch.labels, batch.weight, 0.0)[1]
                 right = right + accuracy(logits, batch.labels, batch.weight) * batch.tokens
-        self.masks = training_masks
         tokens = sum(batch.tokens for batch in self._validation)
         return {"validation_nll": nll / tokens, "validation_accuracy": right / tokens}
 
     def source_worth(self) -> dict[str, Tensor]:
         """By how much the held-out batch's loss [nats/token] grows where each sentence is given the source of the next
         one: what a model's decoder gets out of its own. {} without an encoder."""
-        batch, training_masks = self.held_out, self.masks
+        batch = self.held_out
         if "source" not in batch.inputs:
             return {}
-        real = int((batch.weight.sum(1) > 0).sum())  # the rest fills the batch's shape up
-        other = torch.arange(len(batch.weight), device=self._device)
-        other[:real] = other[:real].roll(-1)
-        of_others = {name: each if name.startswith("target") else each[other] for name, each in batch.inputs.items()}
-        self.masks = batch.masks
-        with evaluation(self._called), as_written(self._model), attention(self.kernels), self.autocast():
+        with evaluation(self._called), as_written(self._model), self._before_it(batch, self.kernels):
             without, own = (
                 token_losses(self._called(**inputs), batch.labels, batch.weight, 0.0)[1]
-                for inputs in (of_others, batch.inputs)
+                for inputs in (batch.of_other_sources(), batch.inputs)
             )
-        self.masks = training_masks
         return {"source_worth": (without - own) / batch.tokens}

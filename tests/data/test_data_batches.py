@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,19 @@ def test_batches_come_in_the_shapes_that_are_asked_for(
     eight = [batch.padded(8) for batch in batches]
     held = sum(mask.numel() for batch in eight for mask in batch.masks.values())
     assert one.padding(8) == pytest.approx(1 - real / held)
+
+
+def test_each_sentence_gets_the_source_of_the_next_one(data: Dataset, stack: Stack) -> None:
+    """In a batch with a row that only fills it up, as the last of the validation set."""
+    batch = data.held_out
+    batch = replace(batch, weight=batch.weight.clone())
+    batch.weight[-1] = 0
+    found, rows = batch.of_other_sources(), len(batch.weight)
+    assert found.keys() == batch.inputs.keys()
+    for name, tensor in batch.inputs.items():
+        expected = [*range(1, rows - 1), 0, rows - 1] if name.startswith("source") else [*range(rows)]
+        assert found[name].tolist() == [tensor[row].tolist() for row in expected]
+    assert ("source" in found) == (stack == "encoder-decoder")
 
 
 def test_global_generators_neither_matter_nor_move(stack: Stack) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,16 @@ def test_what_the_source_is_worth_is_said_where_it_was_measured(
     losses = {**LOSS, "source_worth": [None] * 40 + [worth]}
     collapsed = gradients(lambda t: 1e-9 if t > MAY_PASS else 1.0)
     diagnosis = found(made(tmp_path / "run", losses, {"grad_norm": collapsed}, STEPS))
-    assert only(diagnosis, "rank_collapse").evidence.endswith(f"so are 3 of 3, {says}")
+    event = only(diagnosis, "rank_collapse")
+    assert event.evidence.endswith(f"so are 3 of 3, {says}")
+    assert all(map(math.isfinite, event.numbers.values()))
     assert diagnosis.verdict == verdict
+
+
+def test_without_a_measured_source_every_number_is_one(tmp_path: Path) -> None:
+    """NaN is no JSON."""
+    event = only(diagnosed(tmp_path, lambda t: 1e-9 if t > MAY_PASS else 1.0), "rank_collapse")
+    assert all(map(math.isfinite, event.numbers.values()))
 
 
 def test_what_passes_is_a_note(tmp_path: Path) -> None:

@@ -173,6 +173,17 @@ def test_one_point_at_one_tick_has_room_on_a_logarithmic_axis() -> None:
     assert low < 5 < 7 < high
 
 
+@pytest.mark.parametrize(
+    ("ticks", "shown"),
+    [([6, 18, 50, 100], ["6", "18", "50", "100"]), ([1, 6, 18, 20, 22, 100], ["1", "6", "18", "", "", "100"])],
+)
+def test_a_tick_without_room_is_a_mark_without_a_word(ticks: list[float], shown: list[str]) -> None:
+    line = Series("x", ticks, [1.0] * len(ticks), arch="postln", seeds=3)
+    axes = paper.draw(Picture([Panel("", "x", "y", [line], log_x=True, ticks=ticks)], ""), 3.25).axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == shown
+    assert [*axes.get_xticks()] == ticks
+
+
 def test_a_caption_says_what_is_drawn(tmp_path: Path) -> None:
     low, high = [0.9, 0.9], [1.1, 1.1]
     lines = [a_line("deepnorm", low=low, high=high), replace(a_line("admin"), seeds=2)]

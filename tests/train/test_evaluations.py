@@ -13,7 +13,9 @@ from torch.nn.functional import cross_entropy
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.models import build_model
 from stabilitylab.store import Run
+from stabilitylab.store.absent import AbsentRun
 from stabilitylab.train import checkpoint, plan, start
+from stabilitylab.train.loop import Trainer
 from stabilitylab.train.run import Nobody, Plan
 from stabilitylab.verdict import RULE
 
@@ -145,6 +147,24 @@ def test_what_the_source_is_worth_is_measured_after_training(tmp_path: Path) -> 
     assert worth == pytest.approx(total / float(lengths.sum()), rel=1e-3)
     assert worth != 0
     assert "source_worth" not in trained(tmp_path / "alone", stack="decoder").metrics
+
+
+@pytest.mark.parametrize("measured", ["reference", "curvature_loss", "validate", "source_worth"])
+def test_training_finds_its_own_masks_after_every_measurement(measured: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the measurement ends in an error."""
+    ready = prepared()
+    trainer = Trainer(ready.config, ready.dataset, AbsentRun("nowhere"), torch.device("cpu"))
+    passes, own, seen = trainer.passes, ready.dataset.micro_batch(0).masks, []
+    passes.masks = own
+    trainer.model.register_forward_hook(lambda *_: seen.append(passes.masks))
+    getattr(passes, measured)()
+    assert seen
+    assert all(masks is not own for masks in seen)
+    assert passes.masks is own
+    monkeypatch.setattr(type(trainer.model), "forward", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        getattr(passes, measured)()
+    assert passes.masks is own
 
 
 def _recorded_before(path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from ....experiments import Experiment, Recipe, command, protocol, sweep
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
@@ -33,7 +33,7 @@ class GrowthStrategies(Figure):
         ramp = int(group[0].settings["model.T"])
         alpha = Panel("Growth of alpha", "update", "alpha", [*_lines(group, "alpha", 2 * ramp)])
         loss = Panel("Held-out loss", "update", "cross-entropy [nats/token]", [*_lines(group, "held_out_nll")])
-        gaps, failures = _differences(group), _failures(group)
+        gaps, failures = _differences(group), _differences(group, lost=True)
         panels = [panel for panel in (alpha, loss, _margin(gaps, failures)) if panel.series]
         notes = [
             f"Drawn: {group.describe()}. Lines are means over seeds, bands their range.",
@@ -85,22 +85,14 @@ def _lines(group: Runs, column: str, most: float = float("inf")) -> Iterator[Ser
             yield spread.series(f"{name} growth", arch="branchnorm", marker=marker, dash=dash)
 
 
-def _differences(group: Runs) -> dict[str, dict[int, float]]:
-    """Subtracts the final nll of linear growth from that of each shape, seed by seed, where both trained."""
-    return _gaps(group, lambda one, linear: not failed(one) and not failed(linear))
-
-
-def _failures(group: Runs) -> dict[str, dict[int, float]]:
-    """The same where the shape diverged or is stuck, and linear growth trained."""
-    return _gaps(group, lambda one, linear: failed(one) and not failed(linear))
-
-
-def _gaps(group: Runs, which: Callable[[Record, Record], bool]) -> dict[str, dict[int, float]]:
+def _differences(group: Runs, lost: bool = False) -> dict[str, dict[int, float]]:
+    """Subtracts the final nll of linear growth, where it trained, from that of each shape, seed by seed, where that
+    one trained too; ``lost``: where it diverged or is stuck."""
     found = {
         name: {
             seed: last_nll(one) - last_nll(linear)
             for seed, one, linear in pairs(_of(group, name), _of(group, "linear"))
-            if which(one, linear) and math.isfinite(last_nll(one))
+            if failed(one) == lost and not failed(linear) and math.isfinite(last_nll(one))
         }
         for name in _shapes(group)
         if name != "linear"
@@ -117,12 +109,11 @@ def _margin(gaps: dict[str, dict[int, float]], failures: dict[str, dict[int, flo
         )
         for name, by_seed in gaps.items()
     ]  # fmt: skip
-    crosses = [
+    points += [
         Series(f"{name} growth, diverged or stuck", [*by_seed], [*by_seed.values()], arch="branchnorm", kind="crosses",
                seeds=len(by_seed))
         for name, by_seed in failures.items()
     ]  # fmt: skip
-    points += crosses
     limits = [Reference(EQUIVALENT, f"margin ±{EQUIVALENT:g}"), Reference(0.0, ""), Reference(-EQUIVALENT, "")]
     ticks = sorted({seed for point in points for seed in point.x})
     return Panel("Against linear growth", "seed", "difference in final nll [nats]", points, limits, ticks=ticks)
