@@ -9,10 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+import typer
+from rich.markup import render
 
+from stabilitylab.cli import build
 from stabilitylab.verdict import STATES
 
 FAST = ["--depth", "2", "--steps", "3", "--set", "data.sentences=4", "--set", "data.held_out=6"]
@@ -234,6 +238,14 @@ def test_help_of_each_command_names_the_exit_codes(run) -> None:
         assert "Usage" in out
     assert "130 / 143" in run("probe", "--help")[1]
     assert run()[0] == 2
+
+
+def test_help_swallows_no_word_in_brackets() -> None:
+    """rich takes [word] for a style."""
+    commands: Any = typer.main.get_command(build())
+    for command in commands.commands.values():
+        for text in (command.help, *(getattr(parameter, "help", None) for parameter in command.params)):
+            assert render(text or "").plain == (text or "").replace("\\[", "[")
 
 
 def test_no_colour_where_none_is_wanted(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def sweep(
         Literal["local", "slurm-array", "parsl"],
         typer.Option(
             help="slurm-array: submit one array and return; parsl: executors of yours (pip install "
-            "'stabilitylab[sweep]')."
+            "'stabilitylab\\[sweep]')."  # rich takes the word in brackets for a style else
         ),
     ] = "local",
     sbatch: Annotated[
