@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_memory import rejudge, remembered
+from in_memory import UNIGRAM, rejudge, remembered
 from judged import SEEDS, SPREAD, verdict
 from making import load, make_run
 
@@ -117,7 +117,7 @@ def test_the_sensitivity_of_each_warm_up_has_an_interval_over_seeds() -> None:
     assert [one.title for one in (aside, *maps)] == ["Admin", "DeepNorm", "Admin"]
     assert [(panel.title, panel.y) for panel in picture.panels] == [
         ("DeepNorm", "held-out nll [nats/token]"),
-        ("Sensitivity, above its own least", "mean - least loss [nats/token]"),
+        ("Sensitivity to the rate", "mean loss - its own least [nats/token]"),
     ]  # fmt: skip
     assert [line.arch for line in own.series] == ["deepnorm"]
     assert [(line.arch, line.x, line.seeds) for line in panel.series] == [("deepnorm", (0, 5), 3), ("admin", (0, 5), 3)]
@@ -131,6 +131,34 @@ def test_the_sensitivity_of_each_warm_up_has_an_interval_over_seeds() -> None:
         f"[{2 * expected.low:.3f}, {2 * expected.high:.3f}] nats without warm-up (3 seeds); Admin lost 0 of 12 runs, "
         f"sensitivity 0.600 [{2 * expected.low:.3f}, {2 * expected.high:.3f}] nats without warm-up (3 seeds)."
     )
+
+
+def test_both_are_compared_above_the_least_of_either() -> None:
+    def loss(arch: str, warmup: int, lr: float, seed: int) -> float:
+        return 3 + seed / 10 + (lr == RATES[1]) + 0.5 * (arch == "branchnorm") + (seed - 4) * (warmup == 5) / 10
+
+    lost = ("branchnorm", 5, RATES[1])
+    runs = [
+        run(arch, w, lr, s, nll=loss(arch, w, lr, s), verdict="stuck" if (arch, w, lr) == lost else "trained")
+        for arch, w, lr, s in itertools.product(("deepnorm", "branchnorm"), (0, 5), RATES[:2], (3, 4, 5))
+    ]
+    picture = WarmupAndRate().picture(Runs(runs))
+    panel = picture.panels[-1]
+    assert (panel.title, panel.y) == ("Sensitivity to the rate", "mean loss - the least of both [nats/token]")
+    assert [line.arch for line in panel.series] == ["deepnorm", "branchnorm"]
+    least = {s: min(loss("deepnorm", w, RATES[0], s) for w in (0, 5)) for s in (3, 4, 5)}
+    for line in panel.series:
+        for place, warmup in enumerate((0, 5)):
+            ends = [
+                [UNIGRAM if (line.arch, warmup, lr) == lost else loss(line.arch, warmup, lr, s) for lr in RATES[:2]]
+                for s in (3, 4, 5)
+            ]
+            expected = t_interval(np.mean(own) - least[s] for own, s in zip(ends, (3, 4, 5), strict=True))
+            assert (line.y[place], line.low[place]) == pytest.approx((expected.mean, expected.low))  # type: ignore
+    titles = [one.title for one in picture.controls]
+    assert titles == ["Sensitivity to the rate", "DeepNorm", "BranchNorm"]
+    assert "DeepNorm lost 0 of 12 runs and is 0.5" in picture.finding
+    assert "nats above the least of both (3 seeds); BranchNorm lost 3 of 12 runs" in picture.finding
 
 
 def test_runs_of_one_cell_are_no_grid_and_take_nothing_from_one() -> None:

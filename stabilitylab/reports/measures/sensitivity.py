@@ -113,10 +113,22 @@ def clipped(record: Record) -> float:
 def on_common_scale(grid: RateGrid, labels: Sequence[str]) -> dict[str, dict[int, float]]:
     """Averages :func:`clipped` over the grid's cells for each label and seed, minus the least of it that any of
     ``labels`` has at that seed; of seeds that have the whole grid of all labels."""
+    rows = by_warmup(grid, labels)
+    return {label: {seed: float(np.mean([row[seed] for row in own])) for seed in own[0]} for label, own in rows.items()}
+
+
+def by_warmup(grid: RateGrid, labels: Sequence[str]) -> dict[str, list[dict[int, float]]]:
+    """The same for each of the grid's warm-ups, over its rates; the least is that of the whole grid."""
     losses: dict[tuple[str, int], dict[Cell, float]] = {}
     for run in grid.runs.where(label=labels):
         losses.setdefault((run.label, run.seed), {})[cell(run)] = clipped(run)
-    whole = {place: [*own.values()] for place, own in losses.items() if len(own) == grid.cells}
+    whole = {place: own for place, own in losses.items() if len(own) == grid.cells}
     seeds = [seed for seed in grid.runs.seeds if all((label, seed) in whole for label in labels)]
-    least = {seed: min(min(whole[label, seed]) for label in labels) for seed in seeds}
-    return {label: {seed: float(np.mean(whole[label, seed])) - least[seed] for seed in seeds} for label in labels}
+    least = {seed: min(min(whole[label, seed].values()) for label in labels) for seed in seeds}
+
+    def above(label: str, seed: int, warmup: int) -> float:
+        return float(np.mean([whole[label, seed][warmup, rate] for rate in grid.rates])) - least[seed]
+
+    return {
+        label: [{seed: above(label, seed, warmup) for seed in seeds} for warmup in grid.warmups] for label in labels
+    }
