@@ -59,7 +59,10 @@ def test_what_is_only_noted_stands_behind(tmp_path: Path) -> None:
     alike = Made(rows, ("value", "qk"), lambda step, row: (1.0, 1e-9 if step > 20 else 0.1), range(0, 60, 10))
     make_run(tmp_path, "a", layers=2, tables={"grad_norm": alike}, metrics={"nll": [7.0, 6.0, 5.0]})
     [told] = overview(Runs.load(tmp_path), []).told
-    assert told.sentence.endswith(" kinds of trouble was found (noted: rank collapse at update 30).")
+    assert told.sentence.endswith(
+        " kinds of trouble was found (noted: rank collapse at update 30); "
+        "open is whether the rank collapse of the decoder passes."
+    )
 
 
 def test_sentences_of_runs_that_go_on_or_have_no_baseline() -> None:

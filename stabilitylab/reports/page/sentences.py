@@ -86,11 +86,13 @@ def fold(times: float) -> str:
 
 
 def _nothing(found: Diagnosis) -> str:
-    """What was looked for; what is no more than a note stands behind it, each kind with its first update."""
+    """What was looked for; what is no more than a note stands behind it, each kind with its first update, and what
+    cannot be told yet of it."""
     if not found.checked:
         return ""
     notes: dict[str, int] = {}
     for event in found.events:
         notes[event.title] = min(event.step, notes.get(event.title, event.step))
     noted = f" (noted: {listed([f'{title} at update {step}' for title, step in notes.items()])})" if notes else ""
-    return f"none of {len(found.checked)} kinds of trouble was found{noted}"
+    untold = f"; open is {listed(found.pending)}" if found.pending else ""
+    return f"none of {len(found.checked)} kinds of trouble was found{noted}{untold}"
