@@ -17,6 +17,7 @@ from . import style
 from .base import LEAST_SEEDS, Panel, Series
 from .style import GREY, INK
 
+HOLLOW = "white"
 LETTER = 0.052  # inches that a letter of a legend or label takes
 MOST_MARKERS = 12  # on a line; more points than that would hide it
 PATTERNS = {"solid": "", "dashed": (3.7, 1.6), "dotted": (1, 1.4), "dashdot": (5, 1.6, 1, 1.6)}  # in line widths
@@ -27,23 +28,25 @@ APART = 0.075  # of the axes' height: names at line ends stand no closer
 
 
 def look(one: Series) -> dict[str, Any]:
-    """Colour, dash, marker, and whether it is full, of a line in print."""
+    """Colour, dash and marker of a line in print, and what is inside of the marker in a legend."""
     own = style.style(one.arch or one.label)
-    full = own.filled and bool((one.counts >= LEAST_SEEDS).any())
+    face = one.colour or own.face
+    shown = face if (one.counts >= LEAST_SEEDS).any() else HOLLOW
     shape = "x" if one.kind == "crosses" else (one.marker or own.marker)
     dash = (one.dash or own.dash) if one.kind == "line" else "none"
-    return {"colour": one.colour or own.colour, "dash": dash, "marker": shape, "full": full}
+    return {"colour": one.colour or own.colour, "dash": dash, "marker": shape, "face": face,
+            "shown": shown}  # fmt: skip
 
 
 def swatch(found: dict[str, Any], dashed: bool = True) -> Line2D:
     """Makes a legend's entry."""
     line = found["dash"] == "none" or dashed
     return Line2D([], [], color=found["colour"], linestyle=found["dash"] if line else "solid", marker=found["marker"],
-                  **_edge(found, found["full"]))  # fmt: skip
+                  **_edge(found, found["shown"]))  # fmt: skip
 
 
-def _edge(found: dict[str, Any], full: bool) -> dict[str, Any]:
-    return {"markerfacecolor": found["colour"] if full else "white", "markeredgecolor": found["colour"],
+def _edge(found: dict[str, Any], face: str) -> dict[str, Any]:
+    return {"markerfacecolor": face, "markeredgecolor": found["colour"],
             "markeredgewidth": 1.2 if found["marker"] == "x" else 0.7}  # fmt: skip
 
 
@@ -122,7 +125,7 @@ def _marks(axes: Axes, one: Series, found: dict[str, Any]) -> None:
     x, y, marked = np.asarray(one.x, float), np.asarray(one.y, float), np.arange(len(one.x)) % every == 0
     for enough in (False, True):
         points = marked & ((one.counts >= LEAST_SEEDS) == enough)
-        face = _edge(found, found["full"] and enough)
+        face = _edge(found, found["face"] if enough else HOLLOW)
         axes.plot(x[points], y[points], color=found["colour"], linestyle="none", marker=found["marker"], **face)
 
 

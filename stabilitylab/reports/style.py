@@ -15,6 +15,7 @@ SPARE = (("#8c6d31", "X"), ("#6a51a3", "h"), ("#636363", "p"), ("#393b79", "*"))
 # light=.64, hue=1.2), from dark to light, so that grey print keeps their order.
 PARTS = ("#171c3d", "#492869", "#833477", "#b14c6c", "#c3745d", "#bea162")
 AMOUNTS = ("#b0b0b0", "#8a8a8a", "#666666", "#444444", "#202020")  # of values of one setting
+PALER = 0.55  # of white in the markers of controls, so that hollow ones are those of few seeds
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 CONTROLS = {  # the look of the controls that the sweeps run; any other gets one by its name
     "postln+beta": "dashed",
@@ -34,12 +35,12 @@ CONTROLS = {  # the look of the controls that the sweeps run; any other gets one
 
 @dataclass(frozen=True)
 class Style:
-    """How a series looks; a control of an architecture keeps its colour, with open markers and another dash."""
+    """How a series looks; a control of an architecture keeps its colour, with pale markers and another dash."""
 
     colour: str
     marker: str
     dash: str
-    filled: bool
+    face: str  # colour of the inside of a marker behind which enough seeds stand
 
 
 def looks() -> dict[str, tuple[str, str]]:
@@ -62,7 +63,13 @@ def style(label: str) -> Style:
     colour, marker = own or SPARE[sum(label.encode()) % len(SPARE)]
     control = known and label != arch
     dash = CONTROLS.get(label, DASHES[1 + sum(label.encode()) % 3]) if control else "solid"
-    return Style(colour, marker, dash, not control)
+    return Style(colour, marker, dash, paler(colour) if control else colour)
+
+
+def paler(colour: str) -> str:
+    """Mixes #rrggbb with white, about half and half."""
+    parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(part + PALER * (255 - part)):02x}" for part in parts)
 
 
 def title(label: str) -> str:

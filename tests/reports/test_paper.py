@@ -118,16 +118,31 @@ def test_archs_differ_in_colour_and_in_marker_and_in_grey() -> None:
     assert grey[-1] - grey[0] > 0.25  # markers carry the rest
 
 
+def test_few_seeds_are_hollow_and_a_control_is_pale() -> None:
+    lines = [Series(arch, [6, 18], [1.0, 2.0], arch=arch, seeds=[6, 2]) for arch in ("branchnorm", "branchnorm T=1")]
+    axes = paper.draw(Picture([Panel("", "x", "y", lines)], ""), 3.25).axes[0]
+    faces: dict[int, set[object]] = {6: set(), 18: set()}
+    for line in axes.lines:
+        if line.get_marker() == style.style("branchnorm").marker:
+            for x in line.get_xdata():  # type: ignore[union-attr]
+                faces[x].add(line.get_markerfacecolor())
+    assert faces[6] == {style.style(line.arch).face for line in lines}
+    assert faces[18] == {"white"}
+
+
 def test_no_two_architectures_look_the_same() -> None:
     looks = style.looks()
     assert len({*looks.values()}) == len(looks)
-    assert {style.style(arch).filled for arch in looks} == {True}
+    assert all(style.style(arch).face == style.style(arch).colour for arch in looks)
 
 
 def test_a_control_keeps_its_archs_colour_but_not_its_look() -> None:
     own, control = style.style("branchnorm"), style.style("branchnorm T=1")
     assert control.colour == own.colour
-    assert (control.dash, control.filled) != (own.dash, own.filled)
+    assert control.dash != own.dash
+    assert control.face not in (own.face, "#ffffff")
+    full, pale = (np.array(to_rgb(look.face)) for look in (own, control))
+    assert pale == pytest.approx(full + style.PALER * (1 - full), abs=1 / 255)
     assert style.style("postln-init").colour != style.style("postln+beta").colour == style.style("postln").colour
     assert style.title("branchnorm T=1") == "BranchNorm T=1"
     own = style.style("somebody's own")

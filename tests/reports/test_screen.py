@@ -59,11 +59,11 @@ def test_looks_are_those_of_paper() -> None:
     own, control = (screen.look(Series("x", [1], [1], arch=arch)) for arch in ("branchnorm", "branchnorm T=1"))
     assert own["colour"] == control["colour"] == style.looks()["branchnorm"][0].lower()
     assert screen.look(Series("x", [1], [1], colour="black"))["colour"] == "#000000"
-    assert (own["symbol"], own["dash"], own["filled"]) == ("diamond", "solid", True)
-    assert control["filled"] is False
+    assert (own["symbol"], own["dash"], own["face"]) == ("diamond", "solid", own["colour"])
+    assert control["face"] == style.paler(own["colour"])
     assert control["dash"] == screen.DASHES[style.style("branchnorm T=1").dash] != "solid"
     assert screen.look(Series("x", [1], [1], colour="#123456", dash="dotted", marker="none")) == {
-        "colour": "#123456", "dash": "dot", "symbol": "circle", "filled": True, "marked": False
+        "colour": "#123456", "dash": "dot", "symbol": "circle", "face": "#123456", "marked": False
     }  # fmt: skip
     assert {look[1] for look in style.looks().values()} <= screen.MARKERS.keys()
     assert set(style.DASHES) <= screen.DASHES.keys()

@@ -71,13 +71,13 @@ def key(one: Series) -> str:
 
 
 def look(one: Series) -> dict[str, Any]:
-    """Colour as #rrggbb, plotly's dash and symbol, and whether the marker is filled."""
+    """Colour and that of the marker's inside as #rrggbb, plotly's dash and symbol, and whether there are markers."""
     found = style.style(one.arch or one.label)
     return {
         "colour": to_hex(one.colour or found.colour),
         "dash": DASHES[one.dash or found.dash],
         "symbol": MARKERS.get(one.marker or found.marker, "circle"),
-        "filled": found.filled,
+        "face": to_hex(one.colour or found.face),
         "marked": one.marker != "none",
     }
 

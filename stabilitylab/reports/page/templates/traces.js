@@ -23,11 +23,12 @@ function lines(plot, off, log) {
       }
     }
     const counts = Array.isArray(one.seeds) ? one.seeds : one.x.map(() => one.seeds), enough = counts.map((n) => n >= LEAST_SEEDS);
-    const symbol = one.kind === "crosses" ? "x-thin" : enough.map((full) => one.symbol + (one.filled && full ? "" : "-open"));
+    const symbol = one.kind === "crosses" ? "x-thin" : enough.map((full) => one.symbol + (full ? "" : "-open"));
     const trace = { ...base, y: one.y, connectgaps: false,
       mode: one.kind !== "line" ? "markers" : one.marked && !one.faint ? "lines+markers" : "lines",
       line: { color: colour, width: one.faint ? 1 : 1.8, dash: one.dash },
-      marker: { color: colour, symbol, size: one.kind === "crosses" ? 9 : 6, maxdisplayed: one.kind === "line" ? 14 : 0,
+      // of an open marker this is the colour of its edge
+      marker: { color: enough.map((full) => (full && one.kind !== "crosses" ? visible(one.face) : colour)), symbol, size: one.kind === "crosses" ? 9 : 6, maxdisplayed: one.kind === "line" ? 14 : 0,
         line: { color: colour, width: one.kind === "crosses" ? 2 : 1.2 } },
       hovertemplate: `<b>${escaped(one.name)}</b><br>${escaped(plot.x.title)} %{x}: %{y:.4g}` };
     if (!plot.runs) {
