@@ -11,6 +11,7 @@ from ....experiments import Experiment, Recipe, command, one_step, probing, swee
 from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Spread, figure
 from ...collection import LAYERS, Record, Runs
+from ...measures.comparison import counted
 from ...measures.provenance import provenance
 from ...statistics import slope
 
@@ -74,24 +75,33 @@ def number(record: Record, table: str, column: str) -> float:
 
 
 def _finding(group: Runs, rate: float) -> str:
-    """Says who needs a warm-up by this measure, and how the critical rate goes with depth."""
+    """Says who needs a warm-up by this measure, and how critical rate and sharpness go with depth."""
     deepest = max(group.depths)
-    below, parts = [], []
+    below = []
     for label in group.labels:
-        own = group.where(label=label)
-        at = [number(run, "critical_sharpness", "critical_rate") for run in own if run.depth == deepest]
-        at = [value for value in at if value > 0]
+        own = group.where(lambda run: run.depth == deepest, label=label)
+        at = [value for run in own if (value := number(run, "critical_sharpness", "critical_rate")) > 0]
         if at and float(np.exp(np.mean(np.log(at)))) < rate:
             below.append(style.title(label))
-        points = [(run.depth, number(run, "critical_sharpness", "critical_rate")) for run in own]
-        points = [(depth, value) for depth, value in points if value > 0]
-        if len({depth for depth, _ in points}) > 1:
-            k = slope([math.log(depth) for depth, _ in points], [math.log(value) for _, value in points])
-            parts.append(f"{style.title(label)} N^{k:.2f}")
     whose = f"of {', '.join(below)} already the first update" if below else "of no architecture the first update"
-    seeds = f"{len(group.seeds)} seed{'s' if len(group.seeds) > 1 else ''}"
-    goes = f" The critical rate goes as {', '.join(parts)}." if parts else ""
     return (
-        f"At the full rate {rate:g} and {deepest} layers a side, {whose} raises the loss of its own batch ({seeds}): "
-        f"what a warm-up is for shows {'here' if below else 'later than at initialisation'}.{goes}"
+        f"At the full rate {rate:g} and {deepest} layers a side, {whose} raises the loss of its own batch "
+        f"({counted(len(group.seeds))}): what a warm-up is for shows "
+        f"{'here' if below else 'later than at initialisation'}."
+        f"{_goes(group, 'critical_sharpness', 'critical_rate', 'critical rate')}"
+        f"{_goes(group, 'sharpness', 'value', 'largest eigenvalue')}"
     )
+
+
+def _goes(group: Runs, table: str, column: str, name: str) -> str:
+    """The architectures between whose powers of the number of layers all others lie."""
+    powers = {}
+    for label in group.labels:
+        points = [(run.depth, number(run, table, column)) for run in group.where(label=label, table=table)]
+        points = [(math.log(depth), math.log(value)) for depth, value in points if value > 0]
+        if len({depth for depth, _ in points}) > 1:
+            powers[style.title(label)] = slope(*map(list, zip(*points, strict=True)))
+    if not powers:
+        return ""
+    ends = [f"N^{power:.2f} ({label})" for label, power in sorted(powers.items(), key=lambda item: item[1])]
+    return f" The {name} goes as {' to '.join(dict.fromkeys((ends[0], ends[-1])))}."
