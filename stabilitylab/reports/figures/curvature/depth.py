@@ -9,6 +9,7 @@ import numpy as np
 
 from ....experiments import Experiment, Recipe, command, one_step, probing, sweep
 from ... import style
+from ...arrange import apart
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Spread, figure
 from ...collection import LAYERS, Record, Runs
 from ...measures.comparison import counted
@@ -65,7 +66,11 @@ class CriticalRateAgainstDepth(Figure):
         bounds = [r for r in group if not math.isfinite(number(r, "critical_sharpness", "high"))]
         if bounds:
             notes.append(f"Of {len(bounds)} runs the loss rose at no rate that was tried: a bound is drawn.")
-        return Picture(panels, _finding(group, rate), notes, columns=min(3, len(panels)), provenance=provenance(group))
+        panels, controls = apart(panels, [label for label in group.labels if style.family(label) == label])
+        return Picture(
+            panels, _finding(group, rate), notes, columns=min(3, len(panels)), controls=controls,
+            provenance=provenance(group),
+        )  # fmt: skip
 
 
 def number(record: Record, table: str, column: str) -> float:
