@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -101,6 +102,17 @@ def test_what_no_map_of_the_paper_shows_is_a_control(tmp_path: Path) -> None:
     picture = draw(tmp_path)
     assert [panel.title for panel in picture.panels] == ["Post-LN, initial"]
     assert [panel.title for panel in picture.controls] == ["DeepNorm, initial"]
+
+
+def test_the_papers_architectures_are_drawn_where_others_are_many(tmp_path: Path) -> None:
+    for arch in ("postln", "preln"):
+        run(tmp_path / "few", arch, lambda step, i: 0.25, kind="train")
+    for arch, seed in itertools.product(("deepnorm", "branchnorm", "postln-init"), (3, 4)):
+        how = {"kind": "train", "settings": {"train": {"warmup": 77}}}
+        run(tmp_path / "many", arch, lambda step, i: 0.25, seed=seed, **how)
+    picture = draw(tmp_path)
+    titles = [f"{name}, {when}" for name in ("Post-LN", "Pre-LN") for when in ("initial", "trained")]
+    assert [panel.title for panel in picture.panels] == titles
 
 
 def test_the_figure_checks_that_shares_add_up(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class LayerDependency(Figure):
             low, high = self._range()
             raise MissingRuns(f"no run with {TABLE} of an encoder of {low} to {high} layers", command(self.id))
         ended = comparable(fit.where(trained))
-        group = max(ended or groups, key=lambda g: (len(g.labels), -_apart(g[0].layers[0], self.layers), len(g)))
+        group = max(ended or groups, key=self._worth)
         labels = [label for label in self.shown if label in group.labels] or group.labels
         after: Sequence[int | None] = (0, None) if ended else (0,)
         drawn = [(label, step) for label in labels for step in after]
@@ -102,6 +102,11 @@ class LayerDependency(Figure):
             panels, _finding(group, labels, bool(ended)), notes, columns=len(after), controls=controls,
             provenance=provenance(group),
         )  # fmt: skip
+
+    def _worth(self, group: Runs) -> tuple[int, int, float, int]:
+        """The paper's architectures first, then any."""
+        papers = len({*self.papers} & {*group.labels})
+        return papers, len(group.labels), -_apart(group[0].layers[0], self.layers), len(group)
 
     def _is_mapped(self, run: Record) -> bool:
         return self._fits(run.layers[0]) and style.family(run.label) not in UNDEFINED
