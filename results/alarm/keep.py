@@ -3,8 +3,8 @@
 
     python results/alarm/keep.py runs/faults [--half train]
 
-``runs.csv``: a line a run; ``features-train.parquet`` and ``features-test.parquet``: a line a row, signals to seven bits
-(within .8 %; z-scores within 6e4), losses, norms and rates to sixteen (within 2e-5): 768 runs stay below 20 MB.
+``runs.csv``: a line a run; ``features-train.parquet`` and ``features-test.parquet``: a line a row, signals to seven
+bits (within .8 %; z-scores within 6e4), losses, norms and rates to sixteen (within 2e-5): so 768 runs stay below 20 MB.
 """
 
 from __future__ import annotations
