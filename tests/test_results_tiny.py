@@ -268,6 +268,7 @@ def test_numbers_within_sentences_are_those_of_the_tables() -> None:
         [recompute.losses(protocol.BRANCH, 18)[n] - recompute.losses(protocol.DEEP, 18)[n] for n in range(3, 9)]
     )
     assert recompute.renewed("<!--=P2--><!--/-->") == f"<!--=P2-->{apart:.2f}<!--/-->".replace("0.", ".")
+    assert "-.00" not in recompute.renewed("<!--=C33--><!--/-->")  # its interval begins a little below 0
     for nothing in ("C99", "P9", "read", "C21:x"):
         with pytest.raises(KeyError):
             recompute.renewed(f"<!--={nothing}--><!--/-->")

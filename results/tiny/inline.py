@@ -41,4 +41,4 @@ def _effect(claim: str, digits: int) -> str:
 
 def _short(number: float, digits: int = DIGITS) -> str:
     """So many digits after the point, and none before it where that is 0."""
-    return re.sub(r"^(-?)0\.", r"\1.", f"{number:.{digits}f}")
+    return re.sub(r"^(-?)0\.", r"\1.", f"{round(number, digits) + 0.0:.{digits}f}")

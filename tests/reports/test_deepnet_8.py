@@ -12,6 +12,7 @@ from in_memory import remembered
 from scipy import stats
 
 from stabilitylab.reports.base import MissingRuns, Picture
+from stabilitylab.reports.caption import small_print
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
 from stabilitylab.reports.collection import Record, Runs
 from stabilitylab.reports.figures.deepnet.figure_8 import LogarithmOfDepth
@@ -94,6 +95,7 @@ def test_the_picture_has_the_means_and_three_fits() -> None:
     quality, left = picture.panels
     points, log, linear, saturating = quality.series
     assert (points.kind, points.x, points.seeds, quality.ticks) == ("points", [*DEPTHS], 4, [*DEPTHS])
+    assert "n = 4" in small_print(picture).split(" · ")
     assert points.y == pytest.approx([9 - 0.5 * math.log(n) for n in DEPTHS])
     assert points.low is not None
     assert points.low[4] == pytest.approx(9 - 0.53 * math.log(96))

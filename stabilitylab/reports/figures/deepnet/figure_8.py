@@ -96,7 +96,7 @@ def _quality_panel(runs: Runs, measured: Quality, means: dict[int, float], fitte
     fine = np.geomspace(min(means), max(means), FINE)
     lines = [
         Series(FORMULAS[name], fine.tolist(), (sign * curve.at(fine)).tolist(), marker="none",
-               colour=LOOKS[name][0], dash=LOOKS[name][1])
+               colour=LOOKS[name][0], dash=LOOKS[name][1], seeds=int(dots.counts.max()))
         for name, curve in fitted.items()
     ]  # fmt: skip
     return Panel("Quality and three fits", "layers a side", measured.axis, [dots, *lines], log_x=True, ticks=[*means])
