@@ -17,6 +17,7 @@ from ..data import Batch, Dataset
 from ..models import Transformer, build_model
 from ..probes import Sites, find_sites
 from ..probes.parameters.pieces import GROUP_OF, Parameters
+from ..probes.places.attending import Part
 from ..schema import Cells, Phase, Row, Table
 
 Filled = tuple[Table, Cells]
@@ -76,8 +77,8 @@ class Subject:
         return {role: where for role, where in roles.items() if role.rpartition(".")[2] in GROUP_OF}
 
 
-def part_of(tensor: Tensor, rows: slice | None) -> Tensor:
-    return tensor if rows is None else tensor[rows]
+def part_of(tensor: Tensor, part: Part) -> Tensor:
+    return tensor if part is None else tensor[part]
 
 
 @contextmanager

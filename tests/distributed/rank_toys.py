@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from stabilitylab.errors import StabilityLabError
 from stabilitylab.models import build_model
 from stabilitylab.probes import PROBES, Max, Mean, Probe, Watcher, probe
+from stabilitylab.probes.places.attending import Part
 from stabilitylab.probes.places.sites import layers
 from stabilitylab.schema import Cells, Table
 
@@ -53,13 +54,16 @@ class Uneven(nn.Module):
         self.inner = build_model(arch=arch, **settings, source_vocab=VOCAB, target_vocab=VOCAB, seed=3)
         self.single = nn.Parameter(torch.full((1, VOCAB), 1.1))
         self.three = nn.Parameter(torch.full((3,), 0.9))
+        self.wide = nn.Parameter(torch.linspace(0.5, 1.5, 48).view(4, 12))
         self.frozen = nn.Parameter(torch.full((5,), 0.7), requires_grad=False)
 
     def forward(self, **inputs: Tensor) -> Tensor:
-        return self.inner(**inputs) * self.single * self.three.prod() * self.frozen.mean()
+        return self.inner(**inputs) * self.single * self.three.prod() * self.frozen.mean() * self.wide.square().mean()
 
-    def parameter_roles(self) -> dict[str, tuple[str, slice | None]]:
+    def parameter_roles(self) -> dict[str, tuple[str, Part]]:
         roles = {role: (f"inner.{name}", rows) for role, (name, rows) in self.inner.parameter_roles().items()}
+        columns = {"five": slice(0, 5), "seven": slice(5, 12)}  # of 12: halves of 6 cut the latter in two
+        roles |= {role: ("wide", (slice(None), own)) for role, own in columns.items()}
         return roles | {name: (name, None) for name in ("single", "three", "frozen")}
 
 

@@ -12,6 +12,7 @@ import stabilitylab as sl
 from stabilitylab.probes.places.attending import query_key
 
 CUT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}
+GPT2 = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 50, "bos_token_id": 0, "eos_token_id": 1}
 
 
 def apart(model: nn.Module) -> set[str]:
@@ -35,8 +36,31 @@ def test_families_of_hugging_face() -> None:
     t5 = apart(transformers.T5Model(transformers.T5Config(**sizes)))
     places = ("encoder.block.0.layer.0.SelfAttention", "decoder.block.0.layer.0.SelfAttention")
     assert t5 == {f"{at}.{n}.weight" for at in (*places, "decoder.block.0.layer.1.EncDecAttention") for n in "qk"}
-    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 50}
-    assert apart(transformers.GPT2Model(transformers.GPT2Config(**sizes, **special))) == set()  # one fused matrix
+    assert apart(transformers.GPT2Model(transformers.GPT2Config(**GPT2))) == {"h.0.attn.c_attn.weight"}
+    neox = transformers.GPTNeoXModel(transformers.GPTNeoXConfig(**CUT, **special))
+    assert apart(neox) == set()  # by heads
+
+
+def test_columns_of_gpt2(tmp_path: Any) -> None:
+    """Whose weights are (in, out): against the slices of the gradient itself, in float64."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, n_positions=8)).double().eval()
+    ids = torch.randint(50, (3, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with sl.watch(model, out=tmp_path / "run", every=1, reference=None, optimizer=optimizer) as w:
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        w.step(loss=loss)
+        own: Any = model.transformer.h[0].attn
+        grads = [parameter.grad.clone() for parameter in (own.c_attn.weight, *own.parameters())]
+        optimizer.step()
+    frame = sl.Run.open(tmp_path / "run").frame("grad_norm")
+    found = frame[frame["sublayer"] == "attn"].iloc[0]
+    assert found["qk"] == pytest.approx(float(torch.linalg.vector_norm(grads[0][:, :32])), rel=1e-6)
+    whole = float(sum((grad**2).sum() for grad in grads[1:])) ** 0.5
+    assert found["value"] == pytest.approx(whole, rel=1e-6)
+    assert 0 < found["qk"] < found["value"]
 
 
 def test_torch_s_attention_is_cut_and_keys_with_values_are_not() -> None:

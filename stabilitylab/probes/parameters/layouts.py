@@ -26,12 +26,14 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Layout:
-    """What this rank holds of a parameter: rows ``start`` to ``stop`` of its first dimension, and the share of its
-    squares that this rank adds, so that the ranks that hold the same entries count them once."""
+    """What this rank holds of a parameter: rows ``start`` to ``stop`` of its first dimension, columns from ``left`` on
+    of its second, and the share of its squares that this rank adds, so that the ranks that hold the same entries count
+    them once."""
 
     start: int
     stop: int
     share: float
+    left: int = 0
 
 
 @dataclass(frozen=True)
@@ -143,8 +145,8 @@ def _layout_of_shard(parameter: Any) -> Layout:
     if not parameter.dim():
         return whole_layout(parameter, share)
     shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
-    start = min(offset[0], parameter.shape[0])
-    return Layout(start, start + shape[0], share)
+    start, left = (min(at, size) for at, size in zip((*offset, 0)[:2], (*parameter.shape, 0)[:2], strict=True))
+    return Layout(start, start + shape[0], share, left)
 
 
 def _data_ranks(module: Any) -> int:

@@ -12,7 +12,7 @@ from torch import nn
 
 from ...errors import UsageError
 from ...schema import Row
-from ..places.attending import query_key
+from ..places.attending import Part, query_key
 from ..places.structure import Places, canonical, is_norm, unwrapped
 from ..rules import Mean, Norm, Total
 from .layouts import local, local_gradient
@@ -25,10 +25,10 @@ GROUP_OF: dict[str, str] = {"q": "qk", "k": "qk", "v": "vo_ffn", "out": "vo_ffn"
 
 @dataclass(frozen=True)
 class Piece:
-    """A parameter, or a slice of its rows, with the row and group that it counts in."""
+    """A parameter, or a slice of its rows or columns, with the row and group that it counts in."""
 
     index: int
-    part: slice | None
+    part: Part
     row: Row
     group: str  # one of GROUPS or ""
     branch: bool  # a weight or bias of a residual branch
@@ -114,11 +114,12 @@ class Parameters:
         """The optimizer, where it is one that sums in its own step what probes want of it: ``measure(cuts)`` before,
         ``measured()`` after."""
         own = self.optimizers[0] if len(self.optimizers) == 1 and self._ranks is None else None
-        return own if hasattr(own, "measured") else None
+        by_rows = not any(isinstance(piece.part, tuple) for piece in self.pieces)
+        return own if by_rows and hasattr(own, "measured") else None
 
     @property
-    def cuts(self) -> list[tuple[torch.Tensor, slice | None]]:
-        """The pieces, as rows of parameters."""
+    def cuts(self) -> list[tuple[torch.Tensor, Part]]:
+        """The pieces, as parts of parameters."""
         return [(self._own[piece.index], piece.part) for piece in self.pieces]
 
     def in_step(self) -> torch.Tensor | None:
@@ -201,13 +202,20 @@ class Parameters:
             groups.setdefault(self._ranks.share(tensor), []).append(tensor)
         return groups
 
-    def _held(self, piece: Piece) -> slice | None:
-        """The rows of this rank's shard that belong to ``piece``; none, or a part of them, where it is cut."""
+    def _held(self, piece: Piece) -> Part:
+        """What of this rank's shard belongs to ``piece``: nothing, or a part of it, where it is cut."""
         if not self._sharded or piece.part is None or self._ranks is None:
             return piece.part
-        layout = self._ranks.layout(self._own[piece.index])
-        ends = piece.part.indices(self._own[piece.index].shape[0])[:2]
-        return slice(*(min(max(row - layout.start, 0), layout.stop - layout.start) for row in ends))
+        own = self._own[piece.index]
+        layout, shape = self._ranks.layout(own), local(own).shape
+
+        def held(part: slice, dim: int, first: int) -> slice:
+            ends = part.indices(own.shape[dim])[:2]
+            return slice(*(min(max(at - first, 0), shape[dim]) for at in ends))
+
+        if isinstance(piece.part, tuple):
+            return held(piece.part[0], 0, layout.start), held(piece.part[1], 1, layout.left)
+        return held(piece.part, 0, layout.start)
 
     def _has(self, values: Values) -> np.ndarray:
         return np.array([values[piece.index] is not None for piece in self.pieces], dtype=bool)
@@ -251,7 +259,7 @@ def _by_structure(model: nn.Module, place: Places) -> Iterator[Piece]:
             yield Piece(index, None, row, group, False)
             continue
         for part in query_key(name, modules, parameter.shape):
-            yield Piece(index, part.rows, row, "qk" if part.apart else "", False)
+            yield Piece(index, part.part, row, "qk" if part.apart else "", False)
 
 
 def _gains(model: nn.Module, place: Places, names: dict[str, int]) -> Iterator[tuple[Row, int]]:
@@ -261,14 +269,25 @@ def _gains(model: nn.Module, place: Places, names: dict[str, int]) -> Iterator[t
 
 
 def _merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """Neighbouring slices of a parameter that count in the same places become one piece."""
+    """Neighbouring rows of a parameter that count in the same places become one piece."""
     merged: list[Piece] = []
-    for piece in sorted(pieces, key=lambda piece: (piece.index, (piece.part.start or 0) if piece.part else 0)):
-        last = merged[-1] if merged else None
-        if last and last.part and piece.part and last.part.stop == piece.part.start:
-            joined = replace(last, part=slice(last.part.start, piece.part.stop))
-            if joined == replace(piece, part=joined.part):
+    for piece in sorted(pieces, key=lambda piece: (piece.index, _start(piece.part))):
+        if merged and (rows := _joined(merged[-1].part, piece.part)) is not None:
+            joined = replace(merged[-1], part=rows)
+            if joined == replace(piece, part=rows):
                 merged[-1] = joined
                 continue
         merged.append(piece)
     return tuple(merged)
+
+
+def _start(part: Part) -> int:
+    own = part[1] if isinstance(part, tuple) else part
+    return 0 if own is None else own.start or 0
+
+
+def _joined(first: Part, second: Part) -> slice | None:
+    """Both as one, where they are rows and neighbours."""
+    if isinstance(first, slice) and isinstance(second, slice) and first.stop == second.start:
+        return slice(first.start, second.stop)
+    return None

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch._utils import _flatten_dense_tensors
 
+from ..places.attending import Part
+
 SMALL = 1024  # entries up to which tensors of one shape are stacked instead of visited one by one
 CHUNK = {"cpu": 1 << 16, "cuda": 1 << 22}  # entries that are looked at together: a cache full, on a GPU few launches
 WIDENED = 1 << 18  # entries of a tensor up to which a float64 copy of it is kept at hand on a CPU
 
-Cut = tuple[int, slice | None]  # which tensor, which of its rows
+Cut = tuple[int, Part]  # which tensor, what of it
 Cuts = tuple[Cut, ...]
 Values = Sequence[torch.Tensor | None]
 
@@ -136,7 +138,7 @@ def flattened(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         yield _flatten_dense_tensors(held)
 
 
-def _cut(values: Values, index: int, part: slice | None) -> Any:
+def _cut(values: Values, index: int, part: Part) -> Any:
     value = values[index]
     return value if value is None or part is None else value[part]
 

@@ -20,6 +20,7 @@ VALUE = re.compile(_PREFIX + _DECORATION.format("v|value|values"))
 FUSED = re.compile(_PREFIX + _DECORATION.format("qkv|querykeyvalue|qk|inprojweight"))
 THIRDS = re.compile(_PREFIX + r"(?:qkv|attn)(?:proj|projection|lin|linear)?")  # of one linear: q, k, v
 SHARED = re.compile(_PREFIX + _DECORATION.format("kv|keyvalue"))  # keys together with values
+TRANSPOSED = "Conv1D"  # of Hugging Face: a linear whose weight is (in, out)
 KERNELS = {"scaled_dot_product_attention", "flex_attention", "flash_attn_func", "flash_attn_varlen_func"}
 
 
@@ -62,6 +63,11 @@ def is_projection(path: str, siblings: set[str]) -> bool:
     return beside and re.fullmatch(_PREFIX + r"(?:o|out|output)(?:proj|projection|lin|linear)?|proj", own) is not None
 
 
+def tall(shape: Sequence[int]) -> bool:
+    """Is it a matrix of three squares, one upon the other?"""
+    return len(shape) == 2 and shape[0] == 3 * shape[1]
+
+
 def innermost(modules: Mapping[str, nn.Module]) -> list[str]:
     """Modules that attend and hold no other such module."""
     found = [path for path, module in modules.items() if path and attends(module)]
@@ -69,10 +75,13 @@ def innermost(modules: Mapping[str, nn.Module]) -> list[str]:
     return [path for path in found if path not in outer]
 
 
-class WeightPart(NamedTuple):
-    """Rows of a weight, None for all, and whether they make queries or keys and nothing else."""
+Part = slice | tuple[slice, slice] | None  # of a tensor: rows, rows and columns, or all
 
-    rows: slice | None
+
+class WeightPart(NamedTuple):
+    """A part of a weight, and whether it makes queries or keys and nothing else."""
+
+    part: Part
     apart: bool
 
 
@@ -81,14 +90,17 @@ def query_key(name: str, modules: Mapping[str, nn.Module], shape: Sequence[int])
 
     A projection is told by its name. Fused ones are cut where their rows are q, k, v by thirds: torch's
     ``in_proj_weight``, and a linear of nanoGPT's, timm's or flash-attn's name (``c_attn``, ``qkv``, ``Wqkv``, ...) that
-    makes three of its width. Others divide by heads (GPT-NeoX's), or have columns for rows (GPT-2's ``Conv1D``): theirs
-    are the rest.
+    makes three of its width; of Hugging Face's ``Conv1D`` (GPT-2's ``c_attn``) the columns are. Others divide by heads
+    (GPT-NeoX's): theirs are the rest.
     """
     owner, _, leaf = name.rpartition(".")
-    third = shape[0] // 3
-    fused = isinstance(modules[owner], nn.Linear) and THIRDS.fullmatch(plain(owner.rpartition(".")[2])) is not None
-    if leaf == "in_proj_weight" or (fused and tuple(shape) == (3 * shape[-1], shape[-1])):
+    thirds = THIRDS.fullmatch(plain(owner.rpartition(".")[2])) is not None
+    if leaf == "in_proj_weight" or (thirds and isinstance(modules[owner], nn.Linear) and tall(shape)):
+        third = shape[0] // 3
         return [WeightPart(slice(0, 2 * third), True), WeightPart(slice(2 * third, 3 * third), False)]
+    if thirds and type(modules[owner]).__name__ == TRANSPOSED and tall(shape[::-1]):
+        first, rest = (slice(0, 2 * shape[0]), True), (slice(2 * shape[0], 3 * shape[0]), False)
+        return [WeightPart((slice(None), columns), apart) for columns, apart in (first, rest)]
     holder, _, last = (owner, "", leaf) if leaf.endswith("proj_weight") else owner.rpartition(".")
     own = plain(last.removesuffix("_weight"))
     single = not SHARED.fullmatch(own) and any(pattern.fullmatch(own) for pattern in (QUERY, KEY))
