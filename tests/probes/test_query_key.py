@@ -38,7 +38,37 @@ def test_families_of_hugging_face() -> None:
     assert t5 == {f"{at}.{n}.weight" for at in (*places, "decoder.block.0.layer.1.EncDecAttention") for n in "qk"}
     assert apart(transformers.GPT2Model(transformers.GPT2Config(**GPT2))) == {"h.0.attn.c_attn.weight"}
     neox = transformers.GPTNeoXModel(transformers.GPTNeoXConfig(**CUT, **special))
-    assert apart(neox) == set()  # by heads
+    assert apart(neox) == {"layers.0.attention.query_key_value.weight"}
+
+
+@pytest.mark.parametrize("family", ["GPTNeoX", "Bloom", "Falcon", "GPT2"])
+def test_without_them_attention_sees_no_difference_between_tokens(family: str) -> None:
+    """What is told apart makes queries and keys: where it is 0 two sentences are attended alike, else they are not."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = GPT2 if family in ("Bloom", "GPT2") else {**CUT, "bos_token_id": 0, "eos_token_id": 1}
+    sizes |= {"Bloom": {"hidden_size": 16}, "Falcon": {"multi_query": False, "alibi": False}}.get(family, {})
+    sizes["n_head" if family in ("Bloom", "GPT2") else "num_attention_heads"] = 4  # of 2 thirds would pass for heads
+    config = getattr(transformers, f"{family}Config")(**sizes, attn_implementation="eager")
+    model = getattr(transformers, f"{family}Model")(config).eval()
+    modules, ids = dict(model.named_modules()), torch.randint(3, 50, (2, 6))
+    (name,) = apart(model)
+    weight = model.get_parameter(name)
+    parts = query_key(name, modules, weight.shape)
+    assert sum(weight[own.part].numel() for own in parts) == weight.numel()
+    bias = modules[name.removesuffix(".weight")].bias
+    for removed in (True, False):
+        with torch.no_grad():
+            kept = weight.clone()
+            if bias is not None:
+                bias.zero_()
+            for own in parts:
+                if own.apart == removed:
+                    weight[own.part] = 0
+            found = model(ids, output_attentions=True)
+            weight.copy_(kept)
+        one, other = found.attentions[0]
+        assert torch.allclose(one, other, atol=1e-6) == removed
 
 
 def test_columns_of_gpt2(tmp_path: Any) -> None:
@@ -72,7 +102,11 @@ def test_torch_s_attention_is_cut_and_keys_with_values_are_not() -> None:
     grouped = nn.ModuleDict({"qkv_proj": nn.Linear(8, 16), "out_proj": nn.Linear(8, 8)})
     assert apart(nn.Sequential(grouped)) == set()  # fewer keys than queries: where they end is not told
     neox = nn.ModuleDict({"query_key_value": nn.Linear(8, 24), "dense": nn.Linear(8, 8)})
-    assert apart(nn.Sequential(neox)) == set()  # by heads
+    assert apart(nn.Sequential(neox)) == set()  # by heads, of which nothing says how large they are
+    neox.head_dim = 3
+    assert apart(nn.Sequential(neox)) == set()
+    neox.head_dim = 4
+    assert apart(nn.Sequential(neox)) == {"0.query_key_value.weight"}
 
     class Shared(nn.Module):
         def __init__(self) -> None:

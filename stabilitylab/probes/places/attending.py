@@ -20,6 +20,7 @@ VALUE = re.compile(_PREFIX + _DECORATION.format("v|value|values"))
 FUSED = re.compile(_PREFIX + _DECORATION.format("qkv|querykeyvalue|qk|inprojweight"))
 THIRDS = re.compile(_PREFIX + r"(?:qkv|attn)(?:proj|projection|lin|linear)?")  # of one linear: q, k, v
 SHARED = re.compile(_PREFIX + _DECORATION.format("kv|keyvalue"))  # keys together with values
+BY_HEADS = "querykeyvalue"
 TRANSPOSED = "Conv1D"  # of Hugging Face: a linear whose weight is (in, out)
 KERNELS = {"scaled_dot_product_attention", "flex_attention", "flash_attn_func", "flash_attn_varlen_func"}
 
@@ -63,6 +64,13 @@ def is_projection(path: str, siblings: set[str]) -> bool:
     return beside and re.fullmatch(_PREFIX + r"(?:o|out|output)(?:proj|projection|lin|linear)?|proj", own) is not None
 
 
+def _head_size(attention: nn.Module | None, width: int) -> int:
+    """What an attention says of its heads' size; 0 where it says nothing, or what cannot be."""
+    told = (getattr(attention, name, None) for name in ("head_dim", "head_size"))
+    size = next((own for own in told if isinstance(own, int)), 0)
+    return size if size > 0 and width % size == 0 else 0
+
+
 def tall(shape: Sequence[int]) -> bool:
     """Is it a matrix of three squares, one upon the other?"""
     return len(shape) == 2 and shape[0] == 3 * shape[1]
@@ -90,17 +98,22 @@ def query_key(name: str, modules: Mapping[str, nn.Module], shape: Sequence[int])
 
     A projection is told by its name. Fused ones are cut where their rows are q, k, v by thirds: torch's
     ``in_proj_weight``, and a linear of nanoGPT's, timm's or flash-attn's name (``c_attn``, ``qkv``, ``Wqkv``, ...) that
-    makes three of its width; of Hugging Face's ``Conv1D`` (GPT-2's ``c_attn``) the columns are. Others divide by heads
-    (GPT-NeoX's): theirs are the rest.
+    makes three of its width; of Hugging Face's ``Conv1D`` (GPT-2's ``c_attn``) the columns are. A ``query_key_value``
+    of that shape (GPT-NeoX's, BLOOM's, Falcon's) has q, k, v of one head after the other, whose size its attention
+    names. Where neither is so they are the rest.
     """
     owner, _, leaf = name.rpartition(".")
-    thirds = THIRDS.fullmatch(plain(owner.rpartition(".")[2])) is not None
+    holder, _, called = owner.rpartition(".")
+    thirds = THIRDS.fullmatch(plain(called)) is not None
     if leaf == "in_proj_weight" or (thirds and isinstance(modules[owner], nn.Linear) and tall(shape)):
         third = shape[0] // 3
         return [WeightPart(slice(0, 2 * third), True), WeightPart(slice(2 * third, 3 * third), False)]
     if thirds and type(modules[owner]).__name__ == TRANSPOSED and tall(shape[::-1]):
         first, rest = (slice(0, 2 * shape[0]), True), (slice(2 * shape[0], 3 * shape[0]), False)
         return [WeightPart((slice(None), columns), apart) for columns, apart in (first, rest)]
+    if plain(called) == BY_HEADS and tall(shape) and (size := _head_size(modules.get(holder), shape[1])):
+        parts = [(slice(at, at + 2 * size), slice(at + 2 * size, at + 3 * size)) for at in range(0, shape[0], 3 * size)]
+        return [WeightPart(part, part is both[0]) for both in parts for part in both]
     holder, _, last = (owner, "", leaf) if leaf.endswith("proj_weight") else owner.rpartition(".")
     own = plain(last.removesuffix("_weight"))
     single = not SHARED.fullmatch(own) and any(pattern.fullmatch(own) for pattern in (QUERY, KEY))
