@@ -188,6 +188,15 @@ def test_training_runs_alone_are_a_figure_too_after_10_and_100_updates(tmp_path:
     )
 
 
+def test_training_runs_of_one_depth_each_are_no_panel_against_depth(tmp_path: Path) -> None:
+    outputs = [Row(stack, stack, 0, "output") for stack in ("encoder", "decoder")]
+    for arch, depth in (("postln", 6), ("deepnorm", 12)):
+        made = Made(outputs, ("cumulative", "one_update"), lambda step, row: (step + 1.0, 0.0), (0, 10, 100), "mean")
+        make_run(tmp_path, arch, arch=arch, layers=depth, tables={"model_update": made})
+    with pytest.raises(MissingRuns):
+        UpdateAgainstDepth().picture(load(tmp_path))
+
+
 def test_without_runs_it_names_the_command(tmp_path: Path) -> None:
     make_run(tmp_path, "bare", layers=2)
     with pytest.raises(MissingRuns) as missing:

@@ -83,8 +83,8 @@ def alphas(group: Runs) -> list[str]:
 
 
 def early_updates(runs: Runs) -> tuple[list[Panel], Runs]:
-    """Draws ‖ΔF‖ after 10 and after 100 updates of training runs, where comparable ones of several depths are
-    there."""
+    """Draws ‖ΔF‖ after 10 and after 100 updates of training, of architectures that have comparable runs of several
+    depths."""
 
     def after(record: Record, updates: int) -> float:
         return moved(record).get(updates, math.nan)
@@ -101,10 +101,12 @@ def early_updates(runs: Runs) -> tuple[list[Panel], Runs]:
         lines = [
             replace(line, dash=shown_dash(own.labels, line.arch))
             for line in by_label(own, lambda run, n=updates: {run.depth: after(run, n)}, log=True)
+            if len(line.x) > 1
         ]
         panel = Panel(
             f"After {updates} updates of training", "layers a side", "‖ΔF‖ (L2 per token)", lines,
-            [Reference(saturation, f"√(2d) = {saturation:.1f}")], log_x=True, log_y=True, ticks=group.depths,
+            [Reference(saturation, f"√(2d) = {saturation:.1f}")], log_x=True, log_y=True,
+            ticks=sorted({depth for line in lines for depth in line.x}),
         )  # fmt: skip
         panels += [panel] if lines else []
     return panels, group
@@ -116,9 +118,8 @@ def said_of(panel: Panel) -> str:
     parts = [
         f"{line.name} from {line.y[0]:.2g} at {line.x[0]:g} to {line.y[-1]:.2g} at {line.x[-1]:g} layers a side"
         for line in panel.series
-        if len(line.x) > 1
     ]
-    return f"{panel.title}, ‖ΔF‖ goes: {'; '.join(parts)}." if parts else f"{panel.title}, at one depth alone."
+    return f"{panel.title}, ‖ΔF‖ goes: {'; '.join(parts)}."
 
 
 def half_way(record: Record) -> tuple[int, int, int]:
