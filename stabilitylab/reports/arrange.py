@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +26,12 @@ def apart(panels: Iterable[Panel], shown: Collection[str]) -> tuple[list[Panel],
         else:
             main.append(panel)
     return main, controls
+
+
+def signs(panels: Iterable[Panel], meanings: Mapping[str, str]) -> list[str]:
+    """What the signs mean that stand in a cell of these maps: the meanings of those that do."""
+    text = [cell for panel in panels if panel.map and panel.map.text is not None for cell in np.ravel(panel.map.text)]
+    return [meaning for sign, meaning in meanings.items() if any(sign in str(cell) for cell in text)]
 
 
 def alike(panels: Iterable[Panel]) -> list[Panel]:

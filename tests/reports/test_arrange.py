@@ -14,7 +14,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from stabilitylab.reports import paper, style
-from stabilitylab.reports.arrange import alike, apart, smoothed
+from stabilitylab.reports.arrange import alike, apart, signs, smoothed
 from stabilitylab.reports.base import FIGURES, Map, Panel, Picture, Reference, Series
 from stabilitylab.reports.caption import caption, small_print, tex
 from stabilitylab.reports.heatmaps import scale
@@ -35,8 +35,8 @@ def luminance(colour: str) -> float:
 def alike_in_grey(one: Series, other: Series) -> bool:
     """Whether nothing but the hue tells them apart."""
     first, second = look(one), look(other)
-    near = abs(luminance(first["colour"]) - luminance(second["colour"])) < TOLD
-    return near and all(first[key] == second[key] for key in ("dash", "marker", "full"))
+    near = all(abs(luminance(first[key]) - luminance(second[key])) < TOLD for key in ("colour", "shown"))
+    return near and all(first[key] == second[key] for key in ("dash", "marker"))
 
 
 def test_controls_stand_in_a_picture_of_their_own() -> None:
@@ -171,6 +171,15 @@ def test_one_point_at_one_tick_has_room_on_a_logarithmic_axis() -> None:
     axes = paper.draw(Picture([Panel("", "x", "y", [point], log_x=True, ticks=[6])], ""), 3.25).axes[0]
     low, high = axes.get_xlim()
     assert low < 5 < 7 < high
+
+
+def test_only_the_signs_of_a_map_are_explained() -> None:
+    text = np.array([["(-0.42)", "stuck"], ["+0.10", ""]], dtype=object)
+    heat = Map([1, 2], [1, 2], np.zeros((2, 2)), np.zeros((2, 2), np.int8), "nats", log=False, text=text)
+    bare = Map([1], [1], np.zeros((1, 1)), np.zeros((1, 1), np.int8), "nats", log=False)
+    panels = [Panel("", "x", "y", map=heat), Panel("", "x", "y", map=bare), Panel("", "x", "y", [a_line("admin")])]
+    assert signs(panels, {"(": "open", "/": "counts"}) == ["open"]
+    assert signs(panels[1:], {"(": "open", "/": "counts"}) == []
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from ....config import merge
 from ....experiments import SEEDS, Experiment, Recipe, command, probing, sweep
 from ....experiments.recipe import AUTHORS
 from ... import style
+from ...arrange import signs
 from ...base import Figure, Map, MissingRuns, Panel, Picture, compared, figure
 from ...claims import Share, claim
 from ...collection import Record, Runs
@@ -24,6 +25,10 @@ AXES = ("train.lr", "train.beta2")
 BOTH = ("postln", "preln")
 NAMES = [style.title(label) for label in BOTH]
 PAPER_RATES = (1e-4, 5e-4)  # the least and the largest of the paper, whose model is 512 wide
+SIGNS = {
+    "(": "(in parentheses): a seed not 0.25 nats below the baseline",
+    "/": "1/3 lost: one of three diverged or stuck",
+}  # of cells
 COLD = 1  # updates of warm-up, at most, of the runs that the claims are about
 Setting = tuple[float, float]  # learning rate and beta2
 Paired = list[tuple[Setting, int, Record, Record]]  # with the seed and a run of each of BOTH
@@ -79,7 +84,7 @@ class RateAndBeta2(Figure):
         ]
         return Picture(
             compared(panels), _finding(group, both), notes, columns=min(3, len(panels)), provenance=provenance(group),
-            key="(in parentheses): a seed not 0.25 nats below the baseline · 1/3 lost: one of three diverged or stuck",
+            key=" · ".join(signs(panels, SIGNS)),
         )  # fmt: skip
 
 

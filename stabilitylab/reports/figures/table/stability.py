@@ -9,6 +9,7 @@ import numpy as np
 
 from ....experiments import Experiment, Recipe, command, sweep, table_runs
 from ... import style
+from ...arrange import signs
 from ...base import Figure, Map, MissingRuns, Panel, Picture, figure
 from ...claims import NAMED_LATER, Effect, Share, claim
 from ...collection import LAYERS, Frame, Record, Runs
@@ -60,7 +61,7 @@ class StabilityTable(Figure):
         extra = {"table.csv": table.to_csv(index=False), "table.md": markdown(table)}
         return Picture(
             [panel], _finding(group, table), _notes(runs, group, table), columns=1, extra=extra,
-            provenance=provenance(group), key=_key(group),
+            provenance=provenance(group), key=_key(panel, group),
         )  # fmt: skip
 
 
@@ -75,11 +76,11 @@ def with_bleu(table: Frame, group: Runs, measured: Quality) -> Frame:
     return table.assign(bleu=[mean(row) for _, row in table.iterrows()])
 
 
-def _key(group: Runs) -> str:
+def _key(panel: Panel, group: Runs) -> str:
     """Explains what stands in cells, and footnotes recipes."""
-    marks = "(in parentheses): a seed not 0.25 nats below the baseline"
+    means = {"(": "(in parentheses): a seed not 0.25 nats below the baseline", "/": "1/3 stuck: one of three seeds"}
     recipes = [f"{MARK} {style.title(label)}: {recipe}" for label, recipe in own_recipes(group).items()]
-    return " · ".join([marks, "1/3 stuck: one of three seeds", *recipes])
+    return " · ".join([*signs([panel], means), *recipes])
 
 
 def _map(table: Frame, bleu: bool, apart: Collection[str] = ()) -> Map:
