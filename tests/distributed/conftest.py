@@ -1,13 +1,16 @@
-"""Two gloo processes, or four, run every case once; the tests look at what they returned."""
+"""Two gloo processes, or four, run every case once, whichever worker of pytest-xdist asks first; the tests look at what
+they returned."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.multiprocessing as processes
+from filelock import FileLock
 
 
 class Ranks:
@@ -19,11 +22,19 @@ class Ranks:
 
     def __call__(self, name: str) -> tuple[Any, ...]:
         if not self._results:
-            self._launch()
+            self._read()
         found = tuple(results.get(name, "did not come to this case") for results in self._results)
         for rank, result in enumerate(found):
             assert not isinstance(result, str), f"rank {rank}: {result}"
         return found
+
+    def _read(self) -> None:
+        paths, whole = [self._folder / f"rank-{rank}.pt" for rank in range(self._size)], self._folder / "whole"
+        with FileLock(self._folder / "lock"):
+            if not whole.exists():
+                self._launch()
+                whole.touch()
+        self._results = [torch.load(path, weights_only=False) for path in paths]
 
     def _launch(self) -> None:
         import rank_cases
@@ -32,15 +43,21 @@ class Ranks:
         processes.start_processes(
             rank_cases.run, (self._folder, names, self._size), nprocs=self._size, start_method="spawn", join=True
         )
-        paths = [self._folder / f"rank-{rank}.pt" for rank in range(self._size)]
-        self._results = [torch.load(path, weights_only=False) for path in paths]
+
+
+def shared(factory: pytest.TempPathFactory, name: str) -> Path:
+    """A folder of this session, the same in all workers, whose own folders are side by side."""
+    own = factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    return Ranks(tmp_path_factory.mktemp("ranks"))
+    return Ranks(shared(tmp_path_factory, "ranks"))
 
 
 @pytest.fixture(scope="session")
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    return Ranks(tmp_path_factory.mktemp("four_ranks"), 4)
+    return Ranks(shared(tmp_path_factory, "four_ranks"), 4)
