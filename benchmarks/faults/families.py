@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from stabilitylab.data import Batch
 
-UPDATES, WARMUP = 600, 20
+UPDATES, WARMUP = 400, 20
 REFERENCE, FINE = 1 / 12, 1 / 4  # of the edge: the rate of twins, and one that is high but fine
-FAULT = (150, 350)  # the rows between which something comes from outside
+FAULT = (100, 250)  # the rows between which something comes from outside
 SHARD = 30  # batches of a corrupt shard
-RAMP = 150  # updates in which the slow ramp multiplies the rate by e
+RAMP = 100  # updates in which the slow ramp multiplies the rate by e
 CLIMB = 150  # updates of a climb to a rate that may be too high: failures that nothing could precede teach nothing
 
 Kind = Literal["endogenous", "exogenous", "healthy"]
@@ -111,7 +111,7 @@ def rate(plan: Plan, edge: float, strength: float, seed: int) -> None:
 
 @_family("endogenous", "rate at the end of the ramp", (0.5, 1.0, 2.0, 4.0))
 def ramp(plan: Plan, edge: float, strength: float, seed: int) -> None:
-    """The learning rate grows by e in 150 updates, up to a last value."""
+    """The learning rate grows by e in 100 updates, up to a last value."""
     start = strength * edge / math.exp((UPDATES - 100) / RAMP)
     plan.rate = lambda row: start * min(1.0, (row + 1) / WARMUP) * math.exp(min(row, UPDATES - 100) / RAMP)
 

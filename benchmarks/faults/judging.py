@@ -20,6 +20,8 @@ from stabilitylab.diagnose import diagnose
 from stabilitylab.schema import Cells, Sink, Table
 from stabilitylab.store import Run, RunWriter
 
+MOST_EVENTS = 40  # of a run that are kept
+
 
 class Both:
     """A sink that hands everything to a run directory, which is read by ``diagnose`` at the end and thrown away, and
@@ -43,7 +45,8 @@ class Both:
         self._second.close()
 
     def judged(self, rows: int) -> dict[str, Any]:
-        """What diagnose says: verdict, kinds that came first and the whole chain, the first place. The run is gone."""
+        """What diagnose says: verdict, kinds that came first and the whole chain, the first place; of each event its
+        kind, step, severity and how many times over its threshold it was. The run is gone."""
         try:
             self._run.set_status("finished", rows)
             self._run.close()
@@ -55,7 +58,10 @@ class Both:
         return kept | {
             "step": chosen[0]["step"] if chosen else None,
             "layer": chosen[0]["layer"] if chosen else None,
-            "notes": sorted({event["kind"] for event in found["events"] if event["severity"] == "note"}),
+            "events": [
+                [event["kind"], event["step"], event["severity"], float(f"{event['strength']:.4g}")]
+                for event in found["events"][:MOST_EVENTS]
+            ],
         }
 
 
@@ -66,7 +72,7 @@ def mask_of(batch: Batch) -> dict[str, torch.Tensor] | torch.Tensor:
 
 def foreseen(subject: Student, what: Plan, data: Dataset) -> dict[str, Any]:
     """What preflight says of the model, at the highest rate that the plan has, on the first batch: bounds that fail,
-    and that warn."""
+    and that warn, with the number that is beyond each, and the numbers of the whole model."""
     batch = data.micro_batch(0)
     real = batch.weight > 0
     rate = max(what.rate(row) for row in range(UPDATES))
@@ -84,7 +90,7 @@ def foreseen(subject: Student, what: Plan, data: Dataset) -> dict[str, Any]:
         found = preflight(subject.model, batch, loss, optimizer, mask=mask_of(batch))
     finally:
         log.setLevel(level)
-    return {
-        severity: sorted({finding.bound for finding in found.findings if finding.severity == severity})
-        for severity in ("fail", "warn")
-    }
+    told: dict[str, Any] = {"fail": {}, "warn": {}, "numbers": found.numbers}
+    for finding in found.findings:
+        told[finding.severity].setdefault(finding.bound, finding.value)
+    return told

@@ -1,14 +1,16 @@
 #!/usr/bin/env python
 """Makes the corpus, run by run; what is there is not made again, so a stopped call goes on where it was.
 
-    python benchmarks/faults/make.py --data PATH/multi30k --out runs/faults [--half train] [--backwards]
+    python benchmarks/faults/make.py --data PATH/multi30k --out runs/faults [--half train] [--part 1/2]
 
-A run is one Parquet file of its rows, written when it is whole; ``results/alarm/keep.py`` gathers them.
+A run is one Parquet file of its rows, written when it is whole; ``results/alarm/keep.py`` gathers them. What it has
+kept is not made again either, but for a twin that another run needs.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import subprocess
@@ -23,9 +25,11 @@ import torch
 from families import FAMILIES, UPDATES
 from pilot import edges
 from recipes import half, recipes
+from subjects import SUBJECTS
 from training import COLUMNS, Course, Recipe, train
 
 HERE = Path(__file__).parent
+KEPT = HERE.parents[1] / "results" / "alarm" / "runs.csv"
 COMMIT = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
 
 
@@ -62,6 +66,14 @@ def facts_of(path: Path) -> dict:
     return json.loads(pq.read_schema(path).metadata[b"run"])
 
 
+def kept() -> set[str]:
+    """Names of the runs that are in the committed corpus."""
+    if not KEPT.exists():
+        return set()
+    with KEPT.open(newline="") as file:
+        return {line["run"] for line in csv.DictReader(file)}
+
+
 def make(recipe: Recipe, out: Path, text: Path | None, updates: int = UPDATES) -> Path:
     """One run, or the one that is there. Its twin's held-out losses are read where it has a twin."""
     path = out / f"{recipe.name}.parquet"
@@ -80,10 +92,16 @@ if __name__ == "__main__":
     parser.add_argument("--data", type=Path, help="the folder of Multi30k; without it, the synthetic task")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--half", choices=("train", "test"))
-    parser.add_argument("--backwards", action="store_true", help="a second process comes from the other end")
+    parser.add_argument("--part", default="1/1", help="1/2 and 2/2: two processes, each with every second subject")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    todo = [recipe for recipe in recipes() if options.half in (None, half(recipe.seed))]
-    for number, recipe in enumerate(todo[::-1] if options.backwards else todo):
+    part, parts = map(int, options.part.split("/"))
+    mine, there = list(SUBJECTS)[part - 1 :: parts], kept()
+    todo = [
+        recipe
+        for recipe in recipes()
+        if options.half in (None, half(recipe.seed)) and recipe.subject in mine and recipe.name not in there
+    ]
+    for number, recipe in enumerate(todo):
         make(recipe, options.out, options.data)
         print(f"{number + 1}/{len(todo)} {recipe.name}", file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from pilot import middles, strength
 from subjects import SUBJECTS
 from training import Recipe
 
-SEEDS = tuple(range(8))
+SEEDS = (0, 2, 4, 6, 1, 3, 5, 7)  # those that choose come first
 FAILING = 3  # ways to fail from within, of each subject and seed
 
 

@@ -68,7 +68,7 @@ def settings(name: str, text: Path | None) -> Config:
         files = {part: f"{text / part}.de.gz,{text / part}.en.gz" for part in ("train", "val")}
         own += [f"data.source=text:{files['train']}", f"data.valid={files['val']}"]
     if subject.arch == "branchnorm":
-        own.append("model.T=24")  # 4 % of 600 updates
+        own.append("model.T=24")  # as in the pilot
     return resolve(parse_set(own), depth=subject.layers)
 
 

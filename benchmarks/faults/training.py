@@ -28,6 +28,7 @@ PROBES = (
     *("logits", "outliers", "critical_sharpness", "preconditioned_sharpness"),
 )
 HELD_EVERY, CURVED_EVERY = 5, 20
+CURVED_ON = 12  # held-out sentences, the first of them
 BESIDE = ("nll", "gradient", "lr", "held_out", "where_grad_norm", "where_update")  # beside the signals
 COLUMNS = (*BESIDE, *names(), *NUMBERS)
 
@@ -122,7 +123,7 @@ def train(
     peers = Peers(subject.model)
     notes = Notes(peers)
     sink = Both(notes) if judged else notes
-    held = data.held_out
+    held, few = data.held_out, first(data.held_out, CURVED_ON)
     optimizer = torch.optim.AdamW(
         subject.model.parameters(), lr=1e-3, betas=what.betas, eps=what.eps, weight_decay=what.decay, fused=True
     )
@@ -149,7 +150,7 @@ def train(
         schedule=subject.schedule,
         reference=lambda: {"held_out_nll": of_tokens(held).mean()},
         curvature_every=CURVED_EVERY,
-        curvature_loss=lambda: of_tokens(held),
+        curvature_loss=lambda: of_tokens(few),
     )
     with watcher:
         for row in range(updates):
@@ -175,6 +176,13 @@ def train(
     ended = failure(at["nll"], at["gradient"], told, twin)
     after = sink.judged(len(found)) if isinstance(sink, Both) else {}
     return Course(found, ended, what.at, told, notes.places, after, before)
+
+
+def first(batch: Batch, sentences: int) -> Batch:
+    """The first sentences of a batch."""
+    weight = batch.weight[:sentences]
+    inputs, masks = ({name: own[:sentences] for name, own in each.items()} for each in (batch.inputs, batch.masks))
+    return Batch(inputs, batch.labels[:sentences], weight, int(weight.sum()), masks)
 
 
 def _backward(row: int, what: Plan, data: Dataset, of_tokens: Any) -> Tensor:

@@ -67,22 +67,36 @@ class CorpusRun:
 
 def read(half: str, folder: Path = HERE) -> list[CorpusRun]:
     """The runs of ``train`` or ``test``, in the order of runs.csv."""
-    table = pq.read_table(folder / f"features-{half}.parquet")
+    seeds: dict[int, dict[int, dict[str, np.ndarray]]] = {}
+    found = []
+    for run in lines(folder):
+        if run["half"] != half:
+            continue
+        seed = int(run["seed"])
+        if seed not in seeds:
+            seeds[seed] = features(folder / features_of(seed))
+        made = _run(run)
+        made.columns = seeds[seed][int(run["number"])]
+        found.append(made)
+    return found
+
+
+def features_of(seed: int) -> str:
+    return f"features/seed-{seed}.parquet"
+
+
+def features(path: Path) -> dict[int, dict[str, np.ndarray]]:
+    """Number of the run -> its columns, (rows,) each."""
+    table = pq.read_table(path)
     names = [name for name in table.column_names if name not in ("run", "row")]
     code = table["run"].to_numpy()
     starts = np.flatnonzero(np.append(True, code[1:] != code[:-1]))
     ends = np.append(starts[1:], len(code))
     data = {name: table[name].to_numpy().astype(np.float64) for name in names}
-    places = {int(code[start]): (start, end) for start, end in zip(starts, ends, strict=True)}
-    found = []
-    for run in lines(folder):
-        if run.pop("half") != half:
-            continue
-        start, end = places[int(run.pop("number"))]
-        made = _run(run)
-        made.columns = {name: own[start:end] for name, own in data.items()}
-        found.append(made)
-    return found
+    return {
+        int(code[start]): {name: own[start:end] for name, own in data.items()}
+        for start, end in zip(starts, ends, strict=True)
+    }
 
 
 def lines(folder: Path = HERE, table: str = "runs.csv") -> Iterator[dict[str, str]]:

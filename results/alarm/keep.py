@@ -3,8 +3,9 @@
 
     python results/alarm/keep.py runs/faults [--half train]
 
-``runs.csv``: a line a run; ``features-train.parquet`` and ``features-test.parquet``: a line a row, signals to seven
-bits (within .8 %; z-scores within 6e4), losses, norms and rates to sixteen (within 2e-5): so 768 runs stay below 20 MB.
+``runs.csv``: a line a run; ``features/seed-N.parquet``: a line a row, signals to seven bits (within .8 %; z-scores
+within 6e4), losses, norms and rates to sixteen (within 2e-5): so the corpus stays below 20 MB. What was kept stays, so
+that it can be made in several goes, on several machines.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from corpus import HERE, features_of, lines
 
-HERE = Path(__file__).parent
 LINE = (
     *("number", "run", "half", "subject", "family", "kind", "seed", "strength", "edge", "rows", "at", "failed"),
     *("why", "benign", "open", "diagnosis", "preflight", "commit", "torch", "cpu"),
@@ -41,35 +43,44 @@ def rounded(values: np.ndarray, bits: int) -> np.ndarray:
     return np.ldexp(np.round(mantissa * 2**bits) / 2**bits, exponent)
 
 
-def keep(folder: Path, out: Path, halves: tuple[str, ...]) -> None:
-    found: dict[str, list[tuple[dict[str, Any], pa.Table]]] = {half: [] for half in halves}
+def keep(folder: Path, out: Path, halves: Sequence[str]) -> None:
+    """Adds what is new to what was kept; a seed of which nothing is new keeps its file as it is."""
+    told = list(lines(out)) if (out / "runs.csv").exists() else []
+    there = {line["run"] for line in told}
+    new: dict[int, list[tuple[dict[str, Any], pa.Table]]] = {}
     for path in sorted(folder.glob("*.parquet")):
         table = pq.read_table(path)
         facts = json.loads(table.schema.metadata[b"run"])
-        if facts["half"] in halves:
-            found[facts["half"]].append((facts, table))
+        if facts["half"] in halves and facts["run"] not in there:
+            new.setdefault(facts["seed"], []).append((facts, table))
+    for seed, runs in sorted(new.items()):
+        path = out / features_of(seed)
+        parts = [pq.read_table(path)] if path.exists() else []
+        first = sum(line["seed"] == str(seed) for line in told)
+        for number, (facts, table) in enumerate(runs, first):
+            told.append(line_of(facts, number))
+            columns = {
+                "run": np.full(table.num_rows, number, dtype=np.int16),
+                "row": np.arange(table.num_rows, dtype=np.int16),
+                **{name: small(name, table[name].to_numpy()) for name in table.column_names},
+            }
+            parts.append(pa.table(columns))
+        whole = pa.concat_tables(parts)
+        split = [name for name in whole.column_names if name not in ("run", "row")]
+        options: dict[str, Any] = {"use_dictionary": ["run"], "use_byte_stream_split": split}
+        path.parent.mkdir(exist_ok=True)
+        pq.write_table(whole, path, compression="brotli", compression_level=11, **options)
     with (out / "runs.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, LINE, extrasaction="ignore")
+        writer = csv.DictWriter(file, LINE, lineterminator="\n")
         writer.writeheader()
-        for half in halves:
-            parts = []
-            for number, (facts, table) in enumerate(found[half]):
-                told = {name: "" if facts.get(name) is None else facts[name] for name in LINE if name != "number"}
-                told.update({name: json.dumps(facts[name]) for name in ("benign", "diagnosis", "preflight")})
-                told.update(number=number, edge=f"{facts['edge']:.4g}")
-                writer.writerow({**told, "strength": f"{facts['strength']:.4g}", "commit": facts["commit"][:12]})
-                columns = {
-                    "run": np.full(table.num_rows, number, dtype=np.int16),
-                    "row": np.arange(table.num_rows, dtype=np.int16),
-                    **{name: small(name, table[name].to_numpy()) for name in table.column_names},
-                }
-                parts.append(pa.table(columns))
-            if parts:
-                whole = pa.concat_tables(parts)
-                split = [name for name in whole.column_names if name not in ("run", "row")]
-                options: dict[str, Any] = {"use_dictionary": ["run"], "use_byte_stream_split": split}
-                path = out / f"features-{half}.parquet"
-                pq.write_table(whole, path, compression="brotli", compression_level=11, **options)
+        writer.writerows(sorted(told, key=lambda line: (int(line["seed"]), int(line["number"]))))
+
+
+def line_of(facts: Mapping[str, Any], number: int) -> dict[str, Any]:
+    told = {name: "" if facts.get(name) is None else facts[name] for name in LINE if name != "number"}
+    told.update({name: json.dumps(facts[name]) for name in ("benign", "diagnosis", "preflight")})
+    told.update(number=number, edge=f"{facts['edge']:.4g}", strength=f"{facts['strength']:.4g}")
+    return {**told, "commit": facts["commit"][:12]}
 
 
 if __name__ == "__main__":
