@@ -68,8 +68,16 @@ INSIDE = {
     "reports": (
         ("reports.style", "reports.statistics", "reports.intervals"),
         ("reports.collection",),
-        ("reports.base", "reports.conditions"),
-        ("reports.claims", "reports.pooling", "reports.arrange", "reports.caption", "reports.files", "reports.lines"),
+        ("reports.base", "reports.conditions", "reports.run_grid"),
+        (
+            "reports.claims",
+            "reports.pooling",
+            "reports.arrange",
+            "reports.caption",
+            "reports.files",
+            "reports.lines",
+            "reports.first_break",
+        ),
         ("reports.heatmaps",),
         ("reports.paper",),
         ("reports.measures", "reports.headline", "reports.power", "reports.page.screen", "reports.page.point"),

@@ -276,3 +276,10 @@ def test_a_run_that_recorded_nothing_is_not_drawn(tmp_path: Path) -> None:
     make_run(tmp_path, "empty", state="running", tables={"grad_norm": gradients(lambda step, row: 1.0, steps=())})
     with pytest.raises(MissingRuns, match="nothing yet"):
         diagnose(load(tmp_path)[0])
+
+
+def test_the_first_alarms_are_marked_where_they_were_raised(tmp_path: Path) -> None:
+    record = watched(tmp_path, [], lambda step, table: Cells(np.zeros((0, 0)), np.zeros(0, bool)), loss=1.0)
+    record.run.manifest["alarms"] = [*({"step": step, "title": "x"} for step in (1, 2, 3, 4)), {"step": None}]
+    marked = panel(diagnose(record), "Loss").references
+    assert [(mark.value, mark.label, mark.vertical) for mark in marked] == [(s, "alarm", True) for s in (1, 2, 3)]

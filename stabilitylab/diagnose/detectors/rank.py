@@ -26,7 +26,7 @@ MAY_PASS = 2000
 NOTHING, SOMETHING = 0.01, 0.1
 ALIKE, SPENT = 0.9, 0.1  # share of the entropy's ceiling: uniform attention, and one that sees a single key
 TITLE = "rank collapse"
-NEEDS = "probe grad_norm, where queries and keys are parameters of their own"
+NEEDS = "probe grad_norm, where queries and keys can be told apart from the rest"
 
 
 @detector("rank_collapse", TITLE, reads={"grad_norm.qk": NEEDS})

@@ -10,7 +10,7 @@ from ...diagnose import Diagnosis
 from ...errors import listed
 from .. import style
 from ..collection import Record
-from ..diagnosis import read
+from ..run_grid import read
 
 WORTH_SAYING = 10.0  # times by which a stack's gradient falls; below that no run is in trouble for it
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

@@ -1,0 +1,108 @@
+"""One run in plain words: how it stands, the layer that breaks first, and the largest norm input."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .collection import Record
+from .run_grid import LayerGrid, lost_at, read
+
+VANISHED = 1e-4  # of the largest gradient norm in the stack: below it a layer hardly learns
+
+
+def _state(record: Record) -> str:
+    """Says how the run stands, such as ``diverged since step 31: the held-out loss is nan`` or, of a watched run,
+    ``finished at step 90``."""
+    status = record.status
+    if verdict := record.judged:
+        return f"{verdict.state} since step {verdict.step}: {verdict.reason}"
+    why = f" ({status.reason})" if status.reason else ""
+    lost = lost_at(record, "loss", "nll")
+    broken = "" if lost is None else f", loss not finite from step {lost} on"
+    return f"{status.state} at step {status.step}{why}{broken}"
+
+
+def finding(record: Record) -> str:
+    """Says the verdict, the layer that breaks first, and the largest norm input, in plain words."""
+    words = [_state(record), _first_break(record), _worst_input(record)]
+    return "; ".join(word for word in words if word) + "."
+
+
+def _first_break(record: Record) -> str:
+    """Finds the first place whose gradient is not finite, or else the first that vanishes beside its stack's
+    largest."""
+    grid = read(record, "grad_norm") if "grad_norm" in record.tables else None
+    if grid is None:
+        return ""
+    found = [sentence for sentence in (_lost_gradient(grid), _lost_input(record)) if sentence]
+    return "; ".join(found) or _vanishing(grid)
+
+
+def _lost_gradient(grid: LayerGrid) -> str:
+    """Finds where the gradient was lost: backpropagation carries what is not finite downwards, so the highest place
+    that has it is where it began."""
+    columns = np.flatnonzero(grid.lost.any(0))
+    if not len(columns):
+        return ""
+    rows = np.flatnonzero(grid.lost[:, columns[0]])
+    step = grid.steps[columns[0]]
+    if len(rows) == len(grid.names):
+        return f"no layer's gradient is finite from step {step} on: it is the loss that breaks, not a layer"
+    return f"the gradient of {grid.names[rows[-1]]} breaks first: not finite at step {step}" + (
+        f", nor below it ({len(rows)} places)" if len(rows) > 1 else ""
+    )
+
+
+def _lost_input(record: Record) -> str:
+    """Finds where an input was lost: the forward pass carries it upwards, so the lowest norm with such an input is
+    where it began."""
+    grid = read(record, "ln_input", by_layer=False) if "ln_input" in record.tables else None
+    if grid is None or not grid.lost.any():
+        return ""
+    columns = np.flatnonzero(grid.lost.any(0))
+    row = int(np.flatnonzero(grid.lost[:, columns[0]])[0])
+    return f"the first norm whose input is not finite is that of {grid.names[row]}, at step {grid.steps[columns[0]]}"
+
+
+def _vanishing(grid: LayerGrid) -> str:
+    usual = np.where(grid.absent, np.nan, grid.values)
+    largest = np.full_like(usual, np.nan)
+    still_zero = ""
+    for stack in dict.fromkeys(grid.stacks.tolist()):
+        rows = grid.stacks == stack
+        largest[rows] = np.fmax.reduce(usual[rows], axis=0)
+        if largest[rows][0, -1] == 0:
+            still_zero += f"; every gradient of {stack} is exactly 0 at step {grid.steps[-1]}"
+    relative = np.divide(usual, largest, out=np.full_like(usual, np.nan), where=largest > 0)
+    if not np.isfinite(relative).any():
+        return "every gradient is 0 or absent" if len(usual) else ""
+    columns = np.flatnonzero((relative < VANISHED).any(0))
+    column = int(columns[0]) if len(columns) else int(np.flatnonzero(np.isfinite(relative).any(0))[-1])
+    row = int(np.nanargmin(relative[:, column]))
+    stack = grid.stacks == grid.stacks[row]
+    top = int(np.flatnonzero(stack)[np.nanargmax(usual[stack, column])])
+    size = f"{relative[row, column]:.2g} of that of {grid.names[top]} at step {grid.steps[column]}"
+    if not len(columns):
+        return f"no layer's gradient vanishes beside others (the weakest, of {grid.names[row]}, is {size}){still_zero}"
+    still = int((relative[:, -1] < VANISHED).sum())
+    end = f"at step {grid.steps[-1]}"
+    later = f", and {still} of {len(grid.names)} are that weak {end}" if still else f", but none is that weak {end}"
+    return f"the gradient of {grid.names[row]} vanishes first: it is {size}{later}{still_zero}"
+
+
+def _worst_input(record: Record) -> str:
+    grid = read(record, "ln_input", by_layer=False) if "ln_input" in record.tables else None
+    if grid is None:
+        return ""
+    usual = np.where(np.isfinite(grid.values) & ~grid.absent, grid.values, np.nan)
+    if np.isnan(usual).all():
+        return ""
+    row, column = np.unravel_index(np.nanargmax(usual), usual.shape)
+    scale, unit = (math.sqrt(record.width), " √d") if record.width else (1.0, "")
+    sizes = (usual[row, column] / scale, float(np.nanmedian(usual[:, column])) / scale)
+    return (
+        f"the largest norm input stands at {grid.names[row]}, step {grid.steps[column]}: {sizes[0]:.3g}{unit}, where "
+        f"the median norm has {sizes[1]:.3g}{unit}"
+    )
