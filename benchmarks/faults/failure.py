@@ -19,7 +19,7 @@ LEAST = 10  # evaluations that say so, up to the last: fifty rows
 
 class Failure(NamedTuple):
     """``step``: t*, None for a run that did not fail; ``why``; ``benign``: rows of rises that were undone;
-    ``open``: the first row of a rise that the end of the run left undecided."""
+    ``open``: the first row of a rise, or of a stay behind the twin, that the end of the run left undecided."""
 
     step: int | None
     why: str
@@ -35,7 +35,7 @@ def failure(
 ) -> Failure:
     """The first of: a loss or gradient norm that is not finite; a rise of the training loss by 7 robust standard
     deviations over its level, the lowest median of 20 rows so far, that is not undone in 50 rows; a held-out loss .25
-    nats above the twin's up to the end.
+    nats above the twin's up to the end, in at least ten evaluations.
 
     ``loss``, ``gradient`` (rows,); ``held_out``, ``twin``: (row, nats a token).
     """
@@ -49,8 +49,11 @@ def failure(
     elif undecided is not None and len(broken):
         found.append((undecided, "rise"))  # which ended in numbers that are not finite
         undecided = None
-    if (behind := _behind(held_out, twin)) is not None:
+    behind, evaluations = _behind(held_out, twin)
+    if evaluations >= LEAST:
         found.append((behind, "behind its twin"))
+    elif evaluations and undecided is None:
+        undecided = behind
     if not found:
         return Failure(None, "", benign, undecided)
     step, why = min(found)
@@ -82,9 +85,10 @@ def rises(loss: np.ndarray) -> tuple[int | None, tuple[int, ...], int | None]:
     return None, tuple(benign), None
 
 
-def _behind(held_out: Sequence[tuple[int, float]], twin: Sequence[tuple[int, float]] | None) -> int | None:
+def _behind(held_out: Sequence[tuple[int, float]], twin: Sequence[tuple[int, float]] | None) -> tuple[int, int]:
+    """(row from which it is behind its twin up to the end, in how many evaluations)."""
     if twin is None:
-        return None
+        return 0, 0
     other = dict(twin)
     both = [(step, nll - other[step]) for step, nll in held_out if step in other]
     worse = 0
@@ -92,4 +96,4 @@ def _behind(held_out: Sequence[tuple[int, float]], twin: Sequence[tuple[int, flo
         if more < BEHIND:
             break
         worse += 1
-    return both[-worse][0] if worse >= LEAST else None
+    return (both[-worse][0], worse) if worse else (0, 0)

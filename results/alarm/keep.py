@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from corpus import HERE, features_of, lines
+
+sys.path.append(str(HERE.parents[1] / "benchmarks" / "faults"))
+
+from failure import failure
 
 LINE = (
     *("number", "run", "half", "subject", "family", "kind", "seed", "strength", "edge", "rows", "at", "failed"),
@@ -48,11 +53,11 @@ def keep(folder: Path, out: Path, halves: Sequence[str]) -> None:
     told = list(lines(out)) if (out / "runs.csv").exists() else []
     there = {line["run"] for line in told}
     new: dict[int, list[tuple[dict[str, Any], pa.Table]]] = {}
-    for path in sorted(folder.glob("*.parquet")):
-        table = pq.read_table(path)
-        facts = json.loads(table.schema.metadata[b"run"])
-        if facts["half"] in halves and facts["run"] not in there:
-            new.setdefault(facts["seed"], []).append((facts, table))
+    made = {facts["run"]: (facts, table) for facts, table in map(opened, sorted(folder.glob("*.parquet")))}
+    for name, (facts, table) in made.items():
+        if facts["half"] in halves and name not in there:
+            twin = None if facts["family"] == "twin" else made[f"{facts['subject']}-twin-s{facts['seed']}"][0]
+            new.setdefault(facts["seed"], []).append((judged(facts, table, twin), table))
     for seed, runs in sorted(new.items()):
         path = out / features_of(seed)
         parts = [pq.read_table(path)] if path.exists() else []
@@ -74,6 +79,19 @@ def keep(folder: Path, out: Path, halves: Sequence[str]) -> None:
         writer = csv.DictWriter(file, LINE, lineterminator="\n")
         writer.writeheader()
         writer.writerows(sorted(told, key=lambda line: (int(line["seed"]), int(line["number"]))))
+
+
+def opened(path: Path) -> tuple[dict[str, Any], pa.Table]:
+    """What a run was and became, and its rows."""
+    table = pq.read_table(path)
+    return json.loads(table.schema.metadata[b"run"]), table
+
+
+def judged(facts: dict[str, Any], table: pa.Table, twin: Mapping[str, Any] | None) -> dict[str, Any]:
+    """With when it failed, by the definition as it stands now."""
+    loss, gradient = (table[name].to_numpy().astype(float) for name in ("nll", "gradient"))
+    ended = failure(loss, gradient, facts["held_out"], None if twin is None else twin["held_out"])
+    return {**facts, "failed": ended.step, "why": ended.why, "benign": list(ended.benign), "open": ended.open}
 
 
 def line_of(facts: Mapping[str, Any], number: int) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def left_out(
     """rule -> outcomes on the test half, each failure by what was fitted and set without its family or architecture;
     healthy runs by the same where ``by`` is the architecture, else by each family's in turn."""
     known = rules(own)
-    groups = families(train) if by == "family" else sorted({run.arch for run in train})
+    groups = families([*train, *test]) if by == "family" else sorted({run.arch for run in test})
     found: dict[str, list[Outcome]] = {}
     for group in groups:
         rest = [run for run in train if not _of(run, by, group)]

@@ -74,6 +74,8 @@ def test_behind_the_twin_for_good(scripts: Any) -> None:
     worse = [(step, 4.3 if step >= 250 else 4.2) for step, _ in twin]
     assert failure_of(scripts, noisy(), held_out=worse, twin=twin)[:2] == (250, "behind its twin")
     back = [*worse[:-1], (395, 4.0)]
-    assert failure_of(scripts, noisy(), held_out=back, twin=twin).step is None
+    found = failure_of(scripts, noisy(), held_out=back, twin=twin)
+    assert (found.step, found.open) == (None, None)
     late = [(step, 4.3 if step >= 390 else 4.0) for step, _ in twin]
-    assert failure_of(scripts, noisy(), held_out=late, twin=twin).step is None  # two evaluations decide nothing
+    found = failure_of(scripts, noisy(), held_out=late, twin=twin)
+    assert (found.step, found.open) == (None, 390)  # two evaluations decide nothing
