@@ -19,7 +19,9 @@ from corpus import HERE, lines
 from scipy.stats import binomtest
 from score import write
 
-SYMPTOMS = frozenset({"loss_spike", "divergence", "plateau"})  # what anything may end in: they name no cause
+SYMPTOMS = frozenset(
+    {"loss_spike", "loss_rise", "divergence", "plateau"}
+)  # what anything may end in: they name no cause
 RATE = frozenset({"update_jump", "ln_growth"})  # an update that is too large shows as one of these, or not at all
 NAMEABLE: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("rate", "ramp", "no_warmup", "slow_moment", "fast_moment", "tiny_eps", "no_decay"), RATE),

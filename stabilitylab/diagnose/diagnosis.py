@@ -145,7 +145,8 @@ def diagnose(run: Run) -> Diagnosis:
     status, judged = evidence.status, evidence.verdict
     untold = ("descending", "cannot tell", *(() if "plateau" in checked else ("stuck",)))  # too short for a plateau
     open_ = f"{judged.state}, {judged.reason}" if judged and judged.state in untold else ""
-    found = ordered(_weighed(events, learns="plateau" in checked and not open_))
+    flat = any(event.kind == "plateau" for event in events)
+    found = ordered(_weighed(events, learns="plateau" in checked and not open_ and not flat))
     return Diagnosis(
         *(str(run.path), status.state, status.step, status.reason),
         *(tuple(found), explain(found), checked, unchecked, open_, unmeasured(run), headroom(evidence)),

@@ -32,6 +32,20 @@ def noise(values: np.ndarray) -> float:
     return _SD_OF_MAD * float(np.median(np.abs(steps - np.median(steps)))) / 2**0.5
 
 
+def went_on_learning(loss: Grid | None, step: int) -> bool:
+    """Whether the level of the loss, a median of rows, came to a new minimum after ``step``: below the lowest before,
+    and below that of the first rows which are all after it (a median of rows lags behind a loss that falls)."""
+    if loss is None:
+        return False
+    values = loss.values[:, 0]
+    finite = np.isfinite(values)
+    levels, until = level(values[finite]), int((loss.steps[finite] <= step).sum())
+    first = until + LEVEL_ROWS - 1
+    if not until or first + 1 >= len(levels):
+        return False
+    return float(levels[first + 1 :].min()) < min(float(levels[:until].min()), float(levels[first]))
+
+
 def past_largest(values: np.ndarray, window: int | None = PAST, least: int = LEAST_PAST) -> np.ndarray:
     """The largest finite number of the ``window`` rows before each row (None: of all), NaN with fewer than ``least``.
 

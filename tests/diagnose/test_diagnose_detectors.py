@@ -254,3 +254,30 @@ def test_a_table_that_is_finite_in_the_step_clears_itself(tmp_path: Path) -> Non
         tmp_path / "run", {"loss": loss}, {"ln_input": Made(layer_rows(2), ("value",), lambda t: [[1], [1]], STEPS)}
     )
     assert "every number of ln_input is finite in that step before it" in only(found(path), "non_finite").evidence
+
+
+@pytest.mark.parametrize(
+    ("last", "end", "severity"),
+    [(AT + 3, "falling", "note"), (None, "falling", "warning"), (AT + 3, "flat", "warning")],
+)
+def test_a_jump_of_the_rate_that_was_taken_back_and_healed_is_a_note(
+    tmp_path: Path, last: int | None, end: str, severity: str
+) -> None:
+    rates = [1e-2 if t >= AT and (last is None or t < last) else 1e-4 for t in range(60)]
+    losses = falling(60)
+    if end == "flat":
+        losses = [*losses[:AT], *[losses[AT - 1] + 0.5] * 30]
+    event = only(found(made(tmp_path / "run", {"loss": losses, "lr": rates})), "lr_jump")
+    assert (event.step, event.severity) == (AT, severity)
+
+
+@pytest.mark.parametrize(("later", "severity"), [(-0.2, "note"), (0.3, "warning")])
+def test_slow_growth_is_judged_by_the_level_of_the_loss_not_by_a_row_that_was_low(
+    tmp_path: Path, later: float, severity: str
+) -> None:
+    noise = np.random.default_rng(0).normal(0.0, 0.02, 80)
+    losses = [4.0 - 0.01 * min(t, 40) + (later if t > 40 else 0.0) + noise[t] for t in range(80)]
+    losses[20] -= 1.0  # one easy batch, which no level comes below
+    table = Made(layer_rows(2), ("value",), lambda t: np.full((2, 1), 1.3 ** max(t - 36, 0)), tuple(range(80)))
+    event = only(found(made(tmp_path / "run", {"loss": losses}, {"ln_input": table})), "ln_growth")
+    assert event.severity == severity

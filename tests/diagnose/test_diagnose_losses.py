@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from diagnose_cases import falling, found, kinds, made, only
+from diagnose_cases import Made, falling, found, kinds, layer_rows, made, only
 
 from stabilitylab.diagnose.detectors.losses import SPIKE_SD, level, noise
+from stabilitylab.diagnose.detectors.rise import RISE_SD
 
 
 def test_the_noise_of_a_falling_loss_is_that_of_the_noise() -> None:
@@ -111,3 +112,71 @@ def test_too_few_rows_are_said_not_judged(tmp_path: Path) -> None:
     assert diagnosis.unchecked["plateau"] == "15 rows are too few, it takes 20"
     assert "plateau" not in diagnosis.checked
     assert diagnosis.verdict == "healthy"
+
+
+def risen(by: float, rows: int = 200, seed: int = 0, sd: float = 0.2) -> list[float]:
+    """Falls to 3, and from row 120 on stands ``by`` above that, with normal noise."""
+    t = np.arange(rows)
+    clean = 3 + 3 * np.exp(-t / 15) + np.where(t >= 120, by * np.minimum((t - 120) / 40, 1.0), 0.0)
+    return (clean + sd * np.random.default_rng(seed).standard_normal(rows)).tolist()
+
+
+def test_a_loss_that_ends_above_its_lowest_level_has_risen(tmp_path: Path) -> None:
+    diagnosis = found(made(tmp_path / "run", {"nll": risen(0.8)}))
+    event = only(diagnosis, "loss_rise")
+    assert diagnosis.verdict == "warning"
+    assert 120 < event.step < 180
+    assert event.numbers["last"] - event.numbers["lowest"] == pytest.approx(0.8, abs=0.25)
+    values = np.array(risen(0.8))
+    medians = np.array([np.median(values[at - 19 : at + 1]) for at in range(19, 200)])
+    assert event.numbers["lowest"] == pytest.approx(medians.min())
+    assert event.strength == pytest.approx((medians[-1] - medians.min()) / (RISE_SD * event.numbers["sd"]))
+
+
+def test_noise_alone_is_no_rise(tmp_path: Path) -> None:
+    """A loss that stays where it is, or falls on: at most one of forty by chance."""
+    for name, by in (("flat", 0.0), ("falls", -0.4)):
+        runs = [made(tmp_path / f"{name}{seed}", {"nll": risen(by, seed=seed)}) for seed in range(40)]
+        assert sum("loss_rise" in kinds(found(run)) for run in runs) <= 1
+
+
+def test_a_rise_is_told_once(tmp_path: Path) -> None:
+    """Not beside a divergence, a spike that was not undone, or a plateau; nor of a loss whose noise is tiny."""
+    clean = np.array(risen(0.0, sd=0.0))
+    jumped = clean + 0.01 * np.random.default_rng(0).standard_normal(200) + np.where(np.arange(200) >= 150, 0.9, 0.0)
+    for name, losses in (("far", risen(2.5)), ("spike", jumped), ("tiny", risen(0.05, sd=1e-4))):
+        assert "loss_rise" not in kinds(found(made(tmp_path / name, {"nll": list(losses)}))), name
+
+
+@pytest.mark.parametrize(
+    ("end", "still"),
+    [(3.0, True), (2.4, False)],  # 40 and 52 % below 5, which is where the first ten rows' level lies
+)
+def test_without_a_baseline_a_loss_that_stands_still_early_leaves_it_open(
+    tmp_path: Path, end: float, still: bool
+) -> None:
+    start = 5.0 if still else 5.2
+    noise = 0.05 * np.random.default_rng(0).standard_normal(120)
+    loss = end + (start + 0.3 - end) * np.exp(-np.arange(120) / 12) + noise
+    diagnosis = found(made(tmp_path / "run", {"loss": loss.tolist()}))
+    assert (diagnosis.verdict, kinds(diagnosis)) == (("open", {"plateau"}) if still else ("healthy", set()))
+    if still:
+        event = only(diagnosis, "plateau")
+        assert event.severity == "note"
+        assert 20 < event.step < 60
+        assert "whether the plateau of the loss is that of a model which is stuck is open" in diagnosis.paragraph
+
+
+def test_a_loss_that_falls_on_slowly_is_no_plateau(tmp_path: Path) -> None:
+    noise = 0.05 * np.random.default_rng(0).standard_normal(120)
+    assert kinds(found(made(tmp_path / "run", {"loss": (5 - 0.005 * np.arange(120) + noise).tolist()}))) == set()
+
+
+def test_a_gradient_that_vanishes_under_a_loss_that_may_be_stuck_is_a_warning(tmp_path: Path) -> None:
+    values = np.exp(0.7 * np.arange(20))[:, None]
+    table = Made(layer_rows(20), ("value",), lambda t: values, tuple(range(60)))
+    for name, end, severity in (("stuck", 4.0, "warning"), ("learns", 1.0, "note")):
+        loss = (end + (5 - end) * np.exp(-np.arange(60) / 5)).tolist()
+        noisy = [x + 0.05 * (-1) ** (t // 2) for t, x in enumerate(loss)]
+        event = only(found(made(tmp_path / name, {"loss": noisy}, {"grad_norm": table})), "vanishing_gradient")
+        assert event.severity == severity

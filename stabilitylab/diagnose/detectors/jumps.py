@@ -9,9 +9,10 @@ import numpy as np
 from ..events import Event, detector
 from ..evidence import Evidence, Grid
 from ..order import describe
-from ..series import LEAST_PAST, first_above, past_largest, times, usual_before
+from ..series import LEAST_PAST, first_above, past_largest, times, usual_before, went_on_learning
 
-# The learning rate against its maximum so far: schedules and restarts come back to it, or grow by per cents.
+# The learning rate against its maximum so far: schedules and restarts come back to it, or grow by per cents. A jump
+# that was taken back, and after which the loss came to a new minimum, is a note (since results/alarm, training half).
 LR_JUMP = 3.0
 # The size of an update, or of ||dF||, against its own past. Adam's answer to a sudden gradient is at most
 # (1 - b1) / sqrt(1 - b2), 3.2 times the rate for (.9, .999), where 0.1 to 0.3 is usual; and noise stays within 2.
@@ -40,12 +41,15 @@ def lr_jump(evidence: Evidence) -> Iterator[Event]:
         return
     row, _, _ = found
     size, factor = float(grid.values[row, 0]), float(ratio[row, 0])
+    taken_back = bool((grid.values[row + 1 :, 0] <= size / factor).any())
+    healed = taken_back and went_on_learning(evidence.loss(), int(grid.steps[row]))
     yield Event(
         "lr_jump",
         "learning-rate jump",
         int(grid.steps[row]),
         grid.phase,
         f"learning rate {size:.3g} at step {grid.steps[row]}, {factor:.3g} times its maximum before",
+        severity="note" if healed else "warning",
         after=grid.before(row),
         probe=grid.column,
         strength=factor / LR_JUMP,

@@ -25,6 +25,11 @@ DIVERGED_SHARE = 0.10
 PLATEAU_GAIN = 0.02
 # ... or the end gave back more than this share of all that had been gained; judged from this number of rows on.
 PLATEAU_RELAPSE, PLATEAU_ROWS = 0.5, 20
+# Without a baseline a loss that stands still early cannot be told from one that is stuck: the unigram entropy of
+# natural text lies 30 to 40 % below the loss of a uniform guess, log V, where models start. Levels of the last half
+# that differ by no more than so many robust standard deviations of a row stand still (a median of ten rows has .4 of
+# them, and 500 such medians span 2.4).
+FLAT_SD, MAY_BE_STUCK = 2.5, 0.4
 _MOST_SPIKES = 20  # one event each; more are a noisy loss
 
 
@@ -33,7 +38,7 @@ def loss_spike(evidence: Evidence) -> Iterator[Event]:
     grid = evidence.loss()
     if grid is None:
         return
-    values, steps = _finite(grid)
+    values, steps = until_broken(grid)
     if len(values) <= LEAST_ROWS:
         return
     levels = level(values)
@@ -77,7 +82,7 @@ def loss_divergence(evidence: Evidence) -> Iterator[Event]:
     held_out, grid = evidence.metric("held_out_nll"), evidence.loss()
     for nll in (held_out, grid if grid is not None and grid.column == "nll" else None):
         if nll is not None:
-            evaluations = [Evaluation(int(s), float(v), 0.0) for s, v in zip(*reversed(_finite(nll)), strict=True)]
+            evaluations = [Evaluation(int(s), float(v), 0.0) for s, v in zip(*reversed(until_broken(nll)), strict=True)]
             if not evaluations:
                 continue
             last = evaluations[-1].step
@@ -87,14 +92,14 @@ def loss_divergence(evidence: Evidence) -> Iterator[Event]:
                 return
     if grid is None or grid.column == "nll":
         return
-    values, steps = _finite(grid)
+    values, steps = until_broken(grid)
     if len(values) < LEAST_ROWS:
         return
     smooth, rows = level(values, 5), max(3, int(RECOVERY * len(values)))
     first = float(np.median(values[:5]))
     high = smooth > first + DIVERGED_SHARE * abs(first)
     if high[-rows:].all():
-        at = _last_stretch(high)
+        at = last_stretch(high)
         text = f"{grid.column} ends at {smooth[-1]:.3g}, above the {first:.3g} of its start, since step {steps[at]}"
         yield _diverged(grid, int(steps[at]), text, (smooth[-1] - first) / abs(DIVERGED_SHARE * first or 1.0))
 
@@ -149,7 +154,7 @@ def _at_unigram(evidence: Evidence, held_out: Grid) -> Iterator[Event]:
 
 
 def _without_baseline(grid: Grid) -> Iterator[Event]:
-    values, steps = _finite(grid)
+    values, steps = until_broken(grid)
     if len(values) < PLATEAU_ROWS:
         return
     smooth = level(values)[LEVEL_ROWS // 2 :]
@@ -159,12 +164,13 @@ def _without_baseline(grid: Grid) -> Iterator[Event]:
     if gain < PLATEAU_GAIN * abs(first):
         at, text = 0, f"{grid.column} never fell by more than {PLATEAU_GAIN:.0%} of its first level of {first:.3g}"
     elif back > PLATEAU_RELAPSE * gain and back > SPIKE_OF_LEVEL * abs(lowest) and back > 3 * noise(values):
-        at = _last_stretch(smooth > lowest + PLATEAU_RELAPSE * gain)
+        at = last_stretch(smooth > lowest + PLATEAU_RELAPSE * gain)
         text = (
             f"{grid.column} stays near {last:.3g} since step {steps[at]}, {back / gain:.0%} of the way back from its "
             f"lowest level, {lowest:.3g} at step {steps[int(smooth.argmin())]}"
         )
     else:
+        yield from _may_be_stuck(grid, smooth, steps, noise(values))
         return
     earlier = grid.steps[grid.steps < steps[at]]
     yield Event(
@@ -180,7 +186,30 @@ def _without_baseline(grid: Grid) -> Iterator[Event]:
     )
 
 
-def _finite(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
+def _may_be_stuck(grid: Grid, smooth: np.ndarray, steps: np.ndarray, sd: float) -> Iterator[Event]:
+    """A note where the loss stands still, near enough to where it began that it may have learned no more than how often
+    its tokens are."""
+    first, last = float(smooth[0]), float(smooth[-1])
+    highest, lowest = np.maximum.accumulate(smooth[::-1])[::-1], np.minimum.accumulate(smooth[::-1])[::-1]
+    at = last_stretch(highest - lowest <= FLAT_SD * sd)
+    if len(smooth) - at < max(len(smooth) // 2, PLATEAU_ROWS) or not 0 < first - last < MAY_BE_STUCK * first:
+        return
+    yield Event(
+        "plateau",
+        "plateau",
+        int(steps[at]),
+        grid.phase,
+        f"{grid.column} stands still near {last:.3g} since step {steps[at]}, {(first - last) / first:.0%} below its "
+        "first level: a baseline would tell whether it is stuck, such as the entropy of the labels' frequencies",
+        "note",
+        after=int(steps[at - 1]) if at else None,
+        probe=grid.column,
+        numbers={"first": first, "last": last},
+        open="whether the plateau of the loss is that of a model which is stuck",
+    )
+
+
+def until_broken(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
     """(values, steps) up to the first number that is not finite, which is an event of its own."""
     values = grid.values[:, 0]
     broken = np.flatnonzero(~np.isfinite(values))
@@ -188,14 +217,14 @@ def _finite(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
     return values[:end], grid.steps[:end]
 
 
-def _last_stretch(holds: np.ndarray) -> int:
+def last_stretch(holds: np.ndarray) -> int:
     """Where the unbroken stretch begins that reaches to the end."""
     no = np.flatnonzero(~holds)
     return int(no[-1]) + 1 if len(no) else 0
 
 
 def _peak(grid: Grid) -> float:
-    values, _ = _finite(grid)
+    values, _ = until_broken(grid)
     return float((values - np.minimum.accumulate(values)).max())
 
 

@@ -9,26 +9,15 @@ import numpy as np
 from ..events import Event, detector
 from ..evidence import Evidence
 from ..order import describe
-from ..series import PERSIST, first_above, level, past_largest, times
+from ..series import first_above, past_largest, times, went_on_learning
 
 # What enters a norm divides the gradient through it (||J|| ~ sqrt(d) / ||x||). Suddenly: against its own past;
 # slowly: against the run's own start, since DeepNorm's alpha sqrt(d) is there by construction. Pre-LN's stream grows
 # by a few times while it learns well, hence the order of magnitude. Slow growth after which the loss still came to a
 # new minimum is a note. (This rule was added after a look at GPT-2 with its usual initialisation: the input of its
-# last norm starts at a thirtieth of sqrt(d) and grows tenfold within 13 steps.)
+# last norm starts at a thirtieth of sqrt(d) and grows tenfold within 13 steps. The minimum is one of the level: of the
+# loss's rows one is low by chance, and healthy Pre-LN models of results/alarm, training half, were accused.)
 LN_JUMP, LN_GROWTH = 3.0, 10.0
-
-
-def went_on_learning(evidence: Evidence, step: int) -> bool:
-    """Whether the level of the loss, a median of rows, came below every row up to ``step``."""
-    grid = evidence.loss()
-    if grid is None:
-        return False
-    values = grid.values[:, 0]
-    finite = np.isfinite(values)
-    values, steps = values[finite], grid.steps[finite]
-    before, after = values[steps <= step], level(values)[steps > step]
-    return len(before) > 0 and len(after) > PERSIST and float(after.min()) < float(before.min())
 
 
 @detector("ln_growth", "growth of norm inputs", reads={"ln_input": "probe ln_input"})
@@ -53,7 +42,7 @@ def ln_growth(evidence: Evidence) -> Iterator[Event]:
     (row, _, places), ratio, threshold, text = min(candidates, key=lambda candidate: candidate[0][0])
     # Norms higher up see the same growth: it enters where it is first above on the way up.
     place = int(np.flatnonzero(np.nan_to_num(ratio[row]) > threshold)[0])
-    harmless = ratio is slow and went_on_learning(evidence, int(grid.steps[row]))
+    harmless = ratio is slow and went_on_learning(evidence.loss(), int(grid.steps[row]))
     size, factor = float(values[row, place]), float(ratio[row, place])
     yield Event(
         "ln_growth",
