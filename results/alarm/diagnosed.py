@@ -22,7 +22,9 @@ from score import write
 SYMPTOMS = frozenset(
     {"loss_spike", "loss_rise", "divergence", "plateau"}
 )  # what anything may end in: they name no cause
-RATE = frozenset({"update_jump", "ln_growth"})  # an update that is too large shows as one of these, or not at all
+RATE = frozenset(
+    {"update_jump", "ln_growth", "beyond_the_edge"}
+)  # an update that is too large shows as one of these, or not at all
 NAMEABLE: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("rate", "ramp", "no_warmup", "slow_moment", "fast_moment", "tiny_eps", "no_decay"), RATE),
     "bf16_weights": RATE,
@@ -83,6 +85,8 @@ def judged(runs: Sequence[Mapping[str, str]], half: str) -> Iterable[dict[str, s
         "accused, of healthy runs": (sum(d["verdict"] in ACCUSED for _, d, _ in well), len(well)),
         "preflight fails, of failures from within": (sum(bool(b["fail"]) for _, b in within), len(within)),
         "preflight fails, of healthy runs": (sum(bool(b["fail"]) for _, _, b in well), len(well)),
+        "preflight warns, of failures from within": (sum(bool(b["warn"]) for _, b in within), len(within)),
+        "preflight warns, of healthy runs": (sum(bool(b["warn"]) for _, _, b in well), len(well)),
     }
     for name, (right, of) in measures.items():
         yield {"half": half, "measure": name, **share(right, of)}

@@ -11,7 +11,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def diagnosed_run(family: str, first: list[str], verdict: str = "failure", **facts: str) -> dict[str, str]:
     told = {"family": family, "half": "test", "at": "", "failed": "100", "open": "", **facts}
-    return {**told, "diagnosis": json.dumps({"verdict": verdict, "first": first}), "preflight": '{"fail": []}'}
+    return {
+        **told,
+        "diagnosis": json.dumps({"verdict": verdict, "first": first}),
+        "preflight": '{"fail": {}, "warn": {}}',
+    }
 
 
 def test_what_is_named_first_is_held_against_what_was_put_in(scripts: Any) -> None:

@@ -1,0 +1,50 @@
+"""A learning rate beyond Adam's edge of stability."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..events import Event, detector
+from ..evidence import Evidence
+from ..series import lasting
+
+TABLE = "preconditioned_sharpness"
+# The largest eigenvalue of Adam's preconditioned Hessian over (2 + 2 beta1) / ((1 - beta1) lr), beyond which Adam is
+# unstable (Cohen et al. 2022, 2207.14484): full-batch training settles near 1, batches of few sentences below it, and
+# single measurements scatter by decades. The median of the last half of the measurements over this was named in 13 of
+# 19 runs whose rate was too high, and in one of 52 healthy ones (results/alarm, the first seed of the training half).
+BEYOND, EDGE_ROWS = 10.0, 8
+
+
+@detector(
+    "beyond_the_edge",
+    "learning rate beyond the edge of stability",
+    reads={TABLE: f"probe {TABLE}"},
+    least_rows=EDGE_ROWS,
+)
+def beyond_the_edge(evidence: Evidence) -> Iterator[Event]:
+    """Begins at the first of three measurements, one after the other, that are beyond; else at the first of all."""
+    grid = evidence.grid(TABLE, "to_edge")
+    if grid is None:
+        return
+    known = np.flatnonzero(np.isfinite(grid.values[:, 0]))
+    values = grid.values[known, 0]
+    late = values[len(values) // 2 :]
+    if len(values) < EDGE_ROWS or not (middle := float(np.median(late))) > BEYOND:
+        return
+    began = lasting(values[:, None] > BEYOND)
+    row = int(known[began[0] if began else int(np.flatnonzero(values > BEYOND)[0])])
+    yield Event(
+        "beyond_the_edge",
+        "learning rate beyond the edge of stability",
+        int(grid.steps[row]),
+        grid.phase,
+        f"preconditioned sharpness is {middle:.3g} times Adam's edge of stability at this learning rate (median of the "
+        f"last {len(late)} measurements), above {BEYOND:g} times it since step {grid.steps[row]}",
+        after=grid.before(row),
+        probe=grid.name,
+        strength=middle / BEYOND,
+        numbers={"to_edge": middle},
+    )

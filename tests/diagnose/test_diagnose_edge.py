@@ -1,0 +1,38 @@
+"""A rate beyond Adam's edge of stability, from made-up measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from diagnose_cases import Made, falling, found, kinds, made, only
+
+from stabilitylab.diagnose.detectors.edge import BEYOND, EDGE_ROWS
+from stabilitylab.schema import Row
+
+
+def measured(folder: Path, values: Sequence[float]) -> Path:
+    """``to_edge`` at every second step."""
+    steps = tuple(range(0, 2 * len(values), 2))
+    table = Made((Row(""),), ("value", "to_edge"), lambda t: np.array([[1.0, values[t // 2]]]), steps)
+    return made(folder, {"loss": falling(2 * len(values))}, {"preconditioned_sharpness": table})
+
+
+@pytest.mark.parametrize(("times", "seen"), [(1.01, True), (0.99, False)])
+def test_the_median_of_the_last_half_decides(tmp_path: Path, times: float, seen: bool) -> None:
+    high = times * BEYOND
+    diagnosis = found(measured(tmp_path / "run", [0.1] * 6 + [high, 0.1, high, high, high, 0.1]))
+    assert ("beyond_the_edge" in kinds(diagnosis)) == seen
+    if seen:
+        event = only(diagnosis, "beyond_the_edge")
+        assert (event.step, event.after, event.strength) == (16, 14, pytest.approx(times))
+        assert diagnosis.verdict == "warning"
+
+
+def test_a_start_beyond_it_few_measurements_and_what_is_not_finite_count_for_nothing(tmp_path: Path) -> None:
+    high = 100 * BEYOND
+    assert kinds(found(measured(tmp_path / "start", [high] * 5 + [0.1] * 7))) == set()
+    assert kinds(found(measured(tmp_path / "few", [high] * (EDGE_ROWS - 1) + [float("nan")] * 9))) == set()
+    assert only(found(measured(tmp_path / "lost", [high, float("nan")] * EDGE_ROWS)), "beyond_the_edge").step == 0
