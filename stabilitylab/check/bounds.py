@@ -1,8 +1,10 @@
 """The bounds that a model has to keep before it is trained, and what breaks them.
 
-Set before any model was checked, but for those on updates: ||dF|| over ||F|| above .5 was a failure until a GPT-2 with
-its usual initialisation, which trains well at lr 1e-3, moved its output by 115 % with its first Adam update (behind a
-norm, 140 % is a right angle). It is a warning since, and an update that is larger than the weights is the failure.
+Set before any model was checked, but for those on updates: ||dF|| over ||F|| above .5 was a failure until a GPT-2
+with its usual initialisation, which trains well at lr 1e-3, moved its output by 115 % with its first Adam update
+(behind a norm, 140 % is a right angle). It is a warning since, and an update that is larger than the weights is the
+failure. At .5 it warned of 62 % of the healthy runs of results/alarm, training half; at 1.3, 80 degrees behind a
+norm, of 10 % of 89 healthy ones and of 48 % of 46 that failed from within.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ BOUNDS = _bounds(
           "Adam divides by sqrt(v) + eps, so that such entries hardly move: lower eps or scale the loss"),
     Bound("update", "||dtheta|| over ||theta|| of a sub-layer, at the learning rate that was given", 1.0, "fail",
           "one step replaces the weights: warm up, or lower the learning rate"),
-    Bound("output moved", "||dF|| of one update over ||F||, at the learning rate that was given", 0.5, "warn",
+    Bound("output moved", "||dF|| of one update over ||F||, at the learning rate that was given", 1.3, "warn",
           "a linear picture of the loss does not hold for such a step: warm up if training starts with it"),
     Bound("loss rises", "nats by which one update raises the loss on its own batch", 0.5, "fail",
           "the step overshoots even the batch that it was taken on"),

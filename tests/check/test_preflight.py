@@ -204,7 +204,7 @@ def sharp(model: nn.Module) -> None:
         (lambda: broken(nan_weight), 1e-3, "not finite", "encoder 2", "fail"),
         (lambda: broken(cut_off), 1e-3, "no gradient", "decoder 1", "fail"),
         (lambda: broken(lambda model: None), 3.0, "update", "encoder 1", "fail"),
-        (lambda: broken(lambda model: None), 0.1, "output moved", "encoder", "warn"),
+        (lambda: broken(lambda model: None), 0.1, "output moved", "decoder", "warn"),
         (lambda: broken(sharp), 1e-3, "attention logit", "decoder 3", "warn"),
         (lambda: broken(loud), 1e-3, "branch", "encoder 2", "warn"),
     ],
