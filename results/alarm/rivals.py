@@ -142,7 +142,7 @@ def lightning(run: CorpusRun) -> np.ndarray:
     last = 0.0
     for row, value in enumerate(run.columns["nll"]):
         if row >= 20:
-            mean = float(np.mean(past))
+            mean = float(np.mean(past)) if past else math.nan
             if not math.isfinite(value):
                 found[row] = np.inf
             elif value > last:
