@@ -10,7 +10,6 @@ kept is not made again either, but for a twin that another run needs.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -23,13 +22,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from families import FAMILIES, UPDATES
-from pilot import edges
+from pilot import edges, read
 from recipes import half, recipes
 from subjects import SUBJECTS
 from training import COLUMNS, Course, Recipe, train
 
 HERE = Path(__file__).parent
-KEPT = HERE.parents[1] / "results" / "alarm" / "runs.csv"
+KEPT = HERE.parents[1] / "results" / "alarm" / "runs.csv"  # the runs that are committed
 COMMIT = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
 
 
@@ -66,14 +65,6 @@ def facts_of(path: Path) -> dict:
     return json.loads(pq.read_schema(path).metadata[b"run"])
 
 
-def kept() -> set[str]:
-    """Names of the runs that are in the committed corpus."""
-    if not KEPT.exists():
-        return set()
-    with KEPT.open(newline="") as file:
-        return {line["run"] for line in csv.DictReader(file)}
-
-
 def make(recipe: Recipe, out: Path, text: Path | None, updates: int = UPDATES) -> Path:
     """One run, or the one that is there. Its twin's held-out losses are read where it has a twin."""
     path = out / f"{recipe.name}.parquet"
@@ -96,7 +87,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     part, parts = map(int, options.part.split("/"))
-    mine, there = list(SUBJECTS)[part - 1 :: parts], kept()
+    mine, there = list(SUBJECTS)[part - 1 :: parts], {line["run"] for line in read(KEPT)}
     todo = [
         recipe
         for recipe in recipes()

@@ -81,12 +81,13 @@ def middles() -> dict[tuple[str, str], float]:
     for (arch, family), levels in found.items():
         failed = {level: step for level, step in levels.items() if step is not None and step <= LAST}
         late = [level for level, step in levels.items() if step is not None and step > LAST]
-        if late and not failed:
-            failed = {4 * max(late): LAST}
-        if arch not in whole or not failed or failed[min(failed)] <= EARLY:
+        if arch not in whole or (failed and failed[min(failed)] <= EARLY):
             continue
-        well = [level for level in levels if level < min(failed)]
-        middle[arch, family] = math.sqrt(min(failed) * max(well)) if well else min(failed) / 2
+        if failed:
+            well = [level for level in levels if level < min(failed)]
+            middle[arch, family] = math.sqrt(min(failed) * max(well)) if well else min(failed) / 2
+        elif late:
+            middle[arch, family] = 2 * max(late)
     return middle
 
 

@@ -1,7 +1,10 @@
 #!/usr/bin/env python
 """Scores ``diagnose`` and ``preflight`` on the corpus: the cause that was put in against the one that is named first.
 
-    python results/alarm/diagnosed.py      # confusion.csv, judged.csv
+    python results/alarm/diagnosed.py [--half train]      # confusion.csv, judged.csv, bounds.csv
+
+``judged.csv``: by the rules with which the runs were diagnosed; those of the training half are not all the same, since
+rules moved on it. ``bounds.csv``: what two of the rules that moved say of the numbers that were kept, as they are now.
 
 The map from causes to what can be named from tables was committed before any run was diagnosed. A cause that leaves
 nothing but a worse loss (a corrupt shard, labels of other sentences) cannot be named: right is then to name no cause.
@@ -9,22 +12,27 @@ nothing but a worse loss (a corrupt shard, labels of other sentences) cannot be 
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from corpus import HERE, lines
+import numpy as np
+from corpus import HERE, CorpusRun, lines, read
 from scipy.stats import binomtest
 from score import write
 
-SYMPTOMS = frozenset(
-    {"loss_spike", "loss_rise", "divergence", "plateau"}
-)  # what anything may end in: they name no cause
-RATE = frozenset(
-    {"update_jump", "ln_growth", "beyond_the_edge"}
-)  # an update that is too large shows as one of these, or not at all
+from stabilitylab.check.bounds import BOUNDS
+from stabilitylab.diagnose.detectors.edge import BEYOND, late_median
+
+# What anything may end in: they name no cause.
+SYMPTOMS = frozenset({"loss_spike", "loss_rise", "divergence", "plateau"})
+# An update that is too large shows as one of these, or not at all.
+RATE = frozenset({"update_jump", "ln_growth", "beyond_the_edge"})
+# Commits that made runs of the training half, and the rules of diagnose at that time.
+RULES = {"51e807d0b80c": "as they were", "1670a44d83f1": "moved, without beyond_the_edge"}
 NAMEABLE: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("rate", "ramp", "no_warmup", "slow_moment", "fast_moment", "tiny_eps", "no_decay"), RATE),
     "bf16_weights": RATE,
@@ -41,6 +49,7 @@ NAMEABLE: Mapping[str, frozenset[str]] = {
     "missing_zero_grad": frozenset({"exploding_gradient"}),
 }
 ACCUSED = ("warning", "failure")
+CURVED_EVERY = 20  # rows between two looks at curvature
 
 
 def named(diagnosis: Mapping[str, Any]) -> frozenset[str]:
@@ -66,10 +75,13 @@ def ill(run: Mapping[str, str]) -> bool:
     return bool(run["at"]) or bool(run["failed"])
 
 
-def judged(runs: Sequence[Mapping[str, str]], half: str) -> Iterable[dict[str, str]]:
-    """Shares by seed's half: right of what was ill, healthy runs accused, the majority's cause, preflight's."""
-    own = [run for run in runs if run["half"] == half]
-    told = [(run, json.loads(run["diagnosis"]), json.loads(run["preflight"])) for run in own]
+def rules_of(run: Mapping[str, str]) -> str:
+    return RULES.get(run["commit"], "as they are")
+
+
+def judged(runs: Sequence[Mapping[str, str]]) -> Iterable[dict[str, str]]:
+    """Shares: right of what was ill, healthy runs accused or left open, the majority's cause, preflight's."""
+    told = [(run, json.loads(run["diagnosis"]), json.loads(run["preflight"])) for run in runs]
     sick = [(run, found, before) for run, found, before in told if ill(run) and run["family"] in NAMEABLE]
     well = [(run, found, before) for run, found, before in told if not ill(run) and not run["open"]]
     can = [(run, found) for run, found, _ in sick if NAMEABLE[run["family"]]]
@@ -83,13 +95,36 @@ def judged(runs: Sequence[Mapping[str, str]], half: str) -> Iterable[dict[str, s
         f"always the most frequent cause ({kind or 'none'})": (always, len(sick)),
         "said to be ill, of what was": (sum(d["verdict"] in ACCUSED for _, d, _ in sick), len(sick)),
         "accused, of healthy runs": (sum(d["verdict"] in ACCUSED for _, d, _ in well), len(well)),
+        "called open, of healthy runs": (sum(d["verdict"] == "open" for _, d, _ in well), len(well)),
         "preflight fails, of failures from within": (sum(bool(b["fail"]) for _, b in within), len(within)),
         "preflight fails, of healthy runs": (sum(bool(b["fail"]) for _, _, b in well), len(well)),
-        "preflight warns, of failures from within": (sum(bool(b["warn"]) for _, b in within), len(within)),
-        "preflight warns, of healthy runs": (sum(bool(b["warn"]) for _, _, b in well), len(well)),
     }
     for name, (right, of) in measures.items():
-        yield {"half": half, "measure": name, **share(right, of)}
+        yield {"measure": name, **share(right, of)}
+
+
+def bounds(runs: Sequence[Mapping[str, str]], columns: Sequence[CorpusRun]) -> Iterable[dict[str, str]]:
+    """How often a run is beyond a bound: of healthy ones, and of failures from within (beyond the edge: of those by a
+    rate that was too high)."""
+    edges = {own.name: late_median(known(own.columns["to_edge.level"][::CURVED_EVERY])) for own in columns}
+    moved = {run["run"]: max(json.loads(run["preflight"])["numbers"]["moved"].values()) for run in runs}
+    for name, values, limit in (
+        ("beyond_the_edge", edges, BEYOND),
+        ("output moved", moved, BOUNDS["output moved", "warn"].limit),
+    ):
+        groups: dict[str, list[bool]] = {"healthy": [], "failures": []}
+        for run in runs:
+            by_rate = NAMEABLE.get(run["family"]) == RATE
+            if not ill(run) and not run["open"]:
+                groups["healthy"].append(values[run["run"]] > limit)
+            elif run["failed"] and not run["at"] and (by_rate or name == "output moved"):
+                groups["failures"].append(values[run["run"]] > limit)
+        for group, beyond in groups.items():
+            yield {"bound": name, "limit": f"{limit:g}", "runs": group, **share(sum(beyond), len(beyond))}
+
+
+def known(values: np.ndarray) -> np.ndarray:
+    return values[np.isfinite(values)]
 
 
 def confusion(runs: Sequence[Mapping[str, str]]) -> Iterable[dict[str, Any]]:
@@ -104,12 +139,23 @@ def confusion(runs: Sequence[Mapping[str, str]]) -> Iterable[dict[str, Any]]:
         yield {"put in": family, **{kind: counts[kind] for kind in columns}}
 
 
-def main(folder: Path = HERE) -> None:
-    runs = list(lines(folder))
-    halves = sorted({run["half"] for run in runs}, reverse=True)
-    write(folder / "judged.csv", [line for half in halves for line in judged(runs, half)])
+def main(halves: Sequence[str], folder: Path = HERE) -> None:
+    runs = [run for run in lines(folder) if run["half"] in halves]
+    made: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for run in runs:
+        made.setdefault((run["half"], rules_of(run)), []).append(run)
+    told = [{"half": half, "rules": rules, **line} for (half, rules), own in made.items() for line in judged(own)]
+    write(folder / "judged.csv", told)
     write(folder / "confusion.csv", list(confusion(runs)))
+    found = []
+    for half in halves:
+        own = [run for run in runs if run["half"] == half]
+        found += [{"half": half, **line} for line in bounds(own, read(half, folder))]
+    write(folder / "bounds.csv", found)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--half", choices=("train", "test"), help="leave the other half unopened")
+    options = parser.parse_args()
+    main([options.half] if options.half else ["train", "test"])

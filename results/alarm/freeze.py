@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from combine import PENALTIES, Fit, fit
-from corpus import HERE, CorpusRun, read
+from corpus import HERE, CorpusRun, features_of, read
 from events import Scores, outcomes, recall, threshold_at, value
 from rivals import Rival, rivals
 
@@ -94,7 +94,9 @@ def load(folder: Path = HERE) -> tuple[dict[str, Any], Fit]:
 
 
 if __name__ == "__main__":
-    made = frozen(read("train"))
-    made["features"] = {path.name: digest(path) for path in sorted((HERE / "features").glob("*.parquet"))}
+    train = read("train")
+    made = frozen(train)
+    paths = sorted({HERE / features_of(run.seed) for run in train})
+    made["features"] = {path.name: digest(path) for path in paths}
     (HERE / "frozen.json").write_text(json.dumps(made, indent=1) + "\n")
     print(f"frozen.json {digest(HERE / 'frozen.json')}; to beat: {made['to_beat']}, {made['to_beat_all']}")

@@ -26,6 +26,7 @@ from corpus import HERE, features_of, lines
 sys.path.append(str(HERE.parents[1] / "benchmarks" / "faults"))
 
 from failure import failure
+from make import facts_of
 
 LINE = (
     *("number", "run", "half", "subject", "family", "kind", "seed", "strength", "edge", "rows", "at", "failed"),
@@ -53,11 +54,13 @@ def keep(folder: Path, out: Path, halves: Sequence[str]) -> None:
     told = list(lines(out)) if (out / "runs.csv").exists() else []
     there = {line["run"] for line in told}
     new: dict[int, list[tuple[dict[str, Any], pa.Table]]] = {}
-    made = {facts["run"]: (facts, table) for facts, table in map(opened, sorted(folder.glob("*.parquet")))}
-    for name, (facts, table) in made.items():
-        if facts["half"] in halves and name not in there:
-            twin = None if facts["family"] == "twin" else made[f"{facts['subject']}-twin-s{facts['seed']}"][0]
-            new.setdefault(facts["seed"], []).append((judged(facts, table, twin), table))
+    for path in sorted(folder.glob("*.parquet")):
+        facts = facts_of(path)
+        if facts["half"] in halves and facts["run"] not in there:
+            twin = folder / f"{facts['subject']}-twin-s{facts['seed']}.parquet"
+            table = pq.read_table(path)
+            ended = judged(facts, table, None if twin == path else facts_of(twin))
+            new.setdefault(facts["seed"], []).append((ended, table))
     for seed, runs in sorted(new.items()):
         path = out / features_of(seed)
         parts = [pq.read_table(path)] if path.exists() else []
@@ -79,12 +82,6 @@ def keep(folder: Path, out: Path, halves: Sequence[str]) -> None:
         writer = csv.DictWriter(file, LINE, lineterminator="\n")
         writer.writeheader()
         writer.writerows(sorted(told, key=lambda line: (int(line["seed"]), int(line["number"]))))
-
-
-def opened(path: Path) -> tuple[dict[str, Any], pa.Table]:
-    """What a run was and became, and its rows."""
-    table = pq.read_table(path)
-    return json.loads(table.schema.metadata[b"run"]), table
 
 
 def judged(facts: dict[str, Any], table: pa.Table, twin: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def test_shares_of_a_made_up_corpus(scripts: Any) -> None:
         diagnosed_run("fast", ["loss_spike"], "warning", failed=""),
         diagnosed_run("fast", ["loss_spike"], "warning", failed="", open="1"),
     ]
-    told = {line["measure"]: line for line in scripts("diagnosed").judged(runs, "test")}
+    told = {line["measure"]: line for line in scripts("diagnosed").judged(runs)}
     assert told["right cause, of what was wrong"]["share"] == "0.667"
     assert told["right cause, of what can be named"]["share"] == "0.500"
     assert told["always the most frequent cause (lr_jump)"]["share"] == "0.667"

@@ -38,12 +38,17 @@ def test_the_middle_lies_where_the_pilot_placed_failure(
     inside = [name for name, own in families.FAMILIES.items() if own.kind == "endogenous"]
     lines = ["arch,family,strength,failed,step,why"]
     told = {"rate": ["0.7,1,60,x", "0.35,0,,"], "ramp": ["1.0,1,400,x", "0.5,1,450,x"], "no_decay": ["0.7,1,50,x"]}
+    told["slow_moment"] = ["1.4,1,590,x", "0.7,0,,"]  # it fails, but too late for a run of 400
     for name in inside:
         lines += [f"postln,{name},{line}" for line in told.get(name, ["2.8,0,,"])]
     lines.append("preln,rate,0.7,1,60,x")  # its pilot has only begun
     (tmp_path / "pilot.csv").write_text("\n".join(lines))
     monkeypatch.setattr(pilot, "HERE", tmp_path)
-    assert pilot.middles() == {("postln", "rate"): pytest.approx(0.35 * 2**0.5), ("postln", "ramp"): 0.25}
+    assert pilot.middles() == {
+        ("postln", "rate"): pytest.approx(0.35 * 2**0.5),
+        ("postln", "ramp"): 0.25,
+        ("postln", "slow_moment"): 2.8,
+    }
 
 
 def test_every_family_changes_what_it_says(scripts: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -31,8 +32,8 @@ def beyond_the_edge(evidence: Evidence) -> Iterator[Event]:
         return
     known = np.flatnonzero(np.isfinite(grid.values[:, 0]))
     values = grid.values[known, 0]
-    late = values[len(values) // 2 :]
-    if len(values) < EDGE_ROWS or not (middle := float(np.median(late))) > BEYOND:
+    middle = late_median(values)
+    if not middle > BEYOND:
         return
     began = lasting(values[:, None] > BEYOND)
     row = int(known[began[0] if began else int(np.flatnonzero(values > BEYOND)[0])])
@@ -42,9 +43,14 @@ def beyond_the_edge(evidence: Evidence) -> Iterator[Event]:
         int(grid.steps[row]),
         grid.phase,
         f"preconditioned sharpness is {middle:.3g} times Adam's edge of stability at this learning rate (median of the "
-        f"last {len(late)} measurements), above {BEYOND:g} times it since step {grid.steps[row]}",
+        f"last half of {len(values)} measurements), above {BEYOND:g} times it since step {grid.steps[row]}",
         after=grid.before(row),
         probe=grid.name,
         strength=middle / BEYOND,
         numbers={"to_edge": middle},
     )
+
+
+def late_median(values: np.ndarray) -> float:
+    """The median of the last half of the measurements, NaN of too few."""
+    return float(np.median(values[len(values) // 2 :])) if len(values) >= EDGE_ROWS else math.nan

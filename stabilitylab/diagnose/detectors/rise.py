@@ -21,9 +21,7 @@ RISE_ROWS, RISE_SD = 20, 1.5
 def loss_rise(evidence: Evidence) -> Iterator[Event]:
     """Where no spike that was not undone, divergence or plateau says the same."""
     grid = evidence.loss()
-    if grid is None or any(next(found(evidence), None) is not None for found in (loss_divergence, plateau)):
-        return
-    if any(spike.until is None for spike in loss_spike(evidence)):
+    if grid is None:
         return
     values, steps = until_broken(grid)
     if len(values) < 2 * RISE_ROWS:
@@ -32,7 +30,7 @@ def loss_rise(evidence: Evidence) -> Iterator[Event]:
     lowest, sd = float(levels.min()), noise(values)
     bound = max(RISE_SD * sd, SPIKE_OF_START * abs(float(np.median(values[:RISE_ROWS]))))
     over = float(levels[-1]) - lowest
-    if not over > bound:
+    if not over > bound or _said(evidence):
         return
     at = last_stretch(levels > lowest + bound)
     score = f" ({over / sd:.3g} robust sd of a row)" if sd else ""
@@ -48,3 +46,10 @@ def loss_rise(evidence: Evidence) -> Iterator[Event]:
         strength=over / bound,
         numbers={"last": float(levels[-1]), "lowest": lowest, "sd": sd},
     )
+
+
+def _said(evidence: Evidence) -> bool:
+    """Whether another event says that the loss ends too high."""
+    if any(next(found(evidence), None) is not None for found in (loss_divergence, plateau)):
+        return True
+    return any(spike.until is None for spike in loss_spike(evidence))
