@@ -128,15 +128,15 @@ def known(values: np.ndarray) -> np.ndarray:
 
 
 def confusion(runs: Sequence[Mapping[str, str]]) -> Iterable[dict[str, Any]]:
-    """How often each kind came first, by what was put in (``healthy``: nothing was wrong)."""
+    """How often each kind came first, by what was put in (``healthy``: nothing was wrong, ``open``: undecided)."""
     kinds: dict[str, Counter[str]] = {}
     for run in runs:
-        family = run["family"] if ill(run) else "healthy"
+        family = run["family"] if ill(run) else "open" if run["open"] else "healthy"
         first = sorted(json.loads(run["diagnosis"])["first"]) or ["nothing"]
         kinds.setdefault(family, Counter())[" + ".join(first)] += 1
-    columns = sorted({kind for counts in kinds.values() for kind in counts})
     for family, counts in sorted(kinds.items()):
-        yield {"put in": family, **{kind: counts[kind] for kind in columns}}
+        for kind, runs_of in sorted(counts.items()):
+            yield {"put in": family, "first": kind, "runs": runs_of}
 
 
 def main(halves: Sequence[str], folder: Path = HERE) -> None:
@@ -146,12 +146,14 @@ def main(halves: Sequence[str], folder: Path = HERE) -> None:
         made.setdefault((run["half"], rules_of(run)), []).append(run)
     told = [{"half": half, "rules": rules, **line} for (half, rules), own in made.items() for line in judged(own)]
     write(folder / "judged.csv", told)
-    write(folder / "confusion.csv", list(confusion(runs)))
-    found = []
+    first: list[dict[str, Any]] = []
+    beyond: list[dict[str, Any]] = []
     for half in halves:
         own = [run for run in runs if run["half"] == half]
-        found += [{"half": half, **line} for line in bounds(own, read(half, folder))]
-    write(folder / "bounds.csv", found)
+        first += [{"half": half, **line} for line in confusion(own)]
+        beyond += [{"half": half, **line} for line in bounds(own, read(half, folder))]
+    write(folder / "confusion.csv", first)
+    write(folder / "bounds.csv", beyond)
 
 
 if __name__ == "__main__":

@@ -46,11 +46,12 @@ def rules(combination: Fit) -> dict[str, Rival]:
 
 
 def precision(found: Sequence[Outcome], base: float) -> float:
-    """Share of runs with an alarm that fail, where a share ``base`` of runs does."""
+    """Share of runs with an alarm that fail, where a share ``base`` of runs does; NaN where no healthy run had one,
+    since that none ever has is not known."""
     healthy = [one for one in found if one.run.outcome == "healthy"]
     wrong = np.mean([one.false > 0 for one in healthy]) if healthy else float("nan")
     right = base * value(recall(found))
-    return float(right / (right + (1 - base) * wrong)) if right + (1 - base) * wrong > 0 else float("nan")
+    return float(right / (right + (1 - base) * wrong)) if wrong > 0 else float("nan")
 
 
 def statistics(found: Sequence[Outcome]) -> Line:

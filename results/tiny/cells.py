@@ -1,9 +1,10 @@
-"""The runs of the ledger, and how the pages write numbers and tables."""
+"""The runs of the ledger, and how the pages write numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from stabilitylab.reports import style
 from stabilitylab.sweep import Ledger
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))  # results/pages.py
 COLUMNS = ["label", "layers", "steps", "seed", "lr", "T", "verdict", "nll_gap", "metrics.validation_nll"]
 TITLES = {
     protocol.POST: "Post-LN (gain 1)",
@@ -51,9 +53,3 @@ def interval(low: float, high: float, form: str = "+.3f") -> str:
 
 def states(rows: pd.DataFrame) -> str:
     return ", ".join(f"{count} {state}" for state, count in rows["verdict"].value_counts().items())
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """A table in Markdown."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return [f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in line)} |" for line in lines]

@@ -10,22 +10,20 @@ between ``<!--=NAME-->`` and ``<!--/-->`` (inline.py). Without
 
 from __future__ import annotations
 
-import argparse
-import re
 import sys
-from collections.abc import Callable, Mapping
 
 import inline
+import pages
 import pandas as pd
 import questions
-from cells import HERE, cells, interval, losses, number, states, table, title
+from cells import HERE, cells, interval, losses, number, states, title
+from pages import table
 from sources import collapse, growths, lower, of_ramps, reading, source, span
 
 from stabilitylab.experiments import protocol
 from stabilitylab.reports.statistics import t_interval
 
 PAGES = tuple(HERE.parents[1] / name for name in ("README.md", "docs/results.md", "docs/findings.md"))
-BLOCK = re.compile(r"<!-- results:(\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def answers() -> list[str]:
@@ -134,7 +132,7 @@ def claims() -> list[str]:
     return table(("claim", "says", "measured", "verdict", "Holm"), rows)
 
 
-BLOCKS: Mapping[str, Callable[[], list[str]]] = {
+BLOCKS: pages.Blocks = {
     "answers": answers, "arms": arms, "choice": choice, "deepest": deepest, "ramps": ramps, "source": source,
     "collapse": collapse, "growths": growths, "lower": lower, "claims": claims,
 }  # fmt: skip
@@ -142,26 +140,11 @@ BLOCKS: Mapping[str, Callable[[], list[str]]] = {
 
 def renewed(text: str) -> str:
     """A page with its blocks and marked numbers made anew; raises KeyError for one that nothing makes."""
-    blocks = BLOCK.sub(
-        lambda match: f"<!-- results:{match[1]} -->\n" + "\n".join(BLOCKS[match[1]]()) + "\n<!-- end -->", text
-    )
-    return inline.renewed(blocks)
+    return inline.renewed(pages.renewed(text, BLOCKS))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the pages anew")
-    given = parser.parse_args()
-    changed = []
-    for page in PAGES:
-        before = page.read_text(encoding="utf-8")
-        if (after := renewed(before)) != before:
-            changed.append(page.name)
-            if given.write:
-                page.write_text(after, encoding="utf-8")
-    if changed and not given.write:
-        print(f"{', '.join(changed)}: numbers differ from the tables; --write makes them anew", file=sys.stderr)
-    return int(bool(changed) and not given.write)
+    return pages.main(__doc__, PAGES, renewed)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ import math
 from functools import cache
 
 import pandas as pd
-from cells import HERE, cells, interval, number, states, table, title
+from cells import HERE, cells, interval, number, states, title
+from pages import table
 
 from stabilitylab.diagnose.detectors.rank import NOTHING
 from stabilitylab.experiments import protocol

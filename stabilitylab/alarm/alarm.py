@@ -60,10 +60,7 @@ class Alert:
         if self.rule == NOT_FINITE:
             return f"step {self.step}: {self.title}{where}. {self.advice[0].upper()}{self.advice[1:]}."
         since = f" since step {self.since}" if self.since < self.step else ""
-        if self.measured is None:
-            sure = "its rate of false alarms is not known"
-        else:
-            sure = f"{self.measured.rate[0]:.2g} false alarms in 1,000 healthy rows of {self.measured.corpus}"
+        sure = "its rate of false alarms is not known" if self.measured is None else self.measured.sentence
         return (
             f"step {self.step}: {self.title}{since}: {title_of(self.signal)}{where} ({self.signal} {self.value:.3g}; "
             f"score {self.score:.3g}, threshold {self.threshold:.3g}; {sure}). To do: {self.advice}."

@@ -34,18 +34,29 @@ def compressed(signal: str, value: float) -> float:
 @dataclass(frozen=True)
 class ErrorRates:
     """What a rule did on runs that did not make it; ``rate``: false alarms per 1,000 healthy rows, ``recall``: share of
-    failures announced, ``lead``: median rows before them, each with its 95 % interval; ``runs``: on how many."""
+    failures announced, ``lead``: median rows before them (None: it announced none), each with its 95 % interval;
+    ``runs``: on how many, of which ``corpus``."""
 
     rate: tuple[float, float, float]
     recall: tuple[float, float, float]
-    lead: tuple[float, float, float]
+    lead: tuple[float, float, float] | None
     runs: int
     corpus: str
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> ErrorRates:
-        rate, recall, lead = (tuple(map(float, told[name])) for name in ("rate", "recall", "lead"))
+        rate, recall = (tuple(map(float, told[name])) for name in ("rate", "recall"))
+        lead = tuple(map(float, told["lead"])) if told["lead"] else None
         return cls(rate, recall, lead, int(told["runs"]), str(told["corpus"]))  # pyright: ignore[reportArgumentType]
+
+    @property
+    def sentence(self) -> str:
+        """Both rates, as what they may be."""
+        (_, few, many), (_, low, high) = self.rate, self.recall
+        return (
+            f"{few:.2g} to {many:.2g} false alarms in 1,000 healthy rows, {100 * low:.0f} to {100 * high:.0f} % of "
+            f"failures announced (95 %; {self.runs} {self.corpus})"
+        )
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ def test_figures_show_the_tables(scripts: Any, judged: Any) -> None:
     folder, test = judged[True].folder, judged[True].test
     scripts("draw").main(folder, test)
     drawn = pd.read_csv(folder / "figures" / "roc.csv")
-    at = drawn[(drawn["panel"].str.startswith("all")) & (drawn["series"] == "combination, announced")]
+    at = drawn[(drawn["panel"].str.startswith("all")) & (drawn["series"] == "combination, at all")]
     table = [line for line in lines(folder / "curves.csv") if (line["rule"], line["family"]) == ("combination", "all")]
     assert at["y"].tolist() == [float(line["recall"]) for line in table]
     leads = pd.read_csv(folder / "figures" / "leads.csv").query("series == 'combination' and x == 20")
