@@ -64,9 +64,10 @@ STAGES: Mapping[str, tuple[Sequence[str], Sequence[int], float]] = {
 
 
 def cells(stage: str) -> Iterator[Cell]:
-    """Seed by seed, the shallow ones first, so that a stopped call has whole sets of architectures."""
+    """Seed by seed, the shallow ones first, so that a stopped call has whole sets of architectures; the last test has
+    one seed."""
     archs, depths, shift = STAGES[stage]
-    for seed in SEEDS:
+    for seed in SEEDS[:1] if stage == "test" else SEEDS:
         for layers in depths:
             yield from (Cell(arch, layers, warmup, seed, shift) for arch in archs for warmup in WARMUPS)
 
