@@ -22,7 +22,7 @@ def main() -> None:
     claims.main()
     draw.main(test=test)
     publish.main(test)
-    say.pages.differing(say.PAGES, say.anew, write=True)
+    say.page_blocks.differing(say.PAGES, say.anew, write=True)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from freeze import COMBINATION, LEAD, RATES
 
 sys.path.append(str(HERE.parent))
 
-import pages
-from pages import table
+import page_blocks
+from page_blocks import table
 
 from stabilitylab.alarm import names
 
@@ -39,7 +39,7 @@ class Corpus:
 
     def __init__(self, folder: Path = HERE) -> None:
         self._folder = folder
-        self.blocks: pages.Blocks = {
+        self.blocks: page_blocks.Blocks = {
             name: getattr(self, name)
             for name in (
                 "runs",
@@ -226,8 +226,8 @@ def signed(number: str) -> str:
 
 
 def anew(text: str) -> str:
-    return pages.renewed(text, Corpus().blocks)
+    return page_blocks.renewed(text, Corpus().blocks)
 
 
 if __name__ == "__main__":
-    sys.exit(pages.main(__doc__, PAGES, anew))
+    sys.exit(page_blocks.main(__doc__, PAGES, anew))

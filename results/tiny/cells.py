@@ -15,7 +15,7 @@ from stabilitylab.reports import style
 from stabilitylab.sweep import Ledger
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent))  # results/pages.py
+sys.path.append(str(HERE.parent))  # results/page_blocks.py
 COLUMNS = ["label", "layers", "steps", "seed", "lr", "T", "verdict", "nll_gap", "metrics.validation_nll"]
 TITLES = {
     protocol.POST: "Post-LN (gain 1)",

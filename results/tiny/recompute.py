@@ -13,11 +13,11 @@ from __future__ import annotations
 import sys
 
 import inline
-import pages
+import page_blocks
 import pandas as pd
 import questions
 from cells import HERE, cells, interval, losses, number, states, title
-from pages import table
+from page_blocks import table
 from sources import collapse, growths, lower, of_ramps, reading, source, span
 
 from stabilitylab.experiments import protocol
@@ -132,7 +132,7 @@ def claims() -> list[str]:
     return table(("claim", "says", "measured", "verdict", "Holm"), rows)
 
 
-BLOCKS: pages.Blocks = {
+BLOCKS: page_blocks.Blocks = {
     "answers": answers, "arms": arms, "choice": choice, "deepest": deepest, "ramps": ramps, "source": source,
     "collapse": collapse, "growths": growths, "lower": lower, "claims": claims,
 }  # fmt: skip
@@ -140,11 +140,11 @@ BLOCKS: pages.Blocks = {
 
 def renewed(text: str) -> str:
     """A page with its blocks and marked numbers made anew; raises KeyError for one that nothing makes."""
-    return inline.renewed(pages.renewed(text, BLOCKS))
+    return inline.renewed(page_blocks.renewed(text, BLOCKS))
 
 
 def main() -> int:
-    return pages.main(__doc__, PAGES, renewed)
+    return page_blocks.main(__doc__, PAGES, renewed)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from functools import cache
 
 import pandas as pd
 from cells import HERE, cells, interval, number, states, title
-from pages import table
+from page_blocks import table
 
 from stabilitylab.diagnose.detectors.rank import NOTHING
 from stabilitylab.experiments import protocol
