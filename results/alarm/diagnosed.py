@@ -19,7 +19,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from corpus import HERE, CorpusRun, lines, read
 from scipy.stats import binomtest
 from score import write
@@ -49,7 +48,7 @@ NAMEABLE: Mapping[str, frozenset[str]] = {
     "missing_zero_grad": frozenset({"exploding_gradient"}),
 }
 ACCUSED = ("warning", "failure")
-CURVED_EVERY = 20  # rows between two looks at curvature
+CURVED_EVERY = 20  # rows between two looks at curvature; a signal stays what it was in between
 
 
 def named(diagnosis: Mapping[str, Any]) -> frozenset[str]:
@@ -106,7 +105,7 @@ def judged(runs: Sequence[Mapping[str, str]]) -> Iterable[dict[str, str]]:
 def bounds(runs: Sequence[Mapping[str, str]], columns: Sequence[CorpusRun]) -> Iterable[dict[str, str]]:
     """How often a run is beyond a bound: of healthy ones, and of failures from within (beyond the edge: of those by a
     rate that was too high)."""
-    edges = {own.name: late_median(known(own.columns["to_edge.level"][::CURVED_EVERY])) for own in columns}
+    edges = {own.name: late_median(own.columns["to_edge.level"][::CURVED_EVERY]) for own in columns}
     moved = {run["run"]: max(json.loads(run["preflight"])["numbers"]["moved"].values()) for run in runs}
     for name, values, limit in (
         ("beyond_the_edge", edges, BEYOND),
@@ -121,10 +120,6 @@ def bounds(runs: Sequence[Mapping[str, str]], columns: Sequence[CorpusRun]) -> I
                 groups["failures"].append(values[run["run"]] > limit)
         for group, beyond in groups.items():
             yield {"bound": name, "limit": f"{limit:g}", "runs": group, **share(sum(beyond), len(beyond))}
-
-
-def known(values: np.ndarray) -> np.ndarray:
-    return values[np.isfinite(values)]
 
 
 def confusion(runs: Sequence[Mapping[str, str]]) -> Iterable[dict[str, Any]]:

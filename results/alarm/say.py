@@ -39,21 +39,8 @@ class Corpus:
 
     def __init__(self, folder: Path = HERE) -> None:
         self._folder = folder
-        self.blocks: page_blocks.Blocks = {
-            name: getattr(self, name)
-            for name in (
-                "runs",
-                "verdict",
-                "rules",
-                "own",
-                "faults",
-                "published",
-                "claims",
-                "causes",
-                "judged",
-                "bounds",
-            )
-        }
+        own = (self.runs, self.verdict, self.rules, self.own, self.faults, self.published, self.claims)
+        self.blocks: page_blocks.Blocks = {one.__name__: one for one in (*own, self.causes, self.judged, self.bounds)}
 
     def _lines(self, name: str, **where: str) -> list[dict[str, str]]:
         found = lines(self._folder, f"{name}.csv")
@@ -84,14 +71,7 @@ class Corpus:
             told = (with_ends(ours, name) for name in ("recall", "lead", "recall_lead_20"))
             best = f"{with_ends(other, 'recall_lead_20')} ({line['over']})"
             rows.append((what, line["failures"], *told, best, gain, "yes" if line["reached"] == "1" else "no"))
-        columns = (
-            "left out",
-            "failures",
-            "recall",
-            "median lead, rows",
-            f"recall {LEAD} rows before",
-            "best baseline's",
-        )
+        columns = ("left out", "failures", "recall", "median lead", f"recall {LEAD} rows before", "best baseline's")
         told = "reached" if all(line["reached"] == "1" for line in held) else "missed"
         sentence = (
             f"**The goal is {told}** (recall .7 with a median lead of {LEAD} rows, and .15 above the best baseline "
@@ -105,7 +85,7 @@ class Corpus:
         areas = {line["rule"]: line["auc_50"] for line in self._lines("auc")}
         beaten = {line["over"] for line in self._lines("verdict")}
         kept = beaten.union({line["rule"] for line in self._lines("recall")} - {*names()})
-        own = sorted((line for line in self._lines("recall", target=AT) if line["rule"] in kept), key=over_first)
+        own = sorted((line for line in self._lines("recall", target=AT) if line["rule"] in kept), key=_order)
         rows = [
             (
                 line["rule"],
@@ -195,7 +175,7 @@ class Corpus:
         return table(SHARES, map(_share, found))
 
 
-def over_first(line: Line) -> tuple[bool, float]:
+def _order(line: Line) -> tuple[bool, float]:
     """The combination first, then by how much is announced early."""
     return line["rule"] != COMBINATION, -float(line["recall_lead_20"])
 

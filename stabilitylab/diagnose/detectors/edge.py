@@ -52,5 +52,6 @@ def beyond_the_edge(evidence: Evidence) -> Iterator[Event]:
 
 
 def late_median(values: np.ndarray) -> float:
-    """The median of the last half of the measurements, NaN of too few."""
+    """The median of the last half of the measurements that are finite, NaN of too few."""
+    values = values[np.isfinite(values)]
     return float(np.median(values[len(values) // 2 :])) if len(values) >= EDGE_ROWS else math.nan
