@@ -125,7 +125,7 @@ def watch(
     resume: Mapping[str, Any] | None = None,
     curvature_every: CurvatureCadence = "auto",
     curvature_loss: Callable[[], torch.Tensor] | None = None,
-    alarm: bool | Alarm = False,
+    alarm: bool | str | Alarm = False,
     on_alarm: Callable[[Alert], object] | None = None,
     strict: bool = False,
 ) -> RunWatcher:
@@ -137,11 +137,11 @@ def watch(
     first training batch is kept for it, at rows "log" if ``update_every`` does not say which; None: no reference pass.
     ``config``: whatever you want to find again in the run. The other arguments are those of
     :class:`stabilitylab.probes.Watcher`. ``tracker``: "tensorboard", "wandb", "mlflow", ... or a tracker of Accelerate
-    gets aggregates of each row too (:mod:`stabilitylab.integrations.trackers`). ``alarm``: True, or an
-    :class:`stabilitylab.alarm.Alarm`: looks at each row for what announces a failure; what it says goes to the log, to
-    run.json, to the tracker and to ``on_alarm`` (docs/alarm.md has its error rates). ``resume``: what
-    ``.checkpoint()`` gave; the run in ``out`` goes on from there. Raises UsageError where ``out`` exists or a named
-    probe finds no site.
+    gets aggregates of each row too (:mod:`stabilitylab.integrations.trackers`). ``alarm``: True, the name of a set of
+    rules ("combination"), or an :class:`stabilitylab.alarm.Alarm`: looks at each row for what announces a failure; what
+    it says goes to the log, to run.json, to the tracker and to ``on_alarm`` (docs/alarm.md has its error rates).
+    ``resume``: what ``.checkpoint()`` gave; the run in ``out`` goes on from there. Raises UsageError where ``out``
+    exists or a named probe finds no site.
     Under torchrun call it on every rank, with what that rank trains; rank 0 makes and writes ``out``.
 
     >>> with watch(model, out="runs/mine", every=10, reference=lambda: model(fixed)) as w:  # doctest: +SKIP
@@ -177,15 +177,11 @@ def watch(
 
     def heard() -> Sink | None:
         sink = teed()
-        if isinstance(run, AbsentRun) or not (alarm or on_alarm):
+        if isinstance(run, AbsentRun) or ear is None:
             return sink
-        own = alarm if isinstance(alarm, Alarm) else Alarm(on_alarm=on_alarm)
-        return AlarmSink(sink or run, own, run.record, getattr(sink, "alert", None))
+        return AlarmSink(sink or run, ear, run.record, getattr(sink, "alert", None))
 
-    if not isinstance(alarm, bool | Alarm):
-        raise UsageError(f"alarm= takes True or an Alarm, not {type(alarm).__name__}: Alarm(rules) has rules of yours.")
-    if isinstance(alarm, Alarm) and on_alarm is not None:
-        raise UsageError("on_alarm belongs to the Alarm that alarm= gives: Alarm(on_alarm=...).")
+    ear = _alarm(alarm, on_alarm)
     if not isinstance(out, (str, Path)):
         raise UsageError(f"out = {out!r} must be the path of a new run directory.")
     if update_every is None:
@@ -220,3 +216,19 @@ def watch(
         if isinstance(run, RunWriter) and resume is None:
             shutil.rmtree(run.path)  # nothing was recorded, and the next try wants the name
         raise
+
+
+def _alarm(given: object, on_alarm: Callable[[Alert], object] | None) -> Alarm | None:
+    """The alarm that ``alarm=`` and ``on_alarm=`` ask for."""
+    if isinstance(given, Alarm):
+        if on_alarm is not None:
+            raise UsageError("on_alarm belongs to the Alarm that alarm= gives: Alarm(on_alarm=...).")
+        return given
+    if not isinstance(given, bool | str):
+        raise UsageError(
+            f"alarm= takes True, the name of a set of rules, or an Alarm, not {type(given).__name__}: Alarm(rules) has "
+            "rules of yours."
+        )
+    if not (given or on_alarm):
+        return None
+    return Alarm(given if isinstance(given, str) else None, on_alarm=on_alarm)

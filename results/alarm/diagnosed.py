@@ -66,7 +66,7 @@ def share(right: int, of: int) -> dict[str, str]:
     """With its exact 95 % interval (Clopper and Pearson)."""
     low, high = binomtest(right, of).proportion_ci(method="exact") if of else (float("nan"),) * 2
     value = right / of if of else float("nan")
-    return {"share": f"{value:.3f}", "low": f"{low:.3f}", "high": f"{high:.3f}", "of": str(of)}
+    return {"share": f"{value:.4f}", "low": f"{low:.4f}", "high": f"{high:.4f}", "of": str(of)}
 
 
 def ill(run: Mapping[str, str]) -> bool:
@@ -85,9 +85,9 @@ def judged(runs: Sequence[Mapping[str, str]]) -> Iterable[dict[str, str]]:
     well = [(run, found, before) for run, found, before in told if not ill(run) and not run["open"]]
     can = [(run, found) for run, found, _ in sick if NAMEABLE[run["family"]]]
     most = Counter(kind for run, _, _ in sick for kind in (NAMEABLE[run["family"]] or {""}))
-    kind = most.most_common(1)[0][0] if most else ""
+    kind = max(sorted(most), key=most.__getitem__, default="")
     always = sum(kind in (NAMEABLE[run["family"]] or {""}) for run, _, _ in sick)
-    within = [(run, before) for run, _, before in sick if not run["at"]]
+    within = [(run, before) for run, _, before in told if run["failed"] and not run["at"]]
     measures = {
         "right cause, of what was wrong": (sum(is_right(run["family"], d) for run, d, _ in sick), len(sick)),
         "right cause, of what can be named": (sum(is_right(run["family"], d) for run, d in can), len(can)),

@@ -38,7 +38,7 @@ class Alert:
 
     ``since``: the first row of those, one after the other, at which the score was above half its threshold. ``signal``:
     what added most to the score, with its ``value`` and the place that it is said of. ``measured``: the rule's error
-    rates, None where none were measured.
+    rates, None where none were measured; ``lacking``: tables that they were measured with and this run has not.
     """
 
     step: int
@@ -52,6 +52,7 @@ class Alert:
     place: Row | None
     advice: str
     measured: ErrorRates | None = None
+    lacking: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -61,6 +62,8 @@ class Alert:
             return f"step {self.step}: {self.title}{where}. {self.advice[0].upper()}{self.advice[1:]}."
         since = f" since step {self.since}" if self.since < self.step else ""
         sure = "its rate of false alarms is not known" if self.measured is None else self.measured.sentence
+        if self.measured is not None and self.lacking:
+            sure += f", with {', '.join(self.lacking)} too, not recorded here"
         return (
             f"step {self.step}: {self.title}{since}: {title_of(self.signal)}{where} ({self.signal} {self.value:.3g}; "
             f"score {self.score:.3g}, threshold {self.threshold:.3g}; {sure}). To do: {self.advice}."
@@ -73,7 +76,8 @@ class Alert:
 class Alarm:
     """Looks at rows as they come and says when one announces a failure.
 
-    ``rules``: those of :func:`~stabilitylab.alarm.fitted` unless given. ``mute``: names of rules that say nothing.
+    ``rules``: yours, or the name of a set that :func:`~stabilitylab.alarm.fitted` has; unless given, its default.
+    ``mute``: names of rules that say nothing.
     ``on_alarm`` is called with each :class:`Alert`; what it raises is logged and never ends a training. A number of the
     row that is not finite is always an alarm; others are not raised in the first 20 rows, which nothing is compared
     with. It reads what the row holds anyway; error rates hold for rows of every update (``every=1``). Raises UsageError
@@ -82,13 +86,15 @@ class Alarm:
 
     def __init__(
         self,
-        rules: RuleSet | Sequence[AlarmRule] | None = None,
+        rules: RuleSet | Sequence[AlarmRule] | str | None = None,
         *,
         mute: Collection[str] = (),
         on_alarm: Callable[[Alert], object] | None = None,
         refractory: int = REFRACTORY,
     ) -> None:
-        known = fitted() if rules is None else rules if isinstance(rules, RuleSet) else RuleSet(tuple(rules))
+        if rules is None or isinstance(rules, str):
+            rules = fitted(rules)
+        known = rules if isinstance(rules, RuleSet) else RuleSet(tuple(rules))
         self.rules, self.on_alarm, self.refractory = known.rules, on_alarm, refractory
         names = [*(rule.name for rule in self.rules), NOT_FINITE]
         if unknown := [name for name in mute if name not in names]:
@@ -97,6 +103,7 @@ class Alarm:
         self.alerts: list[Alert] = []
         self._signals = Signals()
         self._early: list[AlarmRule] = []  # those that need nothing of the update
+        self._lacking: dict[str, tuple[str, ...]] = {}  # rule -> tables that it adds up and the run has not
         self._begun: tuple[int, frozenset[str]] | None = None  # the row that is known in part
         self.rows = 0  # how many were looked at
         self._spoke: dict[str, int] = {}  # rule -> the number of the row at which it spoke last
@@ -106,7 +113,10 @@ class Alarm:
         """What the rows will hold."""
         self._signals.open(tables)
         late = {table.name for table in tables if table.phase == "update"}
-        self._early = [rule for rule in self.rules if not late & {table_of(signal) for signal in rule.weights}]
+        read = {rule.name: {table_of(signal) for signal in rule.weights} - {""} for rule in self.rules}
+        self._early = [rule for rule in self.rules if not late & read[rule.name]]
+        there = {table.name for table in tables}
+        self._lacking = {name: tuple(sorted(own - there)) for name, own in read.items()}
 
     def begin(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> list[Alert]:
         """What is announced by the part of a row that is known before the optimizer's step; ``observe`` comes for the
@@ -170,6 +180,7 @@ class Alarm:
                 own.place,
                 advice,
                 rule.measured,
+                self._lacking.get(rule.name, ()),
             )
         ]
 

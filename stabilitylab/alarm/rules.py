@@ -102,19 +102,20 @@ class AlarmRule:
 
 @dataclass(frozen=True)
 class RuleSet:
-    """What an alarm goes by. ``fitted``: the digest of the corpus that thresholds come from; "" before there is one."""
+    """What an alarm goes by. ``fitted``: the digest of what was frozen before its error rates were measured; "": they
+    were not."""
 
     rules: tuple[AlarmRule, ...] = ()
     fitted: str = ""
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> RuleSet:
-        """Reads ``{"rules": [...], "corpus": digest}``, as results/alarm/publish.py writes it."""
+        """Reads ``{"rules": [...], "corpus": digest}``."""
         return cls(tuple(AlarmRule.of(own) for own in told["rules"]), told["corpus"])
 
 
-# Before a corpus has set a threshold: a loss, a gradient norm or an update that has not been so far from its past. No
-# rate of false alarms has been measured for these. The third stands there since the two others had nothing to say of
+# A loss, a gradient norm or an update that has not been so far from its past; results/alarm measured what they do, and
+# did not choose their thresholds. The third stands there since the two others had nothing to say of
 # examples/learning_rate_jump.py, in which the loss had been falling fast, so that a doubling of it is not far.
 CONSERVATIVE = RuleSet(
     (
@@ -125,12 +126,17 @@ CONSERVATIVE = RuleSet(
 )
 
 
-def fitted() -> RuleSet:
-    """The rules that come with the package: thresholds from the corpus, or conservative ones before there is one."""
-    file = files("stabilitylab.alarm").joinpath(FITTED)
-    if not file.is_file():
-        return CONSERVATIVE
-    return RuleSet.of(json.loads(file.read_text()))
+def fitted(name: str | None = None) -> RuleSet:
+    """The rules that come with the package, each with the error rates that results/alarm measured.
+
+    ``name``: ``conservative`` or ``combination`` (docs/alarm.md says what either does); None: those that an alarm has
+    unless told otherwise. Raises UsageError for another name.
+    """
+    told = json.loads(files("stabilitylab.alarm").joinpath(FITTED).read_text())
+    sets = told["sets"]
+    if (name := name or told["default"]) not in sets:
+        raise UsageError(f"no rules {name!r}; there are {' and '.join(sets)}.")
+    return RuleSet.of({"rules": sets[name], "corpus": told["corpus"]})
 
 
 def title_of(signal: str) -> str:

@@ -28,7 +28,9 @@ def diagnose(
 ) -> int:
     """Say what happened in a run and in which order: jumps, spikes, vanishing gradients, NaN, plateaus.
 
-    Exit 0 whatever it says; with --fail, exit 1 at a warning or a failure. Works while the run is going.
+    Exit 0 whatever it says; with --fail, exit 1 at a warning or a failure. Works while the run is going. Of 384 small
+    runs it named the right cause first in 61 % of those that were ill, and warned of 24 % of those that were not
+    (docs/diagnose.md): look at what it cites.
     """
     from ..diagnose import diagnose as diagnosed
     from ..store import Run

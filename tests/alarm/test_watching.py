@@ -128,7 +128,7 @@ def test_an_alarm_that_breaks_ends_itself_only(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_the_command(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stabilitylab.alarm.alarm.fitted", lambda: RuleSet(RULES))
+    monkeypatch.setattr("stabilitylab.alarm.alarm.fitted", lambda name: RuleSet(RULES))
     loop = Loop(bad=40)
     with sl.watch(loop.model, out=tmp_path / "bad", every=1, optimizer=loop.optimizer) as w:
         loop.run(w, 0, 60)
@@ -166,11 +166,28 @@ def test_alarms_that_are_damaged_end_no_diagnosis(tmp_path: Path) -> None:
     assert [event.step for event in events] == [2]
 
 
+def test_rules_go_by_their_name(tmp_path: Path, run: Any) -> None:
+    """An alarm says what its rules were measured with and this run has not."""
+    told = watched(tmp_path / "a", Loop(fast=30), alarm="combination")
+    named = [alert for alert in told if alert.rule == "combination"]
+    assert named
+    for alert in named:
+        assert alert.lacking == ("attention_heads", "critical_sharpness", "outliers", "preconditioned_sharpness")
+        assert "outliers, preconditioned_sharpness too, not recorded here). To do:" in alert.sentence
+    _, out, _ = run("alarm", str(tmp_path / "a"), "--rules", "combination")
+    assert out.splitlines() == [alert.sentence for alert in told]
+    code, _, err = run("alarm", str(tmp_path / "a"), "--rules", "all")
+    assert code == 2
+    assert "there are conservative and combination" in err
+
+
 def test_what_is_no_alarm_is_refused(tmp_path: Path) -> None:
     """Rules without an Alarm around them would be taken for True, and never speak."""
     model = Loop().model
-    with pytest.raises(UsageError, match=r"alarm= takes True or an Alarm, not tuple: Alarm\(rules\)"):
+    with pytest.raises(UsageError, match=r"alarm= takes True, .* not tuple: Alarm\(rules\)"):
         sl.watch(model, out=tmp_path / "a", alarm=RULES)  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match="on_alarm belongs to the Alarm"):
         sl.watch(model, out=tmp_path / "a", alarm=Alarm(RULES), on_alarm=print)
+    with pytest.raises(UsageError, match="no rules 'all'; there are conservative and combination"):
+        sl.watch(model, out=tmp_path / "a", alarm="all")
     assert not (tmp_path / "a").exists()

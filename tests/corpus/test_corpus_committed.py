@@ -1,0 +1,101 @@
+"""The committed corpus: what was frozen is what is there, its tables follow from it, and pages say what tables say."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stabilitylab.alarm import fitted
+from stabilitylab.errors import UsageError
+
+HERE = Path(__file__).resolve().parents[2] / "results" / "alarm"
+FROZEN = "b3e4099090777d81"  # committed before the other half was made
+
+
+def lines(name: str) -> list[dict[str, str]]:
+    with (HERE / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_what_was_frozen_is_what_is_there(scripts: Any) -> None:
+    digest = scripts("freeze").digest
+    assert digest(HERE / "frozen.json") == FROZEN
+    told = json.loads((HERE / "frozen.json").read_text())["features"]
+    assert told == {name: digest(HERE / "features" / name) for name in told}
+    assert {line["half"] for line in lines("runs") if f"seed-{line['seed']}.parquet" in told} == {"train"}
+
+
+def test_the_corpus_is_what_the_issue_asks_for(scripts: Any) -> None:
+    """600 runs of 400 updates (fewer where a number was not finite), 100 failures from within, a third healthy; of each
+    run as many rows of features as runs.csv says, below 20 MB."""
+    corpus = scripts("corpus")
+    runs = [run for half in ("train", "test") for run in corpus.read(half)]
+    assert len(runs) >= 600
+    assert sum(run.outcome == "failure" for run in runs) >= 100
+    assert sum(run.kind == "healthy" for run in runs) >= len(runs) / 3
+    assert all({len(column) for column in run.columns.values()} == {run.rows} for run in runs)
+    ended = [run for run in runs if run.rows < 400]
+    assert all(not np.isfinite([run.columns["nll"][-1], run.columns["gradient"][-1]]).all() for run in ended)
+    assert sum(path.stat().st_size for path in (HERE / "features").iterdir()) < 20e6
+    twins = {run.cluster for run in runs if run.family == "twin"}
+    assert {run.cluster for run in runs} == twins
+
+
+def test_tables_follow_from_the_features(scripts: Any) -> None:
+    """A part of score.py: the combination, and the baselines to beat, on the test half."""
+    score, freeze, corpus = scripts("score"), scripts("freeze"), scripts("corpus")
+    frozen, own = freeze.load()
+    test = corpus.read("test")
+    known = score.rules(own)
+    names = dict.fromkeys((freeze.COMBINATION, frozen["to_beat"], frozen["to_beat_all"]))
+    made = score.recalls(test, {name: (known[name], freeze.scored(test, known[name].score)) for name in names}, frozen)
+    told = {(line["rule"], line["target"]): line for line in lines("recall")}
+    for line in made:
+        committed = told[line["rule"], line["target"]]
+        for name, value in line.items():
+            if name in ("rule", "group", "source", "target"):
+                assert str(value) == committed[name]
+            else:
+                assert float(value) == pytest.approx(float(committed[name]), rel=1e-3, nan_ok=True), (
+                    line["rule"],
+                    name,
+                )
+
+
+def test_pages_say_what_tables_say(scripts: Any) -> None:
+    say = scripts("say")
+    assert say.page_blocks.differing(say.PAGES, say.anew) == []
+
+
+def test_the_package_has_the_rules_that_the_verdict_allows(scripts: Any) -> None:
+    reached = scripts("publish").reached()
+    told = {(line["rules"], line["rule"]): line for line in lines("published")}
+    assert [rule.name for rule in fitted().rules] == (["combination"] if reached else ["loss", "gradients", "updates"])
+    for name in ("conservative", "combination"):
+        rules = fitted(name)
+        assert rules.fitted == FROZEN
+        for rule in rules.rules:
+            line = told[name, rule.name]
+            assert rule.measured is not None
+            assert rule.measured.rate[0] == pytest.approx(float(line["false_per_1000"]), rel=1e-3)
+            assert rule.measured.recall[0] == pytest.approx(float(line["recall"]), rel=1e-3)
+    with pytest.raises(UsageError, match="no rules 'both'; there are conservative and combination"):
+        fitted("both")
+
+
+def test_help_says_the_measured_shares(run: Any) -> None:
+    def share(measure: str) -> str:
+        [line] = [line for line in lines("judged") if (line["half"], line["measure"]) == ("test", measure)]
+        return f"{float(line['share']):.0%}".replace("%", " %")
+
+    told = " ".join(run("diagnose", "--help")[1].replace("│", " ").split())
+    for measure in ("right cause, of what was wrong", "accused, of healthy runs"):
+        assert share(measure) in told
+    told = " ".join(run("check", "--help")[1].replace("│", " ").split())
+    for measure in ("preflight fails, of failures from within", "preflight fails, of healthy runs"):
+        assert share(measure) in told
