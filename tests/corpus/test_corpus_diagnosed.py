@@ -46,11 +46,11 @@ def test_shares_of_a_made_up_corpus(scripts: Any) -> None:
         diagnosed_run("fast", ["loss_spike"], "warning", failed="", open="1"),
     ]
     told = {line["measure"]: line for line in scripts("diagnosed").judged(runs)}
-    assert told["right cause, of what was wrong"]["share"] == "0.667"
-    assert told["right cause, of what can be named"]["share"] == "0.500"
-    assert told["always the most frequent cause (lr_jump)"]["share"] == "0.667"
+    assert told["right cause, of what was wrong"]["share"] == "0.6667"
+    assert told["right cause, of what can be named"]["share"] == "0.5000"
+    assert told["always the most frequent cause (lr_jump)"]["share"] == "0.6667"
     assert told["said to be ill, of what was"]["of"] == "3"
-    assert (told["accused, of healthy runs"]["share"], told["accused, of healthy runs"]["of"]) == ("0.500", "2")
+    assert (told["accused, of healthy runs"]["share"], told["accused, of healthy runs"]["of"]) == ("0.5000", "2")
     table = {(line["put in"], line["first"]): line["runs"] for line in scripts("diagnosed").confusion(runs)}
     assert table["rate_jump", "lr_jump"] == table["rate_jump", "update_jump"] == table["healthy", "nothing"] == 1
     assert table["healthy", "loss_spike"] == table["open", "loss_spike"] == 1
