@@ -39,6 +39,7 @@ RUN = (
     *("sentences", "cpu_seconds", "commit", "torch", "cpu"),
 )
 COURSE = (*KEY, "steps", "losses")
+ALONE = ("arch", "layers", "seed")  # what a call may be confined to
 
 
 def settings(cell: Cell, k: int, data: str) -> list[str]:
@@ -123,13 +124,17 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="folder of Multi30k, or synthetic")
     parser.add_argument("--runs", type=Path, default=Path("runs/forecast"))
     parser.add_argument("--out", type=Path, default=HERE, help="folder of runs.csv and course.csv")
-    parser.add_argument("--archs", help="of the stage's, these alone, with commas between them")
+    for what in ALONE:
+        parser.add_argument(
+            f"--{what}", type=lambda text: text.split(","), help="these alone, with commas between them"
+        )
     parser.add_argument("--set", action="append", default=[], help="a setting over the protocol's, for a trial")
     given = parser.parse_args()
+    alone = {what: getattr(given, what) for what in ALONE}
     given.out.mkdir(parents=True, exist_ok=True)
     for stage in given.stages:
         for cell in truth.cells(stage):
-            if given.archs and cell.arch not in given.archs.split(","):
+            if any(chosen and str(getattr(cell, what)) not in chosen for what, chosen in alone.items()):
                 continue
             while True:
                 all_known = known(given.out / "runs.csv")
