@@ -125,9 +125,8 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/forecast"))
     parser.add_argument("--out", type=Path, default=HERE, help="folder of runs.csv and course.csv")
     for what in ALONE:
-        parser.add_argument(
-            f"--{what}", type=lambda text: text.split(","), help="these alone, with commas between them"
-        )
+        only = "these alone, with commas between them"
+        parser.add_argument(f"--{what}", type=lambda text: text.split(","), help=only)
     parser.add_argument("--set", action="append", default=[], help="a setting over the protocol's, for a trial")
     given = parser.parse_args()
     alone = {what: getattr(given, what) for what in ALONE}
