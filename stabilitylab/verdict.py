@@ -59,6 +59,12 @@ class Trend:
     high: float
     evaluations: int
 
+    @classmethod
+    def of(cls, recorded: Mapping[str, Any]) -> Trend:
+        """Reads what status.json holds."""
+        ends = {name: float(recorded[name]) for name in ("fall", "low", "high")}
+        return cls(**{**recorded, **ends})
+
     def __str__(self) -> str:
         return f"{self.fall:.3f} [{self.low:.3f}, {self.high:.3f}] nats per tenth of the run"
 
@@ -82,9 +88,10 @@ class Verdict:
 
     @classmethod
     def of(cls, recorded: Mapping[str, Any]) -> Verdict:
-        """Reads what status.json holds."""
+        """Reads what status.json holds, where what is not finite is text."""
         trend = recorded.get("trend")
-        return cls(**{**recorded, "trend": Trend(**trend) if trend else None})
+        gaps = {name: float(recorded[name]) for name in ("nll_gap", "accuracy_gap")}
+        return cls(**{**recorded, **gaps, "trend": Trend.of(trend) if trend else None})
 
     def recorded(self) -> dict[str, Any]:
         return asdict(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from stabilitylab.store.layout import plain
 from stabilitylab.verdict import (
     LEAST,
     LEVEL_NATS,
@@ -191,9 +193,11 @@ def test_no_evaluation_no_state() -> None:
 
 
 def test_a_verdict_survives_the_file() -> None:
-    for verdict in (state(course(gap=0.1)), state([Evaluation(5, U, A)])):
-        assert Verdict.of(verdict.recorded()) == verdict
-        assert verdict.recorded()["rule"] == RULE
+    lost = state([*course(gap=0.1)[:-1], Evaluation(100, math.nan, math.nan)])
+    for verdict in (state(course(gap=0.1)), state([Evaluation(5, U, A)]), lost):
+        read = Verdict.of(json.loads(json.dumps(plain(verdict.recorded()), allow_nan=False)))
+        assert (repr(read), read.rule) == (repr(verdict), RULE)  # nan is not equal to itself
+        assert all(isinstance(gap, float) for gap in (read.nll_gap, read.accuracy_gap))
 
 
 MANIFEST = {"unigram": {"cross_entropy": U, "accuracy": A}, "config": {"train": {"steps": 100}}}

@@ -74,6 +74,7 @@ def make_run(
     metrics: Mapping[str, Sequence[float | None]] | None = None,
     metric_steps: Sequence[int] | None = None,
     verdict: str = "trained",
+    gap: float = -1.0,
     state: str = "finished",
     kind: str = "train",
     **facts: Any,
@@ -92,7 +93,7 @@ def make_run(
         for step in steps:
             numbers = {key: column[at.index(step)] for key, column in metrics.items() if step in at}
             run.append(step, numbers, {key: _cells(made, step) for key, made in tables.items() if step in made.steps})
-        run.set_status(state, steps[-1] if steps else 0, "made up", verdict=made_verdict(verdict))  # type: ignore[arg-type]
+        run.set_status(state, steps[-1] if steps else 0, "made up", verdict=made_verdict(verdict, gap))  # type: ignore[arg-type]
     return folder / name
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from making import make_run
 from test_page import Document
 from test_report_command import some_runs
 
@@ -144,3 +146,14 @@ def test_an_error_in_words() -> None:
     assert in_words(UsageError("give a\n  number")) == "give a number"
     assert in_words(KeyError("loss")) == "KeyError: 'loss'"
     assert in_words(RuntimeError()) == "RuntimeError"
+
+
+def test_a_run_that_ended_without_a_number_is_listed_like_any_other(run, tmp_path: Path) -> None:
+    """JSON has no NaN, so that status.json holds a text, which nothing may take for a number."""
+    make_run(tmp_path / "runs", "lost", verdict="diverged", state="diverged", gap=math.nan)
+    make_run(tmp_path / "runs", "well")
+    code, out, _ = run("runs", str(tmp_path / "runs"))
+    assert code == 0
+    assert [line.split()[1:3] for line in out.splitlines()[-2:]] == [["diverged", "diverged"], ["finished", "trained"]]
+    assert run("report", str(tmp_path / "runs"), "--figure", "table:stability", "--out", str(tmp_path / "out"))[0] == 0
+    assert "diverged" in (tmp_path / "out" / "index.html").read_text()
