@@ -91,7 +91,8 @@ def build() -> typer.Typer:
     )
     app.callback()(_root)
     for entry in sorted(COMMANDS.values(), key=lambda entry: (entry.rank, entry.name)):
-        app.command(entry.name, cls=_Command, epilog=EXIT_CODES if entry.exit_codes else None)(entry.function)
+        epilog = EXIT_CODES if entry.exit_codes else None
+        app.command(entry.name, cls=_Command, help=entry.help, epilog=epilog)(entry.function)
     return app
 
 

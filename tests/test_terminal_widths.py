@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -196,3 +197,14 @@ def test_lists_have_a_line_each_and_flags_no_type(shown, width: int) -> None:
     assert "<bool>" not in helped
     assert "<path>" in helped or "PATH" in helped
     assert "<bool>" not in "\n".join(shown(width, "--help"))
+
+
+@pytest.mark.parametrize("name", ["alarm", "check", "diagnose"])
+def test_help_fills_its_lines(shown, name: str) -> None:
+    """A line ends where the next word has no room, not where the docstring's did."""
+    text = "\n".join(shown(80, name, "--help"))
+    told = text[text.index("[OPTIONS]") : text.index("╭")]
+    for paragraph in told.split("\n\n")[1:]:
+        lines = [line.strip() for line in paragraph.splitlines() if line.strip()]
+        for line, after in pairwise(lines):
+            assert 1 + len(line) + 1 + len(after.split()[0]) > 78

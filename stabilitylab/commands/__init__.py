@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..registry import Registry, Room
 
-EXIT_CODES = """\
-Exit codes: 0 ok; 1 a check failed or internal error; 2 usage or configuration; 3 diverged under --fail-on-divergence;
-4 input, data or run missing or unreadable; 5 environment (no CUDA, no space, a missing extra); 129 / 130 / 143 stopped
-by SIGHUP / Ctrl-C / SIGTERM, after a flush and a checkpoint."""
+EXIT_CODES = (
+    "Exit codes: 0 ok; 1 a check failed or internal error; 2 usage or configuration; 3 diverged under "
+    "--fail-on-divergence; 4 input, data or run missing or unreadable; 5 environment (no CUDA, no space, a missing "
+    "extra); 129 / 130 / 143 stopped by SIGHUP / Ctrl-C / SIGTERM, after a flush and a checkpoint."
+)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -23,6 +25,12 @@ class Command:
     function: Callable[..., Any]
     rank: int
     exit_codes: bool = False
+
+    @property
+    def help(self) -> str:
+        """The function's docstring, a paragraph a line for the terminal to wrap; one with indented lines as it is."""
+        paragraphs = inspect.cleandoc(self.function.__doc__ or "").split("\n\n")
+        return "\n\n".join(one if "\n " in one else one.replace("\n", " ") for one in paragraphs)
 
 
 COMMANDS: Registry[Command] = Registry("command", Room("stabilitylab.commands", "stabilitylab.commands"))
