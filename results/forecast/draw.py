@@ -1,0 +1,92 @@
+#!/usr/bin/env python
+"""Draws the edges of runs.csv: up to which rate each architecture trains, by depth and warm-up.
+
+python results/forecast/draw.py      # figures/edges.*
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import truth
+from make import HERE, known
+from truth import Cell, Edge
+
+from stabilitylab.reports import style
+from stabilitylab.reports.base import Map, Panel, Picture
+from stabilitylab.reports.paper import write
+
+Case = tuple[str, int, int]  # architecture, layers, warm-up
+BELOW, ABOVE = "<", ">"
+
+
+def edges(path: Path) -> dict[Case, list[Edge]]:
+    """The edges that are known, of each seed; the final test, whose rates lie between the grid's, apart."""
+    found: dict[Case, list[Edge]] = {}
+    for cell, own in sorted(known(path).items(), key=lambda one: one[0].seed):
+        if cell.shift == 0 and (edge := truth.edge(own)).done:
+            found.setdefault((cell.arch, cell.layers, cell.warmup), []).append(edge)
+    return found
+
+
+def middle(seeds: Sequence[Edge]) -> tuple[float, str]:
+    """(rate, sign): the geometric mean over seeds; where no rate of the grid is beyond or below one, its end."""
+    lowest, highest = (math.log10(Cell("", 0, 0, 0).rate(k)) for k in (truth.LOWEST, truth.HIGHEST))
+    ends = [
+        highest if edge.low == truth.HIGHEST else lowest if edge.high == truth.LOWEST else edge.middle for edge in seeds
+    ]
+    sign = ABOVE if any(edge.low == truth.HIGHEST for edge in seeds) else ""
+    sign = BELOW if any(edge.high == truth.LOWEST for edge in seeds) else sign
+    return 10 ** float(np.mean(ends)), sign
+
+
+def picture(found: Mapping[Case, Sequence[Edge]]) -> Picture:
+    """Architectures as rows, the one with the highest edge on top; depths, with warm-up and without, as columns."""
+    cells = {case: middle(own) for case, own in found.items()}
+    columns = sorted({case[1:] for case in cells}, key=lambda column: (column[0], -column[1]))
+    fullest = max(columns, key=lambda column: sum(case[1:] == column for case in cells))  # the first of those
+    archs = sorted({arch for arch, *_ in cells}, key=lambda arch: (-_height(cells, arch, fullest), arch))
+    z = np.full((len(archs), len(columns)), np.nan)
+    text, seeds = np.full(z.shape, "", object), np.zeros(z.shape, int)
+    for case, (rate, sign) in cells.items():
+        at = archs.index(case[0]), columns.index(case[1:])
+        z[at], text[at], seeds[at] = rate, f"{sign}{rate:.2g}", len(found[case])
+    drawn = Map(
+        [*range(len(columns))], [*range(len(archs))], z, np.zeros(z.shape, int), "edge of the learning rate",
+        x_names=[_named(column) for column in columns], y_names=[style.title(arch) for arch in archs], text=text,
+        seeds=seeds,
+    )  # fmt: skip
+    own = {case[0]: value for case, value in cells.items() if case[1:] == fullest}
+    high, low = (max(own, key=lambda arch: own[arch][0]), min(own, key=lambda arch: own[arch][0]))
+    finding = (
+        f"{_named(fullest)}: edges lie between {own[low][1]}{own[low][0]:.2g} ({style.title(low)}) and "
+        f"{own[high][1]}{own[high][0]:.2g} ({style.title(high)}), a factor of {own[high][0] / own[low][0]:.0f}."
+    )
+    runs = sum(map(len, found.values()))
+    return Picture([Panel("", "", "", map=drawn)], finding, columns=1, provenance=f"64-128-2, Multi30k, {runs} edges")
+
+
+def _height(cells: Mapping[Case, tuple[float, str]], arch: str, column: tuple[int, int]) -> float:
+    """What rows are sorted by: the edge in the fullest column, else the mean of those that are there, as log10."""
+    own = [rate for case, (rate, _) in cells.items() if case[0] == arch]
+    return float(np.log10(cells[arch, *column][0] if (arch, *column) in cells else own).mean())
+
+
+def _named(column: tuple[int, int]) -> str:
+    layers, warmup = column
+    return f"{layers} layers, {f'warm-up {warmup}' if warmup else 'no warm-up'}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=HERE)
+    given = parser.parse_args()
+    write(picture(edges(given.folder / "runs.csv")), given.folder / "figures", "edges", "The edge of the learning rate")
+
+
+if __name__ == "__main__":
+    main()
