@@ -48,6 +48,7 @@ NAMEABLE: Mapping[str, frozenset[str]] = {
     "missing_zero_grad": frozenset({"exploding_gradient"}),
 }
 ACCUSED = ("warning", "failure")
+LANGUAGE_MODELS = ("gpt2", "llama")  # how the names of these subjects begin
 CURVED_EVERY = 20  # rows between two looks at curvature; a signal stays what it was in between
 
 
@@ -120,6 +121,18 @@ def bounds(runs: Sequence[Mapping[str, str]], columns: Sequence[CorpusRun]) -> I
                 groups["failures"].append(values[run["run"]] > limit)
         for group, beyond in groups.items():
             yield {"bound": name, "limit": f"{limit:g}", "runs": group, **share(sum(beyond), len(beyond))}
+    for language in (True, False):
+        for group, wanted in (("healthy", False), ("failures", True)):
+            fails = [
+                bool(json.loads(run["preflight"])["fail"])
+                for run in runs
+                if not run["open"]
+                and not run["at"]
+                and bool(run["failed"]) == wanted
+                and run["subject"].startswith(LANGUAGE_MODELS) == language
+            ]
+            name = f"preflight fails, {'GPT-2 and LLaMA' if language else 'reference Transformers'}"
+            yield {"bound": name, "limit": "", "runs": group, **share(sum(fails), len(fails))}
 
 
 def confusion(runs: Sequence[Mapping[str, str]]) -> Iterable[dict[str, Any]]:

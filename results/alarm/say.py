@@ -101,14 +101,16 @@ class Corpus:
         return table((*columns, "AUC, 50 rows"), rows)
 
     def own(self) -> list[str]:
-        """Rules of others at the thresholds that they come with."""
+        """Rules of others at the thresholds that they come with, below the combination where it is as loud."""
+        [ours] = self._lines("recall", target="1", rule=COMBINATION)
+        found = [(ours, "threshold for 1"), *((line, line["source"]) for line in self._lines("recall", target="own"))]
         rows = [
             (
-                f"{line['rule']} ({line['source']})" if line["source"] else line["rule"],
+                f"{line['rule']} ({note})" if note else line["rule"],
                 *(with_ends(line, name) for name in ("recall", "recall_lead_20", "false_per_1000")),
                 "/".join(short(line[f"precision_{base}"]) for base in ("0.01", "0.1")),
             )
-            for line in self._lines("recall", target="own")
+            for line, note in found
         ]
         columns = ("rule as it comes", "recall", f"recall {LEAD} rows before", "false alarms per 1,000 rows")
         return table((*columns, "right, where 1 %/10 % of runs fail"), rows)
@@ -176,6 +178,8 @@ class Corpus:
         for line in self._lines("bounds", half="test", bound="output moved"):
             measure = f"preflight warns that the output moves by {line['limit']} of its size, of {groups[line['runs']]}"
             found.append({**line, "measure": measure})
+        apart = self._lines("bounds", half="test", limit="")
+        found += [{**line, "measure": f"{line['bound']}, of {groups[line['runs']]}"} for line in apart]
         return table(SHARES, map(_share, found))
 
 

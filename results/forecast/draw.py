@@ -21,7 +21,6 @@ from stabilitylab.reports.base import Map, Panel, Picture
 from stabilitylab.reports.paper import write
 
 Case = tuple[str, int, int]  # architecture, layers, warm-up
-BELOW, ABOVE = "<", ">"
 
 
 def edges(path: Path) -> dict[Case, list[Edge]]:
@@ -39,17 +38,17 @@ def middle(seeds: Sequence[Edge]) -> tuple[float, str]:
     ends = [
         highest if edge.low == truth.HIGHEST else lowest if edge.high == truth.LOWEST else edge.middle for edge in seeds
     ]
-    sign = ABOVE if any(edge.low == truth.HIGHEST for edge in seeds) else ""
-    sign = BELOW if any(edge.high == truth.LOWEST for edge in seeds) else sign
+    sign = ">" if highest in ends else "<" if lowest in ends else ""
     return 10 ** float(np.mean(ends)), sign
 
 
 def picture(found: Mapping[Case, Sequence[Edge]]) -> Picture:
-    """Architectures as rows, the one with the highest edge on top; depths, with warm-up and without, as columns."""
+    """Architectures as rows, by the edge in the fullest column; depths, with warm-up and without, as columns."""
     cells = {case: middle(own) for case, own in found.items()}
     columns = sorted({case[1:] for case in cells}, key=lambda column: (column[0], -column[1]))
     fullest = max(columns, key=lambda column: sum(case[1:] == column for case in cells))  # the first of those
-    archs = sorted({arch for arch, *_ in cells}, key=lambda arch: (-_height(cells, arch, fullest), arch))
+    own = {arch: cells[arch, *fullest] for arch, *_ in cells if (arch, *fullest) in cells}
+    archs = sorted({arch for arch, *_ in cells}, key=lambda arch: (-own.get(arch, (0.0, ""))[0], arch))
     z = np.full((len(archs), len(columns)), np.nan)
     text, seeds = np.full(z.shape, "", object), np.zeros(z.shape, int)
     for case, (rate, sign) in cells.items():
@@ -60,20 +59,13 @@ def picture(found: Mapping[Case, Sequence[Edge]]) -> Picture:
         x_names=[_named(column) for column in columns], y_names=[style.title(arch) for arch in archs], text=text,
         seeds=seeds,
     )  # fmt: skip
-    own = {case[0]: value for case, value in cells.items() if case[1:] == fullest}
-    high, low = (max(own, key=lambda arch: own[arch][0]), min(own, key=lambda arch: own[arch][0]))
+    high, low = (pick(own, key=lambda arch: own[arch][0]) for pick in (max, min))
     finding = (
         f"{_named(fullest)}: edges lie between {own[low][1]}{own[low][0]:.2g} ({style.title(low)}) and "
         f"{own[high][1]}{own[high][0]:.2g} ({style.title(high)}), a factor of {own[high][0] / own[low][0]:.0f}."
     )
     runs = sum(map(len, found.values()))
     return Picture([Panel("", "", "", map=drawn)], finding, columns=1, provenance=f"64-128-2, Multi30k, {runs} edges")
-
-
-def _height(cells: Mapping[Case, tuple[float, str]], arch: str, column: tuple[int, int]) -> float:
-    """What rows are sorted by: the edge in the fullest column, else the mean of those that are there, as log10."""
-    own = [rate for case, (rate, _) in cells.items() if case[0] == arch]
-    return float(np.log10(cells[arch, *column][0] if (arch, *column) in cells else own).mean())
 
 
 def _named(column: tuple[int, int]) -> str:

@@ -60,7 +60,7 @@ def make(cell: Cell, k: int, given: argparse.Namespace) -> tuple[dict[str, Any],
     """Trains at rate ``k`` until it is decided: the lines of runs.csv and course.csv."""
     path = given.runs / f"{cell.arch}-{cell.layers}-w{cell.warmup}-k{k + cell.shift:g}-s{cell.seed}"
     shutil.rmtree(path, ignore_errors=True)  # begun, and not in runs.csv
-    began, seen = time.process_time(), [Judged(0, "", 0.0)] * 0
+    began, seen = time.process_time(), list[Judged]()
     what: Outcome | None = None
     for updates in truth.JUDGED:
         if not seen:
@@ -125,8 +125,8 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/forecast"))
     parser.add_argument("--out", type=Path, default=HERE, help="folder of runs.csv and course.csv")
     for what in ALONE:
-        only = "these alone, with commas between them"
-        parser.add_argument(f"--{what}", type=lambda text: text.split(","), help=only)
+        commas = "these alone, with commas between them"
+        parser.add_argument(f"--{what}", type=lambda text: text.split(","), help=commas)
     parser.add_argument("--set", action="append", default=[], help="a setting over the protocol's, for a trial")
     given = parser.parse_args()
     alone = {what: getattr(given, what) for what in ALONE}

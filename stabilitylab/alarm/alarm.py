@@ -63,7 +63,7 @@ class Alert:
         since = f" since step {self.since}" if self.since < self.step else ""
         sure = "its rate of false alarms is not known" if self.measured is None else self.measured.sentence
         if self.measured is not None and self.lacking:
-            sure += f", with {', '.join(self.lacking)} too, not recorded here"
+            sure += f", measured with {', '.join(self.lacking)} too, which this run has not"
         return (
             f"step {self.step}: {self.title}{since}: {title_of(self.signal)}{where} ({self.signal} {self.value:.3g}; "
             f"score {self.score:.3g}, threshold {self.threshold:.3g}; {sure}). To do: {self.advice}."

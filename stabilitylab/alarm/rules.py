@@ -114,18 +114,6 @@ class RuleSet:
         return cls(tuple(AlarmRule.of(own) for own in told["rules"]), told["corpus"])
 
 
-# A loss, a gradient norm or an update that has not been so far from its past; results/alarm measured what they do, and
-# did not choose their thresholds. The third stands there since the two others had nothing to say of
-# examples/learning_rate_jump.py, in which the loss had been falling fast, so that a doubling of it is not far.
-CONSERVATIVE = RuleSet(
-    (
-        AlarmRule("loss", {"loss.z": 1.0}, math.log1p(12.0), "the loss leaves its past"),
-        AlarmRule("gradients", {"grad_norm.z": 1.0}, math.log1p(30.0), "a gradient norm leaves its past"),
-        AlarmRule("updates", {"update.z": 1.0}, math.log1p(30.0), "an update leaves its past"),
-    )
-)
-
-
 def fitted(name: str | None = None) -> RuleSet:
     """The rules that come with the package, each with the error rates that results/alarm measured.
 

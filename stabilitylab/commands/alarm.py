@@ -32,8 +32,8 @@ def alarm(
 
     Reads what the run recorded, one row after the other, as the alarm of watch(alarm=True) would have. Each says its
     error rates, which hold for runs with a row of every update (--every 1); docs/alarm.md has the tables. The
-    conservative rules speak of what is gross, and foresaw none of 97 failures; the combination announced more, and was
-    wrong more often. Exit 0 whatever it says.
+    conservative rules speak of what is gross: they announced none of 97 failures. The combination announced 71 % of
+    them, at 0.8 false alarms in 1,000 healthy rows. Exit 0 whatever it says.
     """
     import logging
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,13 @@ HERE = Path(__file__).resolve().parents[2] / "results" / "alarm"
 FROZEN = "b3e4099090777d81"  # committed before the other half was made
 
 
-def lines(name: str) -> list[dict[str, str]]:
-    with (HERE / f"{name}.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+@pytest.fixture
+def lines(scripts: Any) -> Any:
+    """``lines("recall")``: the rows of a committed table."""
+    return lambda name: list(scripts("corpus").lines(HERE, f"{name}.csv"))
 
 
-def test_what_was_frozen_is_what_is_there(scripts: Any) -> None:
+def test_what_was_frozen_is_what_is_there(scripts: Any, lines: Any) -> None:
     digest = scripts("freeze").digest
     assert digest(HERE / "frozen.json") == FROZEN
     told = json.loads((HERE / "frozen.json").read_text())["features"]
@@ -30,7 +30,7 @@ def test_what_was_frozen_is_what_is_there(scripts: Any) -> None:
     assert {line["half"] for line in lines("runs") if f"seed-{line['seed']}.parquet" in told} == {"train"}
 
 
-def test_the_corpus_is_what_the_issue_asks_for(scripts: Any) -> None:
+def test_the_corpus_is_as_large_as_it_has_to_be(scripts: Any) -> None:
     """600 runs of 400 updates (fewer where a number was not finite), 100 failures from within, a third healthy; of each
     run as many rows of features as runs.csv says, below 20 MB."""
     corpus = scripts("corpus")
@@ -46,7 +46,7 @@ def test_the_corpus_is_what_the_issue_asks_for(scripts: Any) -> None:
     assert {run.cluster for run in runs} == twins
 
 
-def test_tables_follow_from_the_features(scripts: Any) -> None:
+def test_tables_follow_from_the_features(scripts: Any, lines: Any) -> None:
     """A part of score.py: the combination, and the baselines to beat, on the test half."""
     score, freeze, corpus = scripts("score"), scripts("freeze"), scripts("corpus")
     frozen, own = freeze.load()
@@ -72,7 +72,7 @@ def test_pages_say_what_tables_say(scripts: Any) -> None:
     assert say.page_blocks.differing(say.PAGES, say.anew) == []
 
 
-def test_the_package_has_the_rules_that_the_verdict_allows(scripts: Any) -> None:
+def test_the_package_has_the_rules_that_the_verdict_allows(scripts: Any, lines: Any) -> None:
     reached = scripts("publish").reached()
     told = {(line["rules"], line["rule"]): line for line in lines("published")}
     assert [rule.name for rule in fitted().rules] == (["combination"] if reached else ["loss", "gradients", "updates"])
@@ -88,7 +88,18 @@ def test_the_package_has_the_rules_that_the_verdict_allows(scripts: Any) -> None
         fitted("both")
 
 
-def test_help_says_the_measured_shares(run: Any) -> None:
+def test_help_of_the_alarm_says_what_its_sets_do(run: Any, lines: Any) -> None:
+    told = " ".join(run("alarm", "--help")[1].replace("│", " ").split())
+    whole = {line["rules"]: line for line in lines("published")}  # the last line of a set is of the set as a whole
+    assert all(name in told for name in whole)
+    careful, combined = whole["conservative"], whole["combination"]
+    assert float(careful["recall"]) == 0
+    assert f"announced none of {careful['failures']} failures" in told
+    share, rate = f"{float(combined['recall']):.0%}".replace("%", " %"), f"{float(combined['false_per_1000']):.1f}"
+    assert f"announced {share} of them, at {rate} false alarms in 1,000 healthy rows" in told
+
+
+def test_help_says_the_measured_shares(run: Any, lines: Any) -> None:
     def share(measure: str) -> str:
         [line] = [line for line in lines("judged") if (line["half"], line["measure"]) == ("test", measure)]
         return f"{float(line['share']):.0%}".replace("%", " %")
