@@ -4,7 +4,7 @@
     python results/forecast/score.py [--write] [--final] [--folder results/forecast]
 
 Reads ``runs.csv``, ``course.csv`` and ``predictors.csv``; prints ``scores.md``, or writes it and ``edges.csv``.
-``--final``: the final test, whose runs no fit has seen.
+``--final``: the final test, whose runs no fit has seen (``final.md``).
 """
 
 from __future__ import annotations
@@ -287,19 +287,18 @@ def final(tables: Tables) -> Scores:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write scores.md and edges.csv")
+    parser.add_argument("--write", action="store_true", help="write scores.md and edges.csv; with --final, final.md")
     parser.add_argument("--final", action="store_true", help="the final test")
     parser.add_argument("--folder", type=Path, default=HERE)
     given = parser.parse_args()
     tables = load(given.folder)
-    if given.final:
-        print(final(tables).text)
-        return
-    found, edges = judged(tables)
+    found, edges = (final(tables), None) if given.final else judged(tables)
     print(found.text)
     if given.write:
-        (given.folder / "scores.md").write_text(f"<!-- written by score.py -->\n{found.text}")
-        edges.to_csv(given.folder / "edges.csv", index=False, float_format="%.4f")
+        name = "final.md" if given.final else "scores.md"
+        (given.folder / name).write_text(f"<!-- written by score.py -->\n{found.text}")
+        if edges is not None:
+            edges.to_csv(given.folder / "edges.csv", index=False, float_format="%.4f")
 
 
 if __name__ == "__main__":

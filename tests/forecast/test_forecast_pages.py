@@ -1,0 +1,94 @@
+"""What is said of forecasts, held against what was stored: the page, README, the table of errors, the fit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from loose_scripts import scripts_of
+from made_tables import told_by_the_range_test, write
+
+from stabilitylab.forecast import fitted
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "results" / "forecast"
+NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[Any]:
+    with scripts_of("results/forecast") as load:
+        yield SimpleNamespace(**{name: load(name) for name in ("fit", "score", "tell", "truth")})
+
+
+def apart(text: str) -> tuple[str, list[float]]:
+    """A text without its numbers, and these: a last digit may differ on another processor."""
+    return NUMBER.sub("#", text), [float(number) for number in NUMBER.findall(text)]
+
+
+def same(one: str, other: str, by: float = 0.021) -> bool:
+    words, numbers = apart(one)
+    others = apart(other)
+    return words == others[0] and np.allclose(numbers, others[1], rtol=by, atol=by)
+
+
+def test_the_page_says_what_the_ledger_says(scripts: Any) -> None:
+    for page in scripts.tell.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert same(text, scripts.tell.anew(text)), "python results/forecast/tell.py --write"
+
+
+def test_the_table_of_errors_and_the_fit_follow_from_the_ledger(scripts: Any) -> None:
+    stored = fitted()
+    if stored is None:
+        assert not (FOLDER / "scores.md").exists(), "a table of errors, and no fit: python results/forecast/fit.py"
+        return
+    made = scripts.fit.fitted(FOLDER)
+    assert same(made.errors, stored.errors)
+    assert made.goal == stored.goal
+    assert made.version == stored.version
+    assert (made.runs, made.archs) == (stored.runs, stored.archs)
+    tables = scripts.score.load(FOLDER)
+    edges = [
+        [fit.line.edge(x) for x in scripts.score.x_of(tables, tables.edges).to_dict("records")]
+        for fit in (made, stored)
+    ]
+    np.testing.assert_allclose(*edges, atol=0.01)
+    assert same(scripts.score.judged(tables)[0].text, (FOLDER / "scores.md").read_text().split("\n", 1)[1])
+
+
+def test_readme_says_what_a_forecast_is_worth() -> None:
+    stored = fitted()
+    row = next(
+        line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| `check`, `forecast`")
+    )
+    said = "until its fit is made" if stored is None else "misses its goals" if not stored.goal else "left out"
+    assert said in row
+
+
+def test_blocks_of_a_ledger(scripts: Any, tmp_path: Path) -> None:
+    write(tmp_path, scripts.truth, told_by_the_range_test)
+    nothing = scripts.tell.Ledger(tmp_path, tmp_path / "fitted.json").blocks
+    assert nothing["worth"]() == [scripts.tell.NOT_YET]
+    assert nothing["scores"]() == [scripts.tell.NO_SCORES]
+    assert nothing["final"]() == [scripts.tell.NO_FINAL]
+    runs = len((tmp_path / "runs.csv").read_text().splitlines()) - 1
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in nothing["known"]()[2:]]
+    assert [row[:5] for row in rows] == [[n, w, "10", "3, 4, 5", "30"] for n in ("12", "36") for w in ("0", "40")]
+    assert sum(int(row[5]) for row in rows) == runs
+
+    made = scripts.fit.fitted(tmp_path)
+    for goal, words in ((True, "reaches the goals"), (False, "misses the goals")):
+        path = tmp_path / f"{goal}.json"
+        replace(made, goal=goal).write(path)
+        [line] = scripts.tell.Ledger(tmp_path, path).blocks["worth"]()
+        assert made.errors in line
+        assert words in line
+    (tmp_path / "scores.md").write_text("<!-- written by score.py -->\n| a | b |\n")
+    assert scripts.tell.Ledger(tmp_path).blocks["scores"]() == ["| a | b |"]
