@@ -181,9 +181,14 @@ def gradient_decades(rows: Sequence[tuple[Row, float]]) -> tuple[float, str]:
         span = math.log10(own[high] / own[low]) if own[low] > 0 else math.inf
         if span >= worst:
             worst = span
-            line = f"gradient: ||dE/dx|| spans {span:.2g} decades, largest at {stack} {high}, smallest at {stack} {low}"
-            line = line if span else f"gradient: ||dE/dx|| is the same at all layers of {stack}"
+            most = f"layer {high}{_of(stack)}"
+            line = f"gradient: ||dE/dx|| spans {span:.2g} decades, largest at {most}, smallest at layer {low}"
+            line = line if span else f"gradient: ||dE/dx|| is the same at all layers{_of(stack)}"
     return worst, line
+
+
+def _of(stack: str) -> str:
+    return f" of {stack}" if stack else ""
 
 
 def growth(sink: Probed, step: int) -> tuple[float, str]:
@@ -203,9 +208,8 @@ def growth(sink: Probed, step: int) -> tuple[float, str]:
         found = math.log10(high / low) if 0 < low < math.inf and 0 < high < math.inf else math.nan
         if math.isnan(worst) or found > worst:
             worst = found
-            line = (
-                f"norm input: {10**found:.2g} times as large in {stack} {last} as in {stack} {first} after the updates"
-            )
+            where = f"layer {last}{_of(stack)} as in layer {first}"
+            line = f"norm input: {10**found:.2g} times as large in {where} after the updates"
     return worst, line
 
 

@@ -29,11 +29,19 @@ class Ranks:
         return found
 
     def _read(self) -> None:
-        paths, whole = [self._folder / f"rank-{rank}.pt" for rank in range(self._size)], self._folder / "whole"
+        paths, ended = [self._folder / f"rank-{rank}.pt" for rank in range(self._size)], self._folder / "ended"
         with FileLock(self._folder / "lock"):
-            if not whole.exists():
-                self._launch()
-                whole.touch()
+            if not ended.exists():
+                try:
+                    self._launch()
+                except processes.ProcessException as error:
+                    ended.write_text(str(error))
+                    raise
+                ended.touch()
+        if (
+            broke := ended.read_text()
+        ):  # once for all tests: another launch would find what this one left, and wait as long
+            pytest.fail(broke)
         self._results = [torch.load(path, weights_only=False) for path in paths]
 
     def _launch(self) -> None:

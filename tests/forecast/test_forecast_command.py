@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def test_a_model_of_ones_own(run, name: str, loss: str) -> None:
     assert (code, err) == (0, "")
     assert f"mine:{name}, 3 layers, lr 0.001, warm-up 40: cannot tell" in out
     assert f"range test: the {loss} loss fell up to" in out
-    assert "largest at layers" in out
+    assert re.search(r"largest at layer \d of layers, smallest at layer \d", out)
 
 
 @pytest.mark.usefixtures("wide")

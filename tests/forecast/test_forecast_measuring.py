@@ -178,7 +178,9 @@ def test_growth_takes_norms_on_the_stream_else_the_stream_itself() -> None:
     assert growth(rows(inner, stream), 0)[0] == pytest.approx(1.0)
     assert growth(rows(stream), 0)[0] == pytest.approx(1.0)
     assert growth(rows(foreign, stream), 0)[0] == pytest.approx(math.log10(5))
-    assert "100 times as large in encoder 2 as in encoder 1" in growth(rows(inputs), 0)[1].replace("1e+02", "100")
+    assert "100 times as large in layer 2 of encoder as in layer 1" in growth(rows(inputs), 0)[1].replace(
+        "1e+02", "100"
+    )
     assert math.isnan(growth(rows(("residual_norm", ("value",), [(1, (1.0,)), (2, (math.inf,))])), 0)[0])
 
 
@@ -188,7 +190,7 @@ def test_decades_are_of_layer_outputs_and_tell_no_gradient_from_one_that_ends() 
 
     decades, line = gradient_decades(table((0, 1e-9), (1, 7.0), (1, 1e-3), (2, 1e-7), (2, 10.0)))
     assert decades == pytest.approx(4.0)
-    assert line == "gradient: ||dE/dx|| spans 4 decades, largest at decoder 2, smallest at decoder 1"
+    assert line == "gradient: ||dE/dx|| spans 4 decades, largest at layer 2 of decoder, smallest at layer 1"
     assert gradient_decades(table((1, 0.0), (2, 0.0))) == (0.0, "")
     assert gradient_decades(table((1, 0.0), (2, 2.0)))[0] == math.inf
     assert math.isnan(gradient_decades(table((1, math.nan), (2, 2.0)))[0])
