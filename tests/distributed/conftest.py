@@ -34,7 +34,7 @@ class Ranks:
             if not ended.exists():
                 try:
                     self._launch()
-                except processes.ProcessException as error:
+                except (processes.ProcessExitedException, processes.ProcessRaisedException) as error:
                     ended.write_text(str(error))
                     raise
                 ended.touch()
