@@ -33,12 +33,17 @@ def edges(path: Path) -> dict[Case, list[Edge]]:
 
 
 def middle(seeds: Sequence[Edge]) -> tuple[float, str]:
-    """(rate, sign): the geometric mean over seeds; where no rate of the grid is beyond or below one, its end."""
-    lowest, highest = (math.log10(Cell("", 0, 0, 0).rate(k)) for k in (truth.LOWEST, truth.HIGHEST))
-    ends = [
-        highest if edge.low == truth.HIGHEST else lowest if edge.high == truth.LOWEST else edge.middle for edge in seeds
-    ]
-    sign = ">" if highest in ends else "<" if lowest in ends else ""
+    """(rate, sign): the geometric mean over seeds; of a seed that fails nowhere, or trains nowhere, the last rate seen,
+    with the sign that says so."""
+    cell, ends, sign = Cell("", 0, 0, 0), [], ""
+    for edge in seeds:
+        if math.isinf(edge.high):
+            end, sign = math.log10(cell.rate(int(edge.low))), ">"
+        elif math.isinf(edge.low):
+            end, sign = math.log10(cell.rate(int(edge.high))), sign or "<"
+        else:
+            end = edge.middle
+        ends.append(end)
     return 10 ** float(np.mean(ends)), sign
 
 

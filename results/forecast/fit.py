@@ -12,15 +12,16 @@ from pathlib import Path
 import pandas as pd
 import score
 import truth
+from loading import Tables, load, ranges
 from measures import spread
 
-from stabilitylab.forecast.fitting import FEATURES, FILE, Cover, Fitted
+from stabilitylab.forecast.fitting import FILE, Cover, Fitted
 
 SAME = ("width", "stacks", "optimizer", "clipping", "precision")
 NEAR = ("tokens", "classes")
 
 
-def cover(folder: Path, tables: score.Tables) -> Cover:
+def cover(folder: Path, tables: Tables) -> Cover:
     """What the runs of a fit have in common, and what they lie between."""
     used = {(str(a), int(n)) for a, n in zip(tables.runs["arch"], tables.runs["layers"], strict=True)}
     rows = pd.read_csv(folder / "predictors.csv").to_dict("records")
@@ -28,21 +29,20 @@ def cover(folder: Path, tables: score.Tables) -> Cover:
     same = {name: rows[0][name] for name in SAME}
     if any(row[name] != value for row in rows for name, value in same.items()):
         raise SystemExit("predictors.csv has rows of different settings: a fit needs one.")
-    x = score.x_of(tables, tables.runs)
-    between = {name: (float(x[name].min()), float(x[name].max())) for name in FEATURES}
+    between = ranges(tables)
     between["layers"] = float(tables.runs["layers"].min()), float(tables.runs["layers"].max())
     between["warmup"] = float(min(truth.WARMUPS)), float(max(truth.WARMUPS))
-    between.pop("cold")
     return Cover(same, {name: rows[0][name] for name in NEAR}, between)
 
 
 def fitted(folder: Path) -> Fitted:
-    tables = score.load(folder).only(lambda rows: rows["shift"] == 0)
+    tables = load(folder).only(lambda rows: rows["shift"] == 0)
     found, edges = score.judged(tables)
     errors = (
-        f"the edge is off by a factor of {found.median:.2f} (median), within 2 for {found.within:.0%} of them; of one "
-        f"that fails and one that trains at the same depth, rate and warm-up it names the right one {found.auc:.0%} of "
-        f"the time, the best simple rule ({found.best}) {found.auc - found.gain[0]:.0%}."
+        f"the edge is off by a factor of {found.median:.2f} (median), within 2 for {found.within:.0%} of the "
+        f"{found.archs} with one inside the grid; of one that fails and one that trains at the same depth, rate and "
+        f"warm-up it names the right one {found.auc:.0%} of the time, the best simple rule ({found.best}) "
+        f"{found.auc - found.gain[0]:.0%}."
     )
     return Fitted(
         version=f"1 ({len(tables.runs)} runs)",

@@ -1,5 +1,5 @@
 """The measures of a forecast: order within cells, hits at few false alarms, errors of edges, intervals over
-architectures."""
+architectures. A row counts with its ``share``, where it has one: seeds of one architecture count as one."""
 
 from __future__ import annotations
 
@@ -14,19 +14,25 @@ ALARMS, QUANTILE = 0.05, 0.8
 DRAWS = 2000  # of the bootstrap over architectures
 
 
-def pairs(rows: pd.DataFrame, names: list[str]) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    """(architecture that failed, one that trained, name -> 1, 1/2 or 0) of all pairs within cells."""
-    one, other, right = [], [], {name: [] for name in names}
-    for _, cell in rows.groupby(CELL):
+def share(rows: pd.DataFrame) -> np.ndarray:
+    return rows["share"].to_numpy(dtype=float) if "share" in rows else np.ones(len(rows))
+
+
+def pairs(rows: pd.DataFrame, names: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """(architecture that failed, one that trained, share, name -> 1, 1/2 or 0) of all pairs within cells."""
+    one, other, shares, right = [], [], [], {name: [] for name in names}
+    for _, cell in rows.assign(share=share(rows)).groupby(CELL):
         bad, good = cell[cell["fails"] == 1], cell[cell["fails"] == 0]
         i, j = (grid.ravel() for grid in np.meshgrid(np.arange(len(bad)), np.arange(len(good)), indexing="ij"))
         apart = bad["arch"].to_numpy()[i] != good["arch"].to_numpy()[j]
-        one.append(bad["arch"].to_numpy()[i[apart]])
-        other.append(good["arch"].to_numpy()[j[apart]])
+        i, j = i[apart], j[apart]
+        one.append(bad["arch"].to_numpy()[i])
+        other.append(good["arch"].to_numpy()[j])
+        shares.append(bad["share"].to_numpy()[i] * good["share"].to_numpy()[j])
         for name in names:
-            gap = bad[name].to_numpy()[i[apart]] - good[name].to_numpy()[j[apart]]
+            gap = bad[name].to_numpy()[i] - good[name].to_numpy()[j]
             right[name].append(np.where(np.abs(gap) < 1e-12, 0.5, gap > 0))
-    return _joined(one), _joined(other), {name: _joined(parts) for name, parts in right.items()}
+    return _joined(one), _joined(other), _joined(shares), {name: _joined(parts) for name, parts in right.items()}
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
@@ -35,34 +41,41 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
 
 def auc(rows: pd.DataFrame, names: list[str], draws: int = 0) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     """(AUC within cells, the same in each draw of architectures) of each forecaster."""
-    one, other, right = pairs(rows, names)
+    one, other, shares, right = pairs(rows, names)
     if not len(one):
         return dict.fromkeys(names, math.nan), {name: np.full(draws, math.nan) for name in names}
-    archs, codes = np.unique(np.concatenate([one, other]).astype(str), return_inverse=True)
-    first, second = codes[: len(one)], codes[len(one) :]
+    archs = np.unique(rows["arch"].astype(str))  # draws are the same for all rows of these architectures
+    first, second = np.searchsorted(archs, one.astype(str)), np.searchsorted(archs, other.astype(str))
     random = np.random.default_rng(0)
     drawn: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(draws):
         count = np.bincount(random.integers(0, len(archs), len(archs)), minlength=len(archs))
-        weight = (count[first] * count[second]).astype(float)
+        weight = count[first] * count[second] * shares
         for name in names:
             drawn[name].append(float(weight @ right[name] / weight.sum()) if weight.sum() else math.nan)
-    return {name: float(right[name].mean()) for name in names}, {name: np.array(own) for name, own in drawn.items()}
+    areas = {name: float(shares @ right[name] / shares.sum()) for name in names}
+    return areas, {name: np.array(own) for name, own in drawn.items()}
 
 
 def contested(grid: pd.DataFrame) -> pd.DataFrame:
     """The cells in which some fail and some train."""
-    share = grid.groupby(CELL)["fails"].transform("mean")
-    return grid[(share > 0) & (share < 1)].reset_index(drop=True)
+    part = grid.groupby(CELL)["fails"].transform("mean")
+    return grid[(part > 0) & (part < 1)].reset_index(drop=True)
 
 
-def hit_rate(fails: np.ndarray, p: np.ndarray) -> float:
+def hit_rate(rows: pd.DataFrame, name: str) -> float:
     """Share of the failures that are called at a threshold which calls at most 5 % of the others."""
-    if not (fails == 1).any() or not (fails == 0).any():
+    p, fails, weight = rows[name].to_numpy(), rows["fails"].to_numpy() == 1, share(rows)
+    if fails.all() or not fails.any():
         return math.nan
-    others = np.sort(p[fails == 0])[::-1]
-    allowed = int(ALARMS * len(others))
-    return float((p[fails == 1] > others[allowed]).mean())
+    order = np.argsort(-p[~fails], kind="stable")
+    called = np.cumsum(weight[~fails][order])
+    threshold = p[~fails][order][np.argmax(called > ALARMS * called[-1])]
+    return float(weight[fails] @ (p[fails] > threshold) / weight[fails].sum())
+
+
+def brier(rows: pd.DataFrame, name: str) -> float:
+    return float(np.average((rows[name] - rows["fails"]) ** 2, weights=share(rows))) if len(rows) else math.nan
 
 
 def error_by_arch(edges: pd.DataFrame, name: str) -> pd.Series:
@@ -71,7 +84,7 @@ def error_by_arch(edges: pd.DataFrame, name: str) -> pd.Series:
 
 
 def spread(edges: pd.DataFrame, name: str) -> float:
-    """Decades that hold 80 % of the errors."""
+    """Decades that hold 80 % of the errors, case by case."""
     return float((edges[name] - edges["true"]).abs().quantile(QUANTILE))
 
 

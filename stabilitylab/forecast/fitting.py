@@ -59,7 +59,8 @@ class Line:
 
 
 def fit(x: np.ndarray, rate: np.ndarray, fails: np.ndarray, weight: np.ndarray, names: Sequence[str]) -> Line:
-    """The line that minimises sum of weight x cross-entropy + sum of slope^2 / (2 ``PRIOR``^2).
+    """The line that minimises sum of weight x cross-entropy + sum of slope^2 / (2 ``PRIOR``^2), over predictors that are
+    standardised with the same weights.
 
     ``x`` (runs, predictors); ``rate`` log10; ``fails`` 0 or 1. Raises ValueError where all runs end alike.
     """
@@ -67,7 +68,8 @@ def fit(x: np.ndarray, rate: np.ndarray, fails: np.ndarray, weight: np.ndarray, 
 
     if len({*fails.tolist()}) < 2:
         raise ValueError("all runs end alike: there is no edge between them")
-    mean, scale = x.mean(axis=0), x.std(axis=0)
+    mean = np.average(x, axis=0, weights=weight)
+    scale = np.sqrt(np.average((x - mean) ** 2, axis=0, weights=weight))
     scale = np.where(scale > 1e-9, scale, 1.0)
     z = (x - mean) / scale
 

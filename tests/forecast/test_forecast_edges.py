@@ -46,3 +46,8 @@ def test_the_edge_is_the_middle_between_two_neighbours(edges: Any) -> None:
 def test_an_edge_that_is_still_looked_for_is_not_drawn(edges: Any) -> None:
     drawn = edges.of(postln={0: "trains", 1: "fails"}, preln={0: "trains", 5: "fails"})
     assert drawn.panels[0].map.y_names == ["Post-LN"]
+
+
+def test_an_edge_that_could_not_be_told_upwards_is_a_bound(edges: Any) -> None:
+    drawn = edges.of(subln={20: "trains", 21: "cannot tell", 22: "cannot tell"}, postln={0: "trains", 1: "fails"})
+    assert [*drawn.panels[0].map.text[:, 0]] == [f">{1e-3 * edges.truth.RATIO**20:.2g}", "0.0011"]

@@ -51,7 +51,8 @@ def test_it_is_the_minimum_of_what_the_docstring_says() -> None:
     x, rate, fails, weight = runs(60)
     weight = np.linspace(0.1, 2, 60)
     line = fit(x, rate, fails, weight, ("a", "b"))
-    z = (x - x.mean(axis=0)) / x.std(axis=0)
+    mean = weight @ x / weight.sum()
+    z = (x - mean) / np.sqrt(weight @ (x - mean) ** 2 / weight.sum())
 
     def cost(theta: np.ndarray) -> float:
         score = (rate - theta[0] - z @ theta[2:]) / math.exp(theta[1])

@@ -24,7 +24,7 @@ NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[Any]:
     with scripts_of("results/forecast") as load:
-        yield SimpleNamespace(**{name: load(name) for name in ("fit", "score", "tell", "truth")})
+        yield SimpleNamespace(**{name: load(name) for name in ("fit", "loading", "score", "tell", "truth")})
 
 
 def apart(text: str) -> tuple[str, list[float]]:
@@ -54,9 +54,9 @@ def test_the_table_of_errors_and_the_fit_follow_from_the_ledger(scripts: Any) ->
     assert made.goal == stored.goal
     assert made.version == stored.version
     assert (made.runs, made.archs) == (stored.runs, stored.archs)
-    tables = scripts.score.load(FOLDER)
+    tables = scripts.loading.load(FOLDER)
     edges = [
-        [fit.line.edge(x) for x in scripts.score.x_of(tables, tables.edges).to_dict("records")]
+        [fit.line.edge(x) for x in scripts.loading.x_of(tables, tables.edges).to_dict("records")]
         for fit in (made, stored)
     ]
     np.testing.assert_allclose(*edges, atol=0.01)
