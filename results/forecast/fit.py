@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pandas as pd
 import score
-import truth
 from loading import Tables, load, ranges
 from measures import spread
 
@@ -29,10 +28,7 @@ def cover(folder: Path, tables: Tables) -> Cover:
     same = {name: rows[0][name] for name in SAME}
     if any(row[name] != value for row in rows for name, value in same.items()):
         raise SystemExit("predictors.csv has rows of different settings: a fit needs one.")
-    between = ranges(tables)
-    between["layers"] = float(tables.runs["layers"].min()), float(tables.runs["layers"].max())
-    between["warmup"] = float(min(truth.WARMUPS)), float(max(truth.WARMUPS))
-    return Cover(same, {name: rows[0][name] for name in NEAR}, between)
+    return Cover(same, {name: rows[0][name] for name in NEAR}, ranges(tables))
 
 
 def fitted(folder: Path) -> Fitted:

@@ -102,9 +102,9 @@ def x_of(tables: Tables, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def ranges(tables: Tables) -> dict[str, tuple[float, float]]:
-    """What each predictor lies between in the runs; depth and warm-up have theirs apart."""
-    x = x_of(tables, tables.runs)
-    return {name: (float(x[name].min()), float(x[name].max())) for name in FEATURES if name not in ("layers", "cold")}
+    """What each predictor, depth and warm-up lie between in the runs."""
+    x = x_of(tables, tables.runs).drop(columns=["layers", "cold"]).assign(**tables.runs[["layers", "warmup"]])
+    return {str(name): (float(own.min()), float(own.max())) for name, own in x.items()}
 
 
 def weights(rows: pd.DataFrame) -> np.ndarray:

@@ -123,7 +123,7 @@ def forecast(train: Tables, test: Tables, by: Mapping[str, Forecaster]) -> tuple
     for (at, value), own_x in zip(truths.items(), x, strict=True):
         case = case_of(at)
         own = {name: edges.get(case, math.nan) for name, (_, edges) in told.items()}
-        inside = not cover.misses({}, own_x, case[2])
+        inside = not cover.misses({"layers": case[1]}, own_x, case[2])
         rows.append({**dict(zip(CASE, case, strict=True)), "true": value, "covered": inside, **own})
     return grid, pd.DataFrame(rows, columns=[*CASE, "true", "covered", *by])
 
@@ -207,6 +207,8 @@ def scores(
 def told_by_cover(edges: pd.DataFrame) -> str:
     """What the command would have answered at all, and how well."""
     inside = edges[edges["covered"]]
+    if inside.empty:
+        return "No case lies within what was fitted to the others: the command would have said `cannot tell`."
     off = (inside[OURS] - inside["true"]).abs().dropna()
     middle, most, all_most = (10**own for own in (off.median(), spread(inside, OURS), spread(edges, OURS)))
     return (

@@ -59,7 +59,7 @@ class Line:
 
 
 def fit(x: np.ndarray, rate: np.ndarray, fails: np.ndarray, weight: np.ndarray, names: Sequence[str]) -> Line:
-    """The line that minimises sum of weight x cross-entropy + sum of slope^2 / (2 ``PRIOR``^2), over predictors that are
+    """The line that minimises sum of weight x cross-entropy + sum of slope^2 / (2 ``PRIOR``^2), over predictors
     standardised with the same weights.
 
     ``x`` (runs, predictors); ``rate`` log10; ``fails`` 0 or 1. Raises ValueError where all runs end alike.

@@ -199,12 +199,17 @@ def test_cases_that_the_command_would_refuse_are_told_apart(scripts: Any, tmp_pa
     for name in ("a", "e"):
         others = tables.only(lambda own, arch=name: own["arch"] != arch)
         own = scripts.loading.x_of(tables, rows.reset_index()[lambda r, arch=name: r["arch"] == arch]).iloc[0]
+        between = {x: ends for x, ends in scripts.loading.ranges(others).items() if x in own and x != "layers"}
         inside = all(
-            low - 0.1 * (high - low) <= own[x] <= high + 0.1 * (high - low)
-            for x, (low, high) in scripts.loading.ranges(others).items()
+            low <= own[x] + (high - low) / 10 and own[x] - (high - low) / 10 <= high
+            for x, (low, high) in between.items()
         )
         assert bool(rows.loc[name, "covered"]) == inside
     assert 0 < edges["covered"].mean() < 1
+    deeper = tables.only(lambda own: own["layers"] == 36)
+    shallow = tables.only(lambda own: own["layers"] == 12)
+    beyond = scripts.score.forecast(shallow, deeper, scripts.score.FINALISTS)[1]
+    assert scripts.score.told_by_cover(beyond).startswith("No case lies within")
     text = scripts.score.told_by_cover(edges)
     assert text.startswith(f"Of the {len(edges)} cases {edges['covered'].sum()} lie within")
 
@@ -239,6 +244,7 @@ def test_the_final_test_is_forecast_by_the_other_runs(scripts: Any, tmp_path: Pa
     tables = scripts.loading.load(tmp_path)
     found = scripts.score.final(tables)
     assert found.within == 1
+    assert "No case lies within" not in found.text  # of the depths that were fitted
     assert "**Known architectures at another depth and other rates**" in found.text
     assert "frequency" not in found.text.replace(scripts.score.NOTES, "")
     assert scripts.score.judged(tables)[1]["true"].notna().sum() == len(ARCHS) * 4  # without the test's
