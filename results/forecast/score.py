@@ -14,6 +14,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean as mean
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -140,24 +142,37 @@ def by_loss(tables: Tables) -> pd.DataFrame:
     return pd.concat(found, ignore_index=True)
 
 
+class Judged(NamedTuple):
+    """``error``: mean over architectures of |log10(predicted / true)|; ``median``: its factor, median; ``within``:
+    share within a factor of 2; ``auc``: within cells."""
+
+    error: float
+    median: float
+    within: float
+    auc: float
+
+
 @dataclass(frozen=True)
 class Scores:
-    """What the goals are about, and the table. ``within``: share of the ``archs`` architectures with an edge inside the
-    grid for which it is within a factor of 2; ``gain``: AUC above that of the ``best`` rival, with its interval;
-    ``median``: factor by which the edge is off."""
+    """What the goals are about, and the table. ``each``: of every forecaster, edges being those of ``archs``
+    architectures with one inside the grid; ``gain``: AUC above that of the ``best`` rival, with its interval."""
 
-    within: float
+    each: Mapping[str, Judged]
     archs: int
-    auc: float
     best: str
     gain: tuple[float, float, float]
-    median: float
     table: str
     final: bool = False
 
     @property
+    def ours(self) -> Judged:
+        return self.each[OURS]
+
+    @property
     def reached(self) -> bool:
-        return self.within >= SHARE and self.auc >= GOAL_AUC and self.gain[0] >= GOAL_GAIN and self.gain[1] > 0
+        return (
+            self.ours.within >= SHARE and self.ours.auc >= GOAL_AUC and self.gain[0] >= GOAL_GAIN and self.gain[1] > 0
+        )
 
     @property
     def text(self) -> str:
@@ -166,8 +181,8 @@ class Scores:
         if self.final:
             first, goal, area, gain = "**Known architectures at another depth and other rates**", "", "", ""
         return (
-            f"{self.table}\n\n{first}: the edge within a factor of 2 for {self.within:.0%} of {self.archs} "
-            f"architectures{goal}, AUC {self.auc:.2f}{area}, {_with(self.gain, '+.2f')} above the best rival, "
+            f"{self.table}\n\n{first}: the edge within a factor of 2 for {self.ours.within:.0%} of {self.archs} "
+            f"architectures{goal}, AUC {self.ours.auc:.2f}{area}, {_with(self.gain, '+.2f')} above the best rival, "
             f"{self.best}{gain}.\n"
         )
 
@@ -200,8 +215,12 @@ def scores(
     lines += ["", NOTES, "", told_by_cover(edges)]
     if lacking:
         lines += ["", f"In no row, since not every predictor has a number: {', '.join(lacking)}."]
-    within, median = (of(errors[OURS])[0] for of in (share_within, median_factor))
-    return Scores(within, len(errors[OURS]), areas[OURS], best, gain, median, "\n".join(lines))
+    each = {
+        name: Judged(mean(own), median_factor(own)[0], share_within(own)[0], areas[name])
+        for name, own in errors.items()
+        if len(own)
+    }
+    return Scores(each, len(errors[OURS]), best, gain, "\n".join(lines))
 
 
 def told_by_cover(edges: pd.DataFrame) -> str:

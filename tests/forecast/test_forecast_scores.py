@@ -17,6 +17,8 @@ import pytest
 from loose_scripts import scripts_of
 from made_tables import ARCHS, told_by_nothing, told_by_the_range_test, write
 
+from stabilitylab.forecast.fitting import FEATURES
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "results" / "forecast"
 
@@ -91,9 +93,9 @@ def test_edges_that_the_predictors_know_are_forecast_for_architectures_left_out(
         numbers = tables.measured[row["arch"], row["layers"]]
         assert row["edge"] == pytest.approx(told_by_the_range_test(numbers, row["layers"], row["warmup"]), abs=0.06)
     found, edges = scripts.score.judged(tables)
-    assert found.within >= 0.9
-    assert found.median < 1.5
-    assert found.auc > 0.95
+    assert found.ours.within >= 0.9
+    assert found.ours.median < 1.5
+    assert found.ours.auc > 0.95
     assert scripts.measures.spread(edges, scripts.score.OURS) < 0.25
     assert found.archs == len(ARCHS)
     # the range test alone, and the made-up losses, know as much of the order within a cell: the gain is none
@@ -105,8 +107,8 @@ def test_edges_that_the_predictors_know_are_forecast_for_architectures_left_out(
 def test_edges_that_nothing_tells_are_not_forecast(scripts: Any, tmp_path: Path) -> None:
     write(tmp_path, scripts.truth, told_by_nothing)
     found, _ = scripts.score.judged(scripts.loading.load(tmp_path))
-    assert found.within < 0.7
-    assert found.auc < 0.75
+    assert found.ours.within < 0.7
+    assert found.ours.auc < 0.75
     assert not found.reached
 
 
@@ -243,7 +245,7 @@ def test_the_final_test_is_forecast_by_the_other_runs(scripts: Any, tmp_path: Pa
         both.to_csv(tmp_path / f"{name}.csv", index=False)
     tables = scripts.loading.load(tmp_path)
     found = scripts.score.final(tables)
-    assert found.within == 1
+    assert found.ours.within == 1
     assert "No case lies within" not in found.text  # of the depths that were fitted
     assert "**Known architectures at another depth and other rates**" in found.text
     assert "frequency" not in found.text.replace(scripts.score.NOTES, "")
@@ -270,8 +272,21 @@ def test_a_fit_is_stored_with_cover_and_errors_and_is_what_the_command_reads(scr
     assert found.cover.between["layers"] == (12, 36)
     assert found.cover.between["warmup"] == (0, 40)
     assert "within 2 for" in found.errors
+    assert found.errors.startswith("by the fit of nine predictors, which does better than the range test alone")
+    assert {*found.cover.between} == {*FEATURES, "warmup"} - {"cold"}
     assert not found.goal
     assert json.loads((tmp_path / "fitted.json").read_text())["archs"] == [*ARCHS]
+
+
+def test_where_the_range_test_alone_is_off_by_less_it_is_what_is_stored(scripts: Any, tmp_path: Path) -> None:
+    write(tmp_path, scripts.truth, lambda numbers, layers, warmup: numbers["range_end"])
+    found = scripts.fit.fitted(tmp_path)
+    assert found.errors.startswith("by the range test alone, which does better than the fit of nine predictors")
+    assert found.line.names == ("range_end",)
+    assert {*found.cover.between} == {"range_end", "layers", "warmup"}
+    scores = scripts.score.judged(scripts.loading.load(tmp_path))[0]
+    assert scores.each[scripts.score.RANGE].error < scores.ours.error
+    assert found.goal == scores.reached  # which is about the fit
 
 
 def test_the_script_prints_and_writes(scripts: Any, tmp_path: Path) -> None:
