@@ -88,10 +88,10 @@ def lines(one: Forecast) -> list[str]:
         head += f", P(fails) {one.fails.value:.2f} [{one.fails.low:.2f}, {one.fails.high:.2f}]"
     found = [head]
     found += [f"  since {reason}" for reason in one.why_not]
-    found += [
-        f"  critical rate with {name}: {rate.value:.2g} [{rate.low:.2g}, {rate.high:.2g}]"
-        for name, rate in one.critical.items()
-    ]
+    rates = {name: f"{rate.value:.2g} [{rate.low:.2g}, {rate.high:.2g}]" for name, rate in one.critical.items()}
+    if len(rates) > 1 and len({*rates.values()}) == 1:  # the fit takes no notice of it
+        rates = {f"{' and with '.join(rates)}, which it does not tell apart": next(iter(rates.values()))}
+    found += [f"  critical rate with {name}: {rate}" for name, rate in rates.items()]
     found += [f"  {line}" for line in own.evidence]
     cost = f"{own.update_seconds:.2g} s an update"
     return [*found, f"  took {own.seconds / 60:.1f} minutes ({own.cpu_seconds / 60:.1f} of processor time); {cost}"]

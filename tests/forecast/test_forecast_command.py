@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from test_forecast_fitting import made, measured
 
+from stabilitylab.commands._forecasts import lines
 from stabilitylab.commands.recommend import standing
 from stabilitylab.forecast import fitting, forecast
 from stabilitylab.forecast.fitting import FEATURES, Cover, Line
@@ -78,13 +79,21 @@ def test_the_reference_model_without_a_fit(run) -> None:
     assert "P(fails)" not in out
 
 
+def test_critical_rates_that_differ_have_a_line_each() -> None:
+    line = Line([*FEATURES], [0.0] * 9, [1.0] * 9, 0.0, [1.0, *[0.0] * 6, -0.5, 0.0], 0.1)
+    told = lines(forecast(measured(), 1e-2, 40, made(line=line)))
+    assert [one.partition(" [")[0] for one in told if "critical" in one] == [
+        "  critical rate with warm-up 40: 0.01",
+        "  critical rate with no warm-up: 0.0032",
+    ]
+
+
 @pytest.mark.usefixtures("wide")
 def test_the_reference_model_with_a_fit(run) -> None:
     code, out, err = run("forecast", "--arch", "postln", "--lr", "1e-5", "--warmup", "0", *TINY)
     assert code == 0
     assert "postln, 4 layers, lr 1e-05, no warm-up: trains, P(fails) 0.00 [0.00, 0.00]" in out
-    assert "critical rate with no warm-up: " in out
-    assert "critical rate with warm-up 40: " in out
+    assert "critical rate with no warm-up and with warm-up 40, which it does not tell apart: " in out
     assert "Fit 1 (9 runs), of 9 runs of 1 architectures. On architectures left out: off by a factor of 1.5." in out
     assert "This misses the goals that were set beforehand." in out
     code, out, err = run("forecast", "--arch", "postln", "--lr", "10", "--json", "-q", *TINY)
