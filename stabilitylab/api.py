@@ -82,6 +82,8 @@ class RunWatcher(Watcher):
     ) -> None:
         if self.unseen:
             self.run.record(places_unseen=dict(self.unseen))
+        if self.loop_warnings:
+            self.run.record(loop_warnings=[*self.loop_warnings])
         if self.ended:
             self.run.record(tables_ended=dict(self.ended))
         if kind is None:
@@ -90,7 +92,11 @@ class RunWatcher(Watcher):
         else:
             self.salvage()
             interrupted = issubclass(kind, KeyboardInterrupt)
-            self.run.set_status("interrupted" if interrupted else "failed", self.t, f"{kind.__name__}: {error}")
+            self.run.set_status(
+                "interrupted" if interrupted else "failed",
+                self.t,
+                f"{kind.__name__}: {error}" if str(error) else kind.__name__,
+            )
         self.close()
 
 

@@ -31,11 +31,19 @@ def main() -> None:
             raise UsageError("an argument holds a NUL, which no path and no name does.")
         code = build()(args=without_plugins(sys.argv[1:]), standalone_mode=False)
         if code == INTERRUPTED:  # typer makes a KeyboardInterrupt this code; a command that caught it returns it
-            code = _complain("stopped by Ctrl-C; what was recorded is kept.", INTERRUPTED, False)
+            code = _complain(
+                "stopped by Ctrl-C; what was there before is as it was, and what was recorded is kept.",
+                INTERRUPTED,
+                False,
+            )
     except StabilityLabError as error:
         code = _complain(error, error.exit_code, verbose)
     except (KeyboardInterrupt, typer.Abort):  # other versions of typer let it through
-        code = _complain("stopped by Ctrl-C; what was recorded is kept.", INTERRUPTED, verbose)
+        code = _complain(
+            "stopped by Ctrl-C; what was there before is as it was, and what was recorded is kept.",
+            INTERRUPTED,
+            verbose,
+        )
     except Stopped as stop:
         code = _complain(f"stopped by {stop}; what was there before is as it was.", 128 + stop.signal, False)
     except BrokenPipeError:

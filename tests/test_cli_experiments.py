@@ -19,6 +19,7 @@ def test_onestep_leaves_a_run_and_prints_rates_by_group(run) -> None:
     assert code == 0
     assert "vo_ffn" in out
     assert "cross_attn" in out
+    assert run("onestep", "--arch", "deepnorm", "--depth", "4", "--seed", "3", *SMALL)[1].endswith("-4-s3-2\n")
     stored = Run.open("runs/onestep-deepnorm-4-s3")
     assert stored.manifest["kind"] == "onestep"
     assert {"update_rate", "perturbation", "ln_jacobian", "theorem43", "lemma41"} <= {*stored.tables}

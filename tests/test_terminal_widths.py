@@ -26,6 +26,20 @@ TABLE = Table("grad_norm", ("value",), ROWS, "L2 norm", "", "norm", log=True)
 NAME = "branchnorm-200-with-a-name-that-a-sweep-gave-it-s3"  # 50 letters
 
 
+def test_a_narrow_table_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    """Short words of a column that may wrap take no more than they have."""
+    columns = [Field("run"), *(Field(name, prose=True) for name in ("one", "two", "three"))]
+    rows = [
+        ["state", "cannot tell", "trained", "stuck"],
+        ["first trouble", "vanishing gradient at step 5", "none", "none"],
+    ]
+    console = Console(width=80, file=io.StringIO())
+    print_table(console, columns, rows)
+    told = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    for word in ("cannot tell", "vanishing", "gradient", "step 5"):
+        assert word in told
+
+
 def report(row: int, broken: bool = False, **metrics: float) -> Report:
     values = np.array([10.0 ** (-8 + 8 * one.layer / LAYERS) if one.stack == "decoder" else 1.0 for one in ROWS])
     if broken:

@@ -14,7 +14,7 @@ from .past import LEAST
 from .rules import AlarmRule, ErrorRates, RuleSet, fitted, title_of
 from .signals import Reading, Signals, table_of
 
-log = logging.getLogger("stabilitylab")
+log = logging.getLogger("stabilitylab.alarm")
 
 REFRACTORY = 50  # rows in which a rule that spoke says nothing
 NOT_FINITE = "not finite"
@@ -95,6 +95,7 @@ class Alarm:
         if rules is None or isinstance(rules, str):
             rules = fitted(rules)
         known = rules if isinstance(rules, RuleSet) else RuleSet(tuple(rules))
+        self.name = known.name
         self.rules, self.on_alarm, self.refractory = known.rules, on_alarm, refractory
         names = [*(rule.name for rule in self.rules), NOT_FINITE]
         if unknown := [name for name in mute if name not in names]:
@@ -117,6 +118,11 @@ class Alarm:
         self._early = [rule for rule in self.rules if not late & read[rule.name]]
         there = {table.name for table in tables}
         self._lacking = {name: tuple(sorted(own - there)) for name, own in read.items()}
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """Tables that a rule which is not muted listens to, and the run has not."""
+        return tuple(sorted({table for name, own in self._lacking.items() if name not in self.muted for table in own}))
 
     def begin(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> list[Alert]:
         """What is announced by the part of a row that is known before the optimizer's step; ``observe`` comes for the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
@@ -103,10 +103,11 @@ class AlarmRule:
 @dataclass(frozen=True)
 class RuleSet:
     """What an alarm goes by. ``fitted``: the digest of what was frozen before its error rates were measured; "": they
-    were not."""
+    were not. ``name``: of a set that comes with the package."""
 
     rules: tuple[AlarmRule, ...] = ()
     fitted: str = ""
+    name: str = ""
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> RuleSet:
@@ -124,7 +125,7 @@ def fitted(name: str | None = None) -> RuleSet:
     sets = told["sets"]
     if (name := name or told["default"]) not in sets:
         raise UsageError(f"no rules {name!r}; there are {' and '.join(sets)}.")
-    return RuleSet.of({"rules": sets[name], "corpus": told["corpus"]})
+    return replace(RuleSet.of({"rules": sets[name], "corpus": told["corpus"]}), name=name)
 
 
 def title_of(signal: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from ..schema import Cells, Table
 from .alarm import Alarm, Alert
 
-log = logging.getLogger("stabilitylab")
+log = logging.getLogger("stabilitylab.alarm")
 
 KEPT = 1000  # alerts of a run that run.json holds: the first ones
 

@@ -18,7 +18,11 @@ from ..schema import Cells, Table
 from .bounds import judge
 from .result import OneLayer, Preflight
 
-PROBES = "all,-rank,-adam,-ln_gain,-attention_heads"  # rank is the dearest; the others say nothing more before training
+# rank is the dearest; some say nothing more before training, curvature needs a second batch, experts are few
+PROBES = (
+    "all,-rank,-adam,-ln_gain,-attention_heads,-critical_sharpness,-preconditioned_sharpness,-sharpness,-router,"
+    "-branch_variance"
+)
 SMALLEST_FP16 = 2.0**-24
 Update = Callable[[Any], torch.optim.Optimizer]
 

@@ -18,6 +18,9 @@ def made_by(factory: str, command: str, takes: str, arguments: Collection[str]) 
     name, colon, attribute = factory.partition(":")
     if not (name and colon and attribute):
         raise UsageError(f"{factory!r} must be PACKAGE.MODULE:FACTORY, such as mymodels.small:ready.")
+    if name.endswith(".py"):
+        module = name.removesuffix(".py").replace("/", ".").lstrip(".")
+        raise UsageError(f"{factory!r} names a file: write {module}:{attribute}.")
     sys.path.insert(0, "")  # as `python -m` does: what lies in this folder
     try:
         module = importlib.import_module(name)
@@ -42,7 +45,8 @@ def made_by(factory: str, command: str, takes: str, arguments: Collection[str]) 
         return dict(zip(("model", "batch", "loss_fn", "optimizer"), given, strict=False))
     if isinstance(given, Mapping) and {"model", "batch", "loss_fn"} <= set(given):
         if foreign := sorted(set(given) - set(arguments)):
-            raise UsageError(f"{factory} returned {foreign[0]!r}, which is no argument of {takes}.")
+            known = ", ".join(sorted(arguments))
+            raise UsageError(f"{factory} returned {foreign[0]!r}, which is no argument of {takes}: it takes {known}.")
         return given
     gives = GIVES.format(takes=takes)
     raise UsageError(f"{factory} returned {type(given).__name__}: it must return {gives}.")

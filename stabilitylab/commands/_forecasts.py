@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from ..forecast import Fitted, Forecast
 
 Stack = Literal["encoder-decoder", "encoder", "decoder"]
-DEPTH = typer.Option(help="Layers in all: 36 is 18 encoder and 18 decoder layers.")
+LAYERS = "Layers in all: 36 is 18 encoder and 18 decoder layers."
+DEPTH = typer.Option(help=LAYERS)
 LR = typer.Option(help="Peak learning rate.", show_default="by preset")
 WARMUP = typer.Option(min=0, help="Updates; 0: none.", show_default="by preset")
 D_MODEL = typer.Option("--d-model", help="Width; blocks and heads go with it.", show_default="by preset")
@@ -101,7 +102,7 @@ def about(fit: Fitted | None) -> str:
     """What forecasts are worth, in a line or two."""
     if fit is None:
         return (
-            "No fit is stored yet, so that nothing is forecast: the lines above are measured. The edges that it will "
+            "No fit is stored yet, so that nothing is forecast: what stands above is measured. The edges that it will "
             "be fitted to are being looked for (docs/forecast.md)."
         )
     worth = "" if fit.goal else " This misses the goals that were set beforehand."

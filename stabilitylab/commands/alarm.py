@@ -5,12 +5,26 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import command
-from ._options import JSON, VERBOSE
+from ._options import VERBOSE
+
+if TYPE_CHECKING:
+    from ..alarm import Alarm
+
+
+def silence(ear: Alarm) -> str:
+    """What no alarm means: by which rules, in how many rows, and what was not listened to."""
+    from ..alarm.past import LEAST
+
+    early = min(LEAST, ear.rows)
+    told = f"no alarm by the {ear.name} rules in {ear.rows} rows, the first {early} of which nothing is compared with"
+    if ear.lacking:
+        told += f"; not recorded, and so not heard: {', '.join(ear.lacking)}"
+    return f"{told}. Silence is no sign of health: docs/alarm.md has how many failures each set announces."
 
 
 @command("alarm", rank=95)
@@ -25,7 +39,7 @@ def alarm(
     ] = None,
     refractory: Annotated[int, typer.Option(min=1, help="Rows in which a rule that spoke says nothing.")] = 50,
     fail: Annotated[bool, typer.Option("--fail", help="Exit 1 if there was an alarm.")] = False,
-    as_json: Annotated[bool, JSON] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, one an alarm.")] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> int:
     """Say which rows of a run announced a failure: what, where, since when, how sure, what people do about it.
@@ -44,9 +58,11 @@ def alarm(
 
     opened = Run.open(run)
     ear = Alarm(rules, mute=mute or (), refractory=refractory)
-    logging.getLogger("stabilitylab").setLevel(logging.ERROR)  # an alarm's line of the log is this command's output
+    logging.getLogger("stabilitylab.alarm").setLevel(
+        logging.ERROR
+    )  # an alarm's line of the log is this command's output
     for alert in listen(opened, ear, follow=follow):
         print(json.dumps(plain(alert.as_dict())) if as_json else alert.sentence, flush=True)
     if not ear.alerts and not as_json:
-        print(f"{opened.path.name}: no alarm in {ear.rows} rows.", file=sys.stderr)
+        print(f"{opened.path.name}: {silence(ear)}", file=sys.stderr)
     return int(fail and bool(ear.alerts))

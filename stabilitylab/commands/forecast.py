@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ import typer
 from ..errors import UsageError
 from . import command
 from ._factory import GIVES
-from ._forecasts import CONFIG, D_MODEL, DATA, DEPTH, LR, PRESET, SET, STACK, VALID, WARMUP, Stack
+from ._forecasts import CONFIG, D_MODEL, DATA, LAYERS, LR, PRESET, SET, STACK, VALID, WARMUP, Stack
 from ._options import JSON, QUIET, VERBOSE
 
 if TYPE_CHECKING:
@@ -39,8 +40,10 @@ def forecast(
             show_default=False,
         ),
     ] = None,
-    arch: Annotated[str, typer.Option(help="all, or names with commas between them.")] = "branchnorm",
-    depth: Annotated[int, DEPTH] = 36,
+    arch: Annotated[
+        str | None, typer.Option(help="all, or names with commas between them.", show_default="branchnorm")
+    ] = None,
+    depth: Annotated[int | None, typer.Option(help=LAYERS, show_default="36")] = None,
     lr: Annotated[float | None, LR] = None,
     warmup: Annotated[int | None, WARMUP] = None,
     d_model: Annotated[int | None, D_MODEL] = None,
@@ -61,10 +64,16 @@ def forecast(
     fit = room.fitted()
     if factory is None:
         given = settings(flags(preset, stack, data, valid, lr, warmup), config, set_ or ())
-        each = of_archs(depth, d_model, chosen(arch), given, quiet)
+        each = of_archs(36 if depth is None else depth, d_model, chosen(arch or "branchnorm"), given, quiet)
     else:
+        reference = {"--arch": arch, "--depth": depth, "--d-model": d_model, "--data": data, "--valid": valid}
+        reference |= {"--stack": stack, "--preset": preset, "--config": config, "--set": set_}
+        if foreign := [name for name, value in reference.items() if value]:
+            raise UsageError(f"{foreign[0]} is about reference models: leave it out, or leave out {factory}.")
         if lr is None:
             raise UsageError("give --lr: the peak learning rate at which your model is to train.")
+        if not 0 < lr < math.inf:
+            raise UsageError(f"--lr {lr:g} is no learning rate: give a positive number.")
         each = iter([_yours(factory, lr, USUAL_WARMUP if warmup is None else warmup)])
     found = []
     for one in each:

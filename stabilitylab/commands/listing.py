@@ -126,6 +126,9 @@ def runs(
     if as_json:
         print(json.dumps({"runs": rows}, indent=2))
         return
+    if not rows:
+        print(f"no runs below {folder}", file=sys.stderr)
+        return
     from ..terminal import Field, print_table
 
     columns = [

@@ -54,7 +54,7 @@ def onestep(
         if value is not None
     }
     settings = resolve(read_config_file(config) if config else {}, given, parse_set(set_ or ()), depth=depth)
-    path = measuring.measure(settings, out, name or f"onestep-{free_name(settings, out)}")
+    path = measuring.measure(settings, out, name or free_name(settings, out, "onestep-"))
     if not quiet:
         _show(path)
     print(path if quiet else f"run: {path}")

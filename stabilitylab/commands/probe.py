@@ -57,6 +57,8 @@ def probe(
     ] = None,
     valid: Annotated[str | None, _data(help="Held-out SRC,TGT files (text) or split (hf).")] = None,
     steps: Annotated[int | None, _training(help="Optimizer updates.", show_default="by preset")] = None,
+    lr: Annotated[float | None, _training(help="Peak learning rate.", show_default="by preset")] = None,
+    warmup: Annotated[int | None, _training(min=0, help="Updates; 0: none.", show_default="by preset")] = None,
     seed: Annotated[int | None, _training(help="Seed of weights, dropout and data order.", show_default="0")] = None,
     device: Annotated[str | None, _training(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
     cuda_graphs: Annotated[
@@ -126,6 +128,8 @@ def probe(
         "data": {"source": data, "valid": valid, "seed": seed},
         "train": {
             "steps": steps,
+            "lr": lr,
+            "warmup": warmup,
             "seed": seed,
             "device": device,
             "cuda_graphs": cuda_graphs,

@@ -61,6 +61,8 @@ def recommend(
         print(json.dumps(plain({"forecasts": [one.as_dict() for one in found]}), indent=2))
         return
     _show(found)
+    if all(one.fails is None for one in found):
+        print("Nothing could be told: the order is that of seconds an update alone, which vary from call to call.")
     if not quiet:
         print(f"\n{about(room.fitted())}")
 

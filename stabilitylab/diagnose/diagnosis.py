@@ -26,7 +26,7 @@ class Diagnosis:
     kind -> why not, and what records it. ``open``: what the held-out loss says of a run of which it cannot be told
     whether it trains; "" where it can, or where there is no baseline to judge by. ``unmeasured``: what the run was to
     record and did not -> why. ``headroom``: how far from the edge of its fixed batch it stood last, "" if not
-    recorded."""
+    recorded. ``doubts``: what was warned of as it ran, such as a ``step()`` in the wrong place."""
 
     run: str
     state: str
@@ -39,13 +39,14 @@ class Diagnosis:
     open: str = ""
     unmeasured: Mapping[str, str] = field(default_factory=dict)
     headroom: str = ""
+    doubts: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
         severities = {event.severity for event in self.events}
         if severities & {"failure", "warning"}:
             return "failure" if "failure" in severities else "warning"
-        return "open" if self.open or self.pending else "healthy"
+        return "open" if self.open or self.pending or self.doubts else "healthy"
 
     @property
     def pending(self) -> list[str]:
@@ -70,12 +71,13 @@ class Diagnosis:
             nothing = f"{ended}, and none of {len(self.checked)} kinds of trouble was found"
             untold = [f"whether it trains is open: {self.open}"] if self.open else []
             untold += [f"{each} is open" for each in self.pending]
+            untold += ["its numbers may not be those of the updates"] if self.doubts else []
             whether = f"{self.run}: {nothing}; but {', and '.join(untold)}."
             text = (whether if untold else f"{self.run} is healthy: {nothing}.") + notes
             text = text if self.checked else f"{self.run}: {ended}, and nothing was recorded that could be checked."
             return " ".join(filter(None, (text, *self._last_words())))
         what = "something broke" if self.verdict == "failure" else "there are warnings"
-        words = [f"{self.run}: {ended}; {what}. {_first(self.cause.together)}."]
+        words = [f"{self.run}: {ended}; {what}. {self._first}."]
         if len(self.cause.chain) > 1:
             words.append(f"In order: {sentence(self.cause)}.")
         if self.layers:
@@ -86,7 +88,8 @@ class Diagnosis:
 
     def _last_words(self) -> list[str]:
         room = f"{self.headroom[0].upper()}{self.headroom[1:]}." if self.headroom else ""
-        return [*filter(None, (room, not_measured(self.unmeasured)))]
+        doubts = f"Warned as it ran: {'; '.join(self.doubts)}." if self.doubts else ""
+        return [*filter(None, (room, doubts, not_measured(self.unmeasured)))]
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -105,16 +108,21 @@ class Diagnosis:
             "unchecked": dict(self.unchecked),
             "unmeasured": dict(self.unmeasured),
             "headroom": self.headroom,
+            "doubts": list(self.doubts),
         }
 
-
-def _first(events: Sequence[Event]) -> str:
-    """Such as ``First came loss spike: ...``; of several events of which none comes first, all."""
-    evidence = "; ".join(event.evidence.rstrip(".") for event in events)
-    if len(events) == 1:
-        return f"First came {events[0].title}: {evidence}"
-    named = f"{', '.join(event.title for event in events[:-1])} and {events[-1].title}"
-    return f"First came, at one point of step {events[0].step}, {named} ({why_together(*events)}): {evidence}"
+    @property
+    def _first(self) -> str:
+        """Such as ``First came loss spike: ...``; of several events of which none comes first, all."""
+        events = self.cause.together
+        notes = any(event.severity == "note" and event.step < events[0].step for event in self.events)
+        aside = ", notes aside," if notes else ""
+        evidence = "; ".join(event.evidence.rstrip(".") for event in events)
+        if len(events) == 1:
+            return f"First came{aside} {events[0].title}: {evidence}"
+        named = f"{', '.join(event.title for event in events[:-1])} and {events[-1].title}"
+        where = f"{aside or ','} at one point of step {events[0].step},"
+        return f"First came{where} {named} ({why_together(*events)}): {evidence}"
 
 
 def diagnose(run: Run) -> Diagnosis:
@@ -150,6 +158,7 @@ def diagnose(run: Run) -> Diagnosis:
     return Diagnosis(
         *(str(run.path), status.state, status.step, status.reason),
         *(tuple(found), explain(found), checked, unchecked, open_, unmeasured(run), headroom(evidence)),
+        doubts=tuple(map(str, run.manifest.get("loop_warnings", ()))),
     )
 
 

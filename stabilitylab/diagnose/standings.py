@@ -68,6 +68,8 @@ class Standings:
         if len(ranked) < 2:
             return "No loss is common to two of these runs: their numbers stand side by side, without an order."
         first, last = ranked[0], ranked[-1]
+        if first.loss == last.loss:
+            return f"At step {self.step} all have the same {self.loss}, {first.loss:.4f}."
         order = (
             f"At step {self.step} {first.run} has the lowest {self.loss}, {first.loss:.4f}, and {last.run} the "
             f"highest, {last.loss:.4f}."

@@ -246,7 +246,7 @@ def at_start(candidate: Candidate) -> tuple[dict[str, Any], dict[str, float], st
         if (changed := _changed(parameters, group, output)) is not None
     }
     named = {key: share for key, share in found.items() if GROUPS[key] and share > 0}
-    most = f", most of the groups by {NAMES[max(named, key=lambda key: named[key])]}" if named else ""
+    most = f", most of the groups by {NAMES[max(named, key=lambda key: named[key])]}" if len(named) > 1 else ""
     line = (
         f"one update at {SMALL:g} moves the output of {site.stack or 'the model'} by {found['update']:.2g} of the "
         f"distance of two unrelated ones{most}"

@@ -53,7 +53,8 @@ class Estimate:
     def sentence(self) -> str:
         minutes = math.ceil(self.seconds / 60)
         time = f"{minutes} minute{'s' * (minutes > 1)}" if minutes < 90 else f"{minutes / 60:.1f} hours"
-        return f"{self.runs} of {self.parameters:,} parameters: at most about {time}, {self.bytes / 2**30:.1f} GiB"
+        models = f"{self.runs} model{'s' * (self.runs > 1)} of {self.parameters:,} parameters"
+        return f"{models}: at most about {time}, {self.bytes / 2**30:.1f} GiB"
 
 
 def wanted(ask: Ask) -> tuple[list[Config], list[str]]:

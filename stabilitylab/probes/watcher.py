@@ -125,6 +125,7 @@ class Watcher(Course):
         self.sink: Sink = self._parts.sink  # the caller's, or on other ranks than the first, nothing
         self.parameters: Parameters = self._parts.parameters
         self.unseen: Mapping[str, list[str]] = self._parts.notices.unseen  # table -> places that no call came by
+        self.loop_warnings: Sequence[str] = self._parts.notices.loop_warnings
         self.ended: Mapping[str, str] = self._parts.guard.ended  # table -> why it ended before the run
         self._contents = Contents(self._parts, self.every, total_every_step)
         self._delivery = Delivery(self._parts, self._contents)

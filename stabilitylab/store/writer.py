@@ -75,15 +75,15 @@ class RunWriter:
         with writing(path):
             if path.exists() and (not path.is_dir() or any(map(_matters, path.iterdir()))):
                 raise UsageError(
-                    f"{path} exists already and is never overwritten: continue it with --resume {path}, "
-                    "or choose another --name."
+                    f"{path} exists already and is never overwritten: choose another name for this run, or continue "
+                    f"that one (probe --resume {path}, watch(resume=...))."
                 )
             make_directory(path)
         document = {"schema_version": SCHEMA_VERSION, "created": _now(), **manifest, "attempts": [], "tables": {}}
         lock = Lock(path)
         try:
             if (path / "run.json").exists():  # somebody else was faster and has ended already
-                raise UsageError(f"{path} exists already: choose another --name.")
+                raise UsageError(f"{path} exists already: choose another name for this run.")
             writer = cls(path, lock, document, part=1)
             writer._fresh = True
             writer._begin(manifest.get("argv", ()))

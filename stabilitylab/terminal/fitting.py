@@ -43,7 +43,7 @@ def print_table(console: Console, columns: Sequence[Field], rows: Sequence[Seque
     for i in kept:
         column = columns[i]
         justify = "right" if column.right else "left"
-        least = NARROWEST if column.prose else None
+        least = min(_natural(columns, rows, i), NARROWEST) if column.prose else None
         table.add_column(column.name, justify=justify, no_wrap=not column.prose, min_width=least)
     for row in rows:
         table.add_row(*(_cell(columns[i], row[i]) for i in kept))
@@ -71,9 +71,13 @@ def _cell(column: Field, text: str) -> Text:
     return Text(text, style=state_style(text) if column.state else "")
 
 
+def _natural(columns: Sequence[Field], rows: Sequence[Sequence[str]], i: int) -> int:
+    return max(len(columns[i].name), *(len(row[i]) for row in rows), 0)
+
+
 def _width(columns: Sequence[Field], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> int:
     def own(i: int) -> int:
-        natural = max(len(columns[i].name), *(len(row[i]) for row in rows), 0)
+        natural = _natural(columns, rows, i)
         return min(natural, max(NARROWEST, len(columns[i].name))) if columns[i].prose else natural
 
     return sum(own(i) for i in kept) + GAP * max(0, len(kept) - 1)

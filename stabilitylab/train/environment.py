@@ -42,9 +42,10 @@ def resolve_device(train: TrainConfig) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device {train.device!r} is not supported: use auto, cpu, cuda or cuda:N.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        why = "install a CUDA build of torch" if torch.version.cuda is None else "see why with nvidia-smi"
         raise ResourceError(
             f"--device {train.device}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; "
-            "use --device cpu, or install a CUDA build of torch."
+            f"use --device cpu, or {why}."
         )
     return device
 

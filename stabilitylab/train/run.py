@@ -160,9 +160,9 @@ def automatic_name(config: Config) -> str:
     return f"{words}-{config.model.depth}-s{config.train.seed}"
 
 
-def free_name(config: Config, out: Path) -> str:
-    """:func:`automatic_name`, or the first of ``branchnorm-200-s0-2``, ``-3``, ... that does not exist."""
-    base = automatic_name(config)
+def free_name(config: Config, out: Path, kind: str = "") -> str:
+    """``kind`` and :func:`automatic_name`, or the first of ``branchnorm-200-s0-2``, ``-3``, ... that does not exist."""
+    base = kind + automatic_name(config)
     if not (out / base).exists():
         return base
     return next(name for i in range(2, 10**6) if not (out / (name := f"{base}-{i}")).exists())

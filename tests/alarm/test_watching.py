@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def test_an_alarm_that_breaks_ends_itself_only(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_the_command(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stabilitylab.alarm.alarm.fitted", lambda name: RuleSet(RULES))
+    monkeypatch.setattr("stabilitylab.alarm.alarm.fitted", lambda name: RuleSet(RULES, name="conservative"))
     loop = Loop(bad=40)
     with sl.watch(loop.model, out=tmp_path / "bad", every=1, optimizer=loop.optimizer) as w:
         loop.run(w, 0, 60)
@@ -141,9 +142,27 @@ def test_the_command(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert json.loads(out)["rule"] == "gradient"
     code, out, err = run("alarm", path, "--fail", "--mute", "gradient")
     assert (code, out) == (0, "")
-    assert "bad: no alarm in 61 rows." in err
+    told = "bad: no alarm by the conservative rules in 61 rows, the first 20 of which nothing is compared with. Silence"
+    assert told in err
     assert run("alarm", path, "--mute", "nothing")[0] == 2
     assert run("alarm", str(tmp_path / "absent"))[0] == 4
+
+
+def test_silence_says_what_was_not_heard_and_damage_is_told(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacks = (*RULES, AlarmRule("heads", {"attention_heads.level": 1.0}, 1.0, "a head"))
+    monkeypatch.setattr("stabilitylab.alarm.alarm.fitted", lambda name: RuleSet(lacks, name="combination"))
+    loop = Loop()
+    with sl.watch(loop.model, out=tmp_path / "a", every=1, optimizer=loop.optimizer) as w:
+        loop.run(w, 0, 30)
+    code, _, err = run("alarm", str(tmp_path / "a"))
+    assert code == 0
+    assert "no alarm by the combination rules in 31 rows" in err
+    assert "not recorded, and so not heard: attention_heads. Silence is no sign of health" in err
+    assert "not heard" not in run("alarm", str(tmp_path / "a"), "--mute", "heads")[2]
+    shutil.rmtree(tmp_path / "a" / "probes" / "grad_norm")
+    assert "is missing" in run("alarm", str(tmp_path / "a"))[2]
 
 
 def test_diagnose_has_alarms_on_its_time_line(tmp_path: Path) -> None:

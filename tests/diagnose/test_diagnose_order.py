@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
+import torch
 from diagnose_cases import Made, falling, found, layer_rows, made, only
 
+import stabilitylab as sl
+from stabilitylab.diagnose import diagnose
 from stabilitylab.diagnose.cause import certainly_before, explain, ordered, sentence, undecided
 from stabilitylab.diagnose.events import DETECTORS, Event
 from stabilitylab.diagnose.order import PHASES, comes_before, describe, gathered
 from stabilitylab.schema import Phase, Row
+from stabilitylab.store import Run
 
 
 def event(kind: str, step: int, after: int | None, phase: str = "forward", **more) -> Event:
@@ -168,6 +173,34 @@ STEPS = range(40)
 
 def from_then(before: float, after: float, columns: int = 1, layers: int = 3):
     return lambda t: np.full((layers, columns), after if t >= AT else before)
+
+
+def test_notes_that_came_before_are_said_to_be_left_aside(tmp_path: Path) -> None:
+    loss = [6.0 - 0.05 * t for t in range(30)] + [60.0] * 10
+    diagnosis = found(made(tmp_path / "run", {"loss": loss}))
+    assert diagnosis.paragraph.partition("First came")[2].startswith(f" {diagnosis.events[0].title}: ")
+    note = replace(diagnosis.events[0], step=diagnosis.events[0].step - 5, severity="note")
+    aside = replace(diagnosis, events=(note, *diagnosis.events))
+    assert aside.paragraph.partition("First came")[2].startswith(f", notes aside, {diagnosis.events[0].title}: ")
+
+
+def test_what_was_warned_of_as_it_ran_is_no_health(tmp_path: Path) -> None:
+    """step() behind the optimizer's: what it recorded is of the wrong row."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with sl.watch(model, out=tmp_path / "run", every=1, optimizer=optimizer) as w:
+        for _ in range(5):
+            loss = model(torch.ones(3, 4)).square().mean()
+            loss.backward()
+            optimizer.step()
+            w.step(loss=loss)
+            optimizer.zero_grad()
+    diagnosis = diagnose(Run.open(tmp_path / "run"))
+    assert diagnosis.verdict == "open"
+    assert "but its numbers may not be those of the updates" in diagnosis.paragraph
+    assert "Warned as it ran: row 0: the optimizer's step came before this one" in diagnosis.paragraph
+    assert len(diagnosis.as_dict()["doubts"]) == 1
 
 
 def test_two_events_of_one_point_are_named_together(tmp_path: Path) -> None:

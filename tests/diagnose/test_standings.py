@@ -32,6 +32,11 @@ def test_losses_are_compared_at_the_last_step_that_all_have(tmp_path: Path) -> N
     assert "One run is one seed" in found.paragraph
 
 
+def test_runs_with_one_loss_have_no_order(tmp_path: Path) -> None:
+    paths = [made(tmp_path / name, {"held_out_nll": [6.0, 5.0], "loss": [7.0] * 2}) for name in "ab"]
+    assert standings(*paths).paragraph == "At step 1 all have the same held_out_nll, 5.0000."
+
+
 def test_single_batches_are_averaged_over_the_last_tenth(tmp_path: Path) -> None:
     one = made(tmp_path / "one", {"loss": [9.0] * 18 + [1.0, 3.0]})
     other = made(tmp_path / "other", {"loss": [5.0] * 40})

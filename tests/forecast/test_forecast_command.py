@@ -139,9 +139,18 @@ def test_a_model_of_transformers(run) -> None:
     ("arguments", "code", "said"),
     [
         (["mine:whole"], 2, "give --lr"),
-        (["mine:foreign", "--lr", "1"], 2, "returned 'epochs', which is no argument of forecast"),
+        (
+            ["mine:foreign", "--lr", "1"],
+            2,
+            "returned 'epochs', which is no argument of forecast: it takes baseline, batch",
+        ),
         (["mine:unsure", "--lr", "1"], 2, "give the loss of a model that ignores its input"),
         (["nomodel:ready", "--lr", "1"], 4, "call forecast in the folder that holds it"),
+        (["mine:whole", "--lr", "-1"], 2, "--lr -1 is no learning rate: give a positive number"),
+        (["mine:whole", "--lr", "nan"], 2, "--lr nan is no learning rate"),
+        (["mine:whole", "--lr", "1", "--depth", "12"], 2, "--depth is about reference models: leave it out"),
+        (["mine:whole", "--lr", "1", "--set", "bogus"], 2, "--set is about reference models: leave it out"),
+        (["mine.py:whole", "--lr", "1"], 2, "names a file: write mine:whole"),
         (["--arch", ","], 2, "--arch names no architecture"),
         (["--arch", "nonesuch"], 2, "unknown architecture 'nonesuch'"),
         (["--depth", "7"], 2, "--depth 7 is odd"),
@@ -164,11 +173,19 @@ def test_recommend_sorts_forecasts_and_says_what_became_of_it(run) -> None:
     lines = out.splitlines()
     assert lines[0].split()[:3] == ["architecture", "forecast", "P(fails)"]
     assert {line.split()[0] for line in lines[1:3]} == {"postln", "preln"}
+    assert "the order is that of seconds" not in out
     code, out, err = run("recommend", "--arch", "postln,preln", "--lr", "0.3", "--json", "-q", *TINY)
     assert (code, err) == (0, "")
     found = json.loads(out)["forecasts"]
     assert len(found) == 2
     assert round(found[0]["p_fails"]["value"], 1) <= round(found[1]["p_fails"]["value"], 1)
+
+
+def test_an_order_by_cost_alone_says_so(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stabilitylab.forecast.fitted", lambda: None)
+    code, out, _ = run("recommend", "--arch", "postln", "--lr", "0.3", "-q", *TINY)
+    assert code == 0
+    assert "Nothing could be told: the order is that of seconds an update alone" in out
 
 
 def test_what_cannot_be_told_comes_last_and_the_cheaper_one_first() -> None:

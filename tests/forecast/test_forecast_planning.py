@@ -69,7 +69,7 @@ def test_time_is_extended_from_one_and_three_layers(monkeypatch: pytest.MonkeyPa
     config = config_of("preln", model={"encoder_layers": 5, "decoder_layers": 9})
     monkeypatch.setattr(planning, "_fastest", lambda config, layers, n, *rest: 0.5 + 0.25 * n)
     assert planning.update_seconds(config, None, torch.device("cpu")) == 0.5 + 0.25 * 9  # type: ignore[arg-type]
-    assert "3 of 5 parameters: at most about 1 minute, 1.0 GiB" in Estimate(5, 2**30, 20.0, 3).sentence()
+    assert "3 models of 5 parameters: at most about 1 minute, 1.0 GiB" in Estimate(5, 2**30, 20.0, 3).sentence()
     assert "at most about 2.0 hours" in Estimate(5, 2**30, 2 * 3600.0, 3).sentence()
 
 

@@ -312,6 +312,8 @@ def test_a_step_in_the_wrong_place_is_told(order: str, sentence: str, caplog: py
                     optimizer.step()
     assert len(caplog.records) == 1
     assert caplog.records[0].message.startswith(sentence)
+    (warned,) = watcher.loop_warnings
+    assert f"{warned}." == caplog.records[0].message
 
 
 def test_padding_alone_is_nothing_recorded_and_no_incident() -> None:

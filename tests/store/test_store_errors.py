@@ -151,7 +151,7 @@ def test_files_that_may_not_be_read(run: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_existing_run_is_never_overwritten(run: Path) -> None:
-    with pytest.raises(UsageError, match=r"exists already .*--resume .*run, or choose another --name") as caught:
+    with pytest.raises(UsageError, match=r"exists already .*choose another name .*--resume .*run, watch") as caught:
         RunWriter.create(run, {})
     assert one_sentence(caught.value)
     assert steps_in(run) == 4

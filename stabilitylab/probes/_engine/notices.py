@@ -34,6 +34,7 @@ class Notices:
 
     def __init__(self, model: nn.Module, first: bool, scaled: bool) -> None:
         self.unseen: dict[str, list[str]] = {}  # table -> places that no call of the first probed rows came by
+        self.loop_warnings: list[str] = []  # what was said of step()'s place
         self._model, self._first, self._scaled = model, first, scaled
         self._looked: set[str] = set()  # kinds of pass of which that is known
         self._warned = self._again = self._asked = self._compared = False
@@ -117,8 +118,9 @@ class Notices:
 
     def _tell(self, row: int, text: str) -> None:
         self._warned = True
+        self.loop_warnings.append(f"row {row}: {text.rstrip('.')}")
         if self._first:
-            log.warning("row %d: %s.", row, text.rstrip("."))
+            log.warning("%s.", self.loop_warnings[-1])
 
 
 def _no_gradient(parameters: Parameters) -> str:
