@@ -70,7 +70,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_reference_model_without_a_fit(run) -> None:
     code, out, err = run("forecast", "--arch", "postln,rezero", "--lr", "1e-3", "--warmup", "40", *TINY)
     assert code == 0
-    assert "2 of " in err
+    assert "2 models of " in err
     assert out.count("cannot tell") == 2
     assert out.count("since nothing is fitted yet") == 2
     assert out.count("range test: the held-out loss fell up to") == 2
