@@ -107,6 +107,9 @@ def _facts(built: Built) -> dict[str, object]:
     }
 
 
+FEW = 5  # figures that could not be made: so many have a line each
+
+
 def _show(built: Built) -> None:
     from ..reports.headline import tallies
 
@@ -115,7 +118,11 @@ def _show(built: Built) -> None:
     for section in built.sections:
         table.add_row(section.id, section.picture.finding)
     console.print(table, highlight=False, markup=False)
-    if built.missing:
+    if len(built.missing) > FEW:
+        ids = ", ".join(one.id for one in built.missing)
+        console.print(f"\nnot made, for want of runs: {len(built.missing)} figures ({ids}).", highlight=False)
+        console.print("The page has what each of them needs, and the command.", highlight=False)
+    elif built.missing:
         console.print("\nnot made, for want of runs:", highlight=False)
         for one in built.missing:
             console.print(f"{one.id}: {one.sentence}; {one.command}", highlight=False, markup=False)
@@ -123,9 +130,12 @@ def _show(built: Built) -> None:
         console.print("\nnot made, because of an error (-v shows where):", highlight=False)
         for one in built.failed:
             console.print(f"{one.id}: {one.sentence}", highlight=False, markup=False)
-    console.print(f"\n{len(built.findings)} claims:", highlight=False)
-    for tally in tallies(built.findings):
-        console.print(f"  {tally}", highlight=False, markup=False)
+    if all(one.verdict == "not testable" for one in built.findings):
+        console.print("\nThese runs test no claim of the papers.", highlight=False)
+    else:
+        console.print(f"\n{len(built.findings)} claims:", highlight=False)
+        for tally in tallies(built.findings):
+            console.print(f"  {tally}", highlight=False, markup=False)
     for path, sentence in built.broken:
         print(f"{path.name}: {sentence}", file=sys.stderr)
     console.print(f"page: {built.page}", highlight=False, markup=False)

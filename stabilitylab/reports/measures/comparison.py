@@ -152,7 +152,7 @@ def largest_group(
     """
     fit = runs.where(kind="train", table=tables)
     if not fit:
-        raise MissingRuns(f"no training run with {' and '.join(tables) or 'metrics'}", command(figure))
+        raise MissingRuns(f"no run of `probe` with {' and '.join(tables) or 'metrics'}", command(figure))
     done = fit.where(lambda run: run.ended) if ended else fit
     groups = grouped(done or fit, *free)
     first = max(groups, key=lambda group: (*_weight(group, *between), len(group.labels), len(group), group[0].updates))

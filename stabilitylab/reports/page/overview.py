@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,6 +87,9 @@ def curves(runs: Runs) -> Picture | None:
     for record in runs:
         place = next(dashes.setdefault(record.label, itertools.count()))
         looks[record.name] = {"arch": record.label, "dash": style.DASHES[place % len(style.DASHES)], "marker": "none"}
+    repeated = max(Counter(record.label for record in runs).values(), default=0)
+    if 1 < repeated <= len(style.DASHES):  # a dash is one run's
+        looks = {name: {**look, "detail": name} for name, look in looks.items()}
     panels = []
     for title, unit, columns, log in CURVES:
         lines = []
@@ -142,10 +146,13 @@ def _pairs(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 def facts(view: Overview, anchors: dict[str, str]) -> dict[str, Any]:
     """What the page's scripts are told; ``anchors``: run -> the figure that holds its maps."""
-    shown = [one for one in view.told if one.record.name in anchors]
+    shown = [one.record for one in view.told if one.record.name in anchors]
+    alike = Counter(map(heading, shown))
+    titles = [heading(one) + f" ({one.name})" * (alike[heading(one)] > 1) for one in shown]
     return {
         "runs": [
-            {"name": one.record.name, "title": heading(one.record), "figure": anchors[one.record.name]} for one in shown
+            {"name": one.name, "title": title, "figure": anchors[one.name]}
+            for one, title in zip(shown, titles, strict=True)
         ],
         "start": {"probe": START, "step": view.start, **_side_by_side(view)},
         "settings": view.settings,

@@ -95,7 +95,7 @@ def _group(runs: Runs) -> tuple[Runs, list[str]]:
     ended = [own for sweep in sweeps if (own := sweep.where(lambda run: run.ended and not math.isnan(last_nll(run))))]
     if not ended:
         lacking = "has ended with a held-out loss" if sweeps else "is there"
-        raise MissingRuns(f"no training run {lacking}", command("branchnorm:5"))
+        raise MissingRuns(f"no run of `probe` {lacking}", command("branchnorm:5"))
     best = max(
         ended,
         key=lambda g: (len(g.depths) > 1, len({*map(share_of, g)}), not all(map(failed, g)), len(g.depths), len(g)),

@@ -55,7 +55,7 @@ class FirstUpdates(Figure):
     def picture(self, runs: Runs) -> Picture:
         groups = runs.where(lambda run: bool(update(run)), kind="train", table=TABLES).groups("train.warmup")
         if not groups:
-            raise MissingRuns("no training run with model_update, ln_input and grad_norm", command(self.id))
+            raise MissingRuns("no run of `probe` with model_update, ln_input and grad_norm", command(self.id))
         group = max(groups, key=lambda g: (any(map(whole, g)), len({(r.label, warmup(r)) for r in g}), len(g)))
         arms = [(label, w) for label in group.labels for w in sorted({warmup(r) for r in group.where(label=label)})]
         own = {arm: group.where(label=arm[0], train__warmup=arm[1]) for arm in arms}

@@ -68,7 +68,7 @@ def _group(runs: Runs) -> Runs:
     """Picks the comparable runs with most architectures at most depths."""
     groups = [g for g in table_groups(runs) if any(not math.isnan(last_nll(run)) for run in g)]
     if not groups:
-        raise MissingRuns("no training run has ended with a held-out loss", command("deepnet:6"))
+        raise MissingRuns("no run of `probe` has ended with a held-out loss", command("deepnet:6"))
     several = [group for group in groups if len(group.depths) > 1] or groups
     return several[0].where(lambda run: not math.isnan(last_nll(run)))
 

@@ -50,7 +50,7 @@ class StabilityTable(Figure):
         groups = table_groups(runs)
         if not groups:
             lacking = "has ended with a verdict" if runs.where(kind="train") else "is there"
-            raise MissingRuns(f"no training run {lacking}", command("table:stability"))
+            raise MissingRuns(f"no run of `probe` {lacking}", command("table:stability"))
         group = groups[0]
         table: Frame = stability_table(group)
         measured = quality(group)
