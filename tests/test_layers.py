@@ -77,6 +77,7 @@ INSIDE = {
             "reports.files",
             "reports.lines",
             "reports.first_break",
+            "reports.worst_first",
         ),
         ("reports.heatmaps",),
         ("reports.paper",),

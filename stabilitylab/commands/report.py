@@ -107,7 +107,7 @@ def _facts(built: Built) -> dict[str, object]:
     }
 
 
-FEW = 5  # figures that could not be made: so many have a line each
+FEW = 5  # figures that could not be made of runs of no paper: so many have a line each
 
 
 def _show(built: Built) -> None:
@@ -118,7 +118,8 @@ def _show(built: Built) -> None:
     for section in built.sections:
         table.add_row(section.id, section.picture.finding)
     console.print(table, highlight=False, markup=False)
-    if len(built.missing) > FEW:
+    of_ones_own = all(one.verdict == "not testable" for one in built.findings)
+    if of_ones_own and len(built.missing) > FEW:
         ids = ", ".join(one.id for one in built.missing)
         console.print(f"\nnot made, for want of runs: {len(built.missing)} figures ({ids}).", highlight=False)
         console.print("The page has what each of them needs, and the command.", highlight=False)
@@ -130,7 +131,7 @@ def _show(built: Built) -> None:
         console.print("\nnot made, because of an error (-v shows where):", highlight=False)
         for one in built.failed:
             console.print(f"{one.id}: {one.sentence}", highlight=False, markup=False)
-    if all(one.verdict == "not testable" for one in built.findings):
+    if of_ones_own:
         console.print("\nThese runs test no claim of the papers.", highlight=False)
     else:
         console.print(f"\n{len(built.findings)} claims:", highlight=False)

@@ -25,10 +25,11 @@ from .page.overview import Overview, overview
 from .page.point import pointless
 from .page.press import Press
 from .page.sections import Group, PageSection
+from .worst_first import SHOWN, named, shown
 
 log = logging.getLogger(__name__)
 PAPERS = ("branchnorm", "deepnet", "admin")
-SHOWN, DIAGNOSED = 6, 3  # runs whose layers are on the page, and whose maps are printed, where none is named
+DIAGNOSED = 3  # runs whose maps are printed, where none is named
 
 
 Progress = Callable[[str, int, int], None]  # what is begun, and how many of how many stages lie behind
@@ -89,7 +90,7 @@ def build(
     chosen = [FIGURES.resolve(name) for name in figures] or sorted(FIGURES, key=_order)
     folders = [folder] if isinstance(folder, Path) else list(folder)
     runs, broken = load(*folders)
-    asked = _named(runs, diagnosed) if diagnosed else []  # a wrong name shows now
+    asked = named(runs, diagnosed) if diagnosed else []  # a wrong name shows now
     count, done = len(chosen) + len(asked or runs[:SHOWN]) + 4, itertools.count()
 
     def begin(what: str) -> None:
@@ -155,7 +156,7 @@ def title_of(runs: Runs, folders: Sequence[Path]) -> str:
 def _overview(runs: Runs, kept: list[Missing | Failed | None]) -> Overview:
     """The top of the page; of what an error keeps from being made nothing, and the error goes to ``kept``."""
     try:
-        return overview(runs, _named(runs, ()))
+        return overview(runs, named(runs, ()))
     except DamagedError:
         raise
     except Exception as error:
@@ -273,29 +274,3 @@ def _order(id: str) -> tuple[int, str]:
     """Puts BranchNorm's figures first, then DeepNet's, then Admin's, then whatever else is registered."""
     paper = id.partition(":")[0]
     return (PAPERS.index(paper) if paper in PAPERS else len(PAPERS), id)
-
-
-def shown(runs: Runs, names: Sequence[str] = ()) -> list[Record]:
-    """Picks the runs whose layers the page shows: those of ``names`` that are there; without any, those that most need
-    a look."""
-    known = {record.name for record in runs}
-    return (
-        _named(runs, [name for name in names if name in known])[: None if names else SHOWN]
-        if (not names or known & {*names})
-        else []
-    )
-
-
-def _named(runs: Runs, names: Sequence[str]) -> list[Record]:
-    """Picks the runs of these names; without any, what goes on, then what went wrong, and one of each label before a
-    second."""
-    if names:
-        known = {record.name: record for record in runs}
-        if unknown := [name for name in names if name not in known]:
-            raise UsageError(f"no run {unknown[0]!r} there; it has {', '.join(list(known)[:8])}.")
-        return [known[name] for name in names]
-    order = {"diverged": 0, "stuck": 1, "descending": 2, "learning": 4, "trained": 5}
-    trained = [record for record in runs if record.kind != "onestep"]
-    going = {record.name for record in trained if record.status.state == "running"}
-    worst = sorted(trained or runs, key=lambda record: -1 if record.name in going else order.get(record.verdict, 3))
-    return sorted(worst, key=lambda record: [r.label for r in worst[: worst.index(record)]].count(record.label))

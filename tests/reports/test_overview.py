@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from stabilitylab.reports.page.overview import facts, overview, track
 from stabilitylab.reports.page.point import pointless
 from stabilitylab.reports.page.sections import PageSection, described
 from stabilitylab.reports.page.sentences import fold, sentence
+from stabilitylab.reports.worst_first import OTHERWISE, named, place
 from stabilitylab.schema import Row
 
 STEPS = (0, 1, 2)
@@ -97,6 +99,41 @@ def test_pairs_settings_and_two_runs_from_the_start(tmp_path: Path) -> None:
     panels = view.curves.panels if view.curves else []
     assert [panel.title for panel in panels] == ["Held-out loss", "Training loss", "Gradient norm"]
     assert panels[0].references[0].value == 6.0
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    grad_norm = Made(sublayer_rows(4), ("value",), lambda s, r: 1.0, STEPS)
+    for lr, name in ((1e-3, "slow"), (1e-2, "fast")):
+        own = {"arch": "postln", "layers": 4, "settings": {"train": {"lr": lr}}}
+        make_run(tmp_path, name, tables={"grad_norm": grad_norm}, metrics={"loss": [7.0, 6.0, 5.0]}, **own)
+    made(tmp_path, "deepnorm")
+    runs = Runs.load(tmp_path)
+    view = overview(runs, [])
+    told = facts(view, dict.fromkeys(("slow", "fast", "deepnorm"), "figure"))
+    assert {one["name"]: one["title"] for one in told["runs"]} == {
+        "slow": "Post-LN 4L-4L (slow)",
+        "fast": "Post-LN 4L-4L (fast)",
+        "deepnorm": "DeepNorm 4L-4L",
+    }
+    assert view.curves is not None
+    panels = described(PageSection("curves", "", "", view.curves, {}), (), 5)["panels"]
+    (signs,) = (panel["signs"] for panel in panels if panel["title"].endswith("Training loss"))
+    assert {sign["name"] for sign in signs} == {"slow", "fast", "deepnorm"}
+    assert len({sign["dash"] for sign in signs}) == 2
+
+
+def test_runs_of_ones_own_stand_by_their_diagnosis(tmp_path: Path) -> None:
+    """A watched run has no verdict: what broke stands before what trained, and that before what is healthy."""
+    ending = {"even": 1.0, "broken": math.nan}
+    for name, last in ending.items():
+        loss = [6.0 - 0.05 * t for t in range(30)]
+        make_run(tmp_path, name, kind="watched", metrics={"loss": [*loss, last]}, verdict="", unigram=None)
+    made(tmp_path, "deepnorm")
+    runs = Runs.load(tmp_path)
+    places = {record.name: place(record, look=True) for record in runs}
+    assert places["broken"] < places["even"] < places["deepnorm"]
+    assert place(next(record for record in runs if record.name == "broken"), look=False) == OTHERWISE
+    assert named(runs, ())[0].name == "broken"
 
 
 def test_an_event_stands_where_it_happened(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from ...errors import DamagedError, InputError
 from ..base import MissingRuns
-from ..build import Built, Progress, build, load, shown, title_of
+from ..build import Built, Progress, build, load, title_of
 from ..collection import Record, Runs, spared
 from ..diagnosis import diagnose
+from ..worst_first import shown
 from . import html
 from .overview import Overview, overview
 from .sections import PageSection
