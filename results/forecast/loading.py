@@ -24,13 +24,14 @@ Case = tuple[str, int, int]
 class Tables:
     """``runs``: those of known edges that are decided; ``edges``: one row a seed; ``grid``: every rate of the grid
     whose end follows from an edge; all with ``share``, 1 / (seeds of that case). ``measured``: (arch, layers) ->
-    predictors. ``lacking``: what has runs, and not a number for every predictor."""
+    predictors. ``lacking``: (arch, layers) that have runs, and not a number for
+    every predictor."""
 
     runs: pd.DataFrame
     edges: pd.DataFrame
     grid: pd.DataFrame
     measured: Mapping[tuple[str, int], Mapping[str, float]]
-    lacking: tuple[str, ...]
+    lacking: tuple[tuple[str, int], ...]
 
     def only(self, keep: Callable[[pd.DataFrame], pd.Series]) -> Tables:
         own = {one.name: getattr(self, one.name) for one in fields(self)}
@@ -51,7 +52,7 @@ def load(folder: Path) -> Tables:
     if runs["early"].isna().any():
         raise SystemExit(f"{folder / 'course.csv'} lacks runs of runs.csv: make these again (make.py).")
     pairs = pd.Series([*zip(runs["arch"], runs["layers"], strict=True)], index=runs.index)
-    lacking = sorted({f"{arch} of {layers} layers" for arch, layers in pairs if (arch, layers) not in measured})
+    lacking = sorted({(arch, int(layers)) for arch, layers in pairs} - measured.keys())
     runs = runs[[pair in measured for pair in pairs]]
     runs = runs.assign(rate=np.log10(runs["lr"]), fails=(runs["outcome"] == "fails").astype(float))
     edges, grid = [], []

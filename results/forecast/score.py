@@ -257,7 +257,8 @@ def judged(tables: Tables) -> tuple[Scores, pd.DataFrame]:
     """The judgement, and the edges by case, on the runs that fits are made from."""
     own = tables.only(lambda rows: rows["shift"] == 0)
     grid, edges = left_out(own)
-    return scores(grid, edges, by_loss(own), own.lacking), edges
+    lacking = tuple(f"{arch} of {layers} layers" for arch, layers in own.lacking if layers in set(own.grid["layers"]))
+    return scores(grid, edges, by_loss(own), lacking), edges
 
 
 def final(tables: Tables) -> Scores:

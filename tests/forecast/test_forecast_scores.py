@@ -232,7 +232,7 @@ def test_what_cannot_be_told_and_what_has_no_number_is_left_out(scripts: Any, tm
     tables = scripts.loading.load(tmp_path)
     assert set(tables.runs["arch"]) == {*ARCHS} - {"b"}
     assert len(tables.runs) == (whole.runs["arch"] != "b").sum() - 1
-    assert tables.lacking == ("b of 12 layers", "b of 36 layers")
+    assert tables.lacking == (("b", 12), ("b", 36))
     assert "In no row, since not every predictor has a number: b of 12 layers" in scripts.score.judged(tables)[0].text
 
 
