@@ -54,12 +54,14 @@ def fitted(folder: Path) -> Fitted:
 
 
 def sentence(found: score.Scores, name: str, other: str) -> str:
-    own = found.each[name]
+    own, others = found.each[name], found.each[score.FREQUENCY]
     words = {score.OURS: "the fit of nine predictors", score.RANGE: "the range test alone"}
     return (
         f"by {words[name]}, which does better than {words[other]}, the edge is off by a factor of {own.median:.2f} "
-        f"(median), within 2 for {own.within:.0%} of the {found.archs} with one inside the grid; of one that fails and "
-        f"one that trains at the same depth, rate and warm-up it names the right one {own.auc:.0%} of the time."
+        f"(median; the median edge of the other architectures: {others.median:.2f}), within 2 for {own.within:.0%} of "
+        f"the {found.archs} with one inside the grid; of one that fails and one that trains at the same depth, rate "
+        f"and warm-up it names the right one {own.auc:.0%} of the time (the best simple rule, {found.best}: "
+        f"{found.ours.auc - found.gain[0]:.0%})."
     )
 
 
