@@ -23,6 +23,9 @@ CommandLineError: Any = typer.BadParameter.__mro__[
 ]  # click's own base class, which typer vendors from some version on
 
 
+BY_HAND = "stopped by Ctrl-C; nothing that was there is lost."
+
+
 def main() -> None:
     """Entry point: errors of ours become one sentence on stderr and their exit code."""
     verbose = any(flag in sys.argv[1:] for flag in ("-v", "--verbose"))
@@ -31,19 +34,11 @@ def main() -> None:
             raise UsageError("an argument holds a NUL, which no path and no name does.")
         code = build()(args=without_plugins(sys.argv[1:]), standalone_mode=False)
         if code == INTERRUPTED:  # typer makes a KeyboardInterrupt this code; a command that caught it returns it
-            code = _complain(
-                "stopped by Ctrl-C; what was there before is as it was, and what was recorded is kept.",
-                INTERRUPTED,
-                False,
-            )
+            code = _complain(BY_HAND, INTERRUPTED, False)
     except StabilityLabError as error:
         code = _complain(error, error.exit_code, verbose)
     except (KeyboardInterrupt, typer.Abort):  # other versions of typer let it through
-        code = _complain(
-            "stopped by Ctrl-C; what was there before is as it was, and what was recorded is kept.",
-            INTERRUPTED,
-            verbose,
-        )
+        code = _complain(BY_HAND, INTERRUPTED, verbose)
     except Stopped as stop:
         code = _complain(f"stopped by {stop}; what was there before is as it was.", 128 + stop.signal, False)
     except BrokenPipeError:

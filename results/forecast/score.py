@@ -271,12 +271,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write scores.md and edges.csv; with --final, final.md")
     parser.add_argument("--final", action="store_true", help="the final test")
+    parser.add_argument("--layers", type=int, help="one depth alone, with fits of its own; nothing is written")
     parser.add_argument("--folder", type=Path, default=HERE)
     given = parser.parse_args()
     tables = load(given.folder)
+    if given.layers:
+        tables = tables.only(lambda rows: rows["layers"] == given.layers)
     found, edges = (final(tables), None) if given.final else judged(tables)
     print(found.text)
-    if given.write:
+    if given.write and not given.layers:
         name = "final.md" if given.final else "scores.md"
         (given.folder / name).write_text(f"<!-- written by score.py -->\n{found.text}")
         if edges is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from typing import Any
 
@@ -109,11 +109,6 @@ class RuleSet:
     fitted: str = ""
     name: str = ""
 
-    @classmethod
-    def of(cls, told: Mapping[str, Any]) -> RuleSet:
-        """Reads ``{"rules": [...], "corpus": digest}``."""
-        return cls(tuple(AlarmRule.of(own) for own in told["rules"]), told["corpus"])
-
 
 def fitted(name: str | None = None) -> RuleSet:
     """The rules that come with the package, each with the error rates that results/alarm measured.
@@ -123,9 +118,10 @@ def fitted(name: str | None = None) -> RuleSet:
     """
     told = json.loads(files("stabilitylab.alarm").joinpath(FITTED).read_text())
     sets = told["sets"]
-    if (name := name or told["default"]) not in sets:
+    name = str(name or told["default"])
+    if name not in sets:
         raise UsageError(f"no rules {name!r}; there are {' and '.join(sets)}.")
-    return replace(RuleSet.of({"rules": sets[name], "corpus": told["corpus"]}), name=name)
+    return RuleSet(tuple(map(AlarmRule.of, sets[name])), told["corpus"], name)
 
 
 def title_of(signal: str) -> str:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..forecast import Fitted, Forecast
 
 Stack = Literal["encoder-decoder", "encoder", "decoder"]
+MISSES = " This misses the goals that were set beforehand."
 LAYERS = "Layers in all: 36 is 18 encoder and 18 decoder layers."
 DEPTH = typer.Option(help=LAYERS)
 LR = typer.Option(help="Peak learning rate.", show_default="by preset")
@@ -105,8 +106,7 @@ def about(fit: Fitted | None) -> str:
             "No fit is stored yet, so that nothing is forecast: what stands above is measured. The edges that it will "
             "be fitted to are being looked for (docs/forecast.md)."
         )
-    worth = "" if fit.goal else " This misses the goals that were set beforehand."
     return (
         f"Fit {fit.version}, of {fit.runs} runs of {len(fit.archs)} architectures. On architectures left out: "
-        f"{fit.errors}{worth}"
+        f"{fit.errors}{'' if fit.goal else MISSES}"
     )

@@ -12,7 +12,7 @@ import typer
 from ..errors import UsageError
 from . import command
 from ._factory import GIVES
-from ._forecasts import CONFIG, D_MODEL, DATA, LAYERS, LR, PRESET, SET, STACK, VALID, WARMUP, Stack
+from ._forecasts import CONFIG, D_MODEL, DATA, LAYERS, LR, MISSES, PRESET, SET, STACK, VALID, WARMUP, Stack
 from ._options import JSON, QUIET, VERBOSE
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ def worth() -> str:
         return (
             "Nothing is fitted yet, so that it measures and says 'cannot tell'; docs/forecast.md has how far that is."
         )
-    return f"On architectures left out: {json.loads(path.read_text(encoding='utf-8'))['errors']} (docs/forecast.md)"
+    fit = json.loads(path.read_text(encoding="utf-8"))
+    return f"On architectures left out: {fit['errors']}{'' if fit['goal'] else MISSES} docs/forecast.md has the tables."
 
 
 def forecast(

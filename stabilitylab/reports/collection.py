@@ -11,9 +11,10 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from ..config import ModelConfig, complete, neutral_settings
+from ..diagnose import Diagnosis, diagnose
 from ..diagnose.detectors.rank import rank_collapse
 from ..diagnose.evidence import Evidence
-from ..errors import DamagedError, StabilityLabError
+from ..errors import DamagedError, InputError, StabilityLabError
 from ..labels import has_ramp, label_of, may_follow_ramp
 from ..store import Run, load_runs
 from ..store.combine import By
@@ -69,6 +70,18 @@ class Record:
     def judged(self) -> Verdict | None:
         """Is the state of a run that has ended, with its evidence; None while it has none."""
         return self.run.verdict
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis | None:
+        """Is what ``diagnose`` says; None of a one-step run, and where nothing is recorded yet."""
+        if self.kind == "onestep":
+            return None
+        try:
+            return diagnose(self.run)
+        except DamagedError:
+            raise
+        except InputError:
+            return None
 
     @property
     def verdict(self) -> str:

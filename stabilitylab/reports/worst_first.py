@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..diagnose import diagnose
-from ..errors import InputError, UsageError
+from ..errors import UsageError
 from .collection import Record, Runs
 
 SHOWN = 6  # runs whose layers are on the page, where none is named
-JUDGED = {"diverged": 0.0, "stuck": 1.0, "descending": 2.0, "learning": 4.0, "trained": 5.0}
-DIAGNOSED = {"failure": 0.5, "warning": 1.5, "open": 2.5, "healthy": 4.5}
+BY_VERDICT = {"diverged": 0.0, "stuck": 1.0, "descending": 2.0, "learning": 4.0, "trained": 5.0}
+BY_DIAGNOSIS = {"failure": 0.5, "warning": 1.5, "open": 2.5, "healthy": 4.5}
 OTHERWISE = 3.0
 MANY = 24  # so many runs that hold nothing out are diagnosed for their place; it takes a part of a second each
 
@@ -34,7 +33,7 @@ def named(runs: Runs, names: Sequence[str]) -> list[Record]:
             raise UsageError(f"no run {unknown[0]!r} there; it has {', '.join(list(known)[:8])}.")
         return [known[name] for name in names]
     trained = [record for record in runs if record.kind != "onestep"]
-    unjudged = [record.name for record in trained if record.verdict not in JUDGED]
+    unjudged = [record.name for record in trained if record.verdict not in BY_VERDICT]
     places = {record.name: place(record, len(unjudged) <= MANY) for record in trained or runs}
     worst = sorted(trained or runs, key=lambda record: places[record.name])
     return sorted(worst, key=lambda record: [r.label for r in worst[: worst.index(record)]].count(record.label))
@@ -44,9 +43,6 @@ def place(record: Record, look: bool) -> float:
     """By its verdict; of a run that holds nothing out, by its diagnosis, where there is time to ``look``."""
     if record.status.state == "running":
         return -1.0
-    if record.verdict in JUDGED or not look or record.kind == "onestep":
-        return JUDGED.get(record.verdict, OTHERWISE)
-    try:
-        return DIAGNOSED[diagnose(record.run).verdict]
-    except InputError:  # nothing recorded, or damaged, which is said where it is shown
-        return OTHERWISE
+    if record.verdict in BY_VERDICT or not look or record.kind == "onestep":
+        return BY_VERDICT.get(record.verdict, OTHERWISE)
+    return OTHERWISE if record.diagnosis is None else BY_DIAGNOSIS[record.diagnosis.verdict]

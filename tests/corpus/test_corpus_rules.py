@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from made_runs import corpus_run
 
-from stabilitylab.alarm import AlarmRule, Reading, RuleSet, names
+from stabilitylab.alarm import AlarmRule, Reading, names
 from stabilitylab.alarm.rules import compressed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,7 +126,7 @@ def test_the_package_takes_the_combination_only_where_the_goal_is_reached(
     publish.write(publish.published(test, folder), tmp_path / "fitted.json")
     told = json.loads((tmp_path / "fitted.json").read_text())
     assert told["default"] == "combination"
-    [rule] = RuleSet.of({"rules": told["sets"]["combination"], "corpus": told["corpus"]}).rules
+    [rule] = map(AlarmRule.of, told["sets"]["combination"])
     assert rule.name == "combination"
     assert rule.measured is not None
     line = next(line for line in lines(folder / "recall.csv") if (line["rule"], line["target"]) == (rule.name, "0.5"))

@@ -70,6 +70,9 @@ def test_readme_says_what_a_forecast_is_worth() -> None:
     )
     said = "until its fit is made" if stored is None else "misses its goals" if not stored.goal else "left out"
     assert said in row
+    if stored is not None:
+        off, others = re.findall(r"\d+\.\d+", stored.errors)[:2]
+        assert f"off by a factor of {off}, that of the median of the others by {others}" in row
 
 
 def test_blocks_of_a_ledger(scripts: Any, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...diagnose import Diagnosis, Event, compare, diagnose
+from ...diagnose import Event, compare
 from ...errors import DamagedError, InputError
 from ...store.layout import flat
 from .. import style
@@ -71,12 +71,7 @@ def overview(runs: Runs, first: Sequence[Record]) -> Overview:
 
 
 def _told(record: Record) -> Told:
-    try:
-        found: Diagnosis | None = diagnose(record.run) if record.kind != "onestep" else None
-    except DamagedError:
-        raise
-    except InputError:  # nothing recorded yet
-        found = None
+    found = record.diagnosis
     return Told(record, sentence(record, found), found.events if found else ())
 
 
