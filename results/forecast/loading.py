@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 import truth
 
-from stabilitylab.forecast.fitting import FEATURES, features
+from stabilitylab.forecast.fitting import FEATURES, TRIAL, features
+from stabilitylab.forecast.trials import Trial, Trials
 
 CASE = ["arch", "layers", "warmup"]
 SEED = [*CASE, "seed", "shift"]
@@ -45,7 +46,9 @@ def load(folder: Path) -> Tables:
     predictors = pd.read_csv(folder / "predictors.csv")
     if predictors.duplicated(["arch", "layers"]).any():
         raise SystemExit(f"{folder / 'predictors.csv'} has two lines of one architecture and depth: keep one.")
-    measured = {(row["arch"], int(row["layers"])): row for row in predictors.to_dict("records") if is_whole(row)}
+    tried, none = by_trials(folder / "trials.csv"), dict[str, float]()
+    rows = [{**row, **tried.get((row["arch"], int(row["layers"])), none)} for row in predictors.to_dict("records")]
+    measured = {(row["arch"], int(row["layers"])): row for row in rows if is_whole(row)}
     runs = runs.merge(
         early(pd.read_csv(folder / "course.csv"), runs), how="left", on=[*SEED, "k"], validate="one_to_one"
     )
@@ -77,6 +80,21 @@ def load(folder: Path) -> Tables:
     return Tables(*each, measured, tuple(lacking))
 
 
+def by_trials(path: Path) -> dict[tuple[str, int], dict[str, float]]:
+    """(arch, layers) -> ``trial`` and ``trial_cold``; {} without the file."""
+    found: dict[tuple[str, int], dict[str, float]] = {}
+    if not path.exists():
+        return found
+    for (arch, layers, warmup), own in pd.read_csv(path).groupby(["arch", "layers", "warmup"]):  # type: ignore[misc]
+        each = [
+            Trial(row["rate"], row["state"].replace("-", " "), row["gap"], row["updates"])
+            for row in own.to_dict("records")
+        ]
+        name = "trial" if warmup else "trial_cold"
+        found.setdefault((str(arch), int(layers)), {})[name] = Trials(int(warmup), each).edge
+    return found
+
+
 def is_whole(row: Mapping[str, Any]) -> bool:
     """Whether every predictor is a number; what has another is not forecast, as the command does not."""
     each = [value for warmup in truth.WARMUPS for value in features(row, int(row["layers"]), warmup).values()]
@@ -99,7 +117,7 @@ def x_of(tables: Tables, rows: pd.DataFrame) -> pd.DataFrame:
     """The predictors of each row."""
     own = cases(rows)
     each = {case: features(tables.measured[case[:2]], *case[1:]) for case in {*own}}
-    return pd.DataFrame([each[case] for case in own], columns=[*FEATURES], index=rows.index)
+    return pd.DataFrame([each[case] for case in own], columns=[*FEATURES, *TRIAL], index=rows.index)
 
 
 def ranges(tables: Tables) -> dict[str, tuple[float, float]]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import os
+import time
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,7 +24,9 @@ from truth import Cell
 
 from stabilitylab.config import Config
 from stabilitylab.data import load_data
-from stabilitylab.forecast import measure, reference
+from stabilitylab.forecast import reference
+from stabilitylab.forecast.measuring import probe
+from stabilitylab.forecast.ramp import range_test
 from stabilitylab.models import canonical
 from stabilitylab.train.environment import prepare_process
 
@@ -50,12 +54,16 @@ def done(path: Path) -> set[tuple[str, int]]:
 def line(arch: str, layers: int, settings: Config) -> dict[str, object]:
     dataset = load_data(settings.data, stack=settings.model.stack)
     settings = settings.model_copy(update={"model": canonical(settings.model)})
-    found = measure(reference(settings, dataset, torch.device("cpu")), truth.WARMUPS[0])
+    candidate, began = reference(settings, dataset, torch.device("cpu")), time.process_time()
+    found = probe(candidate, truth.WARMUPS[0])
+    ramp = range_test(candidate)
+    numbers = {**found.numbers, "range_end": math.log10(ramp.end), "range_low": math.log10(ramp.low)}
+    took = time.process_time() - began
     return {
         **{"arch": arch, "layers": layers, "seed": SEED},
-        **{name: f"{found.numbers[name]:.6g}" if name in found.numbers else "" for name in NUMBERS},
+        **{name: f"{numbers[name]:.6g}" if name in numbers else "" for name in NUMBERS},
         **{name: found.facts[name] for name in FACTS},
-        **{"cpu_seconds": f"{found.cpu_seconds:.1f}", "update_seconds": f"{found.update_seconds:.4f}"},
+        **{"cpu_seconds": f"{took:.1f}", "update_seconds": f"{found.update_seconds:.4f}"},
         **{"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()},
     }
 

@@ -29,7 +29,6 @@ from stabilitylab.forecast.trials import trials
 from stabilitylab.models import canonical
 from stabilitylab.train.environment import prepare_process
 
-RATE = 1e-3  # where every search begins
 COLUMNS = ("arch", "layers", "warmup", "seed", "rate", "state", "gap", "updates", "cpu_seconds", "torch", "cpu")
 
 
@@ -45,7 +44,7 @@ def lines(arch: str, layers: int, settings: Config) -> list[dict[str, object]]:
     dataset = load_data(settings.data, stack=settings.model.stack)
     settings = settings.model_copy(update={"model": canonical(settings.model)})
     began = time.process_time()
-    found = trials(reference(settings, dataset, torch.device("cpu")), RATE, truth.WARMUPS)
+    found = trials(reference(settings, dataset, torch.device("cpu")), truth.WARMUPS)
     whole = {
         **{"arch": arch, "layers": layers, "seed": SEED, "cpu_seconds": f"{time.process_time() - began:.1f}"},
         **{"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()},

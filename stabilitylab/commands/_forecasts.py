@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Stack = Literal["encoder-decoder", "encoder", "decoder"]
 MISSES = " This misses the goals that were set beforehand."
+REACHES = " This reaches the goals that were set beforehand."
 LAYERS = "Layers in all: 36 is 18 encoder and 18 decoder layers."
 DEPTH = typer.Option(help=LAYERS)
 LR = typer.Option(help="Peak learning rate.", show_default="by preset")
@@ -76,7 +77,7 @@ def of_archs(
         print("\n".join([*notes, need.sentence()]), file=sys.stderr)
     for config in configs:
         measured = room.measure(room.reference(config, dataset, device), config.train.warmup)
-        yield room.forecast(measured, config.train.lr, config.train.warmup, room.fitted())
+        yield room.forecast(measured, config.train.lr, config.train.warmup, room.fitted(), room.ledger())
 
 
 def lines(one: Forecast) -> list[str]:
@@ -86,11 +87,15 @@ def lines(one: Forecast) -> list[str]:
     own = one.measured
     layers = f", {own.facts['layers']} layers" if "layers" in own.facts else ""
     head = f"{one.name}{layers}, lr {one.lr:g}, {warm_name(one.warmup)}: {one.word}"
-    if one.fails is not None:
+    if one.seen is not None:
+        head += ", by runs of this very design"
+    elif one.fails is not None:
         head += f", P(fails) {one.fails.value:.2f} [{one.fails.low:.2f}, {one.fails.high:.2f}]"
     found = [head]
-    found += [f"  since {reason}" for reason in one.why_not]
+    found += [f"  with {name} {edge.sentence()}" for name, edge in one.known.items()]
+    found += [f"  since {reason}" for reason in one.why_not if one.seen is None]
     rates = {name: f"{rate.value:.2g} [{rate.low:.2g}, {rate.high:.2g}]" for name, rate in one.critical.items()}
+    rates = {name: rate for name, rate in rates.items() if name not in one.known}
     if len(rates) > 1 and len({*rates.values()}) == 1:  # the fit takes no notice of it
         rates = {f"{' and with '.join(rates)}, which it does not tell apart": next(iter(rates.values()))}
     found += [f"  critical rate with {name}: {rate}" for name, rate in rates.items()]
@@ -108,5 +113,5 @@ def about(fit: Fitted | None) -> str:
         )
     return (
         f"Fit {fit.version}, of {fit.runs} runs of {len(fit.archs)} architectures. On architectures left out: "
-        f"{fit.errors}{'' if fit.goal else MISSES}"
+        f"{fit.errors}{REACHES if fit.goal else MISSES}"
     )

@@ -61,7 +61,7 @@ def recommend(
         print(json.dumps(plain({"forecasts": [one.as_dict() for one in found]}), indent=2))
         return
     _show(found)
-    if all(one.fails is None for one in found):
+    if all(math.isnan(one.risk) for one in found):
         print("Nothing could be told: the order is that of seconds an update alone, which vary from call to call.")
     if not quiet:
         print(f"\n{about(room.fitted())}")
@@ -69,8 +69,7 @@ def recommend(
 
 def standing(one: Forecast) -> tuple[float, float, str]:
     """What is sorted by: P(fails) to a tenth (it is known no better), then cost; what cannot be told comes last."""
-    fails = math.inf if one.fails is None else round(one.fails.value, 1)
-    return fails, one.measured.update_seconds, one.name
+    return math.inf if math.isnan(one.risk) else round(one.risk, 1), one.measured.update_seconds, one.name
 
 
 def _show(found: list[Forecast]) -> None:
@@ -78,14 +77,15 @@ def _show(found: list[Forecast]) -> None:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
-    for title in ("architecture", "forecast", "P(fails)", "critical rate", "s an update", "range test ends at"):
+    for title in ("architecture", "forecast", "P(fails)", "critical rate", "s an update"):
         table.add_column(title, justify="left" if title in ("architecture", "forecast") else "right")
     for one in found:
         fails = "-" if one.fails is None else f"{one.fails.value:.2f} [{one.fails.low:.2f}, {one.fails.high:.2f}]"
-        rate = one.rate
+        rate, seen = one.rate, one.seen
         edge = "-" if rate is None else f"{rate.value:.2g} [{rate.low:.2g}, {rate.high:.2g}]"
-        ramp, cost = f"{one.measured.ramp.end:.2g}", f"{one.measured.update_seconds:.2g}"
-        table.add_row(one.name, one.word, fails, edge, cost, ramp)
+        if seen is not None:
+            fails, edge = "known", f"{seen.low:.2g} to {seen.high:.2g}"
+        table.add_row(one.name, one.word, fails, edge, f"{one.measured.update_seconds:.2g}")
     Console(width=None if sys.stdout.isatty() else 140).print(table, highlight=False, markup=False)
-    for reason in dict.fromkeys(reason for one in found for reason in one.why_not):
+    for reason in dict.fromkeys(reason for one in found for reason in one.why_not if one.seen is None):
         print(f"cannot tell: {reason}")

@@ -2,6 +2,7 @@
 
 from .candidate import Candidate, of_yours, reference
 from .fitting import Fitted, fitted
+from .known import Known, Ledger, ledger
 from .measuring import Measured, measure
 from .planning import Ask, Estimate, estimate, wanted
 from .telling import Between, Forecast, forecast
@@ -13,10 +14,13 @@ __all__ = [
     "Estimate",
     "Fitted",
     "Forecast",
+    "Known",
+    "Ledger",
     "Measured",
     "estimate",
     "fitted",
     "forecast",
+    "ledger",
     "measure",
     "of_yours",
     "reference",

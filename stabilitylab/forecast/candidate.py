@@ -22,6 +22,7 @@ from ..labels import label
 from ..models import build_model
 from ..probes import Mask
 from ..train.recipe import adamw, token_losses
+from .known import design
 
 IGNORED = -100  # a label that does not count, as in PyTorch and Hugging Face
 KEYS = ("model", "batch", "loss_fn", "optimizer", "batches", "held_out", "baseline", "mask", "sites", "output_site")
@@ -92,6 +93,8 @@ def reference(config: Config, dataset: Dataset, device: torch.device) -> Candida
             "precision": "float32" if train.precision == "fp32" else train.precision,
             "tokens": batch(0).tokens * train.accumulate,
             "classes": dataset.target_vocab,
+            "design": design(config),
+            "baseline": dataset.unigram.cross_entropy,
         },
         apart=True,
     )

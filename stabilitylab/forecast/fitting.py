@@ -18,6 +18,7 @@ FEATURES = (
     *("range_end", "critical_start", "critical_later", "gradient", "update", "growth_later"),
     *("layers", "cold", "cold_critical_start"),
 )
+TRIAL = ("trial",)  # e(x) may also be linear in this one alone
 WARMUP = 40  # updates that count as a whole warm-up
 PRIOR = 0.3  # decades: what a standardised predictor is thought to move the edge by
 STEEP, FLAT = 0.02, 1.0  # decades between which the logistic's width s lies
@@ -27,11 +28,11 @@ Facts = Mapping[str, Any]
 
 
 def features(numbers: Mapping[str, float], layers: int, warmup: int) -> dict[str, float]:
-    """What e(x) is linear in. ``numbers``: as :func:`.measuring.measure` gives them."""
+    """What e(x) may be linear in. ``numbers``: as :func:`.measuring.measure` gives them."""
     cold = 1 - min(warmup, WARMUP) / WARMUP
     suffix = "" if warmup else "_cold"
     found = {name: numbers.get(name, math.nan) for name in ("range_end", "critical_start", "gradient", "update")}
-    found |= {name: numbers.get(name + suffix, math.nan) for name in ("critical_later", "growth_later")}
+    found |= {name: numbers.get(name + suffix, math.nan) for name in ("critical_later", "growth_later", "trial")}
     found |= {"layers": math.log10(layers) if layers else math.nan, "cold": cold}
     return {**found, "cold_critical_start": cold * found["critical_start"]}
 

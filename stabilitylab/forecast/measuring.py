@@ -1,4 +1,4 @@
-"""The predictors: what a gradient, 30 updates and a range test tell of a model, each with a line of evidence."""
+"""What a gradient, 30 updates and short trials tell of a model, each with a line of evidence."""
 
 from __future__ import annotations
 
@@ -20,36 +20,60 @@ from ..probes.parameters.pieces import Parameters
 from ..probes.places.sites import tensor_of
 from ..schema import Cells, Row, Table
 from .candidate import Candidate
-from .ramp import Ramp, held_out, range_test
+from .ramp import held_out
+from .trials import Trials, trial_lines, trials
 
 RATE, UPDATES, WARM = 1e-3, 30, 40  # of the first updates; the warm-up of "with warm-up" where none is asked for
 SMALL = 1e-4  # the rate at which one update's effect on the output is taken
 EPS = 1e-8  # Adam's
+NO_BASELINE = "no trials: without the loss of a model that ignores its input ('baseline') what is stuck cannot be told"
 GROUPS = {"update": "", "update_vo_ffn": "vo_ffn", "update_ln": "ln"}  # "": all parameters
 NAMES = {"update": "all parameters", "update_vo_ffn": "v, out, fc1 and fc2", "update_ln": "the norms"}
 
 
 @dataclass(frozen=True)
-class Measured:
-    """``numbers``: the predictors, all as log10; those ``_cold`` are of updates without warm-up. ``evidence``: a line
-    each; ``seconds`` that it took, of wall time and of CPU time; ``update_seconds``: CPU time of an update, median (on
-    a GPU wall time)."""
+class Probes:
+    """Of a model's start and first updates. ``numbers``: the predictors, all as log10; those ``_cold`` are of updates
+    without warm-up. ``evidence``: a line each; ``update_seconds``: CPU time of an update, median (on a GPU wall
+    time)."""
 
-    name: str
     facts: Mapping[str, Any]
     numbers: Mapping[str, float]
     evidence: Sequence[str]
-    ramp: Ramp
-    seconds: float
-    cpu_seconds: float
     update_seconds: float
 
 
+@dataclass(frozen=True)
+class Measured(Probes):
+    """With ``trials`` by warm-up, none without a baseline; ``seconds`` that all took, of wall time and of CPU time."""
+
+    name: str
+    trials: Mapping[int, Trials]
+    seconds: float
+    cpu_seconds: float
+
+
 def measure(candidate: Candidate, warmup: int = WARM) -> Measured:
-    """All predictors of one model; ``warmup``: updates of the warm-up that "with warm-up" means."""
+    """All that is measured of one model. ``warmup``: updates of the warm-up that is asked for, beside which there are
+    trials without one (with one of ``WARM``, where it is 0)."""
     began, began_cpu = time.perf_counter(), time.process_time()
+    own = probe(candidate, warmup)
+    found = trials(candidate, both(warmup)) if candidate.baseline is not None else {}
+    numbers = {f"trial{'' if updates else '_cold'}": one.edge for updates, one in found.items()}
+    lines = [*trial_lines(found, _loss(candidate)), *own.evidence] if found else [NO_BASELINE, *own.evidence]
+    took = time.perf_counter() - began, time.process_time() - began_cpu
+    return Measured(own.facts, {**own.numbers, **numbers}, lines, own.update_seconds, candidate.name, found, *took)
+
+
+def both(warmup: int) -> tuple[int, int]:
+    """The warm-up that is asked for, and the other one."""
+    return warmup, 0 if warmup else WARM
+
+
+def probe(candidate: Candidate, warmup: int = WARM) -> Probes:
+    """What a gradient and the first updates tell; ``warmup``: updates of the warm-up that "with warm-up" means."""
     facts, sizes, where = at_start(candidate)
-    lines, numbers = [], dict(sizes)
+    numbers = dict(sizes)
     cold, places = first_updates(candidate, 0)
     gc.collect()  # a watcher is part of cycles, and what it watched would stay in memory
     warm, _ = first_updates(candidate, warmup or WARM)
@@ -58,25 +82,18 @@ def measure(candidate: Candidate, warmup: int = WARM) -> Measured:
     numbers |= {key: cold[key] for key in ("critical_start", "gradient", "growth_start")}
     for key in ("critical_later", "growth_later", "loss_later"):
         numbers |= {key: warm[key], f"{key}_cold": cold[key]}
-    ramp = range_test(candidate)
-    numbers |= {"range_end": math.log10(ramp.end), "range_low": math.log10(ramp.low)}
-    own = "held-out" if candidate.apart else "training"
-    lines.append(ramp_line(ramp, candidate.baseline, own))
-    lines.append(
-        f"first update: the {own} loss rises beyond a rate of {10 ** cold['critical_start']:.2g}; after {UPDATES} "
-        f"updates at {RATE:g} beyond {10 ** warm['critical_later']:.2g} with warm-up, "
-        f"{10 ** cold['critical_later']:.2g} without"
-    )
-    lines += [places[key] for key in ("gradient", "growth") if key in places]
-    if where:
-        lines.append(where)
-    took = time.perf_counter() - began, time.process_time() - began_cpu
-    return Measured(candidate.name, {**facts, **candidate.facts}, numbers, tuple(lines), ramp, *took, update_seconds)
+    lines = [
+        f"first update: the {_loss(candidate)} loss rises beyond a rate of {10 ** cold['critical_start']:.2g}; after "
+        f"{UPDATES} updates at {RATE:g} beyond {10 ** warm['critical_later']:.2g} with warm-up, "
+        f"{10 ** cold['critical_later']:.2g} without",
+        *(places[key] for key in ("gradient", "growth") if key in places),
+        *([where] if where else []),
+    ]
+    return Probes({**facts, **candidate.facts}, numbers, lines, update_seconds)
 
 
-def ramp_line(ramp: Ramp, baseline: float | None, loss: str) -> str:
-    base = "" if baseline is None else f" ({ramp.lowest - baseline:+.2f} nats to the baseline)"
-    return f"range test: the {loss} loss fell up to a rate of {ramp.low:.2g}{base}, ended at {ramp.end:.2g}: {ramp.why}"
+def _loss(candidate: Candidate) -> str:
+    return "held-out" if candidate.apart else "training"
 
 
 class Probed:

@@ -19,12 +19,14 @@ from ..store import AbsentRun
 from ..train.footprint import PROCESS, Footprint
 from ..train.footprint import estimate as footprint
 from ..train.loop import Trainer
+from . import trials
 from .measuring import UPDATES
-from .ramp import MOST
 
 # Of one architecture, in units of one update, at most: its first updates twice, each with two searches for a critical
-# rate; each rate of the range test and its held-out pass; one update's effect on the output.
-UNITS = 2 * UPDATES + 20 + 1.5 * MOST + 4
+# rate; one update's effect on the output; trials and their held-out passes, of which two searches make at most MOST
+# where their edges lie within a factor of 4.
+MOST = 10
+UNITS = 2 * UPDATES + 24 + MOST * (trials.UPDATES + 0.5 * trials.UPDATES / trials.EVERY)
 # Bytes a parameter: weights, gradients, Adam's two moments and one copy beside the activations of a backward pass; in a
 # search for a critical rate, which keeps none of these, theta before and after an update and their difference in
 # float64. Held against the allocator in tests/forecast/test_forecast_planning.py.

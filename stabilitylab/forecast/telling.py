@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .fitting import Fitted, features
-from .measuring import WARM, Measured
+from .known import Known, Ledger
+from .measuring import Measured, both
 
 NOTHING = "nothing is fitted yet: no measured numbers turn into a forecast"
 
@@ -25,7 +26,8 @@ class Between:
 @dataclass(frozen=True)
 class Forecast:
     """``fails``: P(stuck or diverged) at ``lr`` and ``warmup``, None where that cannot be told: ``why_not`` has the
-    reasons. ``critical``: "warm-up 40" or "no warm-up" -> the rate at which P = 1/2; those that are covered."""
+    reasons. ``critical``: "warm-up 40" or "no warm-up" -> the rate at which P = 1/2; those that are covered. ``known``:
+    as those, the edge that runs of this very design were seen to have; it goes before what is forecast."""
 
     name: str
     lr: float
@@ -35,6 +37,7 @@ class Forecast:
     why_not: Sequence[str]
     measured: Measured
     version: str
+    known: Mapping[str, Known] = field(default_factory=dict)
 
     @property
     def rate(self) -> Between | None:
@@ -42,12 +45,26 @@ class Forecast:
         return self.critical.get(warm_name(self.warmup))
 
     @property
+    def seen(self) -> Known | None:
+        """The known edge with the warm-up that was asked for."""
+        return self.known.get(warm_name(self.warmup))
+
+    @property
     def word(self) -> str:
+        if self.seen is not None:
+            return self.seen.word(self.lr)
         if self.fails is None:
             return "cannot tell"
         if self.fails.low <= 0.5 <= self.fails.high:
             return "near the edge"
         return "fails" if self.fails.value > 0.5 else "trains"
+
+    @property
+    def risk(self) -> float:
+        """P(fails) where it is told; 0, 1/2 or 1 by a known edge; NaN where nothing is."""
+        if self.seen is not None:
+            return {"trains": 0.0, "near the edge": 0.5, "fails": 1.0}[self.word]
+        return math.nan if self.fails is None else self.fails.value
 
     def as_dict(self) -> dict[str, Any]:
         own = self.measured
@@ -56,12 +73,13 @@ class Forecast:
             "lr": self.lr,
             "warmup": self.warmup,
             "forecast": self.word,
+            "known": {name: one.as_dict() for name, one in self.known.items()},
             "p_fails": None if self.fails is None else vars(self.fails),
             "critical_rate": {name: vars(one) for name, one in self.critical.items()},
             "why_not": list(self.why_not),
             "evidence": list(own.evidence),
             "predictors": dict(own.numbers),
-            "range_test": vars(own.ramp),
+            "trials": {warm_name(updates): [vars(one) for one in tried.each] for updates, tried in own.trials.items()},
             "facts": dict(own.facts),
             "update_seconds": own.update_seconds,
             "minutes": own.seconds / 60,
@@ -74,12 +92,15 @@ def warm_name(warmup: int) -> str:
     return f"warm-up {warmup}" if warmup else "no warm-up"
 
 
-def forecast(measured: Measured, lr: float, warmup: int, fit: Fitted | None) -> Forecast:
-    """By the stored fit; with warm-up and without: where none is asked for, "with" means one of 40 updates."""
+def forecast(measured: Measured, lr: float, warmup: int, fit: Fitted | None, ledger: Ledger | None = None) -> Forecast:
+    """By the edges that are known, and by the stored fit; with warm-up and without: where none is asked for, "with"
+    means one of 40 updates."""
+    seen = {updates: ledger.of(measured.facts, updates) for updates in both(warmup)} if ledger else {}
+    known = {warm_name(updates): one for updates, one in seen.items() if one is not None}
     if fit is None:
-        return Forecast(measured.name, lr, warmup, None, {}, (NOTHING,), measured, "")
+        return Forecast(measured.name, lr, warmup, None, {}, (NOTHING,), measured, "", known)
     critical, fails, why = {}, None, []
-    for updates in dict.fromkeys((warmup, 0 if warmup else WARM)):
+    for updates in both(warmup):
         x = features(measured.numbers, int(measured.facts.get("layers") or 0), updates)
         misses = fit.cover.misses(measured.facts, x, updates)
         if updates == warmup:
@@ -91,4 +112,4 @@ def forecast(measured: Measured, lr: float, warmup: int, fit: Fitted | None) -> 
         if updates == warmup:
             at = math.log10(lr)
             fails = Between(*(fit.line.probability(edge + shift, at) for shift in (0.0, spread, -spread)))
-    return Forecast(measured.name, lr, warmup, fails, critical, tuple(why), measured, fit.version)
+    return Forecast(measured.name, lr, warmup, fails, critical, tuple(why), measured, fit.version, known)

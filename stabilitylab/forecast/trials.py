@@ -13,7 +13,7 @@ from .ramp import held_out, one_update
 UPDATES, EVERY = 150, 5  # of a trial; it is evaluated every so many
 LEARNS: tuple[State, ...] = ("trained", "learning", "descending")
 SAFE_NATS = 0.5  # below the baseline a trial ends: of the runs of results/states that stood there none came back
-LOWEST, HIGHEST, FACTOR = 3e-5, 0.5, 2.0  # rates are those that were asked for, times powers of FACTOR, within these
+START, LOWEST, HIGHEST, FACTOR = 1e-3, 3e-5, 0.5, 2.0  # rates are START x FACTOR^k between the other two
 
 
 @dataclass(frozen=True)
@@ -55,32 +55,29 @@ class Trials:
         return math.log10(low * half) if low and math.isfinite(high) else math.nan
 
 
-def trials(candidate: Candidate, rate: float, warmups: Sequence[int]) -> Mapping[int, Trials]:
-    """Looks for the edge with each warm-up: from ``rate``, then from where the one before has it.
+def trials(candidate: Candidate, warmups: Sequence[int]) -> Mapping[int, Trials]:
+    """Looks for the edge with each warm-up: from ``START``, then from where the one before has it.
+
+    No rate that is asked for changes where it is looked for: at a very low one 150 updates show no fall.
 
     Raises ValueError without a baseline: what is stuck cannot be told then.
     """
     if candidate.baseline is None:
         raise ValueError("a trial is held against a baseline")
     found: dict[int, Trials] = {}
+    low, high = (math.log(end / START) / math.log(FACTOR) for end in (LOWEST, HIGHEST))
     start = 0
     for warmup in warmups:
         known: dict[int, Trial] = {}
 
         def learns(k: int, warmup: int = warmup, known: dict[int, Trial] = known) -> bool:
             if k not in known:
-                known[k] = trial(candidate, rate * FACTOR**k, warmup)
+                known[k] = trial(candidate, START * FACTOR**k, warmup)
             return known[k].learns
 
-        start = search(learns, start, *ends(rate))
+        start = search(learns, start, math.ceil(low), math.floor(high))
         found[warmup] = Trials(warmup, tuple(known.values()))
     return found
-
-
-def ends(rate: float) -> tuple[int, int]:
-    """The numbers k of the lowest and highest ``rate`` x ``FACTOR``^k that are tried; 0 is among them."""
-    low, high = (math.log(end / rate) / math.log(FACTOR) for end in (LOWEST, HIGHEST))
-    return min(0, math.ceil(low)), max(0, math.floor(high))
 
 
 def search(learns: Callable[[int], bool], start: int, lowest: int, highest: int) -> int:
@@ -121,11 +118,12 @@ def trial(candidate: Candidate, rate: float, warmup: int) -> Trial:
 
 
 def trial_lines(found: Mapping[int, Trials], loss: str) -> Iterator[str]:
-    """What was tried, a line each warm-up; ``loss``: held-out or training."""
+    """What was tried, a line each warm-up, with the nats to the baseline of what did not learn; ``loss``: held-out or
+    training."""
     for warmup, own in found.items():
         rates = sorted(own.each, key=lambda one: one.rate)
         good = [f"{one.rate:.2g}" for one in rates if one.learns]
-        bad = [f"{one.rate:.2g} ({one.state})" for one in rates if not one.learns]
+        bad = [f"{one.rate:.2g} ({one.state}, {one.gap:+.2f})" for one in rates if not one.learns]
         told = f"learn at {', '.join(good)}" if good else f"learn at none of {len(bad)} rates"
         told += f", not at {', '.join(bad)}" if bad else ""
         warm = f"a warm-up of {warmup}" if warmup else "no warm-up"

@@ -20,7 +20,7 @@ def predictors(seed: int = 0) -> dict[tuple[str, int], dict[str, Any]]:
     random = np.random.default_rng(seed)
     found = {}
     for arch in ARCHS:
-        own = random.normal(size=4)
+        own = random.normal(size=5)
         for layers in (12, 36):
             numbers = {
                 "range_end": -2 + 0.4 * own[0],
@@ -31,6 +31,8 @@ def predictors(seed: int = 0) -> dict[tuple[str, int], dict[str, Any]]:
                 "update": -2 + 0.3 * own[3],
                 "growth_later": 0.2 * own[2],
                 "growth_later_cold": 0.2 * own[2],
+                "trial": -2.2 + 0.4 * own[4],
+                "trial_cold": -2.5 + 0.4 * own[4],
             }
             facts = {"width": 64, "stacks": 2, "optimizer": "adamw (0.9, 0.98)", "clipping": 0.0}
             facts |= {"precision": "float32", "tokens": 283, "classes": 2000}

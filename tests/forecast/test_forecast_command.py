@@ -12,8 +12,9 @@ from test_forecast_fitting import made, measured
 
 from stabilitylab.commands._forecasts import lines
 from stabilitylab.commands.recommend import standing
-from stabilitylab.forecast import fitting, forecast
-from stabilitylab.forecast.fitting import FEATURES, Cover, Line
+from stabilitylab.forecast import fitting, forecast, trials
+from stabilitylab.forecast.fitting import FEATURES, TRIAL, Cover, Line
+from stabilitylab.forecast.known import Known, Ledger
 
 TINY = [
     *("--depth", "4", "--d-model", "16", "--set", "model.d_ffn=24", "--set", "model.heads=2"),
@@ -53,16 +54,16 @@ def gpt2():
 def no_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever the package holds: these tests have a fit where they make one."""
     monkeypatch.setattr("stabilitylab.forecast.fitted", lambda: None)
+    monkeypatch.setattr(trials, "UPDATES", 20)  # of which a language of nothing is learnt at no rate
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fit that covers nearly everything, and says that the edge is where the range test ends."""
-    names = [name for name in FEATURES if name not in ("cold", "layers")]
-    between = {**dict.fromkeys(names, (-9.0, 9.0)), "layers": (1, 100), "warmup": (0, 40)}
-    line = Line([*FEATURES], [0.0] * 9, [1.0] * 9, 0.0, [1.0, *[0.0] * 8], 0.1)
+    """A fit that covers nearly everything, and says that the edge is where trials stop to learn."""
+    between = {"trial": (-9.0, 9.0), "layers": (1, 100), "warmup": (0, 40)}
+    line = Line([*TRIAL], [0.0], [1.0], 0.0, [1.0], 0.1)
     fit = made(cover=Cover({}, {}, between), line=line)
     monkeypatch.setattr("stabilitylab.forecast.fitted", lambda: fit)
 
@@ -71,9 +72,10 @@ def test_the_reference_model_without_a_fit(run) -> None:
     code, out, err = run("forecast", "--arch", "postln,rezero", "--lr", "1e-3", "--warmup", "40", *TINY)
     assert code == 0
     assert "2 models of " in err
-    assert out.count("cannot tell") == 2
+    assert out.count("warm-up 40: cannot tell") == 2
     assert out.count("since nothing is fitted yet") == 2
-    assert out.count("range test: the held-out loss fell up to") == 2
+    assert out.count("trials of 20 updates with a warm-up of 40, by the held-out loss: learn at") == 2
+    assert out.count("trials of 20 updates with no warm-up, by the held-out loss: learn at") == 2
     assert "postln, 4 layers, lr 0.001, warm-up 40: cannot tell" in out
     assert "No fit is stored yet" in out
     assert "P(fails)" not in out
@@ -90,9 +92,9 @@ def test_critical_rates_that_differ_have_a_line_each() -> None:
 
 @pytest.mark.usefixtures("wide")
 def test_the_reference_model_with_a_fit(run) -> None:
-    code, out, err = run("forecast", "--arch", "postln", "--lr", "1e-5", "--warmup", "0", *TINY)
+    code, out, err = run("forecast", "--arch", "postln", "--lr", "1e-9", "--warmup", "0", *TINY)
     assert code == 0
-    assert "postln, 4 layers, lr 1e-05, no warm-up: trains, P(fails) 0.00 [0.00, 0.00]" in out
+    assert "postln, 4 layers, lr 1e-09, no warm-up: trains, P(fails) 0.00 [0.00, 0.00]" in out
     assert "critical rate with no warm-up and with warm-up 40, which it does not tell apart: " in out
     assert "Fit 1 (9 runs), of 9 runs of 1 architectures. On architectures left out: off by a factor of 1.5." in out
     assert "This misses the goals that were set beforehand." in out
@@ -104,8 +106,26 @@ def test_the_reference_model_with_a_fit(run) -> None:
     assert one["p_fails"]["value"] > 0.99
     assert one["fitted"] == document["fit"]["version"] == "1 (9 runs)"
     assert document["fit"]["cover"]["between"]["layers"] == [1, 100]
-    assert len(one["evidence"]) == 5
+    assert len(one["evidence"]) == 6
+    assert {*one["trials"]} == {"warm-up 40", "no warm-up"}
+    assert one["known"] == {}
     assert one["minutes"] > 0
+
+
+def test_an_edge_that_is_known_is_told_first(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["--arch", "postln", "--lr", "1e-3", "--warmup", "40", *TINY]
+    facts = json.loads(run("forecast", *given, "--json", "-q")[1])["forecasts"][0]["facts"]
+    edges = Ledger("a text", facts["baseline"], [Known(facts["design"], 40, 2e-3, 4e-3, 3)])
+    monkeypatch.setattr("stabilitylab.forecast.ledger", lambda: edges)
+    code, out, _ = run("forecast", *given)
+    assert code == 0
+    assert out.splitlines()[:2] == [
+        "postln, 4 layers, lr 0.001, warm-up 40: trains, by runs of this very design",
+        "  with warm-up 40 trained up to a rate of 0.002, failed from 0.004 on (3 seeds, results/forecast)",
+    ]
+    assert "cannot tell" not in out.split("trials of")[0]
+    out = run("recommend", *given)[1]
+    assert out.splitlines()[1].split()[:6] == ["postln", "trains", "known", "0.002", "to", "0.004"]
 
 
 @pytest.mark.parametrize(("name", "loss"), [("whole", "held-out"), ("short", "training")])
@@ -113,15 +133,15 @@ def test_a_model_of_ones_own(run, name: str, loss: str) -> None:
     code, out, err = run("forecast", f"mine:{name}", "--lr", "1e-3")
     assert (code, err) == (0, "")
     assert f"mine:{name}, 3 layers, lr 0.001, warm-up 40: cannot tell" in out
-    assert f"range test: the {loss} loss fell up to" in out
+    assert f"by the {loss} loss: learn at" in out
     assert re.search(r"largest at layer \d of layers, smallest at layer \d", out)
 
 
 @pytest.mark.usefixtures("wide")
 def test_a_model_of_ones_own_is_forecast_where_the_fit_covers_it(run) -> None:
-    code, out, _ = run("forecast", "mine:whole", "--lr", "1e-5")
+    code, out, _ = run("forecast", "mine:whole", "--lr", "1e-9")
     assert code == 0
-    assert "mine:whole, 3 layers, lr 1e-05, warm-up 40: trains, P(fails) 0.00" in out
+    assert "mine:whole, 3 layers, lr 1e-09, warm-up 40: trains, P(fails) 0.00" in out
 
 
 def test_a_model_of_transformers(run) -> None:

@@ -13,13 +13,15 @@ from scipy.optimize import approx_fprime
 
 from stabilitylab.errors import InputError
 from stabilitylab.forecast import fitting
-from stabilitylab.forecast.fitting import FEATURES, Cover, Fitted, Line, features, fit, fitted
+from stabilitylab.forecast.fitting import FEATURES, TRIAL, Cover, Fitted, Line, features, fit, fitted
+from stabilitylab.forecast.known import Known, Ledger, ledger
 from stabilitylab.forecast.measuring import Measured
-from stabilitylab.forecast.ramp import Ramp
 from stabilitylab.forecast.telling import NOTHING, forecast
+from stabilitylab.forecast.trials import Trial, Trials
 
 NUMBERS = {
     **{"range_end": -2.0, "critical_start": -0.8, "critical_later": -1.2, "critical_later_cold": -1.6},
+    **{"trial": -2.4, "trial_cold": -2.8},
     **{"gradient": 0.5, "update": -2.0, "growth_later": 0.1, "growth_later_cold": 0.2},
 }
 SAME = {"width": 64, "optimizer": "adamw (0.9, 0.98)"}
@@ -78,7 +80,8 @@ def test_few_runs_are_held_by_the_penalty() -> None:
 
 def test_features_are_those_of_the_warm_up() -> None:
     warm, cold, half = (features(NUMBERS, 36, warmup) for warmup in (40, 0, 20))
-    assert set(warm) == {*FEATURES}
+    assert set(warm) == {*FEATURES, *TRIAL}
+    assert (warm["trial"], cold["trial"]) == (-2.4, -2.8)
     assert (warm["cold"], cold["cold"], half["cold"]) == (0, 1, 0.5)
     assert (warm["critical_later"], cold["critical_later"]) == (-1.2, -1.6)
     assert (warm["growth_later"], cold["growth_later"]) == (0.1, 0.2)
@@ -100,9 +103,9 @@ def made(**more: Any) -> Fitted:
 
 
 def measured(numbers: dict[str, float] | None = None, **facts: Any) -> Measured:
-    ramp = Ramp(0.005, 0.01, "back at the baseline", 5.0, 80)
+    tried = {40: Trials(40, (Trial(0.01, "stuck", 0.0, 150), Trial(0.005, "learning", -0.1, 150)))}
     own = {**SAME, **NEAR, "layers": 36, **facts}
-    return Measured("postln", own, {**NUMBERS, **(numbers or {})}, ("a line",), ramp, 60.0, 20.0, 0.1)
+    return Measured(own, {**NUMBERS, **(numbers or {})}, ("a line",), 0.1, "postln", tried, 60.0, 20.0)
 
 
 def test_within_the_cover_a_probability_and_both_edges_are_told() -> None:
@@ -147,6 +150,39 @@ def test_outside_the_cover_it_cannot_tell_and_says_why(
 def test_a_little_outside_is_inside_but_not_for_depth() -> None:
     assert forecast(measured({"range_end": -0.85}), 1e-2, 40, made()).fails is not None
     assert forecast(measured(layers=37), 1e-2, 40, made()).fails is None
+
+
+def test_an_edge_that_is_known_goes_before_what_is_forecast() -> None:
+    edges = Ledger("a text", 5.5, [Known("abc", 40, 2e-3, 4e-3, 3), Known("abc", 0, 0.0, 1e-3, 1)])
+    own = measured(design="abc", baseline=5.51)
+    for lr, word, risk in ((1e-3, "trains", 0), (3e-3, "near the edge", 0.5), (5e-3, "fails", 1)):
+        for one in (made(), None):
+            found = forecast(own, lr, 40, one, edges)
+            assert (found.word, found.risk) == (word, risk)
+            assert {*found.known} == {"warm-up 40", "no warm-up"}
+    told = found.as_dict()["known"]
+    assert told["warm-up 40"] == {"design": "abc", "warmup": 40, "low": 2e-3, "high": 4e-3, "seeds": 3}
+    assert told["no warm-up"]["low"] is None
+    elsewhere = forecast(measured(design="abc", baseline=5.6), 1e-3, 40, made(), edges)
+    assert elsewhere.known == {}
+    assert elsewhere.fails is not None
+    assert elsewhere.risk == elsewhere.fails.value
+
+
+def test_known_edges_are_read_as_they_were(tmp_path: Path) -> None:
+    own = Ledger("a text", 5.5, [Known("abc", 40, 2e-3, math.inf, 3), Known("abc", 0, 0.0, 1e-3, 1)])
+    own.write(tmp_path / "known.json")
+    assert ledger(tmp_path / "known.json") == own
+    assert ledger(tmp_path / "none.json") is None
+    assert [one.sentence() for one in own.edges] == [
+        "trained up to a rate of 0.002, failed at none (3 seeds, results/forecast)",
+        "trained at no rate, failed from 0.001 on (1 seed, results/forecast)",
+    ]
+    for text in ("{", "[]", "{}", '{"text": 1, "baseline": 2, "edges": [{"low": null}]}'):
+        path = tmp_path / f"{len(text)}.json"
+        path.write_text(text)
+        with pytest.raises(InputError, match="holds no edges that can be read"):
+            ledger(path)
 
 
 def test_without_a_fit_nothing_is_forecast() -> None:

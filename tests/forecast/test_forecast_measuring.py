@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from forecast_cases import candidate_of, config_of, dataset, model_of, own
 
 from stabilitylab.errors import UsageError
-from stabilitylab.forecast import measure, of_yours
+from stabilitylab.forecast import measure, of_yours, trials
 from stabilitylab.forecast.candidate import entropy
 from stabilitylab.forecast.measuring import (
     RATE,
@@ -118,21 +118,26 @@ def test_every_architecture_has_its_numbers(arch: str) -> None:
 
 
 def test_a_whole_measurement_has_a_line_for_each_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "UPDATES", 20)
     found = measure(candidate_of("deepnorm"), 40)
     assert {name for name in found.numbers if not math.isfinite(found.numbers[name])} == set()
     starts = (
-        *("range test: the held-out loss fell up to", "first update: the held-out loss rises beyond"),
+        "trials of 20 updates with a warm-up of 40, by the held-out loss: learn at",
+        "trials of 20 updates with no warm-up, by the held-out loss: learn at",
+        "first update: the held-out loss rises beyond",
         *("gradient: ||dE/dx|| spans", "norm input: ", "one update at 0.0001 moves the output of decoder by"),
     )
     assert all(any(line.startswith(start) for line in found.evidence) for start in starts)
     assert len(found.evidence) == len(starts)
-    assert found.numbers["range_end"] >= found.numbers["range_low"]
+    assert found.numbers["trial"] == found.trials[40].edge
+    assert found.numbers["trial_cold"] == found.trials[0].edge
     assert found.seconds > 0
     again = measure(candidate_of("deepnorm"), 40)
     assert again.numbers == found.numbers
 
 
-def test_a_model_of_ones_own_stays_as_it_is_and_is_measured() -> None:
+def test_a_model_of_ones_own_stays_as_it_is_and_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "UPDATES", 20)
     given = own()
     before = {name: value.clone() for name, value in given["model"].state_dict().items()}
     state = torch.get_rng_state()
@@ -143,8 +148,8 @@ def test_a_model_of_ones_own_stays_as_it_is_and_is_measured() -> None:
     assert torch.equal(state, torch.get_rng_state())
     assert found.facts["layers"] == 3
     assert found.facts["width"] == 16
-    assert "range test: the held-out loss" in found.evidence[0]
-    assert math.isfinite(found.numbers["range_end"])
+    assert "by the held-out loss: learn at" in found.evidence[0]
+    assert math.isfinite(found.numbers["trial"])
 
 
 def test_a_model_without_layers_is_one_sentence() -> None:

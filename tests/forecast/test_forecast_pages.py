@@ -71,7 +71,11 @@ def test_readme_says_what_a_forecast_is_worth() -> None:
     said = "until its fit is made" if stored is None else "misses its goals" if not stored.goal else "left out"
     assert said in row
     if stored is not None:
-        off, others = re.findall(r"\d+\.\d+", stored.errors)[:2]
+        found = re.search(
+            r"off by a factor of (\S+) \(median; the median edge of the other architectures: (\S+)\)", stored.errors
+        )
+        assert found
+        off, others = found.groups()
         assert f"off by a factor of {off}, that of the median of the others by {others}" in row
 
 

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.data import load_data
 from stabilitylab.errors import ResourceError, UsageError
-from stabilitylab.forecast import Ask, Estimate, measure, measuring, planning, ramp, reference, wanted
+from stabilitylab.forecast import Ask, Estimate, measure, measuring, planning, reference, trials, wanted
 from stabilitylab.forecast.planning import bytes_of
 from stabilitylab.models import ARCHS
 from stabilitylab.train.footprint import PROCESS, estimate
@@ -79,7 +79,7 @@ def test_the_estimate_of_memory_is_a_close_upper_bound(
 ) -> None:
     """With two sentences the weights decide, with twelve the activations. Without the part that is the same for all."""
     monkeypatch.setattr(measuring, "UPDATES", 3)
-    monkeypatch.setattr(ramp, "MOST", 3)
+    monkeypatch.setattr(trials, "UPDATES", 5)
     model = {"arch": arch, "d_model": 128, "d_ffn": 512, "heads": 2}
     data = {"sentences": sentences, "held_out": 2, "vocab_size": 100}
     config = resolve({"model": model, "data": data}, depth=10)

@@ -17,7 +17,7 @@ import pytest
 from loose_scripts import scripts_of
 from made_tables import ARCHS, told_by_nothing, told_by_the_range_test, write
 
-from stabilitylab.forecast.fitting import FEATURES
+from stabilitylab.forecast.fitting import FEATURES, TRIAL
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "results" / "forecast"
@@ -93,23 +93,26 @@ def test_edges_that_the_predictors_know_are_forecast_for_architectures_left_out(
         numbers = tables.measured[row["arch"], row["layers"]]
         assert row["edge"] == pytest.approx(told_by_the_range_test(numbers, row["layers"], row["warmup"]), abs=0.06)
     found, edges = scripts.score.judged(tables)
-    assert found.ours.within >= 0.9
-    assert found.ours.median < 1.5
-    assert found.ours.auc > 0.95
-    assert scripts.measures.spread(edges, scripts.score.OURS) < 0.25
+    ours, goal = found.each[scripts.score.NINE], found.goals[scripts.score.NINE]
+    assert ours.within >= 0.9
+    assert ours.median < 1.5
+    assert ours.auc > 0.95
+    assert scripts.measures.spread(edges, scripts.score.NINE) < 0.25
     assert found.archs == len(ARCHS)
     # the range test alone, and the made-up losses, know as much of the order within a cell: the gain is none
-    assert found.best in (scripts.score.RANGE, scripts.score.LOSS)
-    assert not found.reached
-    assert "**The goals are missed**" in found.text
+    assert goal.best in (scripts.score.RANGE, scripts.score.LOSS)
+    assert not goal.reached
+    assert "**By nine predictors the goals are missed**" in found.text
+    assert scripts.score.chosen(found) == scripts.score.NINE
 
 
 def test_edges_that_nothing_tells_are_not_forecast(scripts: Any, tmp_path: Path) -> None:
     write(tmp_path, scripts.truth, told_by_nothing)
     found, _ = scripts.score.judged(scripts.loading.load(tmp_path))
-    assert found.ours.within < 0.7
-    assert found.ours.auc < 0.75
-    assert not found.reached
+    for name in scripts.score.OURS:
+        assert found.each[name].within < 0.7
+        assert found.each[name].auc < 0.75
+        assert not found.goals[name].reached
 
 
 def test_an_architecture_that_is_left_out_makes_no_forecast_of_itself(scripts: Any, tmp_path: Path) -> None:
@@ -125,8 +128,7 @@ def test_an_architecture_that_is_left_out_makes_no_forecast_of_itself(scripts: A
         table.to_csv(tmp_path / f"{name}.csv", index=False)
     after = scripts.score.left_out(scripts.loading.load(tmp_path))[1]
     both = [dict(tuple(edges.groupby("arch"))) for edges in (before, after)]
-    ours, range_test = scripts.score.OURS, scripts.score.RANGE
-    for name in (ours, range_test):
+    for name in scripts.score.COMMAND:
         assert both[0]["a"][name].tolist() == both[1]["a"][name].tolist()
         assert both[0]["b"][name].tolist() != both[1]["b"][name].tolist()
     assert (both[1]["a"]["true"] - both[0]["a"]["true"]).tolist() == pytest.approx([3 * math.log10(1.3)] * 4)
@@ -196,24 +198,25 @@ def test_cases_that_the_command_would_refuse_are_told_apart(scripts: Any, tmp_pa
     have, where they do by more than a tenth of it."""
     write(tmp_path, scripts.truth, told_by_the_range_test)
     tables = scripts.loading.load(tmp_path)
-    edges = scripts.score.left_out(tables)[1]
+    edges, covered = scripts.score.left_out(tables)[1], scripts.score.covered(scripts.score.NINE)
     rows = edges[(edges["layers"] == 12) & (edges["warmup"] == 40)].set_index("arch")
     for name in ("a", "e"):
         others = tables.only(lambda own, arch=name: own["arch"] != arch)
         own = scripts.loading.x_of(tables, rows.reset_index()[lambda r, arch=name: r["arch"] == arch]).iloc[0]
-        between = {x: ends for x, ends in scripts.loading.ranges(others).items() if x in own and x != "layers"}
+        between = {x: ends for x, ends in scripts.loading.ranges(others).items() if x in FEATURES and x != "layers"}
         inside = all(
             low <= own[x] + (high - low) / 10 and own[x] - (high - low) / 10 <= high
             for x, (low, high) in between.items()
         )
-        assert bool(rows.loc[name, "covered"]) == inside
-    assert 0 < edges["covered"].mean() < 1
+        assert bool(rows.loc[name, covered]) == inside
+    assert 0 < edges[covered].mean() < 1
     deeper = tables.only(lambda own: own["layers"] == 36)
     shallow = tables.only(lambda own: own["layers"] == 12)
     beyond = scripts.score.forecast(shallow, deeper, scripts.score.FINALISTS)[1]
-    assert scripts.score.told_by_cover(beyond).startswith("No case lies within")
-    text = scripts.score.told_by_cover(edges)
-    assert text.startswith(f"Of the {len(edges)} cases {edges['covered'].sum()} lie within")
+    told = scripts.score.told_by_cover
+    assert "the others cover no case" in told(beyond, scripts.score.NINE)
+    words = f"would have answered in {edges[covered].sum()} of {len(edges)} cases"
+    assert words in told(edges, scripts.score.NINE)
 
 
 def test_what_cannot_be_told_and_what_has_no_number_is_left_out(scripts: Any, tmp_path: Path) -> None:
@@ -245,8 +248,8 @@ def test_the_final_test_is_forecast_by_the_other_runs(scripts: Any, tmp_path: Pa
         both.to_csv(tmp_path / f"{name}.csv", index=False)
     tables = scripts.loading.load(tmp_path)
     found = scripts.score.final(tables)
-    assert found.ours.within == 1
-    assert "No case lies within" not in found.text  # of the depths that were fitted
+    assert found.each[scripts.score.NINE].within == 1
+    assert "cover no case" not in found.text  # of the depths that were fitted
     assert "**Known architectures at another depth and other rates**" in found.text
     assert "frequency" not in found.text.replace(scripts.score.NOTES, "")
     assert scripts.score.judged(tables)[1]["true"].notna().sum() == len(ARCHS) * 4  # without the test's
@@ -272,7 +275,7 @@ def test_a_fit_is_stored_with_cover_and_errors_and_is_what_the_command_reads(scr
     assert found.cover.between["layers"] == (12, 36)
     assert found.cover.between["warmup"] == (0, 40)
     assert "within 2 for" in found.errors
-    assert found.errors.startswith("by the fit of nine predictors, which does better than the range test alone")
+    assert found.errors.startswith("by nine predictors the edge is off by a factor of")
     assert {*found.cover.between} == {*FEATURES, "warmup"} - {"cold"}
     assert not found.goal
     assert json.loads((tmp_path / "fitted.json").read_text())["archs"] == [*ARCHS]
@@ -280,13 +283,77 @@ def test_a_fit_is_stored_with_cover_and_errors_and_is_what_the_command_reads(scr
 
 def test_where_the_range_test_alone_is_off_by_less_it_is_what_is_stored(scripts: Any, tmp_path: Path) -> None:
     write(tmp_path, scripts.truth, lambda numbers, layers, warmup: numbers["range_end"])
+    numbers = pd.read_csv(tmp_path / "predictors.csv")
+    noise = {name: np.random.default_rng(7).normal(size=len(numbers)) for name in ("gradient", "update")}
+    numbers.assign(**noise).to_csv(tmp_path / "predictors.csv", index=False)
     found = scripts.fit.fitted(tmp_path)
-    assert found.errors.startswith("by the range test alone, which does better than the fit of nine predictors")
+    assert found.errors.startswith("by a range test the edge is off by a factor of")
     assert found.line.names == ("range_end",)
     assert {*found.cover.between} == {"range_end", "layers", "warmup"}
     scores = scripts.score.judged(scripts.loading.load(tmp_path))[0]
-    assert scores.each[scripts.score.RANGE].error < scores.ours.error
-    assert found.goal == scores.reached  # which is about the fit
+    assert scores.each[scripts.score.RANGE].error < scores.each[scripts.score.NINE].error
+    assert not found.goal  # a rival reaches none
+
+
+def test_trials_that_tell_the_edge_reach_the_goals_and_are_stored(scripts: Any, tmp_path: Path) -> None:
+    write(tmp_path, scripts.truth, lambda numbers, layers, warmup: numbers["trial" if warmup else "trial_cold"])
+    course = pd.read_csv(tmp_path / "course.csv")
+    course.assign(losses="8 5.5 5.5").to_csv(tmp_path / "course.csv", index=False)  # no rival knows it
+    scores = scripts.score.judged(scripts.loading.load(tmp_path))[0]
+    found = scripts.fit.fitted(tmp_path)
+    assert found.errors.startswith("by trials of 150 updates (made when nine predictors had missed the goals: ")
+    assert found.line.names == TRIAL
+    assert {*found.cover.between} == {"trial", "layers", "warmup"}
+    assert found.goal
+    assert "**By trials the goals are reached**" in scores.text
+    assert "**By nine predictors the goals are missed**" in scores.text
+
+
+def test_the_edge_of_trials_is_read_from_their_file(scripts: Any, tmp_path: Path) -> None:
+    (tmp_path / "trials.csv").write_text(
+        "arch,layers,warmup,seed,rate,state,gap,updates\n"
+        "a,12,40,0,0.001,trained,-.5,99\na,12,40,0,0.002,cannot-tell,.1,150\na,12,40,0,0.004,descending,.3,150\n"
+        "a,12,0,0,0.001,stuck,0,150\na,12,0,0,0.0005,stuck,0,150\n"
+        "b,36,40,0,0.25,learning,-.1,150\n"
+    )
+    found = scripts.loading.by_trials(tmp_path / "trials.csv")
+    assert {*found} == {("a", 12), ("b", 36)}
+    assert found["a", 12]["trial"] == pytest.approx(math.log10(0.001 * math.sqrt(2)))  # 0.004 lies above one that fails
+    assert found["a", 12]["trial_cold"] == pytest.approx(math.log10(0.0005 / math.sqrt(2)))  # none learns
+    assert found["b", 36] == {"trial": pytest.approx(math.log10(0.25 * math.sqrt(2)))}  # all do
+    assert scripts.loading.by_trials(tmp_path / "none.csv") == {}
+
+
+def test_edges_that_are_known_are_stored_with_their_design(scripts: Any, tmp_path: Path) -> None:
+    from stabilitylab.config import parse_set, resolve
+    from stabilitylab.forecast.known import design, ledger
+
+    keys = "arch,layers,warmup,seed,shift,k,lr,outcome,unigram"
+    runs = [
+        *("postln,12,40,3,0,3,0.0022,trains,5.5", "postln,12,40,3,0,4,0.00286,fails,5.5"),
+        *("postln,12,40,4,0,2,0.00169,trains,5.5", "postln,12,40,4,0,3,0.0022,fails,5.5"),
+        *("postln,12,40,5,0,9,0.01,trains,5.5", "preln,12,0,3,0,22,0.32,trains,5.5"),  # the first is still looked for
+        *("preln,12,40,3,.5,3,0.0022,trains,5.5", "preln,12,40,3,.5,4,0.00286,fails,5.5"),  # of the final test
+    ]
+    (tmp_path / "runs.csv").write_text("\n".join([keys, *runs, ""]))
+    scripts.fit.known(tmp_path).write(tmp_path / "known.json")
+    found = ledger(tmp_path / "known.json")
+    assert found is not None
+    assert [(one.warmup, one.low, one.high, one.seeds) for one in found.edges] == [
+        (40, 0.00169, 0.00286, 2),
+        (0, 0.321, math.inf, 1),
+    ]
+    asked = {arch: resolve(parse_set([f"model.arch={arch}"]), depth=12) for arch in ("Post-LN", "preln", "deepnorm")}
+    facts = {arch: {"design": design(config), "baseline": 5.52} for arch, config in asked.items()}
+    edge = found.of(facts["Post-LN"], 40)
+    assert edge is not None
+    assert [edge.word(rate) for rate in (1e-3, 0.002, 0.003)] == ["trains", "near the edge", "fails"]
+    assert edge.sentence() == "trained up to a rate of 0.0017, failed from 0.0029 on (2 seeds, results/forecast)"
+    assert found.of(facts["preln"], 0) is not None
+    assert found.of(facts["preln"], 40) is None
+    assert found.of(facts["deepnorm"], 40) is None
+    assert found.of({**facts["Post-LN"], "baseline": 5.6}, 40) is None
+    assert found.of({}, 40) is None
 
 
 def test_the_script_prints_and_writes(scripts: Any, tmp_path: Path) -> None:
