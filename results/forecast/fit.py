@@ -21,7 +21,7 @@ from truth import Cell
 
 from stabilitylab.forecast.fitting import FILE, Cover, Fitted
 from stabilitylab.forecast.known import FILE as KNOWN
-from stabilitylab.forecast.known import Known, Ledger, design
+from stabilitylab.forecast.known import Known, KnownEdges, design
 
 SAME = ("width", "stacks", "optimizer", "clipping", "precision")
 NEAR = ("tokens", "classes")
@@ -71,7 +71,7 @@ def sentence(found: score.Scores, name: str) -> str:
     )
 
 
-def known(folder: Path) -> Ledger:
+def known(folder: Path) -> KnownEdges:
     """The edges that all seeds of a case have, with what they are edges of."""
     rows = pd.read_csv(folder / "runs.csv")
     rows = rows[rows["shift"] == 0]
@@ -81,7 +81,7 @@ def known(folder: Path) -> Ledger:
         rates = [(cell.rate(int(k)) if math.isfinite(k) else k, n) for edge in own for n, k in enumerate(edge[:2])]
         low, high = (min(r for r, n in rates if n == 0), max(r for r, n in rates if n == 1))
         found.append(Known(design(make.config(cell, 0, "synthetic")), warmup, max(low, 0.0), high, len(own)))
-    return Ledger("Multi30k, German to English", float(rows["unigram"].median()), found)
+    return KnownEdges("Multi30k, German to English", float(rows["unigram"].median()), found)
 
 
 def main() -> None:

@@ -77,7 +77,7 @@ def of_archs(
         print("\n".join([*notes, need.sentence()]), file=sys.stderr)
     for config in configs:
         measured = room.measure(room.reference(config, dataset, device), config.train.warmup)
-        yield room.forecast(measured, config.train.lr, config.train.warmup, room.fitted(), room.ledger())
+        yield room.forecast(measured, config.train.lr, config.train.warmup, room.fitted(), room.known_edges())
 
 
 def lines(one: Forecast) -> list[str]:

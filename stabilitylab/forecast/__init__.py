@@ -2,7 +2,7 @@
 
 from .candidate import Candidate, of_yours, reference
 from .fitting import Fitted, fitted
-from .known import Known, Ledger, ledger
+from .known import Known, KnownEdges, known_edges
 from .measuring import Measured, measure
 from .planning import Ask, Estimate, estimate, wanted
 from .telling import Between, Forecast, forecast
@@ -15,12 +15,12 @@ __all__ = [
     "Fitted",
     "Forecast",
     "Known",
-    "Ledger",
+    "KnownEdges",
     "Measured",
     "estimate",
     "fitted",
     "forecast",
-    "ledger",
+    "known_edges",
     "measure",
     "of_yours",
     "reference",

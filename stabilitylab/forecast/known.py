@@ -54,7 +54,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Ledger:
+class KnownEdges:
     """``baseline``: the unigram cross-entropy of the text that the runs were trained on."""
 
     text: str
@@ -88,7 +88,7 @@ def design(config: Config) -> str:
 
 
 @cache
-def ledger(path: Path = FILE) -> Ledger | None:
+def known_edges(path: Path = FILE) -> KnownEdges | None:
     """What comes with the package; None where nothing does. Raises InputError for a file that is none of ours."""
     if not path.exists():
         return None
@@ -99,6 +99,6 @@ def ledger(path: Path = FILE) -> Ledger | None:
             Known(**{**one, **{name: none for name, none in missing.items() if one[name] is None}})
             for one in told["edges"]
         ]
-        return Ledger(str(told["text"]), float(told["baseline"]), edges)
+        return KnownEdges(str(told["text"]), float(told["baseline"]), edges)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} holds no edges that can be read: install the package anew.") from error

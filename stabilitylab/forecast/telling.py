@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .fitting import Fitted, features
-from .known import Known, Ledger
+from .known import Known, KnownEdges
 from .measuring import Measured, both
 
 NOTHING = "nothing is fitted yet: no measured numbers turn into a forecast"
@@ -92,10 +92,12 @@ def warm_name(warmup: int) -> str:
     return f"warm-up {warmup}" if warmup else "no warm-up"
 
 
-def forecast(measured: Measured, lr: float, warmup: int, fit: Fitted | None, ledger: Ledger | None = None) -> Forecast:
+def forecast(
+    measured: Measured, lr: float, warmup: int, fit: Fitted | None, edges: KnownEdges | None = None
+) -> Forecast:
     """By the edges that are known, and by the stored fit; with warm-up and without: where none is asked for, "with"
     means one of 40 updates."""
-    seen = {updates: ledger.of(measured.facts, updates) for updates in both(warmup)} if ledger else {}
+    seen = {updates: edges.of(measured.facts, updates) for updates in both(warmup)} if edges else {}
     known = {warm_name(updates): one for updates, one in seen.items() if one is not None}
     if fit is None:
         return Forecast(measured.name, lr, warmup, None, {}, (NOTHING,), measured, "", known)

@@ -14,7 +14,7 @@ from stabilitylab.commands._forecasts import lines
 from stabilitylab.commands.recommend import standing
 from stabilitylab.forecast import fitting, forecast, trials
 from stabilitylab.forecast.fitting import FEATURES, TRIAL, Cover, Line
-from stabilitylab.forecast.known import Known, Ledger
+from stabilitylab.forecast.known import Known, KnownEdges
 
 TINY = [
     *("--depth", "4", "--d-model", "16", "--set", "model.d_ffn=24", "--set", "model.heads=2"),
@@ -115,8 +115,8 @@ def test_the_reference_model_with_a_fit(run) -> None:
 def test_an_edge_that_is_known_is_told_first(run, monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["--arch", "postln", "--lr", "1e-3", "--warmup", "40", *TINY]
     facts = json.loads(run("forecast", *given, "--json", "-q")[1])["forecasts"][0]["facts"]
-    edges = Ledger("a text", facts["baseline"], [Known(facts["design"], 40, 2e-3, 4e-3, 3)])
-    monkeypatch.setattr("stabilitylab.forecast.ledger", lambda: edges)
+    edges = KnownEdges("a text", facts["baseline"], [Known(facts["design"], 40, 2e-3, 4e-3, 3)])
+    monkeypatch.setattr("stabilitylab.forecast.known_edges", lambda: edges)
     code, out, _ = run("forecast", *given)
     assert code == 0
     assert out.splitlines()[:2] == [

@@ -14,7 +14,7 @@ from scipy.optimize import approx_fprime
 from stabilitylab.errors import InputError
 from stabilitylab.forecast import fitting
 from stabilitylab.forecast.fitting import FEATURES, TRIAL, Cover, Fitted, Line, features, fit, fitted
-from stabilitylab.forecast.known import Known, Ledger, ledger
+from stabilitylab.forecast.known import Known, KnownEdges, known_edges
 from stabilitylab.forecast.measuring import Measured
 from stabilitylab.forecast.telling import NOTHING, forecast
 from stabilitylab.forecast.trials import Trial, Trials
@@ -153,7 +153,7 @@ def test_a_little_outside_is_inside_but_not_for_depth() -> None:
 
 
 def test_an_edge_that_is_known_goes_before_what_is_forecast() -> None:
-    edges = Ledger("a text", 5.5, [Known("abc", 40, 2e-3, 4e-3, 3), Known("abc", 0, 0.0, 1e-3, 1)])
+    edges = KnownEdges("a text", 5.5, [Known("abc", 40, 2e-3, 4e-3, 3), Known("abc", 0, 0.0, 1e-3, 1)])
     own = measured(design="abc", baseline=5.51)
     for lr, word, risk in ((1e-3, "trains", 0), (3e-3, "near the edge", 0.5), (5e-3, "fails", 1)):
         for one in (made(), None):
@@ -170,10 +170,10 @@ def test_an_edge_that_is_known_goes_before_what_is_forecast() -> None:
 
 
 def test_known_edges_are_read_as_they_were(tmp_path: Path) -> None:
-    own = Ledger("a text", 5.5, [Known("abc", 40, 2e-3, math.inf, 3), Known("abc", 0, 0.0, 1e-3, 1)])
+    own = KnownEdges("a text", 5.5, [Known("abc", 40, 2e-3, math.inf, 3), Known("abc", 0, 0.0, 1e-3, 1)])
     own.write(tmp_path / "known.json")
-    assert ledger(tmp_path / "known.json") == own
-    assert ledger(tmp_path / "none.json") is None
+    assert known_edges(tmp_path / "known.json") == own
+    assert known_edges(tmp_path / "none.json") is None
     assert [one.sentence() for one in own.edges] == [
         "trained up to a rate of 0.002, failed at none (3 seeds, results/forecast)",
         "trained at no rate, failed from 0.001 on (1 seed, results/forecast)",
@@ -182,7 +182,7 @@ def test_known_edges_are_read_as_they_were(tmp_path: Path) -> None:
         path = tmp_path / f"{len(text)}.json"
         path.write_text(text)
         with pytest.raises(InputError, match="holds no edges that can be read"):
-            ledger(path)
+            known_edges(path)
 
 
 def test_without_a_fit_nothing_is_forecast() -> None:

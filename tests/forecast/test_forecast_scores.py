@@ -326,7 +326,7 @@ def test_the_edge_of_trials_is_read_from_their_file(scripts: Any, tmp_path: Path
 
 def test_edges_that_are_known_are_stored_with_their_design(scripts: Any, tmp_path: Path) -> None:
     from stabilitylab.config import parse_set, resolve
-    from stabilitylab.forecast.known import design, ledger
+    from stabilitylab.forecast.known import design, known_edges
 
     keys = "arch,layers,warmup,seed,shift,k,lr,outcome,unigram"
     runs = [
@@ -337,7 +337,7 @@ def test_edges_that_are_known_are_stored_with_their_design(scripts: Any, tmp_pat
     ]
     (tmp_path / "runs.csv").write_text("\n".join([keys, *runs, ""]))
     scripts.fit.known(tmp_path).write(tmp_path / "known.json")
-    found = ledger(tmp_path / "known.json")
+    found = known_edges(tmp_path / "known.json")
     assert found is not None
     assert [(one.warmup, one.low, one.high, one.seeds) for one in found.edges] == [
         (40, 0.00169, 0.00286, 2),
