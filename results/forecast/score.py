@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import truth
 from loading import CASE, Case, Tables, case_of, cases, load, ranges, true_edges, weights, x_of
 from measures import (
     CELL,
@@ -276,14 +277,21 @@ def judged(tables: Tables) -> tuple[Scores, pd.DataFrame]:
     """The judgement, and the edges by case, on the runs that fits are made from."""
     own = tables.only(lambda rows: rows["shift"] == 0)
     grid, edges = left_out(own)
-    lacking = tuple(f"{arch} of {layers} layers" for arch, layers in own.lacking if layers in set(own.grid["layers"]))
-    return scores(grid, edges, by_loss(own), lacking), edges
+    return scores(grid, edges, by_loss(own), lacking(own)), edges
+
+
+def lacking(tables: Tables) -> tuple[str, ...]:
+    depths = {*tables.grid["layers"]}
+    return tuple(f"{arch} of {layers} layers" for arch, layers in tables.lacking if layers in depths)
 
 
 def final(tables: Tables) -> Scores:
-    """The final test: other depths and other rates, by what was fitted to the rest."""
+    """The final test: other depths and other rates, by what was fitted to the rest; whole architectures."""
     train, test = (tables.only(lambda rows, k=keep: (rows["shift"] == 0) == k) for keep in (True, False))
-    return replace(scores(*forecast(train, test, FINALISTS)), final=True)
+    warmups = test.edges.groupby("arch")["warmup"].nunique()
+    whole = warmups.index[warmups == len(truth.WARMUPS)]
+    test = test.only(lambda rows: rows["arch"].isin(whole))
+    return replace(scores(*forecast(train, test, FINALISTS), lacking=lacking(test)), final=True)
 
 
 def main() -> None:

@@ -239,13 +239,19 @@ def test_what_cannot_be_told_and_what_has_no_number_is_left_out(scripts: Any, tm
     assert "In no row, since not every predictor has a number: b of 12 layers" in scripts.score.judged(tables)[0].text
 
 
+def with_final_test(folder: Path, scripts: Any) -> dict[str, pd.DataFrame]:
+    """Tables of which a half are rates between those of the grid."""
+    write(folder, scripts.truth, told_by_the_range_test)
+    first = {name: pd.read_csv(folder / f"{name}.csv") for name in ("runs", "course")}
+    write(folder, scripts.truth, told_by_the_range_test, shift=0.5)
+    both = {name: pd.concat([table, pd.read_csv(folder / f"{name}.csv")]) for name, table in first.items()}
+    for name, table in both.items():
+        table.to_csv(folder / f"{name}.csv", index=False)
+    return both
+
+
 def test_the_final_test_is_forecast_by_the_other_runs(scripts: Any, tmp_path: Path) -> None:
-    write(tmp_path, scripts.truth, told_by_the_range_test)
-    first = {name: pd.read_csv(tmp_path / f"{name}.csv") for name in ("runs", "course")}
-    write(tmp_path, scripts.truth, told_by_the_range_test, shift=0.5)
-    for name, table in first.items():
-        both = pd.concat([table, pd.read_csv(tmp_path / f"{name}.csv")])
-        both.to_csv(tmp_path / f"{name}.csv", index=False)
+    with_final_test(tmp_path, scripts)
     tables = scripts.loading.load(tmp_path)
     found = scripts.score.final(tables)
     assert found.each[scripts.score.NINE].within == 1
@@ -253,6 +259,14 @@ def test_the_final_test_is_forecast_by_the_other_runs(scripts: Any, tmp_path: Pa
     assert "**Known architectures at another depth and other rates**" in found.text
     assert "frequency" not in found.text.replace(scripts.score.NOTES, "")
     assert scripts.score.judged(tables)[1]["true"].notna().sum() == len(ARCHS) * 4  # without the test's
+
+
+def test_the_final_test_waits_for_both_warm_ups_of_an_architecture(scripts: Any, tmp_path: Path) -> None:
+    both = with_final_test(tmp_path, scripts)
+    runs = both["runs"]
+    runs[(runs["arch"] != "b") | (runs["shift"] == 0) | (runs["warmup"] > 0)].to_csv(tmp_path / "runs.csv", index=False)
+    found = scripts.score.final(scripts.loading.load(tmp_path))
+    assert len(ARCHS) > found.archs == len(ARCHS) - 1
 
 
 def test_the_rival_that_sees_the_loss_after_30_updates(scripts: Any, tmp_path: Path) -> None:
