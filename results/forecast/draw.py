@@ -21,33 +21,34 @@ from stabilitylab.reports.base import Map, Panel, Picture
 from stabilitylab.reports.paper import write
 
 Case = tuple[str, int, int]  # architecture, layers, warm-up
+Found = Sequence[tuple[Cell, Edge]]  # of each seed
 
 
-def edges(path: Path) -> dict[Case, list[Edge]]:
-    """The edges that are known, of each seed; the final test, whose rates lie between the grid's, apart."""
-    found: dict[Case, list[Edge]] = {}
+def edges(path: Path) -> dict[Case, Found]:
+    """The edges that are known."""
+    found: dict[Case, list[tuple[Cell, Edge]]] = {}
     for cell, own in sorted(known(path).items(), key=lambda one: one[0].seed):
-        if cell.shift == 0 and (edge := truth.edge(own)).done:
-            found.setdefault((cell.arch, cell.layers, cell.warmup), []).append(edge)
-    return found
+        if (edge := truth.edge(own)).done:
+            found.setdefault((cell.arch, cell.layers, cell.warmup), []).append((cell, edge))
+    return {**found}
 
 
-def middle(seeds: Sequence[Edge]) -> tuple[float, str]:
+def middle(seeds: Found) -> tuple[float, str]:
     """(rate, sign): the geometric mean over seeds; of a seed that fails nowhere, or trains nowhere, the last rate seen,
     with the sign that says so."""
-    cell, ends, sign = Cell("", 0, 0, 0), [], ""
-    for edge in seeds:
+    ends, sign = [], ""
+    for cell, edge in seeds:
         if math.isinf(edge.high):
             end, sign = math.log10(cell.rate(int(edge.low))), ">"
         elif math.isinf(edge.low):
             end, sign = math.log10(cell.rate(int(edge.high))), sign or "<"
         else:
-            end = edge.middle
+            end = cell.middle(edge)
         ends.append(end)
     return 10 ** float(np.mean(ends)), sign
 
 
-def picture(found: Mapping[Case, Sequence[Edge]]) -> Picture:
+def picture(found: Mapping[Case, Found]) -> Picture:
     """Architectures as rows, by the edge in the fullest column; depths, with warm-up and without, as columns."""
     cells = {case: middle(own) for case, own in found.items()}
     columns = sorted({case[1:] for case in cells}, key=lambda column: (column[0], -column[1]))

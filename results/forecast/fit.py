@@ -17,7 +17,6 @@ import pandas as pd
 import score
 from loading import Tables, load
 from measures import spread
-from truth import Cell
 
 from stabilitylab.forecast.fitting import FILE, Cover, Fitted
 from stabilitylab.forecast.known import FILE as KNOWN
@@ -43,13 +42,15 @@ def fitted(folder: Path) -> Fitted:
     tables = load(folder).only(lambda rows: rows["shift"] == 0)
     found, edges = score.judged(tables)
     name = score.chosen(found)
+    final = last(folder)
     return Fitted(
-        version=f"2 ({len(tables.runs)} runs)",
+        version=f"3 ({len(tables.runs)} runs)",
         line=score.fitted(tables, score.COMMAND[name]),
         cover=cover(folder, tables, score.COMMAND[name]),
         spread=spread(edges, name),
-        errors=sentence(found, name),
-        goal=name in found.goals and found.goals[name].reached,
+        errors=sentence(found, name, final),
+        goal=reached(found, name),
+        final_goal=None if final is None else reached(final[1], name),
         runs=len(tables.runs),
         archs=sorted(set(tables.runs["arch"])),
     )
@@ -58,30 +59,54 @@ def fitted(folder: Path) -> Fitted:
 WORDS = {score.NINE: "nine predictors", score.RANGE: "a range test", score.TRIALS: "trials of 150 updates"}
 
 
-def sentence(found: score.Scores, name: str) -> str:
+def reached(found: score.Scores, name: str) -> bool:
+    return name in found.goals and found.goals[name].reached
+
+
+def last(folder: Path) -> tuple[str, score.Scores] | None:
+    """The depths of the final test, and its scores; None where it was not made."""
+    tables = load(folder, score.FINAL)
+    depths = sorted({*tables.edges.loc[tables.edges["shift"] != 0, "layers"]})
+    return (" and ".join(map(str, depths)), score.final(tables)) if depths else None
+
+
+def sentence(found: score.Scores, name: str, final: tuple[str, score.Scores] | None = None) -> str:
+    """What forecasts by ``name`` are worth: on architectures left out, and on the final test."""
     own, others = found.each[name], found.each[score.FREQUENCY]
     best = next(iter(found.goals.values()))
     rival = found.each[best.best].auc if best.best in found.each else found.each[score.NINE].auc - best.gain[0]
     second = f" (made when {WORDS[score.NINE]} had missed the goals: {found.each[score.NINE].median:.2f})"
-    return (
+    told = (
         f"by {WORDS[name]}{second * (name == score.TRIALS)} the edge is off by a factor of {own.median:.2f} (median; "
         f"the median edge of the other architectures: {others.median:.2f}), within 2 for {own.within:.0%} of the "
         f"{found.archs} with one inside the grid; of one that fails and one that trains at the same depth, rate and "
-        f"warm-up it names the right one {own.auc:.0%} of the time (the best simple rule, {best.best}: {rival:.0%})."
+        f"warm-up it names the right one {own.auc:.0%} of the time (the best simple rule, {best.best}: {rival:.0%}). "
+        f"This {_goals(found, name)} that were set beforehand."
+    )
+    if final is None:
+        return told
+    layers, test = final
+    own = test.each[name]
+    return (
+        f"{told} On the final test, {layers} layers, which no fit had seen: off by a factor of {own.median:.2f}, "
+        f"within 2 for {own.within:.0%} of {test.archs} (the goal is {score.SHARE:.0%}), the right one {own.auc:.0%} "
+        f"of the time; this {_goals(test, name)}."
     )
 
 
+def _goals(found: score.Scores, name: str) -> str:
+    return f"{'reaches' if reached(found, name) else 'misses'} the goals"
+
+
 def known(folder: Path) -> KnownEdges:
-    """The edges that all seeds of a case have, with what they are edges of."""
-    rows = pd.read_csv(folder / "runs.csv")
-    rows = rows[rows["shift"] == 0]
+    """The edges that all seeds of a case have, with what they are edges of; those of the final test, too."""
     found = []
-    for (arch, layers, warmup), own in draw.edges(folder / "runs.csv").items():
-        cell = Cell(arch, layers, warmup, 0)
-        rates = [(cell.rate(int(k)) if math.isfinite(k) else k, n) for edge in own for n, k in enumerate(edge[:2])]
-        low, high = (min(r for r, n in rates if n == 0), max(r for r, n in rates if n == 1))
-        found.append(Known(design(make.config(cell, 0, "synthetic")), warmup, max(low, 0.0), high, len(own)))
-    return KnownEdges("Multi30k, German to English", float(rows["unigram"].median()), found)
+    for (*_, warmup), own in draw.edges(folder / "runs.csv").items():
+        low = min(cell.rate(int(edge.low)) if math.isfinite(edge.low) else 0.0 for cell, edge in own)
+        high = max(cell.rate(int(edge.high)) if math.isfinite(edge.high) else math.inf for cell, edge in own)
+        found.append(Known(design(make.config(own[0][0], 0, "synthetic")), warmup, low, high, len(own)))
+    baseline = float(pd.read_csv(folder / "runs.csv")["unigram"].median())
+    return KnownEdges("Multi30k, German to English", baseline, found)
 
 
 def main() -> None:

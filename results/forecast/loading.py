@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,11 @@ class Tables:
         return Tables(**{**own, **kept})
 
 
-def load(folder: Path) -> Tables:
-    """Raises SystemExit for what two lines of predictors.csv say, and for a run without a course."""
+def load(folder: Path, seeds: Collection[int] = truth.SEEDS) -> Tables:
+    """Of these seeds alone. Raises SystemExit for what two lines of predictors.csv say, and for a run without a
+    course."""
     runs = pd.read_csv(folder / "runs.csv").drop_duplicates([*SEED, "k"], keep="last")
+    runs = runs[runs["seed"].isin(seeds)]
     predictors = pd.read_csv(folder / "predictors.csv")
     if predictors.duplicated(["arch", "layers"]).any():
         raise SystemExit(f"{folder / 'predictors.csv'} has two lines of one architecture and depth: keep one.")
@@ -66,8 +68,7 @@ def load(folder: Path) -> Tables:
         if not edge.done:
             continue
         place = dict(zip(SEED, key, strict=True))  # type: ignore[arg-type]
-        middle = edge.middle + math.log10(truth.RATIO) * cell.shift
-        edges.append({**place, "low": edge.low, "high": edge.high, "edge": middle, "runs": len(own)})
+        edges.append({**place, "low": edge.low, "high": edge.high, "edge": cell.middle(edge), "runs": len(own)})
         grid += [
             {**place, "k": k, "rate": math.log10(cell.rate(k)), "fails": float(k >= edge.high)}
             for k in range(truth.LOWEST, truth.HIGHEST + 1)

@@ -25,10 +25,6 @@ import page_blocks
 
 PAGES = (HERE.parents[1] / "docs" / "forecast.md",)
 NOT_YET = "**Nothing is forecast yet**: the edges to which forecasts will be fitted are being looked for."
-REACHED = "This reaches the goals that were set beforehand."
-MISSED = (
-    "**It misses the goals that were set beforehand**: P(fails) is a guess of that quality; the evidence is measured."
-)
 NO_SCORES = "Not there yet: too few edges are known."
 NO_FINAL = "Not made yet."
 
@@ -39,7 +35,7 @@ class Ledger:
     def __init__(self, folder: Path = HERE, fit: Path = FILE) -> None:
         self._folder, self._fit = folder, fit
         self.blocks: page_blocks.Blocks = {
-            one.__name__: one for one in (self.worth, self.known, self.scores, self.final)
+            one.__name__: one for one in (self.worth, self.known, self.scores, self.new, self.final)
         }
 
     def worth(self) -> list[str]:
@@ -47,7 +43,7 @@ class Ledger:
         fit = fitted(self._fit)
         if fit is None:
             return [NOT_YET]
-        return [f"**What it is worth.** On architectures left out: {fit.errors} {REACHED if fit.goal else MISSED}"]
+        return [f"**What it is worth.** On architectures left out: {fit.errors}"]
 
     def known(self) -> list[str]:
         """Which edges are known."""
@@ -64,6 +60,9 @@ class Ledger:
 
     def scores(self) -> list[str]:
         return self._written("scores.md", NO_SCORES)
+
+    def new(self) -> list[str]:
+        return self._written("new-seeds.md", NO_SCORES)
 
     def final(self) -> list[str]:
         return self._written("final.md", NO_FINAL)

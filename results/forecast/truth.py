@@ -45,6 +45,11 @@ class Cell:
     def rate(self, k: int) -> float:
         return float(f"{1e-3 * RATIO ** (k + self.shift):.3g}")
 
+    def middle(self, edge: Edge) -> float:
+        """log10 of the rate half way between the edge's ends; NaN where one side is open."""
+        inside = math.isfinite(edge.low) and math.isfinite(edge.high)
+        return -3 + math.log10(RATIO) * ((edge.low + edge.high) / 2 + self.shift) if inside else math.nan
+
 
 class Judged(NamedTuple):
     """How a run stood after ``updates``: state by stabilitylab.verdict, gap to the unigram baseline [nats]."""
@@ -132,12 +137,6 @@ class Edge(NamedTuple):
     low: float
     high: float
     done: bool
-
-    @property
-    def middle(self) -> float:
-        """log10 of the rate half way, of a cell without shift; NaN where one side is open."""
-        inside = math.isfinite(self.low) and math.isfinite(self.high)
-        return -3 + math.log10(RATIO) * (self.low + self.high) / 2 if inside else math.nan
 
 
 def edge(known: Mapping[int, Outcome]) -> Edge:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ..forecast import Fitted, Forecast
 
 Stack = Literal["encoder-decoder", "encoder", "decoder"]
-MISSES = " This misses the goals that were set beforehand."
-REACHES = " This reaches the goals that were set beforehand."
 LAYERS = "Layers in all: 36 is 18 encoder and 18 decoder layers."
 DEPTH = typer.Option(help=LAYERS)
 LR = typer.Option(help="Peak learning rate.", show_default="by preset")
@@ -113,5 +111,5 @@ def about(fit: Fitted | None) -> str:
         )
     return (
         f"Fit {fit.version}, of {fit.runs} runs of {len(fit.archs)} architectures. On architectures left out: "
-        f"{fit.errors}{REACHES if fit.goal else MISSES}"
+        f"{fit.errors}"
     )

@@ -127,7 +127,8 @@ class Cover:
 @dataclass(frozen=True)
 class Fitted:
     """A line with its cover. ``spread``: decades that hold 80 % of the errors of edges of architectures left out;
-    ``errors``: these errors in a sentence; ``goal``: whether the goals that were set before were reached."""
+    ``errors``: what it is worth, in sentences; ``goal``: whether the goals that were set before were reached on
+    architectures left out, ``final_goal``: at a depth that no fit had seen, None where that was not tried."""
 
     version: str
     line: Line
@@ -135,6 +136,7 @@ class Fitted:
     spread: float
     errors: str
     goal: bool
+    final_goal: bool | None
     runs: int
     archs: Sequence[str]
 

@@ -98,8 +98,9 @@ def cover() -> Cover:
 
 def made(**more: Any) -> Fitted:
     line = Line([*FEATURES], [0.0] * 9, [1.0] * 9, 0.0, [1.0, *[0.0] * 8], 0.1)  # the edge is range_end
-    own = {"spread": 0.2, "errors": "off by a factor of 1.5.", "goal": False, "runs": 9, "archs": ["postln"]}
-    return Fitted(**{"version": "1 (9 runs)", "line": line, "cover": cover(), **own, **more})
+    own = {"spread": 0.2, "errors": "off by a factor of 1.5.", "goal": False, "final_goal": None}
+    own |= {"version": "1 (9 runs)", "runs": 9, "archs": ["postln"]}
+    return Fitted(**{"line": line, "cover": cover(), **own, **more})
 
 
 def measured(numbers: dict[str, float] | None = None, **facts: Any) -> Measured:
