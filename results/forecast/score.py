@@ -295,8 +295,10 @@ def lacking(tables: Tables) -> tuple[str, ...]:
 
 
 def final(tables: Tables) -> Scores:
-    """The final test: other depths and other rates, by what was fitted to the rest; whole architectures."""
-    train, test = (tables.only(lambda rows, k=keep: (rows["shift"] == 0) == k) for keep in (True, False))
+    """The final test: other depths and other rates, by what was fitted to those of the first stage; whole
+    architectures."""
+    train = tables.only(lambda rows: (rows["shift"] == 0) & rows["layers"].isin(truth.STAGES["first"][1]))
+    test = tables.only(lambda rows: rows["shift"] != 0)
     warmups = test.edges.groupby("arch")["warmup"].nunique()
     whole = warmups.index[warmups == len(truth.WARMUPS)]
     test = test.only(lambda rows: rows["arch"].isin(whole))

@@ -76,13 +76,11 @@ def test_readme_says_what_a_forecast_is_worth() -> None:
     assert said in row
     if stored is None:
         return
-    found = re.search(
-        r"off by a factor of (\S+) \(median; the median edge of the other architectures: (\S+)\)", stored.errors
-    )
+    found = re.search(r"off by a factor of (\S+) \(median; the median edge of the others: (\S+)\)", stored.errors)
     assert found
     off, others = found.groups()
     assert f"off by a factor of {off}, that of the median of the others by {others}" in row
-    test = re.search(r"final test, (\d+) layers, .* within 2 for (\d+)% of \d+ \(the goal is (\d+)%\)", stored.errors)
+    test = re.search(r"At (\d+) layers, .* within 2 for (\d+)% of \d+ \(goal: (\d+)%\)", stored.errors)
     assert test
     layers, near, goal = test.groups()
     words = f"at {layers} layers it misses its goal: within 2 for {near} % of them, not {goal} %"

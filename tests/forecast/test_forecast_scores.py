@@ -321,8 +321,8 @@ def test_a_fit_says_what_the_final_test_said(scripts: Any, tmp_path: Path) -> No
     with_final_test(tmp_path, scripts)
     found = scripts.fit.fitted(tmp_path)
     assert re.search(
-        r"On the final test, 12 and 36 layers, which no fit had seen: off by a factor of 1\.\d+, within 2 for 100% "
-        r"of 10 \(the goal is 80%\), the right one \d+% of the time; this misses the goals\.$",  # rivals know as much
+        r"At 12 and 36 layers, which no fit had seen \(the final test\): off by 1\.\d+, within 2 for 100% of 10 "
+        r"\(goal: 80%\), the right one \d+% of the time; this misses the goals\.$",  # rivals know as much
         found.errors,
     )
     assert found.final_goal is False
@@ -348,11 +348,14 @@ def test_trials_that_tell_the_edge_reach_the_goals_and_are_stored(scripts: Any, 
     course.assign(losses="8 5.5 5.5").to_csv(tmp_path / "course.csv", index=False)  # no rival knows it
     scores = scripts.score.judged(scripts.loading.load(tmp_path))[0]
     found = scripts.fit.fitted(tmp_path)
-    assert found.errors.startswith("by trials of 150 updates (made when nine predictors had missed the goals: ")
+    assert found.errors.startswith("by trials of 150 updates the edge is off by a factor of ")
     assert found.line.names == TRIAL
     assert {*found.cover.between} == {"trial", "layers", "warmup"}
     assert found.goal
-    assert found.errors.endswith("This reaches the goals that were set beforehand.")
+    assert re.search(
+        r"This reaches the goals that were set beforehand; nine predictors, tried first, missed them \(\d\.\d\d\)\.$",
+        found.errors,
+    )
     assert "**By trials the goals are reached**" in scores.text
     assert "**By nine predictors the goals are missed**" in scores.text
 
