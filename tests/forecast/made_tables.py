@@ -60,6 +60,17 @@ def write(folder: Path, truth: ModuleType, edge: Edge, seed: int = 0, shift: flo
     pd.DataFrame(measured.values()).to_csv(folder / "predictors.csv", index=False)
 
 
+def with_final_test(folder: Path, truth: ModuleType) -> dict[str, pd.DataFrame]:
+    """Tables of which a half are rates between those of the grid."""
+    write(folder, truth, told_by_the_range_test)
+    first = {name: pd.read_csv(folder / f"{name}.csv") for name in ("runs", "course")}
+    write(folder, truth, told_by_the_range_test, shift=0.5)
+    both = {name: pd.concat([table, pd.read_csv(folder / f"{name}.csv")]) for name, table in first.items()}
+    for name, table in both.items():
+        table.to_csv(folder / f"{name}.csv", index=False)
+    return both
+
+
 def told_by_the_range_test(numbers: dict[str, float], layers: int, warmup: int) -> float:
     """An edge that the predictors know: the range test's, lower without warm-up and at depth."""
     return numbers["range_end"] - 0.3 * (warmup == 0) - 0.2 * math.log10(layers / 12)

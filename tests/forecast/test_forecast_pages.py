@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
-from loose_scripts import scripts_of
 from made_tables import told_by_the_range_test, write
 
 from stabilitylab.forecast import fitted
@@ -18,12 +14,6 @@ from stabilitylab.forecast import fitted
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "results" / "forecast"
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
-
-
-@pytest.fixture(scope="module")
-def scripts() -> Iterator[Any]:
-    with scripts_of("results/forecast") as load:
-        yield SimpleNamespace(**{name: load(name) for name in ("fit", "loading", "score", "tell", "truth")})
 
 
 def apart(text: str) -> tuple[str, list[float]]:
