@@ -75,12 +75,13 @@ def sentence(found: score.Scores, name: str, final: tuple[str, score.Scores] | N
     own, others = found.each[name], found.each[score.FREQUENCY]
     best = next(iter(found.goals.values()))
     rival = found.each[best.best].auc if best.best in found.each else found.each[score.NINE].auc - best.gain[0]
-    first = f"; {WORDS[score.NINE]}, tried first, missed them ({found.each[score.NINE].median:.2f})"
+    first = f"; {WORDS[score.NINE]}, tried first, are off by {found.each[score.NINE].median:.2f}"
     told = (
         f"by {WORDS[name]} the edge is off by a factor of {own.median:.2f} (median; the median edge of the others: "
-        f"{others.median:.2f}), within 2 for {own.within:.0%} of {found.archs}; of one that fails and one that trains "
-        f"it names the right one {own.auc:.0%} of the time (the best simple rule, {best.best}: {rival:.0%}). This "
-        f"{_goals(found, name)} that were set beforehand{first * (name == score.TRIALS)}."
+        f"{others.median:.2f}), within 2 for {own.within:.0%} of {found.archs} (goal: {score.SHARE:.0%}); of one that "
+        f"fails and one that trains it names the right one {own.auc:.0%} of the time (the best simple rule, "
+        f"{best.best}: {rival:.0%}). This {_goals(found, name)} that were set beforehand"
+        f"{first * (name == score.TRIALS)}."
     )
     if final is None:
         return told
@@ -88,8 +89,7 @@ def sentence(found: score.Scores, name: str, final: tuple[str, score.Scores] | N
     own = test.each[name]
     return (
         f"{told} At {layers} layers, which no fit had seen (the final test): off by {own.median:.2f}, within 2 for "
-        f"{own.within:.0%} of {test.archs} (goal: {score.SHARE:.0%}), the right one {own.auc:.0%} of the time; this "
-        f"{_goals(test, name)}."
+        f"{own.within:.0%} of {test.archs}, the right one {own.auc:.0%} of the time; this {_goals(test, name)}."
     )
 
 

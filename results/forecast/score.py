@@ -14,6 +14,7 @@ import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean as mean
 from typing import NamedTuple
@@ -286,7 +287,24 @@ def judged(tables: Tables) -> tuple[Scores, pd.DataFrame]:
     """The judgement, and the edges by case, on the runs that fits are made from."""
     own = tables.only(lambda rows: rows["shift"] == 0)
     grid, edges = left_out(own)
-    return scores(grid, edges, by_loss(own), lacking(own)), edges
+    found = scores(grid, edges, by_loss(own), lacking(own))
+    return replace(found, table="\n\n".join([found.table, *told_by_seeds(own.edges)])), edges
+
+
+def told_by_seeds(edges: pd.DataFrame) -> list[str]:
+    """How near to each other the edges of two seeds lie: no forecast can be expected to be nearer."""
+    apart = [
+        abs(one - other)
+        for _, own in edges.groupby(CASE)["edge"]
+        for one, other in combinations(own, 2)
+        if math.isfinite(one - other)
+    ]
+    if not apart:
+        return []
+    return [
+        f"Two seeds of one case have edges that differ by a factor of {10 ** float(np.median(apart)):.2f} (median of "
+        f"{len(apart)} pairs), at most {10 ** max(apart):.2f}."
+    ]
 
 
 def lacking(tables: Tables) -> tuple[str, ...]:

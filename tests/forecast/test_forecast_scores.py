@@ -69,6 +69,14 @@ def test_an_architecture_that_is_left_out_makes_no_forecast_of_itself(scripts: A
     assert (both[1]["a"]["true"] - both[0]["a"]["true"]).tolist() == pytest.approx([3 * math.log10(1.3)] * 4)
 
 
+def test_how_near_two_seeds_lie_to_each_other(scripts: Any) -> None:
+    edges = pd.DataFrame({"arch": [*"aaabb", "c"], "layers": 12, "warmup": 40,
+                          "edge": [-2.0, -2.1, -2.4, -3.0, math.nan, -1.0]})  # fmt: skip
+    [line] = scripts.score.told_by_seeds(edges)
+    assert "differ by a factor of 2.00 (median of 3 pairs), at most 2.51." in line  # .1, .3 and .4 decades
+    assert scripts.score.told_by_seeds(edges.drop_duplicates("arch")) == []
+
+
 def test_a_run_that_was_made_again_counts_once(scripts: Any, tmp_path: Path) -> None:
     write(tmp_path, scripts.truth, told_by_the_range_test)
     course = pd.read_csv(tmp_path / "course.csv")
