@@ -73,8 +73,8 @@ def test_readme_says_what_a_forecast_is_worth() -> None:
     off, others, near, goal, right, layers, deep = numbers.groups()
     assert (
         f"on architectures left out the edge is off by a factor of {off} (the median edge of the others: {others}), "
-        f"within 2 for {near} % of them (at {layers} layers {deep} %) where {goal} % was the goal; of two, one of which "
-        f"fails, it names that one {right} % of the time"
+        f"within 2 for {near} % of them (at {layers} layers {deep} %) where {goal} % was the goal; of two, one of "
+        f"which fails, it names that one {right} % of the time"
     ) in row
 
 
