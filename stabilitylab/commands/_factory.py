@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, StabilityLabError, UsageError
@@ -12,24 +13,31 @@ from ..errors import InputError, StabilityLabError, UsageError
 GIVES = "(model, batch, loss_fn) or (model, batch, loss_fn, optimizer), or a dict of {takes}'s arguments"
 
 
-def made_by(factory: str, command: str, takes: str, arguments: Collection[str]) -> Mapping[str, Any]:
+def made_by(
+    factory: str, command: str, takes: str, arguments: Collection[str], others: Collection[str]
+) -> Mapping[str, Any]:
     """Calls ``factory`` for a command; a tuple of three or four becomes a dict. ``arguments`` of ``takes``: what it may
-    hold."""
+    hold; ``others``: what is left out, since one function serves several commands."""
     name, colon, attribute = factory.partition(":")
     if not (name and colon and attribute):
         raise UsageError(f"{factory!r} must be PACKAGE.MODULE:FACTORY, such as mymodels.small:ready.")
     if name.endswith(".py"):
-        module = name.removesuffix(".py").replace("/", ".").lstrip(".")
+        file = Path(name)
+        if file.is_absolute():
+            raise UsageError(f"{factory!r} names a file: go to {file.parent} and write {file.stem}:{attribute}.")
+        module = ".".join(file.with_suffix("").parts)
         raise UsageError(f"{factory!r} names a file: write {module}:{attribute}.")
     sys.path.insert(0, "")  # as `python -m` does: what lies in this folder
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
-        missing = f"; it imports {error.name!r}, which is missing" if error.name not in name.split(".") else ""
-        raise InputError(f"no module {name!r} here{missing}: call {command} in the folder that holds it.") from error
+        parts = name.split(".")
+        if error.name not in {".".join(parts[:n]) for n in range(1, len(parts) + 1)}:
+            raise InputError(f"{name} imports {error.name!r}, which is not installed here.") from error
+        raise InputError(f"no module {name!r} here: call {command} in the folder that holds it.") from error
     except StabilityLabError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"importing {name} failed: {type(error).__name__}: {error} (-v shows where).") from error
     function = getattr(module, attribute, None)
     if not callable(function):
@@ -39,14 +47,14 @@ def made_by(factory: str, command: str, takes: str, arguments: Collection[str]) 
         given = function()
     except StabilityLabError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{factory} failed: {type(error).__name__}: {error} (-v shows where).") from error
     if isinstance(given, tuple) and len(given) in (3, 4):
         return dict(zip(("model", "batch", "loss_fn", "optimizer"), given, strict=False))
     if isinstance(given, Mapping) and {"model", "batch", "loss_fn"} <= set(given):
-        if foreign := sorted(set(given) - set(arguments)):
+        if foreign := sorted(set(given) - {*arguments, *others}):
             known = ", ".join(sorted(arguments))
             raise UsageError(f"{factory} returned {foreign[0]!r}, which is no argument of {takes}: it takes {known}.")
-        return given
+        return {key: value for key, value in given.items() if key in arguments}
     gives = GIVES.format(takes=takes)
     raise UsageError(f"{factory} returned {type(given).__name__}: it must return {gives}.")

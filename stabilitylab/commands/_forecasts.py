@@ -12,7 +12,7 @@ import typer
 from ..errors import UsageError
 
 if TYPE_CHECKING:
-    from ..forecast import Fitted, Forecast
+    from ..forecast import Candidate, Fitted, Forecast
 
 Stack = Literal["encoder-decoder", "encoder", "decoder"]
 LAYERS = "Layers in all: 36 is 18 encoder and 18 decoder layers."
@@ -71,11 +71,22 @@ def of_archs(
     device = resolve_device(first.train)
     dataset = load_data(first.data, stack=first.model.stack)
     need = room.estimate(configs, dataset, device)
+    candidates = [room.reference(config, dataset, device) for config in configs]
+    notes += before(candidates[0], first.train.warmup)
     if not quiet:
         print("\n".join([*notes, need.sentence()]), file=sys.stderr)
-    for config in configs:
-        measured = room.measure(room.reference(config, dataset, device), config.train.warmup)
+    for config, candidate in zip(configs, candidates, strict=True):
+        measured = room.measure(candidate, config.train.warmup)
         yield room.forecast(measured, config.train.lr, config.train.warmup, room.fitted(), room.known_edges())
+
+
+def before(candidate: Candidate, warmup: int) -> list[str]:
+    """What is known not to be forecast before minutes are spent on it."""
+    from .. import forecast as room
+
+    fit = room.fitted()
+    misses = fit.cover.misses_before(candidate.facts, warmup) if fit else []
+    return [f"Nothing will be forecast, since {'; '.join(misses)}: what follows is measured."] if misses else []
 
 
 def lines(one: Forecast) -> list[str]:
@@ -89,8 +100,11 @@ def lines(one: Forecast) -> list[str]:
         head += ", by runs of this very design"
     elif one.fails is not None:
         head += f", P(fails) {one.fails.value:.2f} [{one.fails.low:.2f}, {one.fails.high:.2f}]"
+    elif (tried := own.trials.get(one.warmup)) is not None:
+        head += f"; {tried.sentence}"
     found = [head]
     found += [f"  with {name} {edge.sentence()}" for name, edge in one.known.items()]
+    found += [f"  on another text, {one.text}, with {name} {edge.sentence()}" for name, edge in one.elsewhere.items()]
     found += [f"  since {reason}" for reason in one.why_not if one.seen is None]
     rates = {name: f"{rate.value:.2g} [{rate.low:.2g}, {rate.high:.2g}]" for name, rate in one.critical.items()}
     rates = {name: rate for name, rate in rates.items() if name not in one.known}
@@ -102,14 +116,10 @@ def lines(one: Forecast) -> list[str]:
     return [*found, f"  took {own.seconds / 60:.1f} minutes ({own.cpu_seconds / 60:.1f} of processor time); {cost}"]
 
 
-def about(fit: Fitted | None) -> str:
-    """What forecasts are worth, in a line or two."""
+def about(fit: Fitted | None, told: Sequence[Forecast]) -> str:
+    """What the forecasts among these are worth; "" where there are none."""
     if fit is None:
-        return (
-            "No fit is stored yet, so that nothing is forecast: what stands above is measured. The edges that it will "
-            "be fitted to are being looked for (docs/forecast.md)."
-        )
-    return (
-        f"Fit {fit.version}, of {fit.runs} runs of {len(fit.archs)} architectures. On architectures left out: "
-        f"{fit.errors}"
-    )
+        return "No fit is stored, so that nothing is forecast: what stands above is measured (docs/forecast.md)."
+    if all(one.fails is None or one.seen is not None for one in told):
+        return ""
+    return f"Fit {fit.version}, of {len(fit.archs)} architectures. On architectures left out: {fit.errors}"

@@ -31,9 +31,10 @@ def check(
     and in 9 % of those that did not (docs/preflight.md): what a first step shows is not how training ends.
     """
     from ..check import preflight
+    from ..forecast.candidate import KEYS
     from ..store.layout import plain
 
-    result = preflight(**made_by(factory, "check", "preflight", inspect.signature(preflight).parameters))
+    result = preflight(**made_by(factory, "check", "preflight", inspect.signature(preflight).parameters, KEYS))
     print(json.dumps(plain(result.as_dict())) if json_ else result.text(every))
     if not result.ok:
         raise typer.Exit(1)

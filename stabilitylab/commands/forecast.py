@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +31,12 @@ def worth() -> str:
             "Nothing is fitted yet, so that it measures and says 'cannot tell'; docs/forecast.md has how far that is."
         )
     fit = json.loads(path.read_text(encoding="utf-8"))
-    return f"On architectures left out: {fit['errors']} docs/forecast.md has the tables."
+    low, high = fit["cover"]["between"]["layers"]
+    return (
+        f"Fitted to small encoder-decoders, {fit['cover']['same']['width']} wide, of {low:g} to {high:g} layers on one "
+        "text; what is not like these gets what was measured, and 'cannot tell'. On architectures left out: "
+        f"{fit['errors']} docs/forecast.md has the tables."
+    )
 
 
 def forecast(
@@ -75,28 +82,33 @@ def forecast(
             raise UsageError("give --lr: the peak learning rate at which your model is to train.")
         if not 0 < lr < math.inf:
             raise UsageError(f"--lr {lr:g} is no learning rate: give a positive number.")
-        each = iter([_yours(factory, lr, USUAL_WARMUP if warmup is None else warmup)])
-    found = []
+        each = iter([_yours(factory, lr, USUAL_WARMUP if warmup is None else warmup, quiet)])
+    found, told = [], []
     for one in each:
         found.append(one.as_dict())
+        told.append(one)
         if not as_json:
             print("\n".join([*lines(one), ""]), flush=True)
     if as_json:
         stored = None if fit is None else {key: value for key, value in vars(fit).items() if key != "line"}
         stored = stored and {**stored, "cover": vars(stored["cover"])}
         print(json.dumps(plain({"forecasts": found, "fit": stored}), indent=2))
-    elif not quiet:
-        print(about(fit))
+    elif not quiet and (words := about(fit, told)):
+        print(words)
 
 
-def _yours(factory: str, lr: float, warmup: int) -> Forecast:
+def _yours(factory: str, lr: float, warmup: int, quiet: bool) -> Forecast:
     from .. import forecast as room
+    from ..check import preflight
     from ..forecast.candidate import KEYS
     from ..train.environment import prepare_process
     from ._factory import made_by
+    from ._forecasts import before
 
     prepare_process(1)
-    candidate = room.of_yours(factory, made_by(factory, "forecast", "forecast", KEYS))
+    candidate = room.of_yours(factory, made_by(factory, "forecast", "forecast", KEYS, signature(preflight).parameters))
+    if not quiet and (notes := before(candidate, warmup)):
+        print("\n".join(notes), file=sys.stderr)
     return room.forecast(room.measure(candidate, warmup), lr, warmup, room.fitted())
 
 

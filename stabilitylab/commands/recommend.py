@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ..forecast import Forecast
 
 BECAME = (
-    "'recommend' no longer ranks by measurements at initialisation, whose check found no order foretold: it sorts "
-    "forecasts, and says what an update costs; 'forecast' has the evidence."
+    "'recommend' sorts forecasts, which 'forecast' gives with their evidence; its ranking by measurements at "
+    "initialisation is gone."
 )
 
 
@@ -55,7 +55,7 @@ def recommend(
     for one in of_archs(depth, d_model, chosen(archs), given, quiet):
         found.append(one)
         if not quiet:
-            print(f"{len(found)}: {one.name}", file=sys.stderr)
+            print(f"measured {one.name} ({len(found)})", file=sys.stderr)
     found.sort(key=standing)
     if as_json:
         print(json.dumps(plain({"forecasts": [one.as_dict() for one in found]}), indent=2))
@@ -63,8 +63,8 @@ def recommend(
     _show(found)
     if all(math.isnan(one.risk) for one in found):
         print("Nothing could be told: the order is that of seconds an update alone, which vary from call to call.")
-    if not quiet:
-        print(f"\n{about(room.fitted())}")
+    if not quiet and (words := about(room.fitted(), found)):
+        print(f"\n{words}")
 
 
 def standing(one: Forecast) -> tuple[float, float, str]:

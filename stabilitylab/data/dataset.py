@@ -18,7 +18,7 @@ from .corpus import BOS, EOS, PAD, Corpus, Rows
 from .passage import Passage
 from .split import HELD_OUT, MASKING, ORDER, VALIDATION, split, stream
 from .text import Bounds, read_pair
-from .unigram import Unigram
+from .unigram import Unigram, entropy
 
 VALIDATION_ROWS = 64  # sentences of a batch of the validation set
 
@@ -80,10 +80,16 @@ class Dataset:
 
     def _unigram(self, batches: Iterable[Batch]) -> Unigram:
         """Scores the training set's label frequencies on the labels of ``batches``."""
-        target = self._rows.target
-        counted = target if self._stack != "encoder" else np.where(target == EOS, PAD, target)
         labels = np.concatenate([batch.labels.numpy()[batch.weight.numpy() > 0] for batch in batches])
-        return Unigram.of(counted, labels, self.target_vocab)
+        return Unigram.of(self._training_labels(), labels, self.target_vocab)
+
+    def _training_labels(self) -> np.ndarray:
+        target = self._rows.target
+        return target if self._stack != "encoder" else np.where(target == EOS, PAD, target)
+
+    def label_entropy(self) -> float:
+        """Returns the entropy of the training set's label frequencies [nats]."""
+        return entropy(self._training_labels(), self.target_vocab)
 
     def _shuffled(self, epoch: int) -> list[tuple[np.ndarray, tuple[int, ...]]]:
         random = stream(self._config.seed, ORDER, epoch)

@@ -23,7 +23,20 @@ class Unigram:
     @classmethod
     def of(cls, training: np.ndarray, held_out: np.ndarray, vocab: int) -> Unigram:
         """Counts label ids of any shape; PAD in ``training`` is no label."""
-        counts = np.bincount(training.ravel(), minlength=vocab)
-        counts[PAD] = 0
+        counts = counted(training, vocab)
         log_p = np.log((counts + 1) / (counts.sum() + vocab))
         return cls(float(-log_p[held_out].mean()), float((held_out == counts.argmax()).mean()))
+
+
+def counted(training: np.ndarray, vocab: int) -> np.ndarray:
+    """How often each label occurs; PAD is none."""
+    counts = np.bincount(training.ravel(), minlength=vocab)
+    counts[PAD] = 0
+    return counts
+
+
+def entropy(training: np.ndarray, vocab: int) -> float:
+    """Of the label frequencies [nats]: what tells one training text from another, whatever is held out beside it."""
+    counts = counted(training, vocab)
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())

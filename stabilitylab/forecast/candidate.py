@@ -25,7 +25,10 @@ from ..train.recipe import adamw, token_losses
 from .known import design
 
 IGNORED = -100  # a label that does not count, as in PyTorch and Hugging Face
-KEYS = ("model", "batch", "loss_fn", "optimizer", "batches", "held_out", "baseline", "mask", "sites", "output_site")
+KEYS = (
+    *("model", "batch", "loss_fn", "optimizer", "batches", "held_out", "baseline", "clipping", "classes", "mask"),
+    *("sites", "output_site"),
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Candidate:
     baseline: float | None
     facts: Mapping[str, Any]
     apart: bool  # whether the held-out batch is one that is not trained on
+    clipping: float = 0.0  # norm that gradients are clipped to; 0: they are not
     sites: Mapping[str, Any] = field(default_factory=dict)  # arguments of the watcher
 
 
@@ -94,16 +98,19 @@ def reference(config: Config, dataset: Dataset, device: torch.device) -> Candida
             "tokens": batch(0).tokens * train.accumulate,
             "classes": dataset.target_vocab,
             "design": design(config),
-            "baseline": dataset.unigram.cross_entropy,
+            "entropy": dataset.label_entropy(),
         },
         apart=True,
+        clipping=train.clip_norm,
     )
 
 
 def of_yours(name: str, given: Mapping[str, Any]) -> Candidate:
     """What a function of the user's returned, with the arguments of :func:`stabilitylab.preflight` and these:
     ``batches`` (to train on, one after another, again from the first one), ``held_out`` (one batch more), ``baseline``
-    (loss of a model that ignores its input; else the entropy of the labels, where batches have ``labels``).
+    (loss of a model that ignores its input; else the entropy of the labels, where batches have ``labels``); and what
+    the cover of a fit asks for, ``clipping`` (norm that gradients are clipped to; 0: they are not) and ``classes`` (of
+    the output).
 
     Raises UsageError where something is not what it has to be.
     """
@@ -116,6 +123,7 @@ def of_yours(name: str, given: Mapping[str, Any]) -> Candidate:
         baseline = entropy([*batches, held_out])
     elif not (isinstance(baseline, int | float) and math.isfinite(baseline)):
         raise UsageError(f"{name} returned baseline={baseline!r}: give the loss of a model that ignores its input.")
+    numbers = {key: _number(name, key, given[key]) for key in ("clipping", "classes") if key in given}
 
     pairs: WeakKeyDictionary[nn.Module, torch.optim.Optimizer] = WeakKeyDictionary()  # a copy and its optimizer
 
@@ -166,8 +174,10 @@ def of_yours(name: str, given: Mapping[str, Any]) -> Candidate:
             "precision": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in own.parameters()})),
             "tokens": _tokens(batches[0]),
             "device": str(device),
+            **numbers,
         },
         apart="held_out" in given,
+        clipping=float(numbers.get("clipping", 0)),
         sites={key: given[key] for key in ("sites", "output_site") if key in given},
     )
 
@@ -184,6 +194,13 @@ def entropy(batches: Sequence[Any]) -> float | None:
         return None
     shares = counts / counts.sum()
     return float(-(shares * shares.log()).sum())
+
+
+def _number(name: str, key: str, value: Any) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        what = {"clipping": "the norm that gradients are clipped to, 0 for none", "classes": "how many the output has"}
+        raise UsageError(f"{name} returned {key}={value!r}: give {what[key]}.")
+    return value
 
 
 def _device(model: Any) -> torch.device:

@@ -103,6 +103,12 @@ class Cover:
     near: Facts
     between: Mapping[str, tuple[float, float]]
 
+    def misses_before(self, facts: Facts, warmup: int) -> list[str]:
+        """The reasons that ``facts`` hold already before anything is measured."""
+        same, near = ({name: x for name, x in own.items() if name in facts} for own in (self.same, self.near))
+        own = {name: self.between[name] for name in ("layers", "warmup") if name in self.between}
+        return Cover(same, near, own if "layers" in facts else {}).misses(facts, {}, warmup)
+
     def misses(self, facts: Facts, x: Mapping[str, float], warmup: int) -> list[str]:
         """Why a case is not covered, one reason each; [] where it is."""
         found = []

@@ -23,7 +23,7 @@ TRAIN = (
     "precision",
 )
 RAMP = {"growth", "T", "t0"}  # count where the architecture has one
-SAME_TEXT = 0.05  # nats between the unigram baselines of two texts that count as one
+SAME_TEXT = 0.01  # nats between the entropies of the labels of two texts that count as one
 
 
 @dataclass(frozen=True)
@@ -55,22 +55,25 @@ class Known:
 
 @dataclass(frozen=True)
 class KnownEdges:
-    """``baseline``: the unigram cross-entropy of the text that the runs were trained on."""
+    """``entropy``: of the labels of the text that the runs were trained on [nats]."""
 
     text: str
-    baseline: float
+    entropy: float
     edges: Sequence[Known]
 
     def of(self, facts: Mapping[str, Any], warmup: int) -> Known | None:
-        """The edge of what ``facts`` describe, as :func:`.candidate.reference` gives them; None where none is known."""
-        design, baseline = facts.get("design"), facts.get("baseline")
-        if design is None or baseline is None or abs(baseline - self.baseline) > SAME_TEXT:
-            return None
+        """The edge of the design that ``facts`` describe, as :func:`.candidate.reference` gives them, on whatever text;
+        None where none is known."""
+        design = facts.get("design")
         return next((one for one in self.edges if (one.design, one.warmup) == (design, warmup)), None)
+
+    def same_text(self, facts: Mapping[str, Any]) -> bool:
+        """Whether the design of ``facts`` is to be trained on the text of the runs."""
+        return abs(facts.get("entropy", math.inf) - self.entropy) <= SAME_TEXT
 
     def write(self, path: Path) -> None:
         lines = ",\n  ".join(json.dumps(one.as_dict()) for one in self.edges)
-        head = json.dumps({"text": self.text, "baseline": self.baseline})[1:-1]
+        head = json.dumps({"text": self.text, "entropy": self.entropy})[1:-1]
         path.write_text(f'{{{head}, "edges": [\n  {lines}\n]}}\n', encoding="utf-8")
 
 
@@ -99,6 +102,6 @@ def known_edges(path: Path = FILE) -> KnownEdges | None:
             Known(**{**one, **{name: none for name, none in missing.items() if one[name] is None}})
             for one in told["edges"]
         ]
-        return KnownEdges(str(told["text"]), float(told["baseline"]), edges)
+        return KnownEdges(str(told["text"]), float(told["entropy"]), edges)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} holds no edges that can be read: install the package anew.") from error

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import UsageError
+from ..errors import InputError, UsageError
 from ..onestep.initial_model import moved, part_of
 from ..probes import Site, Sites, Watcher, evaluation, find_sites
 from ..probes.parameters.pieces import Parameters
 from ..probes.places.sites import tensor_of
 from ..schema import Cells, Row, Table
 from .candidate import Candidate
-from .ramp import held_out
+from .ramp import clip, held_out
 from .trials import Trials, trial_lines, trials
 
 RATE, UPDATES, WARM = 1e-3, 30, 40  # of the first updates; the warm-up of "with warm-up" where none is asked for
@@ -55,7 +55,15 @@ class Measured(Probes):
 
 def measure(candidate: Candidate, warmup: int = WARM) -> Measured:
     """All that is measured of one model. ``warmup``: updates of the warm-up that is asked for, beside which there are
-    trials without one (with one of ``WARM``, where it is 0)."""
+    trials without one (with one of ``WARM``, where it is 0).
+
+    Raises InputError where the loss is not finite before the first update.
+    """
+    if not math.isfinite(start := held_out(candidate, candidate.model(), 0)):
+        raise InputError(
+            f"the {_loss(candidate)} loss of {candidate.name} is {start:g} before its first update, so that it trains "
+            "at no rate: look for the layer with 'stabilitylab check'."
+        )
     began, began_cpu = time.perf_counter(), time.process_time()
     own = probe(candidate, warmup)
     found = trials(candidate, both(warmup)) if candidate.baseline is not None else {}
@@ -152,6 +160,7 @@ def first_updates(candidate: Candidate, warmup: int) -> tuple[dict[str, float], 
             loss = candidate.loss(model, t)
             loss.backward()
             watcher.step(loss=loss.detach())
+            clip(candidate, model)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             times.append(clock() - began)

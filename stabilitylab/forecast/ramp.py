@@ -77,8 +77,14 @@ def one_update(candidate: Candidate, model: torch.nn.Module, optimizer: torch.op
     model.train()
     candidate.enter(model, update)
     candidate.loss(model, update).backward()
+    clip(candidate, model)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+
+
+def clip(candidate: Candidate, model: torch.nn.Module) -> None:
+    if candidate.clipping:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), candidate.clipping)
 
 
 def held_out(candidate: Candidate, model: torch.nn.Module, row: int) -> float:

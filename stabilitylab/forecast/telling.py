@@ -27,7 +27,8 @@ class Between:
 class Forecast:
     """``fails``: P(stuck or diverged) at ``lr`` and ``warmup``, None where that cannot be told: ``why_not`` has the
     reasons. ``critical``: "warm-up 40" or "no warm-up" -> the rate at which P = 1/2; those that are covered. ``known``:
-    as those, the edge that runs of this very design were seen to have; it goes before what is forecast."""
+    as those, the edge that runs of this very design were seen to have; it goes before what is forecast. ``elsewhere``:
+    that on another text, ``text``, which is told and decides nothing."""
 
     name: str
     lr: float
@@ -38,6 +39,8 @@ class Forecast:
     measured: Measured
     version: str
     known: Mapping[str, Known] = field(default_factory=dict)
+    elsewhere: Mapping[str, Known] = field(default_factory=dict)
+    text: str = ""
 
     @property
     def rate(self) -> Between | None:
@@ -74,6 +77,7 @@ class Forecast:
             "warmup": self.warmup,
             "forecast": self.word,
             "known": {name: one.as_dict() for name, one in self.known.items()},
+            "known_on_another_text": {name: one.as_dict() for name, one in self.elsewhere.items()},
             "p_fails": None if self.fails is None else vars(self.fails),
             "critical_rate": {name: vars(one) for name, one in self.critical.items()},
             "why_not": list(self.why_not),
@@ -97,10 +101,12 @@ def forecast(
 ) -> Forecast:
     """By the edges that are known, and by the stored fit; with warm-up and without: where none is asked for, "with"
     means one of 40 updates."""
-    seen = {updates: edges.of(measured.facts, updates) for updates in both(warmup)} if edges else {}
-    known = {warm_name(updates): one for updates, one in seen.items() if one is not None}
+    found = {updates: edges.of(measured.facts, updates) for updates in both(warmup)} if edges else {}
+    seen = {warm_name(updates): one for updates, one in found.items() if one is not None}
+    same = edges is not None and edges.same_text(measured.facts)
+    told = {"known": seen if same else {}, "elsewhere": {} if same else seen, "text": edges.text if edges else ""}
     if fit is None:
-        return Forecast(measured.name, lr, warmup, None, {}, (NOTHING,), measured, "", known)
+        return Forecast(measured.name, lr, warmup, None, {}, (NOTHING,), measured, "", **told)
     critical, fails, why = {}, None, []
     for updates in both(warmup):
         x = features(measured.numbers, int(measured.facts.get("layers") or 0), updates)
@@ -114,4 +120,4 @@ def forecast(
         if updates == warmup:
             at = math.log10(lr)
             fails = Between(*(fit.line.probability(edge + shift, at) for shift in (0.0, spread, -spread)))
-    return Forecast(measured.name, lr, warmup, fails, critical, tuple(why), measured, fit.version, known)
+    return Forecast(measured.name, lr, warmup, fails, critical, tuple(why), measured, fit.version, **told)

@@ -54,6 +54,14 @@ class Trials:
         low, high = self.low or self.high / FACTOR, self.high if math.isfinite(self.high) else self.low * FACTOR
         return math.log10(low * half) if low and math.isfinite(high) else math.nan
 
+    @property
+    def sentence(self) -> str:
+        """How far up the model was seen to learn."""
+        if not self.low:
+            return f"its trials learn at no rate, the lowest being {self.high:.2g}"
+        above = f" and not at {self.high:.2g}" if math.isfinite(self.high) else ", the highest that was tried"
+        return f"its trials learn up to a rate of {self.low:.2g}{above}"
+
 
 def trials(candidate: Candidate, warmups: Sequence[int]) -> Mapping[int, Trials]:
     """Looks for the edge with each warm-up: from ``START``, then from where the one before has it.

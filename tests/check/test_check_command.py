@@ -32,6 +32,12 @@ def foreign():
 
 def failing():
     raise KeyError("weights.pt")
+
+def leaving():
+    raise SystemExit("give --config")
+
+def forecast():
+    return named() | {"batches": [named()["batch"]], "baseline": 1.0}
 """
 
 
@@ -50,6 +56,11 @@ def test_a_model_that_is_ready(run) -> None:
     assert lines[0].split()[:2] == ["layer", "||dE/dtheta||"]
     assert [line.split()[:2] for line in lines[1:4]] == [["layers", "1"], ["layers", "2"], ["layers", "3"]]
     assert "one update: loss " in out
+
+
+@pytest.mark.usefixtures("mine")
+def test_what_forecast_takes_may_stand_beside_it(run) -> None:
+    assert run("check", "mymodel:forecast")[0] == 0
 
 
 @pytest.mark.usefixtures("mine")
@@ -79,7 +90,10 @@ def test_json_is_one_object(run) -> None:
         ("mymodel:foreign", 2, "returned 'epochs', which is no argument of preflight"),
         ("mymodel:failing", 4, "failed: KeyError: 'weights.pt'"),
         ("nomodel:ready", 4, "no module 'nomodel' here: call check in the folder that holds it"),
-        ("needy:ready", 4, "it imports 'nowhere_at_all', which is missing"),
+        ("needy:ready", 4, "needy imports 'nowhere_at_all', which is not installed here"),
+        ("mymodel:leaving", 4, "mymodel:leaving failed: SystemExit: give --config"),
+        ("small/mymodel.py:ready", 2, "names a file: write small.mymodel:ready"),
+        ("/somewhere/else/mymodel.py:ready", 2, "names a file: go to /somewhere/else and write mymodel:ready"),
     ],
 )
 def test_bad_input_is_one_sentence(run, factory: str, code: int, sentence: str) -> None:

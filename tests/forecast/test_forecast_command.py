@@ -77,7 +77,7 @@ def test_the_reference_model_without_a_fit(run) -> None:
     assert out.count("trials of 20 updates with a warm-up of 40, by the held-out loss: learn at") == 2
     assert out.count("trials of 20 updates with no warm-up, by the held-out loss: learn at") == 2
     assert "postln, 4 layers, lr 0.001, warm-up 40: cannot tell" in out
-    assert "No fit is stored yet" in out
+    assert "No fit is stored, so that nothing is forecast" in out
     assert "P(fails)" not in out
 
 
@@ -96,7 +96,7 @@ def test_the_reference_model_with_a_fit(run) -> None:
     assert code == 0
     assert "postln, 4 layers, lr 1e-09, no warm-up: trains, P(fails) 0.00 [0.00, 0.00]" in out
     assert "critical rate with no warm-up and with warm-up 40, which it does not tell apart: " in out
-    assert "Fit 1 (9 runs), of 9 runs of 1 architectures. On architectures left out: off by a factor of 1.5." in out
+    assert "Fit 1 (9 runs), of 1 architectures. On architectures left out: off by a factor of 1.5." in out
     code, out, err = run("forecast", "--arch", "postln", "--lr", "10", "--json", "-q", *TINY)
     assert (code, err) == (0, "")
     document = json.loads(out)
@@ -111,10 +111,24 @@ def test_the_reference_model_with_a_fit(run) -> None:
     assert one["minutes"] > 0
 
 
+def test_a_case_that_is_not_covered_says_so_before_minutes_are_spent(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit = made(cover=Cover({"optimizer": "sgd"}, {"classes": 2000}, {"layers": (12, 36)}))
+    monkeypatch.setattr("stabilitylab.forecast.fitted", lambda: fit)
+    code, out, err = run("forecast", "--arch", "postln", "--lr", "1e-3", *TINY)
+    assert code == 0
+    misses = "optimizer is adamw (0.9, 0.98), fitted on sgd; classes are 200, fitted on about 2000; layers is 4"
+    assert err.startswith(f"Nothing will be forecast, since {misses}")
+    assert "cannot tell; its trials learn" in out
+    assert "Fit 1" not in out  # nothing was forecast that an error rate would be about
+    code, out, err = run("forecast", "mine:whole", "--lr", "1e-3")
+    assert code == 0
+    assert err.startswith("Nothing will be forecast, since optimizer is adamw (0.9, 0.95), fitted on sgd: what follows")
+
+
 def test_an_edge_that_is_known_is_told_first(run, monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["--arch", "postln", "--lr", "1e-3", "--warmup", "40", *TINY]
     facts = json.loads(run("forecast", *given, "--json", "-q")[1])["forecasts"][0]["facts"]
-    edges = KnownEdges("a text", facts["baseline"], [Known(facts["design"], 40, 2e-3, 4e-3, 3)])
+    edges = KnownEdges("a text", facts["entropy"], [Known(facts["design"], 40, 2e-3, 4e-3, 3)])
     monkeypatch.setattr("stabilitylab.forecast.known_edges", lambda: edges)
     code, out, _ = run("forecast", *given)
     assert code == 0
@@ -188,7 +202,7 @@ def test_bad_input_is_one_sentence(run, arguments: list[str], code: int, said: s
 def test_recommend_sorts_forecasts_and_says_what_became_of_it(run) -> None:
     code, out, err = run("recommend", "--archs", "postln,preln", "--lr", "0.3", *TINY)
     assert code == 0
-    assert err.startswith("'recommend' no longer ranks by measurements at initialisation")
+    assert err.startswith("'recommend' sorts forecasts, which 'forecast' gives with their evidence; its ranking")
     lines = out.splitlines()
     assert lines[0].split()[:3] == ["architecture", "forecast", "P(fails)"]
     assert {line.split()[0] for line in lines[1:3]} == {"postln", "preln"}

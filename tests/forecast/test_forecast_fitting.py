@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy.optimize import approx_fprime
 
+from stabilitylab.commands._forecasts import lines
 from stabilitylab.errors import InputError
 from stabilitylab.forecast import fitting
 from stabilitylab.forecast.fitting import FEATURES, TRIAL, Cover, Fitted, Line, features, fit, fitted
@@ -153,9 +154,24 @@ def test_a_little_outside_is_inside_but_not_for_depth() -> None:
     assert forecast(measured(layers=37), 1e-2, 40, made()).fails is None
 
 
+def test_what_is_not_covered_is_told_before_it_is_measured() -> None:
+    own = cover()
+    assert own.misses_before({**SAME, **NEAR, "layers": 36}, 40) == []
+    assert own.misses_before({"optimizer": SAME["optimizer"]}, 40) == []  # the width is measured
+    found = own.misses_before({**SAME, "tokens": 9, "layers": 60}, 40)
+    assert found == ["tokens are 9, fitted on about 283", "layers is 60, fitted on 12 to 36"]
+    assert set(found) <= set(own.misses({**SAME, "tokens": 9, "layers": 60}, features(NUMBERS, 60, 40), 40))
+
+
+def test_where_nothing_is_told_the_trials_head_it() -> None:
+    assert lines(forecast(measured(layers=60), 1e-2, 40, made()))[0] == (
+        "postln, 60 layers, lr 0.01, warm-up 40: cannot tell; its trials learn up to a rate of 0.005 and not at 0.01"
+    )
+
+
 def test_an_edge_that_is_known_goes_before_what_is_forecast() -> None:
     edges = KnownEdges("a text", 5.5, [Known("abc", 40, 2e-3, 4e-3, 3), Known("abc", 0, 0.0, 1e-3, 1)])
-    own = measured(design="abc", baseline=5.51)
+    own = measured(design="abc", entropy=5.505)
     for lr, word, risk in ((1e-3, "trains", 0), (3e-3, "near the edge", 0.5), (5e-3, "fails", 1)):
         for one in (made(), None):
             found = forecast(own, lr, 40, one, edges)
@@ -164,8 +180,13 @@ def test_an_edge_that_is_known_goes_before_what_is_forecast() -> None:
     told = found.as_dict()["known"]
     assert told["warm-up 40"] == {"design": "abc", "warmup": 40, "low": 2e-3, "high": 4e-3, "seeds": 3}
     assert told["no warm-up"]["low"] is None
-    elsewhere = forecast(measured(design="abc", baseline=5.6), 1e-3, 40, made(), edges)
+    elsewhere = forecast(measured(design="abc", entropy=5.55), 1e-3, 40, made(), edges)
     assert elsewhere.known == {}
+    assert elsewhere.elsewhere == {"warm-up 40": edges.edges[0], "no warm-up": edges.edges[1]}
+    line = (
+        "  on another text, a text, with no warm-up trained at no rate, failed from 0.001 on (1 seed, results/forecast)"
+    )
+    assert line in lines(elsewhere)
     assert elsewhere.fails is not None
     assert elsewhere.risk == elsewhere.fails.value
 
@@ -179,7 +200,7 @@ def test_known_edges_are_read_as_they_were(tmp_path: Path) -> None:
         "trained up to a rate of 0.002, failed at none (3 seeds, results/forecast)",
         "trained at no rate, failed from 0.001 on (1 seed, results/forecast)",
     ]
-    for text in ("{", "[]", "{}", '{"text": 1, "baseline": 2, "edges": [{"low": null}]}'):
+    for text in ("{", "[]", "{}", '{"text": 1, "entropy": 2, "edges": [{"low": null}]}'):
         path = tmp_path / f"{len(text)}.json"
         path.write_text(text)
         with pytest.raises(InputError, match="holds no edges that can be read"):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from forecast_cases import candidate_of, config_of, dataset, model_of, own
 
-from stabilitylab.errors import UsageError
+from stabilitylab.errors import InputError, UsageError
 from stabilitylab.forecast import measure, of_yours, trials
 from stabilitylab.forecast.candidate import entropy
 from stabilitylab.forecast.measuring import (
@@ -23,6 +23,7 @@ from stabilitylab.forecast.measuring import (
     gradient_decades,
     growth,
 )
+from stabilitylab.forecast.ramp import one_update
 from stabilitylab.models import ARCHS, Transformer
 from stabilitylab.schema import Cells, Row, Table
 
@@ -211,6 +212,37 @@ def test_the_baseline_of_ones_own_batches_is_the_entropy_of_their_labels() -> No
     assert entropy([torch.ones(2)]) is None
     assert of_yours("mine:own", own()).baseline == pytest.approx(math.log(12), abs=0.05)
     assert of_yours("mine:own", own() | {"baseline": 2.5}).baseline == 2.5
+
+
+def test_gradients_are_clipped_where_training_clips_them() -> None:
+    """By SGD at rate 1 the parameters move by the norm that is clipped to, exactly."""
+    for clipping, moved in ((0.01, 0.01), (1e9, None)):
+        candidate = of_yours("mine:own", own() | {"optimizer": None, "clipping": clipping})
+        model = candidate.model()
+        sgd = torch.optim.SGD(model.parameters(), 1.0)
+        before = [p.detach().clone() for p in model.parameters()]
+        one_update(candidate, model, sgd, 0)
+        pairs = zip(model.parameters(), before, strict=True)
+        norm = math.sqrt(sum(float((now.detach() - old).square().sum()) for now, old in pairs))
+        assert (norm == pytest.approx(moved, rel=1e-3)) if moved else (norm > 0.1)
+    assert candidate_of("postln", train={"clip_norm": 0.5}).clipping == 0.5
+
+
+def test_what_the_cover_asks_for_may_be_said_of_ones_own_model() -> None:
+    candidate = of_yours("mine:own", own() | {"clipping": 0, "classes": 12})
+    assert (candidate.facts["clipping"], candidate.facts["classes"], candidate.clipping) == (0, 12, 0.0)
+    assert not {"clipping", "classes"} & {*of_yours("mine:own", own()).facts}
+    for key, value in (("clipping", -1), ("classes", "many"), ("classes", math.inf), ("clipping", True)):
+        with pytest.raises(UsageError, match=f"{key}=.*: give "):
+            of_yours("mine:own", own() | {key: value})
+
+
+def test_a_loss_that_is_not_finite_at_the_start_is_no_forecast() -> None:
+    given = own()
+    with torch.no_grad():
+        given["model"].head.weight[0, 0] = math.nan
+    with pytest.raises(InputError, match="the held-out loss of mine:own is nan before its first update"):
+        measure(of_yours("mine:own", given))
 
 
 def test_groups_of_ones_own_optimizer_keep_their_proportions() -> None:

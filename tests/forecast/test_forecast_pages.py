@@ -91,8 +91,8 @@ def test_blocks_of_a_ledger(scripts: Any, tmp_path: Path) -> None:
     assert sum(int(row[5]) for row in rows) == runs
 
     made = scripts.fit.fitted(tmp_path)
-    made.write(tmp_path / "fitted.json")
-    [line] = scripts.tell.Ledger(tmp_path, tmp_path / "fitted.json").blocks["worth"]()
+    made.write(tmp_path / "made.json")  # a path that was read once is not read again
+    [line] = scripts.tell.Ledger(tmp_path, tmp_path / "made.json").blocks["worth"]()
     assert made.errors in line
     for name, block in (("scores", "scores"), ("new-seeds", "new"), ("final", "final")):
         (tmp_path / f"{name}.md").write_text(f"<!-- written by score.py -->\n| {name} | b |\n")

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from made_tables import ARCHS, told_by_the_range_test, with_final_test, write
 
+from stabilitylab.config import parse_set, resolve
 from stabilitylab.forecast.fitting import FEATURES, TRIAL
 
 
@@ -93,8 +94,27 @@ def test_the_edge_of_trials_is_read_from_their_file(scripts: Any, tmp_path: Path
     assert scripts.loading.by_trials(tmp_path / "none.csv") == {}
 
 
+def test_the_text_is_known_with_a_validation_text_and_without(scripts: Any, multi30k: Path) -> None:
+    """Its synthetic twin: test_an_edge_that_is_known_is_told_first, and the entropy by hand in tests/data."""
+    from stabilitylab.data import load_data
+    from stabilitylab.forecast.known import SAME_TEXT, known_edges
+
+    stored = known_edges()
+    assert stored is not None
+    assert (stored.text, stored.entropy) == scripts.truth.TEXT
+
+    def entropy(source: str, target: str) -> float:
+        text = f"data.source=text:{multi30k / source},{multi30k / target}"
+        return load_data(resolve(parse_set([text]), depth=12).data, stack="encoder-decoder").label_entropy()
+
+    cell = scripts.truth.Cell("preln", 12, 40, 3)
+    runs = load_data(scripts.make.config(cell, 0, str(multi30k)).data, stack="encoder-decoder")
+    assert runs.label_entropy() == pytest.approx(stored.entropy, abs=1e-4)
+    assert stored.same_text({"entropy": entropy("train.de.gz", "train.en.gz")})
+    assert abs(entropy("train.en.gz", "train.de.gz") - stored.entropy) > 10 * SAME_TEXT
+
+
 def test_edges_that_are_known_are_stored_with_their_design(scripts: Any, tmp_path: Path) -> None:
-    from stabilitylab.config import parse_set, resolve
     from stabilitylab.forecast.known import design, known_edges
 
     keys = "arch,layers,warmup,seed,shift,k,lr,outcome,unigram"
@@ -114,7 +134,7 @@ def test_edges_that_are_known_are_stored_with_their_design(scripts: Any, tmp_pat
         (40, 0.0025, 0.00326, 1),
     ]
     asked = {arch: resolve(parse_set([f"model.arch={arch}"]), depth=12) for arch in ("Post-LN", "preln", "deepnorm")}
-    facts = {arch: {"design": design(config), "baseline": 5.52} for arch, config in asked.items()}
+    facts = {arch: {"design": design(config), "entropy": 5.55} for arch, config in asked.items()}
     edge = found.of(facts["Post-LN"], 40)
     assert edge is not None
     assert [edge.word(rate) for rate in (1e-3, 0.002, 0.003)] == ["trains", "near the edge", "fails"]
@@ -122,5 +142,6 @@ def test_edges_that_are_known_are_stored_with_their_design(scripts: Any, tmp_pat
     assert found.of(facts["preln"], 0) is not None
     assert found.of(facts["preln"], 40) is None
     assert found.of(facts["deepnorm"], 40) is None
-    assert found.of({**facts["Post-LN"], "baseline": 5.6}, 40) is None
+    assert [found.same_text({"entropy": own}) for own in (5.55, 5.56, 5.58)] == [True, True, False]
+    assert not found.same_text({})
     assert found.of({}, 40) is None

@@ -46,6 +46,11 @@ def test_the_edge_of_trials_lies_half_way() -> None:
     assert (every.low, every.high, none.low, none.high) == (2e-3, math.inf, 0.0, 1e-3)
     assert every.edge == pytest.approx(math.log10(2e-3 * math.sqrt(2)))
     assert none.edge == pytest.approx(math.log10(1e-3 / math.sqrt(2)))
+    assert [one.sentence for one in (own, every, none)] == [
+        "its trials learn up to a rate of 0.002 and not at 0.004",
+        "its trials learn up to a rate of 0.002, the highest that was tried",
+        "its trials learn at no rate, the lowest being 0.001",
+    ]
     assert [*trial_lines({40: own, 0: none}, "training")] == [
         "trials of 150 updates with a warm-up of 40, by the training loss: learn at 0.001, 0.002, 0.008, "
         "not at 0.004 (diverged, +0.00)",
