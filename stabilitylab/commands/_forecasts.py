@@ -104,7 +104,7 @@ def lines(one: Forecast) -> list[str]:
         head += f"; {tried.sentence}"
     found = [head]
     found += [f"  with {name} {edge.sentence()}" for name, edge in one.known.items()]
-    found += [f"  on another text, {one.text}, with {name} {edge.sentence()}" for name, edge in one.elsewhere.items()]
+    found += [f"  on another text ({one.text}) with {name} {edge.sentence()}" for name, edge in one.elsewhere.items()]
     found += [f"  since {reason}" for reason in one.why_not if one.seen is None]
     rates = {name: f"{rate.value:.2g} [{rate.low:.2g}, {rate.high:.2g}]" for name, rate in one.critical.items()}
     rates = {name: rate for name, rate in rates.items() if name not in one.known}

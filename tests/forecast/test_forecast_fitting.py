@@ -184,7 +184,7 @@ def test_an_edge_that_is_known_goes_before_what_is_forecast() -> None:
     assert elsewhere.known == {}
     assert elsewhere.elsewhere == {"warm-up 40": edges.edges[0], "no warm-up": edges.edges[1]}
     line = (
-        "  on another text, a text, with no warm-up trained at no rate, failed from 0.001 on (1 seed, results/forecast)"
+        "  on another text (a text) with no warm-up trained at no rate, failed from 0.001 on (1 seed, results/forecast)"
     )
     assert line in lines(elsewhere)
     assert elsewhere.fails is not None
