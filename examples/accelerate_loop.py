@@ -3,8 +3,8 @@
 python examples/accelerate_loop.py [RUN]        (needs: pip install stabilitylab transformers accelerate)
 """
 
+import argparse
 import random
-import sys
 
 import torch
 from accelerate import Accelerator
@@ -14,7 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import stabilitylab as sl
 from stabilitylab.integrations.accelerate import watch
 
-OUT = sys.argv[1] if len(sys.argv) > 1 else "runs/accelerate"
+arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+arguments.add_argument("run", nargs="?", default="runs/accelerate", help="folder of the run (default: %(default)s)")
+OUT = arguments.parse_args().run
 SIGNS = "_0123456789+="  # the first is padding
 
 

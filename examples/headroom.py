@@ -3,14 +3,16 @@
 python examples/headroom.py [RUN]        (needs: pip install stabilitylab transformers)
 """
 
-import sys
+import argparse
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import stabilitylab as sl
 
-OUT = sys.argv[1] if len(sys.argv) > 1 else "runs/headroom"
+arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+arguments.add_argument("run", nargs="?", default="runs/headroom", help="folder of the run (default: %(default)s)")
+OUT = arguments.parse_args().run
 
 torch.manual_seed(0)
 model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=32, n_embd=32, n_layer=3, n_head=2))

@@ -3,8 +3,8 @@
 python examples/huggingface_trainer.py [RUN]        (needs: pip install stabilitylab transformers accelerate)
 """
 
+import argparse
 import random
-import sys
 import tempfile
 
 import torch
@@ -13,7 +13,9 @@ from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments
 import stabilitylab as sl
 from stabilitylab.integrations.transformers import HuggingFaceCallback
 
-OUT = sys.argv[1] if len(sys.argv) > 1 else "runs/huggingface"
+arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+arguments.add_argument("run", nargs="?", default="runs/huggingface", help="folder of the run (default: %(default)s)")
+OUT = arguments.parse_args().run
 PAD, GAP, WORDS, LENGTH = 0, 1, 30, 12
 
 

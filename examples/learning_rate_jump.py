@@ -3,14 +3,16 @@
 python examples/learning_rate_jump.py [RUN]        (needs: pip install stabilitylab transformers)
 """
 
-import sys
+import argparse
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import stabilitylab as sl
 
-OUT = sys.argv[1] if len(sys.argv) > 1 else "runs/gpt2"
+arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+arguments.add_argument("run", nargs="?", default="runs/gpt2", help="folder of the run (default: %(default)s)")
+OUT = arguments.parse_args().run
 WORDS, LENGTH = 64, 32
 
 

@@ -3,8 +3,8 @@
 python examples/lightning_module.py [RUN]        (needs: pip install stabilitylab transformers lightning)
 """
 
+import argparse
 import random
-import sys
 import tempfile
 
 import torch
@@ -15,7 +15,9 @@ from transformers import T5Config, T5ForConditionalGeneration
 import stabilitylab as sl
 from stabilitylab.integrations.lightning import LightningCallback
 
-OUT = sys.argv[1] if len(sys.argv) > 1 else "runs/lightning"
+arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+arguments.add_argument("run", nargs="?", default="runs/lightning", help="folder of the run (default: %(default)s)")
+OUT = arguments.parse_args().run
 PAD, END, LONGEST = 0, 1, 8
 
 

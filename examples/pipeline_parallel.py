@@ -3,7 +3,7 @@
 torchrun --nproc-per-node 2 examples/pipeline_parallel.py [RUN]        (needs: pip install stabilitylab)
 """
 
-import sys
+import argparse
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,11 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import stabilitylab as sl
 
-OUT = sys.argv[1] if len(sys.argv) > 1 else "runs/pipeline-parallel"
+arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+arguments.add_argument(
+    "run", nargs="?", default="runs/pipeline-parallel", help="folder of the run (default: %(default)s)"
+)
+OUT = arguments.parse_args().run
 NUMBERS, WIDTH, LAYERS = 24, 32, 4
 
 

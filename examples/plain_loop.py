@@ -3,15 +3,17 @@
 python examples/plain_loop.py [RUN]        (needs: pip install stabilitylab transformers)
 """
 
+import argparse
 import random
-import sys
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import stabilitylab as sl
 
-OUT = sys.argv[1] if len(sys.argv) > 1 else "runs/plain-loop"
+arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+arguments.add_argument("run", nargs="?", default="runs/plain-loop", help="folder of the run (default: %(default)s)")
+OUT = arguments.parse_args().run
 WORDS = ["the", "old", "deep", "model", "learns", "forgets", "a", "small", "layer", "quickly", "slowly", "again"]
 
 

@@ -3,7 +3,7 @@
 torchrun --nproc-per-node 2 examples/tensor_parallel.py [RUN]        (needs: pip install stabilitylab)
 """
 
-import sys
+import argparse
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import stabilitylab as sl
 
-OUT = sys.argv[1] if len(sys.argv) > 1 else "runs/tensor-parallel"
+arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+arguments.add_argument(
+    "run", nargs="?", default="runs/tensor-parallel", help="folder of the run (default: %(default)s)"
+)
+OUT = arguments.parse_args().run
 NUMBERS, WIDTH, HEAD = 24, 32, 8
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import typer
 from rich.markup import render
 
 from stabilitylab.cli import build
+from stabilitylab.store import RunWriter
 from stabilitylab.verdict import STATES
 
 FAST = ["--depth", "2", "--steps", "3", "--set", "data.sentences=4", "--set", "data.held_out=6"]
@@ -82,6 +84,21 @@ def test_list_and_runs(run) -> None:
     (row,) = json.loads(run("runs", "--json")[1])["runs"]
     assert (row["run"], row["state"], row["arch"], row["step"]) == ("postln-2-s0", "finished", "postln", "3/3")
     assert "postln-2-s0" in run("runs")[1]
+
+
+def test_runs_tells_a_loop_of_ones_own_whose_loss_is_not_finite(run, tmp_path: Path) -> None:
+    for name, last in (("broken", math.nan), ("even", 5.0)):
+        with RunWriter.create(tmp_path / "runs" / name, {"kind": "watched", "config": {}}) as writer:
+            writer.open([])
+            writer.append(0, {"loss": 6.0}, {})
+            writer.append(1, {"loss": last}, {})
+            writer.set_status("finished", 1)
+    broken, even = json.loads(run("runs", "--json")[1])["runs"]
+    assert (broken["state"], broken["verdict"], even["verdict"]) == ("finished", "not finite", "-")
+    code, table, told = run("runs")
+    assert (code, "not finite" in table) == (0, True)
+    assert "broken: Step 1: the loss is nan" in told
+    assert "even" not in told
 
 
 FACTS = {"formula", "source", "remarks", "learns", "options", "gains", "defined_for", "constants"}

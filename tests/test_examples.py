@@ -50,6 +50,20 @@ def test_an_example_leaves_a_finished_run_of_a_model_that_learned(name: str, tmp
     assert (norms["value"] > 0).all()
 
 
+@pytest.mark.parametrize("name", rest_slow([*LEFT, "learning_rate_jump"], ["learning_rate_jump"]))
+def test_an_example_asked_for_help_trains_nothing(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip(NEEDS.get(name, "transformers"))
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
+    told = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py"), "--help"],
+        capture_output=True, text=True, check=False, cwd=tmp_path, env=environment,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    assert "folder of the run (default: runs/" in told.stdout
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.slow
 def test_the_example_of_a_broken_run_is_diagnosed_as_the_docs_show(tmp_path: Path) -> None:
     pytest.importorskip("transformers")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from stabilitylab.commands import COMMANDS
 from stabilitylab.probes._watching.course import Cost
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import RunWriter
@@ -169,6 +170,14 @@ def shown(run, monkeypatch: pytest.MonkeyPatch):
         return lines
 
     return call
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_help_cuts_no_option(run, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = run(command, "--help")
+    assert code == 0
+    assert "…" not in out
 
 
 @pytest.fixture

@@ -6,18 +6,20 @@ import json
 import math
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from ..errors import DamagedError, UsageError
+from ..errors import DamagedError, UsageError, listed
 from . import command
 from ._options import JSON, VERBOSE
 
 if TYPE_CHECKING:
     from ..diagnose import Comparison, Standing, Standings
+    from ..store import Run
 
 
 @command("compare", rank=100)
@@ -41,6 +43,7 @@ def compare(
     from ..store import Run
     from ..store.layout import plain
 
+    opened: list[Run] = []
     left, unreadable = list(runs), []
     while True:
         try:
@@ -63,25 +66,25 @@ def compare(
         return
     console = Console(width=None if sys.stdout.isatty() else 400)
     if found is not None:
-        _show(console, found)
+        _show(console, found, opened)
         console.print()
-    _side_by_side(console, standings, settings=found is None)
+    _side_by_side(console, standings, opened if found is None else [])
 
 
-def _side_by_side(console: Console, standings: Standings, settings: bool) -> None:
-    """One row a run, or one column where that fits better; the settings in which they differ below, unless they were
-    said already."""
+def _side_by_side(console: Console, standings: Standings, runs: Sequence[Run]) -> None:
+    """One row a run, or one column where that fits better; the settings in which ``runs`` differ below."""
     from ..terminal import Field, fitted, print_table
 
     paths = [row.run for row in standings.rows]
     folder = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths]) if len({*paths}) > 1 else ""
+    loss = _number("loss", ".4f", lost="nan" if standings.loss else "")
     shown = [
         (Field("run"), lambda row: os.path.relpath(row.run, folder or ".")),
         (Field("arch", need=8), lambda row: row.label),
         (Field("layers", need=3), lambda row: row.layers),
         (Field("seed", need=2, right=True), lambda row: "" if row.seed is None else str(row.seed)),
         (Field("state", need=9, state=True), lambda row: row.state),
-        (Field(f"{standings.loss or 'loss'} at {standings.step}", need=10, right=True), _number("loss", ".4f")),
+        (Field(f"{standings.loss or 'loss'} at {standings.step}", need=10, right=True), loss),
         (Field("- unigram, last", need=6, right=True), _number("gap", "+.3f")),
         (Field("gradient decades", need=5, right=True), _number("gradient_decades", ".2f")),
         (Field("norm inputs grew", need=4, right=True), _number("norm_growth", ".2f", "x")),
@@ -91,25 +94,45 @@ def _side_by_side(console: Console, standings: Standings, settings: bool) -> Non
     ]
     columns, cells = [column for column, _ in shown], [[show(row) for _, show in shown] for row in standings.rows]
     print_table(console, *fitted(console, columns, cells))
-    if settings and standings.settings:
-        console.print("\nsettings that differ:", highlight=False)
-        for key, values in standings.settings.items():
-            line = " | ".join("(not set)" if value is None else str(value) for value in values)
-            console.print(f"  {key}: {line}", highlight=False, markup=False)
+    if runs and standings.settings:
+        _settings(console, runs, standings.settings)
     console.print(f"\n{standings.paragraph}", highlight=False, markup=False)
 
 
-def _number(field: str, digits: str, unit: str = ""):
-    """A field of a standing as text; empty where nothing was measured."""
+def _settings(console: Console, runs: Sequence[Run], differing: Mapping[str, tuple[Any, ...]]) -> None:
+    """A line a setting; of a section that not all of ``runs`` have, one line for all in which the others agree."""
+    lines: dict[str, str] = {}
+    alone: dict[str, list[str]] = {}
+    for key, values in differing.items():
+        section, nested, _ = key.partition(".")
+        having = [isinstance(run.config.get(section), Mapping) for run in runs]
+        own = {repr(value) for value, has in zip(values, having, strict=True) if has}
+        if nested and not all(having) and len(own) == 1:
+            alone.setdefault(section, []).append(key)
+        lines[key] = f"{key}: {' | '.join('(not set)' if value is None else str(value) for value in values)}"
+    for section, keys in alone.items():
+        if len(keys) > 1:
+            owners = [str(run.path) for run in runs if isinstance(run.config.get(section), Mapping)]
+            for key in keys:
+                del lines[key]
+            have = "have" if len(owners) > 1 else "has"
+            lines[section] = f"{section}: {len(keys)} settings that only {listed(owners)} {have} (--json lists them)"
+    console.print("\nsettings that differ:", highlight=False)
+    for line in lines.values():
+        console.print(f"  {line}", highlight=False, markup=False)
+
+
+def _number(field: str, digits: str, unit: str = "", lost: str = ""):
+    """A field of a standing as text; a NaN as ``lost``: empty where it means that nothing was measured."""
 
     def show(row: Standing) -> str:
         value = getattr(row, field)
-        return "" if math.isnan(value) else f"{value:{digits}}{unit}"
+        return lost if math.isnan(value) else f"{value:{digits}}{unit}"
 
     return show
 
 
-def _show(console: Console, found: Comparison) -> None:
+def _show(console: Console, found: Comparison, runs: Sequence[Run]) -> None:
     def say(text: str = "") -> None:
         console.print(text, highlight=False, markup=False)
 
@@ -127,9 +150,7 @@ def _show(console: Console, found: Comparison) -> None:
         say()
         print_table(console, columns, growth)
     if found.settings:
-        say("\nsettings that differ:")
-        for key, (a, b) in found.settings.items():
-            say(f"  {key}: {a} | {b}")
+        _settings(console, runs, found.settings)
     for name, path in (("a", found.a), ("b", found.b)):
         own = found.only[name]
         parts = [f"{kind} {', '.join(own[kind])}" for kind in ("tables", "metrics") if own[kind]]

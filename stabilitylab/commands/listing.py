@@ -139,7 +139,7 @@ def runs(
     console = Console(width=None if sys.stdout.isatty() else 200)
     print_table(console, columns, [[str(row[column.name]) for column in columns] for row in rows])
     for row in rows:
-        if row["state"] in ("failed", "interrupted", "unreadable"):
+        if row["state"] in ("failed", "interrupted", "unreadable") or row["verdict"] == NOT_FINITE:
             print(f"{row['run']}: {row['reason']}", file=sys.stderr)
 
 
@@ -207,19 +207,22 @@ def run_table(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+NOT_FINITE = "not finite"  # of a run that holds nothing out, and so was not judged
 DESCRIBED = ("run", "state", "verdict", "arch", "layers", "width", "data", "seed", "step", "nll - unigram", "reason")
 
 
 def _described(run: Run) -> dict[str, Any]:
     from ..labels import label_of  # here, since it takes its time
+    from ..store.lost import lost
 
     status, sections = run.status, run.config if run.kind != "watched" else {}
     model, train = sections.get("model", {}), sections.get("train", {})
     verdict = run.verdict
+    broken = "" if verdict or run.kind == "onestep" else lost(run)
     values = (
         run.name,
         status.state,
-        verdict.state if verdict else "-",
+        verdict.state if verdict else NOT_FINITE if broken else "-",
         label_of(run.manifest) or "-",
         f"{model['encoder_layers']}+{model['decoder_layers']}" if "encoder_layers" in model else "-",
         model.get("d_model", "-"),
@@ -227,6 +230,6 @@ def _described(run: Run) -> dict[str, Any]:
         train.get("seed", "-"),
         f"{status.step}/{train['steps']}" if "steps" in train else str(status.step),
         f"{verdict.nll_gap:+.3f}" if verdict else "-",
-        verdict.reason if verdict else status.reason,
+        verdict.reason if verdict else "; ".join(filter(None, (status.reason, broken))),
     )
     return dict(zip(DESCRIBED, values, strict=True))

@@ -58,7 +58,8 @@ def probe(
     valid: Annotated[str | None, _data(help="Held-out SRC,TGT files (text) or split (hf).")] = None,
     steps: Annotated[int | None, _training(help="Optimizer updates.", show_default="by preset")] = None,
     lr: Annotated[float | None, _training(help="Peak learning rate.", show_default="by preset")] = None,
-    warmup: Annotated[int | None, _training(min=0, help="Updates; 0: none.", show_default="by preset")] = None,
+    # Its least value is the configuration's to say: as a range it would widen a column at the cost of the names.
+    warmup: Annotated[int | None, _training(help="Updates; 0: none.", show_default="by preset")] = None,
     seed: Annotated[int | None, _training(help="Seed of weights, dropout and data order.", show_default="0")] = None,
     device: Annotated[str | None, _training(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
     cuda_graphs: Annotated[

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..config import complete
-from ..errors import DamagedError, InputError
+from ..errors import DamagedError, InputError, listed
 from ..inputs import shown
 from ..labels import label_of
 from ..store import Run
@@ -27,13 +27,15 @@ NOT_DRAWN = ("train.seed", "data.seed")  # settings that differ as a matter of c
 class Standing:
     """One run. What it has not recorded is NaN, or empty.
 
-    ``loss`` in nats a token; ``gap`` to the unigram baseline of its data; ``gradient_decades``: log10 of the largest
-    over the smallest gradient norm of a layer, of the worse stack, at the last probed step (inf: a layer has none
-    left); ``norm_growth``: the largest norm input of the last probed step over that of the first; ``moved``: ||dF||
-    since the start, of the stack that moved most; ``trouble``: what ``diagnose`` finds to have come first.
+    ``loss`` in nats a token, and where one is compared a NaN in it was measured; ``gap`` to the unigram baseline of its
+    data; ``gradient_decades``: log10 of the largest over the smallest gradient norm of a layer, of the worse stack, at
+    the last probed step (inf: a layer has none left); ``norm_growth``: the largest norm input of the last probed step
+    over that of the first; ``moved``: ||dF|| since the start, of the stack that moved most; ``trouble``: what
+    ``diagnose`` finds to have come first.
     """
 
     run: str
+    kind: str
     label: str
     layers: str
     seed: int | None
@@ -75,7 +77,9 @@ class Standings:
             f"highest, {last.loss:.4f}."
         )
         if data := [name for name in self.settings if name.startswith("data.")]:
-            return f"{order} They were not measured on the same data ({', '.join(data)}), so this is no ranking."
+            return f"{order} They were not measured on the same data ({listed(data)}), so this is no ranking."
+        if any(row.kind != "train" for row in self.rows):  # no sweep can train somebody's own model
+            return f"{order} One run is one seed: with another the order may be another."
         return (
             f"{order} One run is one seed: 'stabilitylab sweep' makes several, and 'stabilitylab report' puts "
             "intervals on their difference."
@@ -93,6 +97,8 @@ def side_by_side(runs: Sequence[Run]) -> Standings:
             raise InputError(f"{one.run.path} has recorded nothing yet: compare it after its first steps.")
     name, losses = _common_loss(read)
     step = min((int(loss.steps[-1]) for loss in losses), default=None)
+    if step is not None and any(loss.steps[0] > step for loss in losses):  # one ended before another's first
+        name, step = "", None
     found = [_loss_at(loss, step) for loss in losses] if step is not None else [math.nan] * len(read)
     rows = tuple(_standing(one, loss) for one, loss in zip(read, found, strict=True))
     return Standings(name, step, rows, _differing(runs))
@@ -126,6 +132,7 @@ def _standing(one: Evidence, loss: float) -> Standing:
     first = diagnose(run).cause.together
     return Standing(
         run=str(run.path),
+        kind=run.kind,
         label=label_of(run.manifest),
         layers="-".join(f"{count}L" for count in layers),
         seed=None if seed is None else int(seed),

@@ -19,6 +19,7 @@ from ..labels import has_ramp, label_of, may_follow_ramp
 from ..store import Run, load_runs
 from ..store.combine import By
 from ..store.layout import flat
+from ..store.lost import lost
 from ..verdict import Verdict
 from . import style
 
@@ -53,7 +54,9 @@ class Record:
         self.kind: str = run.kind
         self.settings: Mapping[str, Any] = _settings(run.config) if self.kind != "watched" else {}
         self.label: str = label_of(run.manifest) or "unlabelled"
-        self.seed: int = int(self.settings.get("train.seed", 0))
+        seed = self.settings.get("train.seed")
+        # An int, as in all that was trained here and figures count by; None where no seed is known.
+        self.seed: Any = None if seed is None else int(seed)
         self.layers: tuple[int, int] = (int(self.settings.get(LAYERS[0], 0)), int(self.settings.get(LAYERS[1], 0)))
         self.width: int = int(self.settings.get("model.d_model", 0))
         self.tables: frozenset[str] = frozenset(run.tables)
@@ -87,6 +90,30 @@ class Record:
     def verdict(self) -> str:
         """Is one of :data:`stabilitylab.verdict.STATES`; "" before the run's end, and where nothing was held out."""
         return self.judged.state if self.judged else ""
+
+    @cached_property
+    def lost(self) -> str:
+        """Says what was not finite, and when; "" for nothing."""
+        return lost(self.run)
+
+    @property
+    def found(self) -> Diagnosis | None:
+        """Is its diagnosis where it was made already: whoever lists a thousand runs has no time to make it."""
+        return vars(self).get("diagnosis")
+
+    @property
+    def outcome(self) -> str:
+        """Is the verdict; of a run that was not judged what ``diagnose`` found, or that it is "not finite", as far as
+        that is known; "" where nothing is."""
+        if self.verdict or self.kind == "onestep":
+            return self.verdict
+        return self.found.verdict if self.found else "not finite" if self.lost else ""
+
+    @property
+    def standing(self) -> str:
+        """Is in a word how it stands: its outcome, but how its process goes or ended where that is the worse news."""
+        ended = self.status.state == "finished" or self.outcome not in ("open", "healthy")
+        return (self.outcome if ended else "") or self.status.state
 
     @cached_property
     def collapsed(self) -> bool:
@@ -185,7 +212,7 @@ class Runs(Sequence[Record]):
             try:
                 name = run.path.relative_to(folder).as_posix() if run.path != folder else run.name
                 record = Record(run, name)
-                _ = record.status, record.judged
+                _ = record.status, record.outcome
                 records.append(record)
             except StabilityLabError as error:
                 if broken is None:
@@ -242,12 +269,14 @@ class Runs(Sequence[Record]):
 
     def groups(self, *free: str) -> list[Runs]:
         """Groups runs that differ in nothing but architecture, seed and the settings ``free``; the richest first: more
-        labels, then more runs, then more steps. Of runs equal in all that, the latest name counts."""
+        labels, then more runs, then more steps. Of runs equal in all that, the latest name counts; of runs whose seed
+        is not known, each."""
         found: dict[Any, dict[Any, Record]] = {}
         for record in self:
             open_ = FREE | set(free)
             key = (record.kind, *sorted((k, repr(v)) for k, v in record.settings.items() if k not in open_))
-            own = (record.label, record.seed, *(repr(record.settings.get(k)) for k in (*free, "model.T")))
+            drawn = record.name if record.seed is None else record.seed
+            own = (record.label, drawn, *(repr(record.settings.get(k)) for k in (*free, "model.T")))
             found.setdefault(key, {})[own] = record
         groups = [Runs(group.values()) for group in found.values()]
         return sorted(groups, key=lambda g: (len(g.labels), len(g), g[0].updates), reverse=True)
@@ -264,7 +293,8 @@ class Runs(Sequence[Record]):
 
     @property
     def seeds(self) -> list[int]:
-        return sorted({record.seed for record in self})
+        """Lists the seeds that are known."""
+        return sorted({record.seed for record in self if record.seed is not None})
 
     def describe(self) -> str:
         """Says what these runs have in common, their seeds, and the T of those that have a ramp, in a few words."""
@@ -281,14 +311,15 @@ class Runs(Sequence[Record]):
             f"lr {shared['train.lr']:g}" if "train.lr" in shared and self[0].kind == "train" else "",
             f"warm-up {shared['train.warmup']}" if "train.warmup" in shared and self[0].kind == "train" else "",
             f"{str(shared['data.source']).split(':')[0]} data" if "data.source" in shared else "",
-            f"seed{'s' if len(self.seeds) > 1 else ''} {spans(self.seeds)}",
+            f"seed{'s' if len(self.seeds) > 1 else ''} {spans(self.seeds)}" if self.seeds else "",
             f"T = {', '.join(map(str, ramps))}" if (ramps := sorted({run.ramp for run in self if run.ramp})) else "",
         ]
         return ", ".join(word for word in words if word)
 
     def by_seed(self) -> dict[int, Record]:
-        """Maps seed to run; of several with one seed the last counts."""
-        return {record.seed: record for record in sorted(self, key=lambda record: record.name)}
+        """Maps seed to run, of runs whose seed is known; of several with one seed the last counts."""
+        ordered = sorted(self, key=lambda record: record.name)
+        return {record.seed: record for record in ordered if record.seed is not None}
 
 
 def spared(runs: Runs, broken: list[tuple[Path, str]], make: Callable[[Runs], T]) -> tuple[T, Runs]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 
 from ..errors import UsageError
+from ..store.lost import LOSSES
 from .collection import Record, Runs
 
 SHOWN = 6  # runs whose layers are on the page, where none is named
 BY_VERDICT = {"diverged": 0.0, "stuck": 1.0, "descending": 2.0, "learning": 4.0, "trained": 5.0}
 BY_DIAGNOSIS = {"failure": 0.5, "warning": 1.5, "open": 2.5, "healthy": 4.5}
+NOT_FINITE = 0.25  # what every detector of it calls a failure, and costs no look
 OTHERWISE = 3.0
-MANY = 24  # so many runs that hold nothing out are diagnosed for their place; it takes a part of a second each
+MANY = 24  # so many runs that were not judged are diagnosed for their place; it takes a part of a second each
+TAIL = 10  # a loss of single batches is averaged over the last tenth
 
 
 def shown(runs: Runs, names: Sequence[str] = ()) -> list[Record]:
@@ -25,24 +30,44 @@ def shown(runs: Runs, names: Sequence[str] = ()) -> list[Record]:
 
 
 def named(runs: Runs, names: Sequence[str]) -> list[Record]:
-    """Picks the runs of these names; without any, what goes on, then what went wrong, and one of each label before a
-    second."""
+    """Picks the runs of these names; without any, what goes on, then what went wrong, and of the architectures that
+    were trained one of each label before a second."""
     if names:
         known = {record.name: record for record in runs}
         if unknown := [name for name in names if name not in known]:
             raise UsageError(f"no run {unknown[0]!r} there; it has {', '.join(list(known)[:8])}.")
         return [known[name] for name in names]
-    trained = [record for record in runs if record.kind != "onestep"]
-    unjudged = [record.name for record in trained if record.verdict not in BY_VERDICT]
-    places = {record.name: place(record, len(unjudged) <= MANY) for record in trained or runs}
-    worst = sorted(trained or runs, key=lambda record: places[record.name])
-    return sorted(worst, key=lambda record: [r.label for r in worst[: worst.index(record)]].count(record.label))
+    trained = [record for record in runs if record.kind != "onestep"] or list(runs)
+    unjudged = [record for record in trained if record.verdict not in BY_VERDICT and record.kind != "onestep"]
+    looked = {record.name for record in sorted(unjudged, key=_promising)[:MANY]}
+    places = {record.name: place(record, record.name in looked) for record in trained}
+    rounds, seen = {}, Counter()
+    for record in sorted(trained, key=lambda record: places[record.name]):
+        # The label of a loop of one's own is the class of its model, and no run of it repeats another with a new seed.
+        own = record.kind == "watched" and places[record.name] < OTHERWISE
+        rounds[record.name] = 0 if own else seen[record.label]
+        seen[record.label] += not own
+    return sorted(trained, key=lambda record: (rounds[record.name], places[record.name]))
 
 
 def place(record: Record, look: bool) -> float:
-    """By its verdict; of a run that holds nothing out, by its diagnosis, where there is time to ``look``."""
+    """By its verdict; of a run that was not judged, by whether its numbers are finite, and by its diagnosis where there
+    is time to ``look``."""
     if record.status.state == "running":
         return -1.0
-    if record.verdict in BY_VERDICT or not look or record.kind == "onestep":
+    if record.verdict in BY_VERDICT or record.kind == "onestep":
         return BY_VERDICT.get(record.verdict, OTHERWISE)
-    return OTHERWISE if record.diagnosis is None else BY_DIAGNOSIS[record.diagnosis.verdict]
+    if record.lost:
+        return NOT_FINITE
+    return BY_DIAGNOSIS[record.diagnosis.verdict] if look and record.diagnosis is not None else OTHERWISE
+
+
+def _promising(record: Record) -> tuple[bool, float]:
+    """Orders the runs in which a look is worth most: those that are not finite, then those whose loss fell least."""
+    if record.lost:
+        return False, 0.0
+    for name in LOSSES:
+        if name in record.metrics and len(loss := record.metrics[name].dropna()):
+            last = float(loss.iloc[-math.ceil(len(loss) / TAIL) :].mean())
+            return True, (float(loss.iloc[0]) - last) / (abs(float(loss.iloc[0])) or 1.0)
+    return True, 0.0

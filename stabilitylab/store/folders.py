@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import InputError, StabilityLabError
+from .layout import METRICS
 from .reader import Run
 
 
@@ -37,5 +38,13 @@ def run_directories(path: Path) -> list[Path]:
 def _run_directories(directory: Path) -> Iterator[Path]:
     for where, below, files in os.walk(directory):
         if "run.json" in files:
+            if not _exported(below, files):
+                yield Path(where)
             below.clear()
-            yield Path(where)
+
+
+def _exported(below: Sequence[str], files: Sequence[str]) -> bool:
+    """Says whether ``stabilitylab export`` wrote this folder: it copies run.json beside a file a table, where a run has
+    its state and a folder of metrics."""
+    tables = any(name.endswith((".csv", ".parquet")) for name in files)
+    return tables and "status.json" not in files and METRICS not in below

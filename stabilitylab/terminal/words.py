@@ -9,7 +9,7 @@ BARS = "▁▂▃▄▅▆▇█"
 STYLES = {  # of the states of runs, of diagnoses and of events
     **dict.fromkeys(("trained", "learning", "finished", "healthy"), "green"),
     **dict.fromkeys(("descending", "stuck", "cannot tell", "interrupted", "open", "warning"), "yellow"),
-    **dict.fromkeys(("diverged", "failed", "unreadable", "failure"), "bold red"),
+    **dict.fromkeys(("diverged", "failed", "unreadable", "failure", "not finite"), "bold red"),
     "running": "cyan",
 }
 

@@ -117,3 +117,48 @@ def test_the_command_puts_many_side_by_side(run, tmp_path: Path) -> None:
     code, _, err = run("compare", *paths, "--rtol", "0.1")
     assert (code, err.count("\n")) == (2, 1)
     assert "two at a time" in err
+
+
+def of_kind(path: Path, kind: str, losses: list[float], first: int = 0, **config: dict[str, object]) -> Path:
+    with RunWriter.create(path, {"kind": kind, "config": config}) as writer:
+        writer.open([])
+        for step, value in enumerate(losses, first):
+            writer.append(step, {"loss": value}, {})
+        writer.set_status("finished", first + len(losses) - 1)
+    return path
+
+
+def test_only_what_a_sweep_can_train_is_sent_to_it(tmp_path: Path) -> None:
+    ours = [of_kind(tmp_path / f"ours-{n}", "train", [3.0, n]) for n in (1.0, 2.0)]
+    own = [of_kind(tmp_path / f"own-{n}", "watched", [3.0, n]) for n in (1.0, 2.0)]
+    assert "'stabilitylab sweep' makes several" in standings(*ours).paragraph
+    for pair in (own, [ours[0], own[1]]):
+        assert "stabilitylab sweep" not in standings(*pair).paragraph
+        assert standings(*pair).paragraph.endswith("with another the order may be another.")
+
+
+def test_a_loss_that_begins_after_the_other_ended_is_none(tmp_path: Path) -> None:
+    found = standings(
+        of_kind(tmp_path / "a", "watched", [3.0, 2.0]), of_kind(tmp_path / "b", "watched", [3.0], first=9)
+    )
+    assert "without an order" in found.paragraph
+
+
+def test_a_section_that_one_run_lacks_is_one_line_and_a_measured_nan_is_a_number(run, tmp_path: Path) -> None:
+    model = {"arch": "postln", "encoder_layers": 2, "decoder_layers": 2}
+    of_kind(tmp_path / "own", "watched", [3.0, math.nan])
+    of_kind(tmp_path / "a", "train", [3.0, 2.0], model=model, train={"lr": 1.0, "seed": 3}, preset="tiny")
+    of_kind(tmp_path / "b", "train", [3.0, 2.5], model=model, train={"lr": 2.0, "seed": 3}, preset="tiny")
+    code, out, err = run("compare", "own", "a")
+    assert (code, err) == (0, "")
+    assert "\n  model: 3 settings that only a has (--json lists them)\n" in out
+    assert "\n  preset: (not set) | tiny\n" in out
+    assert "model.arch" not in out
+    row = next(line for line in reversed(out.splitlines()) if line.startswith("own "))
+    assert row.split()[:3] == ["own", "finished", "nan"]
+    _, out, _ = run("compare", "own", "a", "b")
+    assert "\n  train.lr: (not set) | 1.0 | 2.0\n" in out  # in which those that have it differ
+    assert " settings that only a, b have" in out
+    _, out, _ = run("compare", "a", "b")
+    assert "\n  train.lr: 1.0 | 2.0\n" in out
+    assert "settings that only" not in out

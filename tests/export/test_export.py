@@ -20,7 +20,7 @@ from stabilitylab.export import export
 from stabilitylab.export.latex import escape, number
 from stabilitylab.export.tensorboard import MOST_PLACES
 from stabilitylab.schema import Cells, Row, Table
-from stabilitylab.store import Run, RunWriter
+from stabilitylab.store import Run, RunWriter, load_runs
 
 STEPS, LAYERS = 5, 3
 ROWS = tuple(
@@ -51,6 +51,20 @@ def made(tmp_path: Path) -> Run:
             run.append(step, {"loss": 1 / (step + 3), "nll": None if step % 2 else np.nan}, cells)
         run.set_status("finished", STEPS)
     return Run.open(tmp_path / "my_run")
+
+
+@pytest.mark.parametrize("to", ["csv", "parquet"])
+@pytest.mark.parametrize("tables", [None, ["grad_norm"]])
+def test_an_export_is_no_run(made: Run, tmp_path: Path, to: str, tables: list[str] | None) -> None:
+    own = tmp_path / "runs" / "own"
+    shutil.copytree(made.path, own)
+    export(made, to, tmp_path / "runs" / "exported", tables)
+    broken: list[tuple[Path, str]] = []
+    assert [run.path for run in load_runs(tmp_path / "runs", broken)] == [own]
+    assert not broken
+    (own / "status.json").unlink()  # a run that lost it is one still, whatever lies beside its run.json
+    (own / "mine.csv").touch()
+    assert [run.path for run in load_runs(tmp_path / "runs")] == [own]
 
 
 @pytest.mark.parametrize("to", ["csv", "parquet"])

@@ -25,6 +25,7 @@ from ..intervals import interval, mark
 from ..pooling import COLUMNS
 from .overview import Overview, facts, track
 from .sections import ALL_LISTED, LISTED, Group, PageSection, anchor, described
+from .sentences import trouble
 
 ROOM = 1_200_000  # bytes of embedded data: with plotly's 2 MB and the text the page of three runs stays below 3.5 MB
 NARROWEST = 40  # columns of a heat map, however many maps there are
@@ -115,7 +116,7 @@ def _top(view: Overview, anchors: dict[str, str]) -> dict[str, Any]:
         {
             "name": one.record.name,
             "sentence": one.sentence,
-            "state": one.record.verdict or one.record.status.state,
+            "state": one.record.standing,
             "mapped": one.record.name in anchors,
         }
         for one in view.told
@@ -175,7 +176,7 @@ def _what(runs: Runs) -> list[tuple[str, str]]:
     if not runs:
         return []
     trained = runs.where(lambda record: record.kind != "onestep")
-    counted = [f"{len(trained)} training ({_counted(record.verdict or record.status.state for record in trained)})"]
+    counted = [f"{len(trained)} training ({_counted(record.standing for record in trained)})"]
     single = len(runs) - len(trained)
     counted = (counted if len(trained) else []) + ([f"{single} of one step from initialisation"] if single else [])
     words = [
@@ -203,10 +204,19 @@ def _row(record: Record, diagnosed: dict[str, str]) -> dict[str, Any]:
         "kind": {"onestep": "one step", "train": "training"}.get(record.kind, record.kind),
         "layers": "+".join(str(n) for n in record.layers if n) or "–",
         "depth": sum(record.layers),
-        "seed": record.seed,
+        "seed": "–" if record.seed is None else record.seed,
         "step": status.step,
         "state": status.state,
-        "verdict": record.verdict,
+        "verdict": record.outcome,
+        "unjudged": "not diagnosed" if record.ended and record.kind != "onestep" else "–",
         "gap": f"{verdict.nll_gap:+.3f}" if verdict and math.isfinite(verdict.nll_gap) else "",
-        "reason": verdict.reason if verdict else status.reason,
+        "reason": _why(record),
     }
+
+
+def _why(record: Record) -> str:
+    """The evidence of what stands beside it: of the verdict, or else of what was found to have come first."""
+    if record.judged:
+        return record.judged.reason
+    found = trouble(record.found) if record.found else record.lost
+    return "; ".join(filter(None, (record.status.reason, found)))

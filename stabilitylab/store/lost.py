@@ -1,0 +1,34 @@
+"""Since when a run is broken, at the price of a glance: what ``runs`` and the page ask of runs without a verdict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .layout import METRICS
+
+if TYPE_CHECKING:
+    from .reader import Run
+
+LOSSES = ("loss", "nll")
+
+
+def lost(run: Run) -> str:
+    """Says what was not finite and when: the first sentence of its incident, or where there is none what its last
+    recorded loss is and since when; "" of a run whose loss is finite, and of one without a loss."""
+    if (incident := run.incident) is not None:
+        told = str(incident.get("paragraph") or f"Step {incident['step']}: a number is not finite.")
+        return told.partition(". ")[0].rstrip(".")
+    data = run.arrow(METRICS)
+    for name in LOSSES:
+        if name not in data.column_names or not len(column := data[name].drop_null()):
+            continue
+        values = column.to_numpy().astype(float)
+        if np.isfinite(values[-1]):
+            return ""
+        steps = data["step"].filter(data[name].is_valid()).to_numpy()
+        sound = np.flatnonzero(np.isfinite(values))
+        since = int(steps[sound[-1] + 1 if len(sound) else 0])
+        return f"Step {since}: the loss is {values[-1]} from here to the end of the record"
+    return ""
