@@ -49,6 +49,15 @@ def test_a_loss_that_ends_above_its_start_has_diverged_and_no_plateau(tmp_path: 
     assert "plateau" not in kinds(diagnosis)
 
 
+def test_a_divergence_names_the_numbers_that_it_compares(tmp_path: Path) -> None:
+    loss = [5.5, 29.1, 67.8, 90.0, 110.0, *[200.0] * 10, 167.0, 160.0, 180.0, 170.0, 143.9]
+    event = only(found(made(tmp_path / "run", {"loss": loss})), "divergence")
+    assert event.evidence == (
+        "loss is 5.5 at step 0 and 144 at step 19: its median over 5 rows, 167 at the end, is above that of the first "
+        "5, 67.8, since step 5"
+    )
+
+
 def test_an_nll_diverges_two_nats_above_its_minimum(tmp_path: Path) -> None:
     rise = [*np.linspace(8, 4, 50), *np.linspace(4, 6.5, 50)]
     assert only(found(made(tmp_path / "up", {"nll": rise})), "divergence").step in range(89, 92)
