@@ -21,9 +21,10 @@ F = TypeVar("F", bound="Callable[[Evidence], Iterable[Event]]")
 @dataclass(frozen=True)
 class Event:
     """``kind`` happened at ``step`` (first seen there; ``after``: the last row in which it was not) and lasted
-    ``until`` (None: to the end, or not said). ``strength``: how many times over its threshold. ``severity``: a note
-    leaves a run healthy, a failure means that it did not learn or broke. ``open``: what cannot be told yet of a note
-    that stands at the end, such as whether it passes; then the run is not called healthy either."""
+    ``until`` (None: to the end, or not said). ``strength``: how many times over its threshold; None where that means
+    nothing, as of a NaN. ``severity``: a note leaves a run healthy, a failure means that it did not learn or broke.
+    ``open``: what cannot be told yet of a note that stands at the end, such as whether it passes; then the run is not
+    called healthy either."""
 
     kind: str
     title: str
@@ -36,7 +37,7 @@ class Event:
     place: Row | None = None
     places: int = 1
     probe: str = ""
-    strength: float = 1.0
+    strength: float | None = None
     numbers: Mapping[str, Any] = field(default_factory=dict)
     open: str = ""
 
