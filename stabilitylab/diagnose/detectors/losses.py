@@ -102,8 +102,8 @@ def loss_divergence(evidence: Evidence) -> Iterator[Event]:
         at = last_stretch(high)
         ends = f"{values[0]:.3g} at step {steps[0]} and {values[-1]:.3g} at step {steps[-1]}"
         text = (
-            f"{grid.column} is {ends}: its median over 5 rows, {smooth[-1]:.3g} at the end, is above that of the first 5, "
-            f"{first:.3g}, since step {steps[at]}"
+            f"{grid.column} is {ends}: its median over 5 rows, {smooth[-1]:.3g} at the end, is above that of the first "
+            f"5, {first:.3g}, since step {steps[at]}"
         )
         yield _diverged(grid, int(steps[at]), text, (smooth[-1] - first) / abs(DIVERGED_SHARE * first or 1.0))
 
