@@ -32,6 +32,7 @@ from .probes import (
 )
 from .probes.numerics import numerics
 from .probes.parameters.ranks import Parallel, is_first_rank, on_first_rank
+from .probes.parameters.untrained import untrained
 from .schema import Sink
 from .store import AbsentRun, RunWriter
 
@@ -70,6 +71,16 @@ class RunWatcher(Watcher):
     def _declare(self) -> None:
         super()._declare()
         self.run.record(probes_dropped=dict(self.dropped))
+
+    def step(
+        self, loss: torch.Tensor | float | None = None, **metrics: torch.Tensor | float | None
+    ) -> Mapping[str, float | None]:
+        row = super().step(loss, **metrics)
+        if self.t == 1 and self._parts.stages is None:  # a stage knows its own places alone
+            self.run.record(places_untrained=untrained(self.parameters))
+        return row
+
+    step.__doc__ = Watcher.step.__doc__
 
     def checkpoint(self) -> dict[str, Any]:
         """What ``watch(..., resume=...)`` needs to go on here: save it with the model, between the optimizer's step and

@@ -12,6 +12,8 @@ import numpy as np
 # batch too; its gradients; the update made of those, theta_t -> theta_{t+1}.
 Phase = Literal["step", "reference", "forward", "backward", "update"]
 
+EVERY_ROW = "every=1, on the command line --every 1"  # how each row comes to be probed, for those whose numbers lack it
+
 
 @dataclass(frozen=True)
 class Row:

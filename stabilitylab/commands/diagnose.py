@@ -52,7 +52,8 @@ def _show(found: Diagnosis) -> None:
     console.print(Text(found.paragraph, style=state_style(found.verdict) if found.verdict == "failure" else ""))
     for event, *others in alike(found.events):
         until = "" if event.until is None else f" to {event.until}"
-        strength = "" if event.severity == "note" else f", {event.strength:.3g} times its threshold"
+        weighed = event.severity != "note" and event.strength is not None
+        strength = f", {event.strength:.3g} times its threshold" if weighed else ""
         head = Text.assemble(
             f"\nstep {event.step}{until}  ", (event.title, "bold"), f"  {event.where}  ",
             (event.severity, state_style(event.severity)), strength,

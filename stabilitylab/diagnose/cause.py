@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..schema import EVERY_ROW
 from .events import DETECTORS, Event
 from .order import comes_before, depends_on
 
@@ -106,7 +107,7 @@ def _between(a: Event, b: Event) -> str:
     if together(a, b):
         return f"{head}: {why_together(a, b)}"
     gaps = [f"{event.title} began after step {event.after} and by step {event.step}" for event in (a, b)]
-    return f"{head}: {gaps[0]}, {gaps[1]}; record every step (every=1) to tell them apart"
+    return f"{head}: {gaps[0]}, {gaps[1]}; record with {EVERY_ROW} to tell them apart"
 
 
 def why_together(*events: Event) -> str:

@@ -17,16 +17,17 @@ from .evidence import Evidence
 from .headroom import headroom
 from .unmeasured import not_measured, unmeasured
 
+HEALTH = ("loss_spike", "divergence", "plateau")  # what must have been judged of a run before it is called healthy
 Verdict = Literal["healthy", "open", "warning", "failure"]
 
 
 @dataclass(frozen=True)
 class Diagnosis:
     """What happened in a run and in which order. ``checked``: kind -> the sources that were read; ``unchecked``:
-    kind -> why not, and what records it. ``open``: what the held-out loss says of a run of which it cannot be told
-    whether it trains; "" where it can, or where there is no baseline to judge by. ``unmeasured``: what the run was to
-    record and did not -> why. ``headroom``: how far from the edge of its fixed batch it stood last, "" if not
-    recorded. ``doubts``: what was warned of as it ran, such as a ``step()`` in the wrong place."""
+    kind -> why not, and what records it. ``open``: why it cannot be told whether the run trains, by its held-out loss,
+    or since its loss was not recorded, or in too few rows; "" where it can. ``unmeasured``: what the run was to record
+    and did not -> why. ``headroom``: how far from the edge of its fixed batch it stood last, "" if not recorded.
+    ``doubts``: what was warned of as it ran, such as a ``step()`` in the wrong place."""
 
     run: str
     state: str
@@ -46,7 +47,15 @@ class Diagnosis:
         severities = {event.severity for event in self.events}
         if severities & {"failure", "warning"}:
             return "failure" if "failure" in severities else "warning"
-        return "open" if self.open or self.pending or self.doubts else "healthy"
+        return "open" if self.untold else "healthy"
+
+    @property
+    def untold(self) -> list[str]:
+        """Why a run in which nothing was found is not called healthy."""
+        told = [f"whether it trains is open: {self.open}"] if self.open else []
+        told += [f"{each} is open" for each in self.pending]
+        told += [f"its numbers do not tell why it {self.state}"] if self.state in ("failed", "diverged") else []
+        return told + (["its numbers may not be those of the updates"] if self.doubts else [])
 
     @property
     def pending(self) -> list[str]:
@@ -69,11 +78,8 @@ class Diagnosis:
                 f" Note: {event.evidence}." for event in {e.kind: e for e in reversed(self.events)}.values()
             )
             nothing = f"{ended}, and none of {len(self.checked)} kinds of trouble was found"
-            untold = [f"whether it trains is open: {self.open}"] if self.open else []
-            untold += [f"{each} is open" for each in self.pending]
-            untold += ["its numbers may not be those of the updates"] if self.doubts else []
-            whether = f"{self.run}: {nothing}; but {', and '.join(untold)}."
-            text = (whether if untold else f"{self.run} is healthy: {nothing}.") + notes
+            whether = f"{self.run}: {nothing}; but {', and '.join(self.untold)}."
+            text = (whether if self.untold else f"{self.run} is healthy: {nothing}.") + notes
             text = text if self.checked else f"{self.run}: {ended}, and nothing was recorded that could be checked."
             return " ".join(filter(None, (text, *self._last_words())))
         what = "something broke" if self.verdict == "failure" else "there are warnings"
@@ -103,6 +109,7 @@ class Diagnosis:
             "first": [event.kind for event in self.cause.together],
             "undecided": undecided(self.cause),
             "layers": self.layers,
+            "open": self.untold,
             "events": [event.as_dict() for event in self.events],
             "checked": dict(self.checked),
             "unchecked": dict(self.unchecked),
@@ -132,8 +139,7 @@ def diagnose(run: Run) -> Diagnosis:
     nothing is recorded.
     """
     evidence = Evidence(run)
-    rows = len(evidence.steps)
-    if not rows:
+    if not len(evidence.steps):
         raise InputError(f"{run.path} has recorded nothing yet: diagnose it after its first steps.")
     checked: dict[str, list[str]] = {}
     unchecked: dict[str, str] = {}
@@ -143,7 +149,7 @@ def diagnose(run: Run) -> Diagnosis:
         if not sources:
             needs = " or ".join(f"{name} ({how})" for name, how in detector.reads.items())
             unchecked[kind] = f"not recorded: {needs}"
-        elif rows < detector.least_rows:
+        elif (rows := detector.rows(evidence)) < detector.least_rows:
             unchecked[kind] = f"{rows} rows are too few, it takes {detector.least_rows}"
         else:
             checked[kind] = sources
@@ -152,7 +158,7 @@ def diagnose(run: Run) -> Diagnosis:
     events += announced(evidence)
     status, judged = evidence.status, evidence.verdict
     untold = ("descending", "cannot tell", *(() if "plateau" in checked else ("stuck",)))  # too short for a plateau
-    open_ = f"{judged.state}, {judged.reason}" if judged and judged.state in untold else ""
+    open_ = f"{judged.state}, {judged.reason}" if judged and judged.state in untold else _unjudged(evidence, checked)
     flat = any(event.kind == "plateau" for event in events)
     found = ordered(_weighed(events, learns="plateau" in checked and not open_ and not flat))
     return Diagnosis(
@@ -160,6 +166,20 @@ def diagnose(run: Run) -> Diagnosis:
         *(tuple(found), explain(found), checked, unchecked, open_, unmeasured(run), headroom(evidence)),
         doubts=tuple(map(str, run.manifest.get("loop_warnings", ()))),
     )
+
+
+def _unjudged(evidence: Evidence, checked: Mapping[str, Any]) -> str:
+    """Why nothing can be said of how the loss goes; "" where what judges it was checked. A run that learns by its
+    baseline is on no plateau, however short it is."""
+    learns = evidence.verdict is not None and evidence.verdict.state in ("trained", "learning")
+    missing = [DETECTORS[kind] for kind in HEALTH if kind not in checked and not (learns and kind == "plateau")]
+    loss = evidence.loss()
+    if not missing:
+        return ""
+    if loss is None:
+        return f"no loss of its training was recorded ({DETECTORS['loss_spike'].reads['loss']})"
+    rows, least = len(loss.steps), max(detector.least_rows for detector in missing)
+    return f"too short to tell, since its loss has {rows} row{'s' * (rows > 1)} and it takes {least}"
 
 
 def _weighed(events: Sequence[Event], learns: bool) -> list[Event]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..registry import Registry, Room
 from ..schema import Row
-from .evidence import LOSSES, Evidence
+from .evidence import LOSSES, Evidence, Grid
 from .order import describe, rank
 
 Severity = Literal["note", "warning", "failure"]
@@ -21,9 +21,10 @@ F = TypeVar("F", bound="Callable[[Evidence], Iterable[Event]]")
 @dataclass(frozen=True)
 class Event:
     """``kind`` happened at ``step`` (first seen there; ``after``: the last row in which it was not) and lasted
-    ``until`` (None: to the end, or not said). ``strength``: how many times over its threshold. ``severity``: a note
-    leaves a run healthy, a failure means that it did not learn or broke. ``open``: what cannot be told yet of a note
-    that stands at the end, such as whether it passes; then the run is not called healthy either."""
+    ``until`` (None: to the end, or not said). ``strength``: how many times over its threshold; None where that means
+    nothing, as of a NaN. ``severity``: a note leaves a run healthy, a failure means that it did not learn or broke.
+    ``open``: what cannot be told yet of a note that stands at the end, such as whether it passes; then the run is not
+    called healthy either."""
 
     kind: str
     title: str
@@ -36,7 +37,7 @@ class Event:
     place: Row | None = None
     places: int = 1
     probe: str = ""
-    strength: float = 1.0
+    strength: float | None = None
     numbers: Mapping[str, Any] = field(default_factory=dict)
     open: str = ""
 
@@ -111,14 +112,23 @@ class Detector:
         """Which of its sources hold a number in this run."""
 
         def holds(name: str) -> bool:
-            table, _, column = name.partition(".")
-            grid = evidence.grid(table, column)
-            if column:  # one that may be there without a number in it
+            grid, metric = _read(evidence, name)
+            if "." in name:  # a column that may be there without a number in it
                 return grid is not None and bool((~grid.absent & ~np.isnan(grid.values)).any())
-            metric = evidence.metric(*ALSO_CALLED.get(name, (name,)))
             return any(one is not None and not one.absent.all() for one in (grid, metric))
 
         return [name for name in self.reads if holds(name)]
+
+    def rows(self, evidence: Evidence) -> int:
+        """How many rows hold a number of the source that has most."""
+        found = [grid for name in self.reads for grid in _read(evidence, name) if grid is not None]
+        return max((len(grid.steps) for grid in found), default=0)
+
+
+def _read(evidence: Evidence, name: str) -> tuple[Grid | None, Grid | None]:
+    """A source of a detector as a table, or one of its columns, and as a metric."""
+    table, _, column = name.partition(".")
+    return evidence.grid(table, column), None if column else evidence.metric(*ALSO_CALLED.get(name, (name,)))
 
 
 ALSO_CALLED = {"lr": ("lr", "learning_rate"), "loss": LOSSES}

@@ -281,3 +281,34 @@ def test_slow_growth_is_judged_by_the_level_of_the_loss_not_by_a_row_that_was_lo
     table = Made(layer_rows(2), ("value",), lambda t: np.full((2, 1), 1.3 ** max(t - 36, 0)), tuple(range(80)))
     event = only(found(made(tmp_path / "run", {"loss": losses}, {"ln_input": table})), "ln_growth")
     assert event.severity == severity
+
+
+@pytest.mark.parametrize(("forward", "place"), [(False, None), (True, 3)])
+def test_a_nan_loss_is_not_laid_to_the_gradients_that_it_breaks(
+    tmp_path: Path, forward: bool, place: int | None
+) -> None:
+    """Every gradient is NaN after a NaN loss, which arose in the loss or in the forward pass before it."""
+    nan = [*falling(AT), *[math.nan] * 10]
+    norms = Made(layer_rows(4), ("value",), jumping(math.nan if forward else 1.0), STEPS)
+    gradients = Made(layer_rows(4), ("value",), lambda t: steady(t, 4, math.nan if t >= AT else 1.0), STEPS)
+    diagnosis = found(made(tmp_path / "run", {"loss": nan}, {"ln_input": norms, "grad_norm": gradients}))
+    event = only(diagnosis, "non_finite")
+    assert (event.step, event.place and event.place.layer, event.strength) == (AT, place, None)
+    if not forward:
+        assert diagnosis.layers == []
+        assert "what depends on it breaks after it, in the same step: grad_norm.value of layer 4" in event.evidence
+        assert "every number of ln_input is finite in that step before it" in event.evidence
+
+
+@pytest.mark.parametrize(("metric", "place"), [("loss", None), ("grad_norm_total", 4)])
+def test_a_number_lost_between_probed_rows_is_placed_by_what_it_depends_on(
+    tmp_path: Path, metric: str, place: int | None
+) -> None:
+    """A frozen layer has no gradient, so that not every place breaks: that tells nothing of a loss."""
+    metrics = {"loss": falling(40), metric: [1.0] * AT + [math.nan] * 10}
+    probed = range(2, 40, 4)  # the next is 30 + 4
+    rows = layer_rows(4)
+    gradients = Made(rows, ("value",), lambda t: steady(t, 4, math.nan if t > AT else 1.0), probed,
+                     absent=lambda t, row: row.layer == 1)  # fmt: skip
+    event = only(found(made(tmp_path / "run", metrics, {"grad_norm": gradients})), "non_finite")
+    assert (event.step, event.place and event.place.layer) == (AT, place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,44 @@ def test_a_layer_frozen_on_the_way_is_a_warning_and_one_frozen_from_the_start_a_
     assert event.evidence.startswith(f"layer {LAYER} of layers has no gradient")
     early = found(train(tmp_path / "early", fault=lambda t, model, o: model.layers[1].requires_grad_(False)))
     assert (only(early, "dead_layer").severity, early.verdict) == ("note", "healthy")
+
+
+@pytest.mark.parametrize(
+    ("case", "severity", "told"),
+    [
+        ("detached", "warning", "no gradient, though parameters there require one, from the start"),
+        ("frozen", "note", "no gradient (frozen) from the start"),
+        ("left out", "note", "no gradient (not in the optimizer) from the start"),
+        ("old", "note", "no gradient (frozen, or unused) from the start"),
+    ],
+)
+def test_layers_without_a_gradient_are_a_warning_where_they_were_to_be_trained(
+    tmp_path: Path, case: str, severity: str, told: str
+) -> None:
+    """Layers 1 and 2 of 4, by a ``detach`` behind them; an old run does not say what was to be trained."""
+
+    def cut(t: int, model: Copier, optimizer: torch.optim.Optimizer) -> None:
+        if t:
+            return
+        model.layers[1].register_forward_hook(lambda module, x, y: y.detach())
+        below = [*model.embedding.parameters(), *model.layers[:2].parameters()]
+        if case == "frozen":
+            for parameter in below:
+                parameter.requires_grad_(False)
+        if case == "left out":
+            group, mine = optimizer.param_groups[0], {id(parameter) for parameter in below}
+            group["params"] = [parameter for parameter in group["params"] if id(parameter) not in mine]
+
+    path = train(tmp_path / "run", fault=cut, steps=5)
+    if case == "old":
+        document = json.loads((path / "run.json").read_text())
+        del document["places_untrained"]
+        (path / "run.json").write_text(json.dumps(document))
+    diagnosis = found(path)
+    event = only(diagnosis, "dead_layer")
+    assert (event.severity, event.step) == (severity, 0)
+    assert event.evidence == f"embedding, layer 1 of layers, layer 2 of layers have {told}"
+    assert diagnosis.verdict == ("warning" if severity == "warning" else "open")
 
 
 def test_parameters_that_the_optimizer_does_not_have_are_found(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,15 @@ def test_a_loss_that_ends_above_its_start_has_diverged_and_no_plateau(tmp_path: 
     assert event.severity == "failure"
     assert 60 < event.step < 100
     assert "plateau" not in kinds(diagnosis)
+
+
+def test_a_divergence_names_the_numbers_that_it_compares(tmp_path: Path) -> None:
+    loss = [5.5, 29.1, 67.8, 90.0, 110.0, *[200.0] * 10, 167.0, 160.0, 180.0, 170.0, 143.9]
+    event = only(found(made(tmp_path / "run", {"loss": loss})), "divergence")
+    assert event.evidence == (
+        "loss is 5.5 at step 0 and 144 at step 19: its median over 5 rows, 167 at the end, is above that of the first "
+        "5, 67.8, since step 5"
+    )
 
 
 def test_an_nll_diverges_two_nats_above_its_minimum(tmp_path: Path) -> None:
@@ -111,7 +121,48 @@ def test_too_few_rows_are_said_not_judged(tmp_path: Path) -> None:
     diagnosis = found(made(tmp_path / "run", {"loss": [3.0] * 15}))
     assert diagnosis.unchecked["plateau"] == "15 rows are too few, it takes 20"
     assert "plateau" not in diagnosis.checked
-    assert diagnosis.verdict == "healthy"
+    assert diagnosis.verdict == "open"
+    assert "whether it trains is open: too short to tell, since its loss has 15 rows and it takes 20" in (
+        diagnosis.paragraph
+    )
+
+
+@pytest.mark.parametrize(("rows", "verdict"), [(1, "open"), (19, "open"), (20, "healthy")])
+def test_a_run_is_healthy_once_its_loss_was_judged(tmp_path: Path, rows: int, verdict: str) -> None:
+    diagnosis = found(made(tmp_path / "run", {"loss": falling(rows)}))
+    assert (diagnosis.verdict, diagnosis.events, "is healthy" in diagnosis.paragraph) == (
+        verdict,
+        (),
+        verdict == "healthy",
+    )
+    assert diagnosis.as_dict()["open"] == diagnosis.untold
+    assert bool(diagnosis.untold) == (verdict == "open")
+
+
+def test_rows_without_a_loss_do_not_count(tmp_path: Path) -> None:
+    """Of 40 rows three have a loss, or none; a held-out loss without a baseline judges nothing of the training."""
+    norms = {"grad_norm_total": [1.0] * 40}
+    none = found(made(tmp_path / "none", norms))
+    assert none.verdict == "open"
+    assert "whether it trains is open: no loss of its training was recorded (w.step(loss=loss))." in none.paragraph
+    few = found(made(tmp_path / "few", {**norms, "loss": [3.0, 2.0, 1.0, *[None] * 37]}))
+    assert few.unchecked["plateau"] == "3 rows are too few, it takes 20"
+    assert "its loss has 3 rows and it takes 20" in few.paragraph
+    held_out = found(made(tmp_path / "held", {**norms, "held_out_nll": falling(40)}))
+    assert held_out.verdict == "open"
+
+
+@pytest.mark.parametrize("state", ["failed", "diverged"])
+def test_a_run_that_failed_is_never_healthy(tmp_path: Path, state: str) -> None:
+    path = made(tmp_path / "run", {"loss": falling(60)})
+    status = json.loads((path / "status.json").read_text())
+    (path / "status.json").write_text(json.dumps({**status, "state": state, "reason": "RuntimeError: out of memory"}))
+    diagnosis = found(path)
+    assert diagnosis.verdict == "open"
+    assert diagnosis.paragraph.startswith(
+        f"{path}: {state} at step 59 (RuntimeError: out of memory), and none of {len(diagnosis.checked)} kinds of "
+        f"trouble was found; but its numbers do not tell why it {state}."
+    )
 
 
 def risen(by: float, rows: int = 200, seed: int = 0, sd: float = 0.2) -> list[float]:

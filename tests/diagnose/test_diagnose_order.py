@@ -79,7 +79,7 @@ def test_what_the_cadence_leaves_open_is_said() -> None:
     cause = explain([event("ln_growth", 44, 40), event("loss_spike", 42, 41, "loss")])
     (text,) = undecided(cause)
     assert text.startswith("the evidence does not decide between loss spike at step 42 and ln growth at step 44")
-    assert "ln growth began after step 40 and by step 44; record every step (every=1)" in text
+    assert "ln growth began after step 40 and by step 44; record with every=1, on the command line --every 1" in text
     (text,) = undecided(explain([event("ln_growth", 42, 41), event("exploding", 42, 41)]))
     assert text.endswith("both are seen in what depends on theta_t and the batch")
 
@@ -198,7 +198,8 @@ def test_what_was_warned_of_as_it_ran_is_no_health(tmp_path: Path) -> None:
             optimizer.zero_grad()
     diagnosis = diagnose(Run.open(tmp_path / "run"))
     assert diagnosis.verdict == "open"
-    assert "but its numbers may not be those of the updates" in diagnosis.paragraph
+    assert replace(diagnosis, open="").verdict == "open"  # of which five rows are not the only reason
+    assert "and its numbers may not be those of the updates." in diagnosis.paragraph
     assert "Warned as it ran: row 0: the optimizer's step came before this one" in diagnosis.paragraph
     assert len(diagnosis.as_dict()["doubts"]) == 1
 

@@ -181,7 +181,7 @@ def test_a_row_that_is_not_probed_tells_the_step_alone() -> None:
     watcher, _ = train(nan_weight, every=100, update_every=100)
     assert places(watcher) == (BROKEN, "loss", "loss", "", 0, "nan")
     assert watcher.incident is not None
-    assert "record with every=1" in watcher.incident.paragraph
+    assert "record from here with every=1, on the command line --every 1." in watcher.incident.paragraph
 
 
 def test_gradients_that_a_scaler_throws_away_are_no_incident() -> None:

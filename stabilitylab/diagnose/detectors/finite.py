@@ -10,7 +10,7 @@ import numpy as np
 
 from ...errors import listed
 from ...kernels import suspected
-from ...schema import Row
+from ...schema import EVERY_ROW, Row
 from ..events import Event, detector
 from ..evidence import Evidence, Grid
 from ..order import depends_on, describe, first_place, rank
@@ -101,18 +101,23 @@ def non_finite(evidence: Evidence) -> Iterator[Event]:
 
 
 def _placed(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
-    """Where a metric's number was lost, as far as a table of that row, or of the next one with tables, tells."""
+    """Where a metric's number was lost, as far as a table of that row, or of the next one with tables, tells. What
+    depends on the metric is no cause of it: where the loss broke first, every gradient breaks after it."""
     tables = [loss for loss in others if not loss.grid.is_metric]
-    if below := next((loss for loss in tables if loss.step == first.step), None):
-        return below, [f"after it, in the same step: {_sentence(below)}"]
     if not tables:
         return first, []
     row = [loss for loss in tables if loss.step == tables[0].step]
+    before = [loss for loss in row if rank(loss.grid.phase) <= rank(first.grid.phase)]
+    if row[0].step == first.step:
+        if before:
+            return before[0], [f"in the same step: {_sentence(before[0])}"]
+        return first, [f"what depends on it breaks after it, in the same step: {_sentence(row[0])}"]
     # one update carries it into every gradient, so every weight; and a table may have a single place
-    if telling := next((loss for loss in row if not loss.bad.all()), None):
+    if telling := next((loss for loss in before if not loss.bad.all()), None):
         return telling, [f"the next recorded row with tables says where: {_sentence(telling)}"]
+    how = "every place" if all(loss.bad.all() for loss in row) else "a place"
     broken = listed([loss.grid.table for loss in row])
-    return first, [f"by the next recorded row with tables, {row[0].step}, every place of {broken} is broken"]
+    return first, [f"by the next recorded row with tables, {row[0].step}, {how} of {broken} is broken"]
 
 
 def _beside(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
@@ -206,7 +211,7 @@ def _open_questions(tables: list[Grid], step: int, phase: int) -> list[str]:
         open_question = f"does not decide between the update of step {step - 1} and the passes of step {step}"
     else:
         open_question = f"does not decide which place of step {step} came first"
-    return [*text, f"the evidence {open_question}: record every=1"]
+    return [*text, f"the evidence {open_question}: record with {EVERY_ROW}"]
 
 
 def _neighbours(steps: np.ndarray, step: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +25,7 @@ EXPLODED = 10.0
 EXPLODED_SHARE = 0.1  # of the largest layer's: a layer's explosion that the model can feel
 
 SOURCES = ("activation_grad_norm", "grad_norm")
+UNMEANT = ", though parameters there require one,"
 WHY_STILL = "not in the optimizer, a rate of 0, or below the rounding of its dtype"
 
 
@@ -211,7 +212,8 @@ def dead_layer(evidence: Evidence) -> Iterator[Event]:
     grid = evidence.grid("grad_norm", "value")
     if grid is not None:
         missing = grid.absent & ~np.logical_and.reduce(grid.absent, axis=1)[:, None]
-        yield from _still(grid, missing, "no gradient (frozen, or unused)", meant=True)
+        for why, places in _why_missing(grid, missing, evidence.run.manifest.get("places_untrained")).items():
+            yield from _still(grid, missing & places, f"no gradient{why}", meant=why != UNMEANT)
         zero = (grid.values == 0) & ~grid.absent
         some = np.logical_or.reduce(grid.values > 0, axis=1)[:, None]
         yield from _still(grid, zero & some & ~_underflow(grid), "a gradient of exactly 0")
@@ -223,6 +225,19 @@ def dead_layer(evidence: Evidence) -> Iterator[Event]:
         if len(common):
             known = replace(update, steps=common, values=update.values[mine], absent=update.absent[mine])
             yield from _still(known, still, f"a gradient but no update ({WHY_STILL})")
+
+
+def _why_missing(grid: Grid, missing: np.ndarray, untrained: object) -> dict[str, np.ndarray]:
+    """Which places (True) have no gradient for which reason, by what was to be trained as the run began. What lost its
+    gradient on the way, and runs that did not record it, leave open which."""
+    sites = [row.site for row in grid.rows]
+    at_start = missing[0] if isinstance(untrained, Mapping) else np.zeros(len(sites), bool)
+    reasons = [str(untrained.get(site, "")) if isinstance(untrained, Mapping) else "" for site in sites]
+    found = {" (frozen, or unused)": ~at_start}
+    for reason in dict.fromkeys(reasons):
+        places = at_start & np.array([reason == own for own in reasons], bool)
+        found[f" ({reason})" if reason else UNMEANT] = places
+    return found
 
 
 def _underflow(grid: Grid) -> np.ndarray:

@@ -100,7 +100,11 @@ def loss_divergence(evidence: Evidence) -> Iterator[Event]:
     high = smooth > first + DIVERGED_SHARE * abs(first)
     if high[-rows:].all():
         at = last_stretch(high)
-        text = f"{grid.column} ends at {smooth[-1]:.3g}, above the {first:.3g} of its start, since step {steps[at]}"
+        ends = f"{values[0]:.3g} at step {steps[0]} and {values[-1]:.3g} at step {steps[-1]}"
+        text = (
+            f"{grid.column} is {ends}: its median over 5 rows, {smooth[-1]:.3g} at the end, is above that of the first "
+            f"5, {first:.3g}, since step {steps[at]}"
+        )
         yield _diverged(grid, int(steps[at]), text, (smooth[-1] - first) / abs(DIVERGED_SHARE * first or 1.0))
 
 

@@ -20,7 +20,7 @@ from .watchable import SPLIT, compiled_modules, split_by_ddp
 
 log = logging.getLogger("stabilitylab")
 
-FRAMES = 8  # of the callers, among which a GradScaler is looked for
+FRAMES = 9  # of the callers, among which a GradScaler is looked for
 COMPILED = "the model is compiled already, and will be once more at its next call, with the probes inside."
 
 SHARED = (

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...schema import Cells
+from ...schema import EVERY_ROW, Cells
 from .._engine.board import Board
 from ..parameters.pieces import Parameters
 from ..rules import Quantile
@@ -161,7 +161,7 @@ def paragraph(place: Suspect, evidence: RowEvidence, before: str, earlier: Seque
             else "Whether a parameter was so already is recorded with optimizer= alone (probe update_ratio)."
         )
     if not evidence.tables:
-        sentences.append("This row was not probed, so that no place is known: record with every=1 from here.")
+        sentences.append(f"This row was not probed, so that no place is known: record from here with {EVERY_ROW}.")
     for step, metrics, _ in earlier:
         known = {name: metrics.get(name) for name in ("loss", "grad_norm_total", "lr")}
         numbers = [f"{name} {value:.4g}" for name, value in known.items() if value is not None]

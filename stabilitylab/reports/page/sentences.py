@@ -32,7 +32,7 @@ def sentence(record: Record, found: Diagnosis | None) -> str:
     said = [f"{heading(record)}: {standing(record, found)}"]
     if found is not None:
         weak = [event.kind for event in found.cause.together] == ["vanishing_gradient"]  # which a fold tells in short
-        said.append((weak and fall(record)) or trouble(found) or fall(record) or _nothing(found))
+        said.append((weak and fall(record)) or trouble(found) or fall(record) or _nothing(record, found))
         said.append(found.headroom)
     return "; ".join(part for part in said if part) + "."
 
@@ -85,7 +85,7 @@ def fold(times: float) -> str:
     return f"{digits}×10{str(int(power)).translate(RAISED)}"
 
 
-def _nothing(found: Diagnosis) -> str:
+def _nothing(record: Record, found: Diagnosis) -> str:
     """What was looked for; what is no more than a note stands behind it, each kind with its first update, and what
     cannot be told yet of it."""
     if not found.checked:
@@ -95,4 +95,6 @@ def _nothing(found: Diagnosis) -> str:
         notes[event.title] = min(event.step, notes.get(event.title, event.step))
     noted = f" (noted: {listed([f'{title} at update {step}' for title, step in notes.items()])})" if notes else ""
     untold = f"; open is {listed(found.pending)}" if found.pending else ""
+    if found.open and record.judged is None:  # else its state says so
+        untold += f"; whether it trains is open: {found.open}"
     return f"none of {len(found.checked)} kinds of trouble was found{noted}{untold}"

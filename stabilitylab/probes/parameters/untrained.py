@@ -1,0 +1,21 @@
+"""Which places of a model are not to be trained: known before the first update, and no finding where it was meant."""
+
+from __future__ import annotations
+
+from .pieces import Parameters
+
+
+def untrained(parameters: Parameters) -> dict[str, str]:
+    """Site of each row of which nothing is to be trained -> why: all of it is frozen, or no optimizer has it."""
+    groups = [group for optimizer in parameters.optimizers for group in optimizer.param_groups]
+    held = {id(tensor) for group in groups for tensor in group["params"]}
+    # an optimizer may have copies of its own, and there may be none: then nobody knows what it lacks
+    known = any(id(tensor) in held for tensor in parameters.originals)
+    learn: dict[str, list[bool]] = {row.site: [] for row in parameters.rows}
+    for piece in parameters.pieces:
+        tensor = parameters.originals[piece.index]
+        if tensor.requires_grad:
+            learn[piece.row.site].append(id(tensor) in held)
+    frozen = {site: "frozen" for site, own in learn.items() if not own}
+    left_out = {site: "not in the optimizer" for site, own in learn.items() if own and known and not any(own)}
+    return frozen | left_out
