@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
+
 from .._engine.board import Board
 from .._engine.cadence import Cadence, is_due
-from .._engine.row import RowRecord, State, Template
+from .._engine.row import Metrics, RowRecord, State, Template
 from ..base import Collected, ParameterProbe, When
 from .assembly import Assembly
 
@@ -53,6 +57,16 @@ class Contents:
             self.collect(row, "update")
         if not isinstance(row, Template) and self._parts.curvature.due(row.step):
             self._parts.curvature.fill(row)
+
+    def look_closer(self, row: RowRecord, metrics: Metrics) -> None:
+        """At a row that is not probed whose loss is NaN or inf: whether a parameter was so before. That can be asked
+        where the row is read at once, since the optimizer's step leaves hardly a parameter finite."""
+        parts, loss = self._parts, metrics.get("loss")
+        if loss is None or math.isfinite(loss) or parts.forensics.incident is not None or self.due(row.step):
+            return
+        if parts.optimizers and parts.ranks is None and not self.early:  # else it may have stepped already
+            with torch.no_grad():
+                row.aside["pieces"]["theta"] = parts.parameters.squares(parts.parameters.tensors).cpu().numpy()
 
     def _boards(self, when: When) -> list[Board]:
         """Those of parameters, "step" or "update"; what an optimizer sums in its own step comes with the update."""

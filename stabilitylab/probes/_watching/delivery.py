@@ -78,7 +78,9 @@ class Delivery:
         if self.row is None or begin is None or self.row.waits:
             return
         if self._parts.parameters.device.type == "cpu" or self._parts.forensics.incident is not None:
-            begin(self.row.step, *self.row.read())
+            metrics, tables = self.row.read()
+            self._contents.look_closer(self.row, metrics)
+            begin(self.row.step, metrics, tables)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
