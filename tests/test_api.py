@@ -87,10 +87,24 @@ def test_a_named_probe_without_a_site_raises_and_leaves_no_directory(tmp_path: P
 
 
 def test_an_existing_directory_is_refused(tmp_path: Path) -> None:
-    with sl.watch(fresh(), out=tmp_path / "run", every=1):
-        pass
-    with pytest.raises(UsageError, match="exists already"):
+    model = fresh()
+    with sl.watch(model, out=tmp_path / "run", every=1) as w:
+        loop(model, w)
+    with pytest.raises(UsageError, match=r"exists already .*watch\(resume") as caught:
         sl.watch(fresh(), out=tmp_path / "run", every=1)
+    assert "probe --resume" not in str(caught.value)
+
+
+def test_a_run_that_failed_at_its_first_row_does_not_block_the_next_try(tmp_path: Path) -> None:
+    model = fresh()
+    with pytest.raises(ZeroDivisionError), sl.watch(model, out=tmp_path / "run", reference=lambda: 1 / 0) as w:
+        loop(model, w)
+    assert sl.Run.open(tmp_path / "run").status.state == "failed"
+    with sl.watch(model, out=tmp_path / "run", reference=None) as w:
+        loop(model, w)
+    run = sl.Run.open(tmp_path / "run")
+    assert (run.status.state, len(run.manifest["attempts"])) == ("finished", 1)
+    assert len(run.metrics) > 0
 
 
 def test_public_names_load_lazily_and_unknown_ones_raise() -> None:
