@@ -133,7 +133,10 @@ def diagnose(run: Run) -> Diagnosis:
     """
     evidence = Evidence(run)
     rows = len(evidence.steps)
+    doubts = tuple(map(str, run.manifest.get("loop_warnings", ())))
     if not rows:
+        if doubts:
+            raise InputError(f"{run.path} has recorded nothing. Warned as it ran: {'; '.join(doubts)}.")
         raise InputError(f"{run.path} has recorded nothing yet: diagnose it after its first steps.")
     checked: dict[str, list[str]] = {}
     unchecked: dict[str, str] = {}
@@ -158,7 +161,7 @@ def diagnose(run: Run) -> Diagnosis:
     return Diagnosis(
         *(str(run.path), status.state, status.step, status.reason),
         *(tuple(found), explain(found), checked, unchecked, open_, unmeasured(run), headroom(evidence)),
-        doubts=tuple(map(str, run.manifest.get("loop_warnings", ()))),
+        doubts=doubts,
     )
 
 

@@ -217,6 +217,8 @@ class Watcher(Course):
         self._check_open()
         self._delivery.send()
         self._state = "finished"
+        if not self.t:
+            self._parts.notices.never()
         if self._parts.reference is None:
             return {}
         row = RowRecord(self.t, self._parts.parameters.device, self._parts.ranks)

@@ -116,9 +116,19 @@ class Notices:
                 "the optimizer's step came before this one: call step() after backward and before optimizer.step",
             )
 
+    def never(self) -> None:
+        """Warns of a loop that has ended without a row."""
+        self._say(
+            "step() was never called: no update is recorded; call step(loss=loss) once per update, after backward and "
+            "before optimizer.step"
+        )
+
     def _tell(self, row: int, text: str) -> None:
         self._warned = True
-        self.loop_warnings.append(f"row {row}: {text.rstrip('.')}")
+        self._say(f"row {row}: {text.rstrip('.')}")
+
+    def _say(self, text: str) -> None:
+        self.loop_warnings.append(text)
         if self._first:
             log.warning("%s.", self.loop_warnings[-1])
 
