@@ -44,7 +44,7 @@ class Contents:
                 later |= board.probe.on == "step"
                 self._before(board)
         elif is_due(t, self._every):
-            parts.notices.loop(t, parts.training, parts.parameters, self.early)
+            self._look_at_loop(t)
         if not isinstance(row, Template) and parts.curvature.due(t):
             row.state = State.OWED
             parts.curvature.start()
@@ -97,7 +97,7 @@ class Contents:
         parts, training = self._parts, self._parts.training
         boards = parts.on("forward", "backward")
         training.end()
-        parts.notices.loop(t, training, parts.parameters, self.early)
+        self._look_at_loop(t)
         if training.order:  # else there was no forward pass to be seen, which is said above
             parts.notices.look(t, "training", boards, training.order)
         self.collect(row, "step")
@@ -106,6 +106,10 @@ class Contents:
             row.table(board)
         for name, clean in (parts.clean.take(boards) if parts.clean else {}).items():
             row.set_aside("clean", name, clean)
+
+    def _look_at_loop(self, t: int) -> None:
+        parts = self._parts
+        parts.notices.loop(t, parts.training, parts.parameters, parts.boards, self.total, self.early)
 
     def _before(self, board: Board) -> None:
         """Lets a probe of updates keep what it compares with after the optimizer's step."""
