@@ -122,6 +122,11 @@ class Notices:
                 "the optimizer's step came before this one: call step() after backward and before optimizer.step",
             )
 
+    def warn(self, row: int, text: str) -> None:
+        """Warns of what showed once the row was read, unless something else was wrong before."""
+        if not self._warned:
+            self._tell(row, text)
+
     def never(self) -> None:
         """Warns of a loop that has ended without a row."""
         self._say(

@@ -45,6 +45,7 @@ class Contents:
                 self._before(board)
         elif is_due(t, self._every):
             self._look_at_loop(t)
+        parts.leftover.end_row(row, self.due(t))
         if not isinstance(row, Template) and parts.curvature.due(t):
             row.state = State.OWED
             parts.curvature.start()

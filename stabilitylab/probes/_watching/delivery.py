@@ -66,6 +66,8 @@ class Delivery:
                 if board.table.name in row.ended:
                     self._parts.guard.elsewhere(board)
             self._parts.guard.trying = False
+            if warning := self._parts.leftover.tell(row.step, row.aside["left"]):
+                self._parts.notices.warn(row.step, warning)
             self.last = (row.step, metrics, tables)
             self._parts.sink.append(*self.last)
             if self._parts.stages is None:  # which have the places of their own

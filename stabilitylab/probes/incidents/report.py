@@ -7,12 +7,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from ...schema import Cells
 from .._engine.board import Board
+from .._engine.row import Aside
 from ..parameters.pieces import Parameters
 from ..rules import Quantile
 from .first_place import Locator, Metrics, Order, Phase, RowEvidence, Suspect
@@ -68,7 +69,7 @@ class Forensics:
         metrics: Metrics,
         tables: Mapping[str, Cells],
         broken: Mapping[str, np.ndarray],
-        aside: Mapping[Literal["pieces", "clean"], Mapping[str, np.ndarray]],
+        aside: Mapping[Aside, Mapping[str, np.ndarray]],
     ) -> None:
         """Takes a row, its recorded cells that are not finite, and what its record set aside."""
         self._ring.append((step, metrics, tables))
