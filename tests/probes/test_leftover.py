@@ -14,8 +14,8 @@ from stabilitylab.diagnose import diagnose
 from stabilitylab.probes import Watcher
 
 WARNING = (
-    "row 2: gradients of the update before were still there when backward began, as at row 1, so that the new ones were "
-    "added to them: if that is not meant, call optimizer.zero_grad() in each update"
+    "row 2: gradients of the update before were still there when backward began, as at row 1, so that the new ones "
+    "were added to them: if that is not meant, call optimizer.zero_grad() in each update"
 )
 NEVER, AFTER, BEFORE_FORWARD, BEFORE_BACKWARD = "never", "after", "before forward", "before backward"
 

@@ -59,7 +59,8 @@ class Leftover:
         groups = [{"params": self._parameters.originals}] if number is None else optimizers[number].param_groups
         held = (p for group in groups for p in group["params"] if p.grad is not None and p.grad.layout == torch.strided)
         for p in heapq.nsmallest(WITNESSES, held, key=lambda p: p.numel()):
-            self._witnesses.append(Witness(p, p._version, p.grad, p.grad._version, number is not None))
+            if (gradient := p.grad) is not None:
+                self._witnesses.append(Witness(p, p._version, gradient, gradient._version, number is not None))
 
     def forward(self, output: Any) -> None:
         """A forward in training mode has ended."""
