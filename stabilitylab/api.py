@@ -91,17 +91,29 @@ class RunWatcher(Watcher):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.unseen:
-            self.run.record(places_unseen=dict(self.unseen))
-        if self.loop_warnings:
-            self.run.record(loop_warnings=[*self.loop_warnings])
-        if self.ended:
-            self.run.record(tables_ended=dict(self.ended))
+        try:
+            if kind is not None:
+                self.salvage()
+            elif self._state == "open":
+                self.finish()
+        except BaseException as raised:
+            kind, error = type(raised), raised
+            raise
+        finally:
+            self._conclude(kind, error)
+
+    def _conclude(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
+        """Records what was noticed, to the last row, and how the run ended."""
+        noticed = {
+            "places_unseen": dict(self.unseen),
+            "loop_warnings": [*self.loop_warnings],
+            "tables_ended": dict(self.ended),
+        }
+        if facts := {name: found for name, found in noticed.items() if found}:
+            self.run.record(**facts)
         if kind is None:
-            self.finish()
             self.run.set_status("finished", self.t)
         else:
-            self.salvage()
             interrupted = issubclass(kind, KeyboardInterrupt)
             self.run.set_status(
                 "interrupted" if interrupted else "failed",

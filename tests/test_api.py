@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from torch import nn
 
 import stabilitylab as sl
 from stabilitylab.api import RunWatcher
-from stabilitylab.errors import UsageError
+from stabilitylab.diagnose import diagnose
+from stabilitylab.errors import InputError, UsageError
 
 
 class Tagger(nn.Module):
@@ -87,10 +89,63 @@ def test_a_named_probe_without_a_site_raises_and_leaves_no_directory(tmp_path: P
 
 
 def test_an_existing_directory_is_refused(tmp_path: Path) -> None:
-    with sl.watch(fresh(), out=tmp_path / "run", every=1):
-        pass
-    with pytest.raises(UsageError, match="exists already"):
+    model = fresh()
+    with sl.watch(model, out=tmp_path / "run", every=1) as w:
+        loop(model, w)
+    with pytest.raises(UsageError, match=r"exists already .*watch\(resume") as caught:
         sl.watch(fresh(), out=tmp_path / "run", every=1)
+    assert "probe --resume" not in str(caught.value)
+
+
+def test_a_run_that_failed_at_its_first_row_does_not_block_the_next_try(tmp_path: Path) -> None:
+    model = fresh()
+    with pytest.raises(ZeroDivisionError), sl.watch(model, out=tmp_path / "run", reference=lambda: 1 / 0) as w:
+        loop(model, w)
+    assert sl.Run.open(tmp_path / "run").status.state == "failed"
+    with sl.watch(model, out=tmp_path / "run", reference=None) as w:
+        loop(model, w)
+    run = sl.Run.open(tmp_path / "run")
+    assert (run.status.state, len(run.manifest["attempts"])) == ("finished", 1)
+    assert len(run.metrics) > 0
+
+
+@pytest.mark.parametrize("reference", ["first batch", None])
+def test_a_loop_without_step_is_told(reference: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = fresh()
+    with sl.watch(model, out=tmp_path / "run", reference=reference, optimizer=torch.optim.SGD(model.parameters())):
+        loop(model, None)
+    said = [record.message for record in caplog.records if "step()" in record.message]
+    assert said == [
+        "step() was never called: no update is recorded; call step(loss=loss) once per update, after backward and "
+        "before optimizer.step."
+    ]
+    run = sl.Run.open(tmp_path / "run")
+    assert [f"{warning}." for warning in run.manifest["loop_warnings"]] == said
+    if reference is None:
+        with pytest.raises(InputError, match=r"has recorded nothing\. Warned as it ran: step\(\) was never called"):
+            diagnose(run)
+    else:
+        found = diagnose(run)
+        assert found.verdict != "healthy"
+        assert said[0] in found.paragraph
+
+
+def test_with_a_step_nothing_is_said_of_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = fresh()
+    with sl.watch(model, out=tmp_path / "run", reference=None) as w:
+        loop(model, w, steps=1)
+        saved = w.checkpoint()
+    with sl.watch(model, out=tmp_path / "run", reference=None, resume=saved):
+        pass
+    assert not [record for record in caplog.records if "step()" in record.message]
+
+
+def test_an_error_in_the_last_held_out_pass_is_the_runs_end(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), sl.watch(fresh(), out=tmp_path / "run", reference=lambda: 1 / 0) as w:
+        pass
+    run = sl.Run.open(tmp_path / "run")
+    assert (run.status.state, w._state) == ("failed", "closed")
+    assert len(run.manifest["loop_warnings"]) == 1
 
 
 def test_public_names_load_lazily_and_unknown_ones_raise() -> None:
@@ -104,10 +159,10 @@ def test_what_is_left_out_is_said_in_one_line(tmp_path: Path, caplog: pytest.Log
     model = torch.nn.Linear(2, 2)
     with sl.watch(model, out=tmp_path / "run"):
         pass
-    (said,) = (record.message for record in caplog.records)
+    said, _ = (record.message for record in caplog.records)
     assert "not recorded: " in said
     assert "update_ratio needs optimizer=, the optimizer" in said
     caplog.clear()
     with sl.watch(model, out=tmp_path / "other", probes="grad_norm"):
         pass
-    assert not caplog.records
+    assert not [record for record in caplog.records if "step()" not in record.message]

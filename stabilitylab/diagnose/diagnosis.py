@@ -139,7 +139,10 @@ def diagnose(run: Run) -> Diagnosis:
     nothing is recorded.
     """
     evidence = Evidence(run)
+    doubts = tuple(map(str, run.manifest.get("loop_warnings", ())))
     if not len(evidence.steps):
+        if doubts:
+            raise InputError(f"{run.path} has recorded nothing. Warned as it ran: {'; '.join(doubts)}.")
         raise InputError(f"{run.path} has recorded nothing yet: diagnose it after its first steps.")
     checked: dict[str, list[str]] = {}
     unchecked: dict[str, str] = {}
@@ -164,7 +167,7 @@ def diagnose(run: Run) -> Diagnosis:
     return Diagnosis(
         *(str(run.path), status.state, status.step, status.reason),
         *(tuple(found), explain(found), checked, unchecked, open_, unmeasured(run), headroom(evidence)),
-        doubts=tuple(map(str, run.manifest.get("loop_warnings", ()))),
+        doubts=doubts,
     )
 
 

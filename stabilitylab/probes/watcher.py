@@ -192,6 +192,8 @@ class Watcher(Course):
                 self._delivery.begin()
                 self.t += 1
                 self._arm()
+                if not parts.optimizers and parts.training.attached:
+                    parts.leftover.note()
         return RowMetrics(row)
 
     def note(self, **metrics: torch.Tensor | float | None) -> None:
@@ -217,6 +219,8 @@ class Watcher(Course):
         self._check_open()
         self._delivery.send()
         self._state = "finished"
+        if not self.t:
+            self._parts.notices.never()
         if self._parts.reference is None:
             return {}
         row = RowRecord(self.t, self._parts.parameters.device, self._parts.ranks)
@@ -270,4 +274,6 @@ class Watcher(Course):
         """An optimizer has stepped."""
         self._contents.early |= self._delivery.row is None and self.t == 0
         with self._timed():
+            if self._parts.training.attached:
+                self._parts.leftover.note(number)
             self._delivery.stepped(number)

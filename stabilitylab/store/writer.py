@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -16,7 +17,8 @@ from ..errors import UsageError
 from ..schema import Cells, Table
 from . import inventory
 from .aside import check_complete, free_place, set_aside
-from .files import Lock, make_directory, replace_file, sync_directory, writing
+from .existing import exists, in_the_way
+from .files import Lock, is_locked, make_directory, replace_file, sync_directory, writing
 from .incident import Kept, write_incident
 from .journal import Journal
 from .layout import (
@@ -37,6 +39,7 @@ from .parts import compact, part_schema, read_part, renew
 from .telling import tell
 
 State = Literal["running", "finished", "diverged", "interrupted", "failed"]
+log = logging.getLogger("stabilitylab")
 JOURNAL_LIMIT = 32 * 2**20  # bytes; compacting that many takes a few tenths of a second
 
 
@@ -69,21 +72,20 @@ class RunWriter:
     @classmethod
     def create(cls, path: str | Path, manifest: Mapping[str, Any]) -> RunWriter:
         """Makes a new run directory; ``manifest`` goes to run.json, its ``"config"`` being the resolved
-        configuration."""
+        configuration. A run that ended before its first row is begun anew."""
         path = Path(path)
         _refuse_own_keys(manifest)
         with writing(path):
-            if path.exists() and (not path.is_dir() or any(map(_matters, path.iterdir()))):
-                raise UsageError(
-                    f"{path} exists already and is never overwritten: choose another name for this run, or continue "
-                    f"that one (probe --resume {path}, watch(resume=...))."
-                )
+            if path.exists() and (in_the_way(path) or ((path / "run.json").exists() and is_locked(path))):
+                raise UsageError(exists(path))
             make_directory(path)
         document = {"schema_version": SCHEMA_VERSION, "created": _now(), **manifest, "attempts": [], "tables": {}}
         lock = Lock(path)
         try:
-            if (path / "run.json").exists():  # somebody else was faster and has ended already
-                raise UsageError(f"{path} exists already: choose another name for this run.")
+            if in_the_way(path):  # somebody else was faster and has ended already
+                raise UsageError(exists(path))
+            if (path / "run.json").exists():
+                log.info("%s held no row, so that it is begun anew.", path)
             writer = cls(path, lock, document, part=1)
             writer._fresh = True
             writer._begin(manifest.get("argv", ()))
@@ -265,11 +267,6 @@ class RunWriter:
                     else:
                         os.unlink(path)
                     sync_directory(self.path)
-
-
-def _matters(path: Path) -> bool:
-    """Returns False for what is left of a run that died before it had a run.json."""
-    return not path.name.startswith(".") and path.name not in ("status.json", inventory.FILE)
 
 
 def _check(table: Table) -> None:

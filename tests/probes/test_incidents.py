@@ -168,7 +168,7 @@ def test_the_loss_comes_before_its_gradients() -> None:
     watcher, _ = train(scale=lambda t: math.nan if t == BROKEN else 1.0)
     assert places(watcher)[:3] == (BROKEN, "loss", "loss")
     assert watcher.incident is not None
-    assert "though every place of the forward pass is finite" in watcher.incident.paragraph
+    assert "though every recorded place of the forward pass is finite" in watcher.incident.paragraph
 
 
 def test_an_update_that_is_not_finite() -> None:
@@ -182,6 +182,49 @@ def test_a_row_that_is_not_probed_tells_the_step_alone() -> None:
     assert places(watcher) == (BROKEN, "loss", "loss", "", 0, "nan")
     assert watcher.incident is not None
     assert "record from here with every=1, on the command line --every 1." in watcher.incident.paragraph
+
+
+def nan_before_row_15(out: Path, given: bool, spoiled: str = "decoder.layers.1.linear1.weight") -> str:
+    """Row 15 holds the held-out pass alone; what is said of it."""
+    torch.manual_seed(0)
+    model, inputs = Toy(), batch()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with watch(model, out=out, every=10, optimizer=optimizer if given else None) as watcher:
+        for t in range(17):
+            if t == 15 and spoiled:
+                with torch.no_grad():
+                    model.get_parameter(spoiled)[0] = math.nan
+            loss = loss_of(model, inputs) * (1 if t < 15 or spoiled else math.nan)
+            loss.backward()
+            watcher.step(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    incident = Run.open(out).incident
+    assert incident is not None
+    assert incident["step"] == 15
+    return incident["paragraph"]
+
+
+def test_of_a_row_without_a_training_pass_no_place_is_called_finite(tmp_path: Path) -> None:
+    told = nan_before_row_15(tmp_path / "run", given=False)
+    assert "every recorded place" not in told
+    assert "Step 15: the loss is NaN. This row was not probed, so that no place is known" in told
+    assert set(Run.open(tmp_path / "run").frame("model_update")["step"]) >= {15}
+
+
+def test_with_the_optimizer_a_parameter_is_named_at_a_row_that_is_not_probed(tmp_path: Path) -> None:
+    told = nan_before_row_15(tmp_path / "run", given=True)
+    where = "parameter decoder.layers.1.linear1.weight (stack decoder, layer 2) holds a value that is NaN"
+    assert f"Step 15: before the forward pass {where}. Step 14 had" in told
+    told = nan_before_row_15(tmp_path / "fine", given=True, spoiled="")
+    assert "the loss is NaN. All parameters were finite. This row was not probed" in told
+
+
+def test_where_no_probe_looks_at_the_forward_pass_it_is_not_called_finite() -> None:
+    watcher, _ = train(nan_weight, probes="grad_norm")
+    assert watcher.incident is not None
+    assert "the loss is NaN. " in watcher.incident.paragraph
+    assert "was not probed" not in watcher.incident.paragraph
 
 
 def test_gradients_that_a_scaler_throws_away_are_no_incident() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from probe_toys import ListSink, Toy, batch, loss_of
@@ -120,17 +121,53 @@ def test_of_nadam_and_radam_the_moments_are_told_and_the_update_is_missing(kind:
         assert own.column(0, "adam", column) == pytest.approx(adam.column(0, "adam", column), nan_ok=True)
 
 
-def test_a_gradscaler_that_was_not_given_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
-    torch.manual_seed(0)
-    model = Toy()
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    with Watcher(model, ListSink(), probes="activation_grad_norm", every=1) as watcher:
-        for row in range(2):
-            scaler.scale(loss_of(model, batch(row))).backward()
-            watcher.step(loss=1.0)
-    assert [record.message for record in caplog.records] == [
-        "row 0: a GradScaler is in use, at 1024, and activations' gradients carry it: give scaler=."
-    ]
+ASK = "give scaler=, and call scaler.unscale_(optimizer) before step()"
+
+
+@pytest.mark.parametrize(
+    ("probes", "unscale", "said"),
+    [
+        (
+            "activation_grad_norm,grad_norm,parameter_norm,ln_input",
+            False,
+            "activation_grad_norm, grad_norm, parameter_norm (gradient), grad_norm_total and grad_under_eps carry it: "
+            + ASK,
+        ),
+        ("ln_input", False, f"grad_norm_total carries it: {ASK}"),
+        ("activation_grad_norm,grad_norm,parameter_norm", True, "activation_grad_norm carries it: give scaler="),
+        ("grad_norm", True, ""),
+    ],
+)
+def test_a_gradscaler_that_was_not_given_is_noticed_with_the_columns_that_carry_it(
+    probes: str, unscale: bool, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is named is what differs, by the scale, from a run that was told."""
+    rows = {}
+    for given in (False, True):
+        torch.manual_seed(0)
+        model, sink = Toy(), ListSink()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, eps=1e-2)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        with Watcher(
+            model, sink, probes=probes, every=1, optimizer=optimizer, scaler=scaler if given else None
+        ) as watcher:
+            for row in range(2):
+                scaler.scale(loss_of(model, batch(row))).backward()
+                if unscale or given:
+                    scaler.unscale_(optimizer)
+                watcher.step(loss=1.0)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+        rows[given] = sink.row(0)
+    wrong = [name for name, value in rows[True][0].items() if rows[False][0][name] != pytest.approx(value)]
+    for name, cells in rows[True][1].items():
+        if not np.allclose(cells.values, rows[False][1][name].values, equal_nan=True):
+            wrong.append(name)
+    expected = [f"row 0: a GradScaler is in use, at 1024, and {said}."] if said else []
+    assert [record.message for record in caplog.records] == expected
+    named = said.split(" carr")[0].replace(" (gradient)", "").replace(" and ", ", ")
+    assert sorted(wrong) == sorted(filter(None, named.split(", ")))
 
 
 def test_an_optimizer_inside_backward_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -151,10 +152,68 @@ def test_files_that_may_not_be_read(run: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_existing_run_is_never_overwritten(run: Path) -> None:
-    with pytest.raises(UsageError, match=r"exists already .*choose another name .*--resume .*run, watch") as caught:
+    with pytest.raises(UsageError, match=r"exists already .*give another name, or delete it if nothing") as caught:
         RunWriter.create(run, {})
     assert one_sentence(caught.value)
     assert steps_in(run) == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "checkpoint", "advice"),
+    [
+        ("train", True, "wanted, or continue the run with probe --resume "),
+        ("train", False, "name, or delete it if nothing in it is wanted."),
+        ("watched", True, "wanted, or continue the run with watch(resume=...) and what its checkpoint() gave."),
+    ],
+)
+def test_what_may_be_done_about_a_run_in_the_way(run: Path, kind: str, checkpoint: bool, advice: str) -> None:
+    rewrite(run / "run.json", kind=kind)
+    if checkpoint:
+        (run / "checkpoints").mkdir()
+        (run / "checkpoints" / "step-00000002.pt").touch()
+    with pytest.raises(UsageError) as caught:
+        RunWriter.create(run, {})
+    assert advice in str(caught.value)
+    assert ("--resume" in str(caught.value)) is (kind == "train" and checkpoint)
+
+
+def test_a_run_that_ended_before_its_first_row_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    writer = new_run(path)
+    with pytest.raises(UsageError, match="exists already"):  # it lives, and may record its first row any moment
+        RunWriter.create(path, {})
+    writer.set_status("failed", 0, "ZeroDivisionError")
+    writer.close()
+    with RunWriter.create(path, {"label": "second"}) as second:
+        second.open(TABLES)
+        put(second, 0)
+    assert Run.open(path).manifest["label"] == "second"
+    assert steps_in(path) == 1
+    with pytest.raises(UsageError, match="exists already"):
+        RunWriter.create(path, {})
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "note", "lost part", "journal", "foreign", "damaged"])
+def test_a_run_without_rows_that_holds_anything_else_stays(what: str, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    writer = new_run(path, *(() if what != "lost part" else (0,)))
+    writer.close()
+    if what == "checkpoint":
+        (path / "checkpoints").mkdir()
+        (path / "checkpoints" / "step-00000000.pt").touch()
+    elif what == "note":
+        (path / "notes.txt").write_text("mine")
+    elif what == "lost part":  # its line in the inventory is there
+        shutil.rmtree(path / "metrics")
+        shutil.rmtree(path / "probes")
+    elif what == "journal":
+        (path / "journal-000001.records").write_bytes(b"half a record")
+    else:
+        (path / "run.json").write_text('{"mine": 1}' if what == "foreign" else "{")
+    before = (path / "run.json").read_text()
+    with pytest.raises(UsageError, match="exists already"):
+        RunWriter.create(path, {})
+    assert (path / "run.json").read_text() == before
 
 
 def test_other_things_in_the_way_stay_untouched(tmp_path: Path) -> None:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import torch
 from torch import nn
 
 from ...errors import UsageError, listed
 from ..parameters.pieces import Parameters
 from .board import Board
 from .hooks import forget_compiled
+from .scaling import forgotten_scaler
 from .training_pass import TrainingPass
 from .unseen import missed, say, say_missed, unseen
 from .watchable import SPLIT, compiled_modules, split_by_ddp
 
 log = logging.getLogger("stabilitylab")
 
-FRAMES = 9  # of the callers, among which a GradScaler is looked for
 COMPILED = "the model is compiled already, and will be once more at its next call, with the probes inside."
 
 SHARED = (
@@ -81,9 +78,18 @@ class Notices:
                 listed(names, 1),
             )
 
-    def loop(self, row: int, training: TrainingPass, parameters: Parameters, early: bool) -> None:
-        """Warns of a loop in which step() stands in the wrong place, or that never trains; ``early``: the optimizer's
-        step came before the first row."""
+    def loop(
+        self,
+        row: int,
+        training: TrainingPass,
+        parameters: Parameters,
+        boards: Sequence[Board],
+        total: bool,
+        early: bool,
+    ) -> None:
+        """Warns of a loop in which step() stands in the wrong place, or that never trains; ``boards``: all of them,
+        ``total``: the norm of the whole gradient is recorded, ``early``: the optimizer's step came before the first
+        row."""
         missed = bool(training.boards) and not training.called and not training.left_out
         compiled = missed and bool(compiled_modules(self._model))
         if compiled and not self._again and forget_compiled():
@@ -96,8 +102,8 @@ class Notices:
             self._tell(row, f"the forward pass was not seen again: {SHARED}")
         if self._warned:
             return
-        if not self._scaled and not self._asked and (found := _forgotten_scaler()) is not None:
-            self._tell(row, f"a GradScaler is in use, at {found:g}, and activations' gradients carry it: give scaler=")
+        if not self._scaled and not self._asked and (warning := forgotten_scaler(boards, parameters, total)):
+            self._tell(row, warning)
         self._asked = True
         if not parameters.have_gradients:
             self._tell(row, _no_gradient(parameters))
@@ -116,9 +122,24 @@ class Notices:
                 "the optimizer's step came before this one: call step() after backward and before optimizer.step",
             )
 
+    def warn(self, row: int, text: str) -> None:
+        """Warns of what showed once the row was read, unless something else was wrong before."""
+        if not self._warned:
+            self._tell(row, text)
+
+    def never(self) -> None:
+        """Warns of a loop that has ended without a row."""
+        self._say(
+            "step() was never called: no update is recorded; call step(loss=loss) once per update, after backward and "
+            "before optimizer.step"
+        )
+
     def _tell(self, row: int, text: str) -> None:
         self._warned = True
-        self.loop_warnings.append(f"row {row}: {text.rstrip('.')}")
+        self._say(f"row {row}: {text.rstrip('.')}")
+
+    def _say(self, text: str) -> None:
+        self.loop_warnings.append(text)
         if self._first:
             log.warning("%s.", self.loop_warnings[-1])
 
@@ -130,18 +151,3 @@ def _no_gradient(parameters: Parameters) -> str:
             "probes='-grad_norm'; what activations and their gradients tell is recorded"
         )
     return "no parameter has a gradient: call step() after backward and before zero_grad"
-
-
-def _forgotten_scaler() -> float | None:
-    """The scale of a GradScaler that the calling loop holds, by a name or as ``self.scaler``; None for none."""
-    frame: Any = sys._getframe(1)
-    for _ in range(FRAMES):
-        if frame is None:
-            return None
-        own = frame.f_locals.get("self")
-        held: list[Any] = [*frame.f_locals.values(), getattr(own, "__dict__", {}).get("scaler")]
-        scalers = [each for each in held if issubclass(type(each), torch.amp.GradScaler) and each.is_enabled()]
-        if scales := [float(each._scale) for each in scalers if each._scale is not None]:
-            return scales[0] if scales[0] != 1 else None
-        frame = frame.f_back
-    return None

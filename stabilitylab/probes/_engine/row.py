@@ -18,7 +18,7 @@ from ..rules import EMPTY, Mean, Sum, Total
 from .board import Board
 
 Metrics = Mapping[str, float | None]
-Aside = Literal["pieces", "clean"]
+Aside = Literal["pieces", "clean", "left"]
 ONE = np.ones((1, 1), dtype=bool)
 
 
@@ -62,7 +62,7 @@ class RowRecord:
     def __init__(self, step: int, device: torch.device, ranks: Ranks | None = None) -> None:
         self.step, self.state = step, State.OPEN
         self.broken: dict[str, np.ndarray] = {}  # table -> (rows, columns) True where a recorded number is not finite
-        self.aside: dict[Aside, dict[str, np.ndarray]] = {"pieces": {}, "clean": {}}
+        self.aside: dict[Aside, dict[str, np.ndarray]] = {"pieces": {}, "clean": {}, "left": {}}
         self.ended: set[str] = set()  # tables that ended on some rank
         self._device, self._ranks = device, ranks
         self._metrics: dict[str, float | None] = {}

@@ -15,6 +15,7 @@ from ..parameters.ranks import Ranks
 from .board import Board, CleanPasses
 from .guard import Guard
 from .hooks import Hook
+from .leftover import Leftover
 from .masks import Masks
 from .passes import Pass, Wanted
 from .watchable import compiled_modules
@@ -26,6 +27,8 @@ class TrainingPass(Pass):
     A forward that runs inside a backward is a recomputation (activation checkpointing): it counts only for sites that
     had no ordinary forward since ``start_row`` - those that reentrant checkpointing first runs without gradients.
     """
+
+    leftover: Leftover | None = None
 
     def __init__(
         self,
@@ -135,6 +138,11 @@ class TrainingPass(Pass):
     def _enter(self, *given: Any) -> None:
         if torch.is_grad_enabled() and self.model.training and not _in_backward():
             super()._enter(*given)
+
+    def _leave(self, *given: Any) -> None:
+        super()._leave(*given)
+        if self.leftover is not None and torch.is_grad_enabled() and self.model.training and not _in_backward():
+            self.leftover.forward(given[-1])
 
     def _loss_scale(self, scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:
         if self._scale is None:

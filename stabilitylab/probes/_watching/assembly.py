@@ -17,6 +17,7 @@ from .._engine.curvature_rows import CurvatureCadence, CurvatureRows
 from .._engine.first_batch import FirstBatch
 from .._engine.guard import Guard
 from .._engine.hooks import RootHook
+from .._engine.leftover import Leftover
 from .._engine.masks import Mask, Masks
 from .._engine.notices import Notices
 from .._engine.recorder import Recorder
@@ -109,8 +110,12 @@ class Assembly:
             self.clean,
             recorder is not None,
         )
-        if self.notices.compiled():
+        compiled = self.notices.compiled()
+        if compiled:
             self.training.stay()
+        # what is recorded for replays is a loop of ours
+        self.leftover = Leftover(self.parameters, able=recorder is None and self.stages is None and not compiled)
+        self.training.leftover = self.leftover
         self.reference, self._first = None, None
         if isinstance(reference, str):
             reference = self._first = FirstBatch(model, self.training.masks)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
+
 from .._engine.board import Board
 from .._engine.cadence import Cadence, is_due
-from .._engine.row import RowRecord, State, Template
+from .._engine.row import Metrics, RowRecord, State, Template
 from ..base import Collected, ParameterProbe, When
 from .assembly import Assembly
 
@@ -40,7 +44,8 @@ class Contents:
                 later |= board.probe.on == "step"
                 self._before(board)
         elif is_due(t, self._every):
-            parts.notices.loop(t, parts.training, parts.parameters, self.early)
+            self._look_at_loop(t)
+        parts.leftover.end_row(row, self.due(t))
         if not isinstance(row, Template) and parts.curvature.due(t):
             row.state = State.OWED
             parts.curvature.start()
@@ -53,6 +58,16 @@ class Contents:
             self.collect(row, "update")
         if not isinstance(row, Template) and self._parts.curvature.due(row.step):
             self._parts.curvature.fill(row)
+
+    def look_closer(self, row: RowRecord, metrics: Metrics) -> None:
+        """At a row that is not probed whose loss is NaN or inf: whether a parameter was so before. That can be asked
+        where the row is read at once, since the optimizer's step leaves hardly a parameter finite."""
+        parts, loss = self._parts, metrics.get("loss")
+        if loss is None or math.isfinite(loss) or parts.forensics.incident is not None or self.due(row.step):
+            return
+        if parts.optimizers and parts.ranks is None and not self.early:  # else it may have stepped already
+            with torch.no_grad():
+                row.aside["pieces"]["theta"] = parts.parameters.squares(parts.parameters.tensors).cpu().numpy()
 
     def _boards(self, when: When) -> list[Board]:
         """Those of parameters, "step" or "update"; what an optimizer sums in its own step comes with the update."""
@@ -83,7 +98,7 @@ class Contents:
         parts, training = self._parts, self._parts.training
         boards = parts.on("forward", "backward")
         training.end()
-        parts.notices.loop(t, training, parts.parameters, self.early)
+        self._look_at_loop(t)
         if training.order:  # else there was no forward pass to be seen, which is said above
             parts.notices.look(t, "training", boards, training.order)
         self.collect(row, "step")
@@ -92,6 +107,10 @@ class Contents:
             row.table(board)
         for name, clean in (parts.clean.take(boards) if parts.clean else {}).items():
             row.set_aside("clean", name, clean)
+
+    def _look_at_loop(self, t: int) -> None:
+        parts = self._parts
+        parts.notices.loop(t, parts.training, parts.parameters, parts.boards, self.total, self.early)
 
     def _before(self, board: Board) -> None:
         """Lets a probe of updates keep what it compares with after the optimizer's step."""

@@ -66,6 +66,8 @@ class Delivery:
                 if board.table.name in row.ended:
                     self._parts.guard.elsewhere(board)
             self._parts.guard.trying = False
+            if warning := self._parts.leftover.tell(row.step, row.aside["left"]):
+                self._parts.notices.warn(row.step, warning)
             self.last = (row.step, metrics, tables)
             self._parts.sink.append(*self.last)
             if self._parts.stages is None:  # which have the places of their own
@@ -78,7 +80,9 @@ class Delivery:
         if self.row is None or begin is None or self.row.waits:
             return
         if self._parts.parameters.device.type == "cpu" or self._parts.forensics.incident is not None:
-            begin(self.row.step, *self.row.read())
+            metrics, tables = self.row.read()
+            self._contents.look_closer(self.row, metrics)
+            begin(self.row.step, metrics, tables)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:

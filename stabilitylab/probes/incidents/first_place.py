@@ -23,7 +23,7 @@ Order = Mapping[tuple[str, int], int]  # (table, row) -> when the place is calle
 class RowEvidence:
     """One row as it was read: ``broken`` has, by table, the recorded cells that are not finite; ``pieces`` sums of
     squares of each piece of a parameter ("theta", "gradient", "update"); ``clean``, by table, how many micro-batches
-    left each place finite."""
+    left each place finite; ``recorded``: the kinds of pass of which there is a number."""
 
     step: int
     metrics: Metrics
@@ -31,6 +31,7 @@ class RowEvidence:
     broken: Mapping[str, np.ndarray]
     pieces: Mapping[str, np.ndarray]
     clean: Mapping[str, np.ndarray]
+    recorded: frozenset[str] = frozenset()
 
     def fine(self, metric: str) -> bool:
         value = self.metrics.get(metric)

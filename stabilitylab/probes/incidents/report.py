@@ -7,12 +7,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from ...schema import EVERY_ROW, Cells
 from .._engine.board import Board
+from .._engine.row import Aside
 from ..parameters.pieces import Parameters
 from ..rules import Quantile
 from .first_place import Locator, Metrics, Order, Phase, RowEvidence, Suspect
@@ -68,12 +69,13 @@ class Forensics:
         metrics: Metrics,
         tables: Mapping[str, Cells],
         broken: Mapping[str, np.ndarray],
-        aside: Mapping[Literal["pieces", "clean"], Mapping[str, np.ndarray]],
+        aside: Mapping[Aside, Mapping[str, np.ndarray]],
     ) -> None:
         """Takes a row, its recorded cells that are not finite, and what its record set aside."""
         self._ring.append((step, metrics, tables))
         if self.incident is None:
-            evidence = RowEvidence(step, metrics, tables, self._meant(broken), aside["pieces"], aside["clean"])
+            meant, recorded = self._meant(broken), self._recorded(tables)
+            evidence = RowEvidence(step, metrics, tables, meant, aside["pieces"], aside["clean"], recorded)
             self.incident = self._found(evidence)
             if self.incident is not None:
                 log.warning("%s", self.incident.paragraph)
@@ -94,6 +96,11 @@ class Forensics:
         take = getattr(self._sink, "incident", None)
         if take is not None and self.incident is not None:
             take(asdict(self.incident), list(self._ring))
+
+    def _recorded(self, tables: Mapping[str, Cells]) -> frozenset[str]:
+        """The kinds of pass of which the row has a number: one that was not probed may have the held-out pass alone."""
+        boards = (board for board in self._boards if board.table.name in tables)
+        return frozenset(board.probe.on for board in boards if not tables[board.table.name].absent.all())
 
     def _meant(self, broken: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Without the columns where NaN or inf may mean a division by 0, or a number beyond a histogram."""
@@ -143,7 +150,8 @@ def paragraph(place: Suspect, evidence: RowEvidence, before: str, earlier: Seque
         "parameter": f"before the forward pass parameter {place.name}{where} holds a value that is {number}",
         "activation": f"in the forward pass the first number that is not finite is {place.table} at "
         f"{place.name}{where}: {number}",
-        "loss": f"the loss is {number}" + ", though every place of the forward pass is finite" * bool(evidence.tables),
+        "loss": f"the loss is {number}"
+        + ", though every recorded place of the forward pass is finite" * ("forward" in evidence.recorded),
         "gradient": f"the loss is finite, and in the backward pass the gradient of {place.name}{where} is {number}",
         "update": f"gradients are finite, and the optimizer's update of {place.name}{where} is {number}",
     }[place.kind]
@@ -160,7 +168,9 @@ def paragraph(place: Suspect, evidence: RowEvidence, before: str, earlier: Seque
             if "theta" in evidence.pieces
             else "Whether a parameter was so already is recorded with optimizer= alone (probe update_ratio)."
         )
-    if not evidence.tables:
+    if place.kind == "loss" and "theta" in evidence.pieces:
+        sentences.append("All parameters were finite.")
+    if not place.name and evidence.recorded <= {"reference", "curvature"}:
         sentences.append(f"This row was not probed, so that no place is known: record from here with {EVERY_ROW}.")
     for step, metrics, _ in earlier:
         known = {name: metrics.get(name) for name in ("loss", "grad_norm_total", "lr")}

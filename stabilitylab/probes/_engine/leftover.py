@@ -1,0 +1,118 @@
+"""Whether gradients of the update before are still there when the next backward begins."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..parameters.layouts import local
+from ..parameters.pieces import Parameters
+from .row import RowRecord
+
+WITNESSES = 4  # parameters that are looked at, the smallest: what is held of them costs no memory
+LOOKS = 8  # after so many that found nothing but zeros the loop is taken to write them
+
+
+@dataclass(frozen=True)
+class Witness:
+    """A parameter and its gradient as an update left them; ``moved``: an optimizer that is known has stepped, which
+    else shows by the parameter's version."""
+
+    parameter: torch.Tensor
+    version: int
+    gradient: torch.Tensor
+    written: int
+    moved: bool
+
+    def left(self) -> bool:
+        """Whether that gradient is still the parameter's, with at most one write since: a clipping, a zeroing, which
+        its value tells, or the first gradient that is added to it."""
+        same = self.parameter.grad is self.gradient and self.gradient._version <= self.written + 1
+        return same and (self.moved or self.parameter._version > self.version)
+
+
+class Leftover:
+    """Looks when a backward reaches the model's output: before that forward would be too early, since many a loop calls
+    ``zero_grad`` between the two; and the first gradient of the update hides what was there.
+
+    The look is one number on the device, which travels with its row. It ends for good where none is there any more.
+    """
+
+    def __init__(self, parameters: Parameters, able: bool) -> None:
+        self.wanted = able
+        self._parameters = parameters
+        self._witnesses: list[Witness] = []
+        self._found: torch.Tensor | None = None
+        self._rows: list[int] = []  # where gradients were left
+        self._zeros = 0
+
+    def note(self, number: int | None = None) -> None:
+        """The optimizer of this number has stepped; None: it will, and is not known."""
+        if not self.wanted:
+            return
+        optimizers = self._parameters.optimizers
+        groups = [{"params": self._parameters.originals}] if number is None else optimizers[number].param_groups
+        held = (p for group in groups for p in group["params"] if p.grad is not None and p.grad.layout == torch.strided)
+        for p in heapq.nsmallest(WITNESSES, held, key=lambda p: p.numel()):
+            if (gradient := p.grad) is not None:
+                self._witnesses.append(Witness(p, p._version, gradient, gradient._version, number is not None))
+
+    def forward(self, output: Any) -> None:
+        """A forward in training mode has ended."""
+        if self.wanted and self._witnesses and self._found is None:
+            for tensor in _tensors(output):
+                if tensor.grad_fn is not None:
+                    with suppress(RuntimeError):  # a tensor of another kind, which takes no hook
+                        tensor.register_hook(self._look)
+
+    def end_row(self, row: RowRecord, probed: bool) -> None:
+        """What was found goes with the row; an optimizer that steps now and then is looked at after its steps alone."""
+        if self._found is not None and probed:
+            row.set_aside("left", "gradients", self._found)
+        self._found = None
+        self._witnesses.clear()
+
+    def tell(self, row: int, left: Mapping[str, Any]) -> str:
+        """What is wrong, by the number that has come with a row: at the second look in a row that found gradients."""
+        if not self.wanted or "gradients" not in left:
+            return ""
+        if not left["gradients"][0]:
+            self._zeros, self._rows = self._zeros + 1, []
+            self.wanted = self._zeros < LOOKS
+            return ""
+        self._rows.append(row)
+        if len(self._rows) < 2:
+            return ""
+        self.wanted = False
+        return (
+            f"gradients of the update before were still there when backward began, as at row {self._rows[0]}, so that "
+            "the new ones were added to them: if that is not meant, call optimizer.zero_grad() in each update"
+        )
+
+    def _look(self, _: torch.Tensor) -> None:
+        if self._found is not None or not self._witnesses or not self.wanted:
+            return
+        left = [local(witness.gradient) for witness in self._witnesses if witness.left()]
+        self.wanted = bool(left)
+        with torch.no_grad():
+            for gradient in left:
+                found = gradient.count_nonzero().to(self._parameters.device, torch.float64).view(1)
+                self._found = found if self._found is None else self._found + found
+
+
+def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """The tensors of a model's output, to the second level."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth < 2:
+        if isinstance(value, Mapping):
+            value = list(value.values())
+        elif not isinstance(value, (tuple, list)):
+            value = [getattr(value, name) for name in getattr(type(value), "__dataclass_fields__", ())]
+        for item in value:
+            yield from _tensors(item, depth + 1)

@@ -1,0 +1,46 @@
+"""Where a new run shall begin and something stands already: whether it is in the way, and what to do then."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import InputError
+from . import inventory
+from .files import writing
+from .layout import checkpoints, read_run_json
+
+OWN = ("status.json", "run.json", inventory.FILE)  # what a run has before its first row, besides hidden files
+
+
+def in_the_way(path: Path) -> bool:
+    """Whether ``path`` holds anything but what is left of a run that ended before its first row."""
+    if not path.is_dir():
+        return True
+    with writing(path):
+        present = {entry.name: entry for entry in path.iterdir() if not entry.name.startswith(".")}
+        if set(present) - {*OWN}:
+            return True
+        listed = present.get(inventory.FILE)
+        if listed is not None and listed.stat().st_size:  # of parts that were lost
+            return True
+    if "run.json" not in present:
+        return False
+    try:
+        read_run_json(path)
+    except InputError:  # damaged, or not ours
+        return True
+    return False
+
+
+def exists(path: Path) -> str:
+    """Says what to do where something is in the way."""
+    kind, saved = "", {}
+    with suppress(InputError):
+        kind, saved = str(read_run_json(path).get("kind", "train")), checkpoints(path)
+    ways = ["give another name", "delete it if nothing in it is wanted"]
+    if kind == "train" and saved:
+        ways.append(f"continue the run with probe --resume {path}")
+    elif kind == "watched":
+        ways.append("continue the run with watch(resume=...) and what its checkpoint() gave")
+    return f"{path} exists already and is never overwritten: {', '.join(ways[:-1])}, or {ways[-1]}."
