@@ -62,8 +62,8 @@ def picture(found: Mapping[Case, Found]) -> Picture:
         z[at], text[at], seeds[at] = rate, f"{sign}{rate:.2g}", len(found[case])
     drawn = Map(
         [*range(len(columns))], [*range(len(archs))], z, np.zeros(z.shape, int), "edge of the learning rate",
-        x_names=[_named(column) for column in columns], y_names=[style.title(arch) for arch in archs], text=text,
-        seeds=seeds,
+        x_names=[_named(column).replace(", ", "\n") for column in columns],
+        y_names=[style.title(arch) for arch in archs], text=text, seeds=seeds,
     )  # fmt: skip
     high, low = (pick(own, key=lambda arch: own[arch][0]) for pick in (max, min))
     finding = (

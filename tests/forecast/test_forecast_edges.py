@@ -52,5 +52,5 @@ def test_an_edge_that_could_not_be_told_upwards_is_a_bound(edges: Any) -> None:
 
 def test_the_edge_between_the_rates_of_the_final_test(edges: Any) -> None:
     drawn = edges.of(60, 0.5, postln={0: "trains", 1: "fails"}, preln={22: "trains"})
-    assert drawn.panels[0].map.x_names == ["60 layers, warm-up 40"]
+    assert drawn.panels[0].map.x_names == ["60 layers\nwarm-up 40"]
     assert np.allclose(drawn.panels[0].map.z[:, 0], [1e-3 * edges.truth.RATIO**k for k in (22.5, 1)], rtol=5e-3)
