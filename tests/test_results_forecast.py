@@ -60,7 +60,7 @@ def test_an_edge_outside_the_grid_is_open(truth: ModuleType) -> None:
     assert truth.edge(known) == (truth.HIGHEST, math.inf, True)
     known, _ = searched(truth, truth.LOWEST - 1, 4, truth.FAR)
     assert truth.edge(known) == (-math.inf, truth.LOWEST, True)
-    assert math.isnan(truth.edge(known).middle)
+    assert math.isnan(truth.Cell("postln", 12, 40, 3).middle(truth.edge(known)))
     assert not truth.edge({}).done
 
 
@@ -83,7 +83,8 @@ def test_rates_of_the_grid(truth: ModuleType) -> None:
     assert [b / a for a, b in pairwise(rates)] == pytest.approx([1.3] * (len(rates) - 1), rel=0.01)
     between = truth.Cell("postln", 60, 40, 3, 0.5).rate(0)
     assert between == pytest.approx(1e-3 * math.sqrt(1.3), rel=0.01)
-    assert truth.Edge(0, 1, True).middle == pytest.approx(math.log10(between), abs=1e-3)
+    assert cell.middle(truth.Edge(0, 1, True)) == pytest.approx(math.log10(between), abs=1e-3)
+    assert truth.Cell("postln", 60, 40, 3, 0.5).middle(truth.Edge(0, 1, True)) == pytest.approx(math.log10(1.3e-3))
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,13 @@ def test_a_nan_gradient_is_found_in_the_backward_pass_and_not_in_the_forward_pas
     assert (event.place.layer, event.place.sublayer) == (LAYER, "linear2")
 
 
-def test_between_probed_rows_the_loss_tells_the_step_and_nothing_the_place(tmp_path: Path) -> None:
-    diagnosis = found(train(tmp_path / "run", fault=nan_in_a_weight, every=16))  # rows 16 and 32
-    event = only(diagnosis, "non_finite")
+def test_between_probed_rows_the_incident_names_the_weight_and_the_loss_tells_the_step_alone(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", fault=nan_in_a_weight, every=16)  # rows 16 and 32
+    told = only(found(run), "non_finite")
+    assert told.place is not None
+    assert (told.step, told.phase, told.place.layer, told.place.sublayer) == (AT, "step", LAYER, "linear1")
+    (run / "incident.json").unlink()  # from here on, what the tables alone say
+    event = only(found(run), "non_finite")
     assert (event.step, event.phase, event.after) == (AT, "loss", AT - 1)
     assert event.place is None  # one update later every weight is NaN
     assert "by the next recorded row with tables, 32, every place of model_update, ln_input, " in event.evidence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +40,8 @@ class Interrupted(Silent):
 
     def show(self, report: Report) -> None:
         if report.row == 2 and dist.get_rank() == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+            # to this thread, before the next line: another thread of this process may take its time to hear of it
+            signal.raise_signal(signal.SIGTERM)
 
 
 def equal_to_one_process(kind: str, arch: str) -> Callable[[Path], Any]:
