@@ -303,11 +303,13 @@ class Runs(Sequence[Record]):
             for key in {key: None for record in self for key in record.settings}
             if len(values := {repr(record.settings.get(key)): record.settings.get(key) for record in self}) == 1
         }
+        steps = sorted({record.settings["train.steps"] for record in self if "train.steps" in record.settings})
+        updates = f"{' to '.join(map(str, dict.fromkeys((steps[0], steps[-1]))))} updates" if steps else ""
         layers = {f"{'-'.join(f'{n}L' for n in record.layers if n)}" for record in self}
         words = [
             layers.pop() if len(layers) == 1 else f"{len(layers)} depths",
             f"{shared['model.d_model']} wide" if "model.d_model" in shared else "",
-            "one step" if self[0].kind == "onestep" else f"{shared.get('train.steps', '?')} updates",
+            "one step" if self[0].kind == "onestep" else updates,
             f"lr {shared['train.lr']:g}" if "train.lr" in shared and self[0].kind == "train" else "",
             f"warm-up {shared['train.warmup']}" if "train.warmup" in shared and self[0].kind == "train" else "",
             f"{str(shared['data.source']).split(':')[0]} data" if "data.source" in shared else "",

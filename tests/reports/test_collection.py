@@ -54,6 +54,14 @@ def test_models_of_different_formula_do_not_stand_for_each_other(tmp_path: Path)
     assert group.describe().endswith("seed 3, T = 100")
 
 
+def test_runs_of_different_length_are_described_by_the_shortest_and_the_longest(tmp_path: Path) -> None:
+    for steps in (150, 600, 1200):
+        make_run(tmp_path, f"of-{steps}", settings={"train": {"steps": steps}})
+    runs = load(tmp_path)
+    assert "150 to 1200 updates" in runs.describe()
+    assert "wide, 600 updates," in runs.where(lambda run: run.name == "of-600").describe()
+
+
 def test_a_ramp_is_told_where_alpha_grows_and_the_label_does_not_say_how_long(tmp_path: Path) -> None:
     cases = [
         ({"T": 100}, 100),
