@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import draw
+import forecasters
 import make
 import pandas as pd
 import score
@@ -35,19 +36,19 @@ def cover(folder: Path, tables: Tables, names: Sequence[str]) -> Cover:
     same = {name: rows[0][name] for name in SAME}
     if any(row[name] != value for row in rows for name, value in same.items()):
         raise SystemExit("predictors.csv has rows of different settings: a fit needs one.")
-    return Cover(same, {name: rows[0][name] for name in NEAR}, score.cover(tables, names).between)
+    return Cover(same, {name: rows[0][name] for name in NEAR}, forecasters.cover(tables, names).between)
 
 
 def fitted(folder: Path) -> Fitted:
-    """By the one of :data:`score.COMMAND` that did best on architectures left out."""
+    """By the one of :data:`forecasters.COMMAND` that did best on architectures left out."""
     tables = load(folder).only(lambda rows: rows["shift"] == 0)
     found, edges = score.judged(tables)
     name = score.chosen(found)
     final = last(folder)
     return Fitted(
         version=f"3 ({len(tables.runs)} runs)",
-        line=score.fitted(tables, score.COMMAND[name]),
-        cover=cover(folder, tables, score.COMMAND[name]),
+        line=forecasters.fitted(tables, forecasters.COMMAND[name]),
+        cover=cover(folder, tables, forecasters.COMMAND[name]),
         spread=spread(edges, name),
         errors=sentence(found, name, final),
         goal=reached(found, name),
@@ -57,7 +58,11 @@ def fitted(folder: Path) -> Fitted:
     )
 
 
-WORDS = {score.NINE: "nine predictors", score.RANGE: "a range test", score.TRIALS: "trials of 150 updates"}
+WORDS = {
+    forecasters.NINE: "nine predictors",
+    forecasters.RANGE: "a range test",
+    forecasters.TRIALS: "trials of 150 updates",
+}
 
 
 def reached(found: score.Scores, name: str) -> bool:
@@ -73,16 +78,16 @@ def last(folder: Path) -> tuple[str, score.Scores] | None:
 
 def sentence(found: score.Scores, name: str, final: tuple[str, score.Scores] | None = None) -> str:
     """What forecasts by ``name`` are worth: on architectures left out, and on the final test."""
-    own, others = found.each[name], found.each[score.FREQUENCY]
+    own, others = found.each[name], found.each[forecasters.FREQUENCY]
     best = next(iter(found.goals.values()))
-    rival = found.each[best.best].auc if best.best in found.each else found.each[score.NINE].auc - best.gain[0]
-    first = f"; {WORDS[score.NINE]}, tried first, are off by {found.each[score.NINE].median:.2f}"
+    rival = found.each[best.best].auc if best.best in found.each else found.each[forecasters.NINE].auc - best.gain[0]
+    first = f"; {WORDS[forecasters.NINE]}, tried first, are off by {found.each[forecasters.NINE].median:.2f}"
     told = (
         f"by {WORDS[name]} the edge is off by a factor of {own.median:.2f} (median; the median edge of the others: "
         f"{others.median:.2f}), within 2 for {own.within:.0%} of {found.archs} (goal: {score.SHARE:.0%}); of one that "
         f"fails and one that trains it names the right one {own.auc:.0%} of the time (the best simple rule, "
         f"{best.best}: {rival:.0%}). This {_goals(found, name)} that were set beforehand"
-        f"{first * (name == score.TRIALS)}."
+        f"{first * (name == forecasters.TRIALS)}."
     )
     if final is None:
         return told

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from loose_scripts import scripts_of
 
-NAMES = ("draw", "fit", "loading", "make", "measures", "score", "tell", "truth")
+NAMES = ("draw", "fit", "forecasters", "loading", "make", "measures", "score", "tell", "truth")
 
 
 @pytest.fixture(scope="module")

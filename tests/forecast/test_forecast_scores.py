@@ -28,23 +28,23 @@ def test_edges_that_the_predictors_know_are_forecast_for_architectures_left_out(
         numbers = tables.measured[row["arch"], row["layers"]]
         assert row["edge"] == pytest.approx(told_by_the_range_test(numbers, row["layers"], row["warmup"]), abs=0.06)
     found, edges = scripts.score.judged(tables)
-    ours, goal = found.each[scripts.score.NINE], found.goals[scripts.score.NINE]
+    ours, goal = found.each[scripts.forecasters.NINE], found.goals[scripts.forecasters.NINE]
     assert ours.within >= 0.9
     assert ours.median < 1.5
     assert ours.auc > 0.95
-    assert scripts.measures.spread(edges, scripts.score.NINE) < 0.25
+    assert scripts.measures.spread(edges, scripts.forecasters.NINE) < 0.25
     assert found.archs == len(ARCHS)
     # the range test alone, and the made-up losses, know as much of the order within a cell: the gain is none
-    assert goal.best in (scripts.score.RANGE, scripts.score.LOSS)
+    assert goal.best in (scripts.forecasters.RANGE, scripts.forecasters.LOSS)
     assert not goal.reached
     assert "**By nine predictors the goals are missed**" in found.text
-    assert scripts.score.chosen(found) == scripts.score.NINE
+    assert scripts.score.chosen(found) == scripts.forecasters.NINE
 
 
 def test_edges_that_nothing_tells_are_not_forecast(scripts: Any, tmp_path: Path) -> None:
     write(tmp_path, scripts.truth, told_by_nothing)
     found, _ = scripts.score.judged(scripts.loading.load(tmp_path))
-    for name in scripts.score.OURS:
+    for name in scripts.forecasters.OURS:
         assert found.each[name].within < 0.7
         assert found.each[name].auc < 0.75
         assert not found.goals[name].reached
@@ -53,7 +53,7 @@ def test_edges_that_nothing_tells_are_not_forecast(scripts: Any, tmp_path: Path)
 def test_an_architecture_that_is_left_out_makes_no_forecast_of_itself(scripts: Any, tmp_path: Path) -> None:
     """Its own edge may lie where it will: what is forecast of it stays, and what is forecast of the others does not."""
     write(tmp_path, scripts.truth, told_by_the_range_test)
-    before = scripts.score.left_out(scripts.loading.load(tmp_path))[1]
+    before = scripts.forecasters.left_out(scripts.loading.load(tmp_path))[1]
     for name in ("runs", "course"):
         table = pd.read_csv(tmp_path / f"{name}.csv")
         own = table["arch"] == "a"
@@ -61,9 +61,9 @@ def test_an_architecture_that_is_left_out_makes_no_forecast_of_itself(scripts: A
         if name == "runs":
             table.loc[own, "lr"] *= scripts.truth.RATIO**3
         table.to_csv(tmp_path / f"{name}.csv", index=False)
-    after = scripts.score.left_out(scripts.loading.load(tmp_path))[1]
+    after = scripts.forecasters.left_out(scripts.loading.load(tmp_path))[1]
     both = [dict(tuple(edges.groupby("arch"))) for edges in (before, after)]
-    for name in scripts.score.COMMAND:
+    for name in scripts.forecasters.COMMAND:
         assert both[0]["a"][name].tolist() == both[1]["a"][name].tolist()
         assert both[0]["b"][name].tolist() != both[1]["b"][name].tolist()
     assert (both[1]["a"]["true"] - both[0]["a"]["true"]).tolist() == pytest.approx([3 * math.log10(1.3)] * 4)
@@ -141,7 +141,7 @@ def test_cases_that_the_command_would_refuse_are_told_apart(scripts: Any, tmp_pa
     have, where they do by more than a tenth of it."""
     write(tmp_path, scripts.truth, told_by_the_range_test)
     tables = scripts.loading.load(tmp_path)
-    edges, covered = scripts.score.left_out(tables)[1], scripts.score.covered(scripts.score.NINE)
+    edges, covered = scripts.forecasters.left_out(tables)[1], scripts.forecasters.covered(scripts.forecasters.NINE)
     rows = edges[(edges["layers"] == 12) & (edges["warmup"] == 40)].set_index("arch")
     for name in ("a", "e"):
         others = tables.only(lambda own, arch=name: own["arch"] != arch)
@@ -155,11 +155,11 @@ def test_cases_that_the_command_would_refuse_are_told_apart(scripts: Any, tmp_pa
     assert 0 < edges[covered].mean() < 1
     deeper = tables.only(lambda own: own["layers"] == 36)
     shallow = tables.only(lambda own: own["layers"] == 12)
-    beyond = scripts.score.forecast(shallow, deeper, scripts.score.FINALISTS)[1]
+    beyond = scripts.forecasters.forecast(shallow, deeper, scripts.forecasters.FINALISTS)[1]
     told = scripts.score.told_by_cover
-    assert "the others cover no case" in told(beyond, scripts.score.NINE)
+    assert "the others cover no case" in told(beyond, scripts.forecasters.NINE)
     words = f"would have answered in {edges[covered].sum()} of {len(edges)} cases"
-    assert words in told(edges, scripts.score.NINE)
+    assert words in told(edges, scripts.forecasters.NINE)
 
 
 def test_what_cannot_be_told_and_what_has_no_number_is_left_out(scripts: Any, tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_the_final_test_is_forecast_by_the_other_runs(scripts: Any, tmp_path: Pa
     with_final_test(tmp_path, scripts.truth)
     tables = scripts.loading.load(tmp_path)
     found = scripts.score.final(tables)
-    assert found.each[scripts.score.NINE].within == 1
+    assert found.each[scripts.forecasters.NINE].within == 1
     assert "cover no case" not in found.text  # of the depths that were fitted
     assert "**Known architectures at another depth and other rates**" in found.text
     assert "frequency" not in found.text  # none of the rates was seen among the others
@@ -225,8 +225,8 @@ def test_the_rival_that_sees_the_loss_after_30_updates(scripts: Any, tmp_path: P
     write(tmp_path, scripts.truth, told_by_the_range_test)
     tables = scripts.loading.load(tmp_path)
     assert sorted({round(gap, 6) for gap in tables.runs["early"]}) == [-0.1, 0.1]
-    area, _ = scripts.measures.auc(scripts.score.by_loss(tables), [scripts.score.LOSS])
-    assert area[scripts.score.LOSS] == pytest.approx(1)  # the made-up losses give it away
+    area, _ = scripts.measures.auc(scripts.forecasters.by_loss(tables), [scripts.forecasters.LOSS])
+    assert area[scripts.forecasters.LOSS] == pytest.approx(1)  # the made-up losses give it away
 
 
 def test_the_script_prints_and_writes(scripts: Any, tmp_path: Path) -> None:

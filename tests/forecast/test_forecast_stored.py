@@ -57,7 +57,7 @@ def test_where_the_range_test_alone_is_off_by_less_it_is_what_is_stored(scripts:
     assert found.line.names == ("range_end",)
     assert {*found.cover.between} == {"range_end", "layers", "warmup"}
     scores = scripts.score.judged(scripts.loading.load(tmp_path))[0]
-    assert scores.each[scripts.score.RANGE].error < scores.each[scripts.score.NINE].error
+    assert scores.each[scripts.forecasters.RANGE].error < scores.each[scripts.forecasters.NINE].error
     assert not found.goal  # a rival reaches none
 
 
