@@ -40,7 +40,6 @@ class Interrupted(Silent):
 
     def show(self, report: Report) -> None:
         if report.row == 2 and dist.get_rank() == 1:
-            # to this thread, before the next line: another thread of this process may take its time to hear of it
             signal.raise_signal(signal.SIGTERM)
 
 
@@ -55,6 +54,7 @@ def resumed(kind: str) -> Callable[[Path], Any]:
         silent, runs.Nobody = runs.Nobody, Interrupted  # what the second rank shows its reports to
         broken = start(prepared(kind, drop), folder, f"{kind}-broken", Silent())
         runs.Nobody = silent
+        dist.barrier()  # rank 0 writes the checkpoint; who is launched anew finds it whole
         done = resume(broken.path, None, Silent())
         dist.barrier()
         return {
