@@ -86,7 +86,9 @@ def before(candidate: Candidate, warmup: int) -> list[str]:
 
     fit = room.fitted()
     misses = fit.cover.misses_before(candidate.facts, warmup) if fit else []
-    return [f"Nothing will be forecast, since {'; '.join(misses)}: what follows is measured."] if misses else []
+    if not misses:
+        return []
+    return [f"Nothing will be forecast, since {'; '.join(misses)}: what follows is measured, or known from runs."]
 
 
 def lines(one: Forecast) -> list[str]:

@@ -29,7 +29,7 @@ SAME_TEXT = 0.01  # nats between the entropies of the labels of two texts that c
 @dataclass(frozen=True)
 class Known:
     """Of one ``design`` and ``warmup``: runs trained at ``low`` and below, and failed at ``high``; over ``seeds`` the
-    least and the largest. 0 and inf: none did, of the rates between 4.3e-5 and 0.32."""
+    least and the largest. 0 and inf: none did, of the rates from 4.3e-5 to 0.32 (60 layers: 4.9e-5 to 0.37)."""
 
     design: str
     warmup: int
