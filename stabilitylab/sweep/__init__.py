@@ -3,6 +3,7 @@
 from .grids import grid
 from .jobs import Job, commands, examine, make_way, plan, status_table
 from .ledger import Ledger
+from .rates import SweptTrainer, Unfinished, choose_rate, write_table
 from .runner import Outcome, Silent, run
 from .show import Display
 from .slurm import Submitted, submit
@@ -15,6 +16,9 @@ __all__ = [
     "Outcome",
     "Silent",
     "Submitted",
+    "SweptTrainer",
+    "Unfinished",
+    "choose_rate",
     "commands",
     "examine",
     "grid",
@@ -24,4 +28,5 @@ __all__ = [
     "status_table",
     "submit",
     "table",
+    "write_table",
 ]

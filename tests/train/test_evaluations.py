@@ -244,5 +244,5 @@ def test_a_run_that_stops_before_its_schedule_goes_on_as_if_it_had_not_stopped(t
     want = whole.arrow("metrics").to_pylist()
     assert rows == [{name: row[name] for name in rows[0]} for row in want]
     assert key_of(validated(again.config)) == key_of(validated(whole.config))
-    with pytest.raises(UsageError, match="must not exceed train.horizon = 20"):
+    with pytest.raises(UsageError, match=r"must not exceed train\.horizon = 20"):
         resume(path, 21, Nobody())
