@@ -1,5 +1,6 @@
 """Sweeps: many runs, each its own process and run directory; what is finished is skipped, the rest is gone on with."""
 
+from ..lr_find import Rungs
 from .grids import grid
 from .jobs import Job, commands, examine, make_way, plan, status_table
 from .ledger import Ledger
@@ -14,6 +15,7 @@ __all__ = [
     "Job",
     "Ledger",
     "Outcome",
+    "Rungs",
     "Silent",
     "Submitted",
     "SweptTrainer",

@@ -119,7 +119,7 @@ class Passes:
             return {}
         outputs: list[Tensor] = []
         with evaluation(self._called), as_written(self._model), self._before_it(batch, self.kernels):
-            handle = encoder.register_forward_hook(lambda module, given, output: outputs.append(output))
+            handle = encoder.register_forward_hook(lambda *given: outputs.append(given[-1]))
             try:
                 without, own = (
                     token_losses(self._called(**inputs), batch.labels, batch.weight, 0.0)[1]
