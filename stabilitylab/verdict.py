@@ -240,7 +240,7 @@ def judge_recorded(
         steps=int(train.get("steps", steps[-1])),
         non_finite=min(broken, default=None),
         validation=(after[-1], end, int(data.get("validation", 0))) if whole and end and after else None,
-        source_worth=float(worth[-1]) if whole and worth else None,
+        source_worth=float(worth[-1]) if worth else None,
     )
 
 
