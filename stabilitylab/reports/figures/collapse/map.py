@@ -21,7 +21,7 @@ JUDGED = 600  # updates behind warm-up, after which a model is judged; some read
 CONSTANT = 1e-4  # 1 - cosine between sentences, below which an encoder that is not read is a constant function
 LATER = 3000  # updates of the one run of each cell that goes on
 PLACE = ("model.encoder_layers", "train.warmup")
-AXES = ("train.lr", "train.warmup", *("model.encoder_layers", "model.decoder_layers"))
+AXES = ("train.lr", "train.warmup", "train.steps", "model.encoder_layers", "model.decoder_layers")
 
 
 def state_at(record: Record, update: int) -> State | None:
