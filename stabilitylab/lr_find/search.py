@@ -21,7 +21,7 @@ MOST_STEPS = 4  # an edge of the grid is moved by a factor of 2 at most so many 
 
 
 @dataclass(frozen=True, order=True)
-class Trial:
+class RateTrial:
     """A run of ``updates`` updates of the schedule at learning rate ``rate``; its longer self continues it."""
 
     rate: float
@@ -30,7 +30,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Result:
+class RateResult:
     """The end of a trial: its loss [nats/token], inf or NaN for a run that failed, and whether it may be chosen.
 
     ``eligible``: False if the model is not what its loss says, such as an encoder-decoder that ignores its source.
@@ -42,10 +42,11 @@ class Result:
     source_worth: float | None = None
 
 
-class Trainer(Protocol):
-    """Runs trials. A trial that was run before is not run again, and a longer one goes on from the shorter one."""
+class RateTrials(Protocol):
+    """Runs the trials of a search. A trial that was run before is not run again, and a longer one continues the shorter
+    one."""
 
-    def run(self, trials: Sequence[Trial]) -> Mapping[Trial, Result]: ...
+    def run(self, trials: Sequence[RateTrial]) -> Mapping[RateTrial, RateResult]: ...
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,10 @@ class Choice:
     lowest: float
     losses: Mapping[float, float]
     notes: tuple[str, ...] = ()
-    results: Mapping[Trial, Result] = field(default_factory=dict)
+    results: Mapping[RateTrial, RateResult] = field(default_factory=dict)
 
 
-def choose(rungs: Rungs, trainer: Trainer) -> Choice:
+def choose(rungs: Rungs, trainer: RateTrials) -> Choice:
     """Search the rate of the lowest final loss among those at which every seed is eligible.
 
     1. All rates run ``first`` updates with all seeds. While the lowest mean loss stands at an edge of the grid, it is
@@ -106,10 +107,10 @@ def choose(rungs: Rungs, trainer: Trainer) -> Choice:
 
 
 class _Search:
-    def __init__(self, rungs: Rungs, trainer: Trainer) -> None:
+    def __init__(self, rungs: Rungs, trainer: RateTrials) -> None:
         self.rungs, self.trainer = rungs, trainer
         self.grid = sorted(set(rungs.rates))
-        self.results: dict[Trial, Result] = {}
+        self.results: dict[RateTrial, RateResult] = {}
         self.notes: list[str] = []
 
     def choose(self) -> Choice:
@@ -163,11 +164,11 @@ class _Search:
     def _confirmed(self, rate: float) -> float | None:
         """``rate``, or the next lower one at which every further seed is eligible; None if there is none."""
         while True:
-            asked = [Trial(rate, seed, self.rungs.first) for seed in self.rungs.confirming]
+            asked = [RateTrial(rate, seed, self.rungs.first) for seed in self.rungs.confirming]
             self._run(asked)
             failing = [trial.seed for trial in asked if not self.results[trial].eligible]
             known = [
-                Trial(rate, seed, updates)
+                RateTrial(rate, seed, updates)
                 for seed in self.rungs.seeds
                 for updates in (self.rungs.first, self.rungs.last)
             ]
@@ -188,15 +189,15 @@ class _Search:
 
     def _losses(self, rates: Sequence[float], updates: int) -> dict[float, float]:
         """Run the trials of ``rates`` and return their mean losses over the seeds; inf if a seed failed."""
-        asked = {rate: [Trial(rate, seed, updates) for seed in self.rungs.seeds] for rate in rates}
+        asked = {rate: [RateTrial(rate, seed, updates) for seed in self.rungs.seeds] for rate in rates}
         self._run([trial for trials in asked.values() for trial in trials])
         return {rate: self._mean(trials) for rate, trials in asked.items()}
 
-    def _run(self, trials: Sequence[Trial]) -> None:
+    def _run(self, trials: Sequence[RateTrial]) -> None:
         if new := [trial for trial in trials if trial not in self.results]:
             self.results |= self.trainer.run(new)
 
-    def _mean(self, trials: Sequence[Trial]) -> float:
+    def _mean(self, trials: Sequence[RateTrial]) -> float:
         losses = [self.results[trial].loss for trial in trials]
         return sum(losses) / len(losses) if all(map(math.isfinite, losses)) else math.inf
 
@@ -204,7 +205,7 @@ class _Search:
         """The rates at which every seed is eligible after the last rung."""
 
         def fits(rate: float) -> bool:
-            return all(self.results[Trial(rate, seed, self.rungs.last)].eligible for seed in self.rungs.seeds)
+            return all(self.results[RateTrial(rate, seed, self.rungs.last)].eligible for seed in self.rungs.seeds)
 
         return {rate: loss for rate, loss in losses.items() if math.isfinite(loss) and fits(rate)}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..config import Config
 from ..experiments import Experiment
-from ..lr_find import Choice, Result, Rungs, Trial, choose
+from ..lr_find import Choice, RateResult, RateTrial, Rungs, choose
 from ..store.layout import checkpoints
 from ..verdict import READS_NATS
 from .cells import Cell, spread
@@ -45,7 +45,7 @@ class SweptTrainer:
     ledger: Ledger
     runner: Runner
 
-    def trial(self, trial: Trial) -> Experiment:
+    def trial(self, trial: RateTrial) -> Experiment:
         """Return the run of ``trial``. Its name does not say its updates, since a longer trial continues it."""
         config = self.experiment.config
         own = {"lr": trial.rate, "seed": trial.seed, "steps": trial.updates, "horizon": self.horizon}
@@ -57,7 +57,7 @@ class SweptTrainer:
         )
         return Experiment(f"{self.experiment.name}-lr{trial.rate:g}-s{trial.seed}", changed)
 
-    def run(self, trials: Sequence[Trial]) -> Mapping[Trial, Result]:
+    def run(self, trials: Sequence[RateTrial]) -> Mapping[RateTrial, RateResult]:
         """Run what the ledger lacks. Raises Unfinished if the runs were stopped, or one of them failed."""
         wanted = {trial: self.trial(trial) for trial in trials}
         missing = [experiment for experiment in wanted.values() if self.ledger.find(experiment.config) is None]
@@ -67,7 +67,7 @@ class SweptTrainer:
                 raise Unfinished(outcome)
         return {trial: self._result(experiment.config) for trial, experiment in wanted.items()}
 
-    def _result(self, config: Config) -> Result:
+    def _result(self, config: Config) -> RateResult:
         cell = self.ledger.find(config)
         assert cell is not None, "a run that has ended has a line in the ledger"
         return result_of(cell)
@@ -79,7 +79,7 @@ class SweptTrainer:
                 checkpoint.unlink(missing_ok=True)
 
 
-def result_of(cell: Cell) -> Result:
+def result_of(cell: Cell) -> RateResult:
     """Read the result of a trial from its line in a ledger.
 
     The loss is that of the whole validation set, or of the held-out batch if there is no such set; inf if the run
@@ -92,9 +92,9 @@ def result_of(cell: Cell) -> Result:
     worth = line.get("metrics.source_worth")
     diverged = line["verdict"] == "diverged" or not math.isfinite(loss)
     if worth is None:
-        return Result(math.inf if diverged else loss, not diverged and line["verdict"] not in FAILED)
+        return RateResult(math.inf if diverged else loss, not diverged and line["verdict"] not in FAILED)
     reads = not diverged and float(worth) >= READS_NATS
-    return Result(math.inf if diverged else loss, reads, float(worth))
+    return RateResult(math.inf if diverged else loss, reads, float(worth))
 
 
 def choose_rate(trainer: SweptTrainer, rungs: Rungs) -> Choice:

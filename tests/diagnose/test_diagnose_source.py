@@ -11,7 +11,7 @@ from diagnose_cases import falling, found, kinds, made, only
 
 from stabilitylab.diagnose import Diagnosis
 from stabilitylab.diagnose.detectors.rank import MAY_PASS
-from stabilitylab.diagnose.detectors.source import ALIKE
+from stabilitylab.diagnose.detectors.source import ALIKE_OUTPUTS
 from stabilitylab.verdict import READS_NATS
 
 ROWS = 41
@@ -37,7 +37,7 @@ def diagnosed(
 
 @pytest.mark.parametrize(("factor", "seen"), [(0.99, True), (1.01, False)])
 def test_an_encoder_that_is_the_same_everywhere_is_constant(tmp_path: Path, factor: float, seen: bool) -> None:
-    diagnosis = diagnosed(tmp_path, worth=0.0, between=factor * ALIKE, within=1e-9)
+    diagnosis = diagnosed(tmp_path, worth=0.0, between=factor * ALIKE_OUTPUTS, within=1e-9)
     assert ("constant_encoder" in kinds(diagnosis)) == seen
     assert ("ignored_source" in kinds(diagnosis)) != seen
     if seen:

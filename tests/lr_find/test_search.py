@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from stabilitylab.errors import UsageError
-from stabilitylab.lr_find import Result, Rungs, Trial, choose
+from stabilitylab.lr_find import RateResult, RateTrial, Rungs, choose
 from stabilitylab.lr_find.search import middle, valleys
 
 RATES = (1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
@@ -20,13 +20,13 @@ FIRST, LAST = 2400, 6000
 class Made:
     """A trainer whose losses are a function of the trial."""
 
-    loss: Callable[[Trial], float]
-    reads: Callable[[Trial], bool] = lambda trial: True
-    asked: list[Trial] = field(default_factory=list)
+    loss: Callable[[RateTrial], float]
+    reads: Callable[[RateTrial], bool] = lambda trial: True
+    asked: list[RateTrial] = field(default_factory=list)
 
-    def run(self, trials: Sequence[Trial]) -> Mapping[Trial, Result]:
+    def run(self, trials: Sequence[RateTrial]) -> Mapping[RateTrial, RateResult]:
         self.asked += trials
-        return {trial: Result(self.loss(trial), self.reads(trial)) for trial in trials}
+        return {trial: RateResult(self.loss(trial), self.reads(trial)) for trial in trials}
 
     def rates(self, updates: int, seed: int = 100) -> list[float]:
         return sorted(trial.rate for trial in self.asked if trial.updates == updates and trial.seed == seed)
@@ -37,7 +37,7 @@ def rungs(**more: object) -> Rungs:
     return Rungs(**{**settings, **more})  # type: ignore[arg-type]
 
 
-def bowl(best: float, depth: float = 1.0) -> Callable[[Trial], float]:
+def bowl(best: float, depth: float = 1.0) -> Callable[[RateTrial], float]:
     return lambda trial: 2 + depth * math.log2(trial.rate / best) ** 2 - trial.updates / 1e4
 
 
@@ -47,7 +47,9 @@ def test_the_best_rate_inside_the_grid_is_found_in_two_rungs() -> None:
     assert choice.rate == choice.lowest == 1e-3
     assert made.rates(FIRST) == sorted(RATES)
     assert made.rates(LAST) == [1e-3, middle(1e-3, 2e-3), 2e-3]
-    assert [trial for trial in made.asked if trial.seed > 101] == [Trial(1e-3, s, FIRST) for s in (102, 103, 104, 105)]
+    assert [trial for trial in made.asked if trial.seed > 101] == [
+        RateTrial(1e-3, s, FIRST) for s in (102, 103, 104, 105)
+    ]
     assert len(made.asked) == len(set(made.asked)) == 12 + 6 + 4
     assert choice.notes == ()
 
@@ -95,7 +97,7 @@ def test_one_seed_that_does_not_read_rejects_a_rate() -> None:
     choice = choose(rungs(), made)
     assert choice.rate == 5e-4
     assert "At 0.001 seed 104 is not eligible." in choice.notes
-    assert Trial(5e-4, 104, FIRST) in made.asked
+    assert RateTrial(5e-4, 104, FIRST) in made.asked
 
 
 def test_no_rate_is_chosen_where_none_is_eligible() -> None:

@@ -11,7 +11,7 @@ import pytest
 from stabilitylab.cli import main
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.experiments import Experiment
-from stabilitylab.lr_find import Rungs, Trial
+from stabilitylab.lr_find import RateTrial, Rungs
 from stabilitylab.lr_find.search import middle
 from stabilitylab.store import Run
 from stabilitylab.sweep import Job, Ledger, Outcome, SweptTrainer, Unfinished, choose_rate, examine, run, write_table
@@ -55,7 +55,7 @@ def trainer(folder: Path, ran: list[list[str]] | None = None) -> SweptTrainer:
 
 
 def test_a_longer_trial_goes_on_from_the_shorter_one(tmp_path: Path) -> None:
-    first, last = Trial(1e-3, 100, 3), Trial(1e-3, 100, HORIZON)
+    first, last = RateTrial(1e-3, 100, 3), RateTrial(1e-3, 100, HORIZON)
     ran: list[list[str]] = []
     own = trainer(tmp_path / "own", ran)
     short = own.run([first])[first]
@@ -146,7 +146,7 @@ def test_the_command_prints_the_losses_of_each_rate_and_writes_them(tmp_path: Pa
     lines = []
     for rate in (1e-3, middle(1e-3, 2e-3), 2e-3, 4e-3):
         metrics = f"validation_nll={3 + abs(rate - 2e-3) * 100:.6f} source_worth={0.3 if rate < 4e-3 else 0.0}"
-        for trial in (Trial(rate, seed, updates) for seed in range(100, 106) for updates in (40, 100)):
+        for trial in (RateTrial(rate, seed, updates) for seed in range(100, 106) for updates in (40, 100)):
             own = {"key": key_of(owner.trial(trial).config), "verdict": "trained", "metrics": metrics}
             lines.append({**own, "finished": "2026-01-01T00:00:00+00:00"})
     with ledger.path.open("w", newline="") as file:

@@ -20,7 +20,7 @@ from .rank import MAY_PASS
 
 # 1 - cosine below which outputs are alike. Set beforehand, for the map of collapse: constant encoders of 18 layers had
 # 3e-6 between sentences, and Post-LN had 1e-10 within sentences while its source was worth .44 nats.
-ALIKE = 1e-4
+ALIKE_OUTPUTS = 1e-4
 NEEDS = "stabilitylab probe, of an encoder-decoder"
 CONSTANT, IGNORED, TOKENS = "constant encoder", "ignored source", "alike tokens"
 
@@ -115,8 +115,8 @@ def _last(grid: Grid | None) -> float:
 
 
 def _alike_since(grid: Grid) -> int | None:
-    """The row since which the distance is below ``ALIKE`` to the end; None if its last value is not."""
-    low = grid.values[:, 0] < ALIKE
+    """The row since which the distance is below ``ALIKE_OUTPUTS`` to the end; None if its last value is not."""
+    low = grid.values[:, 0] < ALIKE_OUTPUTS
     return last_stretch(low) if low[-1] else None
 
 
