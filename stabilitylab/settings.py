@@ -223,8 +223,9 @@ class ProbesConfig(Section):
     names: tuple[str, ...] = ("default",)
     every: int | Literal["log"] = "log"  # log: 0..11, then 10 % apart
     update_every: int | Literal["log"] = "log"  # of the reference pass (||dF||, similarity, ...); log: 20 % apart
-    # whose loss the probes of curvature look at: the held-out batch's, or that of the first training batch
-    curvature_batch: Annotated[Literal["held-out", "training"], Later("held-out")] = "held-out"
+    # whose loss the probes of curvature look at: the held-out batch's, that of the first training batch, or in each row
+    # that of the batch which its update is made of
+    curvature_batch: Annotated[Literal["held-out", "training", "update"], Later("held-out")] = "held-out"
     # their rows; auto: every 200 updates, and from update 20,000 on 1 % apart; log: 20 % apart
     curvature_every: Annotated[int | Literal["auto", "log"], Later("auto")] = "auto"
 

@@ -87,7 +87,8 @@ class Trainer:
         self.working = WorkingWeights(self.model) if train.working_weights else None
         self.spread = self.team.spread(self.model, device)  # what is called: the model, or what wraps it
         first = partial(self._micro_batch, 0, 0)
-        self.passes = Passes(config, dataset, device, self.model, self.spread, self.working, first)
+        present = self._present
+        self.passes = Passes(config, dataset, device, self.model, self.spread, self.working, first, present)
         on_device = recorder is not None or device.type == "cuda"
         self.optimizer = optimizer_of(train, self.model.parameters(), device=device if on_device else None)
         self.watcher = Watcher(
@@ -104,6 +105,7 @@ class Trainer:
             measured=self.evaluates,
             curvature_every=config.probes.curvature_every,
             curvature_loss=self.passes.curvature_loss,
+            curvature_batch="update" if config.probes.curvature_batch == "update" else "fixed",
             tapped=() if state is None else self.team.own(state)["watcher"].get("tapped", ()),
         )
         # on a GPU a row is looked at while the next one is computed, unless what it says may end the run
@@ -150,12 +152,12 @@ class Trainer:
 
     def update(self) -> Mapping[str, float | None]:
         """One optimizer update from theta_t to theta_{t+1}; returns row t's numbers."""
-        train, t = self.config.train, self.row
+        t = self.row
         started = time.perf_counter()
         self.model.set_row(t)
         rate = self.rate(t)
         set_rate(self.optimizer, rate)
-        whole = [self._micro_batch(t, i) for i in range(train.accumulate)]
+        whole = self._present()
         tokens = sum(batch.tokens for batch in whole)
         batches = [self.team.part(batch).to(self.device) for batch in whole]
         read = self.passes.source() if self.evaluates(t) or self.watcher.due_reference(t) else {}
@@ -266,6 +268,10 @@ class Trainer:
         torch.set_rng_state(own["rng"].cpu())
         if own["cuda_rng"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(own["cuda_rng"].cpu(), self.device)
+
+    def _present(self) -> list[Batch]:
+        """The micro-batches of this row's update, whole."""
+        return [self._micro_batch(self.row, index) for index in range(self.config.train.accumulate)]
 
     def _micro_batch(self, row: int, index: int) -> Batch:
         return aligned(self.dataset.micro_batch(row, index, self.config.train.accumulate), self.device)

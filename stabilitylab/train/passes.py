@@ -24,7 +24,8 @@ from .working_weights import WorkingWeights
 class Passes:
     """Runs a model on batches whose loss is measured and not trained.
 
-    ``called``: the model, or what wraps it for several ranks. ``first``: the first micro-batch of training, whole.
+    ``called``: the model, or what wraps it for several ranks. ``first``: the first micro-batch of training, whole;
+    ``present``: those of the update that is being made.
     ``masks``: the real tokens of the batch that the model has before it, which probes read; ``kernels``: those of
     attention; both hold for training's own forwards too.
     """
@@ -38,9 +39,11 @@ class Passes:
         called: nn.Module,
         working: WorkingWeights | None,
         first: Callable[[], Batch],
+        present: Callable[[], Sequence[Batch]],
     ) -> None:
         self._config, self._device = config, device
-        self._model, self._called, self._working, self._first = model, called, working, first
+        self._model, self._called, self._working = model, called, working
+        self._first, self._present = first, present
         self.kernels = attention_kernels(config.train, device)
         self.held_out = aligned(dataset.held_out, device).to(device)
         self.masks = self.held_out.masks
@@ -74,7 +77,11 @@ class Passes:
     def curvature_loss(self) -> Tensor:
         """What is trained, smoothed as there, of each real token of the batch that ``probes.curvature_batch`` names;
         twice differentiable where attention's kernel is, which is its caller's to say where gradients are taken."""
-        batch = self._curvature_batch
+        update = self._config.probes.curvature_batch == "update"
+        batches = [own.to(self._device) for own in self._present()] if update else [self._curvature_batch]
+        return torch.cat([self._smoothed(batch) for batch in batches])
+
+    def _smoothed(self, batch: Batch) -> Tensor:
         kernels = None if torch.is_grad_enabled() else self.kernels
         aside = nullcontext() if self._working is None else self._working.set_aside()
         with self._before_it(batch, kernels), aside:
@@ -89,6 +96,7 @@ class Passes:
 
     @cached_property
     def _curvature_batch(self) -> Batch:
+        """The one that is the same in each row."""
         held_out = self._config.probes.curvature_batch == "held-out"
         return self.held_out if held_out else self._first().to(self._device)
 

@@ -172,6 +172,26 @@ def test_training_finds_its_own_masks_after_every_measurement(measured: str, mon
     assert passes.masks is own
 
 
+def test_curvature_of_the_update_looks_at_the_micro_batches_of_its_row() -> None:
+    """Of each real token of all of them, in any row; the other choices stay with one batch."""
+    for choice in ("update", "training", "held-out"):
+        ready = prepared(f"probes.curvature_batch={choice}", "train.accumulate=2")
+        trainer = Trainer(ready.config, ready.dataset, AbsentRun("nowhere"), torch.device("cpu"))
+        trainer.model.eval()
+        for row in (0, 3):
+            trainer.row = row
+            update = [ready.dataset.micro_batch(row, part, 2) for part in range(2)]
+            first = ready.dataset.micro_batch(0, 0, 2)
+            batches = {"update": update, "training": [first], "held-out": [ready.dataset.held_out]}[choice]
+            expected = []
+            for batch in batches:
+                real = batch.weight > 0
+                logits = trainer.model(**batch.inputs)[real]
+                smoothing = ready.config.train.label_smoothing
+                expected.append(cross_entropy(logits, batch.labels[real], label_smoothing=smoothing, reduction="none"))
+            torch.testing.assert_close(trainer.passes.curvature_loss(), torch.cat(expected))
+
+
 def _recorded_before(path: Path) -> None:
     """As an older version wrote it, by an older rule."""
     document = json.loads((path / "status.json").read_text())
