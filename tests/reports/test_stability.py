@@ -43,7 +43,11 @@ def test_each_cell_counts_its_seeds_and_their_range() -> None:
         ]
     )
     assert [row[:3] for row in found] == [("postln", 12, 1), ("postln", 36, 2), ("deepnorm", 36, 3)]
-    assert [counted(row) for row in found] == [{"trained": 1}, {"stuck": 1, "diverged": 1}, {"trained": 2, "learning": 1}]
+    assert [counted(row) for row in found] == [
+        {"trained": 1},
+        {"stuck": 1, "diverged": 1},
+        {"trained": 2, "learning": 1},
+    ]
     assert found[0][-3:] == (-0.5, -0.5, -0.5)
     assert found[1][-3:] == (0.01, 0.01, 0.01)  # the value of a run that diverged is no quality
     assert found[2][-3:] == pytest.approx((-0.9, -1.5, -0.2))
