@@ -157,8 +157,10 @@ def _diagnosed(run: Run) -> Diagnosis:
         if not sources:
             needs = " or ".join(f"{name} ({how})" for name, how in detector.reads.items())
             unchecked[kind] = f"not recorded: {needs}"
-        elif (rows := detector.rows(evidence)) < detector.least_rows:
-            unchecked[kind] = f"{rows} rows are too few, it takes {detector.least_rows}"
+        elif (counted := detector.rows(evidence))[0] < detector.least_rows:
+            rows, recorded = counted
+            which = f"{rows} rows" if rows == recorded else f"{rows} converged rows of {recorded}"
+            unchecked[kind] = f"{which} are too few, it takes {detector.least_rows}"
         else:
             checked[kind] = sources
             with np.errstate(all="ignore"):  # a run holds any number, 1e-310 and inf among them

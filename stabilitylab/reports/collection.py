@@ -22,7 +22,7 @@ from ..store.combine import By
 from ..store.layout import flat
 from ..store.lost import lost
 from ..store.pieces import ReplacedError
-from ..verdict import Verdict
+from ..verdict import READS_NATS, Verdict
 from . import style
 
 T = TypeVar("T")
@@ -107,6 +107,13 @@ class Record:
     def verdict(self) -> str:
         """Is one of :data:`stabilitylab.verdict.STATES`; "" before the run's end, and where nothing was held out."""
         return self.judged.state if self.judged else ""
+
+    @property
+    def reads(self) -> bool | None:
+        """Is True if the decoder uses its source: the loss grows by .1 nats a token or more with another sentence's
+        source. None for a model without a source, and where that was not measured."""
+        worth = self.judged.source_worth if self.judged else None
+        return None if worth is None else worth >= READS_NATS
 
     @cached_property
     def lost(self) -> str:
