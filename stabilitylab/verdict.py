@@ -18,8 +18,8 @@ RISE = 2.0  # nats over the running minimum that count as divergence ...
 RECOVERY = 0.05  # ... unless undone within this share of the run
 WINDOW = 0.20  # the last part of the run, through which the line is drawn, ...
 LEAST = 8  # ... but never through fewer evaluations
-# Updates below which no run is said not to learn: the second moment of Adam averages over 50 of them at beta2 = .98, and
-# most warm-ups take longer.
+# Updates below which no run is said not to learn: the second moment of Adam averages over 50 of them at beta2 = .98,
+# and most warm-ups take longer.
 TOO_EARLY = 50
 LEVEL_NATS = 0.05  # a loss within this of the baseline is at it
 TRAINED_NATS = 0.25

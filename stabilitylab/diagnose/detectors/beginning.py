@@ -72,9 +72,7 @@ def uniform(evidence: Evidence, grid: Grid) -> float | None:
     return guess if grid.column == "nll" or abs(first - guess) <= UNIFORM_SHARE * guess else None
 
 
-@detector(
-    "early_explosion", "explosion of the loss at the start", reads={"loss": "w.step(loss=loss)"}, least_rows=2
-)
+@detector("early_explosion", "explosion of the loss at the start", reads={"loss": "w.step(loss=loss)"}, least_rows=2)
 def early_explosion(evidence: Evidence) -> Iterator[Event]:
     """A failure where the loss does not come back to where it began; a warning where it does, where the run learns by
     its held-out loss, and where it still goes on and is too young to tell."""

@@ -222,9 +222,7 @@ def _too_young(grid: Grid, kind: str, updates: int, text: str) -> Event:
     )
 
 
-def _may_be_stuck(
-    grid: Grid, smooth: np.ndarray, steps: np.ndarray, sd: float, classes: int | None
-) -> Iterator[Event]:
+def _may_be_stuck(grid: Grid, smooth: np.ndarray, steps: np.ndarray, sd: float, classes: int | None) -> Iterator[Event]:
     """A note where the loss stands still, near enough to where it began that it may have learned no more than how often
     its tokens are; a failure where it stands still at the loss of a uniform guess over the classes."""
     first, last = float(smooth[0]), float(smooth[-1])
