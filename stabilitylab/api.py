@@ -78,10 +78,16 @@ class RunWatcher(Watcher):
     ) -> Mapping[str, float | None]:
         row = super().step(loss, **metrics)
         if self.t == 1 and self._parts.stages is None:  # a stage knows its own places alone
-            self.run.record(places_untrained=untrained(self.parameters))
+            self.run.record(places_untrained=untrained(self.parameters), **self._classes())
         return row
 
     step.__doc__ = Watcher.step.__doc__
+
+    def _classes(self) -> dict[str, int]:
+        """The number of classes, where the model has one projection onto its vocabulary, all of it on this rank."""
+        heads = [site.module for site in self.sites.logits]
+        alone = self._parts.ranks is None and len(heads) == 1
+        return {"classes": heads[0].out_features} if alone and isinstance(heads[0], nn.Linear) else {}
 
     def checkpoint(self) -> dict[str, Any]:
         """What ``watch(..., resume=...)`` needs to go on here: save it with the model, between the optimizer's step and

@@ -18,6 +18,9 @@ RISE = 2.0  # nats over the running minimum that count as divergence ...
 RECOVERY = 0.05  # ... unless undone within this share of the run
 WINDOW = 0.20  # the last part of the run, through which the line is drawn, ...
 LEAST = 8  # ... but never through fewer evaluations
+# Updates below which no run is said not to learn: the second moment of Adam averages over 50 of them at beta2 = .98,
+# and most warm-ups take longer.
+TOO_EARLY = 50
 LEVEL_NATS = 0.05  # a loss within this of the baseline is at it
 TRAINED_NATS = 0.25
 # Nats a token by which the loss must grow with another sentence's source, or an encoder-decoder ignores its source. Of
@@ -169,7 +172,7 @@ def judge(
     - ``trained``: gap < -0.25 nats; ``learning``: gap < -0.05 nats;
     - otherwise, at or above the baseline: ``stuck`` where the interval of the fall lies below ``MATERIAL``,
       ``descending`` where it lies above 0 and the fall itself is not below ``MATERIAL`` (too early to say), and
-      ``cannot tell`` where it does neither, or with fewer than 8 evaluations.
+      ``cannot tell`` where it does neither, with fewer than 8 evaluations, or after fewer than ``TOO_EARLY`` updates.
 
     Raises ValueError where there is no evaluation at all.
     """
@@ -195,6 +198,9 @@ def judge(
                 state, _since(evaluations, lambda e, n=nats: e.nll < baseline.nll - n), where + _going(moving)
             )
     start = evaluations[-LEAST:][0].step
+    if (updates := evaluations[-1].step) < TOO_EARLY:
+        early = f"too early to tell after {updates} updates, since a run is judged from {TOO_EARLY} on"
+        return verdict("cannot tell", start, f"{where}; {early}")
     if moving is None:
         count = f"{len(evaluations)} evaluation{'s' * (len(evaluations) > 1)}"
         return verdict("cannot tell", start, f"{where}, and {count} cannot show whether it falls: {LEAST} are needed")

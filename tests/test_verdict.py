@@ -147,11 +147,11 @@ def test_the_words_go_by_the_sign_of_the_gap(gap: float, words: str) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, LEAST - 1])
 def test_few_evaluations_cannot_tell_unless_the_gap_does(count: int) -> None:
-    few = state([Evaluation(10 * i + 10, U + 0.1, A) for i in range(count)])
+    few = state([Evaluation(100 * i + 100, U + 0.1, A) for i in range(count)])
     assert few.state == "cannot tell"
     assert f"{count} evaluation{'s' * (count > 1)} cannot show whether it falls: 8 are needed" in few.reason
     assert few.trend is None
-    assert state([Evaluation(10 * i + 10, U - 1.0, A) for i in range(count)]).state == "trained"
+    assert state([Evaluation(100 * i + 100, U - 1.0, A) for i in range(count)]).state == "trained"
 
 
 def test_the_log_cadence_of_older_runs_leaves_a_line_through_eight() -> None:

@@ -81,6 +81,13 @@ class Evidence:
         """The unigram baseline's ``cross_entropy`` and ``accuracy``, where the data's is known."""
         return self.run.manifest.get("unigram") or None
 
+    @property
+    def classes(self) -> int | None:
+        """The number of classes among which the model chooses, such as its vocabulary; None where run.json has none."""
+        data = self.run.manifest.get("data")
+        recorded = data.get("target_vocab") if isinstance(data, Mapping) else self.run.manifest.get("classes")
+        return recorded if type(recorded) is int and recorded > 1 else None
+
     @cached_property
     def verdict(self) -> Verdict | None:
         """The state of the run, ended or not, by the rule that every page and table uses; None without a baseline."""

@@ -26,6 +26,14 @@ def level(values: np.ndarray, rows: int = LEVEL_ROWS) -> np.ndarray:
     return np.append(first, np.median(np.lib.stride_tricks.sliding_window_view(values, rows), axis=1))
 
 
+def until_broken(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
+    """(values, steps) up to the first number that is not finite, which is an event of its own."""
+    values = grid.values[:, 0]
+    broken = np.flatnonzero(~np.isfinite(values))
+    end = int(broken[0]) if len(broken) else len(values)
+    return values[:end], grid.steps[:end]
+
+
 def noise(values: np.ndarray) -> float:
     """Standard deviation of one row, from the median absolute deviation of first differences: a trend cancels."""
     steps = np.diff(values)

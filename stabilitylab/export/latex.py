@@ -52,19 +52,29 @@ def layers(run: Run, tables: Mapping[str, pa.Table], out: Path) -> list[Path]:
 
 
 Place = tuple[str, int]
-Layered = tuple[str, dict[Place, int], np.ndarray, np.ndarray]  # column, place -> position, steps, values (S, places)
+Layered = tuple[str, dict[Place, dict[int, float | None]], list[int]]  # column, place -> step -> value, steps
 
 
 def _grid(run: Run, name: str) -> Layered | None:
+    """Reads the main column of a table by layer: NaN where a NaN was measured, None where nothing was; None for a table
+    without layers, or without a number in any of them."""
     table = run.table(name)
-    column = table.main
-    frame = run.frame(name, columns=[column], by="layer" if table.total else None)
-    frame = frame[(frame["layer"] > 0) & ~frame["absent"]]
-    if frame.empty:
+    data = run.arrow(name, columns=[table.main], by="layer" if table.total else None).to_pydict()
+    measured: dict[Place, dict[int, list[float]]] = {}
+    for step, stack, layer, value in zip(
+        *(data[key] for key in ("step", "stack_name", "layer", table.main)), strict=True
+    ):
+        if layer:
+            of_place = measured.setdefault((str(stack), layer), {}).setdefault(step, [])
+            of_place += [] if value is None else [value]
+    if not any(values for steps in measured.values() for values in steps.values()):
         return None
-    wide = frame.pivot_table(column, "step", ["stack_name", "layer"], aggfunc="mean", observed=True, dropna=False)
-    found = {(str(stack), int(n)): index for index, (stack, n) in enumerate(wide.columns)}
-    return column, found, wide.index.to_numpy(), wide.to_numpy()
+    with np.errstate(invalid="ignore", over="ignore"):  # the mean of inf and -inf is NaN, and is printed as such
+        means = {
+            place: {step: float(np.mean(values)) if values else None for step, values in steps.items()}
+            for place, steps in measured.items()
+        }
+    return table.main, means, sorted({*data["step"]})
 
 
 def _order(grids: Mapping[str, Layered]):
@@ -74,11 +84,11 @@ def _order(grids: Mapping[str, Layered]):
 
 def _lines(run: Run, grids: Mapping[str, Layered], shown: list[Place]) -> list[str]:
     body = []
-    for name, (column, found, steps, values) in grids.items():
+    for name, (column, found, steps) in grids.items():
         title = escape(name if column == "value" else f"{name}.{column}")
-        for at in dict.fromkeys((0, len(steps) - 1)):
-            cells = [number(float(values[at, found[p]]) if p in found else None) for p in shown]
-            body.append(" & ".join([title if at == 0 else "", str(steps[at]), *cells]) + r" \\")
+        for step in dict.fromkeys((steps[0], steps[-1])):
+            cells = [number(found.get(place, {}).get(step)) for place in shown]
+            body.append(" & ".join([title if step == steps[0] else "", str(step), *cells]) + r" \\")
     head = [escape(f"{stack} {n}".strip()) for stack, n in shown]
     return [
         f"% {run.name}: first, middle and last layer at the first and last step; needs \\usepackage{{booktabs}}",

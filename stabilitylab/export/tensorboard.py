@@ -26,9 +26,10 @@ def writer_class() -> Any:
 
 
 def scalars(run: Run, tables: Mapping[str, pa.Table], out: Path) -> list[Path]:
-    """One event file. TensorBoard keeps float32; NaN and inf stay, "no gradient" has no point.
+    """One event file. TensorBoard keeps float32; NaN and inf stay, "no gradient" and "no such cell" have no point.
 
-    Tags: ``metrics/<name>``; ``<table>.<column>/<stack>/min``, ``median``, ``max`` over places that are finite;
+    Tags: ``metrics/<name>``; ``<table>.<column>/<stack>/min``, ``median``, ``max`` over places that are finite, and
+    ``not_finite``, how many are NaN or inf, where any is;
     ``<table>.<column>/<stack>/<layer>.<sublayer>`` for at most 48 places of a stack.
     """
     writer = writer_class()(log_dir=str(out))
@@ -53,31 +54,36 @@ def _points(name: str, data: pa.Table) -> Iterator[tuple[str, int, float]]:
     shape = (len(steps), data.num_rows // len(steps))
     stacks = np.array(data["stack_name"].to_pylist()[: shape[1]])
     places = _places(data, shape[1])
-    absent = np.array(data["absent"].to_pylist(), bool).reshape(shape)
     for column in (column for column in data.column_names if column not in LABELS):
         values = np.array(data[column].to_pylist(), float).reshape(shape)
+        measured = data[column].is_valid().to_numpy().reshape(shape)  # neither absent nor missing; NaN is
         for stack in dict.fromkeys(stacks.tolist()):
             inside = np.flatnonzero(stacks == stack)
             head = f"{name}.{column}" + (f"/{stack}" if stack else "")
             shown = inside[np.unique(np.linspace(0, len(inside) - 1, min(MOST_PLACES, len(inside))).astype(int))]
             for at, step in enumerate(steps.tolist()):
-                usual = values[at, inside]
-                usual = usual[np.isfinite(usual)]
+                known = values[at, inside[measured[at, inside]]]
+                usual = known[np.isfinite(known)]
+                if broken := len(known) - len(usual):
+                    yield f"{head}/not_finite", step, broken
                 if len(usual):
                     yield f"{head}/min", step, float(usual.min())
                     yield f"{head}/median", step, float(np.median(usual))
                     yield f"{head}/max", step, float(usual.max())
-                for place in shown[~absent[at, shown]].tolist():
+                for place in shown[measured[at, shown]].tolist():
                     yield f"{head}/{places[place]}", step, float(values[at, place])
 
 
 def _places(data: pa.Table, count: int) -> list[str]:
-    """``003.self_attn``, ``003``, or the site outside of layers; unique."""
+    """``003.self_attn``, ``003``, or the site outside of layers; unique within a stack."""
     first = data.slice(0, count).to_pydict()
-    names = []
+    names: list[str] = []
+    taken: set[tuple[str, str]] = set()
     for place in range(count):
         site, sublayer = (first[key][place] if key in first else "" for key in ("site", "sublayer"))
         layer = first["layer"][place]
         name = f"{layer:03d}" + (f".{sublayer}" if sublayer else "") if layer else (site or sublayer or "outside")
-        names.append(name if name not in names else f"{name}.{site or place}")
+        stack = first["stack_name"][place]
+        names.append(name if (stack, name) not in taken else f"{name}.{site or place}")
+        taken.add((stack, names[-1]))
     return names

@@ -33,7 +33,8 @@ def aggregates(
     """What a tracker gets of one row: a few numbers however deep the model, never one a layer.
 
     ``metrics/<name>`` as recorded; of each table's main column ``<table>.<column>/<stack>/min``, ``median`` and
-    ``max`` over the places of the stack whose number is finite (the tags of ``stabilitylab export --to tensorboard``).
+    ``max`` over the places of the stack whose number is finite, and ``not_finite``, how many are NaN or inf, where any
+    is (the tags of ``stabilitylab export --to tensorboard``).
     """
     values = {f"metrics/{name}": float(value) for name, value in metrics.items() if value is not None}
     for name, cells in tables.items():
@@ -41,10 +42,13 @@ def aggregates(
         stacks = np.array([row.stack for row in table.rows])
         place = table.columns.index(table.main)
         for stack in dict.fromkeys(stacks.tolist()):
-            usual = cells.values[(stacks == stack) & ~cells.absent, place]
-            usual = usual[np.isfinite(usual)]
+            missing = False if cells.missing is None else cells.missing[:, place]
+            measured = cells.values[(stacks == stack) & ~cells.absent & ~np.asarray(missing), place]
+            usual = measured[np.isfinite(measured)]
+            head = f"{name}.{table.main}" + (f"/{stack}" if stack else "")
+            if usual.size < measured.size:
+                values[f"{head}/not_finite"] = float(measured.size - usual.size)
             if usual.size:
-                head = f"{name}.{table.main}" + (f"/{stack}" if stack else "")
                 values[f"{head}/min"] = float(usual.min())
                 values[f"{head}/median"] = float(np.median(usual))
                 values[f"{head}/max"] = float(usual.max())

@@ -54,8 +54,8 @@ def test_a_divergence_names_the_numbers_that_it_compares(tmp_path: Path) -> None
     loss = [5.5, 29.1, 67.8, 90.0, 110.0, *[200.0] * 10, 167.0, 160.0, 180.0, 170.0, 143.9]
     event = only(found(made(tmp_path / "run", {"loss": loss})), "divergence")
     assert event.evidence == (
-        "loss is 5.5 at step 0 and 144 at step 19: its median over 5 rows, 167 at the end, is above that of the first "
-        "5, 67.8, since step 5"
+        "loss is 5.5 at step 0 and 144 at step 19: its median over 5 rows, 167 at the end, is above where it began, "
+        "5.5, since step 1"
     )
 
 
@@ -87,8 +87,8 @@ def test_a_converged_loss_is_no_plateau(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("nll", "stuck"), [(5.0, True), (4.5, False)])
 def test_the_unigram_baseline_decides_where_it_is_known(tmp_path: Path, nll: float, stuck: bool) -> None:
-    held_out = [*np.linspace(7, nll, 20), *[nll] * 20]
-    metrics = {"loss": held_out, "held_out_nll": held_out, "held_out_accuracy": [0.1 if stuck else 0.3] * 40}
+    held_out = [*np.linspace(7, nll, 20), *[nll] * 40]
+    metrics = {"loss": held_out, "held_out_nll": held_out, "held_out_accuracy": [0.1 if stuck else 0.3] * 60}
     path = made(tmp_path / "run", metrics, unigram={"cross_entropy": 5.0, "accuracy": 0.1})
     diagnosis = found(path)
     assert ("plateau" in kinds(diagnosis)) == stuck
@@ -100,8 +100,8 @@ def test_the_unigram_baseline_decides_where_it_is_known(tmp_path: Path, nll: flo
 
 
 def test_a_run_that_still_falls_towards_the_baseline_is_not_stuck(tmp_path: Path) -> None:
-    held_out = np.linspace(9, 5.8, 40).tolist()
-    metrics = {"loss": held_out, "held_out_nll": held_out, "held_out_accuracy": [0.1] * 40}
+    held_out = np.linspace(9, 5.8, 60).tolist()
+    metrics = {"loss": held_out, "held_out_nll": held_out, "held_out_accuracy": [0.1] * 60}
     diagnosis = found(made(tmp_path / "run", metrics, unigram={"cross_entropy": 5.0, "accuracy": 0.1}))
     assert kinds(diagnosis) == set()
     assert diagnosis.verdict == "open"  # not healthy either
@@ -111,7 +111,8 @@ def test_a_run_that_still_falls_towards_the_baseline_is_not_stuck(tmp_path: Path
 def test_a_run_too_short_for_a_plateau_that_is_stuck_is_not_healthy(tmp_path: Path) -> None:
     held_out = [7.5] * 12
     metrics = {"loss": held_out, "held_out_nll": held_out, "held_out_accuracy": [0.1] * 12}
-    diagnosis = found(made(tmp_path / "run", metrics, unigram={"cross_entropy": 5.0, "accuracy": 0.1}))
+    baseline = {"cross_entropy": 5.0, "accuracy": 0.1}
+    diagnosis = found(made(tmp_path / "run", metrics, steps=range(0, 60, 5), unigram=baseline))
     assert "plateau" not in diagnosis.checked
     assert diagnosis.verdict == "open"
     assert "whether it trains is open: stuck, 2.50 nats above the unigram baseline" in diagnosis.paragraph

@@ -81,7 +81,8 @@ def test_aggregates_are_over_finite_places_of_each_stack() -> None:
     found = aggregates({"loss": 2.5, "lr": None}, {"t": Cells(values.astype(float), absent)}, {"t": table})
     assert found == {
         "metrics/loss": 2.5,
-        "t.a/enc/min": 1, "t.a/enc/median": 1.5, "t.a/enc/max": 2,  # NaN and "no gradient" left out
+        "t.a/enc/min": 1, "t.a/enc/median": 1.5, "t.a/enc/max": 2,  # "no gradient" is left out, and NaN
+        "t.a/enc/not_finite": 1, "t.a/dec/not_finite": 4,  # is counted
     }  # fmt: skip
 
 

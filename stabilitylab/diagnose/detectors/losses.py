@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
-from ...verdict import LEVEL_NATS, RECOVERY, RISE, Evaluation, divergence
+from ...verdict import LEVEL_NATS, RECOVERY, RISE, TOO_EARLY, Evaluation, divergence
 from ..events import Event, detector
 from ..evidence import Evidence, Grid
-from ..series import LEVEL_ROWS, level, noise
+from ..series import LEVEL_ROWS, level, noise, until_broken
+from .beginning import EXPLODED_LOSS, explosion, start, uniform
 
 RECORD = "w.step(loss=loss)"
 # A loss spike: the literature's 7 standard deviations (OLMo 2; AdaGC), robust ones here. The level is a median of
@@ -18,10 +20,11 @@ RECORD = "w.step(loss=loss)"
 SPIKE_SD, NOISE_ROWS, LEAST_ROWS = 7.0, 100, 10
 SPIKE_OF_LEVEL, SPIKE_OF_START = 0.10, 0.02
 # Divergence of held-out or training nll is the verdict's (2 nats over the minimum, not undone within 5 %); of a loss
-# whose unit is unknown: ending above its start by this share of it.
+# whose unit is unknown: ending above its start (beginning.py) by this share of it.
 DIVERGED_SHARE = 0.10
 # A plateau at the unigram baseline is the verdict's "stuck" (stabilitylab/verdict.py).
-# A plateau without a baseline: all rows together gained less than this share of the first level, ...
+# A plateau without a baseline: all rows together gained less than this share of the first level (of a loss that
+# exploded at once, of what it was before; where the number of classes is known, of a uniform guess), ...
 PLATEAU_GAIN = 0.02
 # ... or the end gave back more than this share of all that had been gained; judged from this number of rows on.
 PLATEAU_RELAPSE, PLATEAU_ROWS = 0.5, 20
@@ -96,15 +99,18 @@ def loss_divergence(evidence: Evidence) -> Iterator[Event]:
     if len(values) < LEAST_ROWS:
         return
     smooth, rows = level(values, 5), max(3, int(RECOVERY * len(values)))
-    first = float(np.median(values[:5]))
+    first = uniform(evidence, grid) or start(values)
     high = smooth > first + DIVERGED_SHARE * abs(first)
     if high[-rows:].all():
         at = last_stretch(high)
         ends = f"{values[0]:.3g} at step {steps[0]} and {values[-1]:.3g} at step {steps[-1]}"
         text = (
-            f"{grid.column} is {ends}: its median over 5 rows, {smooth[-1]:.3g} at the end, is above that of the first "
-            f"5, {first:.3g}, since step {steps[at]}"
+            f"{grid.column} is {ends}: its median over 5 rows, {smooth[-1]:.3g} at the end, is above where it began, "
+            f"{first:.3g}, since step {steps[at]}"
         )
+        if (updates := _recorded(steps)) < TOO_EARLY and smooth[-1] - first <= EXPLODED_LOSS * abs(first):
+            yield _too_young(grid, "divergence", updates, text)
+            return
         yield _diverged(grid, int(steps[at]), text, (smooth[-1] - first) / abs(DIVERGED_SHARE * first or 1.0))
 
 
@@ -131,7 +137,7 @@ def plateau(evidence: Evidence) -> Iterator[Event]:
     if (held_out := evidence.metric("held_out_nll")) is not None and evidence.unigram is not None:
         yield from _at_unigram(evidence, held_out)
     elif (grid := evidence.loss()) is not None:
-        yield from _without_baseline(grid)
+        yield from _without_baseline(evidence, grid)
 
 
 def _at_unigram(evidence: Evidence, held_out: Grid) -> Iterator[Event]:
@@ -157,16 +163,23 @@ def _at_unigram(evidence: Evidence, held_out: Grid) -> Iterator[Event]:
     )
 
 
-def _without_baseline(grid: Grid) -> Iterator[Event]:
+def _without_baseline(evidence: Evidence, grid: Grid) -> Iterator[Event]:
     values, steps = until_broken(grid)
     if len(values) < PLATEAU_ROWS:
         return
     smooth = level(values)[LEVEL_ROWS // 2 :]
-    steps = steps[LEVEL_ROWS // 2 :]
-    first, lowest, last = float(smooth[0]), float(smooth.min()), float(smooth[-1])
+    updates, steps = _recorded(steps), steps[LEVEL_ROWS // 2 :]
+    guess = uniform(evidence, grid)
+    began = float(smooth[0]) if explosion(values) is None else start(values)
+    first, lowest, last = began if guess is None else min(began, guess), float(smooth.min()), float(smooth[-1])
     gain, back = first - lowest, last - lowest
     if gain < PLATEAU_GAIN * abs(first):
-        at, text = 0, f"{grid.column} never fell by more than {PLATEAU_GAIN:.0%} of its first level of {first:.3g}"
+        of = f"its first level of {first:.3g}"
+        of = of if first == began else f"that of a uniform guess over {evidence.classes} classes, {first:.3g}"
+        at, text = 0, f"{grid.column} never fell by more than {PLATEAU_GAIN:.0%} below {of}"
+        if updates < TOO_EARLY:
+            yield _too_young(grid, "plateau", updates, text)
+            return
     elif back > PLATEAU_RELAPSE * gain and back > SPIKE_OF_LEVEL * abs(lowest) and back > 3 * noise(values):
         at = last_stretch(smooth > lowest + PLATEAU_RELAPSE * gain)
         text = (
@@ -174,7 +187,7 @@ def _without_baseline(grid: Grid) -> Iterator[Event]:
             f"lowest level, {lowest:.3g} at step {steps[int(smooth.argmin())]}"
         )
     else:
-        yield from _may_be_stuck(grid, smooth, steps, noise(values))
+        yield from _may_be_stuck(grid, smooth, steps, noise(values), evidence.classes)
         return
     earlier = grid.steps[grid.steps < steps[at]]
     yield Event(
@@ -190,13 +203,49 @@ def _without_baseline(grid: Grid) -> Iterator[Event]:
     )
 
 
-def _may_be_stuck(grid: Grid, smooth: np.ndarray, steps: np.ndarray, sd: float) -> Iterator[Event]:
+def _recorded(steps: np.ndarray) -> int:
+    """Counts the updates of the record, from its first row on: a run may be watched from the middle on."""
+    return int(steps[-1] - steps[0]) + 1
+
+
+def _too_young(grid: Grid, kind: str, updates: int, text: str) -> Event:
+    """Leaves open what becomes of a loss that has not fallen yet: a warm-up takes as many updates."""
+    return Event(
+        kind,
+        kind,
+        int(grid.steps[0]),
+        grid.phase,
+        f"{text}; too early to tell after {updates} updates, since a {kind} is judged from {TOO_EARLY} on",
+        "note",
+        probe=grid.column,
+        open="whether the loss falls",
+    )
+
+
+def _may_be_stuck(grid: Grid, smooth: np.ndarray, steps: np.ndarray, sd: float, classes: int | None) -> Iterator[Event]:
     """A note where the loss stands still, near enough to where it began that it may have learned no more than how often
-    its tokens are."""
+    its tokens are; a failure where it stands still at the loss of a uniform guess over the classes."""
     first, last = float(smooth[0]), float(smooth[-1])
     highest, lowest = np.maximum.accumulate(smooth[::-1])[::-1], np.minimum.accumulate(smooth[::-1])[::-1]
     at = last_stretch(highest - lowest <= FLAT_SD * sd)
-    if len(smooth) - at < max(len(smooth) // 2, PLATEAU_ROWS) or not 0 < first - last < MAY_BE_STUCK * first:
+    if len(smooth) - at < max(len(smooth) // 2, PLATEAU_ROWS):
+        return
+    guess = math.log(classes) if classes else math.nan
+    if abs(last - guess) <= PLATEAU_GAIN * guess:
+        yield Event(
+            "plateau",
+            "plateau",
+            int(steps[at]),
+            grid.phase,
+            f"{grid.column} stands still near {last:.3g} since step {steps[at]}, at the loss of a uniform guess over "
+            f"{classes} classes, {guess:.3g}",
+            "failure",
+            after=int(steps[at - 1]) if at else None,
+            probe=grid.column,
+            numbers={"first": first, "last": last, "uniform": guess},
+        )
+        return
+    if not 0 < first - last < MAY_BE_STUCK * first:
         return
     yield Event(
         "plateau",
@@ -211,14 +260,6 @@ def _may_be_stuck(grid: Grid, smooth: np.ndarray, steps: np.ndarray, sd: float) 
         numbers={"first": first, "last": last},
         open="whether the plateau of the loss is that of a model which is stuck",
     )
-
-
-def until_broken(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
-    """(values, steps) up to the first number that is not finite, which is an event of its own."""
-    values = grid.values[:, 0]
-    broken = np.flatnonzero(~np.isfinite(values))
-    end = int(broken[0]) if len(broken) else len(values)
-    return values[:end], grid.steps[:end]
 
 
 def last_stretch(holds: np.ndarray) -> int:

@@ -8,8 +8,8 @@ import numpy as np
 
 from ..events import Event, detector
 from ..evidence import Evidence
-from ..series import level, noise
-from .losses import RECORD, SPIKE_OF_START, last_stretch, loss_divergence, loss_spike, plateau, until_broken
+from ..series import level, noise, until_broken
+from .losses import RECORD, SPIKE_OF_START, last_stretch, loss_divergence, loss_spike, plateau
 
 # The level at the end over the lowest level, both medians of RISE_ROWS rows: so many robust standard deviations of one
 # row. The median of 20 rows has .28 of them, and the lowest of many is some .5 too low by chance. Set on the training

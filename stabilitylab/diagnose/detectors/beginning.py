@@ -1,0 +1,111 @@
+"""The first rows of a loss: where it began, and whether it exploded before there was a past to compare it with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ...verdict import TOO_EARLY
+from ..events import Event, detector
+from ..evidence import Evidence, Grid
+from ..series import level, noise, until_broken
+
+# An explosion in the rows that a loss spike cannot judge, since it takes LEAST_ROWS of them to know level and noise: up
+# to this row the loss is over the median of the rows before it by so much of the loss at the start. Of the 130 healthy
+# runs of results/alarm, training half, whose loss was at most 2.3 % above row 0 in these rows, none comes near.
+FIRST_ROWS, EXPLODED_LOSS = 10, 0.25
+# The guard against a loss that jumps up and down as a matter of course: so many robust standard deviations, those of a
+# loss spike, of the rows after the peak.
+GUARD_SD = 7.0
+# The loss is back where it began where a median of so many rows is at most this share above it, that of a plateau.
+BACK_ROWS, BACK = 5, 0.02
+# Where row 0 is within this share of ln(classes), the loss is the cross-entropy of these classes in nats.
+UNIFORM_SHARE = 0.10
+
+
+class Explosion(NamedTuple):
+    """The rows at which a loss began to explode and was largest; the loss before, a median; and the bound on a rise."""
+
+    at: int
+    peak: int
+    before: float
+    bound: float
+
+
+def explosion(values: np.ndarray) -> Explosion | None:
+    """Finds the first row, of the first ten, that is far over the median of those before it; None for none."""
+    if len(values) < 2 or not values[0]:
+        return None
+    usual = level(values)[:-1]
+    rise = values[1:] - usual
+    for at in np.flatnonzero(rise[:FIRST_ROWS] > EXPLODED_LOSS * abs(values[0])).tolist():
+        before = float(usual[at])
+        back = np.flatnonzero(values[at + 1 :] <= before + rise[at] / 2)
+        end = at + 1 + int(back[0]) if len(back) else len(values)
+        peak = at + 1 + int(values[at + 1 : end].argmax())
+        later = values[peak + 1 :]
+        sd = noise(later) if len(later) >= BACK_ROWS else 0.0
+        bound = max(EXPLODED_LOSS * abs(float(values[0])), GUARD_SD * sd)
+        if values[peak] - before > bound:
+            return Explosion(at + 1, peak, before, bound)
+    return None
+
+
+def start(values: np.ndarray, rows: int = 5) -> float:
+    """The loss where it began: of a loss that exploded at once what it was before, else the median of the first
+    rows."""
+    found = explosion(values)
+    return float(np.median(values[:rows])) if found is None else found.before
+
+
+def uniform(evidence: Evidence, grid: Grid) -> float | None:
+    """ln(classes), the loss of a guess that is uniform over the classes, where their number is known and the loss is
+    their cross-entropy in nats; else None."""
+    classes = evidence.classes
+    if classes is None:
+        return None
+    guess = math.log(classes)
+    first = float(grid.values[0, 0])
+    return guess if grid.column == "nll" or abs(first - guess) <= UNIFORM_SHARE * guess else None
+
+
+@detector("early_explosion", "explosion of the loss at the start", reads={"loss": "w.step(loss=loss)"}, least_rows=2)
+def early_explosion(evidence: Evidence) -> Iterator[Event]:
+    """A failure where the loss does not come back to where it began; a warning where it does, where the run learns by
+    its held-out loss, and where it still goes on and is too young to tell."""
+    grid = evidence.loss()
+    if grid is None:
+        return
+    values, steps = until_broken(grid)
+    found = explosion(values)
+    if found is None:
+        return
+    last = float(np.median((values[found.peak + 1 :] if len(values) > found.peak + 1 else values)[-BACK_ROWS:]))
+    back = last <= found.before + BACK * abs(found.before)
+    learns = evidence.verdict is not None and evidence.verdict.state in ("trained", "learning")
+    young = evidence.status.state == "running" and int(steps[-1] - steps[0]) < TOO_EARLY
+    before, peak = f"{found.before:.3g}", f"{values[found.peak]:.3g}"
+    ends = f"{last:.3g} at step {steps[-1]}"
+    over = np.flatnonzero(level(values, BACK_ROWS)[found.peak :] <= found.before) if back else []
+    text = (
+        f"{grid.column} rises from {before} to {peak} at step {steps[found.peak]}, "
+        f"{(values[found.peak] - found.before) / abs(float(values[0])):.0%} of the loss at the start; "
+        + (f"it comes back to {ends}" if back else f"it does not come back, and is {ends}")
+    )
+    yield Event(
+        "early_explosion",
+        "explosion of the loss at the start",
+        int(steps[found.at]),
+        grid.phase,
+        text,
+        "warning" if back or learns or young else "failure",
+        after=int(steps[found.at - 1]),
+        until=int(steps[found.peak + int(over[0])]) if len(over) else None,
+        probe=grid.column,
+        strength=float(values[found.peak] - found.before) / found.bound,
+        numbers={"before": found.before, "peak": float(values[found.peak]), "last": last},
+        open="" if back or not young else "whether the loss comes back to where it began",
+    )
