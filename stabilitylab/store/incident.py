@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,30 +13,34 @@ import pyarrow as pa
 from ..errors import DamagedError
 from ..schema import Cells, Table
 from .arrays import floats, integers
+from .documents import read_document, write_document
 from .files import inside, make_directory, replace_file
-from .layout import METRICS, plain, read_json
+from .identity import Identity
+from .layout import METRICS
 from .parts import parquet, tidy
 
 FILE, FOLDER = "incident.json", "incident"
 Kept = tuple[int, Mapping[str, float | None], Mapping[str, Cells]]  # step, metrics, tables
 
 
-def write_incident(run: Path, facts: Mapping[str, Any], rows: Sequence[Kept], tables: Mapping[str, Table]) -> None:
+def write_incident(
+    run: Path, facts: Mapping[str, Any], rows: Sequence[Kept], tables: Mapping[str, Table], identity: Identity
+) -> None:
     """Writes rows first, so that where ``incident.json`` stands its rows do too."""
     make_directory(inside(run, run / FOLDER))
     replace_file(run / FOLDER / f"{METRICS}.parquet", parquet(_metrics(rows)))
     for name in dict.fromkeys(name for _, _, recorded in rows for name in recorded):
         recorded = [(step, cells[name]) for step, _, cells in rows if name in cells]
         replace_file(run / FOLDER / f"{name}.parquet", parquet(_table(tables[name], recorded)))
-    replace_file(run / FILE, (json.dumps(plain(facts), indent=2) + "\n").encode())
+    write_document(run, FILE, facts, identity)
 
 
-def read_incident(run: Path) -> dict[str, Any] | None:
+def read_incident(run: Path, identity: Identity) -> dict[str, Any] | None:
     """Returns what :class:`stabilitylab.probes.Incident` says, as a dict; None for a run in which every number was
     finite."""
     if not os.path.lexists(run / FILE):
         return None
-    facts = read_json(run, FILE)
+    facts = read_document(run, FILE, identity)
     if not isinstance(facts.get("step"), int):
         raise DamagedError(f"{run / FILE} is damaged (no step): move it away, or restore it from a copy.", run)
     return facts

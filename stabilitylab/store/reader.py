@@ -13,19 +13,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from ..errors import DamagedError, InputError, UsageError
+from ..errors import DamagedError, InputError, ResourceError, UsageError
 from ..inputs import shown
 from ..schema import Table
 from ..verdict import RULE, Verdict, judge_recorded
 from . import inventory
 from .arrays import floats
 from .combine import By, combine
+from .documents import damaged, read_document
 from .evaluation import read_evaluation
 from .files import is_locked, reading
+from .identity import identity_of
 from .incident import read_incident
-from .inventory import Entry
+from .inventory import Entry, Inventory
 from .journal import read_records
-from .layout import METRICS, flat, journals, part_path, parts, read_json, read_run_json
+from .layout import METRICS, flat, journal_path, journals, part_path, parts, read_run_json
 from .names import moved, today
 from .parts import LABELS, encode, metrics_of, part_schema, read_part, table_of
 from .telling import tell
@@ -58,6 +60,7 @@ class Run:
         self.path = path
         self.name = path.resolve().name
         self.manifest = {key: value for key, value in document.items() if key != "tables"}
+        self.identity = identity_of(document)
         self._tables: Mapping[str, Table] = document["tables"]
 
     @classmethod
@@ -89,12 +92,11 @@ class Run:
     def status(self) -> Status:
         """status.json; of a run without its end, the last step on disk and whether anybody still writes."""
         alive = is_locked(self.path)  # asked first: a writer sets its last state before it lets go
-        entry = read_json(self.path, "status.json")
+        entry = read_document(self.path, "status.json", self.identity)
         try:
             status = Status(**{name: _told(entry, name, kind) for name, kind in KINDS.items()})
         except (KeyError, ValueError) as error:
-            told = f"{self.path / 'status.json'} is damaged ({error!r}): restore it from a copy."
-            raise DamagedError(told, self.path) from error
+            raise damaged(self.path / "status.json", repr(error), self.path) from error
         if status.state != "running":
             return status
         last = self._read(METRICS, STEP)["step"].to_numpy().max(initial=status.step)
@@ -125,12 +127,12 @@ class Run:
     @property
     def incident(self) -> dict[str, Any] | None:
         """Where the first number that was not finite stood (:class:`stabilitylab.probes.Incident`); None for none."""
-        return read_incident(self.path)
+        return read_incident(self.path, self.identity)
 
     @property
     def evaluation(self) -> dict[str, Any] | None:
         """What ``stabilitylab evaluate`` found; None for a run that was not evaluated."""
-        return read_evaluation(self.path)
+        return read_evaluation(self.path, self.identity)
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -221,25 +223,34 @@ class Run:
             except FileNotFoundError:  # a table without rows in that journal, or a resume that set parts aside
                 time.sleep(0.01)
                 continue
+            except MemoryError as error:
+                raise self._too_large(name) from error
             empty = (schema or STEP).empty_table()
-            return pa.concat_tables([empty, *pieces], promote_options="default").combine_chunks()
+            try:
+                return pa.concat_tables([empty, *pieces], promote_options="default").combine_chunks()
+            except MemoryError as error:
+                raise self._too_large(name) from error
         told = f"the files of {self.path} keep vanishing while they are read: is something deleting them?"
         raise DamagedError(told, self.path)
+
+    def _too_large(self, name: str) -> ResourceError:
+        return ResourceError(
+            f"{name!r} of {self.path} does not fit into memory: read fewer columns= of it, or use a larger machine."
+        )
 
     def _pieces(self, name: str, schema: pa.Schema | None) -> Iterator[pa.Table]:
         """Yields each part, or its journal where the part does not stand yet."""
         waiting = journals(self.path)  # listed before the parts: what leaves the one has entered the other
         done = parts(self.path, name)
-        listed = self._listed(name, {*waiting, *done})
+        listed = self._listed(name, {*waiting, *done}, {*done})
         for number in sorted({*waiting, *done}):
-            footers = {entry.footer for entry in listed.get(number, ())}
             if number in done:
-                yield read_part(self.path, done[number], schema, footers)
+                yield read_part(self.path, done[number], schema, self.identity, listed.get(number, ()))
                 continue
             try:
-                records = read_records(waiting[number])
+                records = read_records(waiting[number], self.identity, number)
             except FileNotFoundError:  # gone since it was listed, so its part stands by now
-                yield read_part(self.path, part_path(self.path, name, number), schema)
+                yield read_part(self.path, part_path(self.path, name, number), schema, self.identity)
                 continue
             if (complaint := records.complaint()) and not is_locked(self.path):  # else it is being written
                 tell(f"{waiting[number]}: {complaint}")
@@ -248,20 +259,44 @@ class Run:
                 found = data(records.table, run=self.path)
                 yield found if schema is None else found.select(schema.names)
 
-    def _listed(self, name: str, present: set[int]) -> dict[int, list[Entry]]:
-        """Lists the parts that ``name`` must have; what is lost of them is said once."""
-        found = inventory.read(self.path)  # after the files were listed: a resume shortens it before it moves any
+    def _listed(self, name: str, present: set[int], done: set[int]) -> dict[int, list[Entry]]:
+        """Lists the parts that ``name`` must have; what is lost of them is said once, and what may be lost unseen.
+
+        ``present``: numbers of the parts and journals that were found; ``done``: those of the parts.
+        """
+        # read after the files were listed: a resume shortens it before it moves any
+        found = inventory.read(self.path, self.identity)
+        if found is None and self.manifest["schema_version"] >= inventory.SINCE:
+            tell(f"{self.path}: {inventory.FILE} is missing, so that lost parts would not show")
         listed = {} if found is None else found.of(name)
+        advice = "restore it from a copy; the other steps are read"
         if lost := sorted(listed.keys() - present):
             again = {*journals(self.path), *parts(self.path, name)}  # some may have come since
             lost = [number for number in lost if number not in again]
-        advice = "restore it from a copy; the other steps are read"
         for number in lost[:1]:
             more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
             tell(f"{self.path}: part {number} of {name} ({listed[number][-1].steps()}){more} is missing: {advice}")
-        if name == METRICS and (gaps := {*range(1, max(present, default=0))} - present - listed.keys()):
+        empty: set[int] = set() if found is None else {*found.left_out}
+        gaps = {*range(1, max(present, default=0))} - present - listed.keys() - empty
+        if name == METRICS and gaps:
             tell(f"{self.path}: part {min(gaps)} of {name} is missing: {advice}")
+        if found is not None:
+            for sentence in self._doubts(found, name, present, done):
+                tell(f"{self.path}: {sentence}")
         return listed
+
+    def _doubts(self, found: Inventory, name: str, present: set[int], done: set[int]) -> Iterator[str]:
+        """Yields what the inventory says of lost records, and what makes it doubtful."""
+        if lost := found.unread() - present:
+            lost -= {*journals(self.path), *parts(self.path, METRICS)}  # some may have come since
+        if lost:
+            missing = journal_path(self.path, min(lost)).name
+            yield f"{missing} is missing, with rows that no part holds: restore it; the other steps are read"
+        yield from found.complaints()
+        if unlisted := found.unlisted(name, done, self.identity):
+            unlisted &= parts(self.path, name).keys()  # a resume may have moved them since
+        if unlisted:
+            yield f"{inventory.FILE} does not list part {min(unlisted)} of {name}, so that lost parts may not show"
 
     def _chosen(self, known: Sequence[str], columns: Sequence[str] | None, name: str) -> list[str]:
         if columns is None:

@@ -1,0 +1,48 @@
+"""One flipped bit anywhere in a run is refused or told, or changes nothing that is read."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from edited_runs import as_schema
+from flipping import KINDS, flip, read, sound_run
+
+from stabilitylab.store.verify import verify
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sound_run(tmp_path_factory.mktemp("flips") / "run")
+
+
+def test_the_run_is_sound_and_all_of_it_is_read(run: Path) -> None:
+    assert verify(run).findings == []
+    content, said = read(run)
+    assert (said, len(content[5]["metrics"]["step"])) == ("", 8)
+    assert {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()} >= {*KINDS.values()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_flip_is_silent(run: Path, kind: str) -> None:
+    found = flip(run, KINDS[kind], 12)
+    assert found.silent == 0, found
+    assert sum(found) == 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_flip_of_three_hundred_is_silent(run: Path, kind: str) -> None:
+    found = flip(run, KINDS[kind], 300, seed=1)
+    print(f"{kind}: {found._asdict()}")
+    assert found.silent == 0, found
+    assert found.harmless == 0, f"verify finds nothing: {found}"
+
+
+def test_the_count_sees_silent_flips_where_there_is_no_checksum(run: Path, tmp_path: Path) -> None:
+    """As in schema 3, whose run.json is read as other settings."""
+    old = as_schema(shutil.copytree(run, tmp_path / "old"), 3)
+    found = flip(old, "run.json", 60)
+    assert found.silent > 10, found
+    assert verify(old).unchecked == 4, "run.json, status.json, incident.json and evaluation.json"
