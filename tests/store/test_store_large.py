@@ -101,7 +101,7 @@ def test_the_bound_is_far_above_what_a_writer_makes() -> None:
     assert 3 * (JOURNAL_LIMIT / narrowest) * 7 < MOST_CELLS
 
 
-@pytest.mark.parametrize("where", ["stabilitylab.store.reader.read_part", "pyarrow.concat_tables"])
+@pytest.mark.parametrize("where", ["stabilitylab.store.pieces.read_part", "pyarrow.concat_tables"])
 def test_what_does_not_fit_into_memory_is_one_sentence(run: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     opened = Run.open(run)
 

@@ -179,8 +179,8 @@ class Machine(RuleBasedStateMachine):
         try:
             writer = RunWriter.resume(self.path, part)
             writer.open(TABLES)
-        except StabilityLabError:
-            assert not self.clean, "a sound run was not resumed"
+        except StabilityLabError as error:
+            self._must_be_damaged(error)
             self.loose |= {step for step in self.expected if step not in expected}
             return
         self.writer, self.attempt, self.step = writer, self.attempt + 1, step
@@ -240,7 +240,7 @@ class Machine(RuleBasedStateMachine):
         try:
             run = Run.open(self.path)
         except StabilityLabError as error:
-            assert not self.clean, error
+            self._must_be_damaged(error)
             return
         finally:
             log.removeHandler(heard)
@@ -289,13 +289,16 @@ class Machine(RuleBasedStateMachine):
     def _checkpoint(self) -> None:
         self.checkpoint = (self._alive.seal(), dict(self.expected), self.step)
 
+    def _must_be_damaged(self, error: StabilityLabError) -> None:
+        assert not self.clean, f"a run that nobody touched: {error}"
+        assert not isinstance(error, UsageError), f"nobody used it wrongly: {error}"
+
     def _acted(self, act: Any) -> bool:
         """Whether the writer did it; one that says why it cannot is gone."""
         try:
             act()
         except StabilityLabError as error:
-            assert not self.clean, error
-            assert not isinstance(error, UsageError), error
+            self._must_be_damaged(error)
             self.kill()
             return False
         return True
