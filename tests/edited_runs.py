@@ -39,7 +39,7 @@ def as_schema(run: Path, version: int, document: Mapping[str, Any] | None = None
             found = json.loads((run / name).read_text())
             if name == "run.json":
                 found = {**(found if document is None else document), "schema_version": version}
-            for key in ("checksum", "run_id", "run_id_since"):
+            for key in ("checksum", "run_id", "run_id_since", *["files"] * (name == "incident.json")):
                 found.pop(key, None)
             (run / name).write_text(json.dumps(found))
     for path in run.rglob("part-*.parquet"):

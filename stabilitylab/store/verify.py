@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import file_digest
@@ -19,6 +19,7 @@ from .documents import read_object, reseal
 from .evaluation import FILE as EVALUATION
 from .files import is_locked
 from .incident import FILE as INCIDENT
+from .incident import FOLDER, listed, rows_path
 from .journal import read_records
 from .layout import METRICS, checkpoints, journal_path, journals, parts, tables_on_disk
 from .parts import metrics_of, part_schema, read_part, table_of
@@ -65,6 +66,7 @@ def verify(path: str | Path) -> Verified:
     found.check(lambda: run.incident)
     found.check(lambda: run.evaluation)
     _documents(run, found)
+    found.check(lambda: _incident_rows(run, found))
     found.check(lambda: _checkpoints(run, found))
     steps = _Steps()
     for name in [METRICS, *run.tables]:
@@ -93,6 +95,20 @@ def _documents(run: Run, found: Verified) -> None:
             found.files += 1
             with suppress(InputError):  # said already
                 found.unchecked += not read_object(run.path, name)[1]
+
+
+def _incident_rows(run: Run, found: Verified) -> None:
+    """Compares the rows around an incident with what incident.json lists."""
+    known = listed(run.path, run.identity) if (run.path / INCIDENT).is_file() else {}
+    for name, digests in known.items():
+        path = rows_path(run.path, name)
+        if path.is_file():
+            _digest(path, digests, found)
+        else:
+            found.say(f"{path} is missing, with the rows around the incident")
+    present = {path.stem for path in (run.path / FOLDER).glob("*.parquet")}
+    found.files += len(present)
+    found.unchecked += len(present - known.keys())
 
 
 class _Steps:
@@ -130,9 +146,9 @@ def _table(run: Run, name: str, found: Verified, steps: _Steps) -> None:
     """Checks every part of a table, and the journal where a part does not stand yet."""
     waiting, done = journals(run.path), parts(run.path, name)
     listing = inventory.read(run.path, run.identity)
-    listed = {} if listing is None else listing.of(name)
-    for number in sorted(listed.keys() - done.keys() - waiting.keys()):
-        found.say(f"part {number} of {name} ({listed[number][-1].steps()}) is missing")
+    lines = {} if listing is None else listing.of(name)
+    for number in sorted(lines.keys() - done.keys() - waiting.keys()):
+        found.say(f"part {number} of {name} ({lines[number][-1].steps()}) is missing")
     if listing is not None:
         for number in sorted(listing.unlisted(name, done, run.identity)):
             found.say(f"{inventory.FILE} does not list part {number} of {name}, so that lost parts may not show")
@@ -140,8 +156,8 @@ def _table(run: Run, name: str, found: Verified, steps: _Steps) -> None:
     for number in sorted(waiting.keys() | done.keys()):
         if number in done:
             found.files += 1
-            if listing is not None and number in listed:
-                _digest(done[number], listed[number], found)
+            if listing is not None and number in lines:
+                _digest(done[number], {entry.sha256 for entry in lines[number]}, found)
             else:
                 found.unchecked += 1
         try:
@@ -187,10 +203,10 @@ def _bits(column: pa.ChunkedArray) -> object:
     return column.to_pylist()
 
 
-def _digest(path: Path, entries: list[inventory.Entry], found: Verified) -> None:
+def _digest(path: Path, digests: Collection[str], found: Verified) -> None:
     with path.open("rb") as file:
         sha256 = file_digest(file, "sha256").hexdigest()
-    if sha256 not in {entry.sha256 for entry in entries}:
+    if sha256 not in digests:
         found.say(f"{path} is not what was written (its digest is another): restore it from a copy")
 
 

@@ -22,6 +22,7 @@ KINDS = {
     "status.json": "status.json",
     "incident.json": "incident.json",
     "evaluation.json": "evaluation.json",
+    "rows of the incident": "incident/metrics.parquet",
     "inventory": "inventory.jsonl",
     "journal": "journal-000003.records",
     "metrics part": "metrics/part-000001.parquet",

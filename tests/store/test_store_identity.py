@@ -22,6 +22,7 @@ from stabilitylab.errors import DamagedError, InputError, UsageError
 from stabilitylab.store import Run, RunWriter, inventory, journal
 from stabilitylab.store.digest import Hashed, seal_of
 from stabilitylab.store.evaluation import write_evaluation
+from stabilitylab.store.incident import write_incident
 from stabilitylab.store.verify import verify
 
 JSON_FILES = ("run.json", "status.json", "incident.json", "evaluation.json")
@@ -265,7 +266,7 @@ def test_a_run_of_an_older_schema_reads_as_unchecked(
     assert steps_in(sealed) == 4
     found = verify(sealed)
     assert found.findings == []
-    assert found.unchecked == 4 + 6 * (version == 2)  # JSON files; parts without an inventory
+    assert found.unchecked == 4 + 2 + 6 * (version == 2)  # JSON files; rows of the incident; parts without an inventory
     assert not caplog.records
 
 
@@ -278,7 +279,7 @@ def test_an_older_run_that_goes_on_is_checked_from_there(sealed: Path, tmp_path:
     assert (len(run.identity.run_id), run.identity.since) == (32, 3)
     assert steps_in(sealed) == 6
     assert (run.evaluation, run.incident["step"]) == ({"bleu": 12.5}, 1)
-    assert (verify(sealed).findings, verify(sealed).unchecked) == ([], 0)
+    assert (verify(sealed).findings, verify(sealed).unchecked) == ([], 2), "the rows of the incident"
     for name in JSON_FILES:
         assert json.loads((sealed / name).read_text())["run_id"] == run.identity.run_id
     part = sealed / "metrics/part-000002.parquet"  # from before, which the inventory alone knows
@@ -334,6 +335,38 @@ def test_a_run_that_is_begun_anew_is_another_run(tmp_path: Path) -> None:
         if not died():
             break
     assert Run.open(path).identity != first
+
+
+def test_the_rows_of_an_incident_are_checked(made: Path, tmp_path: Path) -> None:
+    path = made / "incident/metrics.parquet"
+    data = path.read_bytes()
+    for other in (
+        data[:-20] + bytes([data[-20] ^ 4]) + data[-19:],
+        (everything(tmp_path / "other", 5) / "incident/grad_norm.parquet").read_bytes(),
+    ):
+        path.write_bytes(other)
+        assert verify(made).findings == [
+            f"{path} is not what was written (its digest is another): restore it from a copy"
+        ]
+    path.unlink()
+    assert verify(made).findings == [f"{path} is missing, with the rows around the incident"]
+
+
+def test_a_death_while_the_rows_of_an_incident_are_written_anew_is_no_damage(made: Path, tmp_path: Path) -> None:
+    facts, rows = {"step": 3, "paragraph": "..."}, [(step, {"loss": 1.0}, contents(step)) for step in (3, 4)]
+    tables, own = {table.name: table for table in TABLES}, Run.open(made).identity
+    for operation in range(100):
+        path = shutil.copytree(made, tmp_path / f"run-{operation}")
+        try:
+            with dying_at(operation) as died:
+                write_incident(path, facts, rows, tables, own)
+        except BaseException as error:
+            assert type(error).__name__ == "Death", error  # noqa: PT017
+        assert verify(path).findings == []
+        if not died():
+            break
+    assert pq.read_table(path / "incident/metrics.parquet", partitioning=None)["step"].to_pylist() == [3, 4]
+    assert operation > 8
 
 
 def test_an_id_is_an_id(made: Path) -> None:
