@@ -1,6 +1,7 @@
 """Where a run first broke: ``incident.json``, and the rows around it below ``incident/``, a Parquet file a table.
 
-``incident.json`` lists the SHA-256 of each of these files; of one that was written anew also the digest of before.
+``incident.json`` lists the SHA-256 of each of these files; of one that was written anew also those of before, since a
+death may have left it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def write_incident(
             before = listed(run, identity)
     for name in files.keys() - before.keys():
         replace_file(rows_path(run, name), files[name])
-    digests = {name: [*before.get(name, [])[-1:], sha256(memoryview(data)).hexdigest()] for name, data in files.items()}
+    digests = {name: [*before.get(name, [])[-2:], sha256(memoryview(data)).hexdigest()] for name, data in files.items()}
     write_document(run, FILE, {**facts, DIGESTS: digests}, identity)
     for name in files.keys() & before.keys():
         replace_file(rows_path(run, name), files[name])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 from store_cases import contents, new_run, put
 
@@ -95,16 +98,34 @@ class Count(NamedTuple):
     silent: int = 0
 
 
+def flips(file: Path, count: int, seed: int) -> Iterator[None]:
+    """Flip ``count`` bits of a file, one at a time, at random from ``seed``; then put back what stood there."""
+    data, chance = file.read_bytes(), random.Random(f"{seed} {file.name} {file.parent.name}")
+    try:
+        for _ in range(count):
+            damaged = bytearray(data)
+            damaged[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+            file.write_bytes(damaged)
+            yield
+    finally:
+        file.write_bytes(data)
+
+
+def flips_that_pandas_reads(file: Path, count: int, seed: int = 0) -> int:
+    """Count the flips of one bit of a part after which ``pd.read_parquet`` returns other numbers without a word."""
+    before, wrong = pd.read_parquet(file), 0
+    for _ in flips(file, count, seed):
+        with contextlib.suppress(Exception):  # refused
+            wrong += not pd.read_parquet(file).equals(before)
+    return wrong
+
+
 def flip(path: Path, name: str, count: int, seed: int = 0) -> Count:
-    """Flip ``count`` bits of one file of the run, one at a time, at random from ``seed``."""
-    file, chance = path / name, random.Random(f"{seed} {name}")
-    data, before = file.read_bytes(), read(path)
+    """Count what becomes of ``count`` flips of one bit of one file of the run."""
+    before = read(path)
     assert before.said == "", before.said
     found = Count()
-    for _ in range(count):
-        damaged = bytearray(data)
-        damaged[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-        file.write_bytes(damaged)
+    for _ in flips(path / name, count, seed):
         after = read(path)
         if after.content is None:
             kind = "refused"
@@ -115,6 +136,5 @@ def flip(path: Path, name: str, count: int, seed: int = 0) -> Count:
         else:
             kind = "verified" if verify(path).findings else "harmless"
         found = found._replace(**{kind: getattr(found, kind) + 1})
-    file.write_bytes(data)
     assert read(path) == before
     return found

@@ -5,10 +5,15 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from edited_runs import as_schema
-from flipping import KINDS, flip, read, sound_run
+from flipping import KINDS, flip, flips, flips_that_pandas_reads, read, sound_run
+from store_cases import contents, new_run
 
+from stabilitylab.errors import DamagedError
+from stabilitylab.schema import Cells
+from stabilitylab.store import Run
 from stabilitylab.store.verify import verify
 
 
@@ -29,6 +34,25 @@ def test_no_flip_is_silent(run: Path, kind: str) -> None:
     found = flip(run, KINDS[kind], 12)
     assert found.silent == 0, found
     assert sum(found) == 12
+
+
+def test_pandas_reads_flipped_parts_as_other_numbers(tmp_path: Path) -> None:
+    """As docs/runs.md says, which therefore gives the checked way first: a part of 200 rows of random numbers."""
+    chance = np.random.default_rng(0)
+    with new_run(tmp_path / "run") as writer:
+        for step in range(200):
+            cells = contents(step)["grad_norm"]
+            values = chance.normal(size=cells.values.shape)
+            writer.append(step, {"loss": float(chance.normal())}, {"grad_norm": Cells(values, cells.absent)})
+    part, run = tmp_path / "run/probes/grad_norm/part-000001.parquet", Run.open(tmp_path / "run")
+    assert flips_that_pandas_reads(part, 40) > 10
+    before = run.arrow("grad_norm")
+    for _ in flips(part, 40, seed=0):
+        try:
+            found = run.arrow("grad_norm")
+        except DamagedError:
+            continue
+        assert found.equals(before)
 
 
 @pytest.mark.slow
