@@ -32,7 +32,8 @@ from stabilitylab.errors import InputError, StabilityLabError, UsageError
 from stabilitylab.export import export
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import Run, RunWriter
-from stabilitylab.store.digest import Hashed, is_whole
+from stabilitylab.store.digest import Hashed, fault
+from stabilitylab.store.documents import reseal
 from stabilitylab.store.evaluation import write_evaluation
 from stabilitylab.store.verify import verify
 
@@ -114,7 +115,7 @@ def sound(path: Path) -> None:
     write(run, *range(8, STEPS))
     (path / "checkpoints").mkdir()
     with (path / "checkpoints/step-00000008.pt").open("xb") as file:
-        hashed = Hashed(file)
+        hashed = Hashed(file, run.run_id)
         hashed.write(bytes(range(256)) * 8 + b"\0\0")
         hashed.seal()
     write_evaluation(path, {"bleu": 12.5, "row": 8, "alpha": None, "examples": [{"source": "a", "hypothesis": "b"}]})
@@ -194,8 +195,8 @@ def lost(chance: random.Random, run: Path) -> None:
     path = chance.choice(
         [p for p in run.rglob("*") if p.is_file() and "checkpoint" not in str(p) and p.name != ".lock"]
     )
-    if path.name.startswith("journal") or path.name == "evaluation.json":
-        return  # what no inventory lists yet, nobody can miss; nor what not every run has
+    if path.name == "evaluation.json":
+        return  # which not every run has
     path.unlink()
     if path.name == "run.json":
         if refused(lambda: Run.open(run))[1] is None:
@@ -206,12 +207,13 @@ def lost(chance: random.Random, run: Path) -> None:
 
 def checkpoint(chance: random.Random, run: Path) -> None:
     place = flip(chance, path := run / "checkpoints/step-00000008.pt")
-    if is_whole(path) is True and place < 2048:
-        raise Fallen(f"byte {place} was flipped, and the digest holds")
+    if not fault(path, Run.open(run).identity):
+        raise Fallen(f"byte {place} was flipped, and nobody finds it")
 
 
 def document(chance: random.Random, run: Path) -> None:
-    """One value anywhere in run.json, status.json or evaluation.json becomes something odd."""
+    """One value anywhere in run.json, status.json or evaluation.json becomes something odd, with or without the
+    checksum that fits."""
     path = run / chance.choice(["run.json", "status.json", "evaluation.json"])
     found = json.loads(path.read_text())
     at, keys = found, []
@@ -220,6 +222,9 @@ def document(chance: random.Random, run: Path) -> None:
         holder, at = at, at[keys[-1]]
     holder[keys[-1]] = chance.choice(ODD)
     path.write_text(json.dumps(found))
+    resealed = chance.random() < 0.8
+    if resealed:
+        reseal(path)
 
     def read() -> None:
         opened = Run.open(run)
@@ -232,7 +237,8 @@ def document(chance: random.Random, run: Path) -> None:
         )
         export(opened, "csv", run.parent / "out")
 
-    refused(read)
+    if refused(read)[1] is None and not resealed:
+        raise Fallen(f"{path.name} was changed, and its checksum is not missed")
     (row,) = run_table(run)
     if len(str(row["reason"])) > LONGEST:
         raise Fallen("a reason without bounds")
@@ -328,8 +334,8 @@ def kill(chance: random.Random, run: Path) -> None:
 ATTACKS = {
     "journal": Attack("a damaged record costs itself; all others are read as written; it is said", journal),
     "part": Attack("a flipped or cut part is read as written or refused; `verify` finds it", parquet),
-    "lost file": Attack("a part, a table or a JSON file that is gone is missed", lost),
-    "checkpoint": Attack("a flipped bit of a checkpoint breaks its digest", checkpoint),
+    "lost file": Attack("a part, a journal, a table or a JSON file that is gone is missed", lost),
+    "checkpoint": Attack("a flipped bit of a checkpoint is found", checkpoint),
     "JSON value": Attack("any value in a JSON file of a run: read or refused; nothing written outside", document),
     "setting": Attack("any value of any setting: a configuration, or one sentence", setting),
     "TOML file": Attack("any configuration file: a configuration, or one sentence", toml),

@@ -21,6 +21,7 @@ import numpy as np
 from stabilitylab.config import resolve
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import RunWriter
+from stabilitylab.store.documents import reseal
 
 ARCHS = ("postln", "preln", "deepnorm", "branchnorm", "admin")
 SUBLAYERS = {"encoder": ("self_attn", "ffn"), "decoder": ("self_attn", "cross_attn", "ffn")}
@@ -93,18 +94,19 @@ def write_run(path: Path, layers: int, steps: int) -> None:
 
 
 def link(source: Path, target: Path, arch: str, seed: int) -> None:
-    """The same numbers as another run: its own JSON files, its columns linked."""
+    """The same numbers as another run: its own JSON files, its columns and their inventory linked."""
     for path in source.rglob("*"):
         new = target / path.relative_to(source)
         if path.is_dir():
             new.mkdir(parents=True, exist_ok=True)
-        elif path.suffix == ".parquet":
+        elif path.suffix in (".parquet", ".jsonl"):
             new.parent.mkdir(parents=True, exist_ok=True)
             os.link(path, new)
     document = json.loads((source / "run.json").read_text())
     document["label"] = document["config"]["model"]["arch"] = arch
     document["config"]["train"]["seed"] = seed
     (target / "run.json").write_text(json.dumps(document))
+    reseal(target / "run.json")
     (target / "status.json").write_text((source / "status.json").read_text())
 
 

@@ -93,11 +93,13 @@ class RunWatcher(Watcher):
         """What ``watch(..., resume=...)`` needs to go on here: save it with the model, between the optimizer's step and
         the next forward; of several ranks, each its own (under DDP, rank 0's does for all)."""
         self.flush()
-        return {"part": self.run.seal(), "watcher": self.state_dict()}
+        return {"run": self.run.run_id, "part": self.run.seal(), "watcher": self.state_dict()}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._is_fork():  # how the run ends is the parent's to say
+            return
         try:
             if kind is not None:
                 self.salvage()
@@ -203,7 +205,7 @@ def watch(
 
     def create() -> RunWriter:
         if resume is not None:
-            return RunWriter.resume(out, resume["part"], manifest=manifest)
+            return RunWriter.resume(out, resume["part"], manifest=manifest, run_id=resume.get("run", ""))
         return RunWriter.create(out, manifest)
 
     def teed() -> Sink | None:

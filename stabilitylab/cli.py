@@ -44,6 +44,9 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         code = 0
+    except MemoryError as error:
+        told = str(error).strip() or "an allocation failed"
+        code = _complain(f"out of memory ({told}): give fewer or smaller runs, or a larger machine.", 5, verbose)
     except OSError as error:  # whoever opened it had nothing to say of it: a name that is too long, a folder for a file
         named = shown(str(error.filename), 300) if error.filename else "a file"
         code = _complain(f"cannot use {named} ({error.strerror or error}): check the path.", 4, verbose)

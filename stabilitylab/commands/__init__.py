@@ -11,8 +11,8 @@ from ..registry import Registry, Room
 
 EXIT_CODES = (
     "Exit codes: 0 ok; 1 a check failed or internal error; 2 usage or configuration; 3 diverged under "
-    "--fail-on-divergence; 4 input, data or run missing or unreadable; 5 environment (no CUDA, no space, a missing "
-    "extra); 129 / 130 / 143 stopped by SIGHUP / Ctrl-C / SIGTERM, after a flush and a checkpoint."
+    "--fail-on-divergence; 4 input, data or run missing or unreadable; 5 environment (no CUDA, space or memory, a "
+    "missing extra); 129 / 130 / 143 stopped by SIGHUP / Ctrl-C / SIGTERM, after a flush and a checkpoint."
 )
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -57,7 +57,7 @@ def evaluate(
 ) -> None:
     """Beam search, BLEU and chrF of a run's checkpoint; --paired: is the difference of two runs significant?"""
     from .. import decode
-    from ..store.evaluation import read_evaluation
+    from ..store import Run
 
     if paired:
         if len(runs) < 2:
@@ -66,7 +66,7 @@ def evaluate(
         raise UsageError("one run at a time, or --paired to compare several that have been evaluated.")
     results = {}
     for run in runs:
-        if paired and (found := read_evaluation(run)) is not None:
+        if paired and (found := Run.open(run).evaluation) is not None:
             if lacking := [key for key in SHOWN if key not in found]:
                 told = f"{run / 'evaluation.json'} holds half an evaluation (no {lacking[0]})"
                 raise InputError(f"{told}: run stabilitylab evaluate {run} again.")

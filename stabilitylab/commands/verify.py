@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 @command("verify", rank=140)
 def verify(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.", show_default=False)],
+    reseal: Annotated[
+        bool, typer.Option("--reseal", help="First give JSON files that you changed on purpose their new checksum.")
+    ] = False,
     as_json: Annotated[bool, JSON] = False,
     quiet: Annotated[bool, QUIET] = False,
     verbose: Annotated[bool, VERBOSE] = False,
@@ -27,9 +31,14 @@ def verify(
     Exit 1 where something is wrong with one of them.
     """
     from ..store.folders import run_directories
+    from ..store.verify import reseal_all
     from ..store.verify import verify as verified
 
-    found = [verified(path) for given in runs for path in run_directories(given)]
+    paths = [path for given in runs for path in run_directories(given)]
+    if reseal:
+        for changed in (file for path in paths for file in reseal_all(path)):
+            print(f"{changed}: has a new checksum", file=sys.stderr)
+    found = [verified(path) for path in paths]
     if as_json:
         print(json.dumps({"runs": [_facts(one) for one in found]}, indent=2))
     else:
@@ -42,13 +51,13 @@ def verify(
 
 
 def _facts(one: Verified) -> dict[str, object]:
-    told = {"rows": one.rows, "files": one.files, "without_digest": one.unchecked, "being_written": one.live}
+    told = {"rows": one.rows, "files": one.files, "unchecked": one.unchecked, "being_written": one.live}
     return {"run": str(one.path), "ok": not one.findings, **told, "findings": one.findings}
 
 
 def _sentence(one: Verified) -> str:
     words = [f"{one.rows:,} rows, {one.files:,} files"]
-    words += [f"{one.unchecked:,} of them from before there were digests"] * bool(one.unchecked)
+    words += [f"{one.unchecked:,} of them unchecked, since an older version wrote them"] * bool(one.unchecked)
     words += ["being written"] * one.live
     verdict = f"{len(one.findings)} thing{'s' * (len(one.findings) > 1)} wrong" if one.findings else "ok"
     return f"{one.path}: {verdict} ({', '.join(words)})"

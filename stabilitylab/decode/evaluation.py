@@ -60,7 +60,7 @@ def evaluate(
     dataset = load_data(config.data, stack=config.model.stack)
     _same_data(run, dataset)
     passage = dataset.passage(data, max_length).head(sentences)
-    model, row = _restored(path, config, dataset, where)
+    model, row = _restored(run, config, dataset, where)
 
     started = time.perf_counter()
     hypotheses = [""] * len(passage)
@@ -137,14 +137,16 @@ def _same_data(run: Run, dataset: Dataset) -> None:
         raise InputError(f"the data of {run.path} have changed since it was trained: restore them to evaluate it.")
 
 
-def _restored(path: Path, config: Config, dataset: Dataset, device: torch.device) -> tuple[Transformer, int]:
-    state = checkpoint.load(path / "checkpoints", device)
+def _restored(run: Run, config: Config, dataset: Dataset, device: torch.device) -> tuple[Transformer, int]:
+    state = checkpoint.load(run.path / "checkpoints", device, run.identity)
     sizes = {"source_vocab": dataset.source_vocab, "target_vocab": dataset.target_vocab}
     model = build_model(config.model, **sizes).to(device)
     try:
         model.load_state_dict(state["model"])
         row = int(state["row"])
     except (KeyError, RuntimeError, TypeError) as error:
-        raise InputError(f"the newest checkpoint of {path} does not belong to its configuration; remove it.") from error
+        raise InputError(
+            f"the newest checkpoint of {run.path} does not belong to its configuration; remove it."
+        ) from error
     model.set_row(row)
     return model.eval(), row

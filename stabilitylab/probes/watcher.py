@@ -237,8 +237,8 @@ class Watcher(Course):
         return self.last[1] if self.last else {}
 
     def close(self) -> None:
-        """Removes every hook and closes the sink; closing twice is fine."""
-        if self._state != "closed":
+        """Removes every hook and closes the sink; closing twice is fine. In a forked child it does nothing."""
+        if self._state != "closed" and not self._is_fork():
             self._state = "closed"
             self._parts.forensics.finish()
             self._parts.close()
@@ -263,6 +263,8 @@ class Watcher(Course):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._is_fork():
+            return
         try:
             if kind is not None:
                 self.salvage()

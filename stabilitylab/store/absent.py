@@ -13,6 +13,8 @@ from .writer import State
 class AbsentRun:
     """Takes everything that a RunWriter takes, and touches no file."""
 
+    run_id = ""  # the first rank's checkpoint names the run
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 

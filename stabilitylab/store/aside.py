@@ -7,14 +7,19 @@ from itertools import chain, count
 from pathlib import Path
 
 from ..errors import InputError
+from . import inventory
 from .files import inside, make_directory, reading, sync_directory, writing
+from .identity import Identity
 from .layout import METRICS, journals, parts, tables_on_disk
 
 
-def check_complete(run: Path, part: int) -> None:
+def check_complete(run: Path, part: int, identity: Identity) -> None:
+    """Raises InputError where a part before ``part`` is lost, unless its loss was noted when it was made."""
     with reading(run):
         present = journals(run).keys() | parts(run, METRICS).keys()
-    missing = [number for number in range(1, part) if number not in present]
+    found = inventory.read(run, identity)
+    noted = {} if found is None else found.left_out
+    missing = [number for number in range(1, part) if number not in present and number not in noted]
     if missing:
         raise InputError(f"{run} lacks part {missing[0]}, which comes before its checkpoint: restore it from a copy.")
 

@@ -1,4 +1,5 @@
-"""A zip file that says what it should hash to: its comment is the SHA-256 of the file without it.
+"""A zip file that says what it should hash to and whose it is: its comment is the SHA-256 of the file without it, and
+the id of the run.
 
 ``torch.load`` reads such a checkpoint as any other, and checks none of its own CRCs.
 """
@@ -6,20 +7,24 @@
 from __future__ import annotations
 
 import os
+import re
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
-NAME, LENGTH = b"sha256=", 7 + 64
+from .identity import Identity
+
+COMMENT = re.compile(rb"sha256=(.{64})(?: run=(.{32}))?", re.DOTALL)  # whatever became of the digits
+LENGTHS = (7 + 64, 7 + 64 + 5 + 32)  # of a comment without a run, as schema 3 had it, and with one
 BARE = b"\0\0"  # how a zip file without a comment ends: the comment's length
 CHUNK = 1 << 20
 
 
 class Hashed:
-    """A file to write to; :meth:`seal` ends it."""
+    """A file to write to; :meth:`seal` ends it with the digest and, where one was given, the id of its run."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._hash = file, sha256()
+    def __init__(self, file: BinaryIO, run_id: str = "") -> None:
+        self._file, self._hash, self._run = file, sha256(), run_id
 
     def write(self, data: bytes | memoryview) -> int:
         view = memoryview(data)
@@ -31,22 +36,53 @@ class Hashed:
         self._file.flush()
 
     def seal(self) -> None:
+        run = f" run={self._run}".encode() if self._run else b""
+        self._hash.update(run)
+        comment = b"sha256=" + self._hash.hexdigest().encode() + run
         self._file.seek(-len(BARE), os.SEEK_END)
-        self._file.write(LENGTH.to_bytes(2, "little") + NAME + self._hash.hexdigest().encode())
+        self._file.write(len(comment).to_bytes(2, "little") + comment)
 
 
-def is_whole(path: Path) -> bool | None:
-    """Is it what was written? None where it does not say, as checkpoints of schema 2 did not."""
+class Seal(NamedTuple):
+    """What a checkpoint says of itself. ``whole``: it is what was written; None where it does not say, as checkpoints
+    of schema 2 did not. ``run_id``: None where it names no run, as in schema 3."""
+
+    whole: bool | None
+    run_id: str | None = None
+
+
+def seal_of(path: Path) -> Seal:
+    """Read a checkpoint's comment and compare its digest."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - LENGTH - 2))
-        tail = file.read()
-        if tail[:2] != LENGTH.to_bytes(2, "little") or not tail[2:].startswith(NAME):
-            return None
+        for length in LENGTHS:
+            file.seek(max(0, size - length - 2))
+            tail = file.read()
+            found = COMMENT.fullmatch(tail[2:])
+            if found is not None and tail[:2] == length.to_bytes(2, "little"):
+                break
+        else:
+            return Seal(None)
         file.seek(0)
         hashed, left = sha256(), size - len(tail)
         while left and (chunk := file.read(min(CHUNK, left))):
             hashed.update(chunk)
             left -= len(chunk)
     hashed.update(BARE)
-    return hashed.hexdigest().encode() == tail[2 + len(NAME) :]
+    if found[2] is not None:
+        hashed.update(b" run=" + found[2])
+    return Seal(
+        hashed.hexdigest().encode() == found[1], None if found[2] is None else found[2].decode(errors="replace")
+    )
+
+
+def fault(path: Path, identity: Identity) -> str:
+    """Say why the run ``identity`` did not write a checkpoint; "" where it did, and of one that is too old to tell."""
+    whole, run_id = seal_of(path)
+    if whole is False:
+        return "its content is not what was written: its digest is another"
+    if not identity.run_id:
+        return ""
+    if run_id is None:  # of before the run had an id
+        return "" if identity.since > 1 else "it names no run"
+    return "" if run_id == identity.run_id else "it belongs to another run"

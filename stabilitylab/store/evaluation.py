@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import DamagedError
-from .files import replace_file
-from .layout import plain, read_json
+from .documents import read_document, write_document
+from .identity import Identity, identity_of
+from .layout import read_run_json
 
 FILE = "evaluation.json"
 
 
 def write_evaluation(run: Path, result: Mapping[str, Any]) -> None:
-    replace_file(run / FILE, (json.dumps(plain(result), indent=2, ensure_ascii=False) + "\n").encode())
+    write_document(run, FILE, result, identity_of(read_run_json(run)), escaped=False)
 
 
-def read_evaluation(run: Path) -> dict[str, Any] | None:
+def read_evaluation(run: Path, identity: Identity) -> dict[str, Any] | None:
     """What :func:`stabilitylab.decode.evaluate` returned; None for a run that was not evaluated."""
     if not os.path.lexists(run / FILE):
         return None
-    found = read_json(run, FILE)
+    found = read_document(run, FILE, identity)
     bleu = found.get("bleu", "")
     if bleu is not None and (type(bleu) not in (int, float) or not 0 <= bleu <= 101):  # of rounding: in percent
         raise DamagedError(f"{run / FILE} is damaged (no BLEU): run stabilitylab evaluate {run} again.", run)

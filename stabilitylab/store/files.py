@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -125,17 +126,50 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-class Lock:
+class Held:
+    """A descriptor that belongs to one process: a child that is forked closes its copy.
+
+    A lock in a child would keep the run locked after the parent's death, and a journal its space on the disk.
+    """
+
+    _open: ClassVar[set[int]] = set()  # also of objects that nobody has any more
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+        self._opened_by = os.getpid()
+        Held._open.add(descriptor)
+
+    def release(self) -> None:
+        """Close the descriptor; a second time, and in a forked child, this does nothing."""
+        if self._descriptor is not None and self._opened_by == os.getpid():
+            Held._open.discard(self._descriptor)
+            os.close(self._descriptor)
+        self._descriptor = None
+
+    @staticmethod
+    def release_all() -> None:
+        """Close what the parent of this process holds."""
+        for descriptor in [*Held._open]:
+            Held._open.discard(descriptor)
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+os.register_at_fork(after_in_child=Held.release_all)
+
+
+class Lock(Held):
     """An exclusive ``flock`` on a run directory; the kernel releases it when the process ends, however it ends."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
         with writing(run):
-            self._descriptor: int | None = os.open(run / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-            self._file, self._directory = _identity(run / LOCK_NAME), _identity(run)
+            descriptor = os.open(run / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            super().__init__(descriptor)
+            self._file, self._directory = inode(run / LOCK_NAME), inode(run)
             # A reader that asks whether the run is alive holds the lock for an instant: hence several attempts.
             for _ in range(20):
-                if _flock(self._descriptor, fcntl.LOCK_EX):
+                if _flock(descriptor, fcntl.LOCK_EX):
                     return
                 time.sleep(0.02)
         self.release()
@@ -145,18 +179,14 @@ class Lock:
         """Raises ResourceError where the directory is no longer there, or the lock no longer this one: another process
         may write the run, and what both write in one place neither could tell apart."""
         advice = "what was recorded is safe; continue the run with --resume once nobody else writes it."
-        if _identity(self._run) != self._directory:
+        if inode(self._run) != self._directory:
             raise ResourceError(f"{self._run} was moved or removed while it was written: {advice}")
-        if self._descriptor is not None and _identity(self._run / LOCK_NAME) != self._file:
+        if self._descriptor is not None and inode(self._run / LOCK_NAME) != self._file:
             raise ResourceError(f"the lock of {self._run} was removed, or another process has taken it: {advice}")
 
-    def release(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
 
-
-def _identity(path: Path) -> tuple[int, int] | None:
+def inode(path: Path) -> tuple[int, int] | None:
+    """Return (device, number) of what stands at ``path``; None for nothing."""
     try:
         found = os.stat(path, follow_symlinks=True)
     except OSError:

@@ -1,43 +1,81 @@
-"""Where a run first broke: ``incident.json``, and the rows around it below ``incident/``, a Parquet file a table."""
+"""Where a run first broke: ``incident.json``, and the rows around it below ``incident/``, a Parquet file a table.
+
+``incident.json`` lists the SHA-256 of each of these files; of one that was written anew also those of before, since a
+death may have left it.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ..errors import DamagedError
+from ..errors import DamagedError, InputError
 from ..schema import Cells, Table
 from .arrays import floats, integers
+from .documents import read_document, write_document
 from .files import inside, make_directory, replace_file
-from .layout import METRICS, plain, read_json
+from .identity import Identity
+from .layout import METRICS, TABLE_NAME
 from .parts import parquet, tidy
 
 FILE, FOLDER = "incident.json", "incident"
+DIGESTS = "files"  # entry of incident.json: table -> digests that its file may have
 Kept = tuple[int, Mapping[str, float | None], Mapping[str, Cells]]  # step, metrics, tables
 
 
-def write_incident(run: Path, facts: Mapping[str, Any], rows: Sequence[Kept], tables: Mapping[str, Table]) -> None:
-    """Writes rows first, so that where ``incident.json`` stands its rows do too."""
+def write_incident(
+    run: Path, facts: Mapping[str, Any], rows: Sequence[Kept], tables: Mapping[str, Table], identity: Identity
+) -> None:
+    """Writes rows first, so that where ``incident.json`` stands its rows do too; rows that are written anew come after
+    it, since it lists their old digests beside the new ones."""
     make_directory(inside(run, run / FOLDER))
-    replace_file(run / FOLDER / f"{METRICS}.parquet", parquet(_metrics(rows)))
+    files = {METRICS: parquet(_metrics(rows))}
     for name in dict.fromkeys(name for _, _, recorded in rows for name in recorded):
         recorded = [(step, cells[name]) for step, _, cells in rows if name in cells]
-        replace_file(run / FOLDER / f"{name}.parquet", parquet(_table(tables[name], recorded)))
-    replace_file(run / FILE, (json.dumps(plain(facts), indent=2) + "\n").encode())
+        files[name] = parquet(_table(tables[name], recorded))
+    before: dict[str, list[str]] = {}
+    if os.path.lexists(run / FILE):
+        with suppress(InputError):  # damaged, or another run's: it makes way
+            before = listed(run, identity)
+    for name in files.keys() - before.keys():
+        replace_file(rows_path(run, name), files[name])
+    digests = {name: [*before.get(name, [])[-2:], sha256(memoryview(data)).hexdigest()] for name, data in files.items()}
+    write_document(run, FILE, {**facts, DIGESTS: digests}, identity)
+    for name in files.keys() & before.keys():
+        replace_file(rows_path(run, name), files[name])
 
 
-def read_incident(run: Path) -> dict[str, Any] | None:
+def rows_path(run: Path, table: str) -> Path:
+    """Return where the rows of a table around the incident stand."""
+    return inside(run, run / FOLDER / f"{table}.parquet")
+
+
+def listed(run: Path, identity: Identity) -> dict[str, list[str]]:
+    """Return the digests that the file of each table below ``incident/`` may have; none of a run of schema 3 and
+    before."""
+    found = read_document(run, FILE, identity).get(DIGESTS, {})
+    if not isinstance(found, dict) or not all(
+        TABLE_NAME.fullmatch(name) and isinstance(digests, list) and all(isinstance(one, str) for one in digests)
+        for name, digests in found.items()
+    ):
+        raise DamagedError(f"{run / FILE} is damaged (no list of files): restore it from a copy.", run)
+    return found
+
+
+def read_incident(run: Path, identity: Identity) -> dict[str, Any] | None:
     """Returns what :class:`stabilitylab.probes.Incident` says, as a dict; None for a run in which every number was
     finite."""
     if not os.path.lexists(run / FILE):
         return None
-    facts = read_json(run, FILE)
+    facts = read_document(run, FILE, identity)
+    facts.pop(DIGESTS, None)
     if not isinstance(facts.get("step"), int):
         raise DamagedError(f"{run / FILE} is damaged (no step): move it away, or restore it from a copy.", run)
     return facts

@@ -1,24 +1,31 @@
-"""What must be there: ``inventory.jsonl``, a line for each part with its rows, size and digests, added when it is made.
+"""What must be there: ``inventory.jsonl``, a line for each part with its rows, size and digests, added when it is made;
+one for each journal that was begun, and one for each that was not read whole.
 
-Each line ends in its own CRC. A part has several where it was made anew, and is one of them. Runs of before schema 3
-have no such file.
+Each line names its run and ends in its own CRC. A part has several where it was made anew, and is one of them. Runs of
+before schema 3 have no such file.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
 from .files import contents, inside, replace_file, sync_directory, write_all, writing
+from .identity import Identity
 
 FILE = "inventory.jsonl"
+SINCE = 3  # the first schema with an inventory
+LONGEST_LINE = 4096  # bytes; a line has some 300
+WHOLE = re.compile(rb"} .{8}", re.DOTALL)  # where a line ends, whatever became of its CRC
 FOOTER = 8  # bytes at the end of a Parquet file: the footer's length, and PAR1
 
 
@@ -34,6 +41,7 @@ class Entry:
     bytes: int
     sha256: str
     footer: int
+    run: str = ""
 
     def steps(self) -> str:
         return f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
@@ -41,19 +49,46 @@ class Entry:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What was written, by (table, number), all of it of a part that was made anew; ``damaged``: lines that are another
-    than was written."""
+    """What was written: parts by (table, number), all of it of a part that was made anew; numbers of the journals that
+    were begun; how many records of a journal were left out when it became parts.
 
-    entries: dict[tuple[str, int], list[Entry]]
+    ``damaged``: lines that are another than was written; ``foreign``: lines of another run.
+    """
+
+    entries: dict[tuple[str, int], list[Entry]] = field(default_factory=dict)
+    begun: set[int] = field(default_factory=set)
+    left_out: dict[int, int] = field(default_factory=dict)
     damaged: int = 0
+    foreign: int = 0
 
     def of(self, table: str) -> dict[int, list[Entry]]:
         return {part: entries for (name, part), entries in self.entries.items() if name == table}
 
+    def complaints(self) -> list[str]:
+        """Say which records were left out of parts, and which lines are not the run's."""
+        words = [
+            f"{count} records of journal {number} are not in its part: they were damaged, cut off or another run's"
+            for number, count in sorted(self.left_out.items())
+            if count
+        ]
+        for count, why in ((self.damaged, "are damaged"), (self.foreign, "belong to another run")):
+            words += [f"{count} lines of {FILE} {why}, so that lost parts may not show"] * bool(count)
+        return words
 
-def entry_of(table: str, part: int, steps: np.ndarray, data: memoryview) -> Entry:
+    def unread(self) -> set[int]:
+        """Return the numbers of journals that have not become parts, so that they must be there."""
+        return self.begun - {part for _, part in self.entries} - self.left_out.keys()
+
+    def unlisted(self, table: str, present: Collection[int], identity: Identity) -> set[int]:
+        """Return the numbers among the ``present`` parts of a table that this run must have listed, and did not."""
+        if not identity.run_id:
+            return set()
+        return {number for number in present if number >= identity.since and (table, number) not in self.entries}
+
+
+def entry_of(table: str, part: int, steps: np.ndarray, data: memoryview, identity: Identity) -> Entry:
     told = len(steps), int(steps.min()), int(steps.max())
-    return Entry(table, part, *told, len(data), sha256(data).hexdigest(), footer_crc(data))
+    return Entry(table, part, *told, len(data), sha256(data).hexdigest(), footer_crc(data), identity.run_id)
 
 
 def footer_crc(data: memoryview) -> int:
@@ -71,8 +106,24 @@ def footer_crc_of(path: Path) -> int:
 
 
 def add(run: Path, entries: Iterable[Entry]) -> None:
-    """Append lines, all of them on the disk or none; a torn line of before is ended first."""
-    text = text_of(entries)
+    """Append lines, all of them on the disk or none; a torn line of before makes way."""
+    _append(run, "".join(_line(asdict(entry)) for entry in entries), lasting=True)
+
+
+def begin(run: Path, number: int, identity: Identity) -> None:
+    """Note that there is a journal of that number, so that one that is lost is missed.
+
+    The line is no safer from a power cut than the records, so that it costs no wait for the disk.
+    """
+    _append(run, _begun(number, identity), lasting=False)
+
+
+def leave_out(run: Path, number: int, count: int, identity: Identity) -> None:
+    """Note that so many records of the journal of that number could not be read, for whoever reads its parts."""
+    _append(run, _left_out(number, count, identity), lasting=True)
+
+
+def _append(run: Path, text: str, lasting: bool) -> None:
     path = inside(run, run / FILE)
     with writing(path):
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
@@ -80,57 +131,96 @@ def add(run: Path, entries: Iterable[Entry]) -> None:
             size = os.fstat(file).st_size
             if not text:
                 return
-            torn = size and os.pread(file, 1, size - 1) != b"\n"
+            tail = os.pread(file, LONGEST_LINE, max(0, size - LONGEST_LINE)).rpartition(b"\n")[2]
+            if _is_torn(tail):
+                size -= len(tail)
+                os.ftruncate(file, size)
+                tail = b""
             try:
-                write_all(file, ("\n" * bool(torn) + text).encode())
-                os.fsync(file)
+                write_all(file, ("\n" * bool(tail) + text).encode())
+                if lasting:
+                    os.fsync(file)
             except BaseException:
                 os.ftruncate(file, size)
                 raise
         finally:
             os.close(file)
-        sync_directory(run)
+        if lasting:
+            sync_directory(run)
 
 
-def text_of(entries: Iterable[Entry]) -> str:
-    """Writes the lines of a whole inventory, for a copy of a run that has other parts."""
-    return "".join(map(_line, entries))
+def keep_before(run: Path, part: int, before: Identity, identity: Identity) -> None:
+    """Forget what comes from ``part`` on, which a resume moves aside next, and name the run ``identity`` in all lines.
+
+    ``before``: the run's identity until now.
+    """
+    found = read(run, before)
+    if found is None:
+        return
+    entries = [replace(entry, run=identity.run_id) for several in found.entries.values() for entry in several]
+    numbers = {entry.part for entry in entries} | found.begun | found.left_out.keys()
+    if max(numbers, default=0) < part and before == identity:
+        return
+    kept = [_line(asdict(entry)) for entry in entries if entry.part < part]
+    kept += [_begun(number, identity) for number in sorted(found.begun) if number < part]
+    kept += [_left_out(number, count, identity) for number, count in sorted(found.left_out.items()) if number < part]
+    replace_file(inside(run, run / FILE), "".join(kept).encode())
 
 
-def keep_before(run: Path, part: int) -> None:
-    """Forget the parts from ``part`` on: a resume moves them aside next."""
-    found = read(run)
-    if found is not None and any(number >= part for _, number in found.entries):
-        kept = [entry for (_, number), entries in found.entries.items() if number < part for entry in entries]
-        replace_file(inside(run, run / FILE), text_of(kept).encode())
-
-
-def read(run: Path) -> Inventory | None:
+def read(run: Path, identity: Identity = Identity()) -> Inventory | None:
     """Reads the inventory of a run; None where there is none."""
     try:
         lines = contents(run, run / FILE).split(b"\n")
     except FileNotFoundError:
         return None
     entries: dict[tuple[str, int], list[Entry]] = {}
-    damaged = 0
+    begun, left_out, damaged, foreign = set[int](), dict[int, int](), 0, 0
+    if _is_torn(lines[-1]):
+        lines.pop()
     for line in filter(None, lines):
-        if (entry := _read_line(line)) is None:
+        document = _read_line(line)
+        try:
+            if document is not None and identity.run_id and document.get("run") != identity.run_id:
+                foreign += 1
+            elif document is None:
+                damaged += 1
+            elif "left_out" in document:
+                number = int(document["journal"])
+                left_out[number] = max(left_out.get(number, 0), int(document["left_out"]))
+            elif "journal" in document:
+                begun.add(int(document["journal"]))
+            else:
+                entry = Entry(**document)
+                entries.setdefault((entry.table, entry.part), []).append(entry)
+        except (OverflowError, TypeError, ValueError):
             damaged += 1
-        else:
-            entries.setdefault((entry.table, entry.part), []).append(entry)
-    return Inventory(entries, damaged)
+    return Inventory(entries, begun, left_out, damaged, foreign)
 
 
-def _line(entry: Entry) -> str:
-    text = json.dumps(asdict(entry))
+def _begun(number: int, identity: Identity) -> str:
+    return _line({"journal": number, "run": identity.run_id})
+
+
+def _left_out(number: int, count: int, identity: Identity) -> str:
+    return _line({"journal": number, "left_out": count, "run": identity.run_id})
+
+
+def _line(document: dict[str, Any]) -> str:
+    text = json.dumps(document)
     return f"{text} {crc32(text.encode()):08x}\n"
 
 
-def _read_line(line: bytes) -> Entry | None:
+def _is_torn(tail: bytes) -> bool:
+    """Return True for the beginning of a line that a death left: it promises nothing, and is no damage."""
+    return bool(tail) and WHOLE.search(tail) is None
+
+
+def _read_line(line: bytes) -> dict[str, Any] | None:
     text, _, crc = line.rpartition(b" ")
     if crc != b"%08x" % crc32(text):
         return None
     try:
-        return Entry(**json.loads(text))
-    except (TypeError, ValueError):
+        document = json.loads(text)
+    except (RecursionError, ValueError):
         return None
+    return document if isinstance(document, dict) else None

@@ -1,12 +1,14 @@
 """The journal: a self-contained, checked record a step, raw float64, so that a step is wholly there or not at all.
 
-A record is a head (mark, its number in the journal, length and CRC of what follows, CRC of the head) and the names of
-its tables before one Arrow record batch. What is damaged costs itself alone: the next mark begins the next record.
+A record is a head (mark, id of the run, number of the journal, its number in the journal, length and CRC of what
+follows, CRC of the head) and the names of its tables before one Arrow record batch. What is damaged costs itself alone:
+the next mark begins the next record. A record of another run or of another journal is not read.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,22 +20,33 @@ import pyarrow as pa
 
 from ..schema import Cells, Table
 from .arrays import flags, floats, integers, strings
-from .files import write_all, writing
+from .files import Held, inode, write_all, writing
+from .identity import Identity
 
 FLOATS = pa.list_(pa.float64())
 FLAGS = pa.list_(pa.bool_())
 ABSENT = ":absent"  # suffix of a table's second column
-MARK = b"\x93slab\r\n\x1a"  # as in PNG: neither text nor what a transfer as text leaves alone
-HEAD = struct.Struct("<8sIIII")
+MARK = b"\x93sla4\r\n\x1a"  # as in PNG: neither text nor what a transfer as text leaves alone
+HEAD = struct.Struct("<8s16sIIIII")
+OLD_MARK, OLD_HEAD = b"\x93slab\r\n\x1a", struct.Struct("<8sIIII")  # of schema 3: without run and journal
+MARKS = re.compile(b"|".join(map(re.escape, (MARK, OLD_MARK))))
 
 
-class Journal:
+class Journal(Held):
     """A file to which each step is added by one unbuffered write: kill -9 takes nothing back."""
 
-    def __init__(self, path: Path, tables: Sequence[Table]) -> None:
-        self.path, self._tables, self.size, self._count = path, tables, 0, 0
+    def __init__(self, path: Path, tables: Sequence[Table], identity: Identity = Identity(), number: int = 0) -> None:
+        self.path, self._tables, self.size, self.count = path, tables, 0, 0
+        self._identity, self._number = identity, number
         with writing(path):
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+            super().__init__(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666))
+            self._file = inode(path)
+
+    @property
+    def descriptor(self) -> int:
+        if self._descriptor is None:
+            raise ValueError(f"{self.path} was closed")
+        return self._descriptor
 
     def append(self, step: int, metrics: Mapping[str, float | None], cells: Mapping[str, Cells]) -> None:
         columns = [integers([step], pa.int64()), _metrics(metrics)]
@@ -42,86 +55,152 @@ class Journal:
             columns += _cells(table, cells[table.name])
         names = tuple(table.name for table in present)
         batch = pa.RecordBatch.from_arrays(columns, schema=_schema(names)).serialize()
-        data = _framed(self._count, names, batch)
+        data = _framed(self._identity, self._number, self.count, names, batch)
         with writing(self.path):
             try:
-                write_all(self._descriptor, data)
+                write_all(self.descriptor, data)
             except BaseException:
-                os.ftruncate(self._descriptor, self.size)  # a full disk wants its space back
+                os.ftruncate(self.descriptor, self.size)  # a full disk wants its space back
                 raise
         self.size += len(data)
-        self._count += 1
+        self.count += 1
 
     def sync(self) -> None:
         with writing(self.path):
-            os.fsync(self._descriptor)
+            os.fsync(self.descriptor)
 
-    def close(self) -> None:
-        os.close(self._descriptor)
+    def is_elsewhere(self) -> bool:
+        """Return True if the path is not that of the file that was begun."""
+        return inode(self.path) != self._file
+
+    def changed(self) -> str:
+        """Say what somebody else did to the file since the last append; "" for nothing."""
+        if self.is_elsewhere():
+            return "was replaced by another file" if os.path.lexists(self.path) else "was removed"
+        size = os.fstat(self.descriptor).st_size
+        return "" if size == self.size else f"was changed from {self.size:,} to {size:,} bytes"
+
+    def held(self) -> bytes:
+        """Return what this process wrote and still holds, also where the file has no name any more."""
+        with writing(self.path):
+            return os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0)
+
+    def reopen(self) -> None:
+        """Go on in the file that stands at the path now."""
+        with writing(self.path):
+            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW)
+            self.release()
+            super().__init__(descriptor)
+            self._file = inode(self.path)
+            self.size = os.fstat(descriptor).st_size
 
 
 class Records(NamedTuple):
     """The whole records of a journal, in order, as one table (a table's cells null where a record has none of them);
-    how many were damaged; and whether it ends in a torn one."""
+    how many were damaged; whether it ends in a torn one; and how many are of another run or another journal, or stand
+    there twice."""
 
     table: pa.Table | None
     dropped: int = 0
     torn: bool = False
+    foreign: int = 0
 
     def complaint(self) -> str:
         """Says what is wrong with the journal, "" if nothing is."""
         words = [f"{self.dropped} damaged record{'s were' if self.dropped > 1 else ' was'} left out"] * (
             self.dropped > 0
         )
+        words += [
+            f"{self.foreign} record{'s' * (self.foreign > 1)} of another run or journal "
+            f"{'were' if self.foreign > 1 else 'was'} left out"
+        ] * (self.foreign > 0)
         words += ["the torn record at its end was left out"] * self.torn
         return "; ".join(words)
 
+    @property
+    def left_out(self) -> int:
+        return self.dropped + self.foreign
 
-def read_records(path: Path) -> Records:
-    """What a journal holds; a stream of Arrow batches, as schema 2 had it, is read too."""
+
+class _Frame(NamedTuple):
+    """A record whose head is whole. ``run``: None in schema 3. ``payload``: None where its CRC is another."""
+
+    run: str | None
+    journal: int
+    number: int
+    payload: bytes | None
+    end: int
+
+
+def read_records(path: Path, identity: Identity = Identity(), journal: int = 0) -> Records:
+    """Read what the journal of that number holds for the run ``identity``, all of it where that has no id; a stream of
+    Arrow batches, as schema 2 had it, is read too."""
     data = path.read_bytes()
     if data[:4] == b"\xff\xff\xff\xff":
-        return _older(data)
+        return _older(data) if identity.owns(None, journal) else Records(None, foreign=1)
     found: dict[tuple[str, ...], list[tuple[int, pa.RecordBatch]]] = {}
-    last, whole, end = -1, 0, 0
-    for number, payload, reached in _frames(data):
-        last, end = max(last, number), reached
-        if (read := _unframed(payload)) is not None:
-            found.setdefault(read[0], []).append((number, read[1]))
+    seen: set[int] = set()
+    last, whole, foreign, end = -1, 0, 0, 0
+    for frame in _frames(data):
+        end = frame.end
+        misplaced = bool(identity.run_id) and frame.run is not None and frame.journal != journal
+        if misplaced or not identity.owns(frame.run, journal) or frame.number in seen:
+            foreign += 1
+            continue
+        last = max(last, frame.number)
+        if (read := _unframed(frame.payload)) is not None:
+            seen.add(frame.number)
+            found.setdefault(read[0], []).append((frame.number, read[1]))
             whole += 1
     torn = end < len(data)
     if not whole:
-        return Records(None, last + 1, torn)
+        return Records(None, last + 1, torn, foreign)
     groups = [pa.Table.from_batches([batch for _, batch in group]).combine_chunks() for group in found.values()]
     table = pa.concat_tables(groups, promote_options="default").combine_chunks()
-    if len(groups) > 1:
-        table = table.take(pa.array(np.argsort([number for group in found.values() for number, _ in group])))
-    return Records(table, last + 1 - whole, torn)
+    numbers = np.array([number for group in found.values() for number, _ in group])
+    if (np.diff(numbers) < 0).any():
+        table = table.take(pa.array(np.argsort(numbers)))
+    return Records(table, last + 1 - whole, torn, foreign)
 
 
-def _framed(number: int, names: Sequence[str], batch: pa.Buffer) -> bytes:
+def _framed(identity: Identity, journal: int, number: int, names: Sequence[str], batch: pa.Buffer) -> bytes:
     told = ",".join(names).encode()
     told = struct.pack("<I", len(told)) + told
     payload = b"".join((told, bytes(-len(told) % 8), batch))  # Arrow wants its buffers aligned
-    head = HEAD.pack(MARK, number, len(payload), crc32(payload), 0)[:-4]
+    run = bytes.fromhex(identity.run_id)
+    head = HEAD.pack(MARK, run, journal, number, len(payload), crc32(payload), 0)[:-4]
     return b"".join((head, struct.pack("<I", crc32(head)), payload))
 
 
-def _frames(data: bytes) -> Iterator[tuple[int, bytes | None, int]]:
-    """Yields (number, payload, end) of each record whose head is whole; no payload where its CRC is another."""
-    place = data.find(MARK)
-    while 0 <= place <= len(data) - HEAD.size:
-        _, number, length, payload_crc, head_crc = HEAD.unpack_from(data, place)
-        start = place + HEAD.size
-        if crc32(data[place : start - 4]) != head_crc:
-            place = data.find(MARK, place + 1)
+def _frames(data: bytes) -> Iterator[_Frame]:
+    """Yield each record whose head is whole. Where a payload is damaged the next record may begin inside it, since a
+    file that was cut while it was written goes on there."""
+    place = _next_mark(data, 0)
+    while place >= 0:
+        layout = HEAD if data.startswith(MARK, place) else OLD_HEAD
+        start = place + layout.size
+        if start > len(data) or crc32(data[place : start - 4]) != int.from_bytes(data[start - 4 : start], "little"):
+            place = _next_mark(data, place + 1)
             continue
+        run, journal = None, 0
+        if layout is HEAD:
+            _, raw, journal, number, length, payload_crc, _ = HEAD.unpack_from(data, place)
+            run = raw.hex()
+        else:
+            _, number, length, payload_crc, _ = OLD_HEAD.unpack_from(data, place)
         end = start + length
-        if end > len(data):
-            break  # torn
         payload = data[start:end]
-        yield number, payload if crc32(payload) == payload_crc else None, end
-        place = data.find(MARK, end)
+        if len(payload) < length:  # torn, or cut while it was written
+            place = _next_mark(data, start)
+            continue
+        whole = crc32(payload) == payload_crc
+        yield _Frame(run, journal, number, payload if whole else None, end)
+        place = _next_mark(data, end if whole else start)
+
+
+def _next_mark(data: bytes, place: int) -> int:
+    found = MARKS.search(data, place)
+    return -1 if found is None else found.start()
 
 
 def _unframed(payload: bytes | None) -> tuple[tuple[str, ...], pa.RecordBatch] | None:

@@ -1,9 +1,8 @@
-"""Where things stand in a run directory, and its two JSON files."""
+"""Where things stand in a run directory, and what run.json says of its tables."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,18 +11,23 @@ from typing import Any
 from ..errors import DamagedError, InputError
 from ..inputs import shown
 from ..schema import Row, Table
-from .files import contents, inside, reading, replace_file
+from .documents import damaged, plain, read_object, sealed
+from .files import inside, reading, replace_file
+from .identity import IDENTIFIED, identity_of
+from .identity import OWN_KEYS as ID_KEYS
 from .names import current
 from .older import facts
 
-SCHEMA_VERSION = 3  # 1: tables without phase, main, log, undefined; 2: journals are Arrow streams, no inventory
+# 1: tables without phase, main, log, undefined; 2: journals are Arrow streams, no inventory; 3: no id of the run, no
+# checksum in JSON files
+SCHEMA_VERSION = 4
 METRICS = "metrics"
 PART = re.compile(r"part-(\d{6,})\.parquet")
 JOURNAL = re.compile(r"journal-(\d{6,})\.(?:records|arrows)")  # .arrows: up to schema 2
 CHECKPOINT = re.compile(r"step-(\d{8,18})\.pt", re.ASCII)
 TABLE_NAME = re.compile(r"[A-Za-z0-9][\w-]{0,99}", re.ASCII)
 LONGEST = 10_000  # letters of a name or a definition
-OWN_KEYS = ("schema_version", "attempts", "tables")  # of run.json: not the caller's to set
+OWN_KEYS = ("checksum", "schema_version", *ID_KEYS, "attempts", "tables")  # of run.json: not the caller's to set
 
 
 def folder(run: Path, table: str) -> Path:
@@ -36,6 +40,14 @@ def part_path(run: Path, table: str, number: int) -> Path:
 
 def journal_path(run: Path, number: int) -> Path:
     return run / f"journal-{number:06d}.records"
+
+
+def number_of(part: Path) -> int:
+    """Return the number that a part's name says."""
+    match = PART.fullmatch(part.name)
+    if match is None:
+        raise ValueError(f"{part.name!r} is no part")
+    return int(match[1])
 
 
 def journals(run: Path) -> dict[int, Path]:
@@ -75,7 +87,7 @@ def read_run_json(run: Path) -> dict[str, Any]:
             raise InputError(f"there is no run at {run}: check the path, or list the runs with `stabilitylab runs`.")
         if not (run / "run.json").is_file():
             raise InputError(f"{run} is not a run directory: it has no run.json.")
-    document = read_json(run, "run.json")
+    document, checked = read_object(run, "run.json")
     version = document.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise InputError(
@@ -85,6 +97,9 @@ def read_run_json(run: Path) -> dict[str, Any]:
     try:
         if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
             raise ValueError(f"schema version {shown(version)}")
+        if version >= IDENTIFIED and not checked:
+            raise ValueError("it has no checksum")
+        identity_of(document)
         for key, kind in (("attempts", list), ("tables", dict), ("config", dict), ("label", str)):
             if not isinstance(document.get(key, kind()), kind) or (
                 key in ("attempts", "tables") and key not in document
@@ -93,7 +108,7 @@ def read_run_json(run: Path) -> dict[str, Any]:
         later = facts if version == 1 else _facts_from_json
         tables = {name: _table_from_json(name, entry, later) for name, entry in document["tables"].items()}
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise DamagedError(f"{run / 'run.json'} is damaged ({error!r}): restore it from a copy.", run) from error
+        raise damaged(run / "run.json", repr(error), run) from error
     return {**document, "tables": tables}
 
 
@@ -105,39 +120,7 @@ def write_run_json(run: Path, document: Mapping[str, Any]) -> None:
     # The tables' thousands of rows go last and on one line each, so that the rest stays readable by people.
     lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(entry)}" for name, entry in tables.items())
     body = f'{head.removesuffix("}").rstrip()},\n  "tables": {{\n{lines}\n  }}\n}}\n'
-    replace_file(run / "run.json", body.encode())
-
-
-def read_json(run: Path, name: str) -> dict[str, Any]:
-    """Reads a JSON file of ``run``; NaN and infinities, which no JSON has, are damage."""
-    path = run / name
-    try:
-        document = json.loads(contents(run, path).decode(), parse_constant=_no_number)
-        if not isinstance(document, dict):
-            raise ValueError("it holds no JSON object")
-    except FileNotFoundError as error:
-        raise DamagedError(f"{path} is missing: restore it from a copy.", run) from error
-    except (RecursionError, ValueError) as error:  # covers broken JSON and broken UTF-8
-        raise DamagedError(f"{path} is damaged ({error}): restore it from a copy.", run) from error
-    return document
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def plain(value: Any) -> Any:
-    """Turns ``value`` into JSON's own types; NaN and infinities become text, since JSON has none and null means "not
-    given"."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    return plain(value.item()) if hasattr(value, "item") else str(value)
+    replace_file(run / "run.json", sealed(body))
 
 
 def _table_to_json(table: Table) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ from ..errors import DamagedError
 from ..schema import Table
 from . import inventory
 from .arrays import flags, floats, integers, strings
-from .files import inside, replace_file
-from .inventory import entry_of, footer_crc_of
+from .files import LARGEST, inside, replace_file
+from .identity import Identity
+from .inventory import Entry, entry_of, footer_crc_of
 from .journal import ABSENT, Records, read_records
-from .layout import METRICS, is_name, part_path, parts
+from .layout import METRICS, is_name, number_of, part_path, parts
 from .names import found_as
 
+MOST_CELLS = 10**8  # rows x columns of a part that is read; a full journal of the narrowest table makes 3 * 10**7
+OWN = b"stabilitylab"  # key of a part's own entry in its footer: the run, the table and the number that it belongs to
 LABELS = {"site": "site", "stack_name": "stack", "sublayer": "sublayer"}  # column -> what it is called in a Row
 
 
@@ -100,62 +104,109 @@ def metrics_of(records: pa.Table, run: Path) -> pa.Table:
     return pa.Table.from_arrays(list(columns.values()), names=list(columns))
 
 
-def compact(run: Path, number: int, journal: Path, tables: Mapping[str, Table]) -> Records:
+def compact(run: Path, number: int, journal: Path, tables: Mapping[str, Table], identity: Identity) -> Records:
     """Writes journal ``number``, which is returned, as one part of each table that it holds, listed in the inventory.
     May be repeated: it writes the same files again."""
-    records = read_records(journal)
+    records = read_records(journal, identity, number)
     if records.table is None:
         return records
     made: list[Part] = [(table.name, number, table_of(records.table, table, run)) for table in tables.values()]
     metrics = metrics_of(records.table, run)
-    _write_parts(run, [*made, *_widened(run, metrics.schema), (METRICS, number, metrics)])
+    widened = _widened(run, metrics.schema, identity)
+    _write_parts(run, [*made, *widened, (METRICS, number, metrics)], identity)
     return records
 
 
 Part = tuple[str, int, pa.Table]  # table, number, content
 
 
-def _write_parts(run: Path, made: Iterable[Part]) -> None:
+def _write_parts(run: Path, made: Iterable[Part], identity: Identity) -> None:
     """Lists the parts before it writes them: a reader that finds one listed and not there takes its journal, and one
     that is made anew may be either until it stands."""
-    encoded = [(table, number, data["step"], parquet(data)) for table, number, data in made if data.num_rows]
-    inventory.add(run, [entry_of(table, n, steps.to_numpy(), memoryview(file)) for table, n, steps, file in encoded])
+    encoded = [
+        (table, number, data["step"].to_numpy(), parquet(data, _label(identity, table, number)))
+        for table, number, data in made
+        if data.num_rows
+    ]
+    inventory.add(run, [entry_of(table, n, steps, memoryview(file), identity) for table, n, steps, file in encoded])
     for table, number, _, file in encoded:
         replace_file(inside(run, part_path(run, table, number)), file)
 
 
-def _widened(run: Path, schema: pa.Schema) -> list[Part]:
+def _label(identity: Identity, table: str, number: int) -> dict[bytes, bytes]:
+    """Return what a part says of itself in its footer; nothing in a run without an id."""
+    label = {"run": identity.run_id, "table": table, "part": number}
+    return {OWN: json.dumps(label).encode()} if identity.run_id else {}
+
+
+def _widened(run: Path, schema: pa.Schema, identity: Identity) -> list[Part]:
     """Give the first metrics part every column of ``schema``: pandas takes a folder's columns from its first file.
 
     Rewriting one small file when a column first appears is cheaper than a schema fixed beforehand, and the later
-    parts need nothing: where a file lacks a column, pandas and Arrow fill in nulls.
+    parts need nothing: where a file lacks a column, pandas and Arrow fill in nulls. A part that would become larger
+    than readers take stays as it is.
     """
     present = parts(run, METRICS)
     if not present:
         return []
     first = min(present)
-    data = read_part(run, present[first], None)
+    data = read_part(run, present[first], None, identity)
     new = [field for field in schema if field.name not in data.column_names]
+    if data.num_rows * (data.num_columns + len(new)) > MOST_CELLS:
+        return []
     for field in new:
         data = data.append_column(field, pa.nulls(data.num_rows, field.type))
     return [(METRICS, first, data)] if new else []
 
 
-def read_part(run: Path, path: Path, schema: pa.Schema | None, footers: Collection[int] = ()) -> pa.Table:
+def read_part(
+    run: Path, path: Path, schema: pa.Schema | None, identity: Identity, entries: Sequence[Entry] = ()
+) -> pa.Table:
     """Reads the columns of ``schema`` (None: all) of one part, each under its old name where it has that alone.
 
-    ``footers``: CRCs one of which its footer has, since page checksums leave it out; none: not known."""
+    ``entries``: what the inventory lists of it; none: not known. Refused by its footer, before anything is read, are a
+    part of another run, table or number, one with another footer (page checksums leave it out) or more rows than was
+    listed, and one of more than :data:`MOST_CELLS` cells."""
     with _part(run, path) as file:
-        if footers and footer_crc_of(path) not in footers:
+        _check_owner(file, path, identity)
+        if entries and footer_crc_of(path) not in {entry.footer for entry in entries}:
             raise pa.ArrowException("its footer is not what was written")
+        _check_size(file, entries)
         if schema is None:
             if wrong := [name for name in file.schema_arrow.names if not is_name(name)]:
                 raise pa.ArrowException(f"a column is called {wrong[0][:60]!r}")
-            return _valid(file.read(use_threads=False))
+            return _valid(file.read(use_threads=False)).replace_schema_metadata(None)
         names = [found_as(name, file.schema_arrow.names) for name in schema.names]
         return (
             _valid(file.read(columns=names, use_threads=False)).select(names).rename_columns(schema.names).cast(schema)
         )
+
+
+def _check_owner(file: pq.ParquetFile, path: Path, identity: Identity) -> None:
+    table, number = path.parent.name, number_of(path)
+    try:
+        label = json.loads((file.metadata.metadata or {}).get(OWN, b"null"))
+    except (RecursionError, ValueError) as error:
+        raise pa.ArrowException("its footer names no run") from error
+    named = label.get("run") if isinstance(label, dict) else None
+    if not identity.owns(named, number):
+        raise pa.ArrowException("it belongs to another run" if named is not None else "it names no run")
+    if named is not None and (label.get("table"), label.get("part")) != (table, number):
+        told = f"part {label.get('part')} of {label.get('table')}"
+        raise pa.ArrowException(f"it is {told[:60]}, in the place of another")
+
+
+def _check_size(file: pq.ParquetFile, entries: Sequence[Entry]) -> None:
+    """Refuse a part by what its footer announces: 2 MB of it may unpack to many gigabytes."""
+    found = file.metadata
+    cells = found.num_rows * found.num_columns
+    size = sum(found.row_group(i).total_byte_size for i in range(found.num_row_groups))
+    if entries and found.num_rows not in {entry.rows for entry in entries}:
+        raise pa.ArrowException(f"it holds {found.num_rows:,} rows, and {entries[-1].rows:,} were written")
+    if cells > MOST_CELLS:
+        raise pa.ArrowException(f"it holds {cells:,} cells, more than {MOST_CELLS:,}")
+    if size > LARGEST:
+        raise pa.ArrowException(f"it unpacks to {size / 1e6:,.0f} MB, more than {LARGEST / 1e6:,.0f} MB")
 
 
 def _valid(data: pa.Table) -> pa.Table:
@@ -164,14 +215,14 @@ def _valid(data: pa.Table) -> pa.Table:
     return data
 
 
-def renew(run: Path, table: Table) -> None:
+def renew(run: Path, table: Table, identity: Identity) -> None:
     """Give parts of an earlier version today's names of columns: pandas takes those of a folder from its first file."""
     schema = part_schema(table)
     for number, path in parts(run, table.name).items():
         with _part(run, path) as file:
             present = file.schema_arrow.names
         if any(found_as(name, present) != name for name in schema.names):
-            _write_parts(run, [(table.name, number, read_part(run, path, schema))])
+            _write_parts(run, [(table.name, number, read_part(run, path, schema, identity))], identity)
 
 
 @contextmanager
@@ -191,8 +242,8 @@ def _part(run: Path, path: Path) -> Iterator[pq.ParquetFile]:
         ) from error
 
 
-def parquet(data: pa.Table) -> pa.Buffer:
-    """Opens a Parquet file."""
+def parquet(data: pa.Table, label: Mapping[bytes, bytes] | None = None) -> pa.Buffer:
+    """Encodes a table as a Parquet file; ``label``: entries of its footer."""
     sink = pa.BufferOutputStream()
     values = [field.name for field in data.schema if field.type == pa.float64()]
     labels = [name for name in data.column_names if name not in (*values, "absent")]
@@ -202,5 +253,5 @@ def parquet(data: pa.Table) -> pa.Buffer:
         "use_dictionary": labels,
         "column_encoding": dict.fromkeys(values, "BYTE_STREAM_SPLIT"),
     }
-    pq.write_table(data, sink, **options)
+    pq.write_table(data.replace_schema_metadata(label), sink, **options)
     return sink.getvalue()

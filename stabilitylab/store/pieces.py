@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,14 +13,15 @@ from ..errors import DamagedError
 from ..schema import Table
 from . import inventory
 from .files import is_locked
-from .inventory import Entry
+from .identity import Identity
+from .inventory import Entry, Inventory
 from .journal import Records, read_records
-from .layout import METRICS, journals, part_path, parts
+from .layout import METRICS, journal_path, journals, part_path, parts
 from .parts import metrics_of, read_part, table_of
 from .telling import tell
 
 Parts = Mapping[int, Path]
-Identity = tuple[int, int, int]  # inode, size and time of the last change: a file that was replaced has another
+Stamp = tuple[int, int, int]  # inode, size and time of the last change: a file that was replaced has another
 
 
 class ReplacedError(DamagedError):
@@ -29,13 +30,17 @@ class ReplacedError(DamagedError):
 
 
 class Pieces:
-    """The pieces of one table, listed to be read at once: what becomes a part meanwhile is read as a part."""
+    """The pieces of one table, listed to be read at once: what becomes a part meanwhile is read as a part.
 
-    def __init__(self, run: Path, table: str) -> None:
-        self.run = run
+    ``schema``: the schema version of run.json, which says whether there must be an inventory.
+    """
+
+    def __init__(self, run: Path, table: str, identity: Identity, schema: int) -> None:
+        self.run, self.identity, self.schema = run, identity, schema
         self.waiting = journals(run)  # listed before the parts: what leaves the one has entered the other
         self.done: dict[str, Parts | DamagedError] = {table: parts(run, table)}
-        self.inventory = inventory.read(run)  # after the files were listed: a resume shortens it before it moves any
+        # after the files were listed: a resume shortens it before it moves any
+        self.inventory = inventory.read(run, identity)
 
     def read(self, name: str, schema: pa.Schema | None, table: Table | None) -> Iterator[pa.Table]:
         """Yields each part of ``name``, or its journal where the part does not stand yet. ``table``: None of metrics.
@@ -45,11 +50,10 @@ class Pieces:
         done = self.done[name]
         if isinstance(done, DamagedError):
             raise done
-        listed = self._listed(name, {*self.waiting, *done})
+        listed = self._listed(name, done)
         for number in sorted({*self.waiting, *done}):
-            footers = {entry.footer for entry in listed.get(number, ())}
             if number in done:
-                yield self._part(done[number], schema, footers)
+                yield self._part(done[number], schema, listed.get(number, ()))
                 continue
             records = self._records(number)
             if records is None:
@@ -59,36 +63,64 @@ class Pieces:
                 found = data(records.table, run=self.run)
                 yield found if schema is None else found.select(schema.names)
 
-    def _part(self, path: Path, schema: pa.Schema | None, footers: Collection[int]) -> pa.Table:
-        return read_part(self.run, path, schema, footers)
+    def _part(self, path: Path, schema: pa.Schema | None, entries: Sequence[Entry]) -> pa.Table:
+        return read_part(self.run, path, schema, self.identity, entries)
 
     def _records(self, number: int) -> Records | None:
         """Reads a journal; None where it has gone since it was listed, so that its part stands by now."""
         try:
-            records = read_records(self.waiting[number])
+            records = read_records(self.waiting[number], self.identity, number)
         except FileNotFoundError:
             return None
-        if (complaint := records.complaint()) and not is_locked(self.run):  # else it is being written
-            tell(f"{self.waiting[number]}: {complaint}")
+        self._complain(number, records)
         return records
 
-    def _still_lost(self, name: str, numbers: Collection[int]) -> list[int]:
-        """Keeps of the parts that were not listed those that have not come since."""
-        again = {*journals(self.run), *parts(self.run, name)}
-        return [number for number in numbers if number not in again]
+    def _complain(self, number: int, records: Records) -> None:
+        # a live writer may be amid its last record
+        if (complaint := records.complaint()) and (records.left_out or not is_locked(self.run)):
+            tell(f"{self.waiting[number]}: {complaint}")
 
-    def _listed(self, name: str, present: set[int]) -> dict[int, list[Entry]]:
-        """Lists the parts that ``name`` must have; what is lost of them is said once."""
-        listed = {} if self.inventory is None else self.inventory.of(name)
-        lost = sorted(listed.keys() - present)
+    def _still_lost(self, name: str, numbers: Collection[int]) -> list[int]:
+        """Keeps of the parts and journals that were not listed those that have not come since."""
+        again = {*journals(self.run), *parts(self.run, name)}
+        return [number for number in sorted(numbers) if number not in again]
+
+    def _still_there(self, name: str, numbers: Collection[int]) -> list[int]:
+        """Keeps of the parts that were listed those that no resume has moved since."""
+        again = parts(self.run, name)
+        return [number for number in sorted(numbers) if number in again]
+
+    def _listed(self, name: str, done: Parts) -> dict[int, list[Entry]]:
+        """Lists the parts that ``name`` must have; what is lost of them is said once, and what may be lost unseen."""
+        found, present = self.inventory, {*self.waiting, *done}
+        if found is None and self.schema >= inventory.SINCE:
+            tell(f"{self.run}: {inventory.FILE} is missing, so that lost parts would not show")
+        listed = {} if found is None else found.of(name)
+        lost = listed.keys() - present
         lost = self._still_lost(name, lost) if lost else []
         advice = "restore it from a copy; the other steps are read"
         for number in lost[:1]:
             more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
             tell(f"{self.run}: part {number} of {name} ({listed[number][-1].steps()}){more} is missing: {advice}")
-        if name == METRICS and (gaps := {*range(1, max(present, default=0))} - present - listed.keys()):
+        empty: set[int] = set() if found is None else {*found.left_out}
+        gaps = {*range(1, max(present, default=0))} - present - listed.keys() - empty
+        if name == METRICS and gaps:
             tell(f"{self.run}: part {min(gaps)} of {name} is missing: {advice}")
+        if found is not None:
+            for sentence in self._doubts(found, name, done):
+                tell(f"{self.run}: {sentence}")
         return listed
+
+    def _doubts(self, found: Inventory, name: str, done: Parts) -> Iterator[str]:
+        """Yields what the inventory says of lost records, and what makes it doubtful."""
+        lost = found.unread() - self.waiting.keys() - done.keys()
+        if lost := self._still_lost(METRICS, lost) if lost else []:
+            missing = journal_path(self.run, lost[0]).name
+            yield f"{missing} is missing, with rows that no part holds: restore it; the other steps are read"
+        yield from found.complaints()
+        unlisted = found.unlisted(name, done.keys(), self.identity)
+        if unlisted := self._still_there(name, unlisted) if unlisted else []:
+            yield f"{inventory.FILE} does not list part {unlisted[0]} of {name}, so that lost parts may not show"
 
 
 class HeldPieces(Pieces):
@@ -99,12 +131,13 @@ class HeldPieces(Pieces):
     where files go while they are listed: then list them again.
     """
 
-    def __init__(self, run: Path, tables: Iterable[str], alive: bool) -> None:
-        self.run, self.waiting = run, journals(run)
+    def __init__(self, run: Path, tables: Iterable[str], identity: Identity, schema: int, alive: bool) -> None:
+        self.run, self.identity, self.schema = run, identity, schema
+        self.waiting = journals(run)
         self._held: dict[int, Records] = {}
         for number, path in list(self.waiting.items()) if alive else ():
             try:
-                self._held[number] = read_records(path)
+                self._held[number] = read_records(path, identity, number)
             except FileNotFoundError:  # it has become parts, which are listed below
                 del self.waiting[number]
         self.done = {METRICS: _parts(run, METRICS)}  # first: a part of metrics is written after those of all tables
@@ -112,10 +145,10 @@ class HeldPieces(Pieces):
         self.done |= {table: _parts(run, table) for table in tables}
         if alive:
             self.done = {name: self._until_now(found) for name, found in self.done.items()}
-        self._identities = {path: _identity(path) for number, path in self.waiting.items() if number not in self._held}
+        self._stamps = {path: _stamp(path) for number, path in self.waiting.items() if number not in self._held}
         for found in self.done.values():
-            self._identities |= {path: _identity(path) for path in _paths(found)}
-        self.inventory = inventory.read(run)
+            self._stamps |= {path: _stamp(path) for path in _paths(found)}
+        self.inventory = inventory.read(run, identity)
 
     @property
     def settled(self) -> bool:
@@ -134,15 +167,16 @@ class HeldPieces(Pieces):
             return found
         return {number: path for number, path in found.items() if number <= self.last and number not in self._held}
 
-    def _part(self, path: Path, schema: pa.Schema | None, footers: Collection[int]) -> pa.Table:
+    def _part(self, path: Path, schema: pa.Schema | None, entries: Sequence[Entry]) -> pa.Table:
         self._check(path)
         try:
-            return super()._part(path, schema, footers)
+            return super()._part(path, schema, entries)
         except FileNotFoundError:
             raise self._replaced(path) from None
 
     def _records(self, number: int) -> Records:
         if number in self._held:
+            self._complain(number, self._held[number])
             return self._held[number]
         self._check(self.waiting[number])
         records = super()._records(number)
@@ -151,11 +185,14 @@ class HeldPieces(Pieces):
         return records
 
     def _still_lost(self, name: str, numbers: Collection[int]) -> list[int]:
-        return [number for number in numbers if number <= self.last]
+        return [number for number in sorted(numbers) if number <= self.last]
+
+    def _still_there(self, name: str, numbers: Collection[int]) -> list[int]:
+        return sorted(numbers)
 
     def _check(self, path: Path) -> None:
         try:
-            same = _identity(path) == self._identities[path]
+            same = _stamp(path) == self._stamps[path]
         except FileNotFoundError:
             same = False
         if not same:
@@ -180,6 +217,6 @@ def _paths(found: Parts | DamagedError) -> list[Path]:
     return [] if isinstance(found, DamagedError) else [*found.values()]
 
 
-def _identity(path: Path) -> Identity:
+def _stamp(path: Path) -> Stamp:
     found = os.stat(path)
     return found.st_ino, found.st_size, found.st_mtime_ns

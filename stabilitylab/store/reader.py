@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from ..errors import DamagedError, InputError, StabilityLabError, UsageError
+from ..errors import DamagedError, InputError, ResourceError, StabilityLabError, UsageError
 from ..inputs import shown
 from ..schema import Table
 from ..verdict import RULE, Verdict, judge_recorded
 from .arrays import floats
 from .combine import By, combine
+from .documents import damaged, read_document
 from .evaluation import read_evaluation
 from .files import is_locked, reading
+from .identity import identity_of
 from .incident import read_incident
-from .layout import METRICS, flat, read_json, read_run_json
+from .layout import METRICS, flat, read_run_json
 from .names import moved, today
 from .parts import LABELS, encode, part_schema
 from .pieces import HeldPieces, Pieces, ReplacedError
@@ -63,6 +65,7 @@ class Run:
         self.name = path.resolve().name
         self._version = version  # of run.json
         self.manifest = {key: value for key, value in document.items() if key != "tables"}
+        self.identity = identity_of(document)
         self._tables: Mapping[str, Table] = document["tables"]
 
     @classmethod
@@ -112,14 +115,13 @@ class Run:
     def status(self) -> Status:
         """status.json; of a run without its end, the last step on disk and whether anybody still writes."""
         alive = is_locked(self.path)  # asked first: a writer sets its last state before it lets go
-        return self._status(alive, read_json(self.path, "status.json"))
+        return self._status(alive, read_document(self.path, "status.json", self.identity))
 
     def _status(self, alive: bool, entry: Mapping[str, Any]) -> Status:
         try:
             status = Status(**{name: _told(entry, name, kind) for name, kind in KINDS.items()})
         except (KeyError, ValueError) as error:
-            told = f"{self.path / 'status.json'} is damaged ({error!r}): restore it from a copy."
-            raise DamagedError(told, self.path) from error
+            raise damaged(self.path / "status.json", repr(error), self.path) from error
         if status.state != "running":
             return status
         last = self._read(METRICS, STEP)["step"].to_numpy().max(initial=status.step)
@@ -150,12 +152,12 @@ class Run:
     @property
     def incident(self) -> dict[str, Any] | None:
         """Where the first number that was not finite stood (:class:`stabilitylab.probes.Incident`); None for none."""
-        return read_incident(self.path)
+        return read_incident(self.path, self.identity)
 
     @property
     def evaluation(self) -> dict[str, Any] | None:
         """What ``stabilitylab evaluate`` found; None for a run that was not evaluated."""
-        return read_evaluation(self.path)
+        return read_evaluation(self.path, self.identity)
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -242,15 +244,20 @@ class Run:
         for _ in range(ATTEMPTS):
             try:
                 with reading(self.path):
-                    return self._gathered(Pieces(self.path, name), name, schema)
+                    pieces = Pieces(self.path, name, self.identity, self.manifest["schema_version"])
+                    return self._gathered(pieces, name, schema)
             except FileNotFoundError:  # a table without rows in that journal, or a resume that set parts aside
                 time.sleep(PAUSE)
         raise self._vanishing()
 
     def _gathered(self, pieces: Pieces, name: str, schema: pa.Schema | None) -> pa.Table:
-        found = list(pieces.read(name, schema, self._tables.get(name)))
         empty = (schema or STEP).empty_table()
-        return pa.concat_tables([empty, *found], promote_options="default").combine_chunks()
+        try:
+            found = list(pieces.read(name, schema, self._tables.get(name)))
+            return pa.concat_tables([empty, *found], promote_options="default").combine_chunks()
+        except MemoryError as error:
+            told = f"{name!r} of {self.path} does not fit into memory"
+            raise ResourceError(f"{told}: read fewer columns= of it, or use a larger machine.") from error
 
     def _vanishing(self) -> DamagedError:
         told = f"the files of {self.path} keep vanishing while they are read: is something deleting them?"
@@ -297,17 +304,21 @@ class Snapshot(Run):
         same = version is not None and version == run._version
         document = {**run.manifest, "tables": run._tables} if same else read_run_json(path)
         alive = is_locked(path)  # first, as for every status: a writer sets its last state before it lets go
+        identity = identity_of(document)
         facts = {
-            "status": _kept(lambda: read_json(path, "status.json")),  # before the tables, which may be ahead of it
-            "incident": _kept(lambda: read_incident(path)),
-            "evaluation": _kept(lambda: read_evaluation(path)),
+            # before the tables, which may be ahead of it
+            "status": _kept(lambda: read_document(path, "status.json", identity)),
+            "incident": _kept(lambda: read_incident(path, identity)),
+            "evaluation": _kept(lambda: read_evaluation(path, identity)),
         }
         try:
             with reading(path):
-                pieces = HeldPieces(path, document["tables"], alive)
+                pieces = HeldPieces(path, document["tables"], identity, document["schema_version"], alive)
                 found = cls(path, document, alive, facts, pieces)
         except (FileNotFoundError, ReplacedError):
             return None
+        except MemoryError as error:
+            raise ResourceError(f"the journal of {path} does not fit into memory: use a larger machine.") from error
         resumed = not alive and is_locked(path)
         found.settled = version == _version(path) and not resumed and (pieces.settled or not alive)
         return found

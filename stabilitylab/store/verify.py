@@ -1,8 +1,9 @@
-"""Is a run what was written? Everything that can be checked, and each thing that is wrong in one sentence."""
+"""Compares a run with what was written: all that can be checked, and each thing that is wrong in one sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import file_digest
 from pathlib import Path
@@ -10,15 +11,21 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ..errors import InputError
+from ..errors import InputError, UsageError
 from ..schema import Table
 from . import inventory
-from .digest import is_whole
+from .digest import fault, seal_of
+from .documents import read_object, reseal
+from .evaluation import FILE as EVALUATION
 from .files import is_locked
+from .incident import FILE as INCIDENT
+from .incident import FOLDER, listed, rows_path
 from .journal import read_records
-from .layout import METRICS, checkpoints, journals, parts, tables_on_disk
+from .layout import METRICS, checkpoints, journal_path, journals, parts, tables_on_disk
 from .parts import metrics_of, part_schema, read_part, table_of
 from .reader import Run
+
+DOCUMENTS = ("run.json", "status.json", INCIDENT, EVALUATION)
 
 
 @dataclass
@@ -29,7 +36,7 @@ class Verified:
     live: bool
     rows: int = 0
     files: int = 0
-    unchecked: int = 0  # files of before there were digests
+    unchecked: int = 0  # files of before there were checksums
     findings: list[str] = field(default_factory=list)
 
     def check(self, look: Callable[[], object]) -> None:
@@ -55,10 +62,11 @@ def verify(path: str | Path) -> Verified:
             raise
         found.say(str(error).rstrip("."))
         return found
-    found.files += 1
     found.check(lambda: run.status)
     found.check(lambda: run.incident)
     found.check(lambda: run.evaluation)
+    _documents(run, found)
+    found.check(lambda: _incident_rows(run, found))
     found.check(lambda: _checkpoints(run, found))
     steps = _Steps()
     for name in [METRICS, *run.tables]:
@@ -68,6 +76,39 @@ def verify(path: str | Path) -> Verified:
     steps.judge(run, found)
     found.rows = len(steps.metrics)
     return found
+
+
+def reseal_all(path: Path) -> list[Path]:
+    """Give the JSON files of a run that somebody changed on purpose the checksum of what they hold now.
+
+    Returns the files that needed one. Raises UsageError for a run that is being written, InputError for no JSON.
+    """
+    if path.is_dir() and is_locked(path):
+        raise UsageError(f"{path} is being written: wait for it to end.")
+    return [path / name for name in DOCUMENTS if (path / name).is_file() and reseal(path / name)]
+
+
+def _documents(run: Run, found: Verified) -> None:
+    """Counts the JSON files, and those that an older version wrote without a checksum."""
+    for name in DOCUMENTS:
+        if (run.path / name).is_file():
+            found.files += 1
+            with suppress(InputError):  # said already
+                found.unchecked += not read_object(run.path, name)[1]
+
+
+def _incident_rows(run: Run, found: Verified) -> None:
+    """Compares the rows around an incident with what incident.json lists."""
+    known = listed(run.path, run.identity) if (run.path / INCIDENT).is_file() else {}
+    for name, digests in known.items():
+        path = rows_path(run.path, name)
+        if path.is_file():
+            _digest(path, digests, found)
+        else:
+            found.say(f"{path} is missing, with the rows around the incident")
+    present = {path.stem for path in (run.path / FOLDER).glob("*.parquet")}
+    found.files += len(present)
+    found.unchecked += len(present - known.keys())
 
 
 class _Steps:
@@ -104,16 +145,19 @@ def spelt(first: int, last: int) -> str:
 def _table(run: Run, name: str, found: Verified, steps: _Steps) -> None:
     """Checks every part of a table, and the journal where a part does not stand yet."""
     waiting, done = journals(run.path), parts(run.path, name)
-    listing = inventory.read(run.path)
-    listed = {} if listing is None else listing.of(name)
-    for number in sorted(listed.keys() - done.keys() - waiting.keys()):
-        found.say(f"part {number} of {name} ({listed[number][-1].steps()}) is missing")
+    listing = inventory.read(run.path, run.identity)
+    lines = {} if listing is None else listing.of(name)
+    for number in sorted(lines.keys() - done.keys() - waiting.keys()):
+        found.say(f"part {number} of {name} ({lines[number][-1].steps()}) is missing")
+    if listing is not None:
+        for number in sorted(listing.unlisted(name, done, run.identity)):
+            found.say(f"{inventory.FILE} does not list part {number} of {name}, so that lost parts may not show")
     seen = []
     for number in sorted(waiting.keys() | done.keys()):
         if number in done:
             found.files += 1
-            if listing is not None and number in listed:
-                _digest(done[number], listed[number], found)
+            if listing is not None and number in lines:
+                _digest(done[number], {entry.sha256 for entry in lines[number]}, found)
             else:
                 found.unchecked += 1
         try:
@@ -135,8 +179,8 @@ def _table(run: Run, name: str, found: Verified, steps: _Steps) -> None:
 def _piece(run: Run, name: str, number: int, waiting: dict[int, Path], done: dict[int, Path]) -> pa.Table | None:
     """Checks the part; and from the journal too where that still stands, which must then say the same."""
     schema = None if name == METRICS else part_schema(run.table(name))
-    part = read_part(run.path, done[number], schema) if number in done else None
-    if number not in waiting or (records := read_records(waiting[number]).table) is None:
+    part = read_part(run.path, done[number], schema, run.identity) if number in done else None
+    if number not in waiting or (records := read_records(waiting[number], run.identity, number).table) is None:
         return part
     made = metrics_of(records, run.path) if name == METRICS else table_of(records, run.table(name), run.path)
     if part is not None and not _same(part, made):
@@ -159,10 +203,10 @@ def _bits(column: pa.ChunkedArray) -> object:
     return column.to_pylist()
 
 
-def _digest(path: Path, entries: list[inventory.Entry], found: Verified) -> None:
+def _digest(path: Path, digests: Collection[str], found: Verified) -> None:
     with path.open("rb") as file:
         sha256 = file_digest(file, "sha256").hexdigest()
-    if sha256 not in {entry.sha256 for entry in entries}:
+    if sha256 not in digests:
         found.say(f"{path} is not what was written (its digest is another): restore it from a copy")
 
 
@@ -193,26 +237,29 @@ def _strangers(run: Run, found: Verified) -> None:
     for name in tables_on_disk(run.path):
         if name not in (METRICS, *run.tables):
             found.say(f"run.json has no table {name!r}, of which there is a folder")
-    listing = inventory.read(run.path)
-    if listing is None and run.manifest["schema_version"] > 2:
-        found.say(f"{inventory.FILE} is missing, so that lost parts would not show")
-    if listing is not None and listing.damaged:
-        found.say(f"{listing.damaged} lines of {inventory.FILE} are damaged")
+    listing = inventory.read(run.path, run.identity)
+    if listing is None:
+        if run.manifest["schema_version"] >= inventory.SINCE:
+            found.say(f"{inventory.FILE} is missing, so that lost parts would not show")
+        return
+    for complaint in listing.complaints():
+        found.say(complaint)
+    present = journals(run.path).keys() | parts(run.path, METRICS).keys()
+    for number in sorted(listing.unread() - present):
+        found.say(f"{journal_path(run.path, number).name} is missing, with rows that no part holds")
 
 
 def _journals(run: Run, found: Verified) -> None:
-    for path in journals(run.path).values():
+    for number, path in journals(run.path).items():
         found.files += 1
-        if (complaint := read_records(path).complaint()) and not found.live:
+        records = read_records(path, run.identity, number)
+        if (complaint := records.complaint()) and (records.foreign or not found.live):  # a live one may end torn
             found.say(f"{path.name}: {complaint}")
 
 
 def _checkpoints(run: Run, found: Verified) -> None:
     for path in checkpoints(run.path).values():
         found.files += 1
-        whole = is_whole(path)
-        found.unchecked += whole is None
-        if whole is False:
-            found.say(
-                f"{path} is not what was written (its digest is another): remove it to resume from the one before"
-            )
+        found.unchecked += seal_of(path).whole is None
+        if wrong := fault(path, run.identity):
+            found.say(f"{path} is not what was written ({wrong}): remove it to resume from the one before")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -13,14 +13,18 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import pyarrow as pa
 
-from ..errors import UsageError
+from ..errors import InputError, UsageError
 from ..schema import Cells, Table
 from . import inventory
 from .aside import check_complete, free_place, set_aside
+from .documents import plain, read_object, write_document
+from .evaluation import FILE as EVALUATION
 from .existing import exists, in_the_way
 from .files import Lock, is_locked, make_directory, replace_file, sync_directory, writing
+from .identity import Identity, identity_of, later_identity, new_identity
+from .incident import FILE as INCIDENT
 from .incident import Kept, write_incident
-from .journal import Journal
+from .journal import Journal, read_records
 from .layout import (
     METRICS,
     OWN_KEYS,
@@ -29,13 +33,12 @@ from .layout import (
     is_name,
     journal_path,
     journals,
-    part_path,
-    plain,
+    parts,
     read_run_json,
     write_run_json,
 )
 from .names import PLACES
-from .parts import compact, part_schema, read_part, renew
+from .parts import MOST_CELLS, compact, part_schema, read_part, renew
 from .telling import tell
 
 State = Literal["running", "finished", "diverged", "interrupted", "failed"]
@@ -56,14 +59,19 @@ class RunWriter:
 
     What :meth:`append` has returned from survives ``kill -9``; what :meth:`seal` has, a power cut. :meth:`close` may
     be followed by a last :meth:`set_status`.
+
+    A run has one writer, in the process that began it. In a fork of that process :meth:`close`, ``__exit__`` and
+    :meth:`set_status` do nothing, since how the run ends is not the fork's to say, and all else raises UsageError.
     """
 
     def __init__(self, path: Path, lock: Lock, document: dict[str, Any], part: int) -> None:
         self.path = path
         self.journal_limit = JOURNAL_LIMIT
         self._lock, self._document, self._number = lock, document, part
+        self._identity, self._process = identity_of(document), os.getpid()
         self._tables: tuple[Table, ...] = ()
         self._journal: Journal | None = None
+        self._names: set[str] = set()  # of the metrics in the journal
         self._last_step: int | None = None
         self._fresh = False  # a new run that holds no step yet
         self._begun: _Begun | None = None
@@ -79,13 +87,19 @@ class RunWriter:
             if path.exists() and (in_the_way(path) or ((path / "run.json").exists() and is_locked(path))):
                 raise UsageError(exists(path))
             make_directory(path)
-        document = {"schema_version": SCHEMA_VERSION, "created": _now(), **manifest, "attempts": [], "tables": {}}
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            **new_identity().as_dict(),
+            **{"created": _now(), **manifest, "attempts": [], "tables": {}},
+        }
         lock = Lock(path)
         try:
             if in_the_way(path):  # somebody else was faster and has ended already
                 raise UsageError(exists(path))
             if (path / "run.json").exists():
                 log.info("%s held no row, so that it is begun anew.", path)
+                with writing(path):
+                    os.unlink(path / "run.json")  # first: its status.json will be that of another run
             writer = cls(path, lock, document, part=1)
             writer._fresh = True
             writer._begin(manifest.get("argv", ()))
@@ -96,11 +110,19 @@ class RunWriter:
 
     @classmethod
     def resume(
-        cls, path: str | Path, part: int, argv: Sequence[str] = (), *, manifest: Mapping[str, Any] | None = None
+        cls,
+        path: str | Path,
+        part: int,
+        argv: Sequence[str] = (),
+        *,
+        manifest: Mapping[str, Any] | None = None,
+        run_id: str = "",
     ) -> RunWriter:
         """Continue at ``part``, the number that :meth:`seal` gave to the checkpoint; later records move to aside/.
 
-        ``manifest`` replaces entries of run.json; what stood there before is kept with the new attempt.
+        ``manifest`` replaces entries of run.json; what stood there before is kept with the new attempt. ``run_id``: the
+        run that the checkpoint names. Raises UsageError where that is another; "": it names none, and nothing is
+        checked.
         """
         path = Path(path)
         manifest = manifest or {}
@@ -109,16 +131,23 @@ class RunWriter:
         lock = Lock(path)
         try:
             document = read_run_json(path)
+            before = identity_of(document)
+            if run_id and run_id != before.run_id:
+                raise UsageError(f"the checkpoint belongs to another run than {path}: resume with what it gave itself.")
+            identity = before if before.run_id else later_identity((path / "run.json").read_bytes(), since=part)
+            document |= {"schema_version": SCHEMA_VERSION, **identity.as_dict()}
             writer = cls(path, lock, document, part)
-            check_complete(path, part)
-            inventory.keep_before(path, part)
+            check_complete(path, part, before)
+            inventory.keep_before(path, part, before, identity)
             set_aside(path, part, attempt=len(document["attempts"]))
             writer._compact()
             with writing(path):
                 for table in document["tables"].values():
-                    renew(path, table)
-            if part > 1:
-                steps = read_part(path, part_path(path, METRICS, part - 1), pa.schema([("step", pa.int64())]))
+                    renew(path, table, identity)
+                if not before.run_id:
+                    _adopt(path, identity)
+            if earlier := parts(path, METRICS):
+                steps = read_part(path, earlier[max(earlier)], pa.schema([("step", pa.int64())]), identity)
                 writer._last_step = int(np.max(steps["step"].to_numpy()))
             new = {key: value for key, value in plain(manifest).items() if key != "created"}
             replaced = {key: document.get(key) for key, value in new.items() if document.get(key) != value}
@@ -128,6 +157,11 @@ class RunWriter:
             lock.release()
             raise
         return writer
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run, which its checkpoints name."""
+        return self._identity.run_id
 
     def _begin(self, argv: Sequence[str], **facts: Any) -> None:
         self._document["attempts"].append(
@@ -147,7 +181,7 @@ class RunWriter:
     def open(self, tables: Sequence[Table]) -> None:
         """Declare the tables that follow; those that hold a step, or an earlier attempt's, must have the same rows and
         columns."""
-        self._lock.check()
+        self._check_writable()
         known: dict[str, Table] = {} if self._fresh else self._document["tables"]
         for table in tables:
             _check(table)
@@ -184,6 +218,7 @@ class RunWriter:
     def _add(
         self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells], rest: bool = False
     ) -> None:
+        self._check_process()
         if self._closed:
             raise ValueError(f"{self.path} was closed: resume it to append")
         if self._last_step is not None and step <= self._last_step and not rest:
@@ -193,16 +228,57 @@ class RunWriter:
         if wrong := [name for name in metrics if not is_name(name)]:
             raise ValueError(f"a metric is called {wrong[0][:60]!r}: give it a name of one printable line")
         self._lock.check()
-        if self._journal is not None and self._journal.size >= self.journal_limit and not rest:
+        self._keep_journal()
+        if self._journal is not None and self._is_full(self._journal, metrics) and not rest:
             self._roll()
             self._compact()
         if self._journal is None:
-            self._journal = Journal(journal_path(self.path, self._number), self._tables)
+            self._journal = self._new_journal()
         self._journal.append(step, metrics, tables)
         self._last_step, self._fresh = step, False
 
+    def _is_full(self, journal: Journal, metrics: Mapping[str, float | None]) -> bool:
+        """Return True if the journal is to become parts now: it is large, or its metrics would make a part that is
+        (a name that each step makes anew is a column of all rows)."""
+        self._names.update(metrics)
+        return journal.size >= self.journal_limit or (journal.count + 1) * len(self._names) > MOST_CELLS // 10
+
+    def _new_journal(self) -> Journal:
+        self._names = set()
+        journal = Journal(journal_path(self.path, self._number), self._tables, self._identity, self._number)
+        try:
+            inventory.begin(self.path, self._number, self._identity)
+        except BaseException:
+            journal.release()
+            os.unlink(journal.path)
+            raise
+        return journal
+
+    def _keep_journal(self) -> None:
+        """Put the journal back where somebody removed, replaced or cut it while it was written, and say what is lost.
+
+        What this process wrote it still holds, whatever became of the name."""
+        journal = self._journal
+        if journal is None or not (changed := journal.changed()):
+            return
+        held = journal.held()
+        with writing(self.path):
+            if journal.is_elsewhere():
+                if os.path.lexists(journal.path):
+                    os.replace(journal.path, free_place(self.path, "replaced", journal.path))
+                replace_file(journal.path, held)
+        journal.reopen()
+        records = read_records(journal.path, self._identity, self._number)
+        lost = journal.count - (0 if records.table is None else records.table.num_rows)
+        if lost > 0:
+            inventory.leave_out(self.path, self._number, lost, self._identity)
+        kept = f"{lost} of its {journal.count} records are lost" if lost > 0 else "none of its records is lost"
+        tell(f"{journal.path} {changed} while it was written: {kept}")
+
     def flush(self) -> None:
         """Bring what was appended to the disk itself: a power cut leaves it."""
+        self._check_process()
+        self._keep_journal()
         if self._journal is not None:
             self._journal.sync()
             with writing(self.path):
@@ -210,7 +286,7 @@ class RunWriter:
 
     def seal(self) -> int:
         """End the current part and return the next one's number, which a checkpoint stores for :meth:`resume`."""
-        self._lock.check()
+        self._check_writable()
         self._roll()
         self._compact()
         return self._number
@@ -219,50 +295,71 @@ class RunWriter:
         """Replace status.json; ``facts`` are kept beside the state."""
         if state not in get_args(State):
             raise ValueError(f"unknown state {state!r}; choose one of {', '.join(get_args(State))}")
+        if self._is_fork():
+            return
         self._lock.check()
         status = {"state": state, "step": step, "reason": reason, "updated": _now(), "facts": facts}
-        replace_file(self.path / "status.json", (json.dumps(plain(status), indent=2) + "\n").encode())
+        write_document(self.path, "status.json", status, self._identity)
 
     def record(self, **facts: Any) -> None:
         """Add entries to run.json that were not known at :meth:`create`, such as the probes that found no site."""
         _refuse_own_keys(facts)
-        self._lock.check()
+        self._check_writable()
         self._document.update(facts)
         write_run_json(self.path, self._document)
 
     def incident(self, facts: Mapping[str, Any], rows: Sequence[Kept]) -> None:
         """Records where the run first broke, and the rows around it; called again with more rows it writes them
         anew."""
-        self._lock.check()
+        self._check_writable()
         with writing(self.path):
-            write_incident(self.path, facts, rows, {table.name: table for table in self._tables})
+            write_incident(self.path, facts, rows, {table.name: table for table in self._tables}, self._identity)
 
     def close(self) -> None:
         """Compact the journal and let go of the directory."""
-        if self._closed:
+        if self._closed or self._is_fork():
             return
         self._closed = True
         try:
             self.seal()
         finally:
+            if self._journal is not None:
+                self._journal.release()
             self._lock.release()
+
+    def _is_fork(self) -> bool:
+        return os.getpid() != self._process
+
+    def _check_process(self) -> None:
+        if self._is_fork():
+            raise UsageError(
+                f"{self.path} is written by process {self._process}, of which this is a fork: record in that process, "
+                "or begin another run here."
+            )
+
+    def _check_writable(self) -> None:
+        self._check_process()
+        self._lock.check()
 
     def _roll(self) -> None:
         """Close the journal; the next append starts another. An empty one stays: its number is not used up."""
-        if self._journal is not None and self._journal.size:
+        self._keep_journal()
+        if self._journal is not None and (self._journal.size or self._journal.count):
             journal, self._journal, self._number = self._journal, None, self._number + 1
-            journal.close()
+            journal.release()
 
     def _compact(self) -> None:
         """Turn every closed journal into parts: also those that a crash or a full disk left behind."""
         with writing(self.path):
             for number, path in journals(self.path).items():
                 if number < self._number:
-                    records = compact(self.path, number, path, self._document["tables"])
+                    records = compact(self.path, number, path, self._document["tables"], self._identity)
                     if complaint := records.complaint():
                         tell(f"{path}: {complaint}")
+                    if records.left_out or records.table is None:
+                        inventory.leave_out(self.path, number, records.left_out, self._identity)
                     # only now: until all parts stand, readers take this journal for the missing ones
-                    if records.dropped:
+                    if records.left_out:
                         os.replace(path, free_place(self.path, "damaged", path))
                     else:
                         os.unlink(path)
@@ -279,6 +376,14 @@ def _check(table: Table) -> None:
     told += [text for row in table.rows for text in (row.site, row.stack, row.sublayer)]
     if wrong := [text for text in told if not is_name(text)]:
         raise UsageError(f"table {table.name!r} calls something {wrong[0][:60]!r}, which is not one printable line.")
+
+
+def _adopt(path: Path, identity: Identity) -> None:
+    """Give the JSON files that an older version wrote beside run.json and status.json a checksum and the run's id."""
+    for name in (INCIDENT, EVALUATION):
+        if os.path.lexists(path / name):
+            with suppress(InputError):  # it stays unreadable
+                write_document(path, name, read_object(path, name)[0], identity)
 
 
 def _refuse_own_keys(manifest: Mapping[str, Any]) -> None:

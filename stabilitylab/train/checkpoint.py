@@ -11,8 +11,9 @@ import torch
 
 from ..config import TrainConfig
 from ..errors import InputError, ResourceError
-from ..store.digest import Hashed, is_whole
+from ..store.digest import Hashed, fault
 from ..store.files import inside, sync_directory
+from ..store.identity import Identity
 from ..store.layout import checkpoints
 from .ranks import Team
 
@@ -41,15 +42,16 @@ class Cadence:
         return self.seconds > 0 and self.team.largest(int(late)) > 0
 
 
-def save(folder: Path, row: int, state: dict[str, Any]) -> Path:
-    """Write ``state`` as ``folder/step-<row>.pt`` (with a digest, fsynced, then renamed); the newest two are kept."""
+def save(folder: Path, row: int, state: dict[str, Any], run_id: str = "") -> Path:
+    """Write ``state`` as ``folder/step-<row>.pt`` (with a digest and the run's id, fsynced, then renamed); the newest
+    two are kept."""
     path = inside(folder.parent, folder / f"step-{row:08d}.pt")
     temporary = folder / f".{path.name}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         temporary.unlink(missing_ok=True)  # left by a crash, or a link
         with temporary.open("xb") as file:
-            torch.save(state, hashed := Hashed(file))  # pyright: ignore[reportArgumentType]
+            torch.save(state, hashed := Hashed(file, run_id))  # pyright: ignore[reportArgumentType]
             hashed.seal()
             file.flush()
             os.fsync(file.fileno())
@@ -74,14 +76,15 @@ def discard(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def load(folder: Path, device: torch.device) -> dict[str, Any]:
-    """The newest checkpoint of ``folder``. Raises InputError where there is none or it cannot be read."""
+def load(folder: Path, device: torch.device, identity: Identity = Identity()) -> dict[str, Any]:
+    """The newest checkpoint of ``folder``. Raises InputError where there is none, where it cannot be read or is not
+    what was written, and where it belongs to another run than ``identity``."""
     paths = found(folder)
     if not paths:
         raise InputError(f"no checkpoint in {folder}: the run cannot be resumed; start it again under another --name.")
     try:
-        if is_whole(paths[-1]) is False:
-            raise ValueError("its content is not what was written")
+        if wrong := fault(paths[-1], identity):
+            raise ValueError(wrong)
         return torch.load(paths[-1], map_location=device, weights_only=True)
     except Exception as error:  # a damaged file surfaces as one of many types
         older = f" to resume from {paths[-2].name}" if len(paths) > 1 else " and start the run again"

@@ -249,7 +249,7 @@ class Trainer:
             **self.judging.state_dict(),
         }
         if self.team.first:
-            checkpoint.save(self.run.path / "checkpoints", self.row, state)
+            checkpoint.save(self.run.path / "checkpoints", self.row, state, self.run.run_id)
         self.checkpoints.restart()
 
     def _load_model(self, state: dict[str, Any]) -> None:

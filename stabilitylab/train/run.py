@@ -114,7 +114,7 @@ def resume(path: Path, steps: int | None, audience: RunAudience) -> Result:
     if steps is not None:
         config = validated(merge(config.model_dump(), {"train": {"steps": steps}}))
     prepared = plan(config)
-    state = checkpoint.load(path / "checkpoints", prepared.device)
+    state = checkpoint.load(path / "checkpoints", prepared.device, stored.identity)
     prepared.team.own(state)
     if state["row"] >= config.train.steps and stored.status.state in ("finished", "diverged"):
         raise UsageError(f"{path} has all its {config.train.steps} steps; --steps N with a larger N continues it.")

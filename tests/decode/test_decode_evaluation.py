@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import sacrebleu
 import torch
+from edited_runs import edit
 
 from stabilitylab import decode
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.decode import translations
 from stabilitylab.errors import InputError, UsageError
-from stabilitylab.train import plan, start
+from stabilitylab.store import Run
+from stabilitylab.train import checkpoint, plan, start
 
 SETTINGS = (
     "model.d_model=32 model.d_ffn=64 model.heads=2 model.dropout=0 train.lr=5e-3 train.warmup=5 data.sentences=64 "
@@ -53,7 +55,7 @@ def test_a_run_is_scored_on_all_its_held_out_sentences(runs: dict[str, Path]) ->
     told: list[tuple[int, int]] = []
     result = decode.evaluate(runs["long"], progress=lambda done, total: told.append((done, total)))
     assert told[-1] == (24, 24)
-    assert json.loads((runs["long"] / "evaluation.json").read_text(encoding="utf-8")) == result
+    assert Run.open(runs["long"]).evaluation == result
     references, hypotheses = translations.read(runs["long"])
     assert len(references) == len(hypotheses) == result["sentences"] == 24
     assert result["bleu"] == sacrebleu.corpus_bleu(hypotheses, [references]).score > 1  # it did learn something
@@ -113,6 +115,10 @@ def test_a_run_without_a_checkpoint_or_with_a_foreign_one(runs: dict[str, Path])
     newest = sorted((runs["long"] / "checkpoints").iterdir())[-1]
     foreign = next((runs["short"] / "checkpoints").iterdir())
     shutil.copy(foreign, newest)
+    with pytest.raises(InputError, match="it belongs to another run"):
+        decode.evaluate(runs["long"])
+    state = torch.load(foreign, weights_only=True)
+    checkpoint.save(newest.parent, 100, {**state, "model": {}}, Run.open(runs["long"]).identity.run_id)
     with pytest.raises(InputError, match="does not belong to its configuration"):
         decode.evaluate(runs["long"])
     shutil.rmtree(runs["long"] / "checkpoints")
@@ -123,7 +129,7 @@ def test_a_run_without_a_checkpoint_or_with_a_foreign_one(runs: dict[str, Path])
 def edited(run: Path, change) -> None:
     document = json.loads((run / "run.json").read_text(encoding="utf-8"))
     change(document)
-    (run / "run.json").write_text(json.dumps(document), encoding="utf-8")
+    edit(run / "run.json", document)
 
 
 def test_runs_that_translate_nothing(runs: dict[str, Path]) -> None:
@@ -146,7 +152,7 @@ def test_a_model_that_is_not_finite(runs: dict[str, Path]) -> None:
     newest = sorted((runs["long"] / "checkpoints").iterdir())[-1]
     state = torch.load(newest, weights_only=True)
     state["model"]["output.weight"][:] = torch.nan
-    torch.save(state, newest)
+    checkpoint.save(newest.parent, 100, state, Run.open(runs["long"]).identity.run_id)
     with pytest.raises(InputError, match="not finite"):
         decode.evaluate(runs["long"])
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 from diagnose_cases import Made, falling, found, kinds, layer_rows, made, only
+from edited_runs import edit
 
 from stabilitylab.diagnose.detectors.gradients import EXPLODED, VANISHED
 from stabilitylab.diagnose.detectors.jumps import LR_JUMP, UPDATE_JUMP, WEIGHT_JUMP
@@ -225,7 +225,7 @@ def test_what_the_run_wrote_down_itself_goes_before_what_is_read_from_rows(tmp_p
         "stack": "",
         "paragraph": "Step 1, micro-batch 2: the gradient of head.weight is infinite.",
     }
-    (path / "incident.json").write_text(json.dumps(incident | {"layer": 0, "sublayer": "", "value": "inf"}))
+    edit(path / "incident.json", incident, layer=0, sublayer="", value="inf")
     event = only(found(path), "non_finite")
     assert (event.step, event.phase, event.probe) == (1, "backward", "incident.json")
     assert event.evidence == incident["paragraph"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from diagnose_cases import Copier, found, kinds, only, train
+from edited_runs import edit
 
 AT = 24  # the faulty step
 LAYER = 3  # counted from 1
@@ -182,7 +183,7 @@ def test_layers_without_a_gradient_are_a_warning_where_they_were_to_be_trained(
     if case == "old":
         document = json.loads((path / "run.json").read_text())
         del document["places_untrained"]
-        (path / "run.json").write_text(json.dumps(document))
+        edit(path / "run.json", document)
     diagnosis = found(path)
     event = only(diagnosis, "dead_layer")
     assert (event.severity, event.step) == (severity, 0)

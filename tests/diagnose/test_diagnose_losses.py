@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from diagnose_cases import Made, falling, found, kinds, layer_rows, made, only
+from edited_runs import edit
 
 from stabilitylab.diagnose.detectors.losses import SPIKE_SD, level, noise
 from stabilitylab.diagnose.detectors.rise import RISE_SD
@@ -156,8 +156,7 @@ def test_rows_without_a_loss_do_not_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize("state", ["failed", "diverged"])
 def test_a_run_that_failed_is_never_healthy(tmp_path: Path, state: str) -> None:
     path = made(tmp_path / "run", {"loss": falling(60)})
-    status = json.loads((path / "status.json").read_text())
-    (path / "status.json").write_text(json.dumps({**status, "state": state, "reason": "RuntimeError: out of memory"}))
+    edit(path / "status.json", state=state, reason="RuntimeError: out of memory")
     diagnosis = found(path)
     assert diagnosis.verdict == "open"
     assert diagnosis.paragraph.startswith(

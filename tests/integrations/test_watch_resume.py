@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from subjects import LR, batch, model
 
 import stabilitylab as sl
+from stabilitylab.errors import UsageError
 
 
 def loop(subject: Any, optimizer: Any, w: Any, steps: range) -> None:
@@ -48,3 +50,20 @@ def test_a_loop_that_goes_on_writes_the_rows_of_one_that_was_not_interrupted(tmp
     whole, run = sl.Run.open(tmp_path / "whole"), sl.Run.open(tmp_path / "run")
     for table in ("metrics", *whole.tables):
         assert run.frame(table).equals(whole.frame(table)), table
+
+
+def test_a_checkpoint_of_another_run_is_refused_and_one_of_before_is_taken(tmp_path: Path) -> None:
+    states = {}
+    for name in ("run", "other"):
+        subject, optimizer, w = watched(tmp_path / name)
+        with w:
+            loop(subject, optimizer, w, range(2))
+            states[name] = w.checkpoint()
+    assert states["run"]["run"] == sl.Run.open(tmp_path / "run").identity.run_id
+    with pytest.raises(UsageError, match=r"the checkpoint belongs to another run than .*run: resume with what it gave"):
+        watched(tmp_path / "run", resume=states["other"])
+    before = {key: value for key, value in states["run"].items() if key != "run"}
+    subject, optimizer, w = watched(tmp_path / "run", resume=before)
+    with w:
+        loop(subject, optimizer, w, range(2, 3))
+    assert sl.Run.open(tmp_path / "run").metrics["step"].tolist() == [0, 1, 2, 3]

@@ -17,6 +17,7 @@ from stabilitylab.config import Config, merge, resolve
 from stabilitylab.onestep import measure, measure_all
 from stabilitylab.onestep.workers import DIED, is_finished
 from stabilitylab.store import Run, RunWriter
+from stabilitylab.store.documents import reseal
 
 
 def with_settings(config: Config, **sections: Any) -> Config:
@@ -134,6 +135,7 @@ def test_an_unfinished_run_is_removed_and_a_newer_versions_is_another_configurat
     assert is_finished(tmp_path / "two", config)
     document = (tmp_path / "two" / "run.json").read_text()
     (tmp_path / "two" / "run.json").write_text(document.replace('"arch":', '"brand_new": 1, "arch":', 1))
+    reseal(tmp_path / "two" / "run.json")
     with pytest.raises(Exception, match="of another configuration"):
         is_finished(tmp_path / "two", config)
 

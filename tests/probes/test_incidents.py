@@ -298,7 +298,9 @@ def test_the_rows_around_it_stand_in_the_run_directory(tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
     run = Run.open(out)
-    assert run.incident == json.loads((out / "incident.json").read_text())
+    stored = json.loads((out / "incident.json").read_text())
+    assert (stored.pop("run_id"), "checksum" in stored) == (run.identity.run_id, True)
+    assert run.incident == {key: value for key, value in stored.items() if key not in ("checksum", "files")}
     assert run.incident is not None
     assert (run.incident["step"], run.incident["name"]) == (30, "decoder.layers.1.linear1.weight")
     kept = pd.read_parquet(out / "incident" / "ln_input.parquet")

@@ -53,6 +53,7 @@ def remembered(
         status=Status(state, steps, "made up", "", {}),
         verdict=Verdict(verdict, 0, "made up", gap, 0.1) if verdict else None,  # type: ignore[arg-type]
         metrics=pd.DataFrame(known),
+        evaluation=None,
     )
     return Record(run, name)  # type: ignore[arg-type]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from making import load, make_run
 from stabilitylab.reports.base import MissingRuns, Panel, Picture
 from stabilitylab.reports.collection import Record, Runs
 from stabilitylab.reports.figures.branchnorm.figure_1 import GapToPostLN
+from stabilitylab.store.evaluation import write_evaluation
 
 
 def drawn(*records: Sequence[Record]) -> tuple[list[Panel], Picture]:
@@ -87,7 +87,7 @@ def test_with_bleu_the_gap_is_what_deepnorm_lacks(tmp_path: Path) -> None:
         metrics = {"held_out_nll": [8.0, 5.0], "held_out_accuracy": [0.1, 0.2]}
         path = make_run(tmp_path, f"{arch}-{depth}", arch=arch, layers=depth, metrics=metrics, metric_steps=(0, 100))
         found = {"bleu": 30.0 + depth - (depth / 10 if arch == "deepnorm" else 0), "row": 100}
-        (path / "evaluation.json").write_text(json.dumps(found))
+        write_evaluation(path, found)
     picture = GapToPostLN().picture(load(tmp_path))
     quality, gap = picture.panels
     assert (quality.y, gap.y) == ("BLEU", "gap to Post-LN [BLEU]")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from stabilitylab.reports.claims import CLAIMS, judge
 from stabilitylab.reports.collection import Record, Runs
 from stabilitylab.reports.figures.branchnorm.figure_4 import QualityOverUpdates, first_update
 from stabilitylab.reports.measures.quality import mean_nll
+from stabilitylab.store.evaluation import write_evaluation
 
 AT = (0, 10, 30, 100)  # updates at which the loss is measured
 
@@ -101,7 +101,7 @@ def test_bleu_is_drawn_where_the_runs_were_evaluated(tmp_path: Path) -> None:
     for arch, score in (("deepnorm", 20.0), ("branchnorm", 25.0)):
         metrics = {"held_out_nll": [8.0, 5.0], "held_out_accuracy": [0.1, 0.2]}
         path = make_run(tmp_path, arch, arch=arch, layers=2, metrics=metrics, metric_steps=(0, 100))
-        (path / "evaluation.json").write_text(json.dumps({"bleu": score, "row": 100}))
+        write_evaluation(path, {"bleu": score, "row": 100})
     panel = QualityOverUpdates().picture(load(tmp_path)).panels[-1]
     assert (panel.title, panel.y) == ("BLEU after training", "BLEU")
     assert [(one.kind, one.x, one.y) for one in panel.series] == [("points", [100], [20.0]), ("points", [100], [25.0])]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from stabilitylab.reports.base import MissingRuns, Panel, Picture
 from stabilitylab.reports.collection import spared
 from stabilitylab.reports.figures.branchnorm.figure_5 import QualityAgainstDepth
 from stabilitylab.reports.measures.quality import quality
+from stabilitylab.store.evaluation import write_evaluation
 
 HOW = {"row": 100, "beam": 4, "length_penalty": 0.6, "penalty_kind": "gnmt", "signature": "s", "data": "d"}
 
@@ -40,7 +40,7 @@ def make_model(
     path = make_run(folder, name, arch=arch, seed=seed, layers=depth, settings=own, metrics=metrics,
                     metric_steps=(0, 100), **facts)  # fmt: skip
     if bleu is not None:
-        (path / "evaluation.json").write_text(json.dumps({"bleu": bleu, "sentences": 10, **how}))
+        write_evaluation(path, {"bleu": bleu, "sentences": 10, **how})
     return path
 
 

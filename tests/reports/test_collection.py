@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from edited_runs import edit
 from making import Made, layer_rows, load, make_run
 
 from stabilitylab.errors import InputError
@@ -47,7 +48,7 @@ def test_models_of_different_formula_do_not_stand_for_each_other(tmp_path: Path)
     """Recorded with one label, as they were before labels told t0."""
     for t0 in (0, 1, 50):
         path = make_run(tmp_path, f"t0-{t0}", settings={"model": {"T": 100, "t0": t0}}) / "run.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"label": "branchnorm"}))
+        edit(path, label="branchnorm")
     (group,) = load(tmp_path).groups()
     assert group.labels == ["branchnorm", "branchnorm t0=0", "branchnorm t0=50"]
     assert [len(comparable(group)), len(comparable(group)[0])] == [1, 3]
@@ -113,7 +114,7 @@ def test_a_run_from_before_a_setting_existed_goes_with_those_at_its_default(tmp_
     old = make_run(tmp_path, "old", seed=3) / "run.json"
     manifest = json.loads(old.read_text())
     assert manifest["config"]["model"].pop("norm") == "layernorm"
-    old.write_text(json.dumps(manifest))
+    edit(old, manifest)
     make_run(tmp_path, "new", seed=4)
     make_run(tmp_path, "rms", seed=5, settings={"model": {"norm": "rmsnorm"}})
     first, second = load(tmp_path).groups()

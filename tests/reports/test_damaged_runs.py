@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from edited_runs import edit
 from test_report_command import some_runs
 
 import stabilitylab as sl
@@ -19,7 +20,7 @@ from stabilitylab.verdict import RULE
 
 def rewrite(name: str, **changes: object) -> Callable[[Path], None]:
     def damage(run: Path) -> None:
-        (run / name).write_text(json.dumps(json.loads((run / name).read_text()) | changes))
+        edit(run / name, **changes)
 
     return damage
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from stabilitylab.reports.claims import CLAIMS, Finding, judge
 from stabilitylab.reports.collection import Record, Runs
 from stabilitylab.reports.figures.deepnet.figure_6 import FAMILIES, QualityOfAll, families
 from stabilitylab.reports.measures.outcomes import unigram
+from stabilitylab.store.evaluation import write_evaluation
 
 DEPTHS, SEEDS = (6, 18, 50), (3, 4, 5)
 OPTIONS = {"beam": 4, "length_penalty": 0.6, "penalty_kind": "gnmt", "signature": "s", "data": "d", "sentences": 9}
@@ -88,7 +88,7 @@ def test_bleu_is_drawn_where_all_were_evaluated(tmp_path: Path) -> None:
     for depth, bleu in ((6, 20.0), (18, 25.0)):
         metrics = {"held_out_nll": [8.0, 5.0], "held_out_accuracy": [0.1, 0.2]}
         path = make_run(tmp_path, f"{depth}", arch="deepnorm", layers=depth, metrics=metrics, metric_steps=(0, 100))
-        (path / "evaluation.json").write_text(json.dumps({"bleu": bleu, "row": 100, **OPTIONS}))
+        write_evaluation(path, {"bleu": bleu, "row": 100, **OPTIONS})
     picture = QualityOfAll().picture(load(tmp_path))
     assert (picture.panels[0].y, picture.panels[0].series[0].y) == ("BLEU", [20.0, 25.0])
     assert "DeepNorm +5.00 from 6" in picture.finding

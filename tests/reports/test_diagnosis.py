@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edited_runs import edit
 from making import Made, layer_rows, load, make_run, sublayer_rows
 
 from stabilitylab.reports import MissingRuns, Panel, Picture
@@ -222,7 +223,7 @@ def test_a_divergence_is_marked(tmp_path: Path, lost: int, marks: list[str]) -> 
     path = tmp_path / "run" / "status.json"
     status = json.loads(path.read_text())
     status["facts"]["verdict"] |= {"state": "diverged", "step": 2, "reason": "the loss is nan"}
-    path.write_text(json.dumps(status))
+    edit(path, status)
     picture = diagnose(load(tmp_path)[0])
     assert [mark.label for mark in picture.panels[0].references] == marks
     assert picture.panels[0].references[0].value == lost

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from stabilitylab.reports import paper
 from stabilitylab.reports.base import DIVERGED, FIGURES, STUCK, Map, MissingRuns, Picture
 from stabilitylab.reports.collection import Record, Runs
 from stabilitylab.reports.figures.table.stability import StabilityTable
+from stabilitylab.store.evaluation import write_evaluation
 
 OPTIONS = {"beam": 4, "length_penalty": 0.6, "penalty_kind": "gnmt", "signature": "s", "data": "d", "sentences": 9}
 
@@ -97,7 +97,7 @@ def test_bleu_stands_where_every_trained_run_was_evaluated_alike(tmp_path: Path)
         metrics = {"held_out_nll": [8.0, 5.0], "held_out_accuracy": [0.1, 0.2]}
         path = make_run(tmp_path, f"{layers}-{seed}", arch="deepnorm", layers=layers, seed=seed, metrics=metrics,
                         metric_steps=(0, 100))  # fmt: skip
-        (path / "evaluation.json").write_text(json.dumps({"bleu": bleu, "row": 100, **OPTIONS}))
+        write_evaluation(path, {"bleu": bleu, "row": 100, **OPTIONS})
     make_run(tmp_path, "lost", arch="deepnorm", layers=18, seed=4, verdict="stuck", metrics=metrics,
              metric_steps=(0, 100))  # fmt: skip
     picture = StabilityTable().picture(load(tmp_path))

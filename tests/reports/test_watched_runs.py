@@ -14,7 +14,7 @@ from test_page import Document
 from stabilitylab.reports.build import build
 from stabilitylab.reports.collection import Runs
 from stabilitylab.reports.worst_first import MANY, NOT_FINITE, OTHERWISE, named, place
-from stabilitylab.store import RunWriter
+from stabilitylab.store import Run, RunWriter
 from stabilitylab.store.incident import write_incident
 from stabilitylab.store.lost import lost
 
@@ -97,7 +97,7 @@ def test_a_glance_tells_since_when_a_run_is_broken(tmp_path: Path) -> None:
     watched(tmp_path, "even", FALLING)
     path = watched(tmp_path, "incident", FALLING)
     told = {"step": 7, "paragraph": "Step 7: the gradient of a.b is NaN. Step 6 had loss 4.5."}
-    write_incident(path, told, [(7, {"loss": 1.0}, {})], {})
+    write_incident(path, told, [(7, {"loss": 1.0}, {})], {}, Run.open(path).identity)
     assert {record.name: lost(record.run) for record in Runs.load(tmp_path)} == {
         "broken": "Step 20: the loss is inf from here to the end of the record",
         "back": "",

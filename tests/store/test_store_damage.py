@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from edited_runs import as_schema, edit
 from store_cases import GRAD_NORM, SIMILARITY, TABLES, contents, new_run, put, steps_in
 
 from stabilitylab.errors import DamagedError, InputError
@@ -126,7 +127,7 @@ def test_what_is_lost_is_said_once(closed: Path, lost: str, words: str, caplog: 
 
 
 def test_a_gap_in_a_run_without_an_inventory_is_said_too(closed: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (closed / "inventory.jsonl").unlink()
+    as_schema(closed, 2)
     assert steps_in(closed) == 6
     assert not caplog.records
     (closed / "metrics/part-000002.parquet").unlink()
@@ -147,8 +148,8 @@ def test_the_inventory_lists_what_stands_there(closed: Path, caplog: pytest.LogC
     (closed / "inventory.jsonl").write_bytes(flipped(data, 10, 2)[:-20])
     found = inventory.read(closed)
     assert found is not None
-    assert (len(found.entries) <= 7, found.damaged) == (True, 2)
-    with RunWriter.resume(closed, part=4) as writer:  # a torn line is ended before the next
+    assert (len(found.entries) <= 7, found.damaged) == (True, 1)  # and a torn line at the end
+    with RunWriter.resume(closed, part=4) as writer:  # a torn line makes way for the next
         writer.open(TABLES)
         put(writer, 6)
     found = inventory.read(closed)
@@ -160,7 +161,10 @@ def test_the_inventory_lists_what_stands_there(closed: Path, caplog: pytest.LogC
     assert found is not None
     assert {part for _, part in found.entries} == {1}
     assert steps_in(closed) == 2
-    assert not caplog.records
+    assert [record.getMessage().removeprefix(f"{closed}: ") for record in caplog.records] == [
+        "1 lines of inventory.jsonl are damaged, so that lost parts may not show.",
+        "inventory.jsonl does not list part 3 of metrics, so that lost parts may not show.",
+    ]
 
 
 def test_a_cell_that_does_not_exist_is_null_and_a_measured_nan_is_nan(tmp_path: Path) -> None:
@@ -215,7 +219,7 @@ def test_names_in_run_json_are_checked(closed: Path, name: str, what: str) -> No
     elif what == "site":
         entry["rows"]["site"][0] = name
     document["tables"][name if what == "table" else "grad_norm"] = entry
-    (closed / "run.json").write_text(json.dumps(document))
+    edit(closed / "run.json", document)
     if what == "table" or not name.isprintable() or len(name) > 10_000:
         with pytest.raises(InputError, match=r"run\.json is damaged") as caught:
             Run.open(closed)
@@ -235,7 +239,7 @@ def test_names_in_run_json_are_checked(closed: Path, name: str, what: str) -> No
 )
 def test_what_a_sentence_quotes_is_bounded(closed: Path, change: dict) -> None:
     document = json.loads((closed / "run.json").read_text())
-    (closed / "run.json").write_text(json.dumps(document | change))
+    edit(closed / "run.json", document | change)
     with pytest.raises(InputError) as caught:
         Run.open(closed)
     assert len(str(caught.value)) < 1000
@@ -245,7 +249,7 @@ def test_what_a_sentence_quotes_is_bounded(closed: Path, change: dict) -> None:
 def test_a_layer_is_a_number_of_a_layer(closed: Path, layer: object) -> None:
     document = json.loads((closed / "run.json").read_text())
     document["tables"]["grad_norm"]["rows"]["layer"][0] = layer
-    (closed / "run.json").write_text(json.dumps(document))
+    edit(closed / "run.json", document)
     with pytest.raises(DamagedError, match="layer"):
         Run.open(closed)
 
@@ -254,9 +258,9 @@ def test_metrics_of_a_crafted_journal_have_names(left: Path) -> None:
     run = Run.open(left)
     path = left / "journal-000001.records"
     path.unlink()
-    crafted = journal.Journal(path, ())
+    crafted = journal.Journal(path, (), run.identity, 1)
     crafted.append(0, {"a\nb": 1.0}, {})
-    crafted.close()
+    crafted.release()
     with pytest.raises(DamagedError, match="no name"):
         _ = run.metrics
 
@@ -328,8 +332,7 @@ def test_a_journal_and_parts_of_schema_2_read_as_before(tmp_path: Path, caplog: 
         stream = pa.ipc.new_stream(file, found.schema)
         for batch in found.to_batches(max_chunksize=1):
             stream.write_batch(batch)
-    document = json.loads((tmp_path / "run/run.json").read_text())
-    (tmp_path / "run/run.json").write_text(json.dumps(document | {"schema_version": 2}))
+    as_schema(tmp_path / "run", 2)
     assert steps_in(tmp_path / "run") == 3
     with RunWriter.resume(tmp_path / "run", part=2) as writer:
         writer.open(TABLES)
@@ -345,7 +348,7 @@ def test_a_step_that_comes_in_two_records_is_one_row(tmp_path: Path) -> None:
     two.append(0, {"loss": 1.0}, {"grad_norm": contents(0)["grad_norm"]})
     two.append(0, {"lr": 2.0}, {"cosine_similarity": contents(0)["cosine_similarity"]})
     two.append(3, {"loss": 4.0}, {})
-    two.close()
+    two.release()
     from stabilitylab.store.parts import metrics_of, table_of
 
     records = journal.read_records(path).table

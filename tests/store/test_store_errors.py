@@ -12,11 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_cases import GRAD_NORM, SIMILARITY, TABLES, cells, full_device, new_run, put, steps_in
+from edited_runs import edit
+from store_cases import GRAD_NORM, SIMILARITY, TABLES, cells, contents, full_device, metrics, new_run, put, steps_in
 
 from stabilitylab.errors import InputError, ResourceError, StabilityLabError, UsageError
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import SCHEMA_VERSION, Run, RunWriter
+from stabilitylab.store.journal import Journal
 
 
 def one_sentence(error: StabilityLabError) -> bool:
@@ -30,11 +32,6 @@ def run(tmp_path: Path) -> Path:
     put(writer, 2, 3)
     writer.close()
     return tmp_path / "run"
-
-
-def rewrite(path: Path, **changes: object) -> None:
-    document = json.loads(path.read_text())
-    path.write_text(json.dumps({key: value for key, value in (document | changes).items() if value is not ...}))
 
 
 def test_a_missing_run(tmp_path: Path) -> None:
@@ -53,9 +50,9 @@ def test_a_directory_that_is_no_run(tmp_path: Path) -> None:
 
 
 def test_a_newer_schema(run: Path) -> None:
-    rewrite(run / "run.json", schema_version=SCHEMA_VERSION + 1)
+    edit(run / "run.json", schema_version=SCHEMA_VERSION + 1)
     for reader in (Run.open, lambda path: RunWriter.resume(path, part=1)):
-        with pytest.raises(InputError, match=r"newer stabilitylab \(schema 4, this one reads 3\): upgrade") as caught:
+        with pytest.raises(InputError, match=r"newer stabilitylab \(schema 5, this one reads 4\): upgrade") as caught:
             reader(run)
         assert one_sentence(caught.value)
 
@@ -70,16 +67,16 @@ def test_a_damaged_run_json(run: Path, text: bytes) -> None:
 
 @pytest.mark.parametrize("changes", [{"tables": []}, {"tables": {"a": {}}}, {"attempts": ...}, {"tables": {"a": 3}}])
 def test_a_run_json_with_entries_of_another_kind(run: Path, changes: dict) -> None:
-    rewrite(run / "run.json", **changes)
+    edit(run / "run.json", **changes)
     with pytest.raises(InputError, match=r"run\.json is damaged"):
         Run.open(run)
 
 
 def test_a_damaged_or_missing_status(run: Path) -> None:
-    rewrite(run / "status.json", state=...)
+    edit(run / "status.json", state=...)
     with pytest.raises(InputError, match=r"status\.json is damaged \(KeyError\('state'\)\)"):
         _ = Run.open(run).status
-    rewrite(run / "status.json", state="running", step="many")
+    edit(run / "status.json", state="running", step="many")
     with pytest.raises(InputError, match=r"status\.json is damaged"):
         _ = Run.open(run).status
     (run / "status.json").unlink()
@@ -110,14 +107,15 @@ def test_rows_that_do_not_fit_their_definition_are_refused(run: Path) -> None:
     with RunWriter.resume(run, part=3) as writer:
         writer.open(TABLES)
         put(writer, 4)
-        journal = (run / "journal-000003.records").read_bytes()
     document = json.loads((run / "run.json").read_text())
     for labels in document["tables"]["grad_norm"]["rows"].values():
         labels.append(labels[-1])
-    rewrite(run / "run.json", **document)
+    edit(run / "run.json", **document)
     with pytest.raises(InputError, match="half a step of 'grad_norm'"):
         Run.open(run).frame("grad_norm")
-    (run / "journal-000004.records").write_bytes(journal)
+    journal = Journal(run / "journal-000004.records", TABLES, Run.open(run).identity, 4)
+    journal.append(5, metrics(5), contents(5))
+    journal.release()
     with pytest.raises(InputError, match=r"a journal of .* does not fit run\.json's table 'grad_norm'"):
         Run.open(run).frame("grad_norm")
 
@@ -167,7 +165,7 @@ def test_an_existing_run_is_never_overwritten(run: Path) -> None:
     ],
 )
 def test_what_may_be_done_about_a_run_in_the_way(run: Path, kind: str, checkpoint: bool, advice: str) -> None:
-    rewrite(run / "run.json", kind=kind)
+    edit(run / "run.json", kind=kind)
     if checkpoint:
         (run / "checkpoints").mkdir()
         (run / "checkpoints" / "step-00000002.pt").touch()

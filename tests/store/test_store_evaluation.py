@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -128,6 +127,6 @@ def test_a_pipe_in_a_run_keeps_nobody_waiting(evaluated: Path, name: str) -> Non
 
 
 def test_paired_refuses_half_an_evaluation(run, evaluated: Path) -> None:
-    (evaluated / "evaluation.json").write_text(json.dumps({"bleu": 1.0}))
+    write_evaluation(evaluated, {"bleu": 1.0})
     code, _, err = run("evaluate", str(evaluated), str(evaluated), "--paired")
     assert (code, "evaluation.json holds half an evaluation" in err.replace("\n", " ")) == (4, True), err

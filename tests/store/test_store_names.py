@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from edited_runs import as_schema
 from store_cases import GRAD_NORM, TABLES, new_run, put, steps_in
 
 from stabilitylab.errors import UsageError
@@ -23,8 +24,7 @@ def aged(run: Path) -> Path:
     for part in run.glob("probes/*/part-*.parquet"):
         data = pq.read_table(part, partitioning=None)
         pq.write_table(data.rename_columns([BEFORE.get(name, name) for name in data.column_names]), part)
-    (run / "inventory.jsonl").unlink(missing_ok=True)
-    return run
+    return as_schema(run, 2)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from edited_runs import as_schema, edit
 from store_cases import GRAD_NORM, new_run, put
 
 from stabilitylab.diagnose import diagnose
@@ -39,8 +40,7 @@ def old(tmp_path: Path) -> Path:
                      for t in tables}  # fmt: skip
             writer.append(step, {"loss": 5.0 - step, "nll": 5.0 - step, "grad_norm_total": 1.0}, cells)
         writer.set_status("finished", 5)
-    shutil.copy(OLD, path / "run.json")
-    return path
+    return as_schema(path, 1, json.loads(OLD.read_text()))
 
 
 def test_tables_of_old_runs_are_completed_with_the_facts_of_our_probes(old: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_table_cannot_say_what_is_not_so(tmp_path: Path, fact: str, value, sen
     path = tmp_path / "run" / "run.json"
     document = json.loads(path.read_text())
     document["tables"]["grad_norm"][fact] = value
-    path.write_text(json.dumps(document))
+    edit(path, document)
     with pytest.raises(InputError, match=r"run.json is damaged .*: restore it from a copy"):
         Run.open(tmp_path / "run")
 
@@ -142,6 +142,6 @@ def test_a_scale_is_yes_no_or_left_open(tmp_path: Path, value) -> None:
         del document["tables"]["grad_norm"]["log"]
     else:
         document["tables"]["grad_norm"]["log"] = value
-    path.write_text(json.dumps(document))
+    edit(path, document)
     with pytest.raises(InputError, match="damaged"):
         Run.open(tmp_path / "run")

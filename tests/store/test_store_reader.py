@@ -269,18 +269,18 @@ def test_a_read_that_races_with_compaction(tmp_path: Path, monkeypatch: pytest.M
     writer = new_run(tmp_path / "run", 0, 1)
     original, raced = pieces.read_records, []
 
-    def race(path: Path):
+    def race(path: Path, *more):
         if not raced:  # the journal was listed, and becomes parts before it is read
             raced.append(path)
             writer.seal()
-        return original(path)
+        return original(path, *more)
 
     monkeypatch.setattr(pieces, "read_records", race)
     assert Run.open(tmp_path / "run").frame("grad_norm")["step"].tolist() == [0] * 5 + [1] * 5
     assert raced
     put(writer, 2)
 
-    def vanish(path: Path):
+    def vanish(path: Path, *more):
         raise FileNotFoundError(path)
 
     monkeypatch.setattr(pieces, "read_records", vanish)
@@ -295,11 +295,11 @@ def test_a_writer_that_compacts_at_every_read_is_read_all_the_same(
     writer = new_run(tmp_path / "run", 0)
     original, reads = pieces.read_records, []
 
-    def race(path: Path):
+    def race(path: Path, *more):
         reads.append(path)
         writer.seal()
         put(writer, len(reads))
-        return original(path)
+        return original(path, *more)
 
     monkeypatch.setattr(pieces, "read_records", race)
     assert Run.open(tmp_path / "run").frame("grad_norm")["step"].tolist() == [0] * 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,16 +73,16 @@ def test_a_part_that_is_made_while_the_snapshot_is_taken(tmp_path: Path, monkeyp
     original = pieces.read_records
     raced: list[Path] = []
 
-    def before(path: Path):
+    def before(path: Path, *run: Any):
         if not raced:
             raced.append(path)
             writer.seal()
             put(writer, 2)
             writer.seal()
-        return original(path)
+        return original(path, *run)
 
-    def after(path: Path):
-        found = original(path)
+    def after(path: Path, *run: Any):
+        found = original(path, *run)
         if len(raced) < 2:
             raced.append(path)
             put(writer, 4)
@@ -233,7 +234,7 @@ def test_files_that_keep_vanishing_end_in_a_sentence(tmp_path: Path, monkeypatch
     def gone(path: Path):
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(pieces, "_identity", gone)
+    monkeypatch.setattr(pieces, "_stamp", gone)
     with pytest.raises(InputError, match="keep vanishing while they are read"):
         run.snapshot()
 

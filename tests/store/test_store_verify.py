@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from store_cases import TABLES, new_run, put
+from edited_runs import edit
+from store_cases import TABLES, contents, new_run, put
 
 from stabilitylab.errors import InputError
-from stabilitylab.store import RunWriter
+from stabilitylab.store import Run, RunWriter
 from stabilitylab.store.digest import Hashed
+from stabilitylab.store.journal import Journal
 from stabilitylab.store.verify import verify
 
 
@@ -28,7 +30,7 @@ def sound(tmp_path: Path) -> Path:
     writer.set_status("finished", 8)
     (tmp_path / "run/checkpoints").mkdir()
     with (tmp_path / "run/checkpoints/step-00000008.pt").open("xb") as file:
-        hashed = Hashed(file)
+        hashed = Hashed(file, writer.run_id)
         hashed.write(b"some weights" * 100 + b"\0\0")
         hashed.seal()
     return tmp_path / "run"
@@ -68,19 +70,24 @@ def flip(name: str) -> Callable[[Path], None]:
 def forget(run: Path) -> None:
     document = json.loads((run / "run.json").read_text())
     document["tables"].pop("grad_norm")
-    (run / "run.json").write_text(json.dumps(document))
+    edit(run / "run.json", document)
 
 
 def lie(run: Path) -> None:
-    status = json.loads((run / "status.json").read_text())
-    (run / "status.json").write_text(json.dumps(status | {"step": 20}))
+    edit(run / "status.json", step=20)
 
 
 def journal_again(run: Path) -> None:
-    """A journal that says something else than its part, which checks."""
     writer = new_run(run.parent / "other", 3, 4)
     shutil.copy(writer.path / "journal-000001.records", run / "journal-000002.records")
     writer._lock.release()
+
+
+def lying_journal(run: Path) -> None:
+    """A journal that says something else than its part, which checks."""
+    lying = Journal(run / "journal-000002.records", TABLES, Run.open(run).identity, 2)
+    lying.append(3, {"loss": -1.0}, contents(3))
+    lying.release()
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -99,7 +106,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no status": (lambda run: (run / "status.json").unlink(), "status.json is missing"),
     "half of run.json": (lambda run: (run / "run.json").write_text("{"), "run.json is damaged"),
     "a foreign file": (lambda run: (run / "metrics/x").write_text(""), "holds 'x'"),
-    "a journal of another run": (journal_again, "does not say what its journal says"),
+    "a journal of another run": (journal_again, "2 records of another run or journal were left out"),
+    "a journal that lies": (lying_journal, "does not say what its journal says"),
 }
 
 
@@ -114,7 +122,7 @@ def test_damage_is_found_and_said(sound: Path, case: str) -> None:
 
 def test_every_flipped_bit_is_found(sound: Path) -> None:
     chance = random.Random(5)
-    files = [path for path in sound.rglob("*") if path.is_file() and path.stat().st_size and path.suffix != ".json"]
+    files = [path for path in sound.rglob("*") if path.is_file() and path.stat().st_size]
     for _ in range(150):
         path = chance.choice(files)
         data = path.read_bytes()
@@ -151,14 +159,14 @@ def test_the_command(run, sound: Path, tmp_path: Path) -> None:
     code, out, err = run("verify", str(sound), str(tmp_path / "more"))
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        f"{sound}: ok (9 rows, 11 files)",
-        f"{tmp_path / 'more/b'}: ok (1 rows, 4 files)",
+        f"{sound}: ok (9 rows, 12 files)",
+        f"{tmp_path / 'more/b'}: ok (1 rows, 5 files)",
     ]
     crop(sound)
     code, out, _ = run("verify", "-q", str(sound), str(tmp_path / "more"))
     assert code == 1
     assert out.splitlines()[0].startswith(f"{sound}: ")
-    assert "things wrong (6 rows, 11 files)" in out.splitlines()[0]
+    assert "things wrong (6 rows, 12 files)" in out.splitlines()[0]
     code, out, _ = run("verify", "--json", str(sound))
     assert (code, json.loads(out)["runs"][0]["ok"]) == (1, False)
     assert run("verify", str(tmp_path / "nothing"))[0] == 4

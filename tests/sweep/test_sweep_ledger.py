@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edited_runs import edit
 from sweep_cases import FakeLauncher, Heard, config, experiment, finishes, leave, left, on, planned
 
 from stabilitylab.errors import InputError, ResourceError, UsageError
@@ -313,7 +314,7 @@ def test_a_setting_of_a_run_from_before_it_existed_counts_at_its_default(tmp_pat
     left(job, "finished")
     document = json.loads((job.path / "run.json").read_text())
     del document["config"]["train"]["accumulate"]
-    (job.path / "run.json").write_text(json.dumps(document))
+    edit(job.path / "run.json", document)
     assert planned(tmp_path, "a")[0].state == "finished"
     with pytest.raises(UsageError, match=r"a has train.accumulate = 1, where 2 is asked for"):
         planned(tmp_path, "a", accumulate=2)

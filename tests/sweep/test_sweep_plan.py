@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from edited_runs import edit
 from hypothesis import given
 from hypothesis import strategies as st
 from sweep_cases import config, experiment, finishes, leave, left, planned
@@ -103,7 +104,7 @@ def test_a_setting_that_did_not_exist_then_is_no_difference(tmp_path: Path) -> N
     left(job, "finished")
     document = json.loads((job.path / "run.json").read_text())
     del document["config"]["train"]["accumulate"]
-    (job.path / "run.json").write_text(json.dumps(document))
+    edit(job.path / "run.json", document)
     assert job.now().state == "finished"
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from stabilitylab.errors import InputError, ResourceError
+from stabilitylab.store.identity import Identity
 from stabilitylab.train import checkpoint
 
 CPU = torch.device("cpu")
@@ -66,6 +67,29 @@ def test_a_flipped_bit_anywhere_is_never_loaded_in_silence(tmp_path: Path) -> No
         else:  # in the digest's own name, which nothing depends on
             assert torch.equal(loaded, weights)
     assert refused >= 198
+
+
+def test_a_checkpoint_is_its_runs_own(tmp_path: Path) -> None:
+    """Of a run with an id every checkpoint names it; of one that an older version began, those of before need not."""
+    own, other = Identity("a" * 32), Identity("b" * 32)
+    path = checkpoint.save(tmp_path / "c", 1, {"row": 1}, own.run_id)
+    assert checkpoint.load(tmp_path / "c", CPU, own) == {"row": 1}
+    with pytest.raises(InputError, match=r"cannot be read \(it belongs to another run\); remove it and start the run"):
+        checkpoint.load(tmp_path / "c", CPU, other)
+    data = path.read_bytes()
+    for damaged in (
+        data.replace(b" run=", b" Run="),
+        data.replace(b"sha256=", b"Sha256="),
+        data.replace(b"aaaa", b"a\xffaa"),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match=r"it names no run|not what was written"):
+            checkpoint.load(tmp_path / "c", CPU, own)
+    path = checkpoint.save(tmp_path / "c", 1, {"row": 1})  # as schema 3 had it
+    assert checkpoint.load(tmp_path / "c", CPU, Identity()) == {"row": 1}
+    assert checkpoint.load(tmp_path / "c", CPU, Identity("a" * 32, since=2)) == {"row": 1}
+    with pytest.raises(InputError, match="it names no run"):
+        checkpoint.load(tmp_path / "c", CPU, own)
 
 
 def test_a_checkpoint_without_a_digest_is_read_as_before(tmp_path: Path) -> None:

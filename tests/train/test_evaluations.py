@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from edited_runs import edit
 from torch.nn.functional import cross_entropy
 
 from stabilitylab.config import parse_set, resolve, validated
@@ -196,7 +197,7 @@ def _recorded_before(path: Path) -> None:
     """As an older version wrote it, by an older rule."""
     document = json.loads((path / "status.json").read_text())
     document["facts"]["verdict"] = {"state": "stuck", "step": 0, "reason": "", "nll_gap": 0.0, "accuracy_gap": 0.0}
-    (path / "status.json").write_text(json.dumps(document))
+    edit(path / "status.json", document)
 
 
 def test_an_old_run_with_few_evaluations_cannot_be_told(tmp_path: Path) -> None:

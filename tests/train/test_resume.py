@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from edited_runs import edit
 
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.errors import InputError, UsageError
@@ -108,9 +109,9 @@ def saved_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rows: list[int] = []
     write = checkpoint.save
 
-    def save(folder: Path, row: int, state: dict[str, Any]) -> Path:
+    def save(folder: Path, row: int, state: dict[str, Any], run_id: str) -> Path:
         rows.append(row)
-        return write(folder, row, state)
+        return write(folder, row, state, run_id)
 
     monkeypatch.setattr(checkpoint, "save", save)
     return rows
@@ -192,7 +193,7 @@ def test_a_run_killed_after_its_last_update_is_ended_by_a_resume(
     lost = start(prepared(), tmp_path, "lost", Silent())
     status = json.loads((lost.path / "status.json").read_text())
     running = {**status, "state": "running", "reason": "", "step": 0, "facts": {}}
-    (lost.path / "status.json").write_text(json.dumps(running))
+    edit(lost.path / "status.json", running)
     if when == "checkpoint":
         RunWriter.resume(lost.path, checkpoint.load(lost.path / "checkpoints", torch.device("cpu"))["part"]).close()
     done = resume(lost.path, None, Silent())

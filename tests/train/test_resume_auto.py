@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from edited_runs import edit
 
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.store import Run
@@ -107,8 +108,7 @@ def test_another_configuration_is_refused(run: Any, state: str, tmp_path: Path) 
 
 def test_a_run_that_somebody_writes_is_left_alone(run: Any, tmp_path: Path) -> None:
     path = broken(tmp_path / "runs")
-    status = json.loads((path / "status.json").read_text())
-    (path / "status.json").write_text(json.dumps({**status, "state": "running"}))
+    edit(path / "status.json", state="running")
     lock = Lock(path)
     code, _, err = run(*COMMAND)
     lock.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +37,11 @@ class Course:
         self._template: Template | None = None  # while an update is recorded for replays
         self._step_seconds = 0.0
         self._state = "open"
+        self._process = os.getpid()
+
+    def _is_fork(self) -> bool:
+        """Return True in a forked child of the process that watches: the record is the parent's to end."""
+        return os.getpid() != self._process
 
     def due(self, row: int) -> bool:
         """Whether the training pass of this row is probed, by what is recorded in it."""

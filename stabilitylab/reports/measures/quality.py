@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...store.evaluation import read_evaluation
 from ..collection import Record
 from .comparison import failed, last_nll
 
@@ -71,7 +70,7 @@ def quality(runs: Iterable[Record]) -> Quality:
 
 def _evaluation(record: Record) -> dict[str, float]:
     """Reads what ``stabilitylab evaluate`` left there; nothing where the run was trained on since."""
-    found = read_evaluation(record.run.path) or {}
+    found = record.run.evaluation or {}
     scored = found.get("bleu") is not None and found.get("row", record.status.step) == record.status.step
     return found if scored else {}
 
