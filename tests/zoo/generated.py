@@ -1,5 +1,5 @@
-"""Random module graphs: names that mean something elsewhere, any order of registration, equal sizes, tied weights, lists,
-dicts, shared and unused blocks, odd parameters. One seed makes one model, always the same."""
+"""Random module graphs: names that mean something elsewhere, any order of registration, equal sizes, tied weights,
+lists, dicts, shared and unused blocks, odd parameters. One seed makes one model, always the same."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 BATCH, TOKENS, ROWS = 2, 4, 7
+# fmt: off
 NAMES = (
-    "module experts norm layers layer h block blocks gate router attn q k v o qkv mlp w1 w2 w3 fc1 fc2 up down head "
-    "stage stages _orig_mod _checkpoint_wrapped_module _fsdp_wrapped_module input output residual branch shortcut "
-    "scaled_branch act proj inner encoder decoder embed weight bias parameter_roles get_output_embeddings data_format "
-    "shared_experts heads classifier switch logits dropout a b"
-).split()
+    "module", "experts", "norm", "layers", "layer", "h", "block", "blocks", "gate", "router", "attn", "q", "k", "v",
+    "o", "qkv", "mlp", "w1", "w2", "w3", "fc1", "fc2", "up", "down", "head", "stage", "stages", "_orig_mod",
+    "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "input", "output", "residual", "branch", "shortcut",
+    "scaled_branch", "act", "proj", "inner", "encoder", "decoder", "embed", "weight", "bias", "parameter_roles",
+    "get_output_embeddings", "data_format", "shared_experts", "heads", "classifier", "switch", "logits", "dropout",
+    "a", "b",
+)
 CLASSES = (
-    "Block Layer Stage Expert Experts Router TopKGate Norm AttentionBlock Attention MultiHeadAttention "
-    "AttentionDecoderLayer Mixer MLP MoE Wrapper DistributedDataParallel OptimizedModule Model GELU Encoder Head"
-).split()
+    "Block", "Layer", "Stage", "Expert", "Experts", "Router", "TopKGate", "Norm", "AttentionBlock", "Attention",
+    "MultiHeadAttention", "AttentionDecoderLayer", "Mixer", "MLP", "MoE", "Wrapper", "DistributedDataParallel",
+    "OptimizedModule", "Model", "GELU", "Encoder", "Head",
+)
+# fmt: on
 
 
 Step = Callable[[Any, list[Tensor]], Tensor]  # of a graph and its registers
@@ -111,16 +116,19 @@ class Maps(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """``down(act(up(x)))``, or gated ``down(act(gate(x)) * up(x))``; registered in any order."""
+    """``down(act(up(x)))``, or gated ``down(act(gate(x)) * up(x))``; registered in any order in
+    which widths or numbers tell them apart."""
 
     def __init__(self, draw: random.Random, width: int, inner: int) -> None:
         super().__init__()
-        names = draw.choice([("w1", "w3", "w2"), ("gate_proj", "up_proj", "down_proj"), ("fc1", "", "fc2"), ("a", "", "b")])
+        names = draw.choice(
+            [("w1", "w3", "w2"), ("gate_proj", "up_proj", "down_proj"), ("fc1", "", "fc2"), ("a", "", "b")]
+        )
         self.gate, self.up, self.down = names
         sizes = {self.gate: (width, inner), self.up: (width, inner), self.down: (inner, width)}
         order = [name for name in names if name]
         draw.shuffle(order)
-        for name in order if self.up else [self.gate, self.down]:
+        for name in order if self.up or self.down == "fc2" else [self.gate, self.down]:
             self.add_module(name, nn.Linear(*sizes[name], bias=draw.random() < 0.5))
         if draw.random() < 0.5:
             self.act = draw.choice([nn.SiLU, nn.GELU, nn.ReLU])()
@@ -145,7 +153,7 @@ class LowRank(nn.Module):
 
 
 class Bag(nn.Module):
-    """Parameters without modules: in a list, in a dict, without dimensions, without entries, of whole and of complex numbers."""
+    """Parameters without modules: in a list, in a dict, without dimensions or entries, of whole and complex numbers."""
 
     def __init__(self, draw: random.Random, width: int) -> None:
         super().__init__()
@@ -265,7 +273,9 @@ class Generator:
         makers: list[Callable[[], nn.Module]] = [
             lambda: nn.Linear(width, width),
             lambda: nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1), nn.Linear(width, width)),
-            lambda: nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)),
+            lambda: nn.Sequential(
+                nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)
+            ),
             lambda: self._feed_forward(),
             lambda: self._feed_forward(),
             lambda: LowRank(width),
@@ -324,7 +334,6 @@ class Generator:
             if self.draw.random() < 0.15 and not self.sparse:
                 alike = [other for other in linears if other.weight.shape == one.weight.shape]
                 one.weight = self.draw.choice(alike).weight
-
 
 
 def called(name: str, source: int, again: bool = False) -> Step:

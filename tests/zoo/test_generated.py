@@ -1,21 +1,19 @@
-"""Random module graphs against an oracle that sees data flow: what a dispatch mode and autograd's graph show, which know
-nothing of names."""
+"""Random module graphs against an oracle that sees data flow: what a dispatch mode and autograd's graph show, which
+know nothing of names."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from generated import FeedForward, Generator, first
+from generated import Generator, Maps, first
 from probe_toys import ListSink
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stabilitylab.errors import UsageError
 from stabilitylab.probes import Watcher, find_sites
+from stabilitylab.probes.places.sites import Site
 
 FAST, ALL, UPDATES = 40, 500, 2
 PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
@@ -26,14 +24,15 @@ class Products(TorchDispatchMode):
 
     def __init__(self, weights: dict[str, Tensor]) -> None:
         super().__init__()
-        self._names = {weight.untyped_storage().data_ptr(): name for name, weight in weights.items()}
+        self._weights = {name: weight.untyped_storage().data_ptr() for name, weight in weights.items()}
         self.seen: dict[str, list[Tensor]] = {name: [] for name in weights}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in PRODUCTS:
             one, other = args[-2:]
-            if (name := self._names.get(other.untyped_storage().data_ptr())) is not None:
-                self.seen[name].append(one.detach().clone())
+            for name, place in self._weights.items():  # tied ones have the same place
+                if place == other.untyped_storage().data_ptr():
+                    self.seen[name].append(one.detach().clone())
         return func(*args, **(kwargs or {}))
 
 
@@ -79,10 +78,10 @@ def trained(model: nn.Module, x: Tensor, watch: Any = None) -> list[Tensor]:
     return [*losses, *model.parameters(), *model.buffers(), *states, torch.random.get_rng_state()]
 
 
-def check(seed: int) -> None:
+def check(seed: int) -> int:
+    """Checks one model; returns how many activations and norms data flow confirmed."""
     plain, x, _ = made(seed)
-    model, _, generator = made(seed)
-    find_sites(model)
+    model, _, _ = made(seed)
     sink, held = ListSink(), {}
 
     def watch(optimizer: torch.optim.Optimizer) -> Watcher:
@@ -93,8 +92,11 @@ def check(seed: int) -> None:
     unwatched, watched = trained(plain, x), trained(model, x, watch)
     assert len(unwatched) == len(watched)
     assert all(torch.equal(dense(one), dense(other)) for one, other in zip(unwatched, watched, strict=True)), "changed"
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    coverage = held["watcher"].parameters.coverage
+    assert coverage == (len(list(model.parameters())), len(trainable))
     check_gradients(seed, sink)
-    check_activations(seed, sink, held["watcher"])
+    return check_places(seed, sink)
 
 
 def dense(tensor: Tensor) -> Tensor:
@@ -110,17 +112,50 @@ def check_gradients(seed: int, sink: ListSink) -> None:
     own = {id(p): dense(p.grad) for p in model.parameters() if p.grad is not None}
     assert set(own) == flows & {id(p) for p in model.parameters() if p.requires_grad}
     exact = sum(float(grad.abs().double().square().sum()) for grad in own.values()) ** 0.5
-    metrics, tables = sink.row(0)
+    metrics, _ = sink.row(0)
     assert metrics["grad_norm_total"] == pytest.approx(exact, rel=1e-9)
     table = sink.column(0, "grad_norm", "value")
     present = {site: value for site, value in table.items() if site not in sink.absent(0, "grad_norm")}
     assert sum(value**2 for value in present.values()) ** 0.5 == pytest.approx(exact, rel=1e-9)
 
 
-def check_activations(seed: int, sink: ListSink, watcher: Watcher) -> None:
-    """Inside each feed-forward block that was drawn, what is recorded is what enters the product that leads back."""
+def check_places(seed: int, sink: ListSink) -> int:
+    """Inside each feed-forward block that was drawn, what counts as activation is what enters the product that leads
+    back; what enters each norm has the length that is recorded, over the features. Returns how many were seen."""
+    model, x, generator = made(seed)
+    sites = find_sites(model)
+    calls: dict[Site, list[tuple[Tensor, Tensor]]] = {}
+    for site in (*sites.activations, *sites.norms):
+        site.module.register_forward_hook(
+            lambda module, given, result, site=site: calls.setdefault(site, []).append((given[0].detach(), result))
+        )
+    torch.manual_seed(5)
+    with torch.no_grad(), Products({str(n): block.way_back.weight for n, block in enumerate(generator.blocks)}) as flow:
+        first(model(x))
+    seen = 0
+    for site in sites.activations:
+        own = [(n, block) for n, block in enumerate(generator.blocks) if site.module in set(block.modules())]
+        for n, block in own:
+            products = flow.seen[str(n)]
+            for call in calls.get(site, []):
+                value = site.value(*call).flatten(0, -2)
+                assert any(torch.equal(value, each) for each in products), f"{site.name} is not what {block} multiplies"
+                seen += 1
+    recorded = sink.column(0, "ln_input", "value") if sites.norms else {}
+    maps = {each.conv for each in model.modules() if isinstance(each, Maps)}
+    for site in sites.norms:
+        if site in calls:
+            given = [entering.movedim(1, -1) if site.module in maps else entering for entering, _ in calls[site]]
+            lengths = torch.cat([each.flatten(0, -2).double().norm(dim=-1) for each in given])
+            assert recorded[site.name] == pytest.approx(float(lengths.mean()), rel=1e-5), site.name
+            seen += 1
+    return seen
 
 
 @pytest.mark.parametrize("seed", [*range(FAST), *(pytest.param(n, marks=pytest.mark.slow) for n in range(FAST, ALL))])
 def test_a_random_graph(seed: int) -> None:
     check(seed)
+
+
+def test_the_oracle_sees_activations_and_norms() -> None:
+    assert sum(check(seed) for seed in (3, 5, 8, 11)) >= 12

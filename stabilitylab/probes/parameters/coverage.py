@@ -26,9 +26,9 @@ def covered(
 ) -> Coverage:
     """Counts ``model.parameters()``, tied ones once.
 
-    ``known``: the parameters that were found, by name; ``parts``: of each, the parts that count somewhere; ``by_roles``:
-    the model named them. Raises UsageError where a parameter was not found, or its parts leave entries out or count
-    some twice.
+    ``known``: the parameters that were found, by name; ``parts``: of each, the parts that count somewhere;
+    ``by_roles``: the model named them. Raises UsageError where a parameter was not found, or its parts leave entries
+    out or count some twice.
     """
     own = set(known.values())
     unknown = [name for name, parameter in model.named_parameters() if parameter not in own]
@@ -47,9 +47,7 @@ def covered(
         least, most = _counted(parameter.shape, cut)
         if parameter.numel() and (least, most) != (1, 1):
             fault = "leaves out a part of" if least == 0 else "counts a part of"
-            raise UsageError(
-                f"{source} {fault} {name!r}{'' if least == 0 else ' twice'}: give every entry one role."
-            )
+            raise UsageError(f"{source} {fault} {name!r}{'' if least == 0 else ' twice'}: give every entry one role.")
     return Coverage(len(known), sum(parameter.requires_grad for parameter in known.values()))
 
 

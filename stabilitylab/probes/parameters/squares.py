@@ -32,7 +32,7 @@ class _Plan:
 
 
 class Squares:
-    """Sum of squares of each cut of some tensors, float64; those of an absent tensor (None, or one of whole numbers) are 0.
+    """Sum of squares of each cut of some tensors, float64; 0 for an absent tensor (None, or one of whole numbers).
 
     ``shares``, one for each cut, weights them where several ranks hold the same entries.
     """

@@ -1,4 +1,4 @@
-"""Which linear of a feed-forward block leads back to the model's width: told by widths, of equal ones by names."""
+"""The linear of a feed-forward block that leads back to the model's width: found by widths, of equal ones by names."""
 
 from __future__ import annotations
 
@@ -38,12 +38,16 @@ def way_back(linears: Sequence[tuple[str, nn.Module]]) -> WayBack | None:
     """The first linear that leads from the inner width of a block back to the width that an earlier one took.
 
     Its input is a product where twice as many linears lead there as lead back (a gate and a value, wherever they are
-    registered), or where one of twice the width does. Of linears that are all square the names decide.
+    registered), or where one of twice the width does. Of linears that are all square the names decide, and numbers in
+    the names count before the order of registration.
     """
-    known = [(name, module, shape) for name, module in linears if (shape := widths(module)) is not None]
+    known = [(name, module, shape) for name, module in _in_order(linears) if (shape := widths(module)) is not None]
     shapes = [shape for *_, shape in known]
     if len(known) > 2 and len({size for shape in shapes for size in shape}) == 1 and (named := _named(linears)):
         return named
+    for name, module, (inner, outer) in known:
+        if inner != outer and shapes.count((outer, inner)) == 2 * shapes.count((inner, outer)):
+            return WayBack(name, module, True)
     for at, (name, module, (inner, outer)) in enumerate(known):
         ways = [leaving for entering, leaving in shapes[:at] if entering == outer]
         fused = 2 * inner in ways and inner > outer
@@ -51,6 +55,14 @@ def way_back(linears: Sequence[tuple[str, nn.Module]]) -> WayBack | None:
             ahead, back = shapes.count((outer, inner)), shapes.count((inner, outer))
             return WayBack(name, module, inner not in ways or (inner != outer and ahead >= 2 * back))
     return None
+
+
+def _in_order(linears: Sequence[tuple[str, nn.Module]]) -> Sequence[tuple[str, nn.Module]]:
+    """The linears by the numbers that end their names (fc1, fc2), where the names differ in nothing else."""
+    stems = {name.rstrip("0123456789") for name, _ in linears}
+    if len(stems) > 1 or any(name[-1:] not in set("0123456789") for name, _ in linears):
+        return linears
+    return sorted(linears, key=lambda each: int(each[0].removeprefix(next(iter(stems)))))
 
 
 def _named(linears: Sequence[tuple[str, nn.Module]]) -> WayBack | None:

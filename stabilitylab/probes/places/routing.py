@@ -1,4 +1,4 @@
-"""Which modules route tokens to experts: told by the shape of their weight and by what they or the experts are called."""
+"""Modules that route tokens to experts: found by the shape of their weight, and by their names or the experts'."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ def routing(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, str]]:
             children.setdefault(path.rpartition(".")[0], []).append(path)
     for path, module in modules.items():
         weight = getattr(unwrapped(module), "weight", None)
-        if not isinstance(weight, torch.Tensor) or weight.dim() != 2 or not path or isinstance(unwrapped(module), LOOKED_UP):
+        if (
+            not isinstance(weight, torch.Tensor)
+            or weight.dim() != 2
+            or not path
+            or isinstance(unwrapped(module), LOOKED_UP)
+        ):
             continue
         home = path.rpartition(".")[0]
         homes = [home]

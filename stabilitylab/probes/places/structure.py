@@ -150,7 +150,11 @@ def _layers_of(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
     numbered = isinstance(module, nn.ModuleDict) and bool(module) and all(key.isdigit() for key in module)
     if not (isinstance(module, (nn.ModuleList, nn.Sequential)) or numbered):
         return []
-    children = [(key, child) for key, child in module.named_children() if not is_leaf(unwrapped(child)) or _is_bare(unwrapped(child))]
+    children = [
+        (key, child)
+        for key, child in module.named_children()
+        if not is_leaf(unwrapped(child)) or _is_bare(unwrapped(child))
+    ]
     if not children:
         return []
     kind, count = Counter(type(unwrapped(child)) for _, child in children).most_common(1)[0]
