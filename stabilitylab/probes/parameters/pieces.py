@@ -16,6 +16,7 @@ from ..places.attending import Part, query_key
 from ..places.naming import modules_of, parameters_of, unwrapped
 from ..places.structure import Places, is_norm
 from ..rules import Mean, Norm, Total
+from .agreement import Gradient, differing
 from .coverage import covered
 from .layouts import local, local_gradient
 from .ranks import Ranks
@@ -145,13 +146,29 @@ class Parameters:
 
     def apart(self) -> list[str]:
         """Names of parameters that ranks of one layer have copies of, whose gradients differ between them."""
-        if self._ranks is None or (found := self._ranks.found).cuts is None or found.mesh is None:
+        if self._ranks is None or (found := self._ranks.found).cuts is None or found.group is None:
             return []
         copies = [index for index, own in enumerate(self._own) if own.requires_grad and own not in found.cuts]
         grads = [None if self._own[i].grad is None else local_gradient(self._own[i]) for i in copies]
         norms = [torch.zeros(()) if g is None else torch.linalg.vector_norm(g, dtype=torch.float64) for g in grads]
         apart = self._ranks.differing(torch.stack([n.to(self.device, torch.float64) for n in norms])) if norms else []
         return [self.names[index] for index, differs in zip(copies, apart, strict=True) if differs]
+
+    @property
+    def split(self) -> bool:
+        """True where the caller says that some parameters are split over ranks."""
+        ranks = self._ranks
+        if ranks is None or not ranks.known or not ranks.found.said:
+            return False
+        return any(ranks.layout(own).share * ranks.size > 1 for own in self._own)
+
+    def unlike(self) -> list[str]:
+        """Names of parameters that ranks are said to hold copies of, whose gradients differ between these ranks; every
+        rank must come to it. Without DTensors, which say themselves what a rank holds."""
+        if self._ranks is None or not self._ranks.replicated:
+            return []
+        trained = [(name, own) for name, own in zip(self.names, self._own, strict=True) if own.requires_grad]
+        return differing([Gradient(name, self._ranks.layout(own).part, own.grad) for name, own in trained])
 
     def by_row(self, squares: torch.Tensor, group: str = "") -> torch.Tensor:
         """The squares of all pieces, or of one group's, summed by row: (rows, 1)."""
