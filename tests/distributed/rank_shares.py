@@ -14,7 +14,7 @@ from rank_toys import ListSink, sentence
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from stabilitylab.probes import Split, Watcher
+from stabilitylab.probes import SplitOver, Watcher
 
 WIDTH, INNER = 6, 10
 SPLIT = {"up.weight": 0, "up.bias": 0, "down.weight": 1}  # parameter -> dimension
@@ -144,7 +144,7 @@ def spread_experts(folder: Path) -> Any:
     sink = ListSink()
 
     def share(name: str, parameter: nn.Parameter) -> Any:
-        return None if ".norm." in name else Split(dist.group.WORLD, same_batch=False)
+        return None if ".norm." in name else SplitOver(dist.group.WORLD, same_batch=False)
 
     watcher = Watcher(model, sink, probes="grad_norm", every=1, share=share)
     loss = model(torch.randn(3, 4, WIDTH, dtype=torch.float64)).square().mean()
@@ -188,7 +188,7 @@ def refused_shares(folder: Path) -> Any:
         "a number": (lambda name, parameter: 2, {}),
         "another's group": (lambda name, parameter: mine[1 - rank], {}),
         "two groups": (groups, {}),
-        "no group": (lambda name, parameter: Split("tensor"), {}),
+        "no group": (lambda name, parameter: SplitOver("tensor"), {}),
         "off": (split_up, {"parallel": "off"}),
         "curvature": (split_up, {"probes": "sharpness", "curvature_loss": lambda: torch.zeros(())}),
     }

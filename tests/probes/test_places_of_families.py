@@ -295,6 +295,23 @@ def test_norms_of_maps_take_the_length_over_channels(norm: type[nn.Module], side
         x = layer(x)
 
 
+class BareNorm(nn.Module):
+    """Has no weight; the number of its features may be one."""
+
+    def __init__(self, normalized_shape: int | tuple[int, ...]) -> None:
+        super().__init__()
+        self.normalized_shape = normalized_shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.norm(dim=-1, keepdim=True)
+
+
+@pytest.mark.parametrize("shape", [1, (1,), 6, (5, 6), ()])
+def test_a_norm_without_a_weight_has_its_place(shape: int | tuple[int, ...]) -> None:
+    (site,) = find_sites(nn.Sequential(BareNorm(shape), nn.Linear(WIDTH, WIDTH))).norms
+    assert site.arranged(torch.zeros(2, 5, 6)).shape == (2, 5, 6)
+
+
 # a stream in two parts
 
 

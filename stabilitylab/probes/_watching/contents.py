@@ -74,13 +74,14 @@ class Contents:
 
     def _compare(self, t: int) -> None:
         """Once: ends what is added up over ranks that do not have the same gradient, as they should."""
-        if self._compared or self._parts.ranks is None:
+        parts, ranks = self._parts, self._parts.ranks
+        if self._compared or ranks is None:
             return
-        self._compared, parts = True, self._parts
+        self._compared = True
         if names := parts.parameters.unlike():
             self.total = False
             boards = parts.on("step", "update", "backward", "curvature")
-            parts.guard.disagree(boards, unlike(t, names), parts.ranks.rank == 0)
+            parts.guard.disagree(boards, unlike(t, names), ranks.rank == 0)
 
     def _boards(self, when: When) -> list[Board]:
         """Those of parameters, "step" or "update"; what an optimizer sums in its own step comes with the update."""

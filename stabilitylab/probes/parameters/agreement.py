@@ -19,7 +19,7 @@ class Gradient(NamedTuple):
     value: torch.Tensor | None
 
 
-class Sums(NamedTuple):
+class GradientSums(NamedTuple):
     """What is compared of a gradient: its shape, the sum of its entries, of their sizes, and its L2 norm; None for an
     absent one."""
 
@@ -33,7 +33,7 @@ def differing(gradients: Sequence[Gradient]) -> list[str]:
     own = {(each.name, each.part): _summed(each.value) for each in gradients}
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, own)
-    firsts: dict[tuple[str, int], Sums] = {}
+    firsts: dict[tuple[str, int], GradientSums] = {}
     apart: dict[str, None] = {}
     names = [{name for name, _ in each} for each in everyone]
     for each in everyone:
@@ -44,17 +44,17 @@ def differing(gradients: Sequence[Gradient]) -> list[str]:
     return list(apart)
 
 
-def _summed(gradient: torch.Tensor | None) -> Sums:
+def _summed(gradient: torch.Tensor | None) -> GradientSums:
     if gradient is None:
-        return Sums((), None)
+        return GradientSums((), None)
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
     values = torch.view_as_real(values) if values.is_complex() else values
     sizes = [torch.linalg.vector_norm(values, order, dtype=torch.float64) for order in (1, 2)]
     numbers = torch.stack([values.sum(dtype=torch.float64), *sizes]).tolist()
-    return Sums(tuple(gradient.shape), tuple(numbers))
+    return GradientSums(tuple(gradient.shape), tuple(numbers))
 
 
-def _alike(one: Sums, other: Sums) -> bool:
+def _alike(one: GradientSums, other: GradientSums) -> bool:
     if one.numbers is None or other.numbers is None:
         return one == other
     if one.shape != other.shape:

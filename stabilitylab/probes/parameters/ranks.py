@@ -88,7 +88,7 @@ class Ranks:
 
     @property
     def replicated(self) -> bool:
-        """Whether parameters are plain tensors, of which other ranks are said to have copies."""
+        """True where parameters are plain tensors, of which other ranks are said to have copies."""
         return self.found.cuts is None
 
     @property

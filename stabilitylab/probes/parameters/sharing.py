@@ -14,7 +14,7 @@ from .layouts import Layout, ModelLayout, whole_layout
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitOver:
     """A parameter of which each rank of a process group holds another part.
 
     ``group``: the process group. ``same_batch``: its ranks work on one batch, as in tensor parallelism; False where
@@ -29,9 +29,9 @@ Share: TypeAlias = Callable[[str, nn.Parameter], Any]
 
 
 def layout_by(model: nn.Module, share: Share) -> ModelLayout:
-    """The layout that ``share`` describes: called with each parameter's name in ``named_parameters()`` and the
-    parameter, it returns the process group that the parameter is split over (or a :class:`Split`), or None for one that
-    all ranks hold.
+    """Return the layout that ``share`` describes. It is called with each parameter's name in ``named_parameters()`` and
+    the parameter, and returns the process group that the parameter is split over (or a :class:`SplitOver`), or None for
+    one that all ranks hold.
 
     Raises UsageError for an answer of another kind, a group without this rank, or groups of several sizes whose ranks
     work on one batch.
@@ -52,22 +52,22 @@ def layout_by(model: nn.Module, share: Share) -> ModelLayout:
     if len(groups) > 1:
         raise UsageError(
             f"share= splits parameters over several process groups that work on one batch ({_few(together)}): the "
-            "probes know one, so give Split(group, same_batch=False) for those whose ranks have batches of their own."
+            "probes know one, so give SplitOver(group, same_batch=False) where ranks have batches of their own."
         )
     group = next(iter(groups.values()), None)
     tensor = 1 if group is None else dist.get_world_size(group)
     return ModelLayout(layouts, data=size // tensor, tensor=tensor, group=group, said=True)
 
 
-def _asked(name: str, parameter: nn.Parameter, share: Share) -> Split | None:
+def _asked(name: str, parameter: nn.Parameter, share: Share) -> SplitOver | None:
     told = share(name, parameter)
-    if told is None or isinstance(told, Split):
+    if told is None or isinstance(told, SplitOver):
         return told
     if isinstance(told, dist.ProcessGroup) or told == dist.GroupMember.NON_GROUP_MEMBER:
-        return Split(told)
+        return SplitOver(told)
     raise UsageError(
         f"share= returns {told!r} for {name!r}: return the process group that the parameter is split over, "
-        "stabilitylab.probes.Split(group, same_batch=False), or None for a parameter that all ranks hold."
+        "stabilitylab.probes.SplitOver(group, same_batch=False), or None for a parameter that all ranks hold."
     )
 
 

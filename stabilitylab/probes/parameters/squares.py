@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch._utils import _flatten_dense_tensors
@@ -138,8 +138,8 @@ def flattened(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         yield _flatten_dense_tensors(held)
 
 
-def is_counted(value: torch.Tensor | None) -> bool:
-    """Does a tensor have a norm? One of whole numbers holds codes (quantised weights)."""
+def is_counted(value: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    """Return True for a tensor that has a norm; one of whole numbers holds codes (quantised weights)."""
     return value is not None and (value.is_floating_point() or value.is_complex())
 
 

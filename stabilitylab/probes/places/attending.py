@@ -32,8 +32,8 @@ def plain(name: str) -> str:
 
 
 def attends(module: nn.Module) -> bool:
-    """Does it have parameters, and call itself attention (and is no layer of attention and feed-forward), hold
-    projections of queries and keys, or call a kernel of attention itself?"""
+    """Return True for a module with parameters that calls itself attention (and is no layer of attention and
+    feed-forward), holds projections of queries and keys, or calls a kernel of attention itself."""
     inner = unwrapped(module)
     if next(inner.parameters(), None) is None:
         return False
@@ -49,7 +49,8 @@ def attends(module: nn.Module) -> bool:
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Does it hold a module that attends, and outside that a feed-forward block (Zamba's AttentionDecoderLayer)?"""
+    """Return True for a module that holds one that attends and, outside that, a feed-forward block (Zamba's
+    AttentionDecoderLayer)."""
     inside = modules_of(module)
     attention = [path for path, each in inside.items() if path and attends(each)]
     homes: dict[str, list[tuple[str, nn.Module]]] = {}

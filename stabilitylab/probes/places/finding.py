@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import nn
 
 from ...errors import UsageError
@@ -160,8 +161,9 @@ def _feature_axis(norm: nn.Module) -> FeatureAxis | None:
     if kind.forward in (nn.LayerNorm.forward, nn.RMSNorm.forward):
         return None
     said = getattr(norm, "weight", None)
-    shape = getattr(norm, "normalized_shape", ()) if said is None else said.shape
-    sizes = [size for size in ((shape,) if isinstance(shape, int) else shape) if size != 1]
+    told = said.shape if isinstance(said, torch.Tensor) else getattr(norm, "normalized_shape", ())
+    shape = (told,) if isinstance(told, int) else tuple(told)
+    sizes = [size for size in shape if size != 1]
     if len(sizes) > 1:
         return None
     maps = getattr(norm, "data_format", "") == "channels_first" or kind.__name__.lower().endswith(("1d", "2d", "3d"))

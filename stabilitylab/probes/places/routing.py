@@ -45,8 +45,8 @@ def routing(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, str]]:
 
 
 def _are_experts(path: str, modules: Mapping[str, nn.Module], routed: bool) -> bool:
-    """Is it one module of stacked experts, or a list that is called experts or, unless its name is one of lists of
-    layers, stands beside what is called a router (``routed``)?"""
+    """Return True for one module of stacked experts, and for a list that is called experts or, unless its name is one
+    of lists of layers, stands beside what is called a router (``routed``)."""
     inner, last = unwrapped(modules[path]), path.rpartition(".")[2]
     if not isinstance(inner, (nn.ModuleList, nn.ModuleDict)):
         return True
