@@ -33,6 +33,7 @@ from .probes import (
 )
 from .probes.numerics import numerics
 from .probes.parameters.ranks import Parallel, is_first_rank, on_first_rank
+from .probes.parameters.sharing import Share
 from .probes.parameters.untrained import untrained
 from .schema import Sink
 from .store import AbsentRun, RunWriter
@@ -159,6 +160,7 @@ def watch(
     sites: str | Mapping[str, str] | None = None,
     config: Mapping[str, Any] | None = None,
     parallel: Parallel | PipelineScheduleSingle = "auto",
+    share: Share | None = None,
     tracker: str | GeneralTracker | None = None,
     resume: Mapping[str, Any] | None = None,
     curvature_every: CurvatureCadence = "auto",
@@ -243,6 +245,7 @@ def watch(
             output_site=output_site,
             sites=sites,
             parallel=parallel,
+            share=share,
             curvature_every=curvature_every,
             curvature_loss=curvature_loss,
             curvature_batch=curvature_batch,

@@ -13,6 +13,7 @@ from ._engine.row import Template
 from ._engine.selection import Names, chosen, find_sites, split_sites
 from ._engine.watchable import Optimizers
 from .base import PROBES, Collected, CurvatureProbe, ParameterProbe, Probe, probe
+from .parameters.sharing import SplitOver
 from .places.sites import Site, Sites
 from .rules import Max, Mean, Norm, Quantile, Ratio, Rule, Sum, Total
 from .watcher import Watcher
@@ -40,6 +41,7 @@ __all__ = [
     "Rule",
     "Site",
     "Sites",
+    "SplitOver",
     "Sum",
     "Template",
     "Total",

@@ -15,7 +15,7 @@ from ._engine.cadence import Cadence, checked
 from ._engine.curvature_rows import CurvatureBatch, CurvatureCadence, checked_batch, checked_curvature
 from ._engine.masks import Mask
 from ._engine.recorder import Recorder
-from ._engine.reference_rows import AlphaSchedule
+from ._engine.reference_rows import AlphaSchedule, ReferenceRows
 from ._engine.row import Metrics, RowMetrics, RowRecord, State
 from ._engine.selection import Names
 from ._engine.tapped import Place
@@ -27,6 +27,7 @@ from ._watching.delivery import Delivery
 from .incidents.report import Incident
 from .parameters.pieces import Parameters
 from .parameters.ranks import Parallel
+from .parameters.sharing import Share
 from .places.sites import Sites
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class Watcher(Course):
       many at a time, which a model that writes to them in place would spoil.
     - ``parallel``: "auto" finds DDP, FSDP2 and tensor parallelism; "later", "ddp", "off" and a pipeline's schedule say
       what cannot be found, see :func:`~.parameters.spreading.spread_out`.
+    - ``share``: of code that splits parameters by hand, a function of a parameter's name and the parameter: the process
+      group that it is split over, or None where all ranks hold it, see :func:`~.parameters.sharing.layout_by`.
     - ``strict``: an error of a probe is raised, as tests of probes want it.
     - ``tapped``: what an earlier attempt of the run knew of :func:`stabilitylab.tap`, as its ``state_dict`` has it.
 
@@ -94,6 +97,7 @@ class Watcher(Course):
         sites: str | Mapping[str, str] | None = None,
         total_every_step: bool = True,
         parallel: Parallel | PipelineScheduleSingle = "auto",
+        share: Share | None = None,
         recorder: Recorder | None = None,
         measured: Callable[[int], bool] = lambda row: False,
         curvature_every: CurvatureCadence = "auto",
@@ -117,6 +121,7 @@ class Watcher(Course):
             output_site=output_site,
             sites=sites,
             parallel=parallel,
+            share=share,
             recorder=recorder,
             measured=measured,
             curvature_every=checked_curvature(curvature_every),
@@ -188,7 +193,7 @@ class Watcher(Course):
                 if template is None and parts.reference is not None:
                     parts.reference.fill(row)
                     if parts.reference.due(self.t):
-                        parts.notices.look(self.t, "reference", parts.on("reference"), parts.reference.order)
+                        self._look_at_reference(parts.reference)
             self._delivery.hold(row)
             if template is None:
                 if row.state is not State.OWED:
@@ -275,6 +280,13 @@ class Watcher(Course):
 
     def _declare(self) -> None:
         self.sink.open(list(self.tables.values()))
+
+    def _look_at_reference(self, reference: ReferenceRows) -> None:
+        notices, boards = self._parts.notices, self._parts.on("reference")
+        if reference.ready:
+            notices.look(self.t, "reference", boards, reference.order)
+        else:
+            notices.no_batch(self.t, self._parts.training, boards)
 
     def _updated(self, number: int) -> None:
         """An optimizer has stepped."""

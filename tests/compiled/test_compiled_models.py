@@ -347,3 +347,51 @@ def test_code_that_is_shared_with_an_unwatched_model_of_the_class_is_told_of(cap
     assert sum("not seen, since the model is compiled already" in text for text in told) == 1
     assert sum("another model of its class may be compiled without probes" in text for text in told) == 1
     assert not any(tables["ln_input"].absent.any() for _, _, tables in own.rows)
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_compiled_loss_function_says_that_no_first_batch_is_seen(
+    earlier: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, data = GPT(1), batches()
+
+    def loss_of(tokens: Tensor) -> Tensor:
+        return F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+    compiled = torch.compile(loss_of, backend="aot_eager")
+    if earlier:  # its code has no probes
+        compiled(next(data)).backward()
+    sink = ListSink()
+    with (
+        caplog.at_level(logging.WARNING, "stabilitylab"),
+        Watcher(
+            model, sink, probes="ln_input,cosine_similarity", every=1, update_every=1, reference="first batch"
+        ) as w,
+    ):
+        for _ in range(2):
+            loss = compiled(next(data))
+            loss.backward()
+            w.step(loss=loss)
+    why = "no forward of the model in training mode with gradients on was seen"
+    why = why if earlier else "the model runs inside a compiled function, where its arguments are not seen"
+    told = [text for text in w.loop_warnings if "reference pass" in text]
+    assert told == [
+        f"row 0: the reference pass has no batch, since {why}: give reference=, a function that runs the model on a "
+        "fixed batch"
+    ]
+    assert f"{told[0]}." in caplog.messages
+    assert not any("not called in the reference pass" in text for text in caplog.messages)
+    assert w.unseen["cosine_similarity"] == ["blocks.0"]
+    assert "cosine_similarity" not in sink.rows[0][2]
+
+
+def test_a_reference_beside_a_compiled_loss_function_is_recorded() -> None:
+    model, data, sink = GPT(1), batches(), ListSink()
+    compiled = torch.compile(lambda tokens: model(tokens).square().mean(), backend="aot_eager")
+    fixed = next(batches(seed=4))
+    with Watcher(model, sink, probes="cosine_similarity", every=1, update_every=1, reference=lambda: model(fixed)) as w:
+        loss = compiled(next(data))
+        loss.backward()
+        w.step(loss=loss)
+    assert np.isfinite(sink.rows[0][2]["cosine_similarity"].values).all()
+    assert w.loop_warnings == []

@@ -22,6 +22,7 @@ from rank_compiled import COMPILED_CASES
 from rank_curvature import CURVATURE_CASES
 from rank_pipeline import PIPELINE_CASES
 from rank_runs import RUN_CASES
+from rank_shares import SHARE_CASES
 from rank_taps import TAP_CASES
 from rank_tensor_cases import FOUR_CASES, TENSOR_CASES
 from rank_toys import ListSink, extra_probes, sentence, train
@@ -44,7 +45,9 @@ def every_case(size: int) -> dict[str, Callable[[Path], Any]]:
     if size == 4:
         return FOUR_CASES
     # the trainer last: it flushes denormal numbers from then on
-    return CASES | CURVATURE_CASES | TENSOR_CASES | PIPELINE_CASES | COMPILED_CASES | RUN_CASES | TAP_CASES
+    return (
+        CASES | SHARE_CASES | CURVATURE_CASES | TENSOR_CASES | PIPELINE_CASES | COMPILED_CASES | RUN_CASES | TAP_CASES
+    )
 
 
 def run(rank: int, folder: Path, names: list[str], size: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from probe_toys import VOCAB, ListSink, Toy
 from seen import batches, real_tokens, reference_of, seen_by
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from stabilitylab.errors import UsageError
 from stabilitylab.probes import Watcher, find_sites
@@ -80,10 +81,9 @@ def test_where_the_logits_are() -> None:
     model = Bert(None)
     model.first = model.second = None
     assert find_sites(model).logits == ()  # neither the pooler nor a layer's own linear
-    for wrapper in ("_orig_mod", "module"):
-        outer = nn.Module()
-        outer.add_module(wrapper, Bert(head))
-        assert [site.name for site in find_sites(outer).logits] == ["head"]
+    for wrapped in (torch.compile(Bert(head), backend="eager"), AveragedModel(Bert(head))):
+        assert isinstance(wrapped, nn.Module)
+        assert [site.name for site in find_sites(wrapped).logits] == ["head"]
     with pytest.raises(UsageError, match="'logits' finds no projection onto a vocabulary in this model"):
         Watcher(model, ListSink(), probes="logits", reference=lambda: None)
     assert [(site.name, site.stack) for site in find_sites(Toy()).logits] == [("head", "decoder")]

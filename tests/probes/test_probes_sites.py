@@ -13,8 +13,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from stabilitylab.errors import UsageError
 from stabilitylab.probes import Site, find_sites
+from stabilitylab.probes.places.naming import modules_of, parameters_of, unwrapped
 from stabilitylab.probes.places.sites import stream, tensor_of
-from stabilitylab.probes.places.structure import canonical
 
 
 def names(sites: tuple[Site, ...]) -> list[str]:
@@ -194,13 +194,33 @@ class Wrapped(nn.Module):
         self.add_module(name, inner)
 
 
-@pytest.mark.parametrize("name", ["_orig_mod", "module", "_fsdp_wrapped_module"])
+WRAPPERS = {  # as torch's classes of these names
+    "_orig_mod": type("OptimizedModule", (Wrapped,), {"__module__": "torch._dynamo.eval_frame"}),
+    "module": type("DistributedDataParallel", (Wrapped,), {"__module__": "torch.nn.parallel.distributed"}),
+    "_fsdp_wrapped_module": type("FullyShardedDataParallel", (Wrapped,), {"__module__": "torch.distributed.fsdp"}),
+}
+
+
+def wrapped(name: str, inner: nn.Module) -> nn.Module:
+    return WRAPPERS[name](name, inner)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
 def test_wrappers_leave_no_trace_in_names(name: str) -> None:
     plain = Toy()
-    for wrapped in (Wrapped(name, Toy()), Wrapped("module", Wrapped(name, Toy()))):
+    for model in (wrapped(name, Toy()), wrapped("module", wrapped(name, Toy()))):
         for kind in ("layers", "inputs", "norms", "activations", "outputs"):
-            one, other = (getattr(find_sites(model), kind) for model in (plain, wrapped))
+            one, other = (getattr(find_sites(each), kind) for each in (plain, model))
             assert [site.row for site in one] == [site.row for site in other]
+        assert list(parameters_of(model)) == [key for key, _ in plain.named_parameters()]
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_child_that_is_called_as_what_a_wrapper_holds_hides_nothing(name: str) -> None:
+    model = Wrapped(name, Toy())
+    model.head = nn.Linear(2, 2)
+    assert set(parameters_of(model)) == {key for key, _ in model.named_parameters()}
+    assert next(site.name for site in find_sites(model).layers) == f"{name}.encoder.layers.0"
 
 
 def test_checkpointed_layers_are_layers() -> None:
@@ -212,9 +232,13 @@ def test_checkpointed_layers_are_layers() -> None:
     assert [site.row for site in plain.layers] == [site.row for site in wrapped.layers]
 
 
-def test_canonical_names() -> None:
-    assert canonical("module._orig_mod.encoder.layers.0._checkpoint_wrapped_module.ffn") == "encoder.layers.0.ffn"
-    assert canonical("") == canonical("_orig_mod") == ""
+def test_names_of_wrapped_parts() -> None:
+    inner = nn.Module()
+    inner.ffn = wrapped("_orig_mod", checkpoint_wrapper(nn.Linear(2, 2)))
+    model = wrapped("module", inner)
+    assert list(modules_of(model)) == ["", "ffn"]
+    assert list(parameters_of(model)) == ["ffn.weight", "ffn.bias"]
+    assert modules_of(model)["ffn"] is unwrapped(model.module.ffn)
 
 
 def test_the_hidden_state_of_any_output() -> None:

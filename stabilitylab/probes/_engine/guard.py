@@ -40,12 +40,19 @@ class Guard:
         if not board.ended:
             self._end([board], "its probe raised on another rank, whose log says what", None)
 
-    def _end(self, boards: Iterable[Board], why: str, error: Exception | None) -> None:
+    def disagree(self, boards: Iterable[Board], why: str, first: bool) -> None:
+        """Ends tables whose numbers ranks cannot add up, on all of them; ``first``: this is the rank that says so."""
+        if self.strict:
+            raise UsageError(f"{why}.")
+        self._end(boards, why, None, first)
+
+    def _end(self, boards: Iterable[Board], why: str, error: Exception | None, aloud: bool = True) -> None:
+        boards = list(boards)
         names = [board.table.name for board in boards if not board.ended]
         for board in boards:
             board.end(why)
             self.ended.setdefault(board.table.name, why)
-        if names:
+        if names and aloud:
             log.warning("no more rows of %s: %s. Training goes on.", ", ".join(names), why)
             log.debug("what was raised", exc_info=error)
 

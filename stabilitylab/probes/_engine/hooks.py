@@ -20,8 +20,8 @@ from torch import nn
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 from ..places.copied import Copied
-from ..places.sites import hidden_state, tensor_of
-from ..places.structure import unwrapped
+from ..places.naming import unwrapped
+from ..places.sites import hidden_state, summed, taken_up, tensor_of
 
 Value = torch.Tensor | None
 
@@ -42,7 +42,8 @@ class Hook(Copied):
 
     ``needs_input``, ``needs_output``: whether anything reads what enters and what leaves the module; ``gradient_of``:
     whose gradient is wanted, of the "input" and of the "output". ``compiled``: whether it stands in compiled code,
-    where it cannot be taken away.
+    where it cannot be taken away. ``streams``: the arguments whose sum enters, see
+    :class:`~stabilitylab.probes.places.sites.Site`.
     """
 
     def __init__(
@@ -53,9 +54,10 @@ class Hook(Copied):
         needs_input: bool,
         needs_output: bool,
         gradient_of: frozenset[str],
+        streams: tuple[str, ...] = (),
     ) -> None:
         self.visitor: Visitor | None = visitor
-        self.module, self.wanted = module, wanted
+        self.module, self.wanted, self.streams = module, wanted, streams
         self.model = unwrapped(visitor.model)
         self.needs_input, self.needs_output = needs_input, needs_output
         self.left_out = visitor.left_out
@@ -73,12 +75,15 @@ class Hook(Copied):
                 do = _at_once if _callback() in (None, False) else _apart
                 do(_measure, self, args, kwargs, output)  # pyright: ignore (it may be compiled)
         elif torch.is_grad_enabled() and self.model.training and not self.left_out:
-            x = _entering(args, kwargs) if self.needs_input else None
-            y = _tensor(output) if self.needs_output else None
+            x = self._entering(args, kwargs) if self.needs_input else None
+            y = (summed(output) if self.streams else _tensor(output)) if self.needs_output else None
             _visit(None if x is None else x.detach(), None if y is None else y.detach(), self.key)
             if self.of_output and y is not None and y.requires_grad:
                 return _with(output, y, _through(y, self.output_key))
         return None
+
+    def _entering(self, args: Any, kwargs: Any) -> Value:
+        return taken_up(args, kwargs, self.streams) if self.streams else _entering(args, kwargs)
 
     def attach(self) -> None:
         if not self._handles:
@@ -218,7 +223,11 @@ torch.library.register_autograd("stabilitylab::through", _visit_gradient, setup_
 
 
 def _measure(hook: Hook, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
-    if hook.visitor is not None:
+    if hook.visitor is None:
+        return
+    if hook.streams:
+        hook.visitor.visit(hook, taken_up(args, kwargs, hook.streams), summed(output))
+    else:
         hook.visitor.visit(hook, hidden_state(args, kwargs), tensor_of(output))
 
 

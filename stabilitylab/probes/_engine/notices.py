@@ -34,7 +34,7 @@ class Notices:
         self.loop_warnings: list[str] = []  # what was said of step()'s place
         self._model, self._first, self._scaled = model, first, scaled
         self._looked: set[str] = set()  # kinds of pass of which that is known
-        self._warned = self._again = self._asked = self._compared = False
+        self._warned = self._again = self._asked = self._compared = self._waited = False
 
     def left_out(self, found: Mapping[str, Mapping[str, str]]) -> None:
         """Says which modules have no row, and why, before the first row."""
@@ -64,6 +64,23 @@ class Notices:
             self.unseen |= {table: [*self.unseen.get(table, []), *places] for table, places in without.items()}
             if self._first:
                 say_missed(row, without)
+
+    def no_batch(self, row: int, training: TrainingPass, boards: Sequence[Board]) -> None:
+        """Says once why no first batch was kept for the reference pass; ``boards``: those that wait for it."""
+        if self._waited or not boards:
+            return
+        self._waited = True
+        self.unseen |= {table: [*self.unseen.get(table, []), *places] for table, places in unseen(boards, {}).items()}
+        if training.compiled:
+            why = "the model runs inside a compiled function, where its arguments are not seen"
+        elif training.called:
+            why = "only parts of the model were called, in training mode with gradients on, and not the model itself"
+        else:
+            why = "no forward of the model in training mode with gradients on was seen"
+        self._say(
+            f"row {row}: the reference pass has no batch, since {why}: give reference=, a function that runs the model "
+            "on a fixed batch"
+        )
 
     def apart(self, row: int, parameters: Parameters) -> None:
         """Warns once of replicas that tensor-parallel ranks do not keep alike."""
@@ -142,6 +159,15 @@ class Notices:
         self.loop_warnings.append(text)
         if self._first:
             log.warning("%s.", self.loop_warnings[-1])
+
+
+def unlike(row: int, names: Sequence[str]) -> str:
+    """The reason why gradients of copies cannot be added up over ranks."""
+    return (
+        f"row {row}: the gradient of {listed(names, 2)} differs between ranks that should have the same, so no norm of "
+        "parameters or gradients is that of one model: call step() after gradients are averaged over ranks; if "
+        "parameters are split over ranks, give share=, a function that returns their process group"
+    )
 
 
 def _no_gradient(parameters: Parameters) -> str:

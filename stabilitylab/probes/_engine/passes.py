@@ -218,7 +218,7 @@ class Pass:
         self._held = 0
 
     def _made(self) -> Iterator[Hook]:
-        wanted: dict[nn.Module, list[Wanted]] = {}
+        wanted: dict[tuple[nn.Module, tuple[str, ...]], list[Wanted]] = {}
         for board in self.boards:
             read = {board.reads(column) for column in board.rules}
             for row, site in enumerate(board.sites):
@@ -226,13 +226,15 @@ class Pass:
                 raws = {board.main: site.module} | taps
                 for module in dict.fromkeys(raws.values()):
                     fed = tuple(raw for raw, feeder in raws.items() if feeder is module)
-                    wanted.setdefault(module, []).append(Wanted(board, row, fed))
-        for module, all_of_it in wanted.items():
+                    # the gradient of a stream that is left in parts is that of each part
+                    streams = site.streams if board.probe.on != "backward" and module is site.module else ()
+                    wanted.setdefault((module, streams), []).append(Wanted(board, row, fed))
+        for (module, streams), all_of_it in wanted.items():
             places = [(board.probe.on, board.sites[row].take) for board, row, _ in all_of_it]
             needs_input = any(on != "backward" or take == "input" for on, take in places)
             needs_output = any(take == "output" for _, take in places)
             gradient_of = frozenset(take for on, take in places if on == "backward")
-            yield Hook(self, module, tuple(all_of_it), needs_input, needs_output, gradient_of)
+            yield Hook(self, module, tuple(all_of_it), needs_input, needs_output, gradient_of, streams)
 
     def _enter(self, *given: Any) -> None:
         self.end(more=True)

@@ -87,10 +87,15 @@ class ReferenceRows:
     def due(self, row: int) -> bool:
         return is_due(row, self._every, REFERENCE_FINENESS)
 
+    @property
+    def ready(self) -> bool:
+        """False while the first batch, which the pass is to run on, was not seen."""
+        return not isinstance(self._reference, FirstBatch) or self._reference.ready
+
     def fill(self, record: RowRecord, last: bool = False) -> None:
         """Adds the reference tables and metrics to ``record``, if its row is due or the last; the metrics alone where
         they are wanted apart from the tables."""
-        if isinstance(self._reference, FirstBatch) and not self._reference.ready:
+        if not self.ready:
             return  # no forward of the whole model came yet
         due = last or self.due(record.step)
         wanted = due or self._measured(record.step)

@@ -151,6 +151,8 @@ def _missing(
                 "reference": "needs reference=, a function that runs the model on a fixed batch",
                 "loss": LOSS,
             }[need]
+    if isinstance(probe, CurvatureProbe) and parameters.split:
+        return "does not know parameters that share= says are split"
     if isinstance(probe, (ParameterProbe, CurvatureProbe)):
         return probe.lacks(parameters)
     if found:

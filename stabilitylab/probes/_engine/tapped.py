@@ -22,8 +22,9 @@ from ...errors import UsageError, listed
 from ...tapping import hand_to, mentioned
 from ..base import Probe
 from ..places.copied import Copied
+from ..places.naming import GENERIC, named, unwrapped
 from ..places.sites import TAPPED, Site, Sites
-from ..places.structure import GENERIC, canonical, is_torchs, unwrapped
+from ..places.structure import is_torchs
 from .board import Board
 from .hooks import Hook, not_copied
 from .passes import Pass, Wanted
@@ -59,7 +60,7 @@ class Tapped:
         self.open, self.expected = not why_not and bool(probes), False
         self._late: dict[str, str] = {}  # what is not recorded, or not as one place, and why
         self._hooks: dict[tuple[Pass, Place], Hook | None] = {}
-        self._paths = {module: canonical(path) for path, module in model.named_modules()}
+        self._paths = {each.module: each.path for each in named(model)}
         self._root = unwrapped(model)
         self._keyed: list[nn.Module] = []
         gradients = frozenset(kind for kind in TAPPED if any(_looks_at_gradients(p, kind, sites) for p in probes))

@@ -45,6 +45,7 @@ class TrainingPass(Pass):
         self._clean, self._recorded = clean, False
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._weights: dict[tuple[Board, int], torch.Tensor] = {}  # in compiled code, until its gradients come
+        self.compiled = False  # a call came from compiled code
         self._around, self._surrounded = ExitStack(), False  # what probes have around it, from the first row on
         self.start_row()
 
@@ -87,6 +88,7 @@ class TrainingPass(Pass):
         # compiled code asked as it was made; a module that is compiled is called as it is in the held-out pass
         if not compiled and not (torch.is_grad_enabled() and self.model.training):
             return False
+        self.compiled |= compiled
         if self.ranks is not None and not self.ranks.running:
             return False
         return hook not in self._calls if _in_backward() else super().records(hook, compiled)

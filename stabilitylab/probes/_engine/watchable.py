@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from ...errors import UsageError
+from ..places.naming import held_by_wrapper
 
 SPLIT = (
     "DDP splits what is compiled at its buckets, in which the probes' operators are lost: set "
@@ -101,8 +102,8 @@ def compiled_modules(model: nn.Module) -> set[nn.Module]:
 def _compiled(module: nn.Module) -> Iterator[nn.Module]:
     if module._compiled_call_impl is not None:
         yield module
-    if (inner := module._modules.get("_orig_mod")) is not None:  # what torch.compile(module) wraps
-        yield inner
+    if held_by_wrapper(module) == "_orig_mod":  # what torch.compile(module) wraps
+        yield cast(nn.Module, module._modules["_orig_mod"])
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from ..incidents.report import Forensics
 from ..parameters.pieces import Parameters
 from ..parameters.pipeline import Pipeline
 from ..parameters.ranks import NullSink, Parallel
+from ..parameters.sharing import Share
 from ..parameters.spreading import spread_out
 from ..places.sites import Sites
 
@@ -61,6 +62,7 @@ class Assembly:
         output_site: str | None,
         sites: str | Mapping[str, str] | None,
         parallel: Parallel | PipelineScheduleSingle,
+        share: Share | None,
         recorder: Recorder | None,
         measured: Callable[[int], bool],
         curvature_every: CurvatureCadence,
@@ -74,7 +76,7 @@ class Assembly:
         check_arguments(optimizer, scaler, mask, reference)
         own, narrowed = split_sites(sites)
         self.model, self.optimizers, self.scaler = model, as_tuple(optimizer), scaler
-        self.ranks = ranks = spread_out(model, parallel)
+        self.ranks = ranks = spread_out(model, parallel, share)
         self.stages = ranks if isinstance(ranks, Pipeline) else None
         if self.stages is not None:
             check_for_stages(model, mask, reference)

@@ -8,6 +8,7 @@ import torch
 
 from .._engine.board import Board
 from .._engine.cadence import Cadence, is_due
+from .._engine.notices import unlike
 from .._engine.row import Metrics, RowRecord, State, Template
 from ..base import Collected, ParameterProbe, When
 from .assembly import Assembly
@@ -19,6 +20,7 @@ class Contents:
 
     def __init__(self, parts: Assembly, every: Cadence, total: bool) -> None:
         self.early = False  # an optimizer's step before the first row
+        self._compared = False
         self.total = total
         # whether the training pass is probed
         self.trains = parts.tapped.expected or any(
@@ -35,6 +37,7 @@ class Contents:
         """Adds what is known at ``step``."""
         parts = self._parts
         later = False
+        self._compare(t)
         if self.due(t):
             if (own := parts.parameters.measuring) is not None:
                 own.measure(parts.parameters.cuts)
@@ -68,6 +71,17 @@ class Contents:
         if parts.optimizers and parts.ranks is None and not self.early:  # else it may have stepped already
             with torch.no_grad():
                 row.aside["pieces"]["theta"] = parts.parameters.squares(parts.parameters.tensors).cpu().numpy()
+
+    def _compare(self, t: int) -> None:
+        """Once: ends what is added up over ranks that do not have the same gradient, as they should."""
+        parts, ranks = self._parts, self._parts.ranks
+        if self._compared or ranks is None:
+            return
+        self._compared = True
+        if names := parts.parameters.unlike():
+            self.total = False
+            boards = parts.on("step", "update", "backward", "curvature")
+            parts.guard.disagree(boards, unlike(t, names), ranks.rank == 0)
 
     def _boards(self, when: When) -> list[Board]:
         """Those of parameters, "step" or "update"; what an optimizer sums in its own step comes with the update."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ...schema import Cells
+from .._engine.board import Board
 from .._engine.row import RowRecord, State, Template
 from ..incidents.report import Incident
 from .assembly import Assembly
@@ -64,7 +65,7 @@ class Delivery:
             metrics, tables = row.read()
             for board in self._parts.boards:
                 if board.table.name in row.ended:
-                    self._parts.guard.elsewhere(board)
+                    self._ended(board)
             self._parts.guard.trying = False
             if warning := self._parts.leftover.tell(row.step, row.aside["left"]):
                 self._parts.notices.warn(row.step, warning)
@@ -72,6 +73,14 @@ class Delivery:
             self._parts.sink.append(*self.last)
             if self._parts.stages is None:  # which have the places of their own
                 self._parts.forensics.examine(*self.last, row.broken, row.aside)
+
+    def _ended(self, board: Board) -> None:
+        """A table ended on another rank, or on all, which found that they do not agree."""
+        ranks, guard = self._parts.ranks, self._parts.guard
+        if ranks is not None and not board.ended and (why := ranks.apart.get(board.table.name)):
+            guard.disagree([board], why, ranks.rank == 0)
+        else:
+            guard.elsewhere(board)
 
     def begin(self) -> None:
         """What is known of the row to a sink that takes it (``begin``): where reading it waits for nothing, and on a

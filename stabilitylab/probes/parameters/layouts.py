@@ -15,8 +15,8 @@ from ...errors import UsageError
 
 AVERAGES = (
     "watch the DistributedDataParallel or fully_shard model, or give parallel='ddp' if the loop averages, 'later' if "
-    "parallelize_module comes after, the schedule if this is a stage of a pipeline, 'off' if each "
-    "process has a model of its own."
+    "parallelize_module comes after, share= if code of its own splits parameters over process groups, the schedule if "
+    "this is a stage of a pipeline, 'off' if each process has a model of its own."
 )
 KNOWN = (
     "the probes know DDP, FSDP2 (fully_shard, over all ranks, with or without replicas), tensor parallelism "
@@ -28,12 +28,13 @@ KNOWN = (
 class Layout:
     """What this rank holds of a parameter: rows ``start`` to ``stop`` of its first dimension, columns from ``left`` on
     of its second, and the share of its squares that this rank adds, so that the ranks that hold the same entries count
-    them once."""
+    them once. ``part``: which of the parts this is that the caller says the parameter is split into."""
 
     start: int
     stop: int
     share: float
     left: int = 0
+    part: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,16 @@ class Cut:
 @dataclass(frozen=True)
 class ModelLayout:
     """All of a model: ``sharded`` are its FSDP modules; ``data`` ranks see different batches, and ``tensor`` ranks the
-    same one; ``cuts`` are those of tensor parallelism, by parameter."""
+    same one, those of ``group``; ``cuts`` are those of tensor parallelism, by parameter, None without DTensors.
+    ``said``: the caller says so."""
 
     of: Mapping[torch.Tensor, Layout]
     sharded: Sequence[Any] = ()
     data: int = 1
     tensor: int = 1
-    mesh: Any = None  # of these
+    group: Any = None
     cuts: Mapping[torch.Tensor, Cut] | None = None
+    said: bool = False
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -127,12 +130,13 @@ def layout_of(model: nn.Module, averaged: bool, late: bool = False) -> ModelLayo
             layouts[p] = whole_layout(p, 1 / size)
     if not cuts and len({layouts[p].share for p in parameters.values() if p.requires_grad}) > 1:
         raise UsageError("some parameters are sharded over other ranks than others: give fully_shard one mesh.")
-    return ModelLayout(layouts, sharded, size // tensor, tensor, next(iter(meshes), None), cuts)
+    group = next((mesh.get_group() for mesh in meshes), None)
+    return ModelLayout(layouts, sharded, size // tensor, tensor, group, cuts)
 
 
-def whole_layout(parameter: torch.Tensor, share: float) -> Layout:
-    """Of a parameter that this rank has all of."""
-    return Layout(0, parameter.shape[0] if parameter.dim() else 1, share)
+def whole_layout(parameter: torch.Tensor, share: float, part: int = 0) -> Layout:
+    """Of a parameter that this rank has all of, or whose ``part`` is all that there is of it on this rank."""
+    return Layout(0, parameter.shape[0] if parameter.dim() else 1, share, part=part)
 
 
 def _layout_of_shard(parameter: Any) -> Layout:

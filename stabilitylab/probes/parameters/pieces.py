@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,11 +13,14 @@ from torch import nn
 from ...errors import UsageError
 from ...schema import Row
 from ..places.attending import Part, query_key
-from ..places.structure import Places, canonical, is_norm, unwrapped
+from ..places.naming import modules_of, parameters_of, unwrapped
+from ..places.structure import Places, is_norm
 from ..rules import Mean, Norm, Total
+from .agreement import Gradient, differing
+from .coverage import covered
 from .layouts import local, local_gradient
 from .ranks import Ranks
-from .squares import Squares, Values, flattened
+from .squares import Squares, Values, flattened, is_counted
 
 GROUPS = ("vo_ffn", "qk", "bias", "ln")
 GROUP_OF: dict[str, str] = {"q": "qk", "k": "qk", "v": "vo_ffn", "out": "vo_ffn", "fc1": "vo_ffn", "fc2": "vo_ffn"}
@@ -44,24 +47,25 @@ class Parameters:
         optimizers: Sequence[torch.optim.Optimizer] = (),
         ranks: Ranks | None = None,
     ) -> None:
-        inner = unwrapped(model)
-        names = {name: index for index, (name, _) in enumerate(inner.named_parameters())}
-        self.names = [canonical(name) for name in names]
-        self._model, self._ranks = inner, ranks
-        self._own: list[torch.Tensor] = list(inner.parameters())
+        inner, known = unwrapped(model), parameters_of(model)
+        self.names = list(known)
+        self._model, self._ranks = model, ranks
+        self._own: list[torch.Tensor] = list(known.values())
         self.device = self._own[0].device if self._own else torch.device("cpu")
         self.optimizers = tuple(optimizers)
-        roles = getattr(inner, "parameter_roles", None)
-        self.pieces = _merged(_by_role(roles, names) if callable(roles) else _by_structure(inner, place))
-        if left_out := set(names.values()) - {piece.index for piece in self.pieces}:
-            name = next(name for name, index in names.items() if index in left_out)
-            raise UsageError(f"parameter_roles() leaves out {name!r}: give every parameter a role.")
+        roles = getattr(inner, "parameter_roles", None) if hasattr(type(inner), "parameter_roles") else None
+        found = _by_structure(model, place) if roles is None else _by_role(roles, inner, known)
+        self.pieces = _merged(found)
+        parts: list[list[Part]] = [[] for _ in known]
+        for piece in self.pieces:
+            parts[piece.index].append(piece.part)
+        self.coverage = covered(model, known, parts, roles is not None)
         self.rows = tuple(dict.fromkeys(piece.row for piece in self.pieces))
         self.each = tuple(Row(name, *place(name)) for name in self.names)  # a row for every single parameter
         self.groups = tuple(group for group in GROUPS if any(piece.group == group for piece in self.pieces))
         self.kinds = tuple(dict.fromkeys(map(_kind, self.pieces)))
         spot = {row: number for number, row in enumerate(self.rows)}
-        self.gains = dict(_gains(inner, place, names))  # row -> index of a norm's weight
+        self.gains = dict(_gains(model, place))  # row -> index of a norm's weight
         self._row = np.array([spot[piece.row] for piece in self.pieces], dtype=np.int64)
         self._member = {g: np.array([g == p.group for p in self.pieces], dtype=bool) for g in self.groups}
         self._rows = {g: self._index(np.where(m, self._row, len(self.rows))) for g, m in self._member.items()}
@@ -74,7 +78,7 @@ class Parameters:
     def bind(self) -> None:
         """Looks at what the ranks hold of the model's parameters, which parallelize_module replaces."""
         ranks = self._ranks
-        self._own = list(self._model.parameters())
+        self._own = list(parameters_of(self._model).values())
         self._sharded = ranks is not None and ranks.sharded
         cuts = [(piece.index, self._held(piece)) for piece in self.pieces]
         shares = None if ranks is None else [ranks.layout(self._own[index]).share for index, _ in cuts]
@@ -83,7 +87,8 @@ class Parameters:
         self.weights = weights
         tensors = self.tensors
         self.squares = Squares(cuts, tensors, self.device, weights)  # of one tensor or None for each parameter
-        sizes = [tensor[part].numel() if part else tensor.numel() for i, part in cuts for tensor in (tensors[i],)]
+        held = [tensor[part] if part else tensor for i, part in cuts for tensor in (tensors[i],)]
+        sizes = [tensor.numel() if is_counted(tensor) else 0 for tensor in held]
         entries = torch.tensor(sizes, dtype=torch.float64, device=self.device)
         self.entries = self.by_row(entries if weights is None else entries * weights)  # (rows, 1)
 
@@ -141,13 +146,29 @@ class Parameters:
 
     def apart(self) -> list[str]:
         """Names of parameters that ranks of one layer have copies of, whose gradients differ between them."""
-        if self._ranks is None or (found := self._ranks.found).cuts is None or found.mesh is None:
+        if self._ranks is None or (found := self._ranks.found).cuts is None or found.group is None:
             return []
         copies = [index for index, own in enumerate(self._own) if own.requires_grad and own not in found.cuts]
         grads = [None if self._own[i].grad is None else local_gradient(self._own[i]) for i in copies]
         norms = [torch.zeros(()) if g is None else torch.linalg.vector_norm(g, dtype=torch.float64) for g in grads]
         apart = self._ranks.differing(torch.stack([n.to(self.device, torch.float64) for n in norms])) if norms else []
         return [self.names[index] for index, differs in zip(copies, apart, strict=True) if differs]
+
+    @property
+    def split(self) -> bool:
+        """True where the caller says that some parameters are split over ranks."""
+        ranks = self._ranks
+        if ranks is None or not ranks.known or not ranks.found.said:
+            return False
+        return any(ranks.layout(own).share * ranks.size > 1 for own in self._own)
+
+    def unlike(self) -> list[str]:
+        """Names of parameters that ranks are said to hold copies of, whose gradients differ between these ranks; every
+        rank must come to it. Without DTensors, which say themselves what a rank holds."""
+        if self._ranks is None or not self._ranks.replicated:
+            return []
+        trained = [(name, own) for name, own in zip(self.names, self._own, strict=True) if own.requires_grad]
+        return differing([Gradient(name, self._ranks.layout(own).part, own.grad) for name, own in trained])
 
     def by_row(self, squares: torch.Tensor, group: str = "") -> torch.Tensor:
         """The squares of all pieces, or of one group's, summed by row: (rows, 1)."""
@@ -218,7 +239,7 @@ class Parameters:
         return held(piece.part, 0, layout.start)
 
     def _has(self, values: Values) -> np.ndarray:
-        return np.array([values[piece.index] is not None for piece in self.pieces], dtype=bool)
+        return np.array([is_counted(values[piece.index]) for piece in self.pieces], dtype=bool)
 
     def _index(self, numbers: Sequence[int] | np.ndarray) -> torch.Tensor:
         return torch.as_tensor(np.asarray(numbers, dtype=np.int64)).to(self.device)
@@ -233,8 +254,13 @@ def _kind(piece: Piece) -> str:
     return f"branch_{piece.row.stack}" if piece.branch else "nonbranch"
 
 
-def _by_role(roles: Callable[[], Any], names: dict[str, int]) -> Iterator[Piece]:
+def _by_role(roles: Callable[[], Any], inner: nn.Module, known: Mapping[str, nn.Parameter]) -> Iterator[Piece]:
+    """The model's own roles: of each the name in ``named_parameters()``, and the part."""
+    indices = {parameter: index for index, parameter in enumerate(known.values())}
+    names = {name: indices[p] for name, p in inner.named_parameters(remove_duplicate=False) if p in indices}
     for role, (name, part) in roles().items():
+        if name not in names:
+            raise UsageError(f"parameter_roles() names {name!r}, which named_parameters() does not have.")
         parts = role.split(".")
         if len(parts) > 3 and parts[1].isdigit():
             row, leaf = Row(".".join(parts[:3]), parts[0], int(parts[1]), parts[2]), parts[3:]
@@ -248,12 +274,12 @@ def _by_role(roles: Callable[[], Any], names: dict[str, int]) -> Iterator[Piece]
 
 
 def _by_structure(model: nn.Module, place: Places) -> Iterator[Piece]:
-    modules = dict(model.named_modules())
-    for index, (name, parameter) in enumerate(model.named_parameters()):
+    modules = modules_of(model)
+    for index, (name, parameter) in enumerate(parameters_of(model).items()):
         owner, _, leaf = name.rpartition(".")
-        row = place.row(canonical(name))
+        row = place.row(name)
         if not row.layer:  # outside the layers: one row a module
-            row = place.row(canonical(owner) or leaf)
+            row = place.row(owner or leaf)
         group = "ln" if is_norm(modules[owner]) else "bias" if leaf.endswith("bias") else ""
         if group or not row.layer:
             yield Piece(index, None, row, group, False)
@@ -262,10 +288,11 @@ def _by_structure(model: nn.Module, place: Places) -> Iterator[Piece]:
             yield Piece(index, part.part, row, "qk" if part.apart else "", False)
 
 
-def _gains(model: nn.Module, place: Places, names: dict[str, int]) -> Iterator[tuple[Row, int]]:
-    for path, module in model.named_modules():
-        if is_norm(module) and (index := names.get(f"{path}.weight" if path else "weight")) is not None:
-            yield Row(canonical(path), *place(canonical(path))), index
+def _gains(model: nn.Module, place: Places) -> Iterator[tuple[Row, int]]:
+    known = {parameter: index for index, parameter in enumerate(parameters_of(model).values())}
+    for path, module in modules_of(model).items():
+        if is_norm(module) and (index := known.get(module._parameters.get("weight"))) is not None:  # pyright: ignore
+            yield Row(path, *place(path)), index
 
 
 def _merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:

@@ -37,13 +37,18 @@ class Pipeline(Ranks):
     def __init__(self, model: nn.Module, schedule: Any) -> None:
         check_stage(model, schedule)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.shards, self.late = None, False
+        self.shards, self.late, self.apart = None, False, {}
         self._schedule = schedule
         self._found = ModelLayout({parameter: whole_layout(parameter, 1.0) for parameter in model.parameters()})
         self._own: dict[str, Part] = {}
         self._all: dict[str, Part] = {}
         self._rows: dict[str, list[int]] = {}  # of this stage's in the table of all
         self._metrics: dict[tuple[str, ...], dict[str, Rule]] = {}  # by the tables that they travel with
+
+    @property
+    def replicated(self) -> bool:
+        """No stage has a copy of another's parameters."""
+        return False
 
     @property
     def loss_share(self) -> float:

@@ -18,6 +18,7 @@ from ..places.sites import Sites
 from ..rules import Rule
 from .layouts import Layout, ModelLayout, layout_of
 from .shards import ActivationShards
+from .sharing import Share, layout_by
 
 Parallel = Literal["auto", "later", "ddp", "off"]
 ROUNDING = 1e-3  # relative, up to which ranks that share a layer have the same number
@@ -56,11 +57,16 @@ class Ranks:
     must make its watcher, call ``step`` and read no row at another time than the others.
     """
 
-    def __init__(self, model: nn.Module, parallel: Parallel = "auto") -> None:
+    def __init__(self, model: nn.Module, parallel: Parallel = "auto", share: Share | None = None) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.apart: dict[str, str] = {}  # table -> why the ranks' numbers of it cannot be added up
         self.shards: ActivationShards | None = None
         self._model, self._averaged, self.late = model, parallel == "ddp", parallel == "later"
-        self._found: ModelLayout | None = None if self.late else layout_of(model, self._averaged)
+        self._found: ModelLayout | None = None
+        if share is not None:
+            self._found = layout_by(model, share)
+        elif not self.late:
+            self._found = layout_of(model, self._averaged)
         self._tables: dict[str, Table] = {}
         self._compared: set[str] = set()  # tables of which ranks that share a layer were seen to agree
 
@@ -79,6 +85,11 @@ class Ranks:
     @property
     def sharded(self) -> bool:
         return bool(self.found.sharded) or self.found.tensor > 1
+
+    @property
+    def replicated(self) -> bool:
+        """True where parameters are plain tensors, of which other ranks are said to have copies."""
+        return self.found.cuts is None
 
     @property
     def loss_share(self) -> float:
@@ -139,12 +150,13 @@ class Ranks:
         """Where the ranks that share a layer do not have the same number, up to rounding: (n,) bool."""
         largest, smallest = numbers.clone(), -numbers
         for extreme in (largest, smallest):
-            dist.all_reduce(extreme, dist.ReduceOp.MAX, group=self.found.mesh.get_group())
+            dist.all_reduce(extreme, dist.ReduceOp.MAX, group=self.found.group)
         return (largest + smallest).abs() > ROUNDING * largest.abs().maximum(smallest.abs())
 
     def _check_copies(self, shares: Sequence[RankShare]) -> None:
         """Once for each table: raises where ranks that share a layer found other numbers of it, since one of them then
-        saw a part of the value that nothing marks, or drew another dropout."""
+        saw a part of the value that nothing marks, or drew another dropout. Where the caller says how the model is
+        split, the table ends instead, in :attr:`apart`."""
         new = [share for share in shares if share.name not in self._compared and share.seen.any()]
         self._compared |= {share.name for share in new}
         for share in new:
@@ -153,11 +165,14 @@ class Ranks:
             apart = self.differing(own.flatten()).view_as(own).any(dim=1).tolist()
             wrong = [name for name, differs in zip(names, apart, strict=True) if differs]
             if wrong := [name for name in wrong if self.shards is None or not self.shards.by_heads(name)]:
-                raise UsageError(
+                why = (
                     f"{share.name} at {wrong[0]!r} differs between ranks of one layer: what is there is a part that "
                     "nothing marks, or their dropout differs; leave the place out with sites= or the table with "
-                    f"probes='-{share.name}'."
+                    f"probes='-{share.name}'"
                 )
+                if not self.found.said:
+                    raise UsageError(f"{why}.")
+                self.apart[share.name] = why
 
     def add_up(self, shares: Sequence[RankShare], device: torch.device) -> list[RankShare]:
         """One SUM over ranks of all additive numbers and of which cells were seen, and one MAX where there are maxima.
@@ -168,6 +183,7 @@ class Ranks:
         if tensor > 1:
             self._check_copies([share for share in shares if share.copies])
             shares = [_one_of(share, tensor) if share.copies else share for share in shares]
+            shares = [replace(share, ended=share.ended or share.name in self.apart) for share in shares]
         columns = [(rule, parts) for share in shares for rule, parts in share.columns]
         sums = [parts.flatten() for rule, parts in columns if rule.additive]
         maxima = [parts.flatten() for rule, parts in columns if not rule.additive]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch._utils import _flatten_dense_tensors
@@ -32,7 +32,7 @@ class _Plan:
 
 
 class Squares:
-    """Sum of squares of each cut of some tensors, float64; those of an absent tensor (None) are 0.
+    """Sum of squares of each cut of some tensors, float64; 0 for an absent tensor (None, or one of whole numbers).
 
     ``shares``, one for each cut, weights them where several ranks hold the same entries.
     """
@@ -49,7 +49,7 @@ class Squares:
         self._room = torch.empty(0, dtype=torch.float64, device=device)
 
     def __call__(self, values: Values) -> torch.Tensor:
-        pattern = tuple([0 if value is None else 1 + value.is_sparse for value in values])
+        pattern = tuple([1 + value.is_sparse if is_counted(value) else 0 for value in values])
         plan = self._plans.get(pattern) or self._plans.setdefault(pattern, self._plan(pattern))
         # float64 inside too: a float32 norm of entries below 1e-23 is exactly 0, of entries above 1e19 it is inf
         norms = [torch.linalg.vector_norm(_stacked(values, s), dim=1, dtype=torch.float64) for s in plan.stacks]
@@ -138,9 +138,15 @@ def flattened(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         yield _flatten_dense_tensors(held)
 
 
+def is_counted(value: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    """Return True for a tensor that has a norm; one of whole numbers holds codes (quantised weights)."""
+    return value is not None and (value.is_floating_point() or value.is_complex())
+
+
 def _cut(values: Values, index: int, part: Part) -> Any:
     value = values[index]
-    return value if value is None or part is None else value[part]
+    value = value if value is None or part is None else value[part]
+    return torch.view_as_real(value) if value is not None and value.is_complex() else value
 
 
 def _stacked(values: Values, cuts: Sequence[Cut]) -> torch.Tensor:

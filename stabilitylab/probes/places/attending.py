@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from torch import nn
 
-from .structure import unwrapped
+from .feedforward import way_back
+from .naming import modules_of, unwrapped
 
 CALLED = ("attention", "attn", "multihead", "mha")  # in class names
 # Names of projections without their decoration: wq, to_q, q_proj, q_a_proj, query, linear_query, ...
@@ -31,18 +32,33 @@ def plain(name: str) -> str:
 
 
 def attends(module: nn.Module) -> bool:
-    """Does it have parameters, and call itself attention, hold projections of queries and keys, or call a kernel of
-    attention itself?"""
+    """Return True for a module with parameters that calls itself attention (and is no layer of attention and
+    feed-forward), holds projections of queries and keys, or calls a kernel of attention itself."""
     inner = unwrapped(module)
     if next(inner.parameters(), None) is None:
         return False
-    if any(word in type(inner).__name__.lower() for word in CALLED) or _is_fused(inner):
+    if _is_fused(inner):
+        return True
+    if any(word in type(inner).__name__.lower() for word in CALLED) and not _is_layer(inner):
         return True
     names = [plain(name) for name in (*inner._modules, *inner._parameters)]
     if any(map(FUSED.fullmatch, names)) or (any(map(QUERY.fullmatch, names)) and any(map(KEY.fullmatch, names))):
         return True
     code = getattr(type(inner).forward, "__code__", None)
     return code is not None and not KERNELS.isdisjoint(code.co_names)
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Return True for a module that holds one that attends and, outside that, a feed-forward block (Zamba's
+    AttentionDecoderLayer)."""
+    inside = modules_of(module)
+    attention = [path for path, each in inside.items() if path and attends(each)]
+    homes: dict[str, list[tuple[str, nn.Module]]] = {}
+    for path, each in inside.items():
+        if not any(path == outer or path.startswith(f"{outer}.") for outer in attention):
+            homes.setdefault(path.rpartition(".")[0], []).append((path, each))
+    pairs = (way_back(children) for children in homes.values()) if attention else ()
+    return any(pair is not None and pair.widening > 0 for pair in pairs)
 
 
 def _is_fused(module: nn.Module) -> bool:

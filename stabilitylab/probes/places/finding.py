@@ -7,17 +7,19 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import nn
 
 from ...errors import UsageError
 from .attending import attends, innermost, is_projection
+from .feedforward import WayBack, way_back, widths
+from .naming import modules_of, named, unwrapped
 from .products import stacked
 from .routing import routing
-from .sites import ACTIVATIONS, TAPS, Site, Sites
+from .sites import ACTIVATIONS, TAPS, FeatureAxis, Site, Sites, parts_taken
 from .structure import (
     LayerStack,
     Places,
-    canonical,
     entered,
     find_stacks,
     is_leaf,
@@ -26,12 +28,12 @@ from .structure import (
     left,
     onto_vocabulary,
     outside,
-    unwrapped,
 )
 
 NOT_PER_TOKEN = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponseNorm)  # they normalise over channels
 CONVOLUTIONS = nn.modules.conv._ConvNd
 OVER_POSITIONS = "normalises over positions or examples as well, so that no token has a norm there"
+SHARED = "is called by several layers, so that it has no layer of its own"
 IN_NO_STACK = "is a block of convolutions in no stack of layers: name layers with sites= if it is one"
 
 
@@ -41,41 +43,44 @@ def find(model: nn.Module, output_site: str | None = None, own: Mapping[str, str
     ``own`` replaces what is found: a kind ("layers", "norms", "activations", "outputs") and a regular expression that
     the full names of its modules match. Of a Linear chosen as activation the input counts, as in ``fc2(act(fc1(x)))``.
     """
-    modules = {canonical(path): module for path, module in model.named_modules()}
+    modules = modules_of(model)
     given = {kind: _matching(kind, pattern, modules) for kind, pattern in (own or {}).items()}
     place = Places(_own_stacks(given["layers"]) if "layers" in given else find_stacks(model))
     uses = Counter(id(m) for stack in place.stacks for layer in stack.layers.values() for m in layer.modules())
-    norms = given.get("norms") or {path: m for path, m in modules.items() if _is_per_token_norm(path, m, uses)}
+    unplaced: dict[str, dict[str, str]] = {}  # kind -> modules without a place, and why
+    if "layers" not in given:
+        blocks = dict.fromkeys(outside(model, place.stacks), IN_NO_STACK)
+        unplaced = dict.fromkeys(("stream", "layers", "hidden"), blocks)
+    norms = given.get("norms", {})
+    if "norms" not in given:
+        every = {path: m for path, m in modules.items() if _is_per_token_norm(path, m)}
+        norms = {path: m for path, m in every.items() if uses[id(m)] <= 1}
+        unplaced["norms"] = {path: SHARED for path in every if path not in norms}
+        unplaced["norms"] |= {path: OVER_POSITIONS for path, m in modules.items() if _over_positions(m)}
     if "activations" in given:
-        activations = tuple(_activation(path, module, place) for path, module in given["activations"].items())
+        activations = [_activation(path, module, place) for path, module in given["activations"].items()]
     else:
         homes = {home for _, home in routing(modules)}
-        activations = tuple(site for stack in place.stacks for site in _activations(stack, place, uses, homes))
+        found = [site for stack in place.stacks for site in _activations(stack, modules, place, uses, homes)]
+        activations = [site for site in found if uses[id(site.module)] <= 1]
+        unplaced["activations"] = {site.name: SHARED for site in found if site not in activations}
     if "outputs" in given:
         outputs = [Site(path, m, place(path)[0] or path, sublayer="output") for path, m in given["outputs"].items()]
     else:
-        outputs = _outputs(modules, place, output_site)
+        outputs = _outputs(modules, place, None if output_site is None else _named(output_site, model))
     return Sites(
         place=place,
         layers=tuple(_layers(place.stacks)),
         inputs=tuple(_inputs(place.stacks)),
         branches=tuple(_branches(place)),
         norms=tuple(_norm(path, module, modules, place) for path, module in norms.items()),
-        activations=activations,
+        activations=tuple(activations),
         outputs=tuple(outputs),
         attentions=tuple(Site(path, modules[path], *place(path)) for path in innermost(modules)),
         logits=tuple(_logits(modules, place)),
         routers=tuple(Site(path, modules[path], *place(path), take="input") for path, _ in routing(modules)),
         modules=modules,
-        left_out={
-            "norms": {}
-            if "norms" in given
-            else {path: OVER_POSITIONS for path, m in modules.items() if _over_positions(m)},
-            **dict.fromkeys(
-                ("stream", "layers", "hidden"),
-                {} if "layers" in given else dict.fromkeys(outside(model, place.stacks), IN_NO_STACK),
-            ),
-        },
+        left_out=unplaced,
     )
 
 
@@ -113,7 +118,9 @@ def _layers(stacks: tuple[LayerStack, ...]) -> Iterator[Site]:
     for stack in stacks:
         for number, path, layer in stack.numbered():
             maps = _channels_first(layer)
-            yield Site(path, left(layer), stack.name, number, channels_first=maps, whole=not is_namespace(layer))
+            whole, end = not is_namespace(layer), left(layer)
+            streams = parts_taken(end) if whole else ()
+            yield Site(path, end, stack.name, number, channels_first=maps, whole=whole, streams=streams)
 
 
 def _channels_first(layer: nn.Module) -> int:
@@ -139,58 +146,84 @@ def _branches(place: Places) -> Iterator[Site]:
                     yield Site(f"{path}.{name}", child, *place(f"{path}.{name}"), taps=taps)
 
 
-def _is_per_token_norm(path: str, module: nn.Module, uses: Counter[int]) -> bool:
-    per_token = is_norm(module) and not isinstance(module, NOT_PER_TOKEN) and "parametrizations" not in path
-    return per_token and uses[id(module)] <= 1  # one that several layers share has no layer of its own
+def _is_per_token_norm(path: str, module: nn.Module) -> bool:
+    return is_norm(module) and not isinstance(module, NOT_PER_TOKEN) and "parametrizations" not in path
 
 
 def _norm(path: str, module: nn.Module, modules: Mapping[str, nn.Module], place: Places) -> Site:
     taps = _taps(modules[path.rpartition(".")[0]]) if path else {}
-    maps = 3 if getattr(module, "data_format", "") == "channels_first" else 0
-    return Site(path, module, *place(path), take="input", taps=taps, channels_first=maps)
+    return Site(path, module, *place(path), take="input", taps=taps, features=_feature_axis(module))
 
 
-def _activations(stack: LayerStack, place: Places, uses: Counter[int], routed: set[str]) -> Iterator[Site]:
+def _feature_axis(norm: nn.Module) -> FeatureAxis | None:
+    """None for norms of torch, and those whose weight does not say how many features there are: the last dimension."""
+    kind = type(unwrapped(norm))
+    if kind.forward in (nn.LayerNorm.forward, nn.RMSNorm.forward):
+        return None
+    said = getattr(norm, "weight", None)
+    told = said.shape if isinstance(said, torch.Tensor) else getattr(norm, "normalized_shape", ())
+    shape = (told,) if isinstance(told, int) else tuple(told)
+    sizes = [size for size in shape if size != 1]
+    if len(sizes) > 1:
+        return None
+    maps = getattr(norm, "data_format", "") == "channels_first" or kind.__name__.lower().endswith(("1d", "2d", "3d"))
+    return FeatureAxis(sizes[0] if sizes else 1, 1 if maps else -1) if sizes or len(shape) else None
+
+
+def _activations(
+    stack: LayerStack, modules: Mapping[str, nn.Module], place: Places, uses: Counter[int], routed: set[str]
+) -> list[Site]:
     """What the second linear of each feed-forward block sees, and of each expert's (``routed``: their homes): the
     product in a gated block (SwiGLU), else what an activation module outside attention yields, or the input of the
     second linear where there is none."""
+    found: list[Site] = []
     for path, layer in stack.layers.items():
-        inside = dict(_outside_attention(path, layer))
+        inside = {name: m for name, m in _outside_attention(path, layer) if modules.get(name) is m}
         blocks: dict[str, dict[str, nn.Module]] = {}  # each expert, and what is none
         for name, module in inside.items():
-            home = next((home for home in routed if name == home or name.startswith(f"{home}.")), "")
+            home = next((home for home in routed & inside.keys() if name == home or name.startswith(f"{home}.")), "")
             rest = name.removeprefix(home).split(".")
-            single = home and isinstance(inside[home], (nn.ModuleList, nn.ModuleDict)) and len(rest) > 1
+            single = home and isinstance(unwrapped(inside[home]), (nn.ModuleList, nn.ModuleDict)) and len(rest) > 1
             blocks.setdefault(f"{home}.{rest[1]}" if single else home, {})[name] = module
         for home, members in blocks.items():
             if home and stacked(unwrapped(inside[home])):
-                yield Site(home, inside[home], *place(home), take="inner", routed=True)
+                found.append(Site(home, inside[home], *place(home), take="inner", routed=True))
             else:
-                yield from _of_block(members, place, uses, bool(home), _channels_first(layer))
+                found += _of_block(members, place, uses, path, bool(home), _channels_first(layer))
+    return found
 
 
 def _of_block(
-    members: Mapping[str, nn.Module], place: Places, uses: Counter[int], routed: bool, maps: int
+    members: Mapping[str, nn.Module], place: Places, uses: Counter[int], layer: str, routed: bool, maps: int
 ) -> Iterator[Site]:
-    linears = [(name, m) for name, m in members.items() if _widths(m) is not None]
+    linears = [(name, m) for name, m in members.items() if widths(m) is not None]
     own = [name for name, m in members.items() if _is_activation(m) and uses[id(m)] == 1]
+    for home, pair in _ways_back(linears, own, members, layer).items():
+        there = [name for name in own if not home or name.startswith(f"{home}.")]
+        if there and not (pair is not None and pair.product):
+            for name in there:
+                yield Site(name, members[name], *place(name), routed=routed, channels_first=maps)
+        elif pair is not None:
+            stack = not isinstance(pair.module, nn.Linear)
+            yield Site(pair.name, pair.module, *place(pair.name), take="input", routed=routed or stack)
+
+
+def _ways_back(
+    linears: list[tuple[str, nn.Module]], own: list[str], members: Mapping[str, nn.Module], layer: str
+) -> dict[str, WayBack | None]:
+    """The way back of each module that holds a feed-forward block; under "" that of one whose linears stand in several
+    modules, if there is any. ``own``: the activation modules."""
     homes = dict.fromkeys(name.rpartition(".")[0] for name, _ in linears)
-    pairs = {home: _second_linear([each for each in linears if each[0].rpartition(".")[0] == home]) for home in homes}
+    pairs = {home: way_back([each for each in linears if each[0].rpartition(".")[0] == home]) for home in homes}
     pairs = {home: pair for home, pair in pairs.items() if pair is not None}
     mixers = {home for home in pairs if home in members and _convolves(members[home])}  # of a state-space layer
     if mixers < pairs.keys():
         pairs = {home: pair for home, pair in pairs.items() if home not in mixers}
-    if not pairs:  # they stand in several modules
-        pairs = {"": _second_linear(linears)}
-    for home, pair in pairs.items():
-        there = [name for name in own if not home or name.startswith(f"{home}.")]
-        if there and not (pair is not None and pair[2]):
-            for name in there:
-                yield Site(name, members[name], *place(name), routed=routed, channels_first=maps)
-        elif pair is not None:
-            name, module, _ = pair
-            stack = not isinstance(module, nn.Linear)
-            yield Site(name, module, *place(name), take="input", routed=routed or stack)
+    active = {name.rpartition(".")[0] for name in own} - {layer}
+    low_rank = {home for home, pair in pairs.items() if pair.widening < 0 and home not in active}
+    if low_rank < pairs.keys():  # what stands beside a feed-forward block is a correction (Gemma 3n's laurel)
+        pairs = {home: pair for home, pair in pairs.items() if home not in low_rank}
+    return {**pairs} or {"": way_back(linears)}
 
 
 def _convolves(module: nn.Module) -> bool:
@@ -199,42 +232,20 @@ def _convolves(module: nn.Module) -> bool:
 
 def _outside_attention(path: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules of a layer that are no part of its attention, by full name."""
-    attention = [key for key, module in layer.named_modules() if key and attends(module)]
+    inside = modules_of(layer)
+    attention = [key for key, module in inside.items() if key and attends(module)]
     found = []
-    for key, module in layer.named_modules():
+    for key, module in inside.items():
         home, _, last = key.rpartition(".")
-        siblings = {name for name, _ in layer.get_submodule(home).named_children()} if key else set()
+        siblings = set(unwrapped(inside[home])._modules) if key else set()
         part = any(key == outer or key.startswith(f"{outer}.") for outer in attention)
         if not part and not (isinstance(module, nn.Linear) and is_projection(last, siblings)):
-            found.append((canonical(f"{path}.{key}"), module))
+            found.append((f"{path}.{key}".strip("."), module))
     return found
 
 
 def _activation(path: str, module: nn.Module, place: Places) -> Site:
     return Site(path, module, *place(path), take="input" if isinstance(module, nn.Linear) else "output")
-
-
-def _second_linear(linears: list[tuple[str, nn.Module]]) -> tuple[str, nn.Module, bool] | None:
-    """The linear that leads back from the inner width, and whether what enters it is a product of two projections."""
-    for later, (name, second) in enumerate(linears):
-        inner, outer = _widths(second) or (0, 0)
-        before = [_widths(one) or (0, 0) for _, one in linears[:later]]
-        ways = [leaving for entering, leaving in before if entering == outer]
-        whole = ways.count(inner)
-        fused = 2 * inner in ways and inner > outer
-        if whole or fused:  # a gate and a value apart, or both from one linear of twice the width
-            return name, second, whole != 1
-    return None
-
-
-def _widths(module: nn.Module) -> tuple[int, int] | None:
-    """What a linear takes and yields; also one that holds the weights of all experts, (E, out, in)."""
-    if isinstance(module, nn.Linear):
-        return module.in_features, module.out_features
-    weight = getattr(module, "weight", None)
-    if "expert" in type(module).__name__.lower() and isinstance(weight, nn.Parameter) and weight.dim() == 3:
-        return weight.shape[2], weight.shape[1]
-    return None
 
 
 def _is_activation(module: nn.Module) -> bool:
@@ -243,15 +254,20 @@ def _is_activation(module: nn.Module) -> bool:
 
 def _outputs(modules: Mapping[str, nn.Module], place: Places, output_site: str | None) -> Iterator[Site]:
     if output_site is not None:
-        path = canonical(output_site)
-        if path not in modules:
-            close = difflib.get_close_matches(path, modules, n=3, cutoff=0.3)
-            raise UsageError(f"output_site {output_site!r} is no module of the model; near it are {', '.join(close)}.")
-        yield Site(path, modules[path], place(path)[0], sublayer="output")
+        yield Site(output_site, modules[output_site], place(output_site)[0], sublayer="output")
         return
     for stack in place.stacks:
         path, module = _end(stack, modules)
-        yield Site(path, module, stack.name, sublayer="output")
+        yield Site(path, module, stack.name, sublayer="output", streams=parts_taken(module))
+
+
+def _named(given: str, model: nn.Module) -> str:
+    """The full name of the module that the caller names, by that or by its name in ``named_modules()``."""
+    known = {each.raw: each.path for each in named(model)} | {each.path: each.path for each in named(model)}
+    if given not in known:
+        close = ", ".join(difflib.get_close_matches(given, known, n=3, cutoff=0.3)) or "none"
+        raise UsageError(f"output_site {given!r} is no module of the model; near it are {close}.")
+    return known[given]
 
 
 def _end(stack: LayerStack, modules: Mapping[str, nn.Module]) -> tuple[str, nn.Module]:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from .naming import unwrapped
 from .sites import Site
-from .structure import unwrapped
 
 MULTIPLY = ("linear", "mm", "bmm", "matmul", "__matmul__", "__rmatmul__", "_grouped_mm", "grouped_mm")
 SELECT = ("__getitem__", "index_select", "transpose", "permute", "contiguous", "to", "mT.__get__")

@@ -1,4 +1,4 @@
-"""Which modules route tokens to experts: told by their shape, beside the experts."""
+"""Modules that route tokens to experts: found by the shape of their weight, and by their names or the experts'."""
 
 from __future__ import annotations
 
@@ -7,28 +7,57 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 
-from .structure import unwrapped
+from .naming import GENERIC, unwrapped
+
+EXPERTS = ("expert", "moe", "mixture")  # in names of classes and of children
+ROUTERS = ("router", "routing", "gate", "gating", "switch")
+LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
 
 
 def routing(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, str]]:
-    """Full names of the modules with a weight (E, width), and of the sibling, or cousin, of E experts that each has."""
+    """Full names of the modules with a weight (E, width), and of the sibling, or cousin, of E experts that each has.
+
+    The shape is not enough: a classifier of n classes beside a list of n layers has it too. One of both must be called
+    a router, or experts.
+    """
+    children: dict[str, list[str]] = {}
+    for path in modules:
+        if path:
+            children.setdefault(path.rpartition(".")[0], []).append(path)
     for path, module in modules.items():
         weight = getattr(unwrapped(module), "weight", None)
-        if isinstance(weight, torch.Tensor) and weight.dim() == 2 and path:
-            home = path.rpartition(".")[0]
-            homes = {home, home.rpartition(".")[0]} if _is_router(home, modules) else {home}
-            beside = {name: other for name, other in modules.items() if name and name.rpartition(".")[0] in homes}
-            own = (name for name, other in beside.items() if other is not module)
-            if (
-                found := next((name for name in own if experts(beside[name]) == weight.shape[0] > 1), None)
-            ) is not None:
-                yield path, found
+        if (
+            not isinstance(weight, torch.Tensor)
+            or weight.dim() != 2
+            or not path
+            or isinstance(unwrapped(module), LOOKED_UP)
+        ):
+            continue
+        home = path.rpartition(".")[0]
+        homes = [home]
+        if home and _says(ROUTERS, type(modules[home]).__name__):
+            homes.append(home.rpartition(".")[0])
+        routes = _says(ROUTERS, path.rpartition(".")[2], type(unwrapped(module)).__name__) or len(homes) > 1
+        for name in (name for each in homes for name in children.get(each, ()) if modules[name] is not module):
+            if experts(modules[name]) == weight.shape[0] > 1 and _are_experts(name, modules, routes):
+                yield path, name
+                break
 
 
-def _is_router(path: str, modules: Mapping[str, nn.Module]) -> bool:
-    """Whether it calls itself so: a module that holds the projection of a router."""
-    name = type(modules[path]).__name__.lower() if path in modules else ""
-    return any(word in name for word in ("router", "gate"))
+def _are_experts(path: str, modules: Mapping[str, nn.Module], routed: bool) -> bool:
+    """Return True for one module of stacked experts, and for a list that is called experts or, unless its name is one
+    of lists of layers, stands beside what is called a router (``routed``)."""
+    inner, last = unwrapped(modules[path]), path.rpartition(".")[2]
+    if not isinstance(inner, (nn.ModuleList, nn.ModuleDict)):
+        return True
+    child = next(iter(inner.children()))
+    if _says(EXPERTS, type(unwrapped(child)).__name__, type(inner).__name__):
+        return True
+    return last not in GENERIC and (routed or _says(EXPERTS, last, type(modules[path.rpartition(".")[0]]).__name__))
+
+
+def _says(words: tuple[str, ...], *names: str) -> bool:
+    return any(word in name.lower() for word in words for name in names)
 
 
 def experts(module: nn.Module) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +12,34 @@ import torch
 from torch import nn
 
 from ...schema import Row
+from .naming import unwrapped
 from .structure import LayerStack, Places
 
 TAPS = ("branch", "scaled_branch", "shortcut")
 ACTIVATIONS = ("elu", "silu", "swish", "mish", "activation")  # endings of class names, in lower case
 KINDS = ("layers", "norms", "activations", "outputs")  # that a caller may choose himself
 TAPPED = ("stream", "norms", "activations", "outputs")  # that a model may show by stabilitylab.tap
+
+
+class FeatureAxis:
+    """Finds the dimension of a norm's input that its weight spans, at the first call at which only one has its size.
+
+    ``size``: the weight's. ``expected``: which it is where several have that size.
+    """
+
+    def __init__(self, size: int, expected: int = -1) -> None:
+        self.size, self.expected = size, expected
+        self.known: int | None = None
+
+    def __call__(self, shape: Sequence[int]) -> int:
+        """-1 for the last dimension, or where none has the size."""
+        if self.known is not None and -len(shape) <= self.known < len(shape) and shape[self.known] == self.size:
+            return self.known
+        fitting = [axis for axis in range(min(1, len(shape) - 1), len(shape)) if shape[axis] == self.size]
+        named = [-1 if axis == len(shape) - 1 else axis for axis in fitting]
+        if len(named) == 1:
+            self.known = named[0]
+        return self.expected if self.expected in named else named[-1] if named else -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +50,8 @@ class Site:
     ``channels_first``: tensors of so many dimensions or more have their channels in dimension 1; 0 for none.
     ``take="inner"``: what stacked experts multiply with their last weight, ``caught`` in the held-out pass. Not
     ``whole``: the last module of a layer that is never called itself, so that what enters is not the layer's input.
+    ``streams``: the arguments of a layer that takes the residual stream in parts, a branch and the rest, and yields it
+    so: the stream is their sum. ``features``: finds the dimension that holds the features.
     """
 
     name: str
@@ -39,6 +64,8 @@ class Site:
     routed: bool = False
     channels_first: int = 0
     whole: bool = True
+    streams: tuple[str, ...] = ()
+    features: FeatureAxis | None = None
     caught: list[torch.Tensor] = field(default_factory=list)
 
     def value(self, entering: Any, leaving: Any) -> Any:
@@ -58,6 +85,8 @@ class Site:
 
     def arranged(self, value: Any) -> Any:
         """``value`` with its features in the last dimension, (..., width)."""
+        if self.features is not None and isinstance(value, torch.Tensor):
+            return value.movedim(self.features(value.shape), -1)
         maps = self.channels_first and isinstance(value, torch.Tensor) and value.dim() >= self.channels_first
         return value.movedim(1, -1) if maps else value
 
@@ -145,6 +174,36 @@ def stream(sites: Sites) -> tuple[Site, ...]:
     order = {stack.name: rank for rank, stack in enumerate(sites.stacks)}
     found = sorted((*sites.inputs, *sites.branches, *plain), key=lambda site: (order[site.stack], site.layer))
     return (*found, *sites.shown("stream"))
+
+
+def parts_taken(module: nn.Module) -> tuple[str, ...]:
+    """The arguments in which a layer takes the residual stream, where one is called ``residual`` (Mamba's blocks, those
+    of flash-attn): all up to that one; empty for any other layer."""
+    try:
+        names = tuple(inspect.signature(unwrapped(module).forward).parameters)
+    except (TypeError, ValueError):  # not written in Python
+        return ()
+    return names[: names.index("residual") + 1] if "residual" in names else ()
+
+
+def taken_up(args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]) -> torch.Tensor | None:
+    """The residual stream that enters a layer in parts, as arguments of these names."""
+    return summed([*args[: len(names)], *(kwargs[name] for name in names if name in kwargs)])
+
+
+def summed(parts: Any) -> torch.Tensor | None:
+    """The residual stream of which a layer takes, or yields, the parts: the sum of the first floating-point tensor and
+    of all others of its shape, detached."""
+    if not isinstance(parts, (tuple, list)):
+        parts = [parts]
+    total = None
+    for part in parts:
+        if isinstance(part, torch.Tensor) and part.is_floating_point():
+            if total is None:
+                total = part.detach()
+            elif part.shape == total.shape:
+                total = total + part.detach()
+    return total
 
 
 def tensor_of(value: Any) -> torch.Tensor | None:

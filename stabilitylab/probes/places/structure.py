@@ -1,4 +1,4 @@
-"""The structure of any ``nn.Module``: canonical names, stacks of like layers, and which of them a module lies in."""
+"""The structure of any ``nn.Module``: stacks of like layers, and which of them a module lies in."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from ...schema import Row
-
-WRAPPERS = {"_orig_mod", "module", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
-GENERIC = {"layers", "layer", "h", "block", "blocks"}
+from .naming import GENERIC, modules_of, named, unwrapped
+from .routing import routing
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,17 +62,6 @@ class Places:
         return Row(path, (owners or [""])[0], 0, parts[-1])
 
 
-def canonical(path: str) -> str:
-    """``path`` without the components that compilation, checkpointing and data-parallel wrappers add."""
-    return ".".join(part for part in path.split(".") if part and part not in WRAPPERS)
-
-
-def unwrapped(module: nn.Module) -> nn.Module:
-    while (inner := next((m for key, m in module.named_children() if key in WRAPPERS), None)) is not None:
-        module = inner
-    return module
-
-
 def is_leaf(module: nn.Module) -> bool:
     return not module._modules  # any(module.children()) would ask a compiled child for its length
 
@@ -112,24 +100,44 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def find_stacks(model: nn.Module) -> tuple[LayerStack, ...]:
-    """The outermost lists of layers; of a list of stages (ResNet, Swin) the lists inside each stage."""
+    """The outermost lists of layers; of a list of stages (ResNet, Swin) the lists inside each stage.
+
+    A list of experts is none. A layer that stands in several lists belongs to the first, under its first name.
+    """
+    paths = {each.module: each.path for each in named(model)}
+    experts = {home for _, home in routing({path: module for module, path in paths.items()})}
+    names: set[str] = set()
+    walked: set[nn.Module] = set()
     taken: set[str] = set()
 
-    def walk(path: str, module: nn.Module) -> Iterator[LayerStack]:
-        chosen = _layers_of(path, module)
-        if not chosen or all("stage" in type(unwrapped(child)).__name__.lower() for _, child in chosen):
-            for key, child in module.named_children():
-                yield from walk(f"{path}.{key}", child)
+    def walk(module: nn.Module) -> Iterator[LayerStack]:
+        if module in walked:
             return
-        full = canonical(path)
+        walked.add(module)
+        full = paths[module]
+        chosen = [] if full in experts else _layers_of(full, module)
+        if not chosen or all("stage" in type(unwrapped(child)).__name__.lower() for _, child in chosen):
+            for child in module._modules.values():
+                if child is not None:
+                    yield from walk(child)
+            return
+        layers = {paths[child]: (key, child) for key, child in chosen if not _lies_in(paths[child], taken)}
+        if not layers:
+            return
+        taken.update(layers)
         home, _, last = full.rpartition(".")
         name = (home if last in GENERIC else full) or last or "layers"
-        name = full if name in taken else name
-        taken.add(name)
-        layers = {canonical(f"{path}.{key}"): child for key, child in chosen}
-        yield LayerStack(name, full, home, layers, _numbers(module, [key for key, _ in chosen]))
+        name = full if name in names else name
+        names.add(name)
+        numbers = _numbers(module, [key for key, _ in layers.values()])
+        yield LayerStack(name, full, home, {path: child for path, (_, child) in layers.items()}, numbers)
 
-    return tuple(walk("", model))
+    return tuple(walk(model))
+
+
+def _lies_in(path: str, homes: set[str]) -> bool:
+    parts = path.split(".")
+    return any(".".join(parts[:length]) in homes for length in range(1, len(parts) + 1))
 
 
 def _layers_of(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -142,7 +150,11 @@ def _layers_of(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
     numbered = isinstance(module, nn.ModuleDict) and bool(module) and all(key.isdigit() for key in module)
     if not (isinstance(module, (nn.ModuleList, nn.Sequential)) or numbered):
         return []
-    children = [(key, child) for key, child in module.named_children() if not is_leaf(child) or _is_bare(child)]
+    children = [
+        (key, child)
+        for key, child in module.named_children()
+        if not is_leaf(unwrapped(child)) or _is_bare(unwrapped(child))
+    ]
     if not children:
         return []
     kind, count = Counter(type(unwrapped(child)) for _, child in children).most_common(1)[0]
@@ -174,25 +186,20 @@ def _numbers(module: nn.Module, keys: Sequence[str]) -> tuple[int, ...]:
 def outside(model: nn.Module, stacks: tuple[LayerStack, ...]) -> list[str]:
     """Blocks of several convolutions that stand in no stack, as the middle of a U-net does: outermost first names."""
     layers = {path for stack in stacks for path in stack.layers}
-
-    def walk(path: str, module: nn.Module) -> Iterator[str]:
-        full = canonical(path)
-        if full in layers or is_leaf(module):
-            return
-        holds = any(not full or layer.startswith(f"{full}.") for layer in layers)
-        if not holds and sum(isinstance(each, nn.modules.conv._ConvNd) for each in module.modules()) > 1:
-            yield full
-            return
-        for key, child in module.named_children():
-            yield from walk(f"{path}.{key}", child)
-
-    return list(walk("", model)) if layers else []
+    found: set[str] = set()
+    for path, module in modules_of(model).items():
+        holds = any(not path or layer.startswith(f"{path}.") for layer in layers)
+        inside = holds or is_leaf(module) or _lies_in(path, layers | found)
+        if not inside and sum(isinstance(each, nn.modules.conv._ConvNd) for each in module.modules()) > 1:
+            found.add(path)
+    return [path for path in modules_of(model) if path in found] if layers else []
 
 
 def onto_vocabulary(modules: Mapping[str, nn.Module], place: Places) -> list[str]:
     """What the model says is its output embedding; else the last linear outside the layers as wide as a vocabulary."""
-    says = getattr(modules[""], "get_output_embeddings", None)
-    head = says() if callable(says) else None
+    model = modules[""]
+    says = getattr(type(model), "get_output_embeddings", None)  # a child may be called so
+    head = says(model) if callable(says) else None
     rows = {module.num_embeddings for module in modules.values() if isinstance(module, nn.Embedding)}
     linears = [
         path for path, module in modules.items() if isinstance(module, nn.Linear) and module.out_features in rows

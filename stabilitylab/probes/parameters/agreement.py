@@ -1,0 +1,64 @@
+"""Copies of parameters on several ranks: found to differ by their gradients, compared once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+ROUNDING = 1e-5  # relative, up to which sums over two gradients are those of one
+
+
+class Gradient(NamedTuple):
+    """A parameter's gradient on this rank; ``part``: which of its parts the rank holds."""
+
+    name: str
+    part: int
+    value: torch.Tensor | None
+
+
+class GradientSums(NamedTuple):
+    """What is compared of a gradient: its shape, the sum of its entries, of their sizes, and its L2 norm; None for an
+    absent one."""
+
+    shape: tuple[int, ...]
+    numbers: tuple[float, float, float] | None
+
+
+def differing(gradients: Sequence[Gradient]) -> list[str]:
+    """Names of the parameters whose gradients differ between ranks that hold the same part; the same on every rank,
+    each of which must come to it. Waits for the device."""
+    own = {(each.name, each.part): _summed(each.value) for each in gradients}
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    firsts: dict[tuple[str, int], GradientSums] = {}
+    apart: dict[str, None] = {}
+    names = [{name for name, _ in each} for each in everyone]
+    for each in everyone:
+        for (name, part), sums in each.items():
+            missing = any(name not in known for known in names)
+            if missing or not _alike(firsts.setdefault((name, part), sums), sums):
+                apart[name] = None
+    return list(apart)
+
+
+def _summed(gradient: torch.Tensor | None) -> GradientSums:
+    if gradient is None:
+        return GradientSums((), None)
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    values = torch.view_as_real(values) if values.is_complex() else values
+    sizes = [torch.linalg.vector_norm(values, order, dtype=torch.float64) for order in (1, 2)]
+    numbers = torch.stack([values.sum(dtype=torch.float64), *sizes]).tolist()
+    return GradientSums(tuple(gradient.shape), tuple(numbers))
+
+
+def _alike(one: GradientSums, other: GradientSums) -> bool:
+    if one.numbers is None or other.numbers is None:
+        return one == other
+    if one.shape != other.shape:
+        return False
+    scales = (max(one.numbers[1], other.numbers[1]), one.numbers[1], one.numbers[2])
+    pairs = zip(one.numbers, other.numbers, scales, strict=True)
+    return all(repr(a) == repr(b) or abs(a - b) <= ROUNDING * scale for a, b, scale in pairs)

@@ -1,0 +1,94 @@
+"""How parameters lie on the ranks where the caller says so: code that splits a model by hand, as Megatron's does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch.distributed as dist
+from torch import nn
+
+from ...errors import UsageError
+from .layouts import Layout, ModelLayout, whole_layout
+
+
+@dataclass(frozen=True)
+class SplitOver:
+    """A parameter of which each rank of a process group holds another part.
+
+    ``group``: the process group. ``same_batch``: its ranks work on one batch, as in tensor parallelism; False where
+    each has a batch of its own, as with experts that are spread over data-parallel ranks.
+    """
+
+    group: Any
+    same_batch: bool = True
+
+
+Share: TypeAlias = Callable[[str, nn.Parameter], Any]
+
+
+def layout_by(model: nn.Module, share: Share) -> ModelLayout:
+    """Return the layout that ``share`` describes. It is called with each parameter's name in ``named_parameters()`` and
+    the parameter, and returns the process group that the parameter is split over (or a :class:`SplitOver`), or None for
+    one that all ranks hold.
+
+    Raises UsageError for an answer of another kind, a group without this rank, or groups of several sizes whose ranks
+    work on one batch.
+    """
+    layouts: dict[Any, Layout] = {}
+    together: dict[str, Any] = {}  # groups of one batch
+    size = dist.get_world_size()
+    for name, parameter in model.named_parameters():
+        split = _asked(name, parameter, share)
+        if split is None:
+            layouts[parameter] = whole_layout(parameter, 1 / size)
+            continue
+        rank, ranks = _place(name, split.group)
+        layouts[parameter] = whole_layout(parameter, ranks / size, rank)
+        if split.same_batch:
+            together.setdefault(name, split.group)
+    groups = {tuple(dist.get_process_group_ranks(group)): group for group in together.values()}
+    if len(groups) > 1:
+        raise UsageError(
+            f"share= splits parameters over several process groups that work on one batch ({_few(together)}): the "
+            "probes know one, so give SplitOver(group, same_batch=False) where ranks have batches of their own."
+        )
+    group = next(iter(groups.values()), None)
+    tensor = 1 if group is None else dist.get_world_size(group)
+    return ModelLayout(layouts, data=size // tensor, tensor=tensor, group=group, said=True)
+
+
+def _asked(name: str, parameter: nn.Parameter, share: Share) -> SplitOver | None:
+    told = share(name, parameter)
+    if told is None or isinstance(told, SplitOver):
+        return told
+    if isinstance(told, dist.ProcessGroup) or told == dist.GroupMember.NON_GROUP_MEMBER:
+        return SplitOver(told)
+    raise UsageError(
+        f"share= returns {told!r} for {name!r}: return the process group that the parameter is split over, "
+        "stabilitylab.probes.SplitOver(group, same_batch=False), or None for a parameter that all ranks hold."
+    )
+
+
+def _place(name: str, group: Any) -> tuple[int, int]:
+    """This rank's number in a group, and how many are in it."""
+    try:
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"share= gives no process group for {name!r} ({error}): return one of torch's.") from error
+    if rank < 0:
+        raise UsageError(
+            f"share= splits {name!r} over a process group that this rank is not in: return the group that holds this "
+            "rank's part."
+        )
+    if dist.get_world_size() % ranks:
+        raise UsageError(
+            f"share= splits {name!r} over {ranks} ranks, which do not divide the {dist.get_world_size()} of all: "
+            "split it over groups of one size."
+        )
+    return rank, ranks
+
+
+def _few(names: dict[str, Any]) -> str:
+    return ", ".join(list(names)[:2])

@@ -1,0 +1,80 @@
+"""Full names of the modules and parameters of any ``nn.Module``, without what wrappers add to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from torch import nn
+
+# Classes that pass each call on to a module that they hold, by package and name -> the attribute that holds it.
+WRAPPERS: Mapping[tuple[str, str], str] = {
+    ("torch", "DistributedDataParallel"): "module",
+    ("torch", "DataParallel"): "module",
+    ("torch", "FullyShardedDataParallel"): "_fsdp_wrapped_module",
+    ("torch", "OptimizedModule"): "_orig_mod",  # of torch.compile
+    ("torch", "ActivationWrapper"): "_checkpoint_wrapped_module",  # of checkpoint_wrapper and offload_wrapper
+    ("torch", "AveragedModel"): "module",
+    ("deepspeed", "DeepSpeedEngine"): "module",
+    ("megatron", "DistributedDataParallel"): "module",
+    ("megatron", "Float16Module"): "module",
+    ("apex", "DistributedDataParallel"): "module",
+}
+GENERIC = {"layers", "layer", "h", "block", "blocks"}  # names of lists of layers that say nothing else
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module that all wrappers around it pass calls on to."""
+    while (key := held_by_wrapper(module)) is not None:
+        module = module._modules[key]  # pyright: ignore[reportAssignmentType]
+    return module
+
+
+def held_by_wrapper(module: nn.Module) -> str | None:
+    """The child that a wrapper (DistributedDataParallel, torch.compile, ...) passes its calls on to; None for a module
+    that is no wrapper. Told by its class, since any module may have a child of that name."""
+    for kind in type(module).__mro__:
+        key = WRAPPERS.get((kind.__module__.partition(".")[0], kind.__name__))
+        if key is not None and module._modules.get(key) is not None:
+            return key
+    return None
+
+
+class Named(NamedTuple):
+    """A module, its name in ``named_modules()``, and its full name without what wrappers add."""
+
+    raw: str
+    path: str
+    module: nn.Module
+
+
+def named(model: nn.Module) -> list[Named]:
+    """Every module once, under its first name, in the order of ``named_modules()``; what a wrapper holds has the
+    wrapper's own name."""
+    seen: set[nn.Module] = set()
+
+    def walk(raw: str, path: str, module: nn.Module) -> Iterator[Named]:
+        seen.add(module)
+        yield Named(raw, path, module)
+        held = held_by_wrapper(module)
+        for key, child in module._modules.items():
+            if child is not None and child not in seen:
+                own = path if key == held else f"{path}.{key}".lstrip(".")
+                yield from walk(f"{raw}.{key}".lstrip("."), own, child)
+
+    return list(walk("", "", model))
+
+
+def modules_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Full name -> module; of a wrapper and what it holds the latter."""
+    return {each.path: each.module for each in named(model)}
+
+
+def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Full name -> parameter, in the order of ``parameters()``, tied ones once."""
+    found: dict[nn.Parameter, str] = {}
+    for each in named(model):
+        for key, parameter in each.module._parameters.items():
+            if parameter is not None:
+                found.setdefault(parameter, f"{each.path}.{key}".lstrip("."))
+    return {name: parameter for parameter, name in found.items()}

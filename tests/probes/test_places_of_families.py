@@ -1,0 +1,364 @@
+"""Places in the shapes of model families that names or shapes mislead: stand-ins of our own, with exact numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from probe_toys import ListSink
+from torch import Tensor, nn
+
+from stabilitylab.probes import Watcher, find_sites
+
+WIDTH, TOKENS = 6, 5
+EXACT = {"rel": 1e-12}
+
+
+def recorded(model: nn.Module, x: Tensor, probes: str) -> ListSink:
+    """One row of training, and the held-out pass, both on ``x``."""
+    sink = ListSink()
+    with Watcher(model, sink, probes=probes, every=1, update_every=1, reference=lambda: model(x), strict=True) as w:
+        loss = model(x).square().mean()
+        loss.backward()
+        w.step(loss=loss)
+    return sink
+
+
+class Stack(nn.Module):
+    """A residual stream through layers of one kind."""
+
+    def __init__(self, make: Callable[[], nn.Module], count: int = 2) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(make() for _ in range(count))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, 9), nn.ReLU(), nn.Linear(9, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)
+
+
+# a list of n layers beside a weight of n rows
+
+
+@pytest.mark.parametrize("name", ["layers", "blocks", "h", "stages", "body"])
+@pytest.mark.parametrize("beside", ["head", "gate", "positions"])
+def test_a_weight_of_as_many_rows_as_there_are_layers_is_no_router(name: str, beside: str) -> None:
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module(name, nn.ModuleList(Residual() for _ in range(3)))
+            self.add_module(beside, nn.Embedding(3, WIDTH) if beside == "positions" else nn.Linear(WIDTH, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            last = self.get_submodule(beside)
+            x = x + last(torch.arange(TOKENS) % 3) if beside == "positions" else x
+            for layer in self.get_submodule(name).children():
+                x = layer(x)
+            return x if beside == "positions" else last(x)
+
+    model = Classifier().double()
+    listed = name in ("layers", "blocks", "h") or beside != "gate"  # else it is a router, as in a mixture of experts
+    assert [site.name for site in find_sites(model).layers] == ([f"{name}.{i}" for i in range(3)] if listed else [])
+    sink = recorded(model, torch.randn(2, TOKENS, WIDTH, dtype=torch.float64), "default")
+    total = torch.stack([p.grad.square().sum() for p in model.parameters() if p.grad is not None]).sum().sqrt()
+    assert sink.row(0)[0]["grad_norm_total"] == pytest.approx(float(total), **EXACT)
+
+
+# feed-forward blocks
+
+
+class GatedWithActivation(nn.Module):
+    """torchtune's: w1 and its activation, w2 back, w3 the value, registered in this order."""
+
+    def __init__(self, inner: int) -> None:
+        super().__init__()
+        self.w1, self.w2 = nn.Linear(WIDTH, inner, bias=False), nn.Linear(inner, WIDTH, bias=False)
+        self.w3 = nn.Linear(WIDTH, inner, bias=False)
+        self.activation = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.w2(self.activation(self.w1(x)) * self.w3(x))
+
+
+@pytest.mark.parametrize("inner", [WIDTH, 2 * WIDTH, 3 * WIDTH, 4])
+@pytest.mark.parametrize("nested", [False, True])
+def test_of_a_gate_with_an_activation_module_the_product_counts(inner: int, nested: bool) -> None:
+    model = Stack(lambda: nn.ModuleDict({"mlp": GatedWithActivation(inner)}) if nested else GatedWithActivation(inner))
+    blocks = [layer.mlp if nested else layer for layer in model.layers]
+    model.forward = lambda x: blocks[1](blocks[0](x))  # type: ignore[method-assign]
+    batch = x = torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
+    products = {}
+    for number, block in enumerate(blocks):
+        given = F.silu(block.w1(x)) * block.w3(x)
+        products[f"layers.{number}.{'mlp.' if nested else ''}w2"] = float((given > 0).double().mean())
+        x = block(x)
+    sink = recorded(model, batch, "activation_sparsity")
+    assert sink.column(0, "activation_sparsity", "nonzero_fraction") == pytest.approx(products, **EXACT)
+
+
+@pytest.mark.parametrize("order", ["up gate down", "down up gate", "up down gate", "gate down up"])
+def test_gate_and_value_may_be_registered_anywhere(order: str) -> None:
+    layer = nn.Module()
+    layer.mlp = nn.Module()
+    for name in order.split():
+        layer.mlp.add_module(name, nn.Linear(9, WIDTH) if name == "down" else nn.Linear(WIDTH, 9))
+    model = nn.Module()
+    model.layers = nn.ModuleList([layer])
+    assert [(site.name, site.take) for site in find_sites(model).activations] == [("layers.0.mlp.down", "input")]
+
+
+def test_numbers_in_names_count_before_the_order_of_registration() -> None:
+    layer = nn.Module()
+    layer.fc2, layer.fc1 = nn.Linear(9, WIDTH), nn.Linear(WIDTH, 9)
+    model = nn.Module()
+    model.layers = nn.ModuleList([layer])
+    assert [(site.name, site.take) for site in find_sites(model).activations] == [("layers.0.fc2", "input")]
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o_proj(F.scaled_dot_product_attention(self.q_proj(x), self.k_proj(x), self.v_proj(x)))
+
+
+class FusedGate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up_proj, self.down_proj = nn.Linear(WIDTH, 18), nn.Linear(9, WIDTH)
+        self.act_fn = nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(self.act_fn(gate) * up)
+
+
+class AttentionDecoderLayer(nn.Module):
+    """Zamba2's shared block: attention and a feed-forward block, in a class that is called attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.self_attn, self.feed_forward = Attention(), FusedGate()
+        self.input_layernorm, self.pre_ff_layernorm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.feed_forward(self.pre_ff_layernorm(self.self_attn(self.input_layernorm(x))))
+
+
+class Mamba(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixer = nn.Module()
+        self.mixer.in_proj, self.mixer.conv1d = nn.Linear(WIDTH, 12), nn.Conv1d(6, 6, 1, groups=6)
+        self.mixer.out_proj = nn.Linear(6, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, gate = self.mixer.in_proj(x).chunk(2, dim=-1)
+        return x + self.mixer.out_proj(self.mixer.conv1d(one.mT).mT * F.silu(gate))
+
+
+class Hybrid(nn.Module):
+    def __init__(self, shared: AttentionDecoderLayer) -> None:
+        super().__init__()
+        self.shared_transformer, self.linear = shared, nn.Linear(WIDTH, WIDTH)
+        self.mamba_decoder = Mamba()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mamba_decoder(x + self.linear(self.shared_transformer(x)))
+
+
+@pytest.mark.parametrize("uses", [1, 2])
+def test_the_feed_forward_block_of_a_decoder_layer_that_is_called_attention(uses: int) -> None:
+    model = Stack(Mamba, 3)
+    shared = AttentionDecoderLayer().double()
+    for number in range(uses):
+        model.layers[2 * number] = Hybrid(shared).double()
+    sites = find_sites(model)
+    home = "layers.0.shared_transformer"
+    assert [site.name for site in sites.attentions] == [f"{home}.self_attn"]
+    feed_forward = [site.name for site in sites.activations if "mixer" not in site.name]
+    norms = {f"{home}.input_layernorm", f"{home}.pre_ff_layernorm"}
+    if uses == 1:
+        assert feed_forward == [f"{home}.feed_forward.down_proj"]
+        assert {site.name for site in sites.norms} == norms
+    else:  # it has no layer of its own, which is said
+        assert feed_forward == []
+        assert set(sites.left_out["activations"]) == {f"{home}.feed_forward.down_proj"}
+        assert set(sites.left_out["norms"]) == norms
+        assert "called by several layers" in sites.left_out["activations"][f"{home}.feed_forward.down_proj"]
+
+
+class Corrected(nn.Module):
+    """Gemma 3n's layer: a correction of low rank beside the feed-forward block, and an input for each layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Module()
+        self.mlp.gate_proj, self.mlp.up_proj = nn.Linear(WIDTH, 12), nn.Linear(WIDTH, 12)
+        self.mlp.down_proj, self.mlp.act_fn = nn.Linear(12, WIDTH), nn.GELU()
+        self.laurel = nn.Module()
+        self.laurel.linear_left, self.laurel.linear_right = nn.Linear(WIDTH, 2), nn.Linear(2, WIDTH)
+        self.act_fn = nn.GELU()
+        self.per_layer_input_gate, self.per_layer_projection = nn.Linear(WIDTH, 3), nn.Linear(3, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mlp, laurel = self.mlp, self.laurel
+        x = x + laurel.linear_right(laurel.linear_left(x))
+        x = x + mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))
+        return x + self.per_layer_projection(self.act_fn(self.per_layer_input_gate(x)) * x[..., :3])
+
+
+def test_corrections_of_low_rank_and_inputs_of_a_layer_are_no_feed_forward_blocks() -> None:
+    sites = find_sites(Stack(Corrected))
+    assert [(s.name, s.take) for s in sites.activations] == [(f"layers.{i}.mlp.down_proj", "input") for i in range(2)]
+
+
+def test_adapters_alone_are_feed_forward_blocks() -> None:
+    class Adapter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.act, self.up = nn.Linear(WIDTH, 2), nn.ReLU(), nn.Linear(2, WIDTH)
+
+    assert [site.name for site in find_sites(Stack(Adapter)).activations] == ["layers.0.act", "layers.1.act"]
+
+
+# norms of maps
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """timm's: of the channels of maps (B, C, H, W)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class FrozenBatchNorm2d(nn.Module):
+    """torchvision's: everything in it is a buffer."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, torch.rand(channels) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.weight * (self.running_var + 1e-5).rsqrt()
+        return x * scale[:, None, None] + (self.bias - self.running_mean * scale)[:, None, None]
+
+
+class ChannelNorm(nn.Module):
+    """Its name does not say that features come first."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.norm(dim=1, keepdim=True) * self.weight.view(-1, *[1] * (x.dim() - 2))
+
+
+@pytest.mark.parametrize("norm", [LayerNorm2d, FrozenBatchNorm2d, ChannelNorm])
+@pytest.mark.parametrize("side", [3, 4, 7])
+def test_norms_of_maps_take_the_length_over_channels(norm: type[nn.Module], side: int) -> None:
+    class Convolved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.one, self.other = norm(4), nn.Conv2d(4, 8, 1), nn.Conv2d(8, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.other(F.gelu(self.one(self.norm(x))))
+
+    if norm is ChannelNorm and side == 4:
+        pytest.skip("four channels and four rows: neither shape nor name tells")
+    model = Stack(Convolved)
+    x = torch.randn(2, 4, side, side + 2, dtype=torch.float64)
+    sink = recorded(model, x, "ln_input")
+    for number, layer in enumerate(model.layers):
+        length = float(x.detach().norm(dim=1).mean())
+        assert sink.column(0, "ln_input", "value")[f"layers.{number}.norm"] == pytest.approx(length, **EXACT)
+        x = layer(x)
+
+
+class BareNorm(nn.Module):
+    """Has no weight; the number of its features may be one."""
+
+    def __init__(self, normalized_shape: int | tuple[int, ...]) -> None:
+        super().__init__()
+        self.normalized_shape = normalized_shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.norm(dim=-1, keepdim=True)
+
+
+@pytest.mark.parametrize("shape", [1, (1,), 6, (5, 6), ()])
+def test_a_norm_without_a_weight_has_its_place(shape: int | tuple[int, ...]) -> None:
+    (site,) = find_sites(nn.Sequential(BareNorm(shape), nn.Linear(WIDTH, WIDTH))).norms
+    assert site.arranged(torch.zeros(2, 5, 6)).shape == (2, 5, 6)
+
+
+# a stream in two parts
+
+
+class Parted(nn.Module):
+    """Mamba's and flash-attn's: adds what it is given to the residual, and yields its branch and the residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden_states: Tensor, residual: Tensor | None = None, **rest: Any) -> tuple[Tensor, Tensor]:
+        residual = hidden_states if residual is None else hidden_states + residual
+        return torch.tanh(self.inner(self.norm(residual))), residual
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_stream_that_layers_yield_in_parts_is_their_sum(by_name: bool) -> None:
+    class Backbone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = nn.ModuleList(Parted() for _ in range(3))
+            self.norm_f = nn.LayerNorm(WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            residual = None
+            for layer in self.layers:
+                x, residual = layer(hidden_states=x, residual=residual) if by_name else layer(x, residual)
+            return self.norm_f(x + residual)
+
+    model = Backbone().double()
+    x = torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
+    sink = recorded(model, x, "residual_norm,cosine_similarity,activation_grad_norm")
+    streams = [x]
+    for layer in model.layers:
+        streams.append(streams[-1] + torch.tanh(layer.inner(layer.norm(streams[-1]))))
+    lengths = {f"layers.{i}": streams[i + 1].norm(dim=-1).mean().item() for i in range(3)}
+    lengths["layers.input"] = x.norm(dim=-1).mean().item()
+    found = sink.column(0, "residual_norm", "value")
+    assert found == pytest.approx({site: lengths[site] for site in found}, **EXACT)
+    assert set(found) == set(lengths)
+    cosines = {
+        f"layers.{i}": F.cosine_similarity(one, other, dim=-1).mean().item()
+        for i, (one, other) in enumerate(pairwise(streams))
+    }
+    assert sink.column(0, "cosine_similarity", "raw") == pytest.approx(cosines, **EXACT)
+    grads = torch.autograd.grad(model.norm_f(streams[-1]).square().mean(), streams[1:])
+    norms = {f"layers.{i}": float(grad.norm()) for i, grad in enumerate(grads)}
+    found = sink.column(0, "activation_grad_norm", "value")
+    assert {site: found[site] for site in norms} == pytest.approx(norms, **EXACT)
