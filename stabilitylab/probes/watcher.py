@@ -14,6 +14,7 @@ from ..schema import Cells, Sink, Table
 from ._engine.cadence import Cadence, checked
 from ._engine.curvature_rows import CurvatureCadence, checked_curvature
 from ._engine.masks import Mask
+from ._engine.neutral_pass import Audit
 from ._engine.recorder import Recorder
 from ._engine.reference_rows import AlphaSchedule
 from ._engine.row import Metrics, RowMetrics, RowRecord, State
@@ -64,6 +65,9 @@ class Watcher(Course):
       many at a time, which a model that writes to them in place would spoil.
     - ``parallel``: "auto" finds DDP, FSDP2 and tensor parallelism; "later", "ddp", "off" and a pipeline's schedule say
       what cannot be found, see :func:`~.parameters.spreading.spread_out`.
+    - ``restore``: reference and curvature passes keep a copy of the model's state each time and put it back, for a
+      model whose forward changes it in eval mode too (weights rescaled in place, a queue, a momentum encoder). Without
+      it the first such pass keeps a copy, and a pass that changes the model ends for good.
     - ``strict``: an error of a probe is raised, as tests of probes want it.
     - ``tapped``: what an earlier attempt of the run knew of :func:`stabilitylab.tap`, as its ``state_dict`` has it.
 
@@ -96,6 +100,7 @@ class Watcher(Course):
         measured: Callable[[int], bool] = lambda row: False,
         curvature_every: CurvatureCadence = "auto",
         curvature_loss: Callable[[], torch.Tensor] | None = None,
+        restore: bool = False,
         strict: bool = False,
         tapped: Sequence[Place] = (),
     ) -> None:
@@ -121,12 +126,16 @@ class Watcher(Course):
             strict=strict,
             tapped=tapped,
             declare=self._declare,
+            restore=restore,
+            audit=Audit(changed=self._note_audit),
         )
         self.sink: Sink = self._parts.sink  # the caller's, or on other ranks than the first, nothing
         self.parameters: Parameters = self._parts.parameters
         self.unseen: Mapping[str, list[str]] = self._parts.notices.unseen  # table -> places that no call came by
         self.loop_warnings: Sequence[str] = self._parts.notices.loop_warnings
         self.ended: Mapping[str, str] = self._parts.guard.ended  # table -> why it ended before the run
+        self.audit: dict[str, Any] = self._parts.audit.facts  # what was checked of the model and the loop
+        self.not_neutral: Sequence[str] = self._parts.audit.not_neutral  # what watching changed and could not undo
         self._contents = Contents(self._parts, self.every, total_every_step)
         self._delivery = Delivery(self._parts, self._contents)
         super().__init__()
@@ -269,6 +278,9 @@ class Watcher(Course):
 
     def _declare(self) -> None:
         self.sink.open(list(self.tables.values()))
+
+    def _note_audit(self) -> None:
+        """What was checked of the run is other than before, and should be kept at once."""
 
     def _updated(self, number: int) -> None:
         """An optimizer has stepped."""

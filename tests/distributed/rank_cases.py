@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from rank_compiled import COMPILED_CASES
 from rank_curvature import CURVATURE_CASES
+from rank_neutral import NEUTRAL_CASES
 from rank_pipeline import PIPELINE_CASES
 from rank_runs import RUN_CASES
 from rank_taps import TAP_CASES
@@ -44,7 +45,9 @@ def every_case(size: int) -> dict[str, Callable[[Path], Any]]:
     if size == 4:
         return FOUR_CASES
     # the trainer last: it flushes denormal numbers from then on
-    return CASES | CURVATURE_CASES | TENSOR_CASES | PIPELINE_CASES | COMPILED_CASES | RUN_CASES | TAP_CASES
+    return (
+        CASES | NEUTRAL_CASES | CURVATURE_CASES | TENSOR_CASES | PIPELINE_CASES | COMPILED_CASES | RUN_CASES | TAP_CASES
+    )
 
 
 def run(rank: int, folder: Path, names: list[str], size: int) -> None:

@@ -21,6 +21,7 @@ from .cadence import REFERENCE_FINENESS, checked, is_due
 from .evaluation import evaluation, random_states_kept
 from .first_batch import FirstBatch
 from .guard import Guard
+from .neutral_pass import Audit, NeutralPass
 from .row import RowRecord
 from .selection import LOSS
 from .watchable import with_hooks
@@ -45,6 +46,10 @@ def is_curved(row: int, every: CurvatureCadence) -> bool:
     return due == row
 
 
+class PassOver(Exception):
+    """A look at curvature ends before its numbers are there."""
+
+
 class CurvatureRows:
     """Looks at the loss between the optimizer's step and the next forward; the model is afterwards bit for bit what it
     was, and so are training flags and random states.
@@ -62,8 +67,11 @@ class CurvatureRows:
         reference: Callable[[], Any] | FirstBatch | None,
         parameters: Parameters,
         ranks: Ranks | None = None,
+        audit: Audit | None = None,
+        restore: bool = False,
     ) -> None:
         self.seconds = 0.0
+        self.neutrality = NeutralPass("curvature", model, lambda: boards, guard, audit or Audit(), ranks, restore)
         self._model, self._boards, self._guard = model, boards, guard
         self._every: CurvatureCadence = every
         self._loss, self._reference = loss, reference
@@ -71,6 +79,7 @@ class CurvatureRows:
         self._landscape: Landscape | None = None
         self._memory: dict[str, dict[str, Any]] = {board.table.name: {} for board in boards}
         self._started = False
+        self._row = 0
 
     def due(self, row: int) -> bool:
         return bool(self._boards) and is_curved(row, self._every)
@@ -79,8 +88,13 @@ class CurvatureRows:
         """Before the optimizer's step of a due row."""
         began = time.perf_counter()
         self._started = False
-        if isinstance(self._reference, FirstBatch) and self._loss is None and not self._reference.ready:
-            return  # no forward of the whole model came yet
+        if isinstance(self._reference, FirstBatch) and self._loss is None:
+            if self._reference.refused:
+                self.neutrality.end(self._reference.refused)
+            elif not self._reference.ready:
+                return  # no forward of the whole model came yet
+        if self.neutrality.over:
+            return
         try:
             if self._landscape is None:
                 self._landscape = Landscape(self._model, self._same, self._parameters, self._ranks)
@@ -94,15 +108,19 @@ class CurvatureRows:
         """Adds the tables, after the step of every optimizer."""
         began = time.perf_counter()
         landscape, started, self._started = self._landscape, self._started, False
+        self._row = record.step
         if started and landscape is not None:
             try:
                 with evaluation(self._model), with_hooks(), landscape.entered() as moved:
                     for board in self._boards if moved else ():
                         self._look(board, landscape)
+            except PassOver:
+                pass  # which settle() says
             except Exception as error:
                 self._end(error)
         for board in self._boards:
             record.table(board)
+        self.neutrality.settle()
         self.seconds += time.perf_counter() - began
 
     def skip(self) -> None:
@@ -126,6 +144,8 @@ class CurvatureRows:
         landscape.count = 0
         try:
             numbers = probe.look(landscape, self._memory[board.table.name])
+        except PassOver:
+            raise
         except Exception as error:
             self._guard(board, error)
             return
@@ -139,14 +159,24 @@ class CurvatureRows:
         board.collect(Collected(columns, cells))
 
     def _same(self) -> Tensor:
-        """The loss, drawing the same random numbers each time."""
-        with random_states_kept(self._model):
-            if self._loss is not None:
-                return _tensor(self._loss(), any_shape=True)
-            assert self._reference is not None
-            if isinstance(self._reference, FirstBatch):
-                return torch.stack([_tensor(returned) for returned in self._reference.parts()])
-            return _tensor(self._reference())
+        """The loss, drawing the same random numbers each time.
+
+        Raises PassOver where the forward changed the model: it would not be the same loss the next time.
+        """
+        # parameters and buffers are those of before after each row, see Landscape.entered
+        with random_states_kept(self._model), self.neutrality.around(self._row, by_caller=("parameter", "buffer")):
+            found = self._told()
+        if self.neutrality.over:
+            raise PassOver(self.neutrality.over)
+        return found
+
+    def _told(self) -> Tensor:
+        if self._loss is not None:
+            return _tensor(self._loss(), any_shape=True)
+        assert self._reference is not None
+        if isinstance(self._reference, FirstBatch):
+            return torch.stack([_tensor(returned) for returned in self._reference.parts()])
+        return _tensor(self._reference())
 
     def _end(self, error: Exception) -> None:
         for board in self._boards:

@@ -40,7 +40,12 @@ class Guard:
         if not board.ended:
             self._end([board], "its probe raised on another rank, whose log says what", None)
 
-    def _end(self, boards: Iterable[Board], why: str, error: Exception | None) -> None:
+    def stop(self, boards: Iterable[Board], why: str) -> bool:
+        """Ends tables for another reason than an error; returns False if none was left to end."""
+        return self._end(boards, why, None)
+
+    def _end(self, boards: Iterable[Board], why: str, error: Exception | None) -> bool:
+        boards = list(boards)
         names = [board.table.name for board in boards if not board.ended]
         for board in boards:
             board.end(why)
@@ -48,6 +53,7 @@ class Guard:
         if names:
             log.warning("no more rows of %s: %s. Training goes on.", ", ".join(names), why)
             log.debug("what was raised", exc_info=error)
+        return bool(names)
 
 
 def said(error: Exception) -> str:
