@@ -21,6 +21,7 @@ from .errors import UsageError
 from .probes import (
     AlphaSchedule,
     Cadence,
+    CurvatureBatch,
     CurvatureCadence,
     Mask,
     Names,
@@ -159,6 +160,7 @@ def watch(
     resume: Mapping[str, Any] | None = None,
     curvature_every: CurvatureCadence = "auto",
     curvature_loss: Callable[[], torch.Tensor] | None = None,
+    curvature_batch: CurvatureBatch = "fixed",
     alarm: bool | str | Alarm = False,
     on_alarm: Callable[[Alert], object] | None = None,
     restore: bool = False,
@@ -195,6 +197,7 @@ def watch(
         "torch": torch.__version__,
         "argv": sys.argv,
         "numerics": numerics(next((parameter.device for parameter in model.parameters()), torch.device("cpu"))),
+        **({} if curvature_batch == "fixed" else {"curvature_batch": curvature_batch}),
         "flush_denormal": bool(torch.tensor(1e-39) * 1 == 0),  # the process's own mode, which watching leaves alone
     }
 
@@ -240,6 +243,7 @@ def watch(
             parallel=parallel,
             curvature_every=curvature_every,
             curvature_loss=curvature_loss,
+            curvature_batch=curvature_batch,
             restore=restore,
             strict=strict,
             tapped=() if resume is None else resume["watcher"].get("tapped", ()),

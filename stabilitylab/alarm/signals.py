@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..decisive import decisive
 from ..schema import Cells, Row, Table
 from .past import Past
 
@@ -62,7 +63,8 @@ SOURCES = (
     Source("log_z", "logits", "log_z", "log Z of the output", transform=np.arcsinh),
     Source("kurtosis", "outliers", "pearson_kurtosis", "the kurtosis of a layer's output"),
 )
-# A number that needs no past: table, column, what it is. The largest over places counts; -1: the smallest does.
+# A number that needs no past: table, column, what it is. The largest over places counts; -1: the smallest does. What
+# may decide nothing (an eigenvalue that has not converged, a critical rate that is a bound or noise) is not read.
 LEVELS = {
     "rms_t.level": ("adam", "rms_t", 1, "the RMS of g / sqrt(v)"),
     "heads.level": ("attention_heads", "max_logit", 1, "a head's largest attention logit"),
@@ -100,9 +102,10 @@ class Signals:
     """Turns rows into signals, one after the other: keeps each place's past.
 
     ``read`` gives of each source the largest ``z`` and ``drift`` over places (``.all``: the mean drift over places),
-    of each level its largest number, and the standard deviation of the log gradient norms of a stack's layers
-    (``uniformity.level``, DeepNet's balance; its drift is against its own past). What a row does not hold stays as it
-    was for 25 rows, and is left out then. A past is counted in rows, so rows should have one distance.
+    of each level its largest number that may decide anything (:mod:`stabilitylab.decisive`), and the standard deviation
+    of the log gradient norms of a stack's layers (``uniformity.level``, DeepNet's balance; its drift is against its own
+    past). What a row does not hold stays as it was for 25 rows, and is left out then. A past is counted in rows, so
+    rows should have one distance.
     """
 
     def __init__(self) -> None:
@@ -124,7 +127,7 @@ class Signals:
             told.update(self._past(source, metrics, tables))
         for name, (table, column, sign, _) in LEVELS.items():
             if (cells := tables.get(table)) is not None:
-                told.update(self._level(name, self._column(table, column, cells), table, sign))
+                told.update(self._level(name, self._settled(table, column, cells), table, sign))
         if (cells := tables.get("grad_norm")) is not None:
             told.update(self._unevenness(self._column("grad_norm", "value", cells)))
         self._last.update({name: (self._row, reading) for name, reading in told.items()})
@@ -136,6 +139,13 @@ class Signals:
         if column not in columns:
             return np.full(len(cells.absent), np.nan)
         return np.where(cells.absent, np.nan, cells.values[:, columns.index(column)])
+
+    def _settled(self, table: str, column: str, cells: Cells) -> np.ndarray:
+        """A column, NaN where the row may decide nothing."""
+        columns = self._tables[table].columns
+        chosen = decisive(table, column, lambda name: self._column(table, name, cells) if name in columns else None)
+        values = self._column(table, column, cells)
+        return values if chosen is None else np.where(chosen, values, np.nan)
 
     def _past(
         self, source: Source, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import InputError, listed
 from ..store import Run
+from ..store.reader import of_snapshots
 from .announced import announced
 from .cause import Cause, explain, ordered, sentence, undecided, why_together
 from .events import DETECTORS, Event
@@ -140,9 +141,13 @@ class Diagnosis:
 def diagnose(run: Run) -> Diagnosis:
     """Diagnoses a run directory of ``stabilitylab probe`` or ``watch``: finished, broken or still going.
 
-    Each detector in :mod:`stabilitylab.diagnose.detectors` has its thresholds beside its rule. Raises InputError where
-    nothing is recorded.
+    Each detector in :mod:`stabilitylab.diagnose.detectors` has its thresholds beside its rule; all of them read one
+    snapshot of the run. Raises InputError where nothing is recorded.
     """
+    return of_snapshots(_diagnosed, run)
+
+
+def _diagnosed(run: Run) -> Diagnosis:
     evidence = Evidence(run)
     doubts = tuple(map(str, run.manifest.get("loop_warnings", ())))
     if not len(evidence.steps):
@@ -157,8 +162,10 @@ def diagnose(run: Run) -> Diagnosis:
         if not sources:
             needs = " or ".join(f"{name} ({how})" for name, how in detector.reads.items())
             unchecked[kind] = f"not recorded: {needs}"
-        elif (rows := detector.rows(evidence)) < detector.least_rows:
-            unchecked[kind] = f"{rows} rows are too few, it takes {detector.least_rows}"
+        elif (counted := detector.rows(evidence))[0] < detector.least_rows:
+            rows, recorded = counted
+            which = f"{rows} rows" if rows == recorded else f"{rows} converged rows of {recorded}"
+            unchecked[kind] = f"{which} are too few, it takes {detector.least_rows}"
         else:
             checked[kind] = sources
             with np.errstate(all="ignore"):  # a run holds any number, 1e-310 and inf among them

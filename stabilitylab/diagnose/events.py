@@ -119,10 +119,16 @@ class Detector:
 
         return [name for name in self.reads if holds(name)]
 
-    def rows(self, evidence: Evidence) -> int:
-        """How many rows hold a number of the source that has most."""
-        found = [grid for name in self.reads for grid in _read(evidence, name) if grid is not None]
-        return max((len(grid.steps) for grid in found), default=0)
+    def rows(self, evidence: Evidence) -> tuple[int, int]:
+        """(How many rows of the source that has most may decide anything, how many it has)."""
+        found = []
+        for name in self.reads:
+            table, _, column = name.partition(".")
+            for grid in _read(evidence, name):
+                if grid is not None:
+                    own = grid if grid.is_metric else evidence.decisive(table, column)
+                    found.append((len((own or grid).steps), len(grid.steps)))
+        return max(found, default=(0, 0))
 
 
 def _read(evidence: Evidence, name: str) -> tuple[Grid | None, Grid | None]:

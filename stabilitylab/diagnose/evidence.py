@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from ..decisive import decisive
 from ..schema import Row
 from ..store import Run
 from ..store.layout import METRICS
@@ -43,6 +44,11 @@ class Grid:
         names = dict.fromkeys(row.stack for row in self.rows if row.layer > 0)
         return [self.select(np.array([row.stack == name and row.layer > 0 for row in self.rows])) for name in names]
 
+    def at(self, chosen: np.ndarray) -> Grid:
+        """Only the steps where ``chosen`` is True."""
+        steps, values, absent = self.steps[chosen], self.values[chosen], self.absent[chosen]
+        return Grid(self.table, self.column, self.phase, steps, self.rows, values, absent)
+
     def before(self, position: int) -> int | None:
         """The step recorded before the one at ``position``."""
         return int(self.steps[position - 1]) if position else None
@@ -57,10 +63,10 @@ class Grid:
 
 
 class Evidence:
-    """A run, read once per table and column; what is not there is None."""
+    """A run as it stands now, read once per table and column; what is not there is None."""
 
     def __init__(self, run: Run) -> None:
-        self.run = run
+        self.run = run = run.snapshot()
         self.metric, self.grid = cache(self._metric), cache(self._grid)
         self.metrics = run.arrow(METRICS)
         self.status = run.status
@@ -85,6 +91,20 @@ class Evidence:
     def flushed(self) -> bool:
         """Whether numbers below 1.2e-38 were flushed to 0 while it ran."""
         return bool(self.run.manifest.get("flush_denormal", False))
+
+    def decisive(self, table: str, column: str = "") -> Grid | None:
+        """A column of a table without the steps that may decide nothing (:mod:`stabilitylab.decisive`): eigenvalues
+        that have not converged, critical rates of which one side was seen."""
+        grid = self.grid(table, column)
+        if grid is None:
+            return None
+
+        def read(name: str) -> np.ndarray | None:
+            other = self.grid(table, name)
+            return None if other is None else other.values[:, 0]
+
+        chosen = decisive(table, grid.column, read)
+        return grid if chosen is None else grid.at(chosen)
 
     def loss(self) -> Grid | None:
         return next((grid for name in LOSSES if (grid := self.metric(name)) is not None), None)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
+import numpy as np
+
+from ..decisive import NOISE
 from .evidence import Evidence
 
 TABLE = "critical_sharpness"
@@ -11,15 +15,22 @@ TABLE = "critical_sharpness"
 
 def headroom(evidence: Evidence) -> str:
     """Such as ``on the fixed batch the loss would rise at 12 times the present rate (8.1 to 16 over three parts of it;
-    step 800; 30 at step 0)``; "" where it was not recorded."""
-    own = {name: evidence.grid(TABLE, name) for name in ("headroom", "low", "high", "least", "most")}
-    grid = own["headroom"]
+    step 800; 30 at step 0)``; "" where it was not recorded.
+
+    Rows of which one side was seen are said as bounds where no later row was found; rows whose loss changes less than
+    its noise say nothing.
+    """
+    own = {name: evidence.grid(TABLE, name) for name in ("headroom", "low", "high", "least", "most", "state")}
+    grid, state = own["headroom"], own["state"]
     if grid is None:
         return ""
-    known = [place for place in range(len(grid.steps)) if math.isfinite(grid.values[place, 0])]
-    if not known:
-        return ""
-    last = known[-1]
+    batch = "the batch of each update" if _of_updates(evidence) else "the fixed batch"
+    finite = np.isfinite(grid.values[:, 0])
+    clear = finite if state is None else finite & (state.values[:, 0] > NOISE)
+    if not clear.any():
+        few = f"in all of {int(finite.sum())} rows its loss changes less than its noise"
+        return f"on {batch} nothing can be said of headroom, since {few}" if finite.any() else ""
+    last, known = int(np.flatnonzero(clear)[-1]), evidence.decisive(TABLE, "headroom")
 
     def at(name: str) -> float:
         found = own[name]
@@ -28,7 +39,18 @@ def headroom(evidence: Evidence) -> str:
     times = at("headroom")
     bound = "" if math.isfinite(at("high")) and at("low") > 0 else "more than " if at("low") > 0 else "less than "
     spread = f"{at('least'):.3g} to {at('most'):.3g} over three parts of it; " if math.isfinite(at("most")) else ""
-    first = "" if len(known) < 2 else f"; {float(grid.values[known[0], 0]):.3g} at step {int(grid.steps[known[0]])}"
     step = int(grid.steps[last])
-    told = f"on the fixed batch the loss would rise at {bound}{times:.3g} times the present rate"
+    first = ""
+    if known is not None and len(known.steps) and known.steps[0] < step:
+        first = f"; {float(known.values[0, 0]):.3g} at step {int(known.steps[0])}"
+    told = f"on {batch} the loss would rise at {bound}{times:.3g} times the present rate"
     return f"{told} ({spread}step {step}{first})"
+
+
+def _of_updates(evidence: Evidence) -> bool:
+    """Whether each row looked at the batch that its update was made of."""
+    manifest = evidence.run.manifest
+    config = manifest.get("config")
+    probes = config.get("probes") if isinstance(config, Mapping) else None
+    own = probes.get("curvature_batch") if isinstance(probes, Mapping) else None
+    return "update" in (manifest.get("curvature_batch"), own)

@@ -4,7 +4,7 @@
 """
 
 from ._engine.cadence import Cadence, is_due
-from ._engine.curvature_rows import CurvatureCadence
+from ._engine.curvature_rows import CurvatureBatch, CurvatureCadence
 from ._engine.evaluation import evaluation, random_states_kept
 from ._engine.masks import Mask
 from ._engine.recorder import CudaGraphs, Recorder, attempt
@@ -23,6 +23,7 @@ __all__ = [
     "Cadence",
     "Collected",
     "CudaGraphs",
+    "CurvatureBatch",
     "CurvatureCadence",
     "CurvatureProbe",
     "Mask",

@@ -12,7 +12,7 @@ from torch import nn
 from ..errors import UsageError
 from ..schema import Cells, Sink, Table
 from ._engine.cadence import Cadence, checked
-from ._engine.curvature_rows import CurvatureCadence, checked_curvature
+from ._engine.curvature_rows import CurvatureBatch, CurvatureCadence, checked_batch, checked_curvature
 from ._engine.masks import Mask
 from ._engine.neutral_pass import Audit
 from ._engine.recorder import Recorder
@@ -55,7 +55,9 @@ class Watcher(Course):
       "first batch": copies of what the model's first training forward was given.
     - ``curvature_loss``: returns the loss of a fixed batch, one number or one a token or sentence, for the probes of
       curvature; what ``reference`` returns does too, as a number or as ``.loss``. ``curvature_every``: their rows, a
-      number, "log" or "auto" (see :func:`~._engine.curvature_rows.is_curved`).
+      number, "log" or "auto" (see :func:`~._engine.curvature_rows.is_curved`). ``curvature_batch``: "fixed", or
+      "update" for the batch that each row's update is made of, as critical sharpness is defined: what the model returns
+      for it is the loss, or what ``curvature_loss`` returns between the optimizer's step and the next forward.
     - ``measured``: rows at which ``reference`` is run for these numbers alone, beside those of ``update_every``.
     - ``schedule``: lets ``model_update`` separate what alpha did from what the parameters did.
     - ``output_site``: the module whose output is F. ``sites``: a regular expression that narrows the places of all
@@ -100,6 +102,7 @@ class Watcher(Course):
         measured: Callable[[int], bool] = lambda row: False,
         curvature_every: CurvatureCadence = "auto",
         curvature_loss: Callable[[], torch.Tensor] | None = None,
+        curvature_batch: CurvatureBatch = "fixed",
         restore: bool = False,
         strict: bool = False,
         tapped: Sequence[Place] = (),
@@ -123,6 +126,7 @@ class Watcher(Course):
             measured=measured,
             curvature_every=checked_curvature(curvature_every),
             curvature_loss=curvature_loss,
+            curvature_batch=checked_batch(curvature_batch),
             strict=strict,
             tapped=tapped,
             declare=self._declare,

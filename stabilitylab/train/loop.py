@@ -87,7 +87,8 @@ class Trainer:
         self.working = WorkingWeights(self.model) if train.working_weights else None
         self.spread = self.team.spread(self.model, device)  # what is called: the model, or what wraps it
         first = partial(self._micro_batch, 0, 0)
-        self.passes = Passes(config, dataset, device, self.model, self.spread, self.working, first)
+        present = self._present
+        self.passes = Passes(config, dataset, device, self.model, self.spread, self.working, first, present)
         on_device = recorder is not None or device.type == "cuda"
         self.optimizer = optimizer_of(train, self.model.parameters(), device=device if on_device else None)
         self.watcher = Watcher(
@@ -104,6 +105,7 @@ class Trainer:
             measured=self.evaluates,
             curvature_every=config.probes.curvature_every,
             curvature_loss=self.passes.curvature_loss,
+            curvature_batch="update" if config.probes.curvature_batch == "update" else "fixed",
             tapped=() if state is None else self.team.own(state)["watcher"].get("tapped", ()),
         )
         # on a GPU a row is looked at while the next one is computed, unless what it says may end the run
@@ -144,20 +146,21 @@ class Trainer:
         if train.final_checkpoint:
             self.save()
         self.model.set_row(self.row)
-        after = self.watcher.finish(**self.passes.validate(), **self.passes.source_worth())
+        after = self.watcher.finish(**self.passes.validate(), **self.passes.source())
         self.judging.see(self.row, after)
         return self.judging.verdict(self.row, after)
 
     def update(self) -> Mapping[str, float | None]:
         """One optimizer update from theta_t to theta_{t+1}; returns row t's numbers."""
-        train, t = self.config.train, self.row
+        t = self.row
         started = time.perf_counter()
         self.model.set_row(t)
         rate = self.rate(t)
         set_rate(self.optimizer, rate)
-        whole = [self._micro_batch(t, i) for i in range(train.accumulate)]
+        whole = self._present()
         tokens = sum(batch.tokens for batch in whole)
         batches = [self.team.part(batch).to(self.device) for batch in whole]
+        read = self.passes.source() if self.evaluates(t) or self.watcher.due_reference(t) else {}
         metrics = self.apply(batches, tokens / self.team.size)
         schedule = self.model.schedule
         self.watcher.note(
@@ -166,6 +169,7 @@ class Trainer:
             tokens=tokens,
             tokens_per_second=tokens / (time.perf_counter() - started),
             memory_bytes=peak_memory(self.device),
+            **read,
         )
         return metrics
 
@@ -223,10 +227,10 @@ class Trainer:
         return loss.detach(), nll.detach()
 
     def evaluates(self, row: int) -> bool:
-        """Whether the held-out loss is measured at this row, apart from the probes: ``train.evaluations`` times, as
-        evenly over ``train.steps`` as rows allow, from row 0 on."""
-        count, steps = self.config.train.evaluations, self.config.train.steps
-        return row * count // steps != (row - 1) * count // steps
+        """Return True if the held-out loss is measured at this row, apart from the probes: ``train.evaluations`` times,
+        as evenly over the schedule (``train.span``) as rows allow, from row 0 on."""
+        count, span = self.config.train.evaluations, self.config.train.span
+        return row * count // span != (row - 1) * count // span
 
     def save(self) -> None:
         """Close the tables' current parts and write a checkpoint; a resume starts exactly here."""
@@ -264,6 +268,10 @@ class Trainer:
         torch.set_rng_state(own["rng"].cpu())
         if own["cuda_rng"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(own["cuda_rng"].cpu(), self.device)
+
+    def _present(self) -> list[Batch]:
+        """The micro-batches of this row's update, whole."""
+        return [self._micro_batch(self.row, index) for index in range(self.config.train.accumulate)]
 
     def _micro_batch(self, row: int, index: int) -> Batch:
         return aligned(self.dataset.micro_batch(row, index, self.config.train.accumulate), self.device)

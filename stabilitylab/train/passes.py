@@ -24,7 +24,8 @@ from .working_weights import WorkingWeights
 class Passes:
     """Runs a model on batches whose loss is measured and not trained.
 
-    ``called``: the model, or what wraps it for several ranks. ``first``: the first micro-batch of training, whole.
+    ``called``: the model, or what wraps it for several ranks. ``first``: the first micro-batch of training, whole;
+    ``present``: those of the update that is being made.
     ``masks``: the real tokens of the batch that the model has before it, which probes read; ``kernels``: those of
     attention; both hold for training's own forwards too.
     """
@@ -38,9 +39,11 @@ class Passes:
         called: nn.Module,
         working: WorkingWeights | None,
         first: Callable[[], Batch],
+        present: Callable[[], Sequence[Batch]],
     ) -> None:
         self._config, self._device = config, device
-        self._model, self._called, self._working, self._first = model, called, working, first
+        self._model, self._called, self._working = model, called, working
+        self._first, self._present = first, present
         self.kernels = attention_kernels(config.train, device)
         self.held_out = aligned(dataset.held_out, device).to(device)
         self.masks = self.held_out.masks
@@ -74,7 +77,11 @@ class Passes:
     def curvature_loss(self) -> Tensor:
         """What is trained, smoothed as there, of each real token of the batch that ``probes.curvature_batch`` names;
         twice differentiable where attention's kernel is, which is its caller's to say where gradients are taken."""
-        batch = self._curvature_batch
+        update = self._config.probes.curvature_batch == "update"
+        batches = [own.to(self._device) for own in self._present()] if update else [self._curvature_batch]
+        return torch.cat([self._smoothed(batch) for batch in batches])
+
+    def _smoothed(self, batch: Batch) -> Tensor:
         kernels = None if torch.is_grad_enabled() else self.kernels
         aside = nullcontext() if self._working is None else self._working.set_aside()
         with self._before_it(batch, kernels), aside:
@@ -89,6 +96,7 @@ class Passes:
 
     @cached_property
     def _curvature_batch(self) -> Batch:
+        """The one that is the same in each row."""
         held_out = self._config.probes.curvature_batch == "held-out"
         return self.held_out if held_out else self._first().to(self._device)
 
@@ -106,15 +114,54 @@ class Passes:
         tokens = sum(batch.tokens for batch in self._validation)
         return {"validation_nll": nll / tokens, "validation_accuracy": right / tokens}
 
-    def source_worth(self) -> dict[str, Tensor]:
-        """By how much the held-out batch's loss [nats/token] grows where each sentence is given the source of the next
-        one: what a model's decoder gets out of its own. {} without an encoder."""
-        batch = self.held_out
-        if "source" not in batch.inputs:
+    def source(self) -> dict[str, Tensor]:
+        """Return what the decoder gets out of its source, on the held-out batch; {} for a model without an encoder.
+
+        ``source_worth``: by how much the loss [nats/token] grows if each sentence is given the source of the next one.
+        ``encoder_distance_within``, ``encoder_distance_between``: mean of 1 - cosine between the encoder's outputs at
+        two tokens of one sentence, and at two tokens of different sentences (:func:`cosine_distances`). An encoder
+        whose distances are both 0 is a constant function.
+        """
+        batch, encoder = self.held_out, self._model.encoder
+        if encoder is None or "source" not in batch.inputs:
             return {}
+        outputs: list[Tensor] = []
         with evaluation(self._called), as_written(self._model), self._before_it(batch, self.kernels):
-            without, own = (
-                token_losses(self._called(**inputs), batch.labels, batch.weight, 0.0)[1]
-                for inputs in (batch.of_other_sources(), batch.inputs)
-            )
-        return {"source_worth": (without - own) / batch.tokens}
+            handle = encoder.register_forward_hook(lambda *given: outputs.append(given[-1]))
+            try:
+                without, own = (
+                    token_losses(self._called(**inputs), batch.labels, batch.weight, 0.0)[1]
+                    for inputs in (batch.of_other_sources(), batch.inputs)
+                )
+            finally:
+                handle.remove()
+            within, between = cosine_distances(outputs[-1], batch.masks["encoder"])
+        return {
+            "source_worth": (without - own) / batch.tokens,
+            "encoder_distance_within": within,
+            "encoder_distance_between": between,
+        }
+
+
+def cosine_distances(hidden: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean of 1 - cosine over pairs of tokens of one sentence, and over pairs of different sentences.
+
+    ``hidden``: (B, T, D), ``real``: (B, T), True at real tokens. Of unit vectors 1 - cosine is half the squared
+    distance, so that the means are taken from variances, in float64: V = mean ||u - mean u||^2 over n tokens is the
+    sum of 1 - cosine over all ordered pairs divided by n^2. A distance of 1e-12 is seen where 1 - (mean cosine) would
+    round to 0. NaN where there is no such pair.
+    """
+    hidden, real = hidden.double(), real.bool()
+    units = hidden / torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
+    units = torch.where(real[..., None], units, 0)  # (B, T, D)
+    count = real.sum(1).double()  # (B,)
+
+    def deviation(total: Tensor, size: Tensor) -> Tensor:
+        off = torch.where(real[..., None], units - total / size.clamp(min=1), 0)
+        return off.square().sum(-1)  # (B, T)
+
+    pairs_within = count * deviation(units.sum(1, keepdim=True), count[:, None, None]).sum(1)  # sum of 1 - cosine, (B,)
+    pairs = count.sum() * deviation(units.sum((0, 1)), count.sum()).sum()
+    within = pairs_within.sum() / (count * (count - 1)).sum()
+    between = (pairs - pairs_within.sum()) / (count.sum() ** 2 - count.square().sum())
+    return within, between

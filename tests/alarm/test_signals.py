@@ -10,6 +10,7 @@ from made import GRADIENTS, TABLES, UPDATES, cells, run
 
 from stabilitylab.alarm.past import Past
 from stabilitylab.alarm.signals import KEPT, LEVELS, READS, SOURCES, Signals, names, table_of
+from stabilitylab.decisive import BOUND, FOUND, NOISE
 from stabilitylab.schema import Cells, Row, Table
 
 
@@ -60,6 +61,25 @@ def test_a_level_is_the_largest_and_headroom_the_smallest() -> None:
     )
     assert told["update.level"] == (0.3, Row("two", "decoder", 2, "ffn"))
     assert told["headroom.level"] == (2.0, Row("b"))
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "signal", "trust", "good", "bad"),
+    [
+        ("preconditioned_sharpness", "to_edge", "to_edge.level", "residual", 0.02, 0.3),
+        ("preconditioned_sharpness", "to_edge", "to_edge.level", "converged", 1.0, 0.0),
+        ("critical_sharpness", "headroom", "headroom.level", "state", FOUND, BOUND),
+        ("critical_sharpness", "headroom", "headroom.level", "state", FOUND, NOISE),
+    ],
+)
+def test_a_level_that_was_not_found_is_not_read(
+    table: str, column: str, signal: str, trust: str, good: float, bad: float
+) -> None:
+    own = Table(table, (column, trust), (Row("model"),), phase="update")
+    signals = opened(*TABLES, own)
+    assert signal not in signals.read({}, {table: cells(np.array([[1e-3, bad]]))})
+    assert signals.read({}, {table: cells(np.array([[2.0, good]]))})[signal].value == 2.0
+    assert signals.read({}, {table: cells(np.array([[1e9, bad]]))})[signal].value == 2.0  # the last that was found
 
 
 def test_what_is_absent_or_zero_is_no_number() -> None:

@@ -9,14 +9,22 @@ import numpy as np
 import pytest
 from diagnose_cases import Made, falling, found, kinds, made, only
 
+from stabilitylab.decisive import CONVERGED
 from stabilitylab.diagnose.detectors.edge import BEYOND, EDGE_ROWS
 from stabilitylab.schema import Row
 
 
-def measured(folder: Path, values: Sequence[float]) -> Path:
-    """``to_edge`` at every second step."""
+def measured(folder: Path, values: Sequence[float], residuals: Sequence[float] | None = None) -> Path:
+    """``to_edge`` at every second step, all converged unless said."""
     steps = tuple(range(0, 2 * len(values), 2))
-    table = Made((Row(""),), ("value", "to_edge"), lambda t: np.array([[1.0, values[t // 2]]]), steps)
+    off = residuals or [0.01] * len(values)
+    columns = ("value", "to_edge", "residual", "converged")
+    table = Made(
+        (Row(""),),
+        columns,
+        lambda t: np.array([[1.0, values[t // 2], off[t // 2], float(off[t // 2] <= CONVERGED)]]),
+        steps,
+    )
     return made(folder, {"loss": falling(2 * len(values))}, {"preconditioned_sharpness": table})
 
 
@@ -36,3 +44,16 @@ def test_a_start_beyond_it_few_measurements_and_what_is_not_finite_count_for_not
     assert kinds(found(measured(tmp_path / "start", [high] * 5 + [0.1] * 7))) == set()
     assert kinds(found(measured(tmp_path / "few", [high] * (EDGE_ROWS - 1) + [float("nan")] * 9))) == set()
     assert only(found(measured(tmp_path / "lost", [high, float("nan")] * EDGE_ROWS)), "beyond_the_edge").step == 0
+
+
+def test_measurements_that_have_not_converged_decide_nothing(tmp_path: Path) -> None:
+    """Neither for it (all that are beyond have not converged) nor against it (those below have not)."""
+    high, count = 100 * BEYOND, 2 * EDGE_ROWS
+    accused = found(measured(tmp_path / "accused", [0.1, high] * count, [0.01, 0.3] * count))
+    assert kinds(accused) == set()
+    assert "beyond_the_edge" in accused.checked
+    hidden = found(measured(tmp_path / "hidden", [0.1, high] * count, [0.3, 0.01] * count))
+    assert only(hidden, "beyond_the_edge").step == 2
+    few = found(measured(tmp_path / "few", [high] * count, [0.01] * (EDGE_ROWS - 1) + [0.3] * (EDGE_ROWS + 1)))
+    assert kinds(few) == set()
+    assert few.unchecked["beyond_the_edge"] == "7 converged rows of 16 are too few, it takes 8"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from making import Made, load, make_run
 
+from stabilitylab.decisive import BOUND, CONVERGED, FOUND
 from stabilitylab.reports import FIGURES, MissingRuns
 from stabilitylab.reports.claims import CLAIMS, judge
 from stabilitylab.schema import Row
@@ -18,11 +19,20 @@ SEEDS = (3, 4, 5, 6)
 LR = 1e-3
 
 
-def once(folder: Path, arch: str, layers: int, seed: int, rate: float, high: float = 1.0) -> None:
+def once(
+    folder: Path, arch: str, layers: int, seed: int, rate: float, state: float = FOUND, residual: float = 0.01
+) -> None:
+    """What is known of a run's first update; a bound, and an eigenvalue that has not converged, are far off."""
+    critical = rate if state == FOUND else 1e6
+    value = (2 / rate, 1.0) if residual <= CONVERGED else (1e-9, 1e-9)
     tables = {
-        "critical_sharpness": Made(MODEL, ("headroom", "critical_rate", "high"), lambda *_: [rate / LR, rate, high]),
-        "preconditioned_sharpness": Made(MODEL, ("value", "to_edge"), lambda *_: [38 / LR, 1.0]),
-        "sharpness": Made(MODEL, ("value",), lambda *_: [2 / rate]),
+        "critical_sharpness": Made(
+            MODEL, ("headroom", "critical_rate", "state"), lambda *_: [critical / LR, critical, state]
+        ),
+        "preconditioned_sharpness": Made(
+            MODEL, ("value", "to_edge", "residual"), lambda *_: [38 / LR, value[1], residual]
+        ),
+        "sharpness": Made(MODEL, ("value", "residual"), lambda *_: [value[0], residual]),
     }
     settings = {"model": {"arch": arch}, "train": {"lr": LR}}
     make_run(
@@ -35,7 +45,8 @@ def test_critical_rate_against_depth(tmp_path: Path) -> None:
     for seed in SEEDS:
         for layers in (3, 6, 12):
             once(tmp_path, "postln", layers, seed, 0.01 / layers**1.5)
-            once(tmp_path, "preln", layers, seed, 0.02, math.nan if seed == 3 else 1.0)
+            lost = (BOUND, 0.5) if seed == 3 else (FOUND, 0.01)
+            once(tmp_path, "preln", layers, seed, 0.02, *lost)
     picture = FIGURES["curvature:depth"]().picture(load(tmp_path))
     assert [panel.title for panel in picture.panels] == [
         "Critical rate of Adam's first update", "Adam's edge at the run's full rate",
@@ -50,7 +61,11 @@ def test_critical_rate_against_depth(tmp_path: Path) -> None:
         "(4 seeds): what a warm-up is for shows here. The critical rate goes as N^-1.50 (Post-LN) to N^0.00 (Pre-LN). "
         "The largest eigenvalue goes as N^0.00 (Pre-LN) to N^1.50 (Post-LN)."
     )
-    assert any("Of 3 runs the loss rose at no rate" in note for note in picture.notes)
+    assert [note for note in picture.notes if "left out" in note] == [
+        f"{panel.title}: 3 of 24 runs are left out, whose number was not found." for panel in picture.panels
+    ]
+    for panel in picture.panels:
+        assert min(value for line in panel.series for value in line.y) > 1e-4
 
 
 @pytest.mark.parametrize("name", ["curvature:depth", "curvature:edge"])
@@ -61,10 +76,17 @@ def test_without_runs_they_name_the_command(name: str, tmp_path: Path) -> None:
 
 
 def trained(
-    folder: Path, seed: int, *, edge: float = 1.0, grows: float = 3.0, told: float = 0.9, rate: float = LR
+    folder: Path,
+    seed: int,
+    *,
+    edge: float = 1.0,
+    grows: float = 3.0,
+    told: float = 0.9,
+    rate: float = LR,
+    lost: tuple[int, ...] = (),
 ) -> None:
     """A run with momentum and one without: settles at ``edge``, sharpens ``grows``-fold, and of rising and of other
-    updates the share ``told`` is told."""
+    updates the share ``told`` is told. At the steps ``lost`` the Hessian's eigenvalue has not converged."""
     settings: dict[str, Any] = {
         "model": {"arch": "preln"},
         "train": {"lr": rate, "beta1": 0.9, "steps": 100, "warmup": 40},
@@ -77,7 +99,11 @@ def trained(
             MODEL, ("to_edge", "residual", "along_gradient"),
             lambda step, _: [edge * factor if step >= 50 else 9.0, 0.3 if step == 90 else 0.01, 1.0], steps,
         ),
-        "sharpness": Made(MODEL, ("value",), lambda step, _: [1 + (grows - 1) * factor * min(step, 40) / 40], steps),
+        "sharpness": Made(
+            MODEL, ("value", "residual"),
+            lambda step, _: [99.0, 0.2] if step in lost else [1 + (grows - 1) * factor * min(step, 40) / 40, 0.01],
+            steps,
+        ),
     }  # fmt: skip
     losses = [2 - 0.001 * t for t in range(100)]
     metrics = {"loss": losses, "lr": [rate] * 100}
@@ -122,6 +148,20 @@ def test_claims_of_the_edge(id: str, options: dict[str, float], verdict: str, tm
     found = judge(CLAIMS[id], load(tmp_path))
     assert found.verdict == verdict, found.effects
     assert judge(CLAIMS[id], load(tmp_path).where(lambda run: run.seed == 3)).verdict == "inconclusive"
+
+
+@pytest.mark.parametrize("lost", [(40,), (0,)])
+def test_a_run_whose_ends_of_warm_up_have_not_converged_has_no_growth(lost: tuple[int, ...], tmp_path: Path) -> None:
+    for seed in SEEDS:
+        trained(tmp_path, seed, lost=lost if seed == 3 else (10, 90))
+    (effect,) = judge(CLAIMS["C58"], load(tmp_path)).effects
+    assert {int(seed): value for seed, value in effect["values"].items()} == pytest.approx(
+        {seed: 1 + 2 * (1 + 0.01 * seed) for seed in SEEDS[1:]}
+    )
+    (panel,) = [
+        panel for panel in FIGURES["curvature:edge"]().picture(load(tmp_path)).panels if "itself" in panel.title
+    ]
+    assert all(max(line.y) < 10 for line in panel.series)
 
 
 def test_the_edge_is_drawn(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ TABLE = "preconditioned_sharpness"
 # The largest eigenvalue of Adam's preconditioned Hessian over (2 + 2 beta1) / ((1 - beta1) lr), beyond which Adam is
 # unstable (Cohen et al. 2022, 2207.14484): full-batch training settles near 1, batches of few sentences below it, and
 # single measurements scatter by decades. The median of the last half of the measurements lay above this in 30 of 48
-# runs whose rate was too high, and in 6 of 130 healthy ones (results/alarm, training half).
+# runs whose rate was too high, and in 6 of 130 healthy ones (results/alarm, training half; there measurements counted
+# whether they had converged or not).
 BEYOND, EDGE_ROWS = 12.0, 8
 
 
@@ -26,8 +27,9 @@ BEYOND, EDGE_ROWS = 12.0, 8
     least_rows=EDGE_ROWS,
 )
 def beyond_the_edge(evidence: Evidence) -> Iterator[Event]:
-    """Begins at the first of three measurements, one after the other, that are beyond; else at the first of all."""
-    grid = evidence.grid(TABLE, "to_edge")
+    """Begins at the first of three measurements, one after the other, that are beyond; else at the first of all.
+    Measurements that have not converged count for nothing."""
+    grid = evidence.decisive(TABLE, "to_edge")
     if grid is None:
         return
     known = np.flatnonzero(np.isfinite(grid.values[:, 0]))

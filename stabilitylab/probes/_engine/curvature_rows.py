@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -24,14 +24,27 @@ from .guard import Guard
 from .neutral_pass import Audit, NeutralPass
 from .row import RowRecord
 from .selection import LOSS
+from .update_batch import UpdateBatch
 from .watchable import with_hooks
 
 CurvatureCadence = int | Literal["auto", "log"]
+CurvatureBatch = Literal["fixed", "update"]
+UNSEEN = (
+    "curvature_batch='update' saw no training forward of the whole model: call the model itself, or give "
+    "curvature_loss=, a function that returns the loss of the batch that was trained on."
+)
 EVERY, LONG = 200, 20_000  # "auto": so many updates between rows, and from that update on 1 % of those before
 
 
 def checked_curvature(every: CurvatureCadence) -> CurvatureCadence:
     return "auto" if every == "auto" else checked(every, "curvature_every")
+
+
+def checked_batch(batch: CurvatureBatch) -> CurvatureBatch:
+    if batch not in get_args(CurvatureBatch):
+        known = " or ".join(map(repr, get_args(CurvatureBatch)))
+        raise UsageError(f"curvature_batch = {batch!r} must be {known}.")
+    return batch
 
 
 def is_curved(row: int, every: CurvatureCadence) -> bool:
@@ -54,7 +67,9 @@ class CurvatureRows:
     """Looks at the loss between the optimizer's step and the next forward; the model is afterwards bit for bit what it
     was, and so are training flags and random states.
 
-    ``loss``: the caller's; else what ``reference`` returns. ``every``: rows at which it is looked at.
+    ``loss``: the caller's; else what ``reference`` returns. ``every``: rows at which it is looked at. ``batch``:
+    "update" for the loss of the batch that each row's update is made of, which ``loss`` returns, or else the model for
+    the arguments that it was given in the row.
     """
 
     def __init__(
@@ -67,6 +82,7 @@ class CurvatureRows:
         reference: Callable[[], Any] | FirstBatch | None,
         parameters: Parameters,
         ranks: Ranks | None = None,
+        batch: CurvatureBatch = "fixed",
         audit: Audit | None = None,
         restore: bool = False,
     ) -> None:
@@ -74,7 +90,10 @@ class CurvatureRows:
         self.neutrality = NeutralPass("curvature", model, lambda: boards, guard, audit or Audit(), ranks, restore)
         self._model, self._boards, self._guard = model, boards, guard
         self._every: CurvatureCadence = every
-        self._loss, self._reference = loss, reference
+        self._loss, self._of_update = loss, batch == "update"
+        self._reference: Callable[[], Any] | FirstBatch | UpdateBatch | None = reference
+        if self._of_update and boards:
+            self._reference = UpdateBatch(model) if loss is None else None
         self._parameters, self._ranks = parameters, ranks
         self._landscape: Landscape | None = None
         self._memory: dict[str, dict[str, Any]] = {board.table.name: {} for board in boards}
@@ -84,20 +103,30 @@ class CurvatureRows:
     def due(self, row: int) -> bool:
         return bool(self._boards) and is_curved(row, self._every)
 
+    def arm(self, row: int) -> None:
+        """Before the forwards of a row."""
+        if isinstance(self._reference, UpdateBatch):
+            self._reference.begin(self.due(row) and not self.neutrality.over)
+
     def start(self) -> None:
         """Before the optimizer's step of a due row."""
         began = time.perf_counter()
         self._started = False
-        if isinstance(self._reference, FirstBatch) and self._loss is None:
-            if self._reference.refused:
-                self.neutrality.end(self._reference.refused)
-            elif not self._reference.ready:
-                return  # no forward of the whole model came yet
         if self.neutrality.over:
             return
+        if isinstance(self._reference, FirstBatch | UpdateBatch) and self._loss is None and self._reference.refused:
+            self.neutrality.end(self._reference.refused)
+            return
+        if isinstance(self._reference, FirstBatch) and self._loss is None and not self._reference.ready:
+            return  # no forward of the whole model came yet
+        if isinstance(self._reference, UpdateBatch):
+            if not self._reference.ready:
+                self._end(UsageError(UNSEEN))
+                return
+            self._reference.hand_over()
         try:
             if self._landscape is None:
-                self._landscape = Landscape(self._model, self._same, self._parameters, self._ranks)
+                self._landscape = Landscape(self._model, self._same, self._parameters, self._ranks, self._of_update)
             self._landscape.start()
             self._started = True
         except Exception as error:
@@ -118,6 +147,8 @@ class CurvatureRows:
                 pass  # which settle() says
             except Exception as error:
                 self._end(error)
+        if isinstance(self._reference, UpdateBatch):
+            self._reference.release()
         for board in self._boards:
             record.table(board)
         self.neutrality.settle()
@@ -126,6 +157,12 @@ class CurvatureRows:
     def skip(self) -> None:
         """No step came."""
         self._started = False
+        if isinstance(self._reference, UpdateBatch):
+            self._reference.release()
+
+    def close(self) -> None:
+        if isinstance(self._reference, UpdateBatch):
+            self._reference.close()
 
     def state_dict(self) -> dict[str, Any]:
         return {"memory": self._memory}
@@ -174,7 +211,7 @@ class CurvatureRows:
         if self._loss is not None:
             return _tensor(self._loss(), any_shape=True)
         assert self._reference is not None
-        if isinstance(self._reference, FirstBatch):
+        if isinstance(self._reference, FirstBatch | UpdateBatch):
             return torch.stack([_tensor(returned) for returned in self._reference.parts()])
         return _tensor(self._reference())
 

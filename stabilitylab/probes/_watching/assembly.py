@@ -13,7 +13,7 @@ from ...errors import UsageError
 from ...schema import Sink, Table
 from .._engine.board import Board, CleanPasses, allocate, lay_out_anew
 from .._engine.cadence import Cadence
-from .._engine.curvature_rows import CurvatureCadence, CurvatureRows
+from .._engine.curvature_rows import CurvatureBatch, CurvatureCadence, CurvatureRows
 from .._engine.first_batch import FirstBatch
 from .._engine.guard import Guard
 from .._engine.hooks import RootHook
@@ -66,6 +66,7 @@ class Assembly:
         measured: Callable[[int], bool],
         curvature_every: CurvatureCadence,
         curvature_loss: Callable[[], torch.Tensor] | None,
+        curvature_batch: CurvatureBatch,
         strict: bool,
         tapped: Sequence[Place],
         declare: Callable[[], None],
@@ -86,7 +87,8 @@ class Assembly:
             self.sites = ranks.own_sites(self.sites)
         self.sink = sink if ranks is None or ranks.rank == 0 else NullSink()
         self.parameters = Parameters(model, self.sites.place, self.optimizers, ranks)
-        given = {"optimizer": self.optimizers, "reference": reference, "loss": curvature_loss}
+        loss = curvature_loss or curvature_batch == "update"
+        given = {"optimizer": self.optimizers, "reference": reference, "loss": loss}
         lacks = [name for name, one in given.items() if not one]
         self._named = {name for name, named in chosen(probes).items() if named and self.stages is None}
         self._lay = partial(boards_for, probes, parameters=self.parameters, only=narrowed, lacks=lacks)
@@ -147,6 +149,7 @@ class Assembly:
             reference,
             self.parameters,
             ranks,
+            curvature_batch,
             self.audit,
             restore,
         )
@@ -214,6 +217,7 @@ class Assembly:
     def close(self) -> None:
         """Takes every hook away."""
         self.training.close()
+        self.curvature.close()
         self.tapped.close(bool(compiled_modules(self.model)))
         if self._first is not None:
             self._first.close()

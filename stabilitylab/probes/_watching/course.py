@@ -92,6 +92,7 @@ class Course:
             training.attach()
         else:
             training.detach()
+        self._parts.curvature.arm(self.t)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

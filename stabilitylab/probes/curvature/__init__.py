@@ -2,7 +2,7 @@
 
 from .critical import Critical, critical_rate, crossing
 from .eigen import Eigen, largest_eigenvalue
-from .products import HessianProducts, adam_preconditioner
+from .products import HessianProducts, adam_preconditioner, relative_rates
 
 __all__ = [
     "Critical",
@@ -12,4 +12,5 @@ __all__ = [
     "critical_rate",
     "crossing",
     "largest_eigenvalue",
+    "relative_rates",
 ]

@@ -11,6 +11,8 @@ from typing import Literal
 WIDEN = 1.25  # factor of the first step away from a guess; each further one goes as far again in logs
 FAR = 1e3  # the furthest that a quadratic is believed beyond what was seen
 TOLERANCE = 1.06  # high over low at which a search ends: the rate is known to 3 %
+BELOW = 3  # halvings at which a search for the first crossing looks below the one that it found
+UNSURE = 2.0  # high over low up to which a crossing counts as found where the loss is noisy
 
 
 @dataclass(frozen=True)
@@ -18,14 +20,15 @@ class Critical:
     """``rate``: the geometric middle of ``low``, where the loss did not rise, and ``high``, where it did.
 
     ``state``: "beyond" where it rose at no rate that was tried (``rate`` is the largest of them, ``high`` infinite),
-    "below" where it rose at all of them (``rate`` is the smallest, ``low`` 0). ``passes``: forwards that were needed.
+    "below" where it rose at all of them (``rate`` is the smallest, ``low`` 0), "noise" where it changed by less than
+    the noise floor on one side of the crossing or on both. ``passes``: forwards that were needed.
     """
 
     rate: float
     low: float
     high: float
     passes: int
-    state: Literal["found", "beyond", "below"] = "found"
+    state: Literal["found", "beyond", "below", "noise"] = "found"
 
     @property
     def sharpness(self) -> float:
@@ -33,8 +36,18 @@ class Critical:
         return 2 / self.rate if self.rate > 0 else math.inf
 
 
+Points = list[tuple[float, float]]  # (rate, by how much the loss has risen there)
+
+
 def critical_rate(
-    loss_at: Callable[[float], float], base: float, guess: float, *, passes: int = 16, tolerance: float = TOLERANCE
+    loss_at: Callable[[float], float],
+    base: float,
+    guess: float,
+    *,
+    passes: int = 16,
+    tolerance: float = TOLERANCE,
+    floor: float = 0.0,
+    first: bool = False,
 ) -> Critical:
     """A rate beyond which the loss lies above ``base``, searched from ``guess`` > 0 on.
 
@@ -44,18 +57,38 @@ def critical_rate(
     rate is the guess and lies within a quarter. Where the loss crosses ``base`` several times, it is a crossing near
     the guess and need not be the first one.
 
+    ``first``: the smallest rate at which the loss rises, as the paper defines the critical rate. The search then looks
+    at 1/2, 1/4 and 1/8 of a crossing too (beyond ``passes``) and goes on below where the loss has risen there.
+    ``floor``: what the loss changes by without an update (its noise). A crossing is found where the loss fell by more
+    below it and rose by more above it, at rates a factor of 2 apart or less (or as far as ``passes`` left the bracket
+    without noise); where the search saw no such rates, up to two more are tried.
+
     Kalra et al. 2026 (2601.16979), who call 2 over it the critical sharpness. Raises ValueError for a guess that is
     not positive.
     """
     if not (guess > 0 and math.isfinite(guess)):
         raise ValueError(f"the guess of a critical rate is {guess}: give a positive number, such as the present rate.")
+    points: Points = []
+
+    def rise(rate: float) -> float:
+        points.append((rate, loss_at(rate) - base))
+        return points[-1][1]
+
+    low, high = _bracket(rise, points, guess, passes, tolerance)
+    if first:
+        low, high = _first(rise, low, high, tolerance, floor)
+    if floor > 0:
+        return _clear(rise, points, low, high, floor)
+    return _told(low, high, len(points))
+
+
+def _bracket(
+    rise: Callable[[float], float], points: Points, guess: float, passes: int, tolerance: float
+) -> tuple[float, float]:
     low, high, rate, step = 0.0, math.inf, guess, WIDEN
-    points: list[tuple[float, float]] = []
     beside = tolerance**0.45  # two evaluations this far on either side of the crossing end the search
     while len(points) < passes:
-        rise = loss_at(rate) - base
-        points.append((rate, rise))
-        if rise <= 0:
+        if rise(rate) <= 0:
             low = rate
         else:
             high = rate
@@ -73,7 +106,55 @@ def critical_rate(
         else:
             rate = max(min(told / beside, high / WIDEN), high / FAR) if 0 < told < high else high / step
             step *= step
-    used = len(points)
+    return low, high
+
+
+def _first(
+    rise: Callable[[float], float], low: float, high: float, tolerance: float, floor: float
+) -> tuple[float, float]:
+    """The lowest crossing that halvings below ``low`` show, between rates as near as ``tolerance``."""
+    if low == 0:
+        return low, high
+    rates = [low / 2**n for n in range(1, BELOW + 1)]
+    risen = [rate for rate in rates if not rise(rate) <= floor]
+    if not risen:
+        return low, high
+    high = min(risen)
+    low = max((rate for rate in rates if rate < high), default=0.0)
+    while low > 0 and high > low * tolerance:
+        rate = math.sqrt(low * high)
+        low, high = (rate, high) if rise(rate) <= floor else (low, rate)
+    return low, high
+
+
+def _clear(rise: Callable[[float], float], points: Points, low: float, high: float, floor: float) -> Critical:
+    """The crossing between the nearest rates at which the loss fell and rose by more than its noise."""
+
+    def ends() -> tuple[float, float]:
+        fell = [rate for rate, by in points if rate <= low and by < -floor]
+        rose = [rate for rate, by in points if rate >= high and not by <= floor]
+        return max(fell, default=0.0), min(rose, default=math.inf)
+
+    if low > 0 and math.isfinite(high):
+        middle, (clear_low, clear_high) = math.sqrt(low * high), ends()
+        widest = max(UNSURE, high / low)  # a bracket that few passes left wide is not for that noisy
+        aside = math.sqrt(widest)
+        if clear_low * widest < clear_high:
+            if clear_low < low:
+                rise(middle / aside)
+            if clear_high > high:
+                rise(middle * aside)
+            clear_low, clear_high = ends()
+        if clear_high <= clear_low * widest * (1 + 1e-9):
+            return _told(clear_low, clear_high, len(points))
+        return Critical(middle, low, high, len(points), "noise")
+    clear_low, clear_high = ends()
+    if (low == 0 and math.isinf(clear_high)) or (math.isinf(high) and clear_low == 0):
+        return Critical(high if low == 0 else low, low, high, len(points), "noise")
+    return _told(low if low == 0 else clear_low, high if math.isinf(high) else clear_high, len(points))
+
+
+def _told(low: float, high: float, used: int) -> Critical:
     if low == 0:
         return Critical(high, low, high, used, "below")
     if math.isinf(high):

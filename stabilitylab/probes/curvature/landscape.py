@@ -29,15 +29,21 @@ class Landscape:
 
     ``loss()``: one number, or one a token or sentence, of which the mean counts (and of each third of them the mean
     too: three batches); it must be the same each time. On several ranks the loss is the mean of theirs, and all numbers
-    here are those of all ranks. ``count``: forwards of the loss so far; ``relative``: the update's length as a share of
-    the parameters'.
+    here are those of all ranks. ``of_update``: the loss is that of the batch which the update was made of. ``count``:
+    forwards of the loss so far; ``relative``: the update's length as a share of the parameters'.
     """
 
     def __init__(
-        self, model: nn.Module, loss: Callable[[], Tensor], parameters: Parameters, ranks: Ranks | None = None
+        self,
+        model: nn.Module,
+        loss: Callable[[], Tensor],
+        parameters: Parameters,
+        ranks: Ranks | None = None,
+        of_update: bool = False,
     ) -> None:
-        self.model, self.parameters = model, parameters
+        self.model, self.parameters, self.of_update = model, parameters, of_update
         self._loss, self._ranks = loss, ranks
+        self._eps = 0.0  # of the type in which the loss was last given
         self._before: list[Tensor] = []
         self._after: list[Tensor] = []
         self.count = 0
@@ -94,7 +100,30 @@ class Landscape:
         self._put(share)
         self.count += 1
         with torch.no_grad():
-            return self._said().detach().double().flatten()
+            said = self._said().detach()
+        self._eps = torch.finfo(said.dtype).eps
+        return said.double().flatten()
+
+    def noise(self, base: Tensor, again: bool) -> tuple[float, float]:
+        """(How far the mean loss of ``base`` and of a second evaluation at theta_t are apart, 0 where they are equal or
+        not ``again``; the rounding of its mean in the type that the loss has): standard errors [loss].
+
+        Of a loss of n entries the first is at least the standard error of the mean difference, so that a difference
+        that happens to be small does not count as none.
+        """
+        rounding = (self._eps * base).square().mean() / len(base)
+        told = torch.stack([rounding, *[torch.zeros_like(rounding)] * 2])
+        if again:
+            try:
+                gap = self.losses(0.0) - base
+            except Exception:
+                self._mean(told, failed=True)
+                raise
+            told[1] = gap.mean()
+            told[2] = gap.var() / len(gap) if len(gap) > 1 else 0.0
+        rounding, mean, square = self._mean(told).tolist()
+        size = 1 if self._ranks is None else self._ranks.size
+        return max(abs(mean), math.sqrt(square / size)), math.sqrt(rounding / size)
 
     def rises(self, base: Tensor, share: float) -> Tensor:
         """By how much the loss has risen there above ``base``, what it was at 0: on the whole batch and on each third

@@ -169,8 +169,9 @@ def adam_preconditioner(
     Cohen et al. 2022 (2207.14484), Eq. 4: Adam is preconditioned momentum, stable while the largest eigenvalue of
     P^(-1/2) H P^(-1/2) stays below (2 + 2 beta1) / ((1 - beta1) lr), which is 38 / lr at beta1 = .9. With amsgrad, v is
     the maximum that Adam divides by. Entries of parameters that the optimizer has not moved yet are 0: they take no
-    part. ``states`` and ``groups``: of an optimizer, or by parameter of several. Raises ValueError where no parameter
-    has a second moment.
+    part. ``states`` and ``groups``: of an optimizer, or by parameter of several. P holds no learning rate: of groups
+    with rates of their own, multiply by :func:`relative_rates`. Raises ValueError where no parameter has a second
+    moment.
     """
     if isinstance(states, torch.optim.Optimizer):
         kind = type(states).__name__
@@ -198,3 +199,18 @@ def adam_preconditioner(
             "update."
         )
     return found
+
+
+def relative_rates(
+    parameters: Sequence[Tensor], groups: Mapping[Tensor, Mapping[str, Any]]
+) -> tuple[float, list[float]]:
+    """(The largest learning rate of these parameters, each parameter's rate over it); 0 for a parameter in no group.
+
+    The update of groups with rates lr_g is -D P^-1 m, D the diagonal matrix of each entry's lr_g. That is Adam with the
+    one rate lr = max lr_g and the preconditioner (D / lr)^-1 P, whose Hessian has the eigenvalues of
+    (D / lr)^(1/2) P^(-1/2) H P^(-1/2) (D / lr)^(1/2): Adam is stable while the largest of them stays below
+    (2 + 2 beta1) / ((1 - beta1) lr).
+    """
+    rates = [float(groups.get(parameter, {}).get("lr") or 0) for parameter in parameters]
+    largest = max(rates, default=0.0)
+    return largest, [rate / largest if largest > 0 else 0.0 for rate in rates]

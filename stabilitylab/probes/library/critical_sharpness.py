@@ -6,13 +6,20 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
+from ...decisive import BOUND, FOUND, NOISE
 from ..base import CurvatureProbe, probe
 from ..curvature.critical import critical_rate, crossing
 from ..curvature.landscape import PARTS, Landscape
 from ..rules import Mean
 
 START = 0.01  # share of the parameters' length where a search begins: far less is lost in bf16's rounding
-COLD, WARM = 16, 4  # forwards beside that of theta_t itself: until a rate was found, and from then on
+# Forwards beside those at theta_t itself: until a rate was found, from then on, and from then on for a first crossing.
+COLD, WARM, WARM_FIRST = 15, 4, 6
+STANDARD_ERRORS = 3.0  # of the loss's noise, from which on a change of the loss counts
+KEPT = 0.7  # share of the last rows' squared noise that a row's own is averaged with
+STATES = {"found": FOUND, "beyond": BOUND, "below": BOUND, "noise": NOISE}
 
 
 @probe(
@@ -24,6 +31,8 @@ COLD, WARM = 16, 4  # forwards beside that of theta_t itself: until a rate was f
         "critical_rate": "learning rate",
         **dict.fromkeys(("low", "high", "least", "most"), "learning rates"),
         "forwards": "forward passes",
+        "state": "1 found, 0 bound, -1 noise",
+        "noise": "loss",
     },
     columns={
         "value": Mean(),
@@ -34,6 +43,8 @@ COLD, WARM = 16, 4  # forwards beside that of theta_t itself: until a rate was f
         "least": Mean(),
         "most": Mean(),
         "forwards": Mean(),
+        "state": Mean(),
+        "noise": Mean(),
     },
     main="headroom",
     log=True,
@@ -41,20 +52,27 @@ COLD, WARM = 16, 4  # forwards beside that of theta_t itself: until a rate was f
 class CriticalSharpness(CurvatureProbe):
     """value: 2 / critical_rate, the largest learning rate along this row's update at which the loss of a fixed batch
     does not rise; headroom: critical_rate over the present learning rate (1: this update just left the loss as it was).
-    low, high: headroom between which the crossing was found, 6 % apart or less unless 4 forwards did not suffice; high
-    is missing where the loss rose at no rate that was tried, low where it rose at all: then headroom is a bound. least,
-    most: where the loss of each of three thirds of the batch crosses, by a quadratic through the same forwards (0: it
-    rises from the start), missing where that cannot be told. Kalra et al. 2026 (2601.16979).
+    With curvature_batch="update" the loss is that of the batch that the update was made of, and critical_rate the
+    smallest rate at which it rises, as Kalra et al. 2026 (2601.16979) define it. state: 1 (found), 0 (bound: the loss
+    rose at no rate that was tried, and high is missing, or at all of them, and low is), -1 (noise: below the crossing
+    or above it the loss changes by less than noise); rows other than found decide nothing. low, high: headroom between
+    which the crossing was found, 6 % apart or less unless 4 forwards did not suffice or the loss is noisy. noise: three
+    standard errors of the loss at theta_t evaluated twice, and at least three of its rounding. least, most: where the
+    loss of each of three thirds of the batch crosses, by a quadratic through the same forwards (0: it rises from the
+    start), missing where that cannot be told.
 
     Look for a headroom that falls to 1 and stays below: the loss of this batch rises with each update.
 
-    Cost: 5 forward passes a row (the first takes up to 17) and two copies of the parameters.
+    Cost: 5 forward passes a row, 6 where the loss differs from one evaluation to the next, 17 at the first row and
+    after a bound or noise, when the search begins anew; up to 2 more where the loss is noisy. Of the batch of the
+    update up to 5 more. And two copies of the parameters.
     """
 
     def look(self, landscape: Landscape, memory: dict[str, Any]) -> Mapping[str, float]:
         lr = landscape.rate
         base = landscape.base()
         known = memory.get("rate") if lr > 0 else memory.get("headroom")
+        floor = self._noise(landscape, base, memory, cold=not known)
         tried: list[tuple[float, list[float]]] = []
 
         def rise(share: float) -> float:
@@ -63,9 +81,15 @@ class CriticalSharpness(CurvatureProbe):
             return whole
 
         guess = known / lr if known and lr > 0 else known or START / landscape.relative
-        found = critical_rate(rise, 0.0, guess, passes=WARM if known else COLD)
-        memory["headroom"], memory["rate"] = found.rate, found.rate * lr
+        passes = COLD if not known else WARM_FIRST if landscape.of_update else WARM
+        found = critical_rate(rise, 0.0, guess, passes=passes, floor=floor, first=landscape.of_update)
+        if found.state == "found":
+            memory["headroom"], memory["rate"] = found.rate, found.rate * lr
+        else:
+            for name in ("headroom", "rate"):  # the next row searches from the start again
+                memory.pop(name, None)
         numbers = {"headroom": found.rate, "forwards": float(landscape.count)}
+        numbers |= {"state": STATES[found.state], "noise": floor}
         if lr > 0:
             numbers |= {"value": found.sharpness / lr, "critical_rate": found.rate * lr}
         if found.low > 0:
@@ -76,3 +100,14 @@ class CriticalSharpness(CurvatureProbe):
         if all(map(math.isfinite, parts)):
             numbers |= {"least": min(parts), "most": max(parts)}
         return numbers
+
+    @staticmethod
+    def _noise(landscape: Landscape, base: Tensor, memory: dict[str, Any], cold: bool) -> float:
+        """The floor. A loss that was the same twice at the first row is not evaluated twice again before the next cold
+        search."""
+        square = float(memory.get("noise", 0.0))
+        differs, rounding = landscape.noise(base, again=cold or square > 0)
+        if cold or square > 0:
+            square = differs**2 if square == 0 else KEPT * square + (1 - KEPT) * differs**2
+            memory["noise"] = square
+        return STANDARD_ERRORS * math.hypot(max(differs, math.sqrt(square)), rounding)

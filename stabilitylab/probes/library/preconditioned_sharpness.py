@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from torch import Tensor
+
+from ...decisive import CONVERGED
 from ..base import CurvatureProbe, probe
 from ..curvature.eigen import TOLERANCE, largest_eigenvalue
 from ..curvature.landscape import Landscape
-from ..curvature.products import Vector, adam_preconditioner
+from ..curvature.products import Vector, adam_preconditioner, relative_rates
 from ..parameters.pieces import Parameters
 from ..rules import Mean
 from .adam import groups_of, is_adam, states, unwrapped
 
-COLD, WARM = 20, 4  # products beside that with the gradient: until an eigenvector was found, and from then on
+COLD, WARM = 20, 4  # products beside that with the gradient: until an eigenvalue has converged, and from then on
+# Shares of the gradient and of a random direction in the start of a search. Without them a search that starts at an
+# eigenvector stays there, whatever other eigenvalue has become the largest.
+MIXED = 0.05
 COLUMNS = ("value", "to_edge", "along_gradient", "residual", "converged", "products", "exact")
 UNIT = {
     "value": "1 / learning rate",
@@ -57,35 +63,52 @@ class OfTheHessian(CurvatureProbe):
             square = inner(gradient, gradient)
             if square > 0:
                 numbers["along_gradient"] = inner(gradient, preconditioned(gradient)) / square
-            start = memory.get("vector")
-            budget = self.cold if start is None else WARM
-            start = scaled(landscape.random()) if start is None else start
+            known = memory.get("vector")
+            budget = WARM if known is not None and memory.get("converged") else self.cold
+            start = scaled(landscape.random())
+            if known is not None:
+                start = _mixed(known, [gradient, start], inner)
             if inner(start, start) > 0:
                 found = largest_eigenvalue(
                     preconditioned, start, products=budget, tolerance=self.tolerance, inner=inner
                 )
+                lacks = max(found.residual, numbers.get("along_gradient", -math.inf) - found.value)
+                relative = lacks / abs(found.value) if found.value else math.inf
                 memory["vector"] = found.vector if math.isfinite(found.value) else None
-                relative = found.residual / abs(found.value) if found.value else math.inf
-                numbers |= {"value": found.value, "residual": relative, "converged": float(found.converged)}
+                memory["converged"] = relative <= CONVERGED
+                numbers |= {"value": found.value, "residual": relative, "converged": float(relative <= CONVERGED)}
                 numbers["to_edge"] = found.value / self.edge(landscape)
             numbers["products"] = float(product.count)
         return numbers
 
 
+def _mixed(known: Vector, others: Sequence[Vector], inner: Callable[[Vector, Vector], float]) -> Vector:
+    """``known``, of unit length, and a share of each of the others, as far as they have a length."""
+    mixed = list(known)
+    for other in others:
+        size = math.sqrt(inner(other, other))
+        if 0 < size < math.inf:
+            mixed = [m + MIXED / size * o for m, o in zip(mixed, other, strict=True)]
+    return mixed
+
+
 @probe("preconditioned_sharpness", on="curvature", unit=UNIT, columns={column: Mean() for column in COLUMNS}, log=True)
 class PreconditionedSharpness(OfTheHessian):
     """value: largest eigenvalue of P^(-1/2) H P^(-1/2), H the Hessian of a fixed batch's loss at theta_t, P Adam's
-    preconditioner at this row's update, (1 - beta1^t) (sqrt(v / (1 - beta2^t)) + eps). to_edge: value over
-    (2 + 2 beta1) / ((1 - beta1) lr), which is 38 / lr at beta1 = .9, beyond which Adam is unstable (Cohen et al. 2022,
-    2207.14484). along_gradient: g'Hg / g'g in the same coordinates (2506.04805). residual: how far the value may be
-    off, relative; converged: 1 where that is 1 % or less. exact: 1 for products by a second differentiation, 0 for
-    central differences of gradients.
+    preconditioner at this row's update, (1 - beta1^t) (sqrt(v / (1 - beta2^t)) + eps); of parameter groups with
+    learning rates of their own, P times the largest rate over that of the entry's group. to_edge: value over
+    (2 + 2 beta1) / ((1 - beta1) lr), lr the largest rate, which is 38 / lr at beta1 = .9, beyond which Adam is unstable
+    (Cohen et al. 2022, 2207.14484). along_gradient: g'Hg / g'g in the same coordinates (2506.04805). residual: how far
+    the value may be off, relative, and at least what along_gradient exceeds it by; converged: 1 where that is 5 % or
+    less: no other row decides anything. exact: 1 for products by a second differentiation, 0 for central differences of
+    gradients.
 
     Look for to_edge that rises to 1, where the largest eigenvalue is held by instability, or stands far above it, as at
-    the beginning of a warm-up that is too short.
+    the beginning of a warm-up that is too short. to_edge is missing where groups differ in beta1, or all rates are 0.
 
-    Lanczos from the last row's vector: 5 products a row, the gradient's among them (21 at the first). A product costs
-    about three forward-backward passes, and the graph of one stays in memory meanwhile.
+    Lanczos from the last row's vector until the residual is 1 %: at most 5 products a row, the gradient's among them,
+    and 21 at the first row and at one after a row that has not converged. A product costs about three forward-backward
+    passes, and the graph of one stays in memory meanwhile.
     """
 
     undefined = frozenset({"residual"})
@@ -98,14 +121,25 @@ class PreconditionedSharpness(OfTheHessian):
         return super().lacks(parameters)
 
     def scale(self, landscape: Landscape) -> Vector:
-        optimizers = landscape.optimizers
-        return adam_preconditioner(states(optimizers), landscape.trained(), groups_of(optimizers))
+        found = adam_preconditioner(*self._adams(landscape))
+        _, rates = self._rates(landscape)
+        return [own * math.sqrt(rate) for own, rate in zip(found, rates, strict=True)]
 
     def edge(self, landscape: Landscape) -> float:
-        adams = [own for own in map(unwrapped, landscape.optimizers) if is_adam(own)]
-        betas = {float(group["betas"][0]) for own in adams for group in own.param_groups}
-        rate = landscape.rate
+        state, trained, groups = self._adams(landscape)
+        betas = {float(groups[parameter]["betas"][0]) for parameter in trained if parameter in state}
+        rate, _ = self._rates(landscape)
         if len(betas) != 1 or rate <= 0:
             return math.nan
         beta1 = betas.pop()
         return (2 + 2 * beta1) / ((1 - beta1) * rate)
+
+    @staticmethod
+    def _adams(landscape: Landscape) -> tuple[Mapping[Tensor, Any], Sequence[Tensor], Mapping[Tensor, Any]]:
+        """(State, parameters, groups) of what an Adam updates; other optimizers' parameters have no state here."""
+        return states(landscape.optimizers), landscape.trained(), groups_of(landscape.optimizers)
+
+    def _rates(self, landscape: Landscape) -> tuple[float, list[float]]:
+        """(Largest rate, shares of it) of the parameters that an Adam has moved."""
+        state, trained, groups = self._adams(landscape)
+        return relative_rates(trained, {parameter: own for parameter, own in groups.items() if parameter in state})

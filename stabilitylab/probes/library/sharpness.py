@@ -19,8 +19,8 @@ COLUMNS = ("value", "along_gradient", "residual", "converged", "products", "exac
 class Sharpness(OfTheHessian):
     """value: largest eigenvalue of the Hessian of a fixed batch's loss at theta_t; along_gradient: g'Hg / g'g.
     Full-batch gradient descent is unstable from 2 / lr on (Cohen et al. 2021, 2103.00065). residual: how far the value
-    may be off, relative; converged: 1 where that is 1 % or less. exact: 1 for products by a second differentiation, 0
-    for central differences of gradients.
+    may be off, relative; converged: 1 where that is 5 % or less: no other row decides anything. exact: 1 for products
+    by a second differentiation, 0 for central differences of gradients.
 
     Look for a growth that no learning rate explains. It is not preconditioned_sharpness, from which it differs by
     orders of magnitude near initialisation, and has no meaning for Adam's stability.

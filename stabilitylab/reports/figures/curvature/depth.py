@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ....decisive import decisive
 from ....experiments import Experiment, Recipe, command, one_step, probing, sweep
 from ... import style
 from ...arrange import apart
@@ -63,9 +64,10 @@ class CriticalRateAgainstDepth(Figure):
                           ticks=group.depths)
                 )  # fmt: skip
         notes = [f"Drawn: {group.describe()}, float64. Lines are geometric means over seeds, bands their range."]
-        bounds = [r for r in group if not math.isfinite(number(r, "critical_sharpness", "high"))]
-        if bounds:
-            notes.append(f"Of {len(bounds)} runs the loss rose at no rate that was tried: a bound is drawn.")
+        for table, column, title, _ in SHOWN:
+            own = group.where(table=table)
+            if lost := sum(not math.isfinite(number(record, table, column)) for record in own):
+                notes.append(f"{title}: {lost} of {len(own)} runs are left out, whose number was not found.")
         panels, controls = apart(panels, [label for label in group.labels if style.family(label) == label])
         return Picture(
             panels, _finding(group, rate), notes, columns=min(3, len(panels)), controls=controls,
@@ -74,9 +76,15 @@ class CriticalRateAgainstDepth(Figure):
 
 
 def number(record: Record, table: str, column: str) -> float:
-    """Reads a number of the one row; NaN where it is missing."""
-    data = record.at(table, 0, [column])
-    return float(data[column].iloc[0]) if len(data) else math.nan
+    """Reads a number of the one row; NaN where it is missing or may decide nothing."""
+    known = [
+        name for name in ("residual", "converged", "state", "low", "high") if name in record.run.table(table).columns
+    ]
+    data = record.at(table, 0, list(dict.fromkeys((column, *known))))
+    if not len(data):
+        return math.nan
+    chosen = decisive(table, column, lambda name: data[name].to_numpy(float) if name in known else None)
+    return float(data[column].iloc[0]) if chosen is None or chosen[0] else math.nan
 
 
 def _finding(group: Runs, rate: float) -> str:

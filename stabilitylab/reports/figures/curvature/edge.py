@@ -3,12 +3,14 @@ warm-up."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ....config import merge
+from ....decisive import decisive
 from ....experiments import Experiment, Recipe, command, sweep
 from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, Spread, figure
@@ -20,7 +22,6 @@ from ...statistics import Region
 PAPER = "Curvature"
 SIX = (3, 4, 5, 6, 7, 8)
 RATES = (1e-3, 3e-4)  # the first decides
-GOOD = 0.05  # residual, relative, up to which an eigenvalue counts
 # 33 pairs are what .004 of the synthetic text leaves: one batch, the same in each update
 FULL_BATCH = {
     "model": {"d_model": 32, "d_ffn": 64, "heads": 2},
@@ -58,9 +59,12 @@ def full_batch_runs(runs: Runs, table: str, beta1: float, rate: float = RATES[0]
     return found
 
 
-def rows(record: Record, table: str, columns: tuple[str, ...]) -> Any:
-    """Reads step and columns of the rows that were measured."""
-    return record.frame(table, list(columns)).dropna(subset=list(columns))
+def rows(record: Record, table: str, column: str) -> Any:
+    """Reads step and a column of the rows that may decide anything: a residual of 5 % or less, of an eigenvalue."""
+    known = [name for name in ("residual", "converged") if name in record.run.table(table).columns]
+    data = record.frame(table, list(dict.fromkeys((column, *known))))
+    chosen = decisive(table, column, lambda name: data[name].to_numpy(float) if name in known else None)
+    return (data if chosen is None else data[chosen]).dropna(subset=[column])
 
 
 @figure("curvature:edge", title="The edge of stability", source="2207.14484, 2506.04805, 2406.09405")
@@ -85,7 +89,10 @@ class Edge(Figure):
         )  # fmt: skip
         if not panels:
             raise MissingRuns("no full-batch runs with curvature", command("curvature:edge"))
-        notes = ["Geometric means over seeds; faint, each of them. Curvature is that of the training batch."]
+        notes = [
+            "Geometric means over seeds; faint, each of them. Curvature is that of the training batch. Eigenvalues "
+            "whose residual is above 5 % have not converged and are left out."
+        ]
         drawn = runs.where(table="preconditioned_sharpness")
         return Picture(panels, _finding(runs), notes, columns=2, provenance=provenance(drawn))
 
@@ -107,7 +114,9 @@ def _panel(
     name, arch = style.title(found[0].label), found[0].label
     spread, lines = Spread(log=True), []
     for record in found:
-        data = rows(record, table, (column,))
+        data = rows(record, table, column)
+        if data.empty:
+            continue
         values = shown(data[column].to_numpy(float), record)
         fine = values > 0
         steps = data["step"].to_numpy(float)[fine]
@@ -149,8 +158,8 @@ def settles(runs: Runs) -> list[Effect]:
             continue
         values = {}
         for run in own:
-            data = rows(run, "preconditioned_sharpness", ("to_edge", "residual"))
-            late = data[(data["step"] >= run.updates / 2) & (data["residual"] <= GOOD)]
+            data = rows(run, "preconditioned_sharpness", "to_edge")
+            late = data[data["step"] >= run.updates / 2]
             if len(late):
                 values[run.seed] = float(late["to_edge"].median())
         regions = (Region(0.8, 1.25), Region(high=0.5)) if rate == RATES[0] else ()
@@ -164,7 +173,7 @@ def told(runs: Runs) -> list[Effect]:
     own = full_batch_runs(runs, "preconditioned_sharpness", 0.0)
     values, rising = {}, {}
     for run in own:
-        data = rows(run, "preconditioned_sharpness", ("along_gradient",))
+        data = rows(run, "preconditioned_sharpness", "along_gradient")
         loss = dict(zip(run.metrics["step"], run.metrics["loss"], strict=True))
         rate = dict(zip(run.metrics["step"], run.metrics["lr"], strict=True))
         known = [(t, v) for t, v in zip(data["step"], data["along_gradient"], strict=True) if t + 1 in loss]
@@ -180,20 +189,24 @@ def told(runs: Runs) -> list[Effect]:
 
 
 def sharpens(runs: Runs) -> list[Effect]:
-    """Sharpness in the last row of warm-up over that of row 0."""
+    """Sharpness in the last row of warm-up over that of row 0, of runs of which both have converged."""
     own = full_batch_runs(runs, "sharpness", 0.9)
     values = {}
     for run in own:
-        data = rows(run, "sharpness", ("value",))
-        inside = data[data["step"] <= int(run.settings["train.warmup"])]
-        if len(inside) > 1 and inside["value"].min() > 0:
-            values[run.seed] = float(inside["value"].iloc[-1] / inside["value"].iloc[0])
+        measured = run.frame("sharpness", ["value"])["step"]
+        inside = measured[measured <= int(run.settings["train.warmup"])]
+        data = rows(run, "sharpness", "value").set_index("step")["value"]
+        ends = [data.get(step, math.nan) for step in (inside.min(), inside.max())] if inside.nunique() > 1 else []
+        if ends and all(end > 0 for end in ends):
+            values[run.seed] = float(ends[1] / ends[0])
     return [Effect("sharpness, end of warm-up over start", values, Region(low=1.5), Region(high=1), log=True, of=own)]
 
 
 @claim(
     "C56",
     figure="curvature:edge",
+    stage="after training",
+    must_read=False,
     paper=PAPER,
     sentence="Full-batch Adam trains at its edge of stability: preconditioned sharpness settles at 38 / lr",
     source="Cohen et al. 2022 (2207.14484), Fig. 1",
@@ -209,6 +222,8 @@ def adam_at_its_edge(runs: Runs) -> list[Effect]:
 @claim(
     "C57",
     figure="curvature:edge",
+    stage="after training",
+    must_read=False,
     paper=PAPER,
     sentence="Adam's loss rises precisely where the curvature along the gradient exceeds 2 / lr",
     source="2506.04805, abstract",
@@ -224,10 +239,12 @@ def rises_beyond_two_over_lr(runs: Runs) -> list[Effect]:
 @claim(
     "C58",
     figure="curvature:edge",
+    stage="first updates",
     paper=PAPER,
     sentence="From a flat initialisation sharpness rises during warm-up (progressive sharpening)",
     source="Kalra and Barkeshli 2024 (2406.09405)",
-    statistic="largest eigenvalue of the Hessian at the end of warm-up over that of row 0, full-batch Adam, lr 1e-3",
+    statistic="largest eigenvalue of the Hessian at the end of warm-up over that of row 0, full-batch Adam, lr 1e-3, "
+    "both with a residual of 5 % or less",
     threshold="R: > 1.5; X: < 1 (the paper names none: ours)",
     sweep="curvature:edge",
 )
