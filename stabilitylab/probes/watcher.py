@@ -196,7 +196,7 @@ class Watcher(Course):
                 self._contents.fill(row, self.t)
                 if template is None and parts.reference is not None:
                     parts.reference.fill(row)
-                    if parts.reference.due(self.t):
+                    if parts.reference.due(self.t) and not parts.reference.refused:
                         parts.notices.look(self.t, "reference", parts.on("reference"), parts.reference.order)
             self._delivery.hold(row)
             if template is None:

@@ -83,6 +83,17 @@ def test_the_first_look_at_curvature_is_undone_and_the_last(how: str, restore: b
     assert not held[0].not_neutral
 
 
+def test_no_gradient_is_taken_of_what_was_put_back(caplog: pytest.LogCaptureFixture) -> None:
+    """A backward would find the weights of before its forward; a look that takes losses alone goes on."""
+    plain = train(Rescaled(), None)
+    model, sink, held = Rescaled(), ListSink(), []
+    watch = watching(model, sink, **curved(model, restore=True, probes="sharpness,critical_sharpness"))
+    assert alike(plain, train(model, lambda optimizer: held.append(watch(optimizer)) or held[0]))
+    assert list(held[0].ended) == ["sharpness"]
+    assert "its forward writes layers.6.out.weight, layers.7.out.weight, put back before" in held[0].ended["sharpness"]
+    assert rows_of(sink, "critical_sharpness") == list(range(6))
+
+
 def test_the_tests_would_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the snapshot each of these runs is another one."""
     monkeypatch.setattr(snapshot.Snapshot, "compare", lambda self: snapshot.Found((), (), (), (), 0, (), None))

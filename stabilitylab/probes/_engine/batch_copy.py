@@ -26,14 +26,15 @@ class NotCopied(Exception):
     """Something in a batch cannot be copied; the message names it."""
 
 
-def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A copy of ``value`` in which every tensor and array stands as ``change`` returns it.
+def each_tensor(change: Callable[[Tensor], Tensor], **named: Any) -> tuple[Any, ...]:
+    """A copy of each of ``named``, in which every tensor stands as ``change`` returns it.
 
-    Containers are copied; plain values, functions and modules are shared, and so are objects inside which no tensor is.
-    Raises NotCopied for what holds a tensor and cannot be copied, and for an argument that nothing can look into, such
-    as an iterator, which the first pass would use up.
+    Containers, arrays, random generators and objects with attributes are copied; plain values, functions and modules
+    are shared. Raises NotCopied, which names the place, for what holds a tensor and cannot be copied, for an argument
+    that nothing can look into, and for an iterator, which the first pass would use up.
     """
-    return _Copy(change).of(value, "the batch")
+    copier = _Copy(change)
+    return tuple(copier.of(value, name) for name, value in named.items())
 
 
 def tensors(value: Any) -> list[Tensor] | None:
@@ -64,6 +65,8 @@ class _Copy:
     def _made(self, value: Any, name: str, inside: bool) -> Any:
         if isinstance(value, Tensor):
             return self._change(value)
+        if isinstance(value, Iterator):
+            raise NotCopied(f"{name}, a {type(value).__name__}, which the first pass would use up")
         if isinstance(value, np.ndarray):
             return value.copy()
         if isinstance(value, (torch.Generator, random.Random, np.random.Generator)):
@@ -100,7 +103,7 @@ class _Copy:
         new = {key: self.of(each, f"{name}{key}", inside=True) for key, each in given.items()}
         changed = {key for key, each in new.items() if each is not given[key]}
         if not changed:
-            return value
+            return value if made is None or not given else made
         try:
             assert made is not None, "it cannot be copied"
             for key in attributes or {}:

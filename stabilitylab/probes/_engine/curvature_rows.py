@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...errors import UsageError
+from ...errors import StabilityLabError, UsageError, listed
 from ..base import Collected, CurvatureProbe
 from ..curvature.landscape import Landscape
 from ..parameters.pieces import Parameters
@@ -32,6 +32,10 @@ CurvatureBatch = Literal["fixed", "update"]
 UNSEEN = (
     "curvature_batch='update' saw no training forward of the whole model: call the model itself, or give "
     "curvature_loss=, a function that returns the loss of the batch that was trained on."
+)
+WRITTEN = (
+    "its forward writes {names}, put back before a backward could use what was written: leave out the probes of "
+    "curvature that take gradients, and keep critical_sharpness"
 )
 EVERY, LONG = 200, 20_000  # "auto": so many updates between rows, and from that update on 1 % of those before
 
@@ -98,7 +102,7 @@ class CurvatureRows:
         self._landscape: Landscape | None = None
         self._memory: dict[str, dict[str, Any]] = {board.table.name: {} for board in boards}
         self._started = False
-        self._row = 0
+        self._row, self._any = 0, False  # the row, and whether a probe has numbers in it
 
     def due(self, row: int) -> bool:
         return bool(self._boards) and is_curved(row, self._every)
@@ -137,7 +141,7 @@ class CurvatureRows:
         """Adds the tables, after the step of every optimizer."""
         began = time.perf_counter()
         landscape, started, self._started = self._landscape, self._started, False
-        self._row = record.step
+        self._row, self._any = record.step, False
         if started and landscape is not None:
             try:
                 with evaluation(self._model), with_hooks(), landscape.entered() as moved:
@@ -149,6 +153,8 @@ class CurvatureRows:
                 self._end(error)
         if isinstance(self._reference, UpdateBatch):
             self._reference.release()
+        if not self._any:
+            self.neutrality.settle()  # first: this row has no numbers
         for board in self._boards:
             record.table(board)
         self.neutrality.settle()
@@ -194,6 +200,7 @@ class CurvatureRows:
             for column, pair in ones.items()
         }
         board.collect(Collected(columns, cells))
+        self._any = True
 
     def _same(self) -> Tensor:
         """The loss, drawing the same random numbers each time.
@@ -205,6 +212,8 @@ class CurvatureRows:
             found = self._told()
         if self.neutrality.over:
             raise PassOver(self.neutrality.over)
+        if torch.is_grad_enabled() and (written := self.neutrality.changed):
+            raise StabilityLabError(WRITTEN.format(names=listed(written, 3)))
         return found
 
     def _told(self) -> Tensor:

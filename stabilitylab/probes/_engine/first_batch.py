@@ -30,7 +30,7 @@ class FirstBatch:
 
     def __init__(self, model: nn.Module, masks: Masks) -> None:
         self._model, self._masks = model, masks
-        self._given: tuple[Any, Any] | None = None
+        self._given: tuple[Any, Any] | None = None  # args, kwargs
         self._mask: Mask | None = None
         self.refused = ""
         hook = RootHook(self._keep)
@@ -56,8 +56,9 @@ class FirstBatch:
         if len(sizes) != 1 or (size := sizes.pop()) < PARTS:
             return [self._run(self._given)]
         cuts = [size * part // PARTS for part in range(PARTS + 1)]
-        parts = (each_tensor(self._given, lambda tensor, a=a, b=b: tensor[a:b]) for a, b in pairwise(cuts))
-        return [self._run(part) for part in parts]
+        args, kwargs = self._given or ((), {})
+        parts = (each_tensor(lambda tensor, a=a, b=b: tensor[a:b], args=args, kwargs=kwargs) for a, b in pairwise(cuts))
+        return [self._run((args, kwargs)) for args, kwargs in parts]
 
     def close(self) -> None:
         self._handle.remove()
@@ -67,20 +68,25 @@ class FirstBatch:
 
     def load_state_dict(self, state: Mapping[str, Any] | None, device: torch.device) -> None:
         if state is not None:
-            self._given, self._mask = each_tensor((state["given"], state["mask"]), lambda tensor: tensor.to(device))
+            args, kwargs = state["given"]
+            args, kwargs, self._mask = each_tensor(
+                lambda tensor: tensor.to(device), args=args, kwargs=kwargs, mask=state["mask"]
+            )
+            self._given = args, kwargs
             self.close()
 
-    def _run(self, given: Any) -> Any:
+    def _run(self, given: tuple[Any, Any] | None) -> Any:
         assert given is not None
-        args, kwargs = each_tensor(given, torch.Tensor.clone)
+        args, kwargs = each_tensor(torch.Tensor.clone, args=given[0], kwargs=given[1])
         return self._model(*args, **kwargs)
 
     def _keep(self, args: Any, kwargs: Any) -> None:
         if torch.is_grad_enabled() and self._model.training:
             self.close()
+            given = {"args": args, "kwargs": kwargs, "mask": self._masks.given()}
             try:
-                given = (args, kwargs), self._masks.given()
-                self._given, self._mask = each_tensor(given, lambda tensor: tensor.detach().clone())
+                args, kwargs, self._mask = each_tensor(lambda tensor: tensor.detach().clone(), **given)
+                self._given = args, kwargs
             except NotCopied as error:
                 self.refused = REFUSED.format(name=error)
             except Exception as error:  # of the caller's classes: training goes on

@@ -60,6 +60,7 @@ class NeutralPass:
         restore: bool = False,
     ) -> None:
         self.over = ""  # why no pass is to come any more
+        self.changed: list[str] = []  # tensors that the last pass changed, on any rank, where that is known at once
         self._settled = False
         self._what, self._model, self._boards, self._guard = what, model, boards, guard
         self._audit, self._ranks, self._restore = audit, ranks, restore
@@ -71,13 +72,15 @@ class NeutralPass:
 
     @contextmanager
     def around(self, row: int, by_caller: Collection[str] = (), at_once: bool = True) -> Iterator[None]:
-        """Around a pass. ``by_caller``: kinds of tensors that the caller restores. Where not ``at_once``, the numbers
-        that tell of it go with the row, by :meth:`ship` and :meth:`tell`: the host does not wait for a device, and
-        ranks for each other, once more."""
+        """Around a pass. ``by_caller``: kinds of tensors that the caller restores, later: a backward may come before
+        that, which needs the buffers as they were broadcast. Where not ``at_once``, the numbers that tell of it go with
+        the row, by :meth:`ship` and :meth:`tell`: the host does not wait for a device, and ranks for each other, once
+        more."""
         if self._ranks is not None:
             self._ranks.reshard()
         first = self._restore or not self._passes
-        snapshot = Snapshot(self._model, True if first else self._often | self._broadcast, self._passes)
+        apart = self._broadcast if "buffer" in by_caller else ()
+        snapshot = Snapshot(self._model, True if first else self._often | self._broadcast, self._passes, apart)
         failed = True
         try:
             yield
@@ -134,7 +137,9 @@ class NeutralPass:
         found = replace(found, changes=kept)
         if at_once:
             changes = [TensorChange(c.name, c.kind, c.undone or c.kind in by_caller) for c in found.read()]
-            if changes := self._of_all_ranks(changes):
+            changes = self._of_all_ranks(changes)
+            self.changed = [change.name for change in changes]
+            if changes:
                 self._changed(row, changes)
             return
         self._looked.append(found)

@@ -87,6 +87,11 @@ class ReferenceRows:
     def order(self) -> dict[tuple[str, int], int]:
         return self._pass.order
 
+    @property
+    def refused(self) -> bool:
+        """True if no pass comes, since the first batch cannot be copied."""
+        return isinstance(self._reference, FirstBatch) and bool(self._reference.refused)
+
     def due(self, row: int) -> bool:
         return is_due(row, self._every, REFERENCE_FINENESS)
 
@@ -100,6 +105,7 @@ class ReferenceRows:
             elif not self._reference.ready:
                 return  # no forward of the whole model came yet
         if self.neutrality.over:
+            self.neutrality.settle()  # first: this row has no numbers
             self._end_row(record, due)
             return
         wanted = due or self._measured(record.step)

@@ -48,7 +48,7 @@ class UpdateBatch:
 
     def parts(self) -> list[Any]:
         """What the model returns for each micro-batch."""
-        copies = (each_tensor(given, torch.Tensor.clone) for given in self._given)
+        copies = (each_tensor(torch.Tensor.clone, args=args, kwargs=kwargs) for args, kwargs in self._given)
         return [self._model(*args, **kwargs) for args, kwargs in copies]
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class UpdateBatch:
     def _keep(self, args: Any, kwargs: Any) -> None:
         if self._wanted and torch.is_grad_enabled() and self._model.training and not _in_backward():
             try:
-                self._coming.append(each_tensor((args, kwargs), lambda tensor: tensor.detach().clone()))
+                self._coming.append(each_tensor(lambda tensor: tensor.detach().clone(), args=args, kwargs=kwargs))
             except NotCopied as error:
                 self._refuse(REFUSED.format(name=error))
             except Exception as error:  # of the caller's classes: training goes on

@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RankShare:
-    """A table, or a metric or a number set aside (one row, one column), before its rules finish it: this rank's part, or
-    that of all ranks.
+    """A table, or a metric or a number set aside (one row, one column), before its rules finish it: this rank's part,
+    or that of all ranks.
 
     ``own``: it is this rank's and stays so. ``ended``: its probe measures no more on this rank. ``copies``: ranks that
     share a layer each have all of it. ``flags``: once ranks are added up, on the device, by how many of them each cell

@@ -87,19 +87,24 @@ class Snapshot:
 
     ``copied``: True keeps a copy of all tensors, by which every change is found and undone; a collection of names: of
     these alone. Of the others the snapshot keeps version, place and a sample of :data:`SAMPLE` words, another one each
-    ``turn``. A copy that does not fit into memory is not made (``complete`` is False then).
+    ``turn``. A copy that does not fit into memory is not made (``complete`` is False then). ``apart``: names of tensors
+    that are not looked at.
 
     What a pass binds anew (an attribute, a buffer, an entry of a list or dictionary) is put back without a copy, and so
     is the state of a random generator that the model has.
     """
 
-    def __init__(self, model: nn.Module, copied: bool | Collection[str] = True, turn: int = 0) -> None:
+    def __init__(
+        self, model: nn.Module, copied: bool | Collection[str] = True, turn: int = 0, apart: Collection[str] = ()
+    ) -> None:
         found = survey(model)
         self._holders = [(holder, holder.entries()) for holder in found.holders]
         self._generators = [(generator, state_of(generator)) for _, generator in found.generators]
         self._unseen = list(found.unseen)
         self._looks: list[_Look] = []
         for held in found.tensors:
+            if held.name in apart:
+                continue
             parts = spans(held.tensor)
             if parts is None:
                 self._unseen.append(held.name)
