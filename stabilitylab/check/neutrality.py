@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import random
 import tempfile
@@ -128,8 +129,7 @@ def verify_neutral(make: Make, updates: int = 3, *, seed: int = 0, **watching: A
         raise UsageError(f"make = {make!r} must be a function that returns {GIVES}.")
     if type(updates) is not int or updates < 1:
         raise UsageError(f"updates = {updates!r} must be a whole number of at least 1.")
-    if own := [name for name in OWN if name in watching]:
-        raise UsageError(f"{own[0]!r} is not yours to say in a verification: leave it out.")
+    _check_options(watching)
     with _states_kept():
         first, second = (_unwatched(make, updates, seed) for _ in range(2))
         left_out = _unsteady(first, second)
@@ -206,9 +206,17 @@ def _made(make: Make, seed: int) -> tuple[nn.Module, Callable[..., Any], dict[st
     if not isinstance(model, nn.Module) or not callable(update) or not isinstance(options, Mapping):
         kinds_given = ", ".join(type(each).__name__ for each in given)
         raise UsageError(f"make() returned ({kinds_given}): it must return {GIVES}.")
-    if own := [name for name in OWN if name in options]:
-        raise UsageError(f"{own[0]!r} is not yours to say in a verification: leave it out.")
+    _check_options(options)
     return model, update, dict(options)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    known = [name for name in list(inspect.signature(watch).parameters)[1:] if name not in OWN]
+    for name in options:
+        if name in OWN:
+            raise UsageError(f"{name!r} is not yours to say in a verification: leave it out.")
+        if name not in known:
+            raise UsageError(f"{name!r} is no argument of watch: it takes {', '.join(known)}.")
 
 
 def _unsteady(one: _Course, other: _Course) -> set[str]:

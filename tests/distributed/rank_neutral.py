@@ -68,7 +68,8 @@ def trained(kind: str, how: str, watched: bool, probes: str = "output_norm,grad_
     sink, losses = ListSink(), []
     curvature = {"curvature_loss": lambda: model(torch.ones(6, 4)).square().mean(-1), "curvature_every": 1}
     options: dict[str, Any] = {"probes": probes, "every": 1, "update_every": 1, "optimizer": optimizer} | curvature
-    watcher = Watcher(model, sink, reference="first batch", **options) if watched else None
+    options["reference"] = None if "sharpness" in probes else "first batch"
+    watcher = Watcher(model, sink, **options) if watched else None
     for row in range(5):
         draw = torch.Generator().manual_seed(10 * row + dist.get_rank())
         loss = model(torch.randn(6, 4, generator=draw)).square().mean()

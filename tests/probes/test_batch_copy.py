@@ -168,7 +168,7 @@ def test_an_object_is_copied_as_the_tensor_itself_would_be(how: str, write: bool
 REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "a generator": (lambda x: (each for each in [x]), "args[0], a generator, which the first pass would use up"),
     "an iterator in a dataclass": (
-        lambda x: Batch(x, Stream()),  # type: ignore[arg-type]
+        lambda x: Batch(x, Stream()),
         "args[0].scale, a Stream, which the first pass would use up",
     ),
     "what cannot be copied": (lambda x: {"deep": [Sealed(x)]}, "args[0]['deep'][0], a Sealed"),

@@ -117,6 +117,15 @@ def test_a_model_that_refers_to_itself_ends() -> None:
     assert {held.name for held in survey(model).tensors} == {"weight", "bias", "box[2].tensor"}
 
 
+def test_a_buffer_that_a_wrapper_lists_keeps_its_name() -> None:
+    """As DistributedDataParallel lists those that it broadcasts."""
+    wrapper: Any = nn.Module()
+    wrapper.module = nn.BatchNorm1d(2, affine=False)
+    wrapper.listed = list(wrapper.module.buffers())
+    held = [(each.name, each.kind) for each in survey(wrapper).tensors]
+    assert held == [("running_mean", "buffer"), ("running_var", "buffer"), ("num_batches_tracked", "buffer")]
+
+
 def test_the_wrappers_of_a_model_do_not_change_the_names() -> None:
     names = [held.name for held in survey(torch.compile(nn.Linear(2, 2), backend="eager")).tensors]
     assert names == ["weight", "bias"]

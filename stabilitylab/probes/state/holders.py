@@ -135,16 +135,16 @@ class _Walk:
         self._seen: set[int] = set()
 
     def module(self, name: str, root: nn.Module, registered: bool) -> None:
-        for path, module in root.named_modules():
-            if self._known(module):
-                continue
-            full = ".".join(filter(None, (name, canonical(path))))
+        paths = [(path, module) for path, module in root.named_modules() if not self._known(module)]
+        modules = [(".".join(filter(None, (name, canonical(path)))), module) for path, module in paths]
+        for full, module in modules:  # before attributes, some of which hold the same tensors in lists
             for registry in ("parameters", "buffers"):
                 own: Any = vars(module).get(f"_{registry}")
                 if type(own) is not dict:  # of a ScriptModule
                     own = dict(getattr(module, f"named_{registry}")(recurse=False))
                 kind: Any = registry[:-1] if registered else "attribute"
                 self._enter_all(Holder(full, kind, own, has_attributes=True), 0)
+        for full, module in modules:
             self._enter_all(Holder(full, "attribute", vars(module), has_attributes=True), 0)
 
     def _known(self, value: Any) -> bool:
