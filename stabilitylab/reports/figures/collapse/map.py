@@ -182,7 +182,7 @@ GRID: Mapping[int, tuple[Sequence[float], Sequence[int], Sequence[int], int]] = 
 }  # layers a side -> rates, T, warm-ups, seeds
 
 
-@sweep("collapse:map", scales=("tiny",))
+@sweep("collapse:map", scales=("tiny",), minutes=655)
 def rates_and_ramps(ask: Recipe) -> Iterator[Experiment]:
     """Crosses rate, T and warm-up for BranchNorm, and rate and warm-up for DeepNorm, 6 and 18 layers a side; the first
     seed of each cell goes on to 3,000 updates."""
