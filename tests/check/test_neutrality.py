@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import stabilitylab as sl
 from stabilitylab.check import Neutrality
 from stabilitylab.errors import InputError, StabilityLabError, UsageError
-from stabilitylab.probes.state import Snapshot
+from stabilitylab.probes.state import StateSnapshot
 from stabilitylab.probes.state.snapshot import Found
 
 
@@ -127,7 +127,7 @@ def test_what_is_put_back_is_neutral_and_said() -> None:
 
 
 def test_it_would_notice_what_nobody_puts_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Snapshot, "compare", lambda self: Found((), (), (), (), 0, (), None))
+    monkeypatch.setattr(StateSnapshot, "compare", lambda self: Found((), (), (), (), 0, (), None))
     found = sl.verify_neutral(lambda: loop(Net(at_once)))
     assert (found.verdict, found.update, found.tensor) == ("not neutral", 1, "parameter layers.1.out.weight")
 
@@ -144,7 +144,7 @@ def test_it_would_notice_what_nobody_puts_back(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_each_kind_of_difference_is_named(change: Any, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a reference writes it, and nothing is put back."""
-    monkeypatch.setattr(Snapshot, "compare", lambda self: Found((), (), (), (), 0, (), None))
+    monkeypatch.setattr(StateSnapshot, "compare", lambda self: Found((), (), (), (), 0, (), None))
     monkeypatch.setattr("stabilitylab.probes._engine.evaluation.random_states_kept", lambda model: nullcontext())
     found = sl.verify_neutral(lambda: loop(Net(change)))
     assert (found.verdict, found.update) == ("not neutral", 1)

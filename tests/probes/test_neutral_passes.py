@@ -96,7 +96,7 @@ def test_no_gradient_is_taken_of_what_was_put_back(caplog: pytest.LogCaptureFixt
 
 def test_the_tests_would_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the snapshot each of these runs is another one."""
-    monkeypatch.setattr(snapshot.Snapshot, "compare", lambda self: snapshot.Found((), (), (), (), 0, (), None))
+    monkeypatch.setattr(snapshot.StateSnapshot, "compare", lambda self: snapshot.Found((), (), (), (), 0, (), None))
     for kind, _ in (*CHANGING.values(), (Rebound, [])):
         model = kind()
         assert not alike(train(kind(), None), train(model, watching(model, ListSink()))), kind

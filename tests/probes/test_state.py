@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stabilitylab.probes.state import SAMPLE, Snapshot, Span, packed, spans, survey
+from stabilitylab.probes.state import SAMPLE, Span, StateSnapshot, packed, spans, survey
 
 
 def model_with(tensor: Any) -> nn.Module:
@@ -55,18 +55,18 @@ def test_one_bit_is_found_and_restored(how: str) -> None:
     tensor = KINDS[how].clone() if how not in ("a view of a larger tensor", "transposed", "expanded") else KINDS[how]
     before = bits(tensor)
     model = model_with(tensor)
-    snapshot = Snapshot(model)
+    snapshot = StateSnapshot(model)
     assert snapshot.complete
     changed_in_place(tensor)
     assert bits(tensor) != before
     found = snapshot.compare()
     assert [(change.name, change.undone) for change in found.changes] == [("extra", True)]
     assert bits(tensor) == before
-    sampled = Snapshot(model, copied=False)
+    sampled = StateSnapshot(model, copied=False)
     changed_in_place(tensor)
     assert [(change.name, change.undone) for change in sampled.compare().read()] == [("extra", False)]
     changed_in_place(tensor)
-    assert Snapshot(model).compare().changes == []
+    assert StateSnapshot(model).compare().changes == []
 
 
 def test_each_place_of_a_tensor_is_found_once_and_named() -> None:
@@ -106,7 +106,7 @@ def test_each_place_of_a_tensor_is_found_once_and_named() -> None:
         "unregistered[0].weight", "unregistered[0].bias", "helper.mean", "array", "empty", "meta",
     }  # fmt: skip
     assert not found.unseen
-    assert not Snapshot(Model()).compare().unseen
+    assert not StateSnapshot(Model()).compare().unseen
 
 
 def test_a_model_that_refers_to_itself_ends() -> None:
@@ -154,7 +154,7 @@ def test_generators_and_lists_are_put_back_and_other_objects_are_left() -> None:
     first = torch.rand(3, generator=model.draw), model.numbers.rand()
     model.draw.manual_seed(1)
     model.numbers.seed(1)
-    snapshot = Snapshot(model, copied=False)
+    snapshot = StateSnapshot(model, copied=False)
     torch.rand(5, generator=model.draw), model.numbers.rand(5)
     model.list.append(2)
     model.cache, model.mixed[0] = SimpleNamespace(kernel=1), 5
@@ -172,11 +172,11 @@ def test_generators_and_lists_are_put_back_and_other_objects_are_left() -> None:
 def test_a_parameter_that_is_replaced_is_put_back() -> None:
     model = nn.Linear(2, 2)
     own = model.weight
-    snapshot = Snapshot(model, copied=False)
+    snapshot = StateSnapshot(model, copied=False)
     model.weight = nn.Parameter(torch.zeros(2, 2))
     assert [(c.name, c.undone) for c in snapshot.compare().read()] == [("weight", True)]
     assert model.weight is own
-    snapshot = Snapshot(model, copied=False)
+    snapshot = StateSnapshot(model, copied=False)
     model.weight = nn.Parameter(own.detach().clone())  # the optimizer has the other one
     assert snapshot.compare().read() == []
     assert model.weight is own

@@ -15,7 +15,7 @@ from torch import nn
 from ...errors import StabilityLabError, listed
 from ..parameters.ranks import Ranks
 from ..places.structure import canonical
-from ..state import Found, Snapshot, TensorChange, merged
+from ..state import Found, StateSnapshot, TensorChange, merged
 from .board import Board
 from .guard import Guard
 from .row import RowRecord
@@ -42,8 +42,8 @@ class NeutralPass:
 
     At the first pass all tensors of the model are copied, compared bit by bit, and restored where they differ; the copy
     is gone when the pass is over. Later passes compare each tensor's version, place and a sample of its words
-    (:class:`~..state.Snapshot`). A change ends the pass for good: :attr:`over` says why. One that comes at a later pass
-    cannot be undone, and the run is not neutral. ``restore``: each pass is the first, and none ends.
+    (:class:`~..state.StateSnapshot`). A change ends the pass for good: :attr:`over` says why. One that comes at a later
+    pass cannot be undone, and the run is not neutral. ``restore``: each pass is the first, and none ends.
 
     On several ranks all of them end the pass if it changed the model of one. What DistributedDataParallel broadcasts
     to its ranks before a forward, the buffers, is put back after each pass and ends none.
@@ -80,7 +80,7 @@ class NeutralPass:
             self._ranks.reshard()
         first = self._restore or not self._passes
         apart = self._broadcast if "buffer" in by_caller else ()
-        snapshot = Snapshot(self._model, True if first else self._often | self._broadcast, self._passes, apart)
+        snapshot = StateSnapshot(self._model, True if first else self._often | self._broadcast, self._passes, apart)
         failed = True
         try:
             yield

@@ -2,7 +2,7 @@
 
 from .bits import Span, packed, spans
 from .holders import PLAIN, Held, Holder, Survey, survey
-from .snapshot import SAMPLE, Found, Snapshot, TensorChange, flagged, merged, state_of
+from .snapshot import SAMPLE, Found, StateSnapshot, TensorChange, flagged, merged, state_of
 
 __all__ = [
     "PLAIN",
@@ -10,8 +10,8 @@ __all__ = [
     "Found",
     "Held",
     "Holder",
-    "Snapshot",
     "Span",
+    "StateSnapshot",
     "Survey",
     "TensorChange",
     "flagged",

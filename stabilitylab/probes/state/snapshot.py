@@ -82,7 +82,7 @@ class _Look:
     span: Span
 
 
-class Snapshot:
+class StateSnapshot:
     """The state of ``model`` now; :meth:`compare` looks what became of it.
 
     ``copied``: True keeps a copy of all tensors, by which every change is found and undone; a collection of names: of
