@@ -288,7 +288,7 @@ def failing():
 
 @pytest.fixture
 def mine(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "myloop.py").write_text(MODULE)
+    (tmp_path / "ownloop.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
@@ -296,10 +296,10 @@ def mine(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["myloop:make"], 0, "neutral: 3 updates, watched and unwatched, left the same bits behind ("),
-        (["myloop:make", "--updates", "1"], 0, "neutral: 1 update, watched and unwatched, left the same bits behind ("),
-        (["myloop:changed"], 1, "not neutral: update 2: parameter layers.0.1.bias differs.\n"),
-        (["myloop:unseeded"], 5, "not decidable here: two runs that nobody watched differ; update 1: "),
+        (["ownloop:make"], 0, "neutral: 3 updates, watched and unwatched, left the same bits behind ("),
+        (["ownloop:make", "--updates", "1"], 0, "neutral: 1 update, watched and unwatched, left the same bits behind ("),
+        (["ownloop:changed"], 1, "not neutral: update 2: parameter layers.0.1.bias differs.\n"),
+        (["ownloop:unseeded"], 5, "not decidable here: two runs that nobody watched differ; update 1: "),
     ],
 )
 def test_the_command_tells_each_verdict_by_its_code(run: Any, arguments: list[str], code: int, said: str) -> None:
@@ -310,7 +310,7 @@ def test_the_command_tells_each_verdict_by_its_code(run: Any, arguments: list[st
 
 @pytest.mark.usefixtures("mine")
 def test_the_command_prints_one_object(run: Any) -> None:
-    code, out, _ = run("check", "--neutral", "myloop:changed", "--json")
+    code, out, _ = run("check", "--neutral", "ownloop:changed", "--json")
     found = json.loads(out)
     assert code == 1
     assert set(found) == set(Neutrality.__dataclass_fields__)
@@ -321,13 +321,13 @@ def test_the_command_prints_one_object(run: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--neutral", "myloop:wrong"], 2, "make() returned int: it must return (model, update)"),
-        (["--neutral", "myloop:failing"], 4, "make() failed: KeyError: 'weights.pt'"),
+        (["--neutral", "ownloop:wrong"], 2, "make() returned int: it must return (model, update)"),
+        (["--neutral", "ownloop:failing"], 4, "make() failed: KeyError: 'weights.pt'"),
         (["--neutral", "nowhere:make"], 4, "no module 'nowhere' here"),
-        (["--neutral", "myloop:none"], 2, "myloop has no function 'none'"),
-        (["--neutral", "--all", "myloop:make"], 2, "--all shows layers, of which --neutral has none"),
-        (["--updates", "4", "myloop:make"], 2, "--updates belongs to --neutral"),
-        (["--neutral", "--updates", "0", "myloop:make"], 2, "updates"),
+        (["--neutral", "ownloop:none"], 2, "ownloop has no function 'none'"),
+        (["--neutral", "--all", "ownloop:make"], 2, "--all shows layers, of which --neutral has none"),
+        (["--updates", "4", "ownloop:make"], 2, "--updates belongs to --neutral"),
+        (["--neutral", "--updates", "0", "ownloop:make"], 2, "updates"),
     ],
 )
 def test_the_command_refuses_in_one_sentence(run: Any, arguments: list[str], code: int, said: str) -> None:
