@@ -13,7 +13,7 @@ from .tapping import tap
 
 if TYPE_CHECKING:
     from .api import sites, watch
-    from .check import preflight
+    from .check import preflight, verify_neutral
     from .models import build_model
     from .probes import Probe, probe
     from .store import Run, load_runs
@@ -26,10 +26,23 @@ _HOME = {
     "preflight": "check",
     "probe": "probes",
     "sites": "api",
+    "verify_neutral": "check",
     "watch": "api",
 }
 
-__all__ = ["Probe", "Run", "__version__", "build_model", "load_runs", "preflight", "probe", "sites", "tap", "watch"]
+__all__ = [
+    "Probe",
+    "Run",
+    "__version__",
+    "build_model",
+    "load_runs",
+    "preflight",
+    "probe",
+    "sites",
+    "tap",
+    "verify_neutral",
+    "watch",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -79,7 +79,7 @@ class RunWatcher(Watcher):
     ) -> Mapping[str, float | None]:
         row = super().step(loss, **metrics)
         if self.t == 1 and self._parts.stages is None:  # a stage knows its own places alone
-            self.run.record(places_untrained=untrained(self.parameters), **self._classes())
+            self.run.record(places_untrained=untrained(self.parameters), audit=dict(self.audit), **self._classes())
         return row
 
     step.__doc__ = Watcher.step.__doc__
@@ -112,12 +112,17 @@ class RunWatcher(Watcher):
         finally:
             self._conclude(kind, error)
 
+    def _note_audit(self) -> None:
+        self.run.record(audit=dict(self.audit), not_neutral=[*self.not_neutral])
+
     def _conclude(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         """Records what was noticed, to the last row, and how the run ended."""
         noticed = {
             "places_unseen": dict(self.unseen),
             "loop_warnings": [*self.loop_warnings],
             "tables_ended": dict(self.ended),
+            "audit": dict(self.audit),
+            "not_neutral": [*self.not_neutral],
         }
         if facts := {name: found for name, found in noticed.items() if found}:
             self.run.record(**facts)
@@ -168,6 +173,7 @@ def watch(
     curvature_batch: CurvatureBatch = "fixed",
     alarm: bool | str | Alarm = False,
     on_alarm: Callable[[Alert], object] | None = None,
+    restore: bool = False,
     strict: bool = False,
 ) -> RunWatcher:
     """Watch ``model`` and record it in the new run directory ``out``; a context manager around the training loop.
@@ -249,6 +255,7 @@ def watch(
             curvature_every=curvature_every,
             curvature_loss=curvature_loss,
             curvature_batch=curvature_batch,
+            restore=restore,
             strict=strict,
             tapped=() if resume is None else resume["watcher"].get("tapped", ()),
         )

@@ -59,7 +59,10 @@ def test_the_pages_build_without_a_warning_and_hold_what_the_registries_know(tmp
         numbers = [int(number) for number in re.findall(r"<p>(\d+)</p>", row)]
         assert numbers == [len(experiments(name)), sweep.minutes], name
     reference = (tmp_path / "reference" / "index.html").read_text(encoding="utf-8")
-    assert all(f'id="stabilitylab.{name}"' in reference for name in ("watch", "sites", "Run", "preflight", "probe"))
+    assert all(
+        f'id="stabilitylab.{name}"' in reference
+        for name in ("watch", "sites", "Run", "preflight", "probe", "verify_neutral")
+    )
 
 
 @pytest.mark.slow

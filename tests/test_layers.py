@@ -95,7 +95,7 @@ INSIDE = {
     "probes": (
         ("probes.rules", "probes.places", "probes.numerics"),
         ("probes.parameters",),
-        ("probes.curvature",),
+        ("probes.curvature", "probes.state"),
         ("probes.base",),
         ("probes.library",),
         ("probes._engine",),

@@ -1,9 +1,11 @@
-"""Before you train: one forward, one backward and one update on a copy of a model, judged by stated bounds."""
+"""Before you train: one update of a copy of a model, judged by stated bounds; and proof that watching a loop changes
+nothing."""
 
 from .bounds import BOUNDS, Bound
 from .measure import preflight
+from .neutrality import Neutrality, verify_neutral
 from .result import Breach, Preflight
 
-__all__ = ["BOUNDS", "Bound", "Breach", "Finding", "Preflight", "preflight"]
+__all__ = ["BOUNDS", "Bound", "Breach", "Finding", "Neutrality", "Preflight", "preflight", "verify_neutral"]
 
 Finding = Breach  # its name until 0.1

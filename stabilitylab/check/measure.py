@@ -56,7 +56,7 @@ def preflight(
         twin.train()
         with Watcher(
             twin, sink, probes=PROBES, every=1, update_every=1, optimizer=own, mask=mask, sites=sites,
-            output_site=output_site, reference=lambda: {"held_out_loss": loss_fn(twin, batch).detach()},
+            output_site=output_site, restore=True, reference=lambda: {"held_out_loss": loss_fn(twin, batch).detach()},
         ) as watcher:  # fmt: skip
             twin.zero_grad()
             loss = _loss(loss_fn, twin, batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,26 @@ def made_by(
 ) -> Mapping[str, Any]:
     """Calls ``factory`` for a command; a tuple of three or four becomes a dict. ``arguments`` of ``takes``: what it may
     hold; ``others``: what is left out, since one function serves several commands."""
+    function = named(factory, command)
+    try:
+        given = function()
+    except StabilityLabError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{factory} failed: {type(error).__name__}: {error} (-v shows where).") from error
+    if isinstance(given, tuple) and len(given) in (3, 4):
+        return dict(zip(("model", "batch", "loss_fn", "optimizer"), given, strict=False))
+    if isinstance(given, Mapping) and {"model", "batch", "loss_fn"} <= set(given):
+        if foreign := sorted(set(given) - {*arguments, *others}):
+            known = ", ".join(sorted(arguments))
+            raise UsageError(f"{factory} returned {foreign[0]!r}, which is no argument of {takes}: it takes {known}.")
+        return {key: value for key, value in given.items() if key in arguments}
+    gives = GIVES.format(takes=takes)
+    raise UsageError(f"{factory} returned {type(given).__name__}: it must return {gives}.")
+
+
+def named(factory: str, command: str) -> Callable[[], Any]:
+    """Imports the function that a command is given as PACKAGE.MODULE:FACTORY."""
     name, colon, attribute = factory.partition(":")
     if not (name and colon and attribute):
         raise UsageError(f"{factory!r} must be PACKAGE.MODULE:FACTORY, such as mymodels.small:ready.")
@@ -43,18 +63,4 @@ def made_by(
     if not callable(function):
         known = ", ".join(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
         raise UsageError(f"{name} has no function {attribute!r}; it has {known or 'none'}.")
-    try:
-        given = function()
-    except StabilityLabError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise InputError(f"{factory} failed: {type(error).__name__}: {error} (-v shows where).") from error
-    if isinstance(given, tuple) and len(given) in (3, 4):
-        return dict(zip(("model", "batch", "loss_fn", "optimizer"), given, strict=False))
-    if isinstance(given, Mapping) and {"model", "batch", "loss_fn"} <= set(given):
-        if foreign := sorted(set(given) - {*arguments, *others}):
-            known = ", ".join(sorted(arguments))
-            raise UsageError(f"{factory} returned {foreign[0]!r}, which is no argument of {takes}: it takes {known}.")
-        return {key: value for key, value in given.items() if key in arguments}
-    gives = GIVES.format(takes=takes)
-    raise UsageError(f"{factory} returned {type(given).__name__}: it must return {gives}.")
+    return function

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from ..errors import UsageError
 from . import command
-from ._factory import GIVES, made_by
+from ._factory import GIVES, made_by, named
 from ._options import JSON, VERBOSE
 
 
@@ -18,10 +19,15 @@ def check(
     factory: Annotated[
         str,
         typer.Argument(
-            metavar="PACKAGE.MODULE:FACTORY", help=f"A function that returns {GIVES.format(takes='preflight')}."
+            metavar="PACKAGE.MODULE:FACTORY",
+            help=f"A function that returns {GIVES.format(takes='preflight')}; with --neutral, (model, update).",
         ),
     ],
     every: Annotated[bool, typer.Option("--all", help="Show every layer, not the ends of long stacks alone.")] = False,
+    neutral: Annotated[
+        bool, typer.Option("--neutral", help="Verify that watching changes no bit: two runs unwatched, one watched.")
+    ] = False,
+    updates: Annotated[int | None, typer.Option(min=1, help="Updates of each run of --neutral; 3 if left out.")] = None,
     json_: Annotated[bool, JSON] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:
@@ -29,10 +35,26 @@ def check(
 
     Exit code 1 if a bound of the kind FAIL is broken. It was broken in 22 % of the small models that went on to fail,
     and in 9 % of those that did not (docs/preflight.md): what a first step shows is not how training ends.
+
+    With --neutral: exit code 0 neutral, 1 not neutral, 5 not decidable here, where two unwatched runs differ
+    (docs/neutral.md).
     """
+    from ..store.layout import plain
+
+    if neutral:
+        from ..check import verify_neutral
+
+        if every:
+            raise UsageError("--all shows layers, of which --neutral has none: leave one of the two out.")
+        found = verify_neutral(named(factory, "check"), updates or 3)
+        print(json.dumps(plain(found.as_dict())) if json_ else found)
+        if found.exit_code:
+            raise typer.Exit(found.exit_code)
+        return
+    if updates is not None:
+        raise UsageError("--updates belongs to --neutral: leave it out, or add --neutral.")
     from ..check import preflight
     from ..forecast.candidate import KEYS
-    from ..store.layout import plain
 
     result = preflight(**made_by(factory, "check", "preflight", inspect.signature(preflight).parameters, KEYS))
     print(json.dumps(plain(result.as_dict())) if json_ else result.text(every))

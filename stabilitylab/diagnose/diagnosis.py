@@ -28,7 +28,8 @@ class Diagnosis:
     kind -> why not, and what records it. ``open``: why it cannot be told whether the run trains, by its held-out loss,
     or since its loss was not recorded, or in too few rows; "" where it can. ``unmeasured``: what the run was to record
     and did not -> why. ``headroom``: how far from the edge of its fixed batch it stood last, "" if not recorded.
-    ``doubts``: what was warned of as it ran, such as a ``step()`` in the wrong place."""
+    ``doubts``: what was warned of as it ran, such as a ``step()`` in the wrong place. ``not_neutral``: what watching
+    changed in the model and could not undo, so that training is not that of an unwatched run."""
 
     run: str
     state: str
@@ -42,6 +43,7 @@ class Diagnosis:
     unmeasured: Mapping[str, str] = field(default_factory=dict)
     headroom: str = ""
     doubts: tuple[str, ...] = ()
+    not_neutral: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -56,7 +58,8 @@ class Diagnosis:
         told = [f"whether it trains is open: {self.open}"] if self.open else []
         told += [f"{each} is open" for each in self.pending]
         told += [f"its numbers do not tell why it {self.state}"] if self.state in ("failed", "diverged") else []
-        return told + (["its numbers may not be those of the updates"] if self.doubts else [])
+        told += ["its numbers may not be those of the updates"] if self.doubts else []
+        return told + (["watching changed its training"] if self.not_neutral else [])
 
     @property
     def pending(self) -> list[str]:
@@ -96,7 +99,8 @@ class Diagnosis:
     def _last_words(self) -> list[str]:
         room = f"{self.headroom[0].upper()}{self.headroom[1:]}." if self.headroom else ""
         doubts = f"Warned as it ran: {'; '.join(self.doubts)}." if self.doubts else ""
-        return [*filter(None, (room, doubts, not_measured(self.unmeasured)))]
+        changed = f"Not neutral: {'; '.join(self.not_neutral)}." if self.not_neutral else ""
+        return [*filter(None, (room, doubts, changed, not_measured(self.unmeasured)))]
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -117,6 +121,7 @@ class Diagnosis:
             "unmeasured": dict(self.unmeasured),
             "headroom": self.headroom,
             "doubts": list(self.doubts),
+            "not_neutral": list(self.not_neutral),
         }
 
     @property
@@ -175,6 +180,7 @@ def _diagnosed(run: Run) -> Diagnosis:
         *(str(run.path), status.state, status.step, status.reason),
         *(tuple(found), explain(found), checked, unchecked, open_, unmeasured(run), headroom(evidence)),
         doubts=doubts,
+        not_neutral=tuple(map(str, run.manifest.get("not_neutral", ()))),
     )
 
 

@@ -14,6 +14,7 @@ from ..schema import Cells, Sink, Table
 from ._engine.cadence import Cadence, checked
 from ._engine.curvature_rows import CurvatureBatch, CurvatureCadence, checked_batch, checked_curvature
 from ._engine.masks import Mask
+from ._engine.neutral_pass import Audit
 from ._engine.recorder import Recorder
 from ._engine.reference_rows import AlphaSchedule, ReferenceRows
 from ._engine.row import Metrics, RowMetrics, RowRecord, State
@@ -69,6 +70,9 @@ class Watcher(Course):
       what cannot be found, see :func:`~.parameters.spreading.spread_out`.
     - ``share``: of code that splits parameters by hand, a function of a parameter's name and the parameter: the process
       group that it is split over, or None where all ranks hold it, see :func:`~.parameters.sharing.layout_by`.
+    - ``restore``: reference and curvature passes keep a copy of the model's state each time and put it back, for a
+      model whose forward changes it in eval mode too (weights rescaled in place, a queue, a momentum encoder). Without
+      it the first such pass keeps a copy, and a pass that changes the model ends for good.
     - ``strict``: an error of a probe is raised, as tests of probes want it.
     - ``tapped``: what an earlier attempt of the run knew of :func:`stabilitylab.tap`, as its ``state_dict`` has it.
 
@@ -103,6 +107,7 @@ class Watcher(Course):
         curvature_every: CurvatureCadence = "auto",
         curvature_loss: Callable[[], torch.Tensor] | None = None,
         curvature_batch: CurvatureBatch = "fixed",
+        restore: bool = False,
         strict: bool = False,
         tapped: Sequence[Place] = (),
     ) -> None:
@@ -130,12 +135,16 @@ class Watcher(Course):
             strict=strict,
             tapped=tapped,
             declare=self._declare,
+            restore=restore,
+            audit=Audit(changed=self._note_audit),
         )
         self.sink: Sink = self._parts.sink  # the caller's, or on other ranks than the first, nothing
         self.parameters: Parameters = self._parts.parameters
         self.unseen: Mapping[str, list[str]] = self._parts.notices.unseen  # table -> places that no call came by
         self.loop_warnings: Sequence[str] = self._parts.notices.loop_warnings
         self.ended: Mapping[str, str] = self._parts.guard.ended  # table -> why it ended before the run
+        self.audit: dict[str, Any] = self._parts.audit.facts  # what was checked of the model and the loop
+        self.not_neutral: Sequence[str] = self._parts.audit.not_neutral  # what watching changed and could not undo
         self._contents = Contents(self._parts, self.every, total_every_step)
         self._delivery = Delivery(self._parts, self._contents)
         super().__init__()
@@ -192,7 +201,7 @@ class Watcher(Course):
                 self._contents.fill(row, self.t)
                 if template is None and parts.reference is not None:
                     parts.reference.fill(row)
-                    if parts.reference.due(self.t):
+                    if parts.reference.due(self.t) and not parts.reference.refused:
                         self._look_at_reference(parts.reference)
             self._delivery.hold(row)
             if template is None:
@@ -287,6 +296,9 @@ class Watcher(Course):
             notices.look(self.t, "reference", boards, reference.order)
         else:
             notices.no_batch(self.t, self._parts.training, boards)
+
+    def _note_audit(self) -> None:
+        """What was checked of the run is other than before, and should be kept at once."""
 
     def _updated(self, number: int) -> None:
         """An optimizer has stepped."""

@@ -181,6 +181,9 @@ def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | N
                 run.record(places_unseen=dict(trainer.watcher.unseen))
             if trainer.watcher.ended:
                 run.record(tables_ended=dict(trainer.watcher.ended))
+            run.record(audit=dict(trainer.watcher.audit))
+            if trainer.watcher.not_neutral:
+                run.record(not_neutral=[*trainer.watcher.not_neutral])
         if verdict is None:
             name = signal.Signals(caught.signal or signal.SIGINT).name
             run.set_status("interrupted", trainer.row, f"{name}; continue with --resume {run.path}")

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from rank_compiled import COMPILED_CASES
 from rank_curvature import CURVATURE_CASES
+from rank_neutral import NEUTRAL_CASES
 from rank_pipeline import PIPELINE_CASES
 from rank_runs import RUN_CASES
 from rank_shares import SHARE_CASES
@@ -46,7 +47,15 @@ def every_case(size: int) -> dict[str, Callable[[Path], Any]]:
         return FOUR_CASES
     # the trainer last: it flushes denormal numbers from then on
     return (
-        CASES | SHARE_CASES | CURVATURE_CASES | TENSOR_CASES | PIPELINE_CASES | COMPILED_CASES | RUN_CASES | TAP_CASES
+        CASES
+        | NEUTRAL_CASES
+        | SHARE_CASES
+        | CURVATURE_CASES
+        | TENSOR_CASES
+        | PIPELINE_CASES
+        | COMPILED_CASES
+        | RUN_CASES
+        | TAP_CASES
     )
 
 

@@ -95,7 +95,8 @@ def test_one_read_a_row(probes: str, every: int) -> None:
         model.alpha.set((t + 1) / 8)
         counts.append(reads_of_a_step(watcher, model, optimizer, t))
     # row t is read when row t + 1 begins: by then its numbers have long arrived
-    assert counts == [[]] + [["numpy"]] * 4
+    assert set(counts[0]) == {"equal"}  # the first reference pass alone is held against a copy of the model, at once
+    assert counts[1:] == [["numpy"]] * 4
     with counted() as last:
         watcher.finish()
     assert last == ["numpy", "numpy"]  # the pending row and the row after training

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...errors import UsageError
+from ...errors import StabilityLabError, UsageError, listed
 from ..base import Collected, CurvatureProbe
 from ..curvature.landscape import Landscape
 from ..parameters.pieces import Parameters
@@ -21,6 +21,7 @@ from .cadence import REFERENCE_FINENESS, checked, is_due
 from .evaluation import evaluation, random_states_kept
 from .first_batch import FirstBatch
 from .guard import Guard
+from .neutral_pass import Audit, NeutralPass
 from .row import RowRecord
 from .selection import LOSS
 from .update_batch import UpdateBatch
@@ -31,6 +32,10 @@ CurvatureBatch = Literal["fixed", "update"]
 UNSEEN = (
     "curvature_batch='update' saw no training forward of the whole model: call the model itself, or give "
     "curvature_loss=, a function that returns the loss of the batch that was trained on."
+)
+WRITTEN = (
+    "its forward writes {names}, put back before a backward could use what was written: leave out the probes of "
+    "curvature that take gradients, and keep critical_sharpness"
 )
 EVERY, LONG = 200, 20_000  # "auto": so many updates between rows, and from that update on 1 % of those before
 
@@ -58,6 +63,10 @@ def is_curved(row: int, every: CurvatureCadence) -> bool:
     return due == row
 
 
+class PassOver(Exception):
+    """A look at curvature ends before its numbers are there."""
+
+
 class CurvatureRows:
     """Looks at the loss between the optimizer's step and the next forward; the model is afterwards bit for bit what it
     was, and so are training flags and random states.
@@ -78,8 +87,11 @@ class CurvatureRows:
         parameters: Parameters,
         ranks: Ranks | None = None,
         batch: CurvatureBatch = "fixed",
+        audit: Audit | None = None,
+        restore: bool = False,
     ) -> None:
         self.seconds = 0.0
+        self.neutrality = NeutralPass("curvature", model, lambda: boards, guard, audit or Audit(), ranks, restore)
         self._model, self._boards, self._guard = model, boards, guard
         self._every: CurvatureCadence = every
         self._loss, self._of_update = loss, batch == "update"
@@ -90,6 +102,7 @@ class CurvatureRows:
         self._landscape: Landscape | None = None
         self._memory: dict[str, dict[str, Any]] = {board.table.name: {} for board in boards}
         self._started = False
+        self._row, self._any = 0, False  # the row, and whether a probe has numbers in it
 
     def due(self, row: int) -> bool:
         return bool(self._boards) and is_curved(row, self._every)
@@ -97,12 +110,17 @@ class CurvatureRows:
     def arm(self, row: int) -> None:
         """Before the forwards of a row."""
         if isinstance(self._reference, UpdateBatch):
-            self._reference.begin(self.due(row))
+            self._reference.begin(self.due(row) and not self.neutrality.over)
 
     def start(self) -> None:
         """Before the optimizer's step of a due row."""
         began = time.perf_counter()
         self._started = False
+        if self.neutrality.over:
+            return
+        if isinstance(self._reference, FirstBatch | UpdateBatch) and self._loss is None and self._reference.refused:
+            self.neutrality.end(self._reference.refused)
+            return
         if isinstance(self._reference, FirstBatch) and self._loss is None and not self._reference.ready:
             return  # no forward of the whole model came yet
         if isinstance(self._reference, UpdateBatch):
@@ -123,17 +141,23 @@ class CurvatureRows:
         """Adds the tables, after the step of every optimizer."""
         began = time.perf_counter()
         landscape, started, self._started = self._landscape, self._started, False
+        self._row, self._any = record.step, False
         if started and landscape is not None:
             try:
                 with evaluation(self._model), with_hooks(), landscape.entered() as moved:
                     for board in self._boards if moved else ():
                         self._look(board, landscape)
+            except PassOver:
+                pass  # which settle() says
             except Exception as error:
                 self._end(error)
         if isinstance(self._reference, UpdateBatch):
             self._reference.release()
+        if not self._any:
+            self.neutrality.settle()  # first: this row has no numbers
         for board in self._boards:
             record.table(board)
+        self.neutrality.settle()
         self.seconds += time.perf_counter() - began
 
     def skip(self) -> None:
@@ -163,6 +187,8 @@ class CurvatureRows:
         landscape.count = 0
         try:
             numbers = probe.look(landscape, self._memory[board.table.name])
+        except PassOver:
+            raise
         except Exception as error:
             self._guard(board, error)
             return
@@ -174,16 +200,29 @@ class CurvatureRows:
             for column, pair in ones.items()
         }
         board.collect(Collected(columns, cells))
+        self._any = True
 
     def _same(self) -> Tensor:
-        """The loss, drawing the same random numbers each time."""
-        with random_states_kept(self._model):
-            if self._loss is not None:
-                return _tensor(self._loss(), any_shape=True)
-            assert self._reference is not None
-            if isinstance(self._reference, FirstBatch | UpdateBatch):
-                return torch.stack([_tensor(returned) for returned in self._reference.parts()])
-            return _tensor(self._reference())
+        """The loss, drawing the same random numbers each time.
+
+        Raises PassOver where the forward changed the model: it would not be the same loss the next time.
+        """
+        # parameters and buffers are those of before after each row, see Landscape.entered
+        with random_states_kept(self._model), self.neutrality.around(self._row, by_caller=("parameter", "buffer")):
+            found = self._told()
+        if self.neutrality.over:
+            raise PassOver(self.neutrality.over)
+        if torch.is_grad_enabled() and (written := self.neutrality.changed):
+            raise StabilityLabError(WRITTEN.format(names=listed(written, 3)))
+        return found
+
+    def _told(self) -> Tensor:
+        if self._loss is not None:
+            return _tensor(self._loss(), any_shape=True)
+        assert self._reference is not None
+        if isinstance(self._reference, FirstBatch | UpdateBatch):
+            return torch.stack([_tensor(returned) for returned in self._reference.parts()])
+        return _tensor(self._reference())
 
     def _end(self, error: Exception) -> None:
         for board in self._boards:

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from ..curvature.landscape import PARTS
+from .batch_copy import NotCopied, each_tensor, tensors
+from .guard import said
 from .hooks import RootHook
 from .masks import Mask, Masks
 
+REFUSED = (
+    "the first batch holds {name}, of which no copy can be kept (reference=, a function that runs the model on a fixed "
+    "batch, does without)"
+)
+
 
 class FirstBatch:
-    """A reference that runs the model on copies of the arguments of its first training forward, with that mask."""
+    """A reference that runs the model on copies of the arguments of its first training forward, with that mask.
+
+    Each run has a copy of its own, so that a model that writes into what it is given gets the same each time.
+    ``refused`` says why there is no reference, "" unless the arguments hold something that cannot be copied.
+    """
 
     def __init__(self, model: nn.Module, masks: Masks) -> None:
         self._model, self._masks = model, masks
-        self._given: tuple[Any, Any] | None = None
+        self._given: tuple[Any, Any] | None = None  # args, kwargs
         self._mask: Mask | None = None
+        self.refused = ""
         hook = RootHook(self._keep)
         self._handle: Any = model.register_forward_pre_hook(hook, with_kwargs=True)
 
@@ -40,13 +51,14 @@ class FirstBatch:
     def parts(self) -> list[Any]:
         """What the model returns for each third of the batch, where every tensor that it was given has the same first
         dimension, of 3 at least; else for the batch, alone."""
-        tensors = [leaf for leaf in tree_leaves(self._given) if isinstance(leaf, torch.Tensor)]
-        sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors}
+        found = tensors(self._given)  # an object may have more to it than its tensors' sizes
+        sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in found or ()}
         if len(sizes) != 1 or (size := sizes.pop()) < PARTS:
             return [self._run(self._given)]
         cuts = [size * part // PARTS for part in range(PARTS + 1)]
-        parts = (_each_tensor(lambda tensor, a=a, b=b: tensor[a:b])(self._given) for a, b in pairwise(cuts))
-        return [self._run(part) for part in parts]
+        args, kwargs = self._given or ((), {})
+        parts = (each_tensor(lambda tensor, a=a, b=b: tensor[a:b], args=args, kwargs=kwargs) for a, b in pairwise(cuts))
+        return [self._run((args, kwargs)) for args, kwargs in parts]
 
     def close(self) -> None:
         self._handle.remove()
@@ -56,21 +68,26 @@ class FirstBatch:
 
     def load_state_dict(self, state: Mapping[str, Any] | None, device: torch.device) -> None:
         if state is not None:
-            move = _each_tensor(lambda tensor: tensor.to(device))
-            self._given, self._mask = move(state["given"]), move(state["mask"])
+            args, kwargs = state["given"]
+            args, kwargs, self._mask = each_tensor(
+                lambda tensor: tensor.to(device), args=args, kwargs=kwargs, mask=state["mask"]
+            )
+            self._given = args, kwargs
             self.close()
 
-    def _run(self, given: Any) -> Any:
+    def _run(self, given: tuple[Any, Any] | None) -> Any:
         assert given is not None
-        args, kwargs = given
+        args, kwargs = each_tensor(torch.Tensor.clone, args=given[0], kwargs=given[1])
         return self._model(*args, **kwargs)
 
     def _keep(self, args: Any, kwargs: Any) -> None:
         if torch.is_grad_enabled() and self._model.training:
-            copied = _each_tensor(lambda tensor: tensor.detach().clone())
-            self._given, self._mask = copied((args, kwargs)), copied(self._masks.given())
             self.close()
-
-
-def _each_tensor(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], Any]:
-    return lambda tree: tree_map(lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree)
+            given = {"args": args, "kwargs": kwargs, "mask": self._masks.given()}
+            try:
+                args, kwargs, self._mask = each_tensor(lambda tensor: tensor.detach().clone(), **given)
+                self._given = args, kwargs
+            except NotCopied as error:
+                self.refused = REFUSED.format(name=error)
+            except Exception as error:  # of the caller's classes: training goes on
+                self.refused = f"the first batch cannot be copied: {said(error)}"

@@ -40,13 +40,17 @@ class Guard:
         if not board.ended:
             self._end([board], "its probe raised on another rank, whose log says what", None)
 
+    def stop(self, boards: Iterable[Board], why: str) -> bool:
+        """Ends tables for another reason than an error; returns False if none was left to end."""
+        return self._end(boards, why, None)
+
     def disagree(self, boards: Iterable[Board], why: str, first: bool) -> None:
         """Ends tables whose numbers ranks cannot add up, on all of them; ``first``: this is the rank that says so."""
         if self.strict:
             raise UsageError(f"{why}.")
         self._end(boards, why, None, first)
 
-    def _end(self, boards: Iterable[Board], why: str, error: Exception | None, aloud: bool = True) -> None:
+    def _end(self, boards: Iterable[Board], why: str, error: Exception | None, aloud: bool = True) -> bool:
         boards = list(boards)
         names = [board.table.name for board in boards if not board.ended]
         for board in boards:
@@ -55,6 +59,7 @@ class Guard:
         if names and aloud:
             log.warning("no more rows of %s: %s. Training goes on.", ", ".join(names), why)
             log.debug("what was raised", exc_info=error)
+        return bool(names)
 
 
 def said(error: Exception) -> str:

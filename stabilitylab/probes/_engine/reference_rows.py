@@ -19,6 +19,7 @@ from .cadence import REFERENCE_FINENESS, Cadence, is_due
 from .first_batch import FirstBatch
 from .guard import Guard
 from .masks import Masks
+from .neutral_pass import Audit, NeutralPass
 from .recorder import Recorder
 from .reference_pass import ReferencePass
 from .row import RowRecord
@@ -56,10 +57,12 @@ class ReferenceRows:
         ranks: Ranks | None = None,
         recorder: Recorder | None = None,
         measured: Callable[[int], bool] = lambda row: False,
+        audit: Audit | None = None,
+        restore: bool = False,
     ) -> None:
         self.seconds = 0.0
+        self.neutrality = NeutralPass("reference", model, lambda: self._boards, guard, audit or Audit(), ranks, restore)
         self._measured = measured
-        self._ranks = ranks
         self._boards, self._guard, self._reference = boards, guard, reference
         self._every: Cadence = every
         self._schedule, self._parameters = schedule, parameters
@@ -84,6 +87,11 @@ class ReferenceRows:
     def order(self) -> dict[tuple[str, int], int]:
         return self._pass.order
 
+    @property
+    def refused(self) -> bool:
+        """True if no pass comes, since the first batch cannot be copied."""
+        return isinstance(self._reference, FirstBatch) and bool(self._reference.refused)
+
     def due(self, row: int) -> bool:
         return is_due(row, self._every, REFERENCE_FINENESS)
 
@@ -95,26 +103,31 @@ class ReferenceRows:
     def fill(self, record: RowRecord, last: bool = False) -> None:
         """Adds the reference tables and metrics to ``record``, if its row is due or the last; the metrics alone where
         they are wanted apart from the tables."""
-        if not self.ready:
-            return  # no forward of the whole model came yet
         due = last or self.due(record.step)
+        if isinstance(self._reference, FirstBatch):
+            if self._reference.refused:
+                self.neutrality.end(self._reference.refused)
+            elif not self._reference.ready:
+                return  # no forward of the whole model came yet
+        if self.neutrality.over:
+            self.neutrality.settle()  # first: this row has no numbers
+            self._end_row(record, due)
+            return
         wanted = due or self._measured(record.step)
         if not wanted and not (self._update and self.due(record.step + 1)):
             return
         began = time.perf_counter()
         try:
-            outputs, metrics = self._run(record=due)
+            outputs, metrics = self._run(record.step, record=due)
         except Exception as error:
             self._guard.reference(self._boards, error, own=not isinstance(self._reference, FirstBatch))
             outputs, metrics = [], {}
         if wanted:
             for name, value in metrics.items():
                 record.metric(name, value)
-        if due:
-            if self._update is not None and not self._update.ended:
-                self._compare(self._update, record.step, outputs)
-            for board in self._boards:
-                record.table(board)
+        if due and self._update is not None and not self._update.ended:
+            self._compare(self._update, record.step, outputs)
+        self._end_row(record, due)
         self._previous = (record.step, outputs)
         self.seconds += time.perf_counter() - began
 
@@ -137,12 +150,16 @@ class ReferenceRows:
         if previous is not None:
             self._previous = (previous[0], _unpacked(previous[1], device))
 
-    def _run(self, record: bool) -> tuple[list[Output], dict[str, Any]]:
-        try:
+    def _end_row(self, record: RowRecord, due: bool) -> None:
+        """Adds the tables to a due row; those that ended are shipped too, since other ranks may wait for them."""
+        for board in self._boards if due else ():
+            record.table(board)
+        self.neutrality.ship(record, self._parameters.device)
+        self.neutrality.settle()
+
+    def _run(self, row: int, record: bool) -> tuple[list[Output], dict[str, Any]]:
+        with self.neutrality.around(row, at_once=False):
             return self._pass.run(record)
-        finally:
-            if self._ranks is not None:
-                self._ranks.reshard()
 
     def _compare(self, board: Board, row: int, now: list[Output]) -> None:
         alpha = None if self._schedule is None else self._schedule.get()
@@ -152,7 +169,7 @@ class ReferenceRows:
         numbers = {"cumulative": moved, "parameters": moved, "schedule": [torch.zeros_like(each) for each in moved]}
         if alpha != self._start.alpha:
             with parameters_set(self._parameters.tensors, self._start.theta):
-                ramped, _ = self._run(record=False)  # theta_0 under this row's alpha
+                ramped, _ = self._run(row, record=False)  # theta_0 under this row's alpha
             numbers["parameters"] = distances(now, ramped)
             numbers["schedule"] = distances(ramped, self._start.outputs)
         if self._previous is not None and self._previous[0] == row - 1:

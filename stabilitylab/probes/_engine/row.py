@@ -18,7 +18,7 @@ from ..rules import EMPTY, Mean, Sum, Total
 from .board import Board
 
 Metrics = Mapping[str, float | None]
-Aside = Literal["pieces", "clean", "left"]
+Aside = Literal["pieces", "clean", "left", "neutral"]
 ONE = np.ones((1, 1), dtype=bool)
 
 
@@ -62,7 +62,7 @@ class RowRecord:
     def __init__(self, step: int, device: torch.device, ranks: Ranks | None = None) -> None:
         self.step, self.state = step, State.OPEN
         self.broken: dict[str, np.ndarray] = {}  # table -> (rows, columns) True where a recorded number is not finite
-        self.aside: dict[Aside, dict[str, np.ndarray]] = {"pieces": {}, "clean": {}, "left": {}}
+        self.aside: dict[Aside, dict[str, np.ndarray]] = {"pieces": {}, "clean": {}, "left": {}, "neutral": {}}
         self.ended: set[str] = set()  # tables that ended on some rank
         self._device, self._ranks = device, ranks
         self._metrics: dict[str, float | None] = {}
@@ -107,6 +107,10 @@ class RowRecord:
     def set_aside(self, kind: Aside, name: str, values: torch.Tensor) -> None:
         """Numbers that travel with the row for :attr:`aside`; of several ranks each has its own."""
         self._entries.append(SetAside(kind, name, values))
+
+    def share_aside(self, name: str, number: torch.Tensor) -> None:
+        """A number that travels with the row for ``aside["neutral"]``, added up over ranks."""
+        self._entries.append(RankShare("aside", name, [(Sum(), number.view(1, 1))], ONE))
 
     def ship(self) -> None:
         """Starts the copy of all that was added since the last one."""
@@ -155,6 +159,9 @@ class RowRecord:
                 seen = seen & (grid.view(np.int64) != EMPTY)
                 if entry.kind == "metric":
                     self._metrics[entry.name] = float(grid[0, 0]) if seen.all() else None
+                    continue
+                if entry.kind == "aside":
+                    self.aside["neutral"][entry.name] = grid[:, 0]
                     continue
                 # missing where nothing was recorded, absent where a whole row is empty
                 absent, missing = ~seen.any(axis=1), None if seen.all() else ~seen

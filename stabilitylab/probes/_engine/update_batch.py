@@ -6,19 +6,27 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
+from .batch_copy import NotCopied, each_tensor
+from .guard import said
 from .hooks import RootHook
+
+REFUSED = (
+    "the batch of the update holds {name}, of which no copy can be kept (curvature_loss=, a function that returns the "
+    "loss of the batch that was trained on, does without)"
+)
 
 
 class UpdateBatch:
     """Runs the model on copies of the arguments of a row's training forwards: one micro-batch, or several.
 
-    Copies are made in rows whose curvature is looked at, and are gone once that is done.
+    Copies are made in rows whose curvature is looked at, and are gone once that is done. Each run has a copy of its
+    own, so that a model that writes into what it is given gets the same each time. ``refused`` says why there is no
+    batch, "" unless the arguments hold something that cannot be copied.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model, self._wanted = model, False
+        self._model, self._wanted, self.refused = model, False, ""
         self._coming: list[Any] = []  # of the row that runs
         self._given: list[Any] = []  # of the row whose update is made
         self._handle: Any = model.register_forward_pre_hook(RootHook(self._keep), with_kwargs=True)
@@ -40,18 +48,23 @@ class UpdateBatch:
 
     def parts(self) -> list[Any]:
         """What the model returns for each micro-batch."""
-        return [self._model(*args, **kwargs) for args, kwargs in self._given]
+        copies = (each_tensor(torch.Tensor.clone, args=args, kwargs=kwargs) for args, kwargs in self._given)
+        return [self._model(*args, **kwargs) for args, kwargs in copies]
 
     def close(self) -> None:
         self._handle.remove()
 
     def _keep(self, args: Any, kwargs: Any) -> None:
         if self._wanted and torch.is_grad_enabled() and self._model.training and not _in_backward():
-            self._coming.append(tree_map(_copied, (args, kwargs)))
+            try:
+                self._coming.append(each_tensor(lambda tensor: tensor.detach().clone(), args=args, kwargs=kwargs))
+            except NotCopied as error:
+                self._refuse(REFUSED.format(name=error))
+            except Exception as error:  # of the caller's classes: training goes on
+                self._refuse(f"the batch of the update cannot be copied: {said(error)}")
 
-
-def _copied(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+    def _refuse(self, why: str) -> None:
+        self.refused, self._wanted, self._coming = why, False, []
 
 
 def _in_backward() -> bool:

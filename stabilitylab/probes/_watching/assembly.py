@@ -19,6 +19,7 @@ from .._engine.guard import Guard
 from .._engine.hooks import RootHook
 from .._engine.leftover import Leftover
 from .._engine.masks import Mask, Masks
+from .._engine.neutral_pass import Audit
 from .._engine.notices import Notices
 from .._engine.recorder import Recorder
 from .._engine.reference_rows import AlphaSchedule, ReferenceRows
@@ -71,6 +72,8 @@ class Assembly:
         strict: bool,
         tapped: Sequence[Place],
         declare: Callable[[], None],
+        restore: bool = False,
+        audit: Audit | None = None,
     ) -> None:
         check_watchable(model)
         check_arguments(optimizer, scaler, mask, reference)
@@ -100,7 +103,7 @@ class Assembly:
             ranks.check_alike([board.table for board in self.boards])
 
         scaled = scaler is not None and scaler.is_enabled()
-        self.guard = Guard(strict)
+        self.guard, self.audit = Guard(strict), audit or Audit()
         self.notices = Notices(model, ranks is None or ranks.rank == 0 or self.stages is not None, scaled)
         self.notices.left_out(left_out(self.sites, chosen(probes)))
         self.clean = CleanPasses(sums) if ranks is None else None
@@ -136,6 +139,8 @@ class Assembly:
                 ranks,
                 recorder,
                 measured,
+                self.audit,
+                restore,
             )
         self.curvature = CurvatureRows(
             model,
@@ -147,6 +152,8 @@ class Assembly:
             self.parameters,
             ranks,
             curvature_batch,
+            self.audit,
+            restore,
         )
         self.tapped = self._taps(probes, tapped)
         self.training.tapped = self.tapped

@@ -69,6 +69,8 @@ class Delivery:
             self._parts.guard.trying = False
             if warning := self._parts.leftover.tell(row.step, row.aside["left"]):
                 self._parts.notices.warn(row.step, warning)
+            if self._parts.reference is not None:
+                self._parts.reference.neutrality.tell(row)
             self.last = (row.step, metrics, tables)
             self._parts.sink.append(*self.last)
             if self._parts.stages is None:  # which have the places of their own
@@ -132,6 +134,7 @@ class Delivery:
             "curvature": self._parts.curvature.state_dict(),
             "incident": None if incident is None else asdict(incident),
             "tapped": self._parts.tapped.places,
+            "not_neutral": [*self._parts.audit.not_neutral],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -140,6 +143,7 @@ class Delivery:
         self.row = RowRecord.from_state(state["pending"]) if state["pending"] else None
         if (incident := state.get("incident")) is not None:
             self._parts.forensics.incident = Incident(**incident)  # a run has one, the first
+        self._parts.audit.not_neutral += state.get("not_neutral", ())
         if self._parts.reference is not None and state["reference"] is not None:
             self._parts.reference.load_state_dict(state["reference"])
         if (curvature := state.get("curvature")) is not None:

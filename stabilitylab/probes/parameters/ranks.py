@@ -27,14 +27,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RankShare:
-    """A table, or a metric (one row, one column), before its rules finish it: this rank's part, or that of all ranks.
+    """A table, or a metric or a number set aside (one row, one column), before its rules finish it: this rank's part,
+    or that of all ranks.
 
     ``own``: it is this rank's and stays so. ``ended``: its probe measures no more on this rank. ``copies``: ranks that
     share a layer each have all of it. ``flags``: once ranks are added up, on the device, by how many of them each cell
     was seen, and behind these how many ended it.
     """
 
-    kind: Literal["table", "metric"]
+    kind: Literal["table", "metric", "aside"]
     name: str
     columns: Sequence[tuple[Rule, torch.Tensor]]  # each (rows, width) float64
     seen: np.ndarray  # (rows, columns): the cells for which this rank has a number
