@@ -205,7 +205,7 @@ def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
             model.setdefault("decoder_layers", decoder)
     config = validated(settings)
     if preset == "tiny" and "T" not in given and _ramps(config.model):
-        ramp = max(2, round(RAMP_SHARE * config.train.steps))  # T = 1 is the control without a ramp
+        ramp = max(2, round(RAMP_SHARE * config.train.span))  # T = 1 is the control without a ramp
         return config.model_copy(update={"model": config.model.model_copy(update={"T": ramp})})
     return config
 

@@ -159,6 +159,8 @@ class TrainConfig(Section):
     warmup: int = Field(default=40, ge=0, le=MOST)  # updates; 0: none
     warmup_init_lr: float = Field(default=1e-7, ge=0, le=LARGEST)
     schedule: Literal["inverse_sqrt", "constant", "linear"] = "inverse_sqrt"  # linear: to 0 at the end (Admin's grid)
+    # updates that the schedule spans, where the run is stopped earlier and may be continued; None: ``steps``
+    horizon: Annotated[int | None, Later(None)] = Field(default=None, ge=1, le=MOST)
     optimizer: Literal["adamw", "radam"] = "adamw"  # radam: Admin's published recipe
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.98, ge=0, lt=1)
@@ -189,6 +191,17 @@ class TrainConfig(Section):
     on_divergence: Literal["continue", "stop"] = "continue"
     # of the held-out batch, evenly over the run, apart from the probes'
     evaluations: Annotated[int, Later(0)] = Field(default=50, ge=0, le=MOST)
+
+    @property
+    def span(self) -> int:
+        """Number of updates that the schedule spans: ``horizon``, or ``steps`` if no horizon is given."""
+        return self.steps if self.horizon is None else self.horizon
+
+    @model_validator(mode="after")
+    def _horizon_fits(self) -> TrainConfig:
+        if self.steps > self.span:
+            raise ValueError(f"train.steps = {self.steps} must not exceed train.horizon = {self.horizon}")
+        return self
 
     @model_validator(mode="after")
     def _one_pass_fits(self) -> TrainConfig:

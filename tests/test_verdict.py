@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from stabilitylab.verdict import (
     LEAST,
     LEVEL_NATS,
     MATERIAL,
+    READS_NATS,
     RULE,
     STATES,
     TRAINED_NATS,
+    UNREAD,
     Baseline,
     Evaluation,
     Verdict,
@@ -76,7 +79,42 @@ def test_the_sign_of_the_gap_and_the_fall_decide(series: list[Evaluation], expec
 
 def test_every_state_has_a_course() -> None:
     marks = test_the_sign_of_the_gap_and_the_fall_decide.pytestmark  # type: ignore[attr-defined]
-    assert {case[1] for case in marks[0].args[1]} == {*STATES} - {"diverged"}
+    assert {case[1] for case in marks[0].args[1]} == {*STATES} - {"diverged", UNREAD}
+
+
+@pytest.mark.parametrize("gap", [-0.06, -0.2, -2.0])
+def test_a_loss_below_the_baseline_is_no_training_where_the_source_is_not_read(gap: float) -> None:
+    series = course(gap=gap)
+    unread = state(series, source_worth=0.004)
+    assert unread.state == UNREAD
+    assert "0.004 nats a token" in unread.reason
+    assert unread.step == 0
+    assert state(series, source_worth=READS_NATS - 1e-9).state == UNREAD
+    assert state(series, source_worth=math.nan).state == UNREAD  # "trained" is never said of what cannot be shown
+    assert state(series, source_worth=READS_NATS) == replace(state(series), source_worth=READS_NATS)
+
+
+def test_a_model_at_the_baseline_or_diverged_keeps_its_state_whatever_its_source_is_worth() -> None:
+    assert state(course(gap=0.0), source_worth=0.0).state == "stuck"
+    assert state(course(gap=0.1, fall=0.1), source_worth=0.0).state == "descending"
+    assert state(course(gap=-1.0), source_worth=0.0, non_finite=(3, "loss is nan at step 3")).state == "diverged"
+
+
+def test_what_the_source_is_worth_is_read_from_the_last_row_of_a_run_that_has_ended() -> None:
+    columns: dict[str, list[float | None]] = {
+        "step": [*range(10)],
+        "held_out_nll": [U - 1.0] * 10,
+        "held_out_accuracy": [A] * 10,
+        "source_worth": [0.0, None, *[0.5] * 6, 0.02, None],
+    }
+    manifest = {"unigram": {"cross_entropy": U, "accuracy": A}, "config": {"train": {"steps": 9}}}
+    whole = judge_recorded(columns, manifest, whole=True)
+    assert whole is not None
+    assert (whole.state, whole.source_worth) == (UNREAD, 0.02)
+    assert Verdict.of(json.loads(json.dumps(plain(whole.recorded())))) == whole
+    older = judge_recorded({**columns, "source_worth": [None] * 10}, manifest, whole=True)
+    assert older is not None
+    assert (older.state, older.source_worth) == ("trained", None)
 
 
 def test_a_smooth_fall_above_the_baseline_is_not_stuck() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.nn.functional as F
 
@@ -15,9 +16,11 @@ from stabilitylab.config import validated
 from stabilitylab.data import Dataset, load_data
 from stabilitylab.data.corpus import PAD
 from stabilitylab.diagnose import diagnose
+from stabilitylab.lr_find import Choice
 from stabilitylab.models import build_model
 from stabilitylab.probes.library.rank import likeness
 from stabilitylab.store import Run
+from stabilitylab.sweep.rates import TRIAL, trials
 from stabilitylab.train import checkpoint
 
 HERE = Path(__file__).parent
@@ -123,6 +126,26 @@ def collapse(run: Run) -> None:
         if event.kind == "rank_collapse" and event.place is not None
     ]
     _append("collapse.csv", names, run, rows or [("",) * len(names)])
+
+
+def choice(out: Path, arm: str, layers: int, found: Choice) -> None:
+    """``rungs-choice.csv``: every trial of the search for the rate of an arm; ``rungs-notes.md``: what is unsure."""
+    table, notes = out / "rungs-choice.csv", out / "rungs-notes.md"
+    columns = ("arm", "layers", *TRIAL)
+    known = pd.read_csv(table, dtype=str, keep_default_na=False) if table.exists() else pd.DataFrame(columns=columns)
+    own = (known["arm"] == arm) & (known["layers"] == str(layers))
+    new = pd.DataFrame([(arm, str(layers), *row) for row in trials(found)], columns=columns)
+    pd.concat([known[~own], new]).to_csv(table, index=False, lineterminator="\n")
+    heading = f"## {arm}, {layers} layers a side"
+    sections = notes.read_text().split("\n\n## ") if notes.exists() else ["# The search for the rates"]
+    sections = [section for section in sections if not heading.endswith(section.split("\n")[0])]
+    rate = (
+        f"The rate is {found.rate:g}."
+        if found.rate
+        else f"No rate is eligible; the lowest loss is at {found.lowest:g}."
+    )
+    lines = "\n".join(f"- {sentence}" for sentence in (rate, *found.notes))
+    notes.write_text("\n\n## ".join([*(each.strip() for each in sections), f"{heading[3:]}\n\n{lines}"]) + "\n")
 
 
 def _append(name: str, columns: Sequence[str], run: Run, rows: Iterable[Sequence[Any]]) -> None:

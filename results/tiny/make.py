@@ -3,6 +3,9 @@
 
     python results/tiny/make.py PART ... --data PATH/multi30k [--runs runs] [--backwards]
 
+``rungs``: the search of Protocol 3 for the rate of each arm on the schedule that is run, into the ledger ``rungs.csv``;
+``rungs-choice.csv`` has every trial of the search and which rate was chosen, ``rungs-notes.md`` what is unsure.
+
 ``rates``: the choice of a learning rate for each arm, into the ledger ``rates.csv``; ``choice.csv`` has the means. The
 other parts go into ``ledger.csv``, and small tables beside it (keep.py). What stands in a ledger is not made again, so
 that a stopped call goes on where it was; two calls may share a part, one of them backwards.
@@ -20,8 +23,9 @@ from pathlib import Path
 import keep
 
 from stabilitylab.experiments import SWEEPS, Experiment, Recipe, folder, protocol
+from stabilitylab.lr_find import Rungs
 from stabilitylab.store import Run
-from stabilitylab.sweep import Ledger, plan, run
+from stabilitylab.sweep import Job, Ledger, Outcome, SweptTrainer, choose_rate, plan, run
 
 HERE = Path(__file__).parent
 Keep = Callable[[Run], None]
@@ -89,6 +93,35 @@ def rates(ask: Recipe, where: Path, layers: int, ledger: Ledger, backwards: bool
         make(protocol.choice(layers, ask.settings, more), where, ledger)
 
 
+def rungs(ask: Recipe, where: Path, layers: int, ledger: Ledger, out: Path) -> None:
+    """Search the rate of every arm by Protocol 3; the tables hold the arms whose search has ended."""
+    rules = Rungs(
+        protocol.SEARCHED_RATES,
+        protocol.CHOICE_SEEDS,
+        first=protocol.RUNG_UPDATES,
+        last=protocol.UPDATES,
+        confirming=protocol.CONFIRMING_SEEDS,
+    )
+    for arm in protocol.SEARCHED_ARMS:
+        experiment = protocol.searched(arm, layers, ask.settings)
+        trainer = SweptTrainer(experiment, protocol.UPDATES, where, ledger, one_by_one)
+        choice = choose_rate(trainer, rules)
+        trainer.discard()
+        keep.choice(out, arm, layers, choice)
+
+
+def one_by_one(jobs: Sequence[Job]) -> Outcome:
+    """Run ``jobs`` one at a time, so that each finished one stands in the ledger."""
+    done: list[Job] = []
+    for job in jobs:
+        outcome = run([job])
+        print(f"{job.name}: {outcome.sentence()}", flush=True)
+        done += outcome.jobs
+        if outcome.exit_code:
+            raise SystemExit(outcome.exit_code)
+    return Outcome(done)
+
+
 def write_choice(ask: Recipe, ledger: Ledger) -> None:
     """``choice.csv``: the mean validation loss of every arm at every rate, and which is the least."""
     span = [protocol.RATES[0] * 2.0**power for power in range(-4, 8)]
@@ -107,15 +140,19 @@ def write_choice(ask: Recipe, ledger: Ledger) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="+", choices=("rates", *PARTS))
+    parser.add_argument("parts", nargs="+", choices=("rungs", "rates", *PARTS))
     parser.add_argument("--data", type=Path, required=True, help="folder of Multi30k")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--out", type=Path, default=HERE, help="folder of the ledgers and tables")
     parser.add_argument("--layers", type=int, choices=protocol.LAYERS, help="of rates: a side; both unless given")
     parser.add_argument("--backwards", action="store_true", help="the last run first, for a second call at once")
     given = parser.parse_args()
     ask = recipe(given.data)
     for part in given.parts:
-        if part == "rates":
+        if part == "rungs":
+            for layers in (given.layers,) if given.layers else protocol.LAYERS:
+                rungs(ask, given.runs / "tiny/rungs", layers, Ledger(given.out / "rungs.csv"), given.out)
+        elif part == "rates":
             for layers in (given.layers,) if given.layers else protocol.LAYERS:
                 rates(ask, given.runs / "tiny/rates", layers, Ledger(HERE / "rates.csv"), given.backwards)
             write_choice(ask, Ledger(HERE / "rates.csv"))

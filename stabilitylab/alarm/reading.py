@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..schema import Cells
+from ..schema import Cells, Table
 from ..store import Run
 from ..store.layout import METRICS
+from ..store.reader import of_snapshots
 from .alarm import Alarm, Alert
 from .signals import READS
 
@@ -22,6 +24,10 @@ Stored = tuple[int, dict[str, float | None], dict[str, Cells]]
 def rows(run: Run, after: int = -1) -> Iterator[Stored]:
     """Yields step, metrics and tables of each recorded step beyond ``after``, as its writer got them; of tables those
     that the alarm reads."""
+    yield from of_snapshots(lambda now: [*_rows(now, after)], run)
+
+
+def _rows(run: Run, after: int) -> Iterator[Stored]:
     metrics = run.arrow(METRICS)
     data = {name: metrics[name].to_pylist() for name in metrics.column_names}
     tables = {name: by_step(run, name) for name in run.tables if name in READS}
@@ -46,19 +52,22 @@ def listen(run: Run, alarm: Alarm, *, follow: bool = False, pause: float = 2.0) 
     """Yields what ``alarm`` says of the run's rows; ``follow``: of those to come too, until nobody writes any more. It
     looks every ``pause`` seconds, and takes a twentieth of a core at most: a look reads the whole run."""
     seen = -1
-    alarm.open([run.table(name) for name in run.tables])
     while True:
         begun = time.monotonic()
-        going = follow and run.status.state == "running"  # asked before the rows: the last ones are not missed
-        last = list(rows(run, seen))
+        going, tables, last = of_snapshots(partial(_look, after=seen), run)
+        going = going and follow
+        alarm.open(tables)
         for step, metrics, tables in last[: len(last) - 1 if going else None]:  # one that is being written may grow
             seen = step
             yield from alarm.observe(step, metrics, tables)
         if not going:
             return
         time.sleep(max(pause, REST * (time.monotonic() - begun)))
-        run = Run.open(run.path)  # tables may have been declared anew
-        alarm.open([run.table(name) for name in run.tables])
+
+
+def _look(run: Run, after: int) -> tuple[bool, list[Table], list[Stored]]:
+    """Reads whether the run goes on, its tables, and its rows beyond ``after``."""
+    return run.status.state == "running", [run.table(name) for name in run.tables], [*_rows(run, after)]
 
 
 def recorded(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -93,7 +93,7 @@ def show(jobs: Sequence[Job]) -> None:
         runs = f"{len(elsewhere)} run{'' if len(elsewhere) == 1 else 's'}"
         print(f"not in the table below: {runs} that the ledger alone has", file=sys.stderr)
     ended = [job for job in now if job.state == "finished" and job.cell is None]
-    data = wide(stability_table(Runs(Record(Run.open(job.path), job.name) for job in ended)))
+    data = wide(stability_table(Runs(Record(Run.open(job.path).snapshot(), job.name) for job in ended)))
     if data.empty:
         print("no run of the table has ended", file=sys.stderr)
         return

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from ..errors import InputError, UsageError
+from ..errors import InputError, UsageError, in_words
 from ..registry import Registry, failed
 from . import COMMANDS, command
 from ._options import JSON, RUNS
@@ -188,6 +188,7 @@ def registries(kinds: Iterable[str]) -> dict[str, Registry[Any]]:
 def run_table(folder: Path) -> list[dict[str, Any]]:
     """One dictionary a run directory below ``folder``."""
     from ..store import load_runs
+    from ..store.reader import of_snapshots
 
     if not folder.is_dir():
         raise InputError(f"no folder {folder}: make runs with 'stabilitylab probe', or name their folder.")
@@ -197,11 +198,13 @@ def run_table(folder: Path) -> list[dict[str, Any]]:
     found = load_runs(folder, broken)
     for run in track(found, "reading", console=console, disable=not console.is_terminal, transient=True):
         try:
-            rows.append(_described(run))
+            rows.append(of_snapshots(_described, run))
         except InputError as error:
             broken.append((run.path, str(error)))
         except (AttributeError, KeyError, TypeError, ValueError) as error:  # settings of another kind than ours
             broken.append((run.path, f"its configuration is damaged ({type(error).__name__}: {error})"))
+        except Exception as error:  # whatever it is, the other runs are none the worse for it
+            broken.append((run.path, f"it cannot be read ({in_words(error)})"))
     for path, sentence in broken:
         rows.append({**dict.fromkeys(DESCRIBED, "-"), "run": path.name, "state": "unreadable", "reason": sentence})
     return rows

@@ -174,7 +174,7 @@ def probe(
         if job.state == "finished":
             return resuming.say_ended(job.path, fail_on_divergence, as_json, quiet)
         if job.resumable:
-            return _resume(job.path, None, fail_on_divergence, as_json, quiet, show)
+            return _resume(job.path, settings.train.steps, fail_on_divergence, as_json, quiet, show)
         name = job.name
     return _start(settings, out, name, fail_on_divergence, as_json, quiet, show)
 

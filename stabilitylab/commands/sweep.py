@@ -36,6 +36,14 @@ def sweep(
         typer.Option(help="64-128-2 on a CPU, half an hour of one GPU, or the papers' sizes."),
     ] = "tiny",
     grid: Annotated[bool, typer.Option("--grid", help="The arguments are axes of a grid.")] = False,
+    choose_rate: Annotated[
+        bool,
+        typer.Option(
+            "--choose-rate",
+            help="Of a grid: search the learning rate of each point on its own schedule, where models must read their "
+            "source; axes lr and seed give the first rates and the seeds. Exit code 1 if a point has no such rate.",
+        ),
+    ] = False,
     data: Annotated[str | None, typer.Option(help="As for 'probe'.", show_default="synthetic")] = None,
     valid: Annotated[str | None, typer.Option(help="As for 'probe'.")] = None,
     archs: Annotated[
@@ -93,6 +101,10 @@ def sweep(
 
     if not what:
         raise UsageError("name a figure, such as 'sweep branchnorm:8', or axes: sweep --grid arch=deepnorm seed=0..4.")
+    if choose_rate:
+        if not grid or print_ or status or launcher != "local" or minutes is not None or seeds is not None:
+            raise UsageError("--choose-rate goes with --grid, --data, --steps, --set, --ledger and --jobs alone.")
+        return _choose(what, data, valid, steps, set_ or (), device, out, ledger, jobs or 1, quiet)
     table = not grid and {*map(experiments.SWEEPS.resolve, what)} == {stability.TABLE}
     kept = None if ledger is None else sweeping.Ledger(ledger)
     source = {key: value for key, value in (("source", data), ("valid", valid)) if value is not None}
@@ -144,6 +156,29 @@ def sweep(
     if table:
         stability.show(planned[0])
     return worst
+
+
+def _choose(
+    axes: Sequence[str],
+    data: str | None,
+    valid: str | None,
+    steps: int | None,
+    set_: Sequence[str],
+    device: str | None,
+    out: Path,
+    ledger: Path | None,
+    jobs: int,
+    quiet: bool,
+) -> int:
+    """Search the rates of a grid."""
+    from .. import sweep as sweeping
+    from ..config import merge, parse_set
+    from . import _rate_choice
+
+    source = {key: value for key, value in (("source", data), ("valid", valid)) if value is not None}
+    settings = merge(parse_set(set_), {"data": source, "train": {} if steps is None else {"steps": steps}})
+    kept = None if ledger is None else sweeping.Ledger(ledger)
+    return _rate_choice.choose(axes, settings, device, out, kept, jobs, quiet)
 
 
 def _cost(asked: Mapping[str, float | None]) -> str:

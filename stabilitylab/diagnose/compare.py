@@ -12,6 +12,7 @@ from ..errors import InputError
 from ..schema import Row
 from ..store import Run
 from ..store.layout import flat
+from ..store.reader import of_snapshots
 from .evidence import Evidence, Grid
 from .order import CLOCKS, describe, rank
 
@@ -92,6 +93,10 @@ def compare(a: Run, b: Run, *, rtol: float = 0.0, atol: float = 0.0) -> Comparis
 
     Numbers differ where |a - b| > ``atol`` + ``rtol`` max(|a|, |b|). Raises InputError where no step is common.
     """
+    return of_snapshots(lambda left, right: _compared(left, right, rtol, atol), a, b)
+
+
+def _compared(a: Run, b: Run, rtol: float, atol: float) -> Comparison:
     left, right = Evidence(a), Evidence(b)
     pairs = list(_pairs(left, right))
     if not any(len(one.steps) for one, _ in pairs):

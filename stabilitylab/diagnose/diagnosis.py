@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import InputError, listed
 from ..store import Run
+from ..store.reader import of_snapshots
 from .announced import announced
 from .cause import Cause, explain, ordered, sentence, undecided, why_together
 from .events import DETECTORS, Event
@@ -135,9 +136,13 @@ class Diagnosis:
 def diagnose(run: Run) -> Diagnosis:
     """Diagnoses a run directory of ``stabilitylab probe`` or ``watch``: finished, broken or still going.
 
-    Each detector in :mod:`stabilitylab.diagnose.detectors` has its thresholds beside its rule. Raises InputError where
-    nothing is recorded.
+    Each detector in :mod:`stabilitylab.diagnose.detectors` has its thresholds beside its rule; all of them read one
+    snapshot of the run. Raises InputError where nothing is recorded.
     """
+    return of_snapshots(_diagnosed, run)
+
+
+def _diagnosed(run: Run) -> Diagnosis:
     evidence = Evidence(run)
     doubts = tuple(map(str, run.manifest.get("loop_warnings", ())))
     if not len(evidence.steps):

@@ -63,10 +63,10 @@ class Grid:
 
 
 class Evidence:
-    """A run, read once per table and column; what is not there is None."""
+    """A run as it stands now, read once per table and column; what is not there is None."""
 
     def __init__(self, run: Run) -> None:
-        self.run = run
+        self.run = run = run.snapshot()
         self.metric, self.grid = cache(self._metric), cache(self._grid)
         self.metrics = run.arrow(METRICS)
         self.status = run.status

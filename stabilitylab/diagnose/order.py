@@ -30,7 +30,7 @@ CLOCKS = ("tokens_per_second", "memory_bytes", "seconds")  # differ between any 
 def phase_of_metric(name: str) -> str:
     if name in RATES or name in OUTSIDE:
         return "setting" if name in RATES else "between"
-    if name.startswith("held_out"):
+    if name.startswith(("held_out", "source_worth", "encoder_distance")):
         return "reference"
     return "backward" if name.startswith("grad") else "loss"
 

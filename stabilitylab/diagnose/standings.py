@@ -15,6 +15,7 @@ from ..inputs import shown
 from ..labels import label_of
 from ..store import Run
 from ..store.layout import flat
+from ..store.reader import of_snapshots
 from .diagnosis import diagnose
 from .evidence import Evidence, Grid
 
@@ -91,6 +92,10 @@ class Standings:
 
 def side_by_side(runs: Sequence[Run]) -> Standings:
     """How ``runs`` stand beside each other; they may still be going. Raises InputError where one holds nothing yet."""
+    return of_snapshots(_standings, *runs)
+
+
+def _standings(*runs: Run) -> Standings:
     read = [Evidence(run) for run in runs]
     for one in read:
         if not len(one.steps):

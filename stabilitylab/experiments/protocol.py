@@ -13,10 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..config import resolve
-from .recipe import CONTROLS, Experiment, Recipe, Settings, name_of, probing
+from ..labels import label
+from .recipe import CONTROLS, Experiment, Recipe, Settings, name_of, probing, slug
 
 RAMP = 0.04  # of the run: warm-up, and BranchNorm's T
 POST, SMALL, DEEP, BRANCH = ARMS = ("postln gain=1", "branchnorm T=1", "deepnorm", "branchnorm")
+PRE = "preln"
 ALPHA_ALONE = "deepnorm alpha-only gain=1"  # beside them, at 6 layers a side
 LAYERS = (6, 18)  # a side
 UPDATES, CHOICE_UPDATES, RAMP_UPDATES = 6000, 1500, 3000
@@ -78,6 +80,19 @@ def choice(
         for arm in arms(layers):
             for rate in RATES if rates is None else rates.get(arm, ()):
                 yield run(arm, layers, seed, rate, CHOICE_UPDATES, settings, probing(), light)
+
+
+# Protocol 3: the rates are searched on the schedule that is run, and models must read their source.
+SEARCHED_RATES = (1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
+SEARCHED_ARMS = (POST, PRE, SMALL, DEEP, BRANCH)
+RUNG_UPDATES = 2400  # of the schedule of UPDATES: from here on its losses rank the rates as its end does
+CONFIRMING_SEEDS = (102, 103, 104, 105)
+
+
+def searched(arm: str, layers: int, settings: Settings) -> Experiment:
+    """Plan the run whose rate is searched, without its rate and seed; the loss on the validation set decides."""
+    found = run(arm, layers, CHOICE_SEEDS[0], SEARCHED_RATES[0], UPDATES, settings, probing())
+    return Experiment(f"{slug(label(found.config.model))}-{found.config.model.depth}", found.config)
 
 
 def best(losses: Mapping[float, float]) -> tuple[float, float | None]:

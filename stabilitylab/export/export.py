@@ -13,6 +13,7 @@ from ..store import Run
 from ..store.combine import By
 from ..store.files import make_directory, writing
 from ..store.layout import METRICS
+from ..store.reader import of_snapshots
 from . import files, latex, tensorboard
 
 
@@ -45,6 +46,10 @@ def export(
     """
     if to not in FORMATS:
         raise UsageError(f"unknown format {to!r}; choose one of {', '.join(FORMATS)}.")
+    return of_snapshots(lambda now: _exported(now, to, out, tables, by), run)
+
+
+def _exported(run: Run, to: str, out: Path | None, tables: Sequence[str] | None, by: By | None) -> Exported:
     known = (METRICS, *run.tables)
     chosen = known if tables is None else tuple(tables)
     if unknown := [name for name in chosen if name not in known]:

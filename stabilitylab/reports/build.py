@@ -122,7 +122,8 @@ def build(
             runs = runs.where(lambda record: record.run.path not in damaged)
             write_ledger(findings, out)
             begin("runs in a sentence")
-            view, runs = spared(runs, broken, lambda left: _overview(left, kept))
+            (view, lacking), runs = spared(runs, broken, lambda left: top(left, named(left, ())))
+            kept += lacking
             begin("files of the figures")
             sections, unprinted = press.printed()
         missing = [one for one in kept if isinstance(one, Missing)]
@@ -153,15 +154,16 @@ def title_of(runs: Runs, folders: Sequence[Path]) -> str:
     return f"{len(runs)} run{'s' if len(runs) != 1 else ''} in {where}" if len(folders) == 1 else where
 
 
-def _overview(runs: Runs, kept: list[Missing | Failed | None]) -> Overview:
-    """The top of the page; of what an error keeps from being made nothing, and the error goes to ``kept``."""
+def top(runs: Runs, first: Sequence[Record]) -> tuple[Overview, list[Failed]]:
+    """The top of the page, and what an error kept from being made: all of it, or the diagnosis of a run."""
     try:
-        return overview(runs, named(runs, ()))
+        view = overview(runs, first)
     except DamagedError:
         raise
     except Exception as error:
-        kept.append(Failed.of("overview", "Runs in a sentence", error))
-        return Overview()
+        return Overview(), [Failed.of("overview", "Runs in a sentence", error)]
+    failed = [(record, error) for record in runs if (error := record.error) is not None]
+    return view, [Failed.of(f"diagnosis:{record.name}", record.name, error) for record, error in failed]
 
 
 def _telling(id: str, picture: Picture, asked: bool) -> Picture:

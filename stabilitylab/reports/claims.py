@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -34,6 +35,9 @@ Outcome = Literal["reproduced", "contradicted", "not reproduced", "inconclusive"
 # published: a paper says it; implied: it follows from what a paper says or draws; control: it tests what else might
 # have made a published effect; ours: a question that no paper asks
 Kind = Literal["published", "implied", "control", "ours"]
+# when the runs are looked at: before an update, in the updates that warm-up takes, or once they are trained
+Stage = Literal["initialisation", "first updates", "after training"]
+STAGES: tuple[Stage, ...] = ("initialisation", "first updates", "after training")
 VERDICTS: tuple[Outcome, ...] = ("reproduced", "contradicted", "not reproduced", "inconclusive", "not testable")
 # what a claim's ``after`` says where its first effect is not one that stood before the runs
 NAMED_LATER = "its primary effect was named when runs of it had been seen (2026-11-22)"
@@ -184,7 +188,11 @@ def together(
 @dataclass(frozen=True)
 class Claim:
     """Tests a sentence of a paper so that it can fail. ``measure`` raises :class:`MissingRuns` where runs are missing;
-    of what it returns the first effect decides, the others describe."""
+    of what it returns the first effect decides, the others describe.
+
+    A claim about trained models is judged only if every model that its first effect compares reads its source
+    (``must_read``); claims about which runs fail, or about an optimizer, are judged on all models.
+    """
 
     id: str
     figure: str  # the figure that shows it
@@ -198,6 +206,8 @@ class Claim:
     measure: Measure
     kind: Kind = "published"
     after: str = ""  # what of its statistic or thresholds was added or moved after runs had been seen
+    stage: Stage = "after training"
+    must_read: bool = True  # of trained models
 
 
 @dataclass(frozen=True)
@@ -241,11 +251,14 @@ def claim(
     pilot: str = "",
     kind: Kind = "published",
     after: str = "",
+    stage: Stage = "after training",
+    must_read: bool = True,
 ) -> Callable[[Measure], Claim]:
     """Registers a function from runs to effects as a claim: ``@claim("C41", figure="branchnorm:8", ...)``."""
 
     def decorate(measure: Measure) -> Claim:
-        entry = Claim(id, figure, paper, sentence, source, statistic, threshold, sweep, pilot, measure, kind, after)
+        own = (id, figure, paper, sentence, source, statistic, threshold, sweep, pilot, measure, kind, after)
+        entry = Claim(*own, stage=stage, must_read=must_read)
         return CLAIMS.register(id, module=getattr(measure, "__module__", ""))(entry)
 
     return decorate
@@ -259,11 +272,36 @@ def judge(entry: Claim, runs: Runs) -> Finding:
             raise MissingRuns("no runs that this claim is about")
     except MissingRuns as missing:
         return Finding(entry, "not testable", why=missing.sentence, command=missing.command or command(entry.sweep))
+    if entry.stage == "after training" and entry.must_read:
+        models = list(dict.fromkeys(measured[0].of))
+        if unread := [model for model in models if model.reads is False]:
+            return _unread(entry, runs.evidence(), models, unread)
     first, *others = (effect.judge() for effect in measured)
     first["role"] = "primary"
     for effect in others:
         effect |= {"role": "descriptive", "verdict": "", "p": math.nan, "needed": None}
     return Finding(entry, first["verdict"] or "inconclusive", [first, *others])
+
+
+def _unread(entry: Claim, runs: Runs, models: Sequence[Record], unread: Sequence[Record]) -> Finding:
+    """Judges nothing, since a language model is no translator: says how many models of each label ignore their source,
+    and describes what is measured among the seeds in which all of them read."""
+    effects: list[Effect | Share] = []
+    for label in dict.fromkeys(model.label for model in models):
+        own: dict[int, Count] = {}
+        for model in models:
+            if model.label == label:
+                count, of = own.get(model.seed, (0, 0))
+                own[model.seed] = count + (model in unread), of + 1
+        of = [model for model in models if model.label == label]
+        effects.append(Share(f"models that ignore their source, {label}", own, of=of))
+    lost = {model.seed for model in unread}
+    with suppress(MissingRuns):
+        conditional = entry.measure(runs.where(lambda run: run.seed not in lost))
+        effects += [described(one, f"{one.name}, among seeds in which all models read") for one in conditional]
+    judged = [{**effect.judge(), "role": "descriptive", "needed": None} for effect in effects]
+    why = f"{len(unread)} of {len(models)} models ignore their source"
+    return Finding(entry, "not testable", judged, why=why, command=command(entry.sweep))
 
 
 def tried(entry: Claim, runs: Runs) -> Finding:

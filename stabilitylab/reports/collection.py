@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,16 +15,18 @@ from ..config import ModelConfig, complete, neutral_settings
 from ..diagnose import Diagnosis, diagnose
 from ..diagnose.detectors.rank import rank_collapse
 from ..diagnose.evidence import Evidence
-from ..errors import DamagedError, InputError, StabilityLabError
+from ..errors import DamagedError, InputError, StabilityLabError, in_words
 from ..labels import has_ramp, label_of, may_follow_ramp
 from ..store import Run, load_runs
 from ..store.combine import By
 from ..store.layout import flat
 from ..store.lost import lost
-from ..verdict import Verdict
+from ..store.pieces import ReplacedError
+from ..verdict import READS_NATS, Verdict
 from . import style
 
 T = TypeVar("T")
+RENEWALS = 5  # times that one run is read again, since it was resumed while a figure was made of it
 Frame = Any  # a pandas DataFrame; its bundled stubs call every selection a union of types
 
 PILOT_SEEDS, PILOT_WIDTH = (0, 1, 2), 64  # the thresholds of claims were set next to these: no evidence for them
@@ -60,6 +63,7 @@ class Record:
         self.layers: tuple[int, int] = (int(self.settings.get(LAYERS[0], 0)), int(self.settings.get(LAYERS[1], 0)))
         self.width: int = int(self.settings.get("model.d_model", 0))
         self.tables: frozenset[str] = frozenset(run.tables)
+        self.error: Exception | None = None  # which kept its diagnosis from being made
         self._kept: dict[tuple[str, By | None], Frame] = {}
 
     def __repr__(self) -> str:
@@ -76,7 +80,8 @@ class Record:
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
-        """Is what ``diagnose`` says; None of a one-step run, and where nothing is recorded yet."""
+        """Is what ``diagnose`` says; None of a one-step run, where nothing is recorded yet, and where an error kept
+        it from being made (``undiagnosed``)."""
         if self.kind == "onestep":
             return None
         try:
@@ -85,11 +90,30 @@ class Record:
             raise
         except InputError:
             return None
+        except Exception as error:  # of a detector: the run's tables can be shown all the same
+            self.error = error
+            return None
+
+    @property
+    def undiagnosed(self) -> str:
+        """Says which error kept its diagnosis from being made; "" for none."""
+        return f"it could not be diagnosed ({in_words(self.error)})" if self.error is not None else ""
+
+    def renewed(self) -> Record:
+        """Reads the run again, under the name that it has here."""
+        return Record(Run.open(self.run.path).snapshot(), self.name)
 
     @property
     def verdict(self) -> str:
         """Is one of :data:`stabilitylab.verdict.STATES`; "" before the run's end, and where nothing was held out."""
         return self.judged.state if self.judged else ""
+
+    @property
+    def reads(self) -> bool | None:
+        """Is True if the decoder uses its source: the loss grows by .1 nats a token or more with another sentence's
+        source. None for a model without a source, and where that was not measured."""
+        worth = self.judged.source_worth if self.judged else None
+        return None if worth is None else worth >= READS_NATS
 
     @cached_property
     def lost(self) -> str:
@@ -211,7 +235,7 @@ class Runs(Sequence[Record]):
         for run in load_runs(folder, broken):
             try:
                 name = run.path.relative_to(folder).as_posix() if run.path != folder else run.name
-                record = Record(run, name)
+                record = Record(run.snapshot(), name)
                 _ = record.status, record.outcome
                 records.append(record)
             except StabilityLabError as error:
@@ -222,6 +246,10 @@ class Runs(Sequence[Record]):
                 if broken is None:
                     raise
                 broken.append((run.path, f"its configuration is damaged ({error})"))
+            except Exception as error:  # whatever it is, the other runs are none the worse for it
+                if broken is None:
+                    raise
+                broken.append((run.path, f"it cannot be read ({in_words(error)})"))
         return cls(records)
 
     @overload
@@ -326,16 +354,34 @@ class Runs(Sequence[Record]):
 
 def spared(runs: Runs, broken: list[tuple[Path, str]], make: Callable[[Runs], T]) -> tuple[T, Runs]:
     """Returns what ``make`` makes of ``runs``, and those that it was made of: one that turns out to be damaged goes to
-    ``broken``, and ``make`` is called again without it."""
+    ``broken``, and ``make`` is called again without it; of one that was resumed meanwhile, with what stands there now.
+    """
+    renewals = Counter[Path]()
     while True:
         try:
             return make(runs), runs
         except DamagedError as error:
+            renewals[error.run] += 1
+            if isinstance(error, ReplacedError) and renewals[error.run] <= RENEWALS:
+                runs = _renewed(runs, error.run)
+                continue
             left = runs.where(lambda record, damaged=error.run: record.run.path != damaged)
             if len(left) == len(runs):
                 raise
             broken.append((error.run, str(error)))
             runs = left
+
+
+def _renewed(runs: Runs, path: Path) -> Runs:
+    """Reads one run again; where it cannot be read now, it stays as it was, and is found wanting once more."""
+
+    def again(record: Record) -> Record:
+        try:
+            return record.renewed()
+        except StabilityLabError:
+            return record
+
+    return Runs(again(record) if record.run.path == path else record for record in runs)
 
 
 def pairs(first: Runs, second: Runs) -> list[tuple[int, Record, Record]]:

@@ -102,6 +102,9 @@ def limits(records: Iterable[Record]) -> str:
         words.append(f"{low:.2g} epochs" if high < 1.1 * low else f"{low:.2g} to {high:.2g} epochs")
     widths = sorted({run.width for run in runs})
     words.append(f"width {' / '.join(map(str, widths))}")
+    known = [run.reads for run in runs if run.reads is not None]
+    if known and len(known) < len(runs):
+        words.append(f"source worth measured in {len(known)} of {len(runs)} runs")
     if collapsed := sum(run.collapsed for run in runs):
         words.append(f"rank collapse in {collapsed} of {len(runs)} runs")
     return ", ".join(words)

@@ -11,7 +11,14 @@ from ..store.lost import LOSSES
 from .collection import Record, Runs
 
 SHOWN = 6  # runs whose layers are on the page, where none is named
-BY_VERDICT = {"diverged": 0.0, "stuck": 1.0, "descending": 2.0, "learning": 4.0, "trained": 5.0}
+BY_VERDICT = {
+    "diverged": 0.0,
+    "stuck": 1.0,
+    "ignores its source": 1.75,
+    "descending": 2.0,
+    "learning": 4.0,
+    "trained": 5.0,
+}
 BY_DIAGNOSIS = {"failure": 0.5, "warning": 1.5, "open": 2.5, "healthy": 4.5}
 NOT_FINITE = 0.25  # what every detector of it calls a failure, and costs no look
 OTHERWISE = 3.0

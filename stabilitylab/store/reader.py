@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from ..errors import DamagedError, InputError, UsageError
+from ..errors import DamagedError, InputError, StabilityLabError, UsageError
 from ..inputs import shown
 from ..schema import Table
 from ..verdict import RULE, Verdict, judge_recorded
-from . import inventory
 from .arrays import floats
 from .combine import By, combine
 from .evaluation import read_evaluation
 from .files import is_locked, reading
 from .incident import read_incident
-from .inventory import Entry
-from .journal import read_records
-from .layout import METRICS, flat, journals, part_path, parts, read_json, read_run_json
+from .layout import METRICS, flat, read_json, read_run_json
 from .names import moved, today
-from .parts import LABELS, encode, metrics_of, part_schema, read_part, table_of
-from .telling import tell
+from .parts import LABELS, encode, part_schema
+from .pieces import HeldPieces, Pieces, ReplacedError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 ATTEMPTS = 20  # to read while a writer moves files; one retry is nearly always enough
+PAUSE = 0.01  # seconds between two of them
+T = TypeVar("T")
+Version = tuple[int, int]  # inode and time of the last change of a file that is replaced, never changed
 STEP = pa.schema([("step", pa.int64())])
 
 
@@ -52,18 +52,24 @@ KINDS: dict[str, type | tuple[type, ...]] = {"state": str, "step": int, "reason"
 
 
 class Run:
-    """A run directory, read-only. Opened once; tables and status are read from disk whenever they are asked for."""
+    """A run directory, read-only. Opened once; tables and status are read from disk whenever they are asked for.
 
-    def __init__(self, path: Path, document: Mapping[str, Any]) -> None:
+    While the run goes on, two of its tables that are read one after the other are of different length: take a
+    :meth:`snapshot` to read more than one.
+    """
+
+    def __init__(self, path: Path, document: Mapping[str, Any], version: Version | None = None) -> None:
         self.path = path
         self.name = path.resolve().name
+        self._version = version  # of run.json
         self.manifest = {key: value for key, value in document.items() if key != "tables"}
         self._tables: Mapping[str, Table] = document["tables"]
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
         path = Path(path)
-        return cls(path, read_run_json(path))
+        version = _version(path)
+        return cls(path, read_run_json(path), version)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -85,11 +91,30 @@ class Run:
         """The probes' tables; ``"metrics"`` is read by the same methods."""
         return tuple(self._tables)
 
+    def snapshot(self) -> Run:
+        """Return the run as it stands now: every table, the status and run.json of one moment, however long it takes to
+        read them.
+
+        Of a run that goes on, the steps in its journal are read now; all others are read when they are asked for. Where
+        the run is resumed before that, and files of the snapshot are replaced, reading them raises InputError.
+        """
+        found = None
+        for _ in range(ATTEMPTS):
+            found = Snapshot.taken(self)
+            if found is not None and found.settled:
+                return found
+            time.sleep(PAUSE)
+        if found is None:
+            raise self._vanishing()
+        return found  # nobody writes so fast: what does not fit is damage, which whoever reads it hears of
+
     @property
     def status(self) -> Status:
         """status.json; of a run without its end, the last step on disk and whether anybody still writes."""
         alive = is_locked(self.path)  # asked first: a writer sets its last state before it lets go
-        entry = read_json(self.path, "status.json")
+        return self._status(alive, read_json(self.path, "status.json"))
+
+    def _status(self, alive: bool, entry: Mapping[str, Any]) -> Status:
         try:
             status = Status(**{name: _told(entry, name, kind) for name, kind in KINDS.items()})
         except (KeyError, ValueError) as error:
@@ -217,51 +242,19 @@ class Run:
         for _ in range(ATTEMPTS):
             try:
                 with reading(self.path):
-                    pieces = list(self._pieces(name, schema))
+                    return self._gathered(Pieces(self.path, name), name, schema)
             except FileNotFoundError:  # a table without rows in that journal, or a resume that set parts aside
-                time.sleep(0.01)
-                continue
-            empty = (schema or STEP).empty_table()
-            return pa.concat_tables([empty, *pieces], promote_options="default").combine_chunks()
+                time.sleep(PAUSE)
+        raise self._vanishing()
+
+    def _gathered(self, pieces: Pieces, name: str, schema: pa.Schema | None) -> pa.Table:
+        found = list(pieces.read(name, schema, self._tables.get(name)))
+        empty = (schema or STEP).empty_table()
+        return pa.concat_tables([empty, *found], promote_options="default").combine_chunks()
+
+    def _vanishing(self) -> DamagedError:
         told = f"the files of {self.path} keep vanishing while they are read: is something deleting them?"
-        raise DamagedError(told, self.path)
-
-    def _pieces(self, name: str, schema: pa.Schema | None) -> Iterator[pa.Table]:
-        """Yields each part, or its journal where the part does not stand yet."""
-        waiting = journals(self.path)  # listed before the parts: what leaves the one has entered the other
-        done = parts(self.path, name)
-        listed = self._listed(name, {*waiting, *done})
-        for number in sorted({*waiting, *done}):
-            footers = {entry.footer for entry in listed.get(number, ())}
-            if number in done:
-                yield read_part(self.path, done[number], schema, footers)
-                continue
-            try:
-                records = read_records(waiting[number])
-            except FileNotFoundError:  # gone since it was listed, so its part stands by now
-                yield read_part(self.path, part_path(self.path, name, number), schema)
-                continue
-            if (complaint := records.complaint()) and not is_locked(self.path):  # else it is being written
-                tell(f"{waiting[number]}: {complaint}")
-            if records.table is not None:
-                data = metrics_of if name == METRICS else partial(table_of, table=self._tables[name])
-                found = data(records.table, run=self.path)
-                yield found if schema is None else found.select(schema.names)
-
-    def _listed(self, name: str, present: set[int]) -> dict[int, list[Entry]]:
-        """Lists the parts that ``name`` must have; what is lost of them is said once."""
-        found = inventory.read(self.path)  # after the files were listed: a resume shortens it before it moves any
-        listed = {} if found is None else found.of(name)
-        if lost := sorted(listed.keys() - present):
-            again = {*journals(self.path), *parts(self.path, name)}  # some may have come since
-            lost = [number for number in lost if number not in again]
-        advice = "restore it from a copy; the other steps are read"
-        for number in lost[:1]:
-            more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-            tell(f"{self.path}: part {number} of {name} ({listed[number][-1].steps()}){more} is missing: {advice}")
-        if name == METRICS and (gaps := {*range(1, max(present, default=0))} - present - listed.keys()):
-            tell(f"{self.path}: part {min(gaps)} of {name} is missing: {advice}")
-        return listed
+        return DamagedError(told, self.path)
 
     def _chosen(self, known: Sequence[str], columns: Sequence[str] | None, name: str) -> list[str]:
         if columns is None:
@@ -282,6 +275,99 @@ class Run:
         if unknown := [key for key in wanted if key not in known]:
             raise UsageError(f"{self.path} has no setting {unknown[0]!r}; it has {', '.join(known) or 'none'}.")
         return {key: known[key] for key in wanted}
+
+
+class Snapshot(Run):
+    """A run as it stood at one moment; see :meth:`Run.snapshot`."""
+
+    def __init__(
+        self, path: Path, document: Mapping[str, Any], alive: bool, facts: Mapping[str, Any], pieces: HeldPieces
+    ) -> None:
+        super().__init__(path, document)
+        self.settled = True  # False where something changed while it was taken, so that not all of it may fit
+        self._alive, self._facts, self._pieces, self._metrics = alive, facts, pieces, None
+        # The first part of a run that goes on is written anew when a metric comes: read now, it is not read again.
+        if alive:
+            self._metrics = _kept(lambda: self._read(METRICS, None))
+
+    @classmethod
+    def taken(cls, run: Run) -> Snapshot | None:
+        """Reads a run once; None where files went meanwhile."""
+        path, version = run.path, _version(run.path)
+        same = version is not None and version == run._version
+        document = {**run.manifest, "tables": run._tables} if same else read_run_json(path)
+        alive = is_locked(path)  # first, as for every status: a writer sets its last state before it lets go
+        facts = {
+            "status": _kept(lambda: read_json(path, "status.json")),  # before the tables, which may be ahead of it
+            "incident": _kept(lambda: read_incident(path)),
+            "evaluation": _kept(lambda: read_evaluation(path)),
+        }
+        try:
+            with reading(path):
+                pieces = HeldPieces(path, document["tables"], alive)
+                found = cls(path, document, alive, facts, pieces)
+        except (FileNotFoundError, ReplacedError):
+            return None
+        resumed = not alive and is_locked(path)
+        found.settled = version == _version(path) and not resumed and (pieces.settled or not alive)
+        return found
+
+    def snapshot(self) -> Run:
+        return self
+
+    @property
+    def status(self) -> Status:
+        return self._status(self._alive, _given(self._facts["status"]))
+
+    @property
+    def incident(self) -> dict[str, Any] | None:
+        return _given(self._facts["incident"])
+
+    @property
+    def evaluation(self) -> dict[str, Any] | None:
+        return _given(self._facts["evaluation"])
+
+    def _read(self, name: str, schema: pa.Schema | None) -> pa.Table:
+        if name == METRICS and self._metrics is not None:
+            return _given(self._metrics) if schema is None else _given(self._metrics).select(schema.names)
+        with reading(self.path):
+            return self._gathered(self._pieces, name, schema)
+
+
+def of_snapshots(make: Callable[..., T], *runs: Run) -> T:
+    """Calls ``make`` with a snapshot of each of ``runs``, and once more where one was resumed while it was read."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return make(*(run.snapshot() for run in runs))
+        except ReplacedError as error:
+            if any(isinstance(run, Snapshot) and run.path == error.run for run in runs):
+                raise  # whoever took it takes another
+    return make(*(run.snapshot() for run in runs))
+
+
+def _kept(read: Callable[[], T]) -> T | StabilityLabError:
+    """What ``read`` returns, or the error that it raises, for whoever asks for it."""
+    try:
+        return read()
+    except ReplacedError:
+        raise
+    except StabilityLabError as error:
+        return error
+
+
+def _given(kept: Any) -> Any:
+    if isinstance(kept, StabilityLabError):
+        raise kept
+    return kept
+
+
+def _version(path: Path) -> Version | None:
+    """Tells one run.json from another: each is a new file."""
+    try:
+        found = os.stat(path / "run.json")
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _told(entry: Mapping[str, Any], name: str, kind: Any) -> Any:

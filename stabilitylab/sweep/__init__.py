@@ -1,8 +1,10 @@
 """Sweeps: many runs, each its own process and run directory; what is finished is skipped, the rest is gone on with."""
 
+from ..lr_find import Rungs
 from .grids import grid
 from .jobs import Job, commands, examine, make_way, plan, status_table
 from .ledger import Ledger
+from .rates import SweptTrainer, Unfinished, choose_rate, write_table
 from .runner import Outcome, Silent, run
 from .show import Display
 from .slurm import Submitted, submit
@@ -13,8 +15,12 @@ __all__ = [
     "Job",
     "Ledger",
     "Outcome",
+    "Rungs",
     "Silent",
     "Submitted",
+    "SweptTrainer",
+    "Unfinished",
+    "choose_rate",
     "commands",
     "examine",
     "grid",
@@ -24,4 +30,5 @@ __all__ = [
     "status_table",
     "submit",
     "table",
+    "write_table",
 ]

@@ -55,7 +55,7 @@ def grid(
     for all whole numbers from FIRST to LAST; a value that holds a comma is put in quotes. Raises UsageError for
     whatever is wrong.
     """
-    parsed = [_axis(text) for text in axes]
+    parsed = [axis(text) for text in axes]
     if not parsed:
         raise UsageError("--grid needs at least one KEY=VALUE,VALUE, such as arch=deepnorm,branchnorm.")
     keys = [target for key, _ in parsed for target in _targets(key)]
@@ -75,7 +75,8 @@ def grid(
     return list(found.values())
 
 
-def _axis(text: str) -> tuple[str, list[Any]]:
+def axis(text: str) -> tuple[str, list[Any]]:
+    """Read KEY=VALUE,VALUE: the key, an alias where there is one, and all values. Raises UsageError."""
     key, equals, values = text.partition("=")
     key = key.strip()
     if not equals or not key or not values.strip():

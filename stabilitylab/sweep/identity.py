@@ -36,6 +36,8 @@ def deciding(recorded: Mapping[str, Any]) -> dict[str, Any]:
             settings[key] = spelling(settings[key])
     if settings.get("model.decoder_arch") == settings.get("model.arch"):
         settings["model.decoder_arch"] = None
+    if settings.get("train.horizon") == settings.get("train.steps"):
+        settings["train.horizon"] = None  # a run that went on to its schedule's end is one that was never stopped
     return settings
 
 

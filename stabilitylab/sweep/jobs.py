@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ..config import complete
 from ..errors import InputError, UsageError
 from ..experiments import Experiment
 from ..inputs import shown
@@ -134,12 +135,30 @@ def _on_disk(experiment: Experiment, out: Path) -> Job:
     if not (job.path / "run.json").exists():
         return _not_begun(job)
     run = Run.open(job.path)
-    _check_same(run, experiment)
+    stopped = _stopped_early(run, experiment)
+    _check_same(run, stopped or experiment)
     status = run.status
+    if stopped is not None and status.state in ("finished", "diverged"):
+        reason = f"it was made to stop at update {status.step} of {job.steps}"
+        resumable = _last_checkpoint(job.path) > 0
+        return replace(job, state="interrupted", step=status.step, reason=reason, resumable=resumable)
     state: Any = "finished" if status.state == "diverged" else status.state
     verdict = found.state if (found := run.verdict) else ""
     resumable = state in ("interrupted", "failed") and 0 < _last_checkpoint(job.path) <= job.steps
     return Job(experiment, out, state, status.step, status.reason, verdict, resumable)
+
+
+def _stopped_early(run: Run, experiment: Experiment) -> Experiment | None:
+    """Return ``experiment`` with the updates of ``run``, if the run has the same schedule and fewer updates."""
+    train = experiment.config.train
+    stored = complete(run.config).get("train") or {}
+    steps = stored.get("steps")
+    if experiment.kind != "train" or not isinstance(steps, int) or steps >= train.steps:
+        return None
+    if (stored.get("horizon") or steps) != train.span:
+        return None
+    shorter = train.model_copy(update={"steps": steps, "horizon": train.span})
+    return replace(experiment, config=experiment.config.model_copy(update={"train": shorter}))
 
 
 def _not_begun(job: Job) -> Job:

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 BARS = "▁▂▃▄▅▆▇█"
 STYLES = {  # of the states of runs, of diagnoses and of events
     **dict.fromkeys(("trained", "learning", "finished", "healthy"), "green"),
-    **dict.fromkeys(("descending", "stuck", "cannot tell", "interrupted", "open", "warning"), "yellow"),
+    **dict.fromkeys(
+        ("ignores its source", "descending", "stuck", "cannot tell", "interrupted", "open", "warning"), "yellow"
+    ),
     **dict.fromkeys(("diverged", "failed", "unreadable", "failure", "not finite"), "bold red"),
     "running": "cyan",
 }

@@ -48,6 +48,7 @@ class Judging:
             steps=self._train.steps,
             non_finite=self.non_finite,
             validation=last,
+            source_worth=after.get("source_worth"),
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -146,7 +146,7 @@ class Trainer:
         if train.final_checkpoint:
             self.save()
         self.model.set_row(self.row)
-        after = self.watcher.finish(**self.passes.validate(), **self.passes.source_worth())
+        after = self.watcher.finish(**self.passes.validate(), **self.passes.source())
         self.judging.see(self.row, after)
         return self.judging.verdict(self.row, after)
 
@@ -160,6 +160,7 @@ class Trainer:
         whole = self._present()
         tokens = sum(batch.tokens for batch in whole)
         batches = [self.team.part(batch).to(self.device) for batch in whole]
+        read = self.passes.source() if self.evaluates(t) or self.watcher.due_reference(t) else {}
         metrics = self.apply(batches, tokens / self.team.size)
         schedule = self.model.schedule
         self.watcher.note(
@@ -168,6 +169,7 @@ class Trainer:
             tokens=tokens,
             tokens_per_second=tokens / (time.perf_counter() - started),
             memory_bytes=peak_memory(self.device),
+            **read,
         )
         return metrics
 
@@ -225,10 +227,10 @@ class Trainer:
         return loss.detach(), nll.detach()
 
     def evaluates(self, row: int) -> bool:
-        """Whether the held-out loss is measured at this row, apart from the probes: ``train.evaluations`` times, as
-        evenly over ``train.steps`` as rows allow, from row 0 on."""
-        count, steps = self.config.train.evaluations, self.config.train.steps
-        return row * count // steps != (row - 1) * count // steps
+        """Return True if the held-out loss is measured at this row, apart from the probes: ``train.evaluations`` times,
+        as evenly over the schedule (``train.span``) as rows allow, from row 0 on."""
+        count, span = self.config.train.evaluations, self.config.train.span
+        return row * count // span != (row - 1) * count // span
 
     def save(self) -> None:
         """Close the tables' current parts and write a checkpoint; a resume starts exactly here."""

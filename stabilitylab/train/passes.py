@@ -114,15 +114,54 @@ class Passes:
         tokens = sum(batch.tokens for batch in self._validation)
         return {"validation_nll": nll / tokens, "validation_accuracy": right / tokens}
 
-    def source_worth(self) -> dict[str, Tensor]:
-        """By how much the held-out batch's loss [nats/token] grows where each sentence is given the source of the next
-        one: what a model's decoder gets out of its own. {} without an encoder."""
-        batch = self.held_out
-        if "source" not in batch.inputs:
+    def source(self) -> dict[str, Tensor]:
+        """Return what the decoder gets out of its source, on the held-out batch; {} for a model without an encoder.
+
+        ``source_worth``: by how much the loss [nats/token] grows if each sentence is given the source of the next one.
+        ``encoder_distance_within``, ``encoder_distance_between``: mean of 1 - cosine between the encoder's outputs at
+        two tokens of one sentence, and at two tokens of different sentences (:func:`cosine_distances`). An encoder
+        whose distances are both 0 is a constant function.
+        """
+        batch, encoder = self.held_out, self._model.encoder
+        if encoder is None or "source" not in batch.inputs:
             return {}
+        outputs: list[Tensor] = []
         with evaluation(self._called), as_written(self._model), self._before_it(batch, self.kernels):
-            without, own = (
-                token_losses(self._called(**inputs), batch.labels, batch.weight, 0.0)[1]
-                for inputs in (batch.of_other_sources(), batch.inputs)
-            )
-        return {"source_worth": (without - own) / batch.tokens}
+            handle = encoder.register_forward_hook(lambda *given: outputs.append(given[-1]))
+            try:
+                without, own = (
+                    token_losses(self._called(**inputs), batch.labels, batch.weight, 0.0)[1]
+                    for inputs in (batch.of_other_sources(), batch.inputs)
+                )
+            finally:
+                handle.remove()
+            within, between = cosine_distances(outputs[-1], batch.masks["encoder"])
+        return {
+            "source_worth": (without - own) / batch.tokens,
+            "encoder_distance_within": within,
+            "encoder_distance_between": between,
+        }
+
+
+def cosine_distances(hidden: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean of 1 - cosine over pairs of tokens of one sentence, and over pairs of different sentences.
+
+    ``hidden``: (B, T, D), ``real``: (B, T), True at real tokens. Of unit vectors 1 - cosine is half the squared
+    distance, so that the means are taken from variances, in float64: V = mean ||u - mean u||^2 over n tokens is the
+    sum of 1 - cosine over all ordered pairs divided by n^2. A distance of 1e-12 is seen where 1 - (mean cosine) would
+    round to 0. NaN where there is no such pair.
+    """
+    hidden, real = hidden.double(), real.bool()
+    units = hidden / torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
+    units = torch.where(real[..., None], units, 0)  # (B, T, D)
+    count = real.sum(1).double()  # (B,)
+
+    def deviation(total: Tensor, size: Tensor) -> Tensor:
+        off = torch.where(real[..., None], units - total / size.clamp(min=1), 0)
+        return off.square().sum(-1)  # (B, T)
+
+    pairs_within = count * deviation(units.sum(1, keepdim=True), count[:, None, None]).sum(1)  # sum of 1 - cosine, (B,)
+    pairs = count.sum() * deviation(units.sum((0, 1)), count.sum()).sum()
+    within = pairs_within.sum() / (count * (count - 1)).sum()
+    between = (pairs - pairs_within.sum()) / (count.sum() ** 2 - count.square().sum())
+    return within, between

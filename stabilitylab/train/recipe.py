@@ -24,14 +24,15 @@ def learning_rate(train: TrainConfig, update: int) -> float:
 
     inverse_sqrt: linear from ``warmup_init_lr`` to ``lr`` over w = ``warmup`` updates, then lr * sqrt(w / update);
     with warmup = 0: lr, and lr * sqrt(4000 / update) from update 4000 on. constant: the same ramp, then lr.
-    linear: the same ramp, then lr * (steps - update) / (steps - w), down to 0 after the last of ``steps`` updates.
+    linear: the same ramp, then lr * (n - update) / (n - w), down to 0 after the last of n updates; n = ``horizon``, or
+    ``steps`` if no horizon is given.
     """
     if update < train.warmup:
         return train.warmup_init_lr + (train.lr - train.warmup_init_lr) * update / train.warmup
     if train.schedule == "constant":
         return train.lr
     if train.schedule == "linear":
-        return train.lr * max(0.0, (train.steps - update) / max(1, train.steps - train.warmup))
+        return train.lr * max(0.0, (train.span - update) / max(1, train.span - train.warmup))
     period = train.warmup or NO_WARMUP_PERIOD
     return train.lr * (period / max(update, period)) ** 0.5
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..config import Config, complete, validated
+from ..config import Config, complete, merge, validated
 from ..data import Dataset, load_data
 from ..errors import InputError, ResourceError, UsageError
 from ..labels import label
@@ -112,7 +112,7 @@ def resume(path: Path, steps: int | None, audience: RunAudience) -> Result:
     stored = Run.open(path)
     config = validated(complete(stored.config))
     if steps is not None:
-        config = config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
+        config = validated(merge(config.model_dump(), {"train": {"steps": steps}}))
     prepared = plan(config)
     state = checkpoint.load(path / "checkpoints", prepared.device)
     prepared.team.own(state)

@@ -211,4 +211,5 @@ def test_a_healthy_watched_run_is_called_healthy(tmp_path: Path, seed: int, ever
     assert diagnosis.verdict == "healthy"
     assert diagnosis.paragraph.startswith(f"{tmp_path / 'run'} is healthy")
     assert diagnosis.checked.keys() >= {"non_finite", "loss_spike", "vanishing_gradient", "update_jump", "lr_jump"}
-    assert diagnosis.unchecked.keys() == {"attention_collapse", "beyond_the_edge"}
+    of_translators = {"constant_encoder", "ignored_source", "alike_tokens"}
+    assert diagnosis.unchecked.keys() == {"attention_collapse", "beyond_the_edge", *of_translators}

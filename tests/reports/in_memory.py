@@ -57,6 +57,6 @@ def remembered(
     return Record(run, name)  # type: ignore[arg-type]
 
 
-def rejudge(record: Record, state: str) -> None:
+def rejudge(record: Record, state: str, source_worth: float | None = None) -> None:
     """The record as if it had ended in this state."""
-    record.judged = Verdict(state, 0, "made up", -1.0, 0.1)  # type: ignore[arg-type]
+    record.judged = Verdict(state, 0, "made up", -1.0, 0.1, source_worth=source_worth)  # type: ignore[arg-type]

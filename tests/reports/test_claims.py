@@ -11,6 +11,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from in_memory import rejudge, remembered
 from making import load, make_run
 from scipy import stats
 
@@ -19,6 +20,7 @@ from stabilitylab.reports import FIGURES, MissingRuns, figures
 from stabilitylab.reports.claims import (
     CLAIMS,
     NAMED_LATER,
+    STAGES,
     VERDICTS,
     Claim,
     Effect,
@@ -31,10 +33,12 @@ from stabilitylab.reports.claims import (
     ledger,
     together,
 )
-from stabilitylab.reports.collection import Runs
+from stabilitylab.reports.collection import Runs, pairs
 from stabilitylab.reports.headline import headline, tallies
+from stabilitylab.reports.measures.comparison import both
 from stabilitylab.reports.statistics import Region
 from stabilitylab.store.layout import plain
+from stabilitylab.verdict import UNREAD
 
 NO_RUNS = Runs([])
 ABOVE, BELOW = Region(low=1), Region(high=0)
@@ -301,3 +305,70 @@ def test_a_claim_that_the_runs_do_not_fit_is_not_testable(tmp_path: Path) -> Non
     make_run(tmp_path, "b", arch="deepnorm", layers=1, kind="onestep")
     decided = [f for f in ledger(load(tmp_path)) if f.verdict in VERDICTS[:3]]
     assert not decided, [finding.claim.id for finding in decided]
+
+
+def trained_pairs(unread: Sequence[tuple[str, int]]) -> Runs:
+    """DeepNorm at a loss of 5 and BranchNorm at 4.9 less a hundredth of the seed, seeds 3 to 8; ``unread``: models that
+    ignore their source, whose loss is 6."""
+    records = []
+    for seed in range(3, 9):
+        for arch, nll in (("deepnorm", 5.0), ("branchnorm", 4.9 - 0.01 * seed)):
+            lost = (arch, seed) in unread
+            record = remembered(f"{arch}-{seed}", arch=arch, seed=seed, nll=6.0 if lost else nll)
+            rejudge(record, UNREAD if lost else "trained", source_worth=0.002 if lost else 0.5)
+            records.append(record)
+    return Runs(records)
+
+
+def difference(runs: Runs) -> list[Effect]:
+    found = pairs(runs.where(label="branchnorm"), runs.where(label="deepnorm"))
+    if not found:
+        raise MissingRuns("no pairs")
+    values = {seed: one.last_nll - other.last_nll for seed, one, other in found}
+    return [Effect("difference", values, Region(high=-0.01), Region(low=0.01), of=both(found))]
+
+
+def test_a_claim_about_trained_models_is_judged_where_all_read_their_source() -> None:
+    assert judge(entry(difference), trained_pairs([])).verdict == "reproduced"
+
+
+def test_models_that_ignore_their_source_leave_it_untestable_and_are_counted() -> None:
+    finding = judge(entry(difference), trained_pairs([("deepnorm", 3), ("deepnorm", 4), ("branchnorm", 4)]))
+    assert (finding.verdict, finding.why) == ("not testable", "3 of 12 models ignore their source")
+    shares = {effect["effect"].rpartition(", ")[2]: effect for effect in finding.effects[:2]}
+    assert shares["deepnorm"]["mean"] == pytest.approx(2 / 6)
+    assert shares["branchnorm"]["mean"] == pytest.approx(1 / 6)
+    assert shares["deepnorm"]["low"] < 2 / 6 < shares["deepnorm"]["high"]
+    conditional = finding.effects[2]
+    assert conditional["effect"] == "difference, among seeds in which all models read"
+    assert conditional["seeds"] == [5, 6, 7, 8]
+    assert conditional["mean"] == pytest.approx(-0.165)  # of seeds 3 and 4 nothing is averaged in
+    assert [effect["verdict"] for effect in finding.effects] == [""] * 3
+    json.dumps(plain(finding.as_dict()))
+
+
+def test_without_a_seed_in_which_all_read_the_shares_alone_are_said() -> None:
+    finding = judge(entry(difference), trained_pairs([("deepnorm", seed) for seed in range(3, 9)]))
+    assert [effect["mean"] for effect in finding.effects] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("own", [{"stage": "initialisation"}, {"stage": "first updates"}, {"must_read": False}])
+def test_other_claims_are_judged_on_all_models(own: dict[str, object]) -> None:
+    finding = judge(replace(entry(difference), **own), trained_pairs([("branchnorm", 4)]))  # type: ignore[arg-type]
+    assert finding.verdict != "not testable"
+    assert finding.effects[0]["n"] == 6
+
+
+def test_what_the_source_is_worth_is_unknown_for_a_decoder_alone() -> None:
+    record = remembered("alone")
+    assert record.reads is None
+    assert judge(entry(difference), trained_pairs([])).effects[0]["limits"].count("source worth") == 0
+
+
+def test_every_claim_has_a_stage_and_each_stage_has_claims() -> None:
+    assert {claim.stage for claim in CLAIMS.values()} == {*STAGES}
+    trained = [claim for claim in CLAIMS.values() if claim.stage == "after training"]
+    assert {claim.id for claim in trained if not claim.must_read} == {
+        *("C05", "C12", "C34", "C35", "C40", "C50", "C54"),  # which runs fail
+        *("C56", "C57"),  # the optimizer
+    }

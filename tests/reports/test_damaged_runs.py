@@ -14,6 +14,7 @@ from test_report_command import some_runs
 import stabilitylab as sl
 from stabilitylab.commands.listing import run_table
 from stabilitylab.reports.collection import Runs
+from stabilitylab.verdict import RULE
 
 
 def rewrite(name: str, **changes: object) -> Callable[[Path], None]:
@@ -36,7 +37,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "no status": lambda run: (run / "status.json").unlink(),
     "infinite step": lambda run: (run / "status.json").write_text('{"step": Infinity}'),
     "facts of another kind": rewrite("status.json", facts={"verdict": "trained"}),
-    "a verdict of another kind": rewrite("status.json", facts={"verdict": {"rule": 2, "x": 1}}),
+    "a verdict of another kind": rewrite("status.json", facts={"verdict": {"rule": RULE, "x": 1}}),
     "settings of another kind": rewrite("run.json", config={"model": {"d_model": [1]}, "train": {"seed": "x"}}),
     "a list for a configuration": rewrite("run.json", config=[1]),
     "a flipped bit": flip,

@@ -12,9 +12,23 @@ from making import make_run
 from test_page import Document
 from test_report_command import some_runs
 
+from stabilitylab.commands import listing
 from stabilitylab.errors import UsageError, in_words
-from stabilitylab.reports import FIGURES, Figure, MissingRuns, Panel, Picture, Series, build, figure, figures
+from stabilitylab.reports import (
+    FIGURES,
+    Figure,
+    MissingRuns,
+    Panel,
+    Picture,
+    Series,
+    build,
+    collection,
+    figure,
+    figures,
+)
 from stabilitylab.reports.claims import CLAIMS, claim
+from stabilitylab.reports.page import live
+from stabilitylab.store import RunWriter
 
 assert figures
 LINE = Series("x", [1, 2], [1.0, 2.0])
@@ -140,6 +154,74 @@ def test_a_claim_whose_test_fails_is_not_testable_and_the_others_are_judged(run,
     assert [one["verdict"] for one in json.loads(out)["claims"]] == ["inconclusive", "not testable"]
     assert err == "C99: its test failed (ValueError: no column 'x' in this table)\n"
     assert run("claims", "--claim", "C41")[0] == 0
+
+
+def test_an_error_of_a_detector_is_the_line_of_that_run(monkeypatch, tmp_path: Path) -> None:
+    """On the page that is written while runs go on, and on the last one; the other runs have all that they have."""
+    for name in ("first", "second"):
+        make_run(tmp_path / "runs", name, metrics={"loss": [3.0, 2.0, 1.0]}, kind="watched")
+    diagnosed = collection.diagnose
+    monkeypatch.setattr(collection, "diagnose", lambda r: fails(r) if r.name == "first" else diagnosed(r))
+    why = "could not be diagnosed (ValueError: no column 'x' in this table)"
+    page, _ = live.write([tmp_path / "runs"], tmp_path / "live", 1.0)
+    document = Document(page)
+    assert why in page.read_text().replace("&#39;", "'")
+    assert document.plots.keys() == {"run-first", "run-second", "curves"}
+    assert "ValueError: no column 'x' in this table" in document.classed("ul", "missing")[-1][1]
+    runs = collection.Runs.load(tmp_path / "runs")
+    view, failed = build.top(runs, list(runs))  # of the report, whose exit code it decides
+    assert [(one.id, one.sentence) for one in failed] == [
+        ("diagnosis:first", "ValueError: no column 'x' in this table")
+    ]
+    assert [why in one.sentence for one in view.told] == [True, False]
+
+
+def test_an_error_of_a_runs_maps_is_a_line_of_the_page_while_runs_go_on(monkeypatch, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        make_run(tmp_path / "runs", name, metrics={"loss": [3.0, 2.0, 1.0]}, kind="watched")
+    drawn = live.diagnose
+    monkeypatch.setattr(live, "diagnose", lambda r: fails(r) if r.name == "first" else drawn(r))
+    document = Document(live.write([tmp_path / "runs"], tmp_path / "live", 1.0)[0])
+    assert document.plots.keys() == {"run-second", "curves"}
+    assert "run:first ValueError: no column 'x' in this table" in document.classed("ul", "missing")[-1][1]
+
+
+def test_an_error_of_the_top_of_the_page_leaves_the_rest(monkeypatch, tmp_path: Path) -> None:
+    make_run(tmp_path / "runs", "first", metrics={"loss": [3.0, 2.0, 1.0]}, kind="watched")
+    monkeypatch.setattr(build, "overview", lambda *_: fails(_))
+    document = Document(live.write([tmp_path / "runs"], tmp_path / "live", 1.0)[0])
+    assert document.plots.keys() == {"run-first"}
+    assert "Runs in a sentence overview ValueError" in document.classed("ul", "missing")[-1][1]
+
+
+def test_an_error_of_any_kind_in_one_run_is_its_line_in_the_table(run, monkeypatch, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        make_run(tmp_path / "runs", name, metrics={"loss": [3.0, 2.0, 1.0]})
+    described = listing._described
+    monkeypatch.setattr(listing, "_described", lambda r: 1 / 0 if r.name == "first" else described(r))
+    code, out, _ = run("runs", str(tmp_path / "runs"), "--json")
+    rows = {row["run"]: row for row in json.loads(out)["runs"]}
+    assert (code, rows["second"]["state"], rows["first"]["state"]) == (0, "finished", "unreadable")
+    assert rows["first"]["reason"] == "it cannot be read (ZeroDivisionError: division by zero)"
+
+
+def test_a_run_that_is_resumed_while_the_report_is_made_is_read_again(monkeypatch, tmp_path: Path) -> None:
+    """Its figure is of what stands there afterwards."""
+    path = make_run(tmp_path / "runs", "first", metrics={"loss": [3.0, 2.0, 1.0]}, kind="watched")
+    drawn = live.diagnose
+    seen: list[int] = []
+
+    def resumed(record):
+        seen.append(len(record.metrics))
+        if len(seen) == 1:
+            with RunWriter.resume(path, 1) as again:
+                again.append(0, {"loss": 3.0}, {})
+        return drawn(record)
+
+    monkeypatch.setattr(live, "diagnose", resumed)
+    page, _ = live.write([tmp_path / "runs"], tmp_path / "live", 1.0)
+    assert seen == [3, 1]
+    assert "Not readable" not in page.read_text()
 
 
 def test_an_error_in_words() -> None:

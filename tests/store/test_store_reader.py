@@ -17,7 +17,7 @@ from store_cases import CONFIG, GRAD_NORM, SIMILARITY, TABLES, cells, new_run, p
 
 from stabilitylab.errors import InputError, UsageError
 from stabilitylab.schema import Cells, Row, Table
-from stabilitylab.store import Run, RunWriter, load_runs, reader
+from stabilitylab.store import Run, RunWriter, load_runs, pieces
 from stabilitylab.store.combine import combine
 
 
@@ -267,7 +267,7 @@ def test_a_table_that_joins_at_a_resume(tmp_path: Path) -> None:
 
 def test_a_read_that_races_with_compaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = new_run(tmp_path / "run", 0, 1)
-    original, raced = reader.read_records, []
+    original, raced = pieces.read_records, []
 
     def race(path: Path):
         if not raced:  # the journal was listed, and becomes parts before it is read
@@ -275,7 +275,7 @@ def test_a_read_that_races_with_compaction(tmp_path: Path, monkeypatch: pytest.M
             writer.seal()
         return original(path)
 
-    monkeypatch.setattr(reader, "read_records", race)
+    monkeypatch.setattr(pieces, "read_records", race)
     assert Run.open(tmp_path / "run").frame("grad_norm")["step"].tolist() == [0] * 5 + [1] * 5
     assert raced
     put(writer, 2)
@@ -283,7 +283,7 @@ def test_a_read_that_races_with_compaction(tmp_path: Path, monkeypatch: pytest.M
     def vanish(path: Path):
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(reader, "read_records", vanish)
+    monkeypatch.setattr(pieces, "read_records", vanish)
     with pytest.raises(InputError, match="keep vanishing while they are read"):
         Run.open(tmp_path / "run").frame("grad_norm")
     writer.close()
@@ -293,7 +293,7 @@ def test_a_writer_that_compacts_at_every_read_is_read_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = new_run(tmp_path / "run", 0)
-    original, reads = reader.read_records, []
+    original, reads = pieces.read_records, []
 
     def race(path: Path):
         reads.append(path)
@@ -301,7 +301,7 @@ def test_a_writer_that_compacts_at_every_read_is_read_all_the_same(
         put(writer, len(reads))
         return original(path)
 
-    monkeypatch.setattr(reader, "read_records", race)
+    monkeypatch.setattr(pieces, "read_records", race)
     assert Run.open(tmp_path / "run").frame("grad_norm")["step"].tolist() == [0] * 5
     assert len(reads) == 1
     writer.close()

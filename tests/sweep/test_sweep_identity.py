@@ -26,7 +26,7 @@ def test_every_setting_that_decides_something_is_in_the_key() -> None:
         "model.norm": "rmsnorm", "model.growth": "exp", "model.alpha": 0.5, "model.qk_gain": 0.5, "model.v_gain": 0.5,
         "data.source": "hf:x,de,en", "data.valid": "test", "train.schedule": "constant", "train.optimizer": "radam",
         "train.precision": "bf16", "train.cuda_graphs": "on", "train.parallel": "ddp", "train.on_divergence": "stop",
-        "train.attention": "math", "train.compile": "on",
+        "train.attention": "math", "train.compile": "on", "train.horizon": 1000,
         "probes.names": ("none",), "probes.every": 3, "probes.update_every": 3,
         "probes.curvature_every": 3, "probes.curvature_batch": "training", "preset": "small",
         "train.device": "cuda", "model.arch": "preln", "model.options": {"kappa": 2.0},
@@ -97,7 +97,8 @@ def test_a_setting_that_comes_later_leaves_older_keys_as_they_were(monkeypatch: 
 
     old = key_of(Config())
     monkeypatch.setattr("stabilitylab.config.Config", Newer)
-    assert later_settings()["train"] == {"evaluations": 0, "compile": "auto", "one_pass": False, "novelty": 0}
+    before = {"horizon": None, "evaluations": 0, "compile": "auto", "one_pass": False, "novelty": 0}
+    assert later_settings()["train"] == before
     assert complete({"train": {"lr": 1.0}})["train"]["novelty"] == 0  # a run from before did what 0 does
     assert key_of(Newer(train=Grown(novelty=0))) == old
     assert key_of(Newer()) != old

@@ -64,7 +64,7 @@ def test_a_line_says_what_was_run_by_what_and_how_it_ended(texts: Path, tmp_path
         "0.1",
     )
     assert cell["evidence"] == (
-        "step=3 trend.fall=0.30000000000000004 trend.low=0.25 trend.high=0.35 trend.evaluations=8 sentences=400 rule=2"
+        "step=3 trend.fall=0.30000000000000004 trend.low=0.25 trend.high=0.35 trend.evaluations=8 sentences=400 rule=3"
     )
     assert cell["metrics"] == "held_out_nll=0.30000000000000004 held_out_accuracy=nan"
     assert cell["key"] == key_of(conf)

@@ -10,12 +10,15 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from stabilitylab.config import parse_set, resolve
+from stabilitylab.config import parse_set, resolve, validated
+from stabilitylab.errors import UsageError
 from stabilitylab.models import build_model
 from stabilitylab.store import Run
 from stabilitylab.store.absent import AbsentRun
-from stabilitylab.train import checkpoint, plan, start
+from stabilitylab.sweep.identity import key_of
+from stabilitylab.train import checkpoint, plan, resume, start
 from stabilitylab.train.loop import Trainer
+from stabilitylab.train.passes import cosine_distances
 from stabilitylab.train.run import Nobody, Plan
 from stabilitylab.verdict import RULE
 
@@ -127,7 +130,7 @@ def test_the_verdict_is_about_all_sentences_and_is_read_as_it_was_given(tmp_path
     assert verdict.trend.evaluations == 8
 
 
-def test_what_the_source_is_worth_is_measured_after_training(tmp_path: Path) -> None:
+def test_what_the_source_is_worth_is_measured_with_the_held_out_batch(tmp_path: Path) -> None:
     """Sentence by sentence, each alone with the source of the next one."""
     ready = prepared()
     run = Run.open(start(ready, tmp_path, "run", Nobody()).path)
@@ -142,14 +145,16 @@ def test_what_the_source_is_worth_is_measured_after_training(tmp_path: Path) -> 
                 logits = model(source=words[None, words != 0], target=batch.inputs["target"][place][None])[0]
             kept = batch.weight[place] > 0
             total += sign * float(cross_entropy(logits[kept], batch.labels[place][kept], reduction="sum"))
-    *before, worth = run.arrow("metrics", columns=["source_worth"]).to_pydict()["source_worth"]
-    assert before == [None] * 20
+    data = run.arrow("metrics", columns=["source_worth"]).to_pydict()
+    measured = [step for step, value in zip(data["step"], data["source_worth"], strict=True) if value is not None]
+    assert measured == evaluated(run)
+    worth = data["source_worth"][-1]
     assert worth == pytest.approx(total / float(lengths.sum()), rel=1e-3)
     assert worth != 0
     assert "source_worth" not in trained(tmp_path / "alone", stack="decoder").metrics
 
 
-@pytest.mark.parametrize("measured", ["reference", "curvature_loss", "validate", "source_worth"])
+@pytest.mark.parametrize("measured", ["reference", "curvature_loss", "validate", "source"])
 def test_training_finds_its_own_masks_after_every_measurement(measured: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the measurement ends in an error."""
     ready = prepared()
@@ -204,3 +209,60 @@ def test_an_old_run_with_few_evaluations_cannot_be_told(tmp_path: Path) -> None:
     assert run.verdict is not None
     assert (run.verdict.state, run.verdict.sentences) == ("cannot tell", 0)
     assert "3 evaluations cannot show whether it falls" in run.verdict.reason
+
+
+def test_distances_of_tokens_are_means_over_pairs() -> None:
+    """Within sentences and between them, pair by pair, and where all tokens are one direction but for 1e-9."""
+    torch.manual_seed(0)
+    real = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]]).bool()
+    for hidden in (torch.randn(3, 4, 8), 1 + 1e-9 * torch.randn(3, 4, 8, dtype=torch.float64)):
+        tokens = [(sentence, hidden[sentence, place].double()) for sentence, place in real.nonzero().tolist()]
+        found: dict[bool, list[float]] = {True: [], False: []}
+        for i, (sentence, x) in enumerate(tokens):
+            for j, (other, y) in enumerate(tokens):
+                if i != j:
+                    off = x / x.norm() - y / y.norm()
+                    found[sentence == other].append(float(off @ off) / 2)
+        within, between = cosine_distances(hidden, real)
+        assert float(within) == pytest.approx(sum(found[True]) / len(found[True]), rel=1e-6)
+        assert float(between) == pytest.approx(sum(found[False]) / len(found[False]), rel=1e-6)
+    alone, none = cosine_distances(torch.randn(1, 1, 8), torch.ones(1, 1).bool())
+    assert alone.isnan()
+    assert none.isnan()
+
+
+def test_a_constant_encoder_has_no_distances(tmp_path: Path) -> None:
+    ready = prepared()
+    trainer = Trainer(ready.config, ready.dataset, AbsentRun("nowhere"), torch.device("cpu"))
+    encoder = trainer.model.encoder
+    assert encoder is not None
+    before = trainer.passes.source()
+    assert before["encoder_distance_within"] > 0.1
+    assert before["encoder_distance_between"] > 0.1
+    handle = encoder.register_forward_hook(lambda module, given, output: torch.ones_like(output))
+    after = trainer.passes.source()
+    handle.remove()
+    assert {name: float(value) for name, value in after.items()} == dict.fromkeys(before, 0.0)
+
+
+def test_a_run_that_stops_before_its_schedule_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    """Bit for bit, and its key is that of a run that was never stopped."""
+    linear = ("train.schedule=linear", "train.evaluations=10", "probes.update_every=20")
+    whole = trained(tmp_path / "whole", *linear)
+    first = prepared(*linear, "train.horizon=20", steps=8)
+    path = start(first, tmp_path, "stopped", Nobody()).path
+    half = Run.open(path)
+    assert half.status.step == 8
+    assert evaluated(half) == [0, 2, 4, 6, 8]
+    assert key_of(validated(half.config)) != key_of(validated(whole.config))
+    resume(path, 20, Nobody())
+    again = Run.open(path)
+    rows = [
+        {name: value for name, value in row.items() if name not in ("tokens_per_second", "memory_bytes")}
+        for row in again.arrow("metrics").to_pylist()
+    ]
+    want = whole.arrow("metrics").to_pylist()
+    assert rows == [{name: row[name] for name in rows[0]} for row in want]
+    assert key_of(validated(again.config)) == key_of(validated(whole.config))
+    with pytest.raises(UsageError, match=r"must not exceed train\.horizon = 20"):
+        resume(path, 21, Nobody())

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ...experiments import command
+from ...verdict import UNREAD
 from .. import style
 from ..base import MissingRuns, Panel
 from ..collection import Record, Runs, pairs
@@ -172,6 +173,7 @@ def states(group: Runs) -> list[str]:
     """Notes the runs that diverged, are stuck, cannot be told or have not ended; none where all is well."""
     said = {
         "diverged": "diverged",
+        UNREAD: "ignored their source",
         "stuck": "got stuck at or above the unigram baseline",
         "descending": "still descended to the unigram baseline",
         "cannot tell": "had too few evaluations to tell the state",

@@ -218,5 +218,5 @@ def _why(record: Record) -> str:
     """The evidence of what stands beside it: of the verdict, or else of what was found to have come first."""
     if record.judged:
         return record.judged.reason
-    found = trouble(record.found) if record.found else record.lost
+    found = trouble(record.found) if record.found else record.undiagnosed or record.lost
     return "; ".join(filter(None, (record.status.reason, found)))

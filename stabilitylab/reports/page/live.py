@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ...errors import DamagedError, InputError
 from ..base import MissingRuns
-from ..build import Built, Progress, build, load, title_of
-from ..collection import Record, Runs, spared
+from ..build import Built, Failed, Progress, build, load, title_of, top
+from ..collection import Runs, spared
 from ..diagnosis import diagnose
 from ..worst_first import shown
 from . import html
-from .overview import Overview, overview
+from .overview import Overview
 from .sections import PageSection
 
 QUIET = 60.0  # seconds without a run that goes on, after which none is expected: a sweep pauses between two runs
@@ -54,7 +54,7 @@ def watch(
 def write(folders: Sequence[Path], out: Path, every: float, diagnosed: Sequence[str] = ()) -> tuple[Path, int]:
     """One page about what the runs have recorded so far, and how many of them go on."""
     runs, broken = load(*folders)
-    (sections, view), runs = spared(runs, broken, lambda left: _made(left, shown(left, diagnosed)))
+    (sections, view, failed), runs = spared(runs, broken, lambda left: _made(left, diagnosed))
     path = html.write(
         out,
         title=title_of(runs, folders),
@@ -63,25 +63,30 @@ def write(folders: Sequence[Path], out: Path, every: float, diagnosed: Sequence[
         runs=runs,
         broken=broken,
         missing=[],
+        failed=[(one.id, one.title, one.sentence) for one in failed],
         view=view,
         live=every,
     )
     return path, sum(record.status.state == "running" for record in runs)
 
 
-def _made(runs: Runs, chosen: Sequence[Record]) -> tuple[list[PageSection], Overview]:
-    sections = []
+def _made(runs: Runs, diagnosed: Sequence[str]) -> tuple[list[PageSection], Overview, list[Failed]]:
+    """The runs' parts of the page, its top, and what an error kept from being made of either."""
+    chosen = shown(runs, diagnosed)
+    sections, failed = [], []
     for record in chosen:
+        id = f"run:{record.name}"
         try:
             picture = diagnose(record)
+            section = PageSection(id, record.name, "one run, step by step", picture, {}, group="runs")
+            section.check()
         except MissingRuns:  # nothing recorded yet
             continue
-        section = PageSection(f"run:{record.name}", record.name, "one run, step by step", picture, {}, group="runs")
-        try:
-            section.check()
         except DamagedError:
             raise
-        except Exception:  # said by the whole report, at the end
+        except Exception as error:
+            failed.append(Failed.of(id, record.name, error))
             continue
         sections.append(section)
-    return sections, overview(runs, chosen)
+    view, more = top(runs, chosen)
+    return sections, view, [*failed, *more]

@@ -34,6 +34,7 @@ def sentence(record: Record, found: Diagnosis | None) -> str:
         weak = [event.kind for event in found.cause.together] == ["vanishing_gradient"]  # which a fold tells in short
         said.append((weak and fall(record)) or trouble(found) or fall(record) or _nothing(record, found))
         said.append(found.headroom)
+    said.append(record.undiagnosed)
     return "; ".join(part for part in said if part) + "."
 
 

@@ -91,6 +91,7 @@ def _ratio(
 @claim(
     "C01",
     figure="admin:3",
+    stage="initialisation",
     paper="Admin",
     sentence="Gradients of a Post-LN decoder vanish at initialisation",
     source="Admin, Fig. 3 and Table 1; DeepNet, Fig. 4d",
@@ -106,6 +107,7 @@ def postln_decoder_vanishes(runs: Runs) -> list[Effect]:
 @claim(
     "C02",
     figure="admin:3",
+    stage="initialisation",
     paper="Admin",
     sentence="Gradients of a Post-LN encoder do not vanish",
     source="Admin, Theorem 1",
@@ -121,6 +123,7 @@ def postln_encoder_does_not(runs: Runs) -> list[Effect]:
 @claim(
     "C03",
     figure="admin:3",
+    stage="initialisation",
     paper="BranchNorm",
     sentence="The vanishing grows exponentially with the decoder's depth",
     source="BranchNorm, Eqs. 4 and 14",
@@ -157,6 +160,7 @@ def exponential_in_depth(runs: Runs) -> list[Effect]:
 @claim(
     "C04",
     figure="admin:3",
+    stage="initialisation",
     paper="DeepNet",
     sentence="In Pre-LN the gradients at the bottom are larger than at the top",
     source="DeepNet, Sec. 1",
@@ -178,6 +182,8 @@ def preln_bottom_heavy(runs: Runs) -> list[Effect]:
 @claim(
     "C05",
     figure="admin:3",
+    stage="after training",
+    must_read=False,
     paper="Admin",
     sentence="A Pre-LN decoder cures the vanishing, but with a Post-LN encoder the model diverges all the same",
     source="Admin, Table 1",
@@ -208,6 +214,7 @@ def _long(runs: Runs) -> Runs:
 @claim(
     "C06",
     figure="admin:3",
+    stage="initialisation",
     paper="BranchNorm",
     sentence="DeepNorm's gradients are nearly uniform over the layers",
     source="BranchNorm, Eq. 6",
@@ -231,6 +238,7 @@ def deepnorm_uniform(runs: Runs) -> list[Effect]:
 @claim(
     "C33",
     figure="admin:3",
+    stage="first updates",
     paper="Admin",
     sentence="Adam removes the imbalance of gradients",
     source="Admin, Sec. 3.3",

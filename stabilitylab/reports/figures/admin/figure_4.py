@@ -171,6 +171,7 @@ def _advantage(found: dict[int, dict[str, float]], winner: str, loser: str) -> d
 @claim(
     "C27",
     figure="admin:4",
+    stage="initialisation",
     paper="Admin",
     sentence="Post-LN's output change is O(N)",
     source="Admin, Corollary 2 and Fig. 4",
@@ -191,6 +192,7 @@ def postln_is_linear(runs: Runs) -> list[Effect]:
 @claim(
     "C28",
     figure="admin:4",
+    stage="initialisation",
     paper="Admin",
     sentence="Pre-LN's and Admin's output change is O(log N)",
     source="Admin, Corollary 1",
@@ -235,6 +237,7 @@ def relative_dependency(record: Record) -> float:
 @claim(
     "C29",
     figure="admin:4",
+    stage="initialisation",
     paper="Admin",
     sentence="The output's change is proportional to the sum of beta_ii^2",
     source="Admin, Theorem 2",

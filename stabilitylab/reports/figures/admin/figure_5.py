@@ -141,6 +141,7 @@ def _finding(group: Runs) -> str:
 @claim(
     "C32",
     figure="admin:5",
+    stage="first updates",
     paper="Admin",
     sentence="Gradients of different parameters range widely, Adam's updates do not",
     source="Admin, Fig. 5",

@@ -34,6 +34,7 @@ class ShallowDependency(LayerDependency):
 @claim(
     "C30",
     figure="admin:6",
+    stage="initialisation",
     paper="Admin",
     sentence="Admin sets beta_ii^2 to about 1/i",
     source="Admin, Sec. 4.3",
@@ -59,6 +60,7 @@ def admin_shares(runs: Runs) -> list[Effect]:
 @claim(
     "C31",
     figure="admin:6",
+    stage="after training",
     paper="Admin",
     sentence="Post-LN relies on its own branch more than Pre-LN, at initialisation and after training",
     source="Admin, Figs. 6 and 7",

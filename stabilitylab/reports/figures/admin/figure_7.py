@@ -35,6 +35,7 @@ class DeepDependency(LayerDependency):
 @claim(
     "C53",
     figure="admin:7",
+    stage="after training",
     paper="Admin",
     sentence="18 layers deep, Admin depends on its own branches as Pre-LN does at initialisation, and more after "
     "training",

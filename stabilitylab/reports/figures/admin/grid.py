@@ -189,6 +189,8 @@ def _cold(runs: Runs) -> Paired:
 @claim(
     "C54",
     figure="admin:grid",
+    stage="after training",
+    must_read=False,
     paper="Admin",
     sentence="Without warm-up Pre-LN converges at every learning rate and beta2 of the grid, Post-LN fails in many",
     source="Admin, grid of beta2 and learning rate (Pre-LN 15 of 15 settings, Post-LN diverged in 7)",
@@ -208,6 +210,7 @@ def preln_survives(runs: Runs) -> list[Share]:
 @claim(
     "C55",
     figure="admin:grid",
+    stage="after training",
     paper="Admin",
     sentence="Where Post-LN converges without warm-up, it beats Pre-LN",
     source="Admin, grid of beta2 and learning rate (7 of 8 settings, BLEU)",

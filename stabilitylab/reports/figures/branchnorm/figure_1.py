@@ -145,6 +145,7 @@ def _slopes(gaps: Gaps) -> dict[int, float]:
 @claim(
     "C36",
     figure="branchnorm:1",
+    stage="after training",
     paper="BranchNorm",
     sentence="DeepNorm is under-trained against Post-LN where both converge, and the gap grows with depth",
     source="BranchNorm, Fig. 1",

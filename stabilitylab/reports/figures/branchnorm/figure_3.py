@@ -162,6 +162,7 @@ def _at_initialisation(runs: Runs, label: str) -> Pairs:
 @claim(
     "C07",
     figure="branchnorm:3",
+    stage="initialisation",
     paper="BranchNorm",
     sentence="At alpha = 0 the gradient dE/dx_l is the same in all layers",
     source="BranchNorm, Eq. 9",
@@ -185,6 +186,7 @@ def identical_gradients(runs: Runs) -> list[Effect]:
 @claim(
     "C08",
     figure="branchnorm:3",
+    stage="initialisation",
     paper="BranchNorm",
     sentence="... and it is alpha_t that does it, not the initialisation",
     source="control of BranchNorm, Eq. 9 and Sec. 3.2",
@@ -223,6 +225,7 @@ def _dense(found: Pairs) -> bool:
 @claim(
     "C09",
     figure="branchnorm:3",
+    stage="first updates",
     paper="BranchNorm",
     sentence="BranchNorm's gradient norm is smoother than DeepNorm's at the very beginning",
     source="BranchNorm, Fig. 3",
@@ -246,6 +249,7 @@ def smoother_gradients(runs: Runs) -> list[Effect]:
 @claim(
     "C10",
     figure="branchnorm:3",
+    stage="first updates",
     paper="BranchNorm",
     sentence="BranchNorm's loss falls as fast as DeepNorm's or faster at the beginning",
     source="BranchNorm, Fig. 3",

@@ -152,6 +152,7 @@ def _finding(trained: Runs, levels: Sequence[float]) -> str:
 @claim(
     "C37",
     figure="branchnorm:4",
+    stage="after training",
     paper="BranchNorm",
     sentence="BranchNorm ends with a lower loss than DeepNorm at all depths",
     source="BranchNorm, Tables 1-3 and Fig. 4",
@@ -169,6 +170,7 @@ def lower_final_loss(runs: Runs) -> list[Effect]:
 @claim(
     "C47",
     figure="branchnorm:4",
+    stage="after training",
     paper="BranchNorm",
     sentence="BranchNorm is ahead of DeepNorm over the training as a whole",
     source="BranchNorm, Fig. 4: its curve lies above DeepNorm's",

@@ -192,6 +192,7 @@ def _means(runs: Runs, measured: Quality, depths: Sequence[int]) -> list[float]:
 @claim(
     "C45",
     figure="branchnorm:5",
+    stage="after training",
     paper="BranchNorm",
     sentence="What depth gains depends on the amount of data: little data loses with depth",
     source="BranchNorm, Fig. 5",

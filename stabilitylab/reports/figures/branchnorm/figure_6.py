@@ -215,6 +215,8 @@ def _judged(runs: Runs) -> RateGrid:
 @claim(
     "C40",
     figure="branchnorm:6",
+    stage="after training",
+    must_read=False,
     paper="BranchNorm",
     sentence="BranchNorm needs no warm-up and tolerates larger learning rates than DeepNorm",
     source="BranchNorm, Fig. 6",
@@ -244,6 +246,7 @@ def no_warmup_needed(runs: Runs) -> list[Effect | Share]:
 @claim(
     "C48",
     figure="branchnorm:6",
+    stage="after training",
     paper="BranchNorm",
     sentence="BranchNorm is less sensitive to the learning rate than DeepNorm",
     source="BranchNorm, Fig. 6b: better tolerance for larger learning rates; the measure of Wortsman et al. 2023",

@@ -136,6 +136,7 @@ def _finding(group: Runs, gaps: dict[str, dict[int, float]]) -> str:
 @claim(
     "C39",
     figure="branchnorm:7",
+    stage="after training",
     paper="BranchNorm",
     sentence="The shape of alpha's schedule does not matter",
     source="BranchNorm, Fig. 7",

@@ -88,6 +88,7 @@ def _all(found: dict[str, np.ndarray]) -> np.ndarray:
 @claim(
     "C41",
     figure="branchnorm:8",
+    stage="after training",
     paper="BranchNorm",
     sentence="After training, adjacent layers are more alike in DeepNorm than in BranchNorm, in most layers",
     source="BranchNorm, Fig. 8",
@@ -123,6 +124,7 @@ def _differences(compared: Pairs, step: Callable[[Record], int | None] = lambda 
 @claim(
     "C42",
     figure="branchnorm:8",
+    stage="initialisation",
     paper="BranchNorm",
     sentence="Figure 8 is not about training: the difference is there before it",
     source="control of BranchNorm, Fig. 8",

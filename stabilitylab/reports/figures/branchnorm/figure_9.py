@@ -60,6 +60,7 @@ def _levels(group: Runs) -> str:
 @claim(
     "C43",
     figure="branchnorm:9",
+    stage="after training",
     paper="BranchNorm",
     sentence="BranchNorm's activations are sparser than DeepNorm's in all layers",
     source="BranchNorm, Fig. 9",
@@ -88,6 +89,7 @@ def sparser_in_all_layers(runs: Runs) -> list[Share]:
 @claim(
     "C44",
     figure="branchnorm:9",
+    stage="after training",
     paper="BranchNorm",
     sentence="Activations grow sparser with training",
     source="Li et al. 2022, as used by BranchNorm, Sec. 5.3",

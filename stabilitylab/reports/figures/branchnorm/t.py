@@ -156,6 +156,7 @@ def _said(name: str, base: int, gaps: Gaps, own: Runs) -> str:
 @claim(
     "C38",
     figure="branchnorm:T",
+    stage="after training",
     paper="BranchNorm",
     sentence="The result is insensitive to T in {100, 400, 4000, 20000}",
     source="BranchNorm, Sec. 5.1",

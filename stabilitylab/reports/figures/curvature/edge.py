@@ -205,6 +205,8 @@ def sharpens(runs: Runs) -> list[Effect]:
 @claim(
     "C56",
     figure="curvature:edge",
+    stage="after training",
+    must_read=False,
     paper=PAPER,
     sentence="Full-batch Adam trains at its edge of stability: preconditioned sharpness settles at 38 / lr",
     source="Cohen et al. 2022 (2207.14484), Fig. 1",
@@ -220,6 +222,8 @@ def adam_at_its_edge(runs: Runs) -> list[Effect]:
 @claim(
     "C57",
     figure="curvature:edge",
+    stage="after training",
+    must_read=False,
     paper=PAPER,
     sentence="Adam's loss rises precisely where the curvature along the gradient exceeds 2 / lr",
     source="2506.04805, abstract",
@@ -235,6 +239,7 @@ def rises_beyond_two_over_lr(runs: Runs) -> list[Effect]:
 @claim(
     "C58",
     figure="curvature:edge",
+    stage="first updates",
     paper=PAPER,
     sentence="From a flat initialisation sharpness rises during warm-up (progressive sharpening)",
     source="Kalra and Barkeshli 2024 (2406.09405)",

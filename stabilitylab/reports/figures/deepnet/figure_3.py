@@ -104,6 +104,7 @@ def _pairs(group: Runs, depth: int, gain: str = FAIRSEQS) -> list[tuple[int, Rec
 @claim(
     "C11",
     figure="deepnet:3",
+    stage="initialisation",
     paper="DeepNet",
     sentence="Post-LN-init has a larger gradient in the last decoder layer than Post-LN, at all depths",
     source="DeepNet, Figs. 3a and 3b",
@@ -157,6 +158,8 @@ def _ratios(when: str, runs: Runs, step: int, gain: str) -> list[Effect]:
 @claim(
     "C12",
     figure="deepnet:3",
+    stage="after training",
+    must_read=False,
     paper="DeepNet",
     sentence="Post-LN-init converges where Post-LN does not (18L-18L)",
     source="DeepNet, Fig. 3c",

@@ -143,6 +143,7 @@ def _finding(own: dict[tuple[str, int], Runs]) -> str:
 @claim(
     "C13",
     figure="deepnet:4",
+    stage="first updates",
     paper="DeepNet",
     sentence="Without warm-up Post-LN's update explodes at once and then freezes",
     source="DeepNet, Fig. 4a",
@@ -187,6 +188,7 @@ def _thirty(
 @claim(
     "C14",
     figure="deepnet:4",
+    stage="first updates",
     paper="DeepNet",
     sentence="Warm-up reduces the early update",
     source="DeepNet, Fig. 4a",
@@ -206,6 +208,7 @@ def _reduced(runs: Runs, gain: str) -> list[Effect]:
 @claim(
     "C15",
     figure="deepnet:4",
+    stage="first updates",
     paper="DeepNet",
     sentence="The early update is ordered: no warm-up > warm-up > Post-LN-init with warm-up",
     source="DeepNet, Fig. 4a",
@@ -229,6 +232,7 @@ def _ordered(runs: Runs, gain: str) -> list[Effect]:
 @claim(
     "C16",
     figure="deepnet:4",
+    stage="first updates",
     paper="DeepNet",
     sentence="Without warm-up or init the inputs of the norms become much larger than sqrt(d)",
     source="DeepNet, Figs. 4b and 4c",
@@ -263,6 +267,7 @@ def _large_inputs(runs: Runs, gain: str) -> list[Effect]:
 @claim(
     "C18",
     figure="deepnet:4",
+    stage="first updates",
     paper="DeepNet",
     sentence="First the update jumps, then the norm inputs grow, then the gradient is lost",
     source="DeepNet, Sec. 3",

@@ -144,6 +144,7 @@ def _finding(group: Runs) -> str:
 @claim(
     "C19",
     figure="deepnet:5",
+    stage="first updates",
     paper="DeepNet",
     sentence="Post-LN's model update grows with depth",
     source="DeepNet, Fig. 5",
@@ -162,6 +163,7 @@ def postln_update_grows(runs: Runs) -> list[Effect | Share]:
 @claim(
     "C20",
     figure="deepnet:5",
+    stage="first updates",
     paper="DeepNet",
     sentence="DeepNet's model update does not depend on depth",
     source="DeepNet, Fig. 5 and Theorem 4.3",
@@ -177,6 +179,7 @@ def deepnet_update_is_constant(runs: Runs) -> list[Effect]:
 @claim(
     "C21",
     figure="deepnet:5",
+    stage="first updates",
     paper="DeepNet",
     sentence="... for SGD and the v, output and FFN weights: the scope of its theorem",
     source="DeepNet, Theorem 4.3",
@@ -193,6 +196,7 @@ def constant_in_the_theorems_scope(runs: Runs) -> list[Effect]:
 @claim(
     "C22",
     figure="deepnet:5",
+    stage="first updates",
     paper="DeepNet",
     sentence="DeepNet's model update is much smaller than Post-LN's, at every depth",
     source="DeepNet, Fig. 5",

@@ -131,6 +131,7 @@ def _mean(runs: Runs, measured: Quality) -> float:
 @claim(
     "C52",
     figure="deepnet:6",
+    stage="after training",
     paper="DeepNet",
     sentence="DeepNorm's quality rises with depth",
     source="DeepNet, Fig. 6",

@@ -153,6 +153,8 @@ def _said(axis: str, values: dict[Value, Runs]) -> str:
 @claim(
     "C50",
     figure="deepnet:7",
+    stage="after training",
+    must_read=False,
     paper="DeepNet",
     sentence="DeepNorm trains at every learning rate, batch and width",
     source="DeepNet, Fig. 7",
@@ -169,6 +171,7 @@ def trains_in_every_setting(runs: Runs) -> list[Share]:
 @claim(
     "C51",
     figure="deepnet:7",
+    stage="after training",
     paper="DeepNet",
     sentence="DeepNorm learns faster with a larger learning rate, batch and width",
     source="DeepNet, Fig. 7",

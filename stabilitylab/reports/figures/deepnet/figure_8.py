@@ -135,6 +135,7 @@ def _finding(points: Points, measured: Quality, means: dict[int, float], fitted:
 @claim(
     "C46",
     figure="deepnet:8",
+    stage="after training",
     paper="DeepNet",
     sentence="Quality grows with the logarithm of depth",
     source="DeepNet, Fig. 8",

@@ -19,6 +19,7 @@ from .figure_5 import FAST, GAIN, UNSATURATED
 @claim(
     "C17",
     figure="deepnet:5",
+    stage="initialisation",
     paper="DeepNet",
     sentence="Larger LayerNorm inputs go with smaller LayerNorm gradients: ||J|| ~ sqrt(d) / ||x||",
     source="DeepNet, Sec. 3; Xiong et al. 2020",
@@ -40,6 +41,7 @@ def norm_jacobian(runs: Runs) -> list[Effect]:
 @claim(
     "C23",
     figure="deepnet:5",
+    stage="first updates",
     paper="DeepNet",
     sentence="Theorem 4.3 is an upper bound of the model update",
     source="DeepNet, Theorem 4.3",
@@ -78,6 +80,7 @@ def _table(runs: Runs) -> Runs:
 @claim(
     "C25",
     figure="deepnet:5",
+    stage="initialisation",
     paper="DeepNet",
     sentence="Attention keeps the magnitude of its input (Lemma 4.1)",
     source="DeepNet, Lemma 4.1",
@@ -107,6 +110,7 @@ def lemma_of_magnitude(runs: Runs) -> list[Effect]:
 @claim(
     "C24",
     figure="deepnet:5",
+    stage="first updates",
     paper="DeepNet",
     sentence="Through cross-attention, the encoder's updates move a vanilla decoder the more the deeper it is",
     source="DeepNet, Sec. 4.2",
@@ -131,6 +135,7 @@ def encoder_moves_the_decoder(runs: Runs) -> list[Effect | Share]:
 @claim(
     "C26",
     figure="deepnet:5",
+    stage="first updates",
     paper="DeepNet",
     sentence="q and k do not change the magnitude of the update",
     source="DeepNet, Sec. 4.2",

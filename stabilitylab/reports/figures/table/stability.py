@@ -150,6 +150,8 @@ def _arm(runs: Runs, label: str, exactly: int | None = None) -> Runs:
 @claim(
     "C34",
     figure="table:stability",
+    stage="after training",
+    must_read=False,
     paper="DeepNet",
     sentence="A deep Post-LN diverges where DeepNorm, BranchNorm and (18L) Admin train",
     source="DeepNet, BranchNorm and Admin, Tables 1 and 2",
@@ -184,6 +186,8 @@ def _only_postln_fails(runs: Runs, gain: str) -> list[Share]:
 @claim(
     "C35",
     figure="table:stability",
+    stage="after training",
+    must_read=False,
     paper="DeepNet",
     sentence="Admin diverges at 50L-50L",
     source="DeepNet and BranchNorm, Table 1; the Admin repository's 100L-100L recipe says otherwise",

@@ -1,0 +1,145 @@
+"""``sweep --choose-rate``: the rate of every configuration of a grid, searched on the schedule that is run."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from ..experiments import Experiment
+    from ..lr_find import Choice
+    from ..sweep import Job, Ledger, Outcome
+
+RATES = (1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
+SEEDS = (100, 101)
+FIRST_SHARE = 0.4  # of the schedule: the end of the first rung
+CONFIRMING = 4  # further seeds
+
+
+def choose(
+    axes: Sequence[str], settings: Mapping[str, Any], device: str | None, out: Path, ledger: Ledger | None, jobs: int,
+    quiet: bool,
+) -> int:  # fmt: skip
+    """Search the rate of every point of the grid; returns the exit code."""
+    from .. import sweep as sweeping
+    from ..experiments import on_device
+
+    bare, rates, seeds = _axes(axes, settings)
+    points = on_device(sweeping.grid(bare, settings), device)
+    ledger = ledger or sweeping.Ledger(out / "choice-ledger.csv")
+    confirming = range(max(seeds) + 1, max(seeds) + 1 + CONFIRMING)
+    choices: dict[str, Choice] = {}
+    for point in points:
+        updates = point.config.train.steps
+        if updates < 5:
+            raise UsageError(f"{updates} updates have no rungs: give --steps, such as --steps 6000.")
+        first = max(1, round(FIRST_SHARE * updates))
+        rungs = sweeping.Rungs(rates, seeds, first=first, last=updates, confirming=confirming)
+        trainer = sweeping.SweptTrainer(_without_seed(point), updates, out, ledger, _runner(jobs, quiet))
+        if not quiet:
+            least = len(seeds) * (len(rates) * first + 3 * updates - 2 * first) + CONFIRMING * first
+            print(f"{trainer.experiment.name}: {least:,} updates or more", file=sys.stderr)
+        try:
+            choices[trainer.experiment.name] = sweeping.choose_rate(trainer, rungs)
+        except sweeping.Unfinished as stopped:
+            print(f"{out}: {stopped}; the same command goes on.", file=sys.stderr)
+            return stopped.outcome.exit_code
+        trainer.discard()
+        sweeping.write_table(out / "choice.csv", choices)
+    for name, choice in choices.items():
+        _show(name, choice)
+    print(f"{out / 'choice.csv'}: every trial")
+    return 0 if all(choice.rate is not None for choice in choices.values()) else 1
+
+
+def _axes(axes: Sequence[str], settings: Mapping[str, Any]) -> tuple[list[str], tuple[float, ...], tuple[int, ...]]:
+    """Take the axes of rates and seeds out of a grid, and return the others, the rates and the seeds."""
+    from ..sweep.grids import axis
+
+    found: dict[str, list[Any]] = {}
+    bare = []
+    for text in axes:
+        key, values = axis(text)
+        if key in ("lr", "seed"):
+            found[key] = values
+        else:
+            bare.append(text)
+    rates, seeds = tuple(found.get("lr", RATES)), tuple(found.get("seed", SEEDS))
+    if any(isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0 for rate in rates):
+        raise UsageError(f"lr={','.join(map(str, rates))} are not all rates above 0.")
+    if any(isinstance(seed, bool) or not isinstance(seed, int) or seed < 0 for seed in seeds):
+        raise UsageError(f"seed={','.join(map(str, seeds))} are not all whole numbers.")
+    if "lr" in settings.get("train", {}):
+        raise UsageError(
+            "--choose-rate searches train.lr: leave it out of --set, and give the first rates as an axis lr=."
+        )
+    if not bare:
+        raise UsageError("--choose-rate needs an axis beside rates and seeds, such as arch=deepnorm,branchnorm.")
+    return bare, tuple(map(float, rates)), seeds
+
+
+def _without_seed(point: Experiment) -> Experiment:
+    from ..experiments import Experiment
+
+    return Experiment(point.name.removesuffix(f"-s{point.config.train.seed}"), point.config)
+
+
+def _runner(workers: int, quiet: bool) -> Any:
+    """Return what runs jobs with the sweep's display."""
+
+    def run(jobs: Sequence[Job]) -> Outcome:
+        from .. import sweep as sweeping
+
+        with sweeping.Display(Console(stderr=True), quiet) as display:
+            return sweeping.run(jobs, workers=workers, audience=display)
+
+    return run
+
+
+def _show(name: str, choice: Choice) -> None:
+    """Print the losses of a search by rate, the chosen rate marked, and what is unsure."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", title_justify="left")
+    for column in ("rate", "updates", "seeds", "loss [nats/token]", "source worth", "eligible", ""):
+        table.add_column(column, justify="left" if column in ("", "rate") else "right")
+    for line in _lines(choice):
+        table.add_row(*line)
+    rate = (
+        f"the learning rate is {choice.rate:g}"
+        if choice.rate
+        else f"no rate is eligible (lowest loss: {choice.lowest:g})"
+    )
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    console.print(f"{name}: {rate}", highlight=False, markup=False)
+    console.print(table, highlight=False, markup=False)
+    for note in choice.notes:
+        console.print(f"- {note}", highlight=False, markup=False)
+    console.print()
+
+
+def _lines(choice: Choice) -> Iterator[tuple[str, ...]]:
+    """Yield a line for every rate and rung: the mean loss, the least source worth of its seeds."""
+    groups: dict[tuple[float, int, bool], list[Any]] = {}
+    searched = {trial.seed for trial in choice.results if trial.updates == max(t.updates for t in choice.results)}
+    for trial, result in choice.results.items():
+        groups.setdefault((trial.rate, trial.updates, trial.seed not in searched), []).append(result)
+    for (rate, updates, confirms), results in sorted(groups.items()):
+        worths = [result.source_worth for result in results if result.source_worth is not None]
+        loss = sum(result.loss for result in results) / len(results)
+        fit = sum(result.eligible for result in results)
+        yield (
+            f"{rate:g}",
+            f"{updates:,}",
+            str(len(results)),
+            f"{loss:.3f}" if math.isfinite(loss) else "failed",
+            f"{min(worths):.3f}" if worths else "-",
+            f"{fit} of {len(results)}",
+            "confirms" if confirms else "chosen" if rate == choice.rate else "",
+        )

@@ -1,0 +1,136 @@
+"""An encoder-decoder whose source does not reach its loss: a constant encoder, an ignored source, alike tokens.
+
+The trainer measures three numbers with every held-out pass: ``source_worth``, by how much the loss grows with another
+sentence's source, and the mean of 1 - cosine between the encoder's outputs at tokens of one sentence and of different
+sentences. An encoder may leave the tokens of a sentence alike and still tell sentences apart: then its decoder reads.
+Where sentences are alike as well, the encoder is a constant function. Dong et al. 2021 (2103.03404) and Noci et al.
+2022 (2206.03126) are about the first kind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ...verdict import LEVEL_NATS, READS_NATS
+from ..events import Event, detector
+from ..evidence import Evidence, Grid
+from .losses import last_stretch
+from .rank import MAY_PASS
+
+# 1 - cosine below which outputs are alike. Set beforehand, for the map of collapse: constant encoders of 18 layers had
+# 3e-6 between sentences, and Post-LN had 1e-10 within sentences while its source was worth .44 nats.
+ALIKE_OUTPUTS = 1e-4
+NEEDS = "stabilitylab probe, of an encoder-decoder"
+CONSTANT, IGNORED, TOKENS = "constant encoder", "ignored source", "alike tokens"
+
+
+@detector(
+    "constant_encoder",
+    CONSTANT,
+    reads={"encoder_distance_between": NEEDS},
+    role="outcome",
+)
+def constant_encoder(evidence: Evidence) -> Iterator[Event]:
+    """Outputs alike at tokens of one sentence and of different sentences, to the end of the run; a note as long as they
+    may come apart again."""
+    between, within = evidence.metric("encoder_distance_between"), evidence.metric("encoder_distance_within")
+    worth = _last(evidence.metric("source_worth"))
+    if between is None or (since := _alike_since(between)) is None or worth >= READS_NATS:
+        return
+    late = _is_below_baseline(evidence) and _lasted(between, since) >= MAY_PASS
+    yield Event(
+        "constant_encoder",
+        CONSTANT,
+        int(between.steps[since]),
+        between.phase,
+        f"The encoder's output is the same for every sentence (1 - cosine {_last(between):.1g} between sentences, "
+        f"{_last(within):.1g} within), so the decoder is a language model",
+        severity="warning" if late else "note",
+        after=between.before(since),
+        probe="encoder_distance_between",
+        numbers=_finite(between=_last(between), within=_last(within), source_worth=worth),
+        open="" if late else "whether the encoder comes back from a constant function",
+    )
+
+
+@detector(
+    "ignored_source",
+    IGNORED,
+    reads={"source_worth": NEEDS},
+    role="outcome",
+)
+def ignored_source(evidence: Evidence) -> Iterator[Event]:
+    """A loss below the unigram baseline that another sentence's source does not change, of an encoder that is not
+    constant; a note as long as the decoder may begin to read."""
+    worth, between = evidence.metric("source_worth"), evidence.metric("encoder_distance_between")
+    if worth is None or not _last(worth) < READS_NATS or not _is_below_baseline(evidence):
+        return
+    if between is not None and _alike_since(between) is not None:
+        return  # constant_encoder says why
+    since = last_stretch(worth.values[:, 0] < READS_NATS)
+    late = _lasted(worth, since) >= MAY_PASS
+    yield Event(
+        "ignored_source",
+        IGNORED,
+        int(worth.steps[since]),
+        worth.phase,
+        f"The decoder ignores its input: with another sentence's source the held-out loss changes by "
+        f"{_last(worth):.2g} nats a token (a model that reads its source: {READS_NATS:g} or more)",
+        severity="warning" if late else "note",
+        after=worth.before(since),
+        probe="source_worth",
+        numbers=_finite(source_worth=_last(worth)),
+        open="" if late else "whether the decoder begins to read its source",
+    )
+
+
+@detector(
+    "alike_tokens",
+    TOKENS,
+    reads={"encoder_distance_within": NEEDS},
+)
+def alike_tokens(evidence: Evidence) -> Iterator[Event]:
+    """Outputs alike at the tokens of a sentence, and not at those of different sentences; the source is read."""
+    within, worth = evidence.metric("encoder_distance_within"), _last(evidence.metric("source_worth"))
+    if within is None or (since := _alike_since(within)) is None or not worth >= READS_NATS:
+        return
+    yield Event(
+        "alike_tokens",
+        TOKENS,
+        int(within.steps[since]),
+        within.phase,
+        f"The encoder's output is the same at all tokens of a sentence (1 - cosine {_last(within):.1g}); the decoder "
+        f"still reads its source, which is worth {worth:.2g} nats a token",
+        severity="note",
+        after=within.before(since),
+        probe="encoder_distance_within",
+        numbers=_finite(within=_last(within), source_worth=worth),
+    )
+
+
+def _last(grid: Grid | None) -> float:
+    """The last value, NaN where nothing was measured."""
+    return math.nan if grid is None else float(grid.values[-1, 0])
+
+
+def _alike_since(grid: Grid) -> int | None:
+    """The row since which the distance is below ``ALIKE_OUTPUTS`` to the end; None if its last value is not."""
+    low = grid.values[:, 0] < ALIKE_OUTPUTS
+    return last_stretch(low) if low[-1] else None
+
+
+def _lasted(grid: Grid, since: int) -> int:
+    """The number of updates from row ``since`` to the last row."""
+    return int(grid.steps[-1] - grid.steps[since])
+
+
+def _is_below_baseline(evidence: Evidence) -> bool:
+    """True if the last held-out loss lies below the unigram baseline by more than rounding and drift (.05 nats)."""
+    held_out, unigram = evidence.metric("held_out_nll"), evidence.unigram
+    return unigram is not None and _last(held_out) < float(unigram["cross_entropy"]) - LEVEL_NATS
+
+
+def _finite(**numbers: float) -> dict[str, float]:
+    """The numbers that were measured: NaN is no JSON."""
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}

@@ -1,0 +1,257 @@
+"""Chooses a learning rate by trials on the schedule that is run: two rungs, a check with new seeds, and what is unsure.
+
+Early losses of a schedule mislead, and so do the losses of another, shorter schedule: at 6 layers a side the ranking of
+DeepNorm's rates was right at 1,440 of 6,000 updates, and that of BranchNorm's at 2,400. A trial is therefore a run with
+the final schedule that is stopped early and may go on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol
+
+from ..errors import UsageError
+
+STEP = 2.0  # factor between neighbouring rates of a grid that is extended
+RIDGE = 0.05  # nats: two minima are two valleys if every rate between them is worse by more than this than both
+MOST_STEPS = 4  # an edge of the grid is moved by a factor of 2 at most so many times
+
+
+@dataclass(frozen=True, order=True)
+class RateTrial:
+    """A run of ``updates`` updates of the schedule at learning rate ``rate``; its longer self continues it."""
+
+    rate: float
+    seed: int
+    updates: int
+
+
+@dataclass(frozen=True)
+class RateResult:
+    """The end of a trial: its loss [nats/token], inf or NaN for a run that failed, and whether it may be chosen.
+
+    ``eligible``: False if the model is not what its loss says, such as an encoder-decoder that ignores its source.
+    ``source_worth``: the measurement behind it [nats/token], where there is one.
+    """
+
+    loss: float
+    eligible: bool = True
+    source_worth: float | None = None
+
+
+class RateTrials(Protocol):
+    """Runs the trials of a search. A trial that was run before is not run again, and a longer one continues the shorter
+    one."""
+
+    def run(self, trials: Sequence[RateTrial]) -> Mapping[RateTrial, RateResult]: ...
+
+
+@dataclass(frozen=True)
+class Rungs:
+    """The rules of a search.
+
+    ``rates``: the first grid. Every rate is tried with every one of ``seeds`` for ``first`` updates of a schedule of
+    ``last``; the best ones go on to ``last``. ``confirming``: further seeds that run ``first`` updates at the rate that
+    is chosen.
+    """
+
+    rates: Sequence[float]
+    seeds: Sequence[int]
+    first: int
+    last: int
+    confirming: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        if len(set(self.rates)) < 3:
+            raise UsageError(f"{len(set(self.rates))} rates cannot be searched: give three or more.")
+        if not self.seeds or set(self.seeds) & set(self.confirming):
+            raise UsageError("a search needs seeds, and the seeds that confirm a rate must be others.")
+        if not 1 <= self.first <= self.last:
+            raise UsageError(
+                f"the first rung has {self.first} updates, and the last {self.last}: give more to the last."
+            )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The rate that was chosen and the evidence.
+
+    ``rate``: None if no rate is eligible; ``lowest``: the rate of the lowest loss after the last rung, eligible or not,
+    which is what is left to run where ``rate`` is None. ``losses``: rate -> mean loss over the seeds after the last
+    rung. ``notes``: sentences about what is unsure: edges, valleys, rates that were rejected.
+    """
+
+    rate: float | None
+    lowest: float
+    losses: Mapping[float, float]
+    notes: tuple[str, ...] = ()
+    results: Mapping[RateTrial, RateResult] = field(default_factory=dict)
+
+
+def choose(rungs: Rungs, trainer: RateTrials) -> Choice:
+    """Search the rate of the lowest final loss among those at which every seed is eligible.
+
+    1. All rates run ``first`` updates with all seeds. While the lowest mean loss stands at an edge of the grid, it is
+       extended by a factor of 2; between two valleys the geometric means of neighbouring rates are added.
+    2. The two best rates, the geometric mean of the best and its better neighbour, and the best rate of every other
+       valley go on to ``last``. If none is eligible there, the next lower rate of the grid goes on, down to the least.
+    3. The eligible rate of the lowest mean loss runs ``first`` updates with the confirming seeds. If one of them is not
+       eligible, the next lower rate of the grid is taken and confirmed.
+
+    Raises UsageError if the rules cannot be followed, and whatever ``trainer`` raises.
+    """
+    return _Search(rungs, trainer).choose()
+
+
+class _Search:
+    def __init__(self, rungs: Rungs, trainer: RateTrials) -> None:
+        self.rungs, self.trainer = rungs, trainer
+        self.grid = sorted(set(rungs.rates))
+        self.results: dict[RateTrial, RateResult] = {}
+        self.notes: list[str] = []
+
+    def choose(self) -> Choice:
+        first = self.first_rung()
+        last = self._losses(self._carried(first), self.rungs.last)
+        while not (fit := self._eligible(last)) and (lower := self._below(min(last))) is not None:
+            self.notes.append(f"No rate from {min(last):g} on is eligible, so {lower:g} goes on to the last rung.")
+            last |= self._losses([lower], self.rungs.last)
+        lowest = _least(last)
+        rate = self._confirmed(_least(fit)) if fit else None
+        if rate is None:
+            self.notes.append("No rate is eligible with every seed.")
+        if (named := rate or lowest) in (self.grid[0], self.grid[-1]):
+            self.notes.append(f"The rate {named:g} stands at the edge of the grid: a better one may lie beyond.")
+        return Choice(rate, lowest, dict(sorted(last.items())), tuple(self.notes), dict(self.results))
+
+    def first_rung(self) -> dict[float, float]:
+        """Mean losses by rate; the grid is extended until its best rate lies inside, and refined between valleys."""
+        losses = self._losses(self.grid, self.rungs.first)
+        for _ in range(2 * MOST_STEPS):
+            best = _least(losses)
+            beyond = best / STEP if best == self.grid[0] else best * STEP if best == self.grid[-1] else None
+            if beyond is None:
+                break
+            if not min(self.rungs.rates) / STEP**MOST_STEPS <= beyond <= max(self.rungs.rates) * STEP**MOST_STEPS:
+                self.notes.append(
+                    f"The grid was not extended beyond {best:g}, {STEP**MOST_STEPS:g} times its first edge."
+                )
+                break
+            self.notes.append(f"The best rate of the first rung, {best:g}, stood at the edge, so {beyond:g} was tried.")
+            self.grid = sorted([*self.grid, beyond])
+            losses |= self._losses([beyond], self.rungs.first)
+        if len(found := valleys(losses)) > 1:
+            between = [rate for rate in losses if found[0] <= rate <= found[-1]]
+            means = [middle(low, high) for low, high in pairwise(sorted(between))]
+            named = ", ".join(f"{rate:g}" for rate in found)
+            self.notes.append(f"The first rung has {len(found)} valleys ({named}), so rates between them were tried.")
+            losses |= self._losses(means, self.rungs.first)
+            self.grid = sorted([*self.grid, *means])
+        return losses
+
+    def _carried(self, losses: Mapping[float, float]) -> list[float]:
+        """The rates that go on to the last rung."""
+        ranked = sorted(losses, key=lambda rate: _order(losses[rate]))
+        best = ranked[0]
+        near = [self.grid[at] for at in _beside(self.grid.index(best), len(self.grid))]
+        neighbour = min(near, key=lambda rate: _order(losses[rate]))
+        others = [rate for rate in valleys(losses) if rate not in ranked[:2]]
+        return list(dict.fromkeys([*ranked[:2], middle(best, neighbour), *others]))
+
+    def _confirmed(self, rate: float) -> float | None:
+        """``rate``, or the next lower one at which every further seed is eligible; None if there is none."""
+        while True:
+            asked = [RateTrial(rate, seed, self.rungs.first) for seed in self.rungs.confirming]
+            self._run(asked)
+            failing = [trial.seed for trial in asked if not self.results[trial].eligible]
+            known = [
+                RateTrial(rate, seed, updates)
+                for seed in self.rungs.seeds
+                for updates in (self.rungs.first, self.rungs.last)
+            ]
+            ends = {trial.seed: trial for trial in known if trial in self.results}
+            failing += [seed for seed, trial in ends.items() if not self.results[trial].eligible]
+            if not failing:
+                return rate
+            seeds = ", ".join(map(str, sorted(failing)))
+            self.notes.append(f"At {rate:g} seed{'s' * (len(failing) > 1)} {seeds} {_are(failing)} not eligible.")
+            if (lower := self._below(rate)) is None:
+                return None
+            self._losses([lower], self.rungs.first)
+            rate = lower
+
+    def _below(self, rate: float) -> float | None:
+        """The next lower rate of the grid."""
+        return max((other for other in self.grid if other < rate), default=None)
+
+    def _losses(self, rates: Sequence[float], updates: int) -> dict[float, float]:
+        """Run the trials of ``rates`` and return their mean losses over the seeds; inf if a seed failed."""
+        asked = {rate: [RateTrial(rate, seed, updates) for seed in self.rungs.seeds] for rate in rates}
+        self._run([trial for trials in asked.values() for trial in trials])
+        return {rate: self._mean(trials) for rate, trials in asked.items()}
+
+    def _run(self, trials: Sequence[RateTrial]) -> None:
+        if new := [trial for trial in trials if trial not in self.results]:
+            self.results |= self.trainer.run(new)
+
+    def _mean(self, trials: Sequence[RateTrial]) -> float:
+        losses = [self.results[trial].loss for trial in trials]
+        return sum(losses) / len(losses) if all(map(math.isfinite, losses)) else math.inf
+
+    def _eligible(self, losses: Mapping[float, float]) -> dict[float, float]:
+        """The rates at which every seed is eligible after the last rung."""
+
+        def fits(rate: float) -> bool:
+            return all(self.results[RateTrial(rate, seed, self.rungs.last)].eligible for seed in self.rungs.seeds)
+
+        return {rate: loss for rate, loss in losses.items() if math.isfinite(loss) and fits(rate)}
+
+
+def valleys(losses: Mapping[float, float]) -> list[float]:
+    """Return the rates at the minima of a curve of losses over rates that are parted by ridges higher than ``RIDGE``.
+
+    Two minima are one valley if some loss between them exceeds neither by more than .05 nats, or if a minimum is not
+    finite. A curve without a finite loss has no valley.
+    """
+    rates = sorted(losses)
+    found: list[float] = []
+    for rate in rates:
+        if not math.isfinite(losses[rate]):
+            continue
+        if not found:
+            found.append(rate)
+            continue
+        between = [losses[other] for other in rates if found[-1] < other < rate]
+        ridge = max(between, default=-math.inf)
+        if ridge > max(losses[found[-1]], losses[rate]) + RIDGE:
+            found.append(rate)
+        elif losses[rate] < losses[found[-1]]:
+            found[-1] = rate
+    return found
+
+
+def middle(low: float, high: float) -> float:
+    """Return the geometric mean of two rates, to three digits, as rates are written."""
+    return float(f"{math.sqrt(low * high):.3g}")
+
+
+def _least(losses: Mapping[float, float]) -> float:
+    """The rate of the lowest loss, the lower rate of two that are equal."""
+    return min(losses, key=lambda rate: (*_order(losses[rate]), rate))
+
+
+def _order(loss: float) -> tuple[bool, float]:
+    """The order of losses, in which what is not finite comes last."""
+    return not math.isfinite(loss), loss if math.isfinite(loss) else 0.0
+
+
+def _beside(at: int, count: int) -> list[int]:
+    """The places beside ``at`` in a list of ``count``."""
+    return [place for place in (at - 1, at + 1) if 0 <= place < count]
+
+
+def _are(items: Sequence[object]) -> str:
+    return "are" if len(items) > 1 else "is"
