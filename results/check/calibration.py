@@ -201,7 +201,9 @@ def rows() -> Iterator[dict[str, Any]]:
             row |= {check.name: f"{check.value:.4g}" for check in found.checks}
             before, after = found.numbers["loss_before"], found.numbers["loss_after"]
             row["loss rises"] = "" if before is None or after is None else f"{after - before:.4g}"
-            row["raised"] = "; ".join(check.measured for check in found.checks if check.measured.startswith("it raised"))
+            row["raised"] = "; ".join(
+                check.measured for check in found.checks if check.measured.startswith("it raised")
+            )
             print(row, file=sys.stderr, flush=True)
             yield row
 

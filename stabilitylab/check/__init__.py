@@ -2,8 +2,8 @@
 
 from .bounds import BOUNDS, Bound
 from .measure import preflight
-from .result import Breach, Preflight
+from .result import Breach, Check, Preflight
 
-__all__ = ["BOUNDS", "Bound", "Breach", "Finding", "Preflight", "preflight"]
+__all__ = ["BOUNDS", "Bound", "Breach", "Check", "Finding", "Preflight", "preflight"]
 
 Finding = Breach  # its name until 0.1

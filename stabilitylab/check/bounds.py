@@ -20,6 +20,8 @@ from .result import Breach, Check, OneLayer
 
 Numbers = Mapping[str, Any]
 FP16_MAX = 65504.0
+COPIES = "share of a matrix's rows (or columns) that are copies of another up to sign"
+RISE = "nats a prediction by which one update raises the loss on its own batch (of another loss: share of its size)"
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,9 @@ BOUNDS = _bounds(
           "Adam divides by sqrt(v) + eps, so that such entries hardly move", "lower eps or scale the loss"),
     Bound("output moved", "||dF|| of one update over ||F||, at the learning rate of step one", 1.3, "warn",
           "a linear picture of the loss does not hold for such a step", "lengthen the warm-up, or lower the rate"),
-    Bound("loss rises", "nats by which one update raises the loss on its own batch", 0.5, "fail",
+    Bound("loss rises", RISE, 0.5, "fail",
           "the step overshoots even the batch that it was taken on", "lower the rate of step one, or warm up"),
-    Bound("loss rises", "nats by which one update raises the loss on its own batch", 0.0, "warn",
+    Bound("loss rises", RISE, 0.0, "warn",
           "the step overshoots even the batch that it was taken on", "lower the rate of step one, or warm up"),
     Bound("branch", "variance that a layer adds over that of what enters it", 100, "warn",
           "the layer overwrites the residual stream"),
@@ -79,7 +81,9 @@ BOUNDS = _bounds(
     Bound("output change", "mean KL divergence of the predictions before one update from those after it [nats]", 4.0,
           "fail", "the first step throws away what the initialisation says, and Adam's moments are of another model",
           "lower the rate of step one, or warm up"),
-    Bound("loss at start", "nats by which the cross-entropy exceeds ln(classes)", 2.0, "fail",
+    Bound("loss at start", "nats by which the cross-entropy exceeds ln(classes)", 3.0, "fail",
+          "before training no class is known, and a uniform guess costs ln(classes): first steps unlearn the rest"),
+    Bound("loss at start", "nats by which the cross-entropy exceeds ln(classes)", 2.0, "warn",
           "before training no class is known, and a uniform guess costs ln(classes): first steps unlearn the rest"),
     Bound("label shift", "places by which the labels are off", 0, "fail",
           "the model learns another task than to predict the next token"),
@@ -91,10 +95,10 @@ BOUNDS = _bounds(
     Bound("sample leak", "share of an output's gradient that is with respect to other samples' inputs, in eval mode",
           1e-5, "fail", "a prediction depends on what else is in the batch",
           "look for a mean, norm or softmax over the dimension of samples, or a wrong reshape"),
-    Bound("duplicated units", "share of a matrix's rows (or columns) that are copies of another up to sign", 0.1, "fail",
+    Bound("duplicated units", COPIES, 0.1, "fail",
           "units that are alike get alike gradients and stay copies: the layer is as wide as its distinct units",
           "draw each part from another seed (tensor-parallel ranks have one each), or initialise the whole and cut it"),
-    Bound("duplicated units", "share of a matrix's rows (or columns) that are copies of another up to sign", 0.0, "warn",
+    Bound("duplicated units", COPIES, 0.0, "warn",
           "units that are alike get alike gradients and stay copies"),
     Bound("detached", "matrices of layers that were used and that the loss does not depend on", 0, "fail",
           "they will not be trained, and the rest learns around them",
@@ -259,7 +263,8 @@ def _update(layers: Sequence[OneLayer], numbers: Numbers) -> Iterator[Breach]:
             yield _finding("output moved", severity, most, share, text + most_text)
     before, after = numbers["loss_before"], numbers["loss_after"]
     if before is not None and after is not None and numbers["updated"]:
-        rise = after - before
+        # per prediction, of a loss that sums over them; over its size, of one that is no cross-entropy
+        rise = (after - before) / max(1.0, abs(before) / numbers.get("nats", 1.0))
         if severity := _worse("loss rises", rise):
             text = f"the loss on this batch goes from {before:.4g} to {after:.4g} with one update"
             yield _finding("loss rises", severity, None, rise, text)

@@ -1,8 +1,8 @@
-"""What an output depends on and must not: inputs after it, and inputs of other samples."""
+"""Leaks: outputs that depend on inputs after them, or on inputs of other samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,10 @@ from .seen import Seen
 
 FUTURE, SAMPLE = "future leak", "sample leak"
 STILL = "the output does not depend on the input yet, as above a layer of zeros"
+EITHER = (
+    "outputs depend on others along the first dimension, not along the second: say batch_first=False if samples lie "
+    "along the second, or batch_first=True, which makes it a leak"
+)
 
 
 @dataclass(frozen=True)
@@ -24,11 +28,11 @@ class Axes:
     input: int
 
 
-def samples(seen: Seen) -> tuple[Check, Axes | None]:
+def samples(seen: Seen, batch_first: bool | None) -> tuple[Check, Axes | None]:
     """The gradient of each end of the batch with respect to the inputs of all samples.
 
-    Samples lie along the first dimension or, of sequence-first models, the second: whichever shows no dependence.
-    Raises nothing; the axes are None where they could not be told.
+    ``batch_first``: whether samples lie along the first of an output's three dimensions, or the second; None where nobody
+    knows. The axes are None where they could not be told.
     """
     output, leaves = seen.output, seen.leaves
     if output is None:
@@ -39,13 +43,18 @@ def samples(seen: Seen) -> tuple[Check, Axes | None]:
         return not_checked(SAMPLE, "the output is not finite"), None
     if output.dim() == 2 and output.shape[0] == output.shape[1] and _compares(seen):
         return not_checked(SAMPLE, f"the output is {output.shape[0]} x {output.shape[1]}: it compares samples"), None
+    known = batch_first is not None and output.dim() > 2
     tried: dict[Axes, float] = {}
     for axes in (Axes(0, 0), Axes(1, 1), Axes(0, 1), Axes(1, 0)):
+        if known and axes.output == batch_first:
+            continue
         share = _between_samples(output, leaves, axes)
         if share is not None:
             tried[axes] = share
             if share <= BOUNDS[SAMPLE, "fail"].limit:
-                where = "" if axes == Axes(0, 0) else f" along dimension {axes.output} of the output"
+                if axes.output and not known and Axes(0, 0) in tried:
+                    return not_checked(SAMPLE, EITHER), None
+                where = f" along dimension {axes.output} of the output" if axes.output else ""
                 return weigh(SAMPLE, share, f"samples{where} do not depend on each other"), axes
     if not tried:
         sizes = "x".join(map(str, output.shape))
@@ -56,7 +65,7 @@ def samples(seen: Seen) -> tuple[Check, Axes | None]:
 
 
 def _compares(seen: Seen) -> bool:
-    """Whether a square output is a table of samples against samples: the n-th belongs to the n-th."""
+    """True where a square output is a table of samples against samples: the n-th belongs to the n-th."""
     call = seen.main
     if call is None or call.target.is_floating_point():
         return True
@@ -140,10 +149,3 @@ def _norms(part: Tensor, leaves: Sequence[Tensor], axis: int) -> Tensor | None:
     if total is None or not torch.isfinite(total).all() or not total.max() > 0:
         return None
     return total.sqrt()
-
-
-def leaks(seen: Seen, predicts_next: Sequence[Tensor], causal: bool | None) -> Iterator[tuple[Check, bool | None]]:
-    """Both checks, each with whether the model was seen to be causal."""
-    among, axes = samples(seen)
-    yield among, None
-    yield future(seen, axes, predicts_next, causal)

@@ -39,21 +39,28 @@ def preflight(
     warmup: int = 0,
     classes: int | None = None,
     causal: bool | None = None,
+    batch_first: bool | None = None,
     skip: Collection[str] = (),
     mask: Mask | None = None,
     sites: str | Mapping[str, str] | None = None,
     output_site: str | None = None,
 ) -> Preflight:
-    """One training step of a copy of ``model``, layer by layer: will it train, which layer breaks first, and why; and
-    questions about the whole model, such as whether an output depends on what comes after it.
+    """Check one training step of a copy of ``model``, layer by layer, and ask questions about the whole model.
 
-    ``loss_fn(model, batch)`` is the scalar that is minimised. ``optimizer``: the model's own, or a function from
-    parameters to one; without it nothing is said about updates. The update is judged at the rate that step one has: the
-    optimizer's as it is, such as a scheduler has set it, or with ``warmup`` (updates of a linear warm-up to the
-    optimizer's rate) that over ``warmup``. ``classes``: how many the loss chooses among, where it does not call
-    torch's ``cross_entropy``. ``causal``: whether outputs must not depend on later inputs; None: where the labels are
-    the next tokens. ``skip``: names of checks to leave out. ``mask``, ``sites``, ``output_site`` are those of
-    :func:`stabilitylab.watch`. The model, its gradients, the optimizer and the random states stay as they are.
+    The step says whether the model will train, which layer breaks first, and why. A question is, for example, whether an
+    output depends on what comes after it (:attr:`Preflight.checks`). The model, its gradients, the optimizer and the
+    random states stay as they are.
+
+    ``loss_fn(model, batch)``: the scalar that is minimised.
+    ``optimizer``: the model's own, or a function from parameters to one. Without it nothing is said about updates. The
+    update is judged at the rate that step one has: the optimizer's as it is, such as a scheduler has set it.
+    ``warmup``: updates of a linear warm-up to the optimizer's rate; step one then has that rate over ``warmup``.
+    ``classes``: how many the loss chooses among, where it does not call torch's ``cross_entropy``.
+    ``causal``: whether outputs must not depend on later inputs; None: where the labels are the next tokens.
+    ``batch_first``: whether samples lie along the first dimension of an output (samples, places, features); None: as
+    labels that are next tokens tell.
+    ``skip``: names of checks to leave out.
+    ``mask``, ``sites``, ``output_site``: those of :func:`stabilitylab.watch`.
 
     It takes the memory of three models and an optimizer, and the time of eight forward passes and a dozen backward
     passes at most; of one more each where a gradient is all 0, and of up to eight forwards more where the update is too
@@ -73,7 +80,9 @@ def preflight(
     own = None if why_not else given
     sink = _Rows()
     with random_states_kept(twin):
-        asked = Questions(twin, model, batch, loss_fn, classes=classes, causal=causal, skip=skip)
+        asked = Questions(
+            twin, model, batch, loss_fn, classes=classes, causal=causal, batch_first=batch_first, skip=skip
+        )
         asked.before()
         twin.train()
         with Watcher(
@@ -104,7 +113,7 @@ def preflight(
         asked.after(rate, why_not)
     layers = _layers(watcher, sink, shares)
     computed = numerics(watcher.parameters.device)
-    found = _result(layers, sink, watcher, _precision(twin), updated=own is not None, computed=computed)
+    found = _result(layers, sink, watcher, _precision(twin), own is not None, computed, asked.nats)
     breaches = [breach for check in asked.checks if (breach := check.breach) is not None]
     numbers = {**found.numbers, "rate": rate if own is not None else None, "no_update": why_not}
     findings = sorted([*found.findings, *breaches], key=lambda one: one.severity != "fail")
@@ -284,6 +293,7 @@ def _result(
     precision: str,
     updated: bool,
     computed: Mapping[str, Any],
+    nats: float,
 ) -> Preflight:
     metrics = {step: numbers for step, (numbers, _) in sink.rows.items()}
     moved = {row.stack: value for row, value in sink.column("model_update", "one_update", step=1)}
@@ -291,7 +301,7 @@ def _result(
     moved = {stack: value / sizes[stack] for stack, value in moved.items() if sizes.get(stack)}
     before, after = (metrics.get(step, {}).get("held_out_loss") for step in (0, 1))
     numbers = {"loss": metrics[0].get("loss"), "loss_before": before, "loss_after": after, "moved": moved}
-    numbers["updated"] = updated
+    numbers |= {"updated": updated, "nats": nats}
     needs_optimizer = set() if updated else {"update_ratio"}
     dropped = {name: why for name, why in watcher.dropped if name not in needs_optimizer}
     unmeasured = dropped | {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,8 +29,8 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 
 class Questions:
-    """``twin``: the copy that is stepped, equal to ``model`` until then. ``classes``, ``causal`` and ``skip`` are those
-    of :func:`stabilitylab.preflight`.
+    """``twin``: the copy that is stepped, equal to ``model`` until then. ``classes``, ``causal``,
+    ``batch_first`` and ``skip`` are those of :func:`stabilitylab.preflight`.
 
     A question that cannot be answered is not checked, and why is said; what it raised is such a reason.
     """
@@ -43,6 +44,7 @@ class Questions:
         *,
         classes: int | None,
         causal: bool | None,
+        batch_first: bool | None,
         skip: Collection[str],
     ) -> None:
         for name in skip:
@@ -53,36 +55,42 @@ class Questions:
                     f"There are {', '.join(NAMES)}."
                 )
         self._twin, self._model, self._batch, self._loss_fn = twin, model, batch, loss_fn
-        self._classes, self._causal, self._skip = classes, causal, frozenset(skip)
+        self._classes, self._causal, self._batch_first, self._skip = classes, causal, batch_first, frozenset(skip)
         self._before: CrossEntropy | None = None
         self._known = False  # whether the predictions before the update were looked at
         self._found: dict[str, Check] = {}
 
     @property
     def checks(self) -> list[Check]:
-        """In the order of ``NAMES``; what goes with one stands behind it."""
+        """The answers in the order of ``NAMES``; what goes with one stands behind it."""
         order = {name: place for place, name in enumerate(NAMES)}
         return sorted(self._found.values(), key=lambda check: order.get(check.name, len(NAMES)))
 
+    @property
+    def nats(self) -> float:
+        """The mean cross-entropy before the update; 1 where there is none."""
+        found = math.nan if self._before is None else float(self._before.losses().mean())
+        return found if found > 0 else 1.0
+
     def before(self) -> None:
-        """All that is asked of the model as it is given; the copy is afterwards what it was."""
+        """Ask what concerns the model as it is given; the copy is afterwards what it was."""
         self._ask((units.NAME,), lambda: [units.duplicated_units(self._twin)])
-        self._ask((wiring.SHARED,), lambda: [wiring.shared_memory(self._twin)])
+        self._ask((wiring.SHARED,), lambda: [wiring.shared_memory(self._model)])
         self._ask((start.LOSS,), self._at_start)
         self._ask((evaluation.DROPOUT, evaluation.REPEATS), self._repeats)
         self._ask((leaks.SAMPLE, leaks.FUTURE, shifts.NAME), self._dependences)
 
     def during(self, still: Mapping[str, bool], used: Collection[str], layers: Collection[str]) -> None:
-        """``still``: matrices that two steps gave no gradient; ``used``: modules that were called."""
+        """Ask what the loss reaches. ``still``: matrices without a gradient in two steps; ``used``: modules called."""
         count = sum(own.requires_grad and own.dim() > 1 for own in self._twin.parameters())
         self._ask((wiring.DETACHED,), lambda: wiring.reached(still, used, layers, count))
 
     def held(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """While gradients are there."""
+        """Ask what the optimizer holds, while gradients are there."""
         self._ask((wiring.LEFT_OUT,), lambda: [wiring.left_out(self._twin, optimizer)])
 
     def after(self, rate: float, why_not: str) -> None:
-        """After the update at ``rate``, unless there was none."""
+        """Ask what the update at ``rate`` changed, unless there was none (``why_not``)."""
         if why_not:
             self._ask((start.CHANGE,), lambda: [not_checked(start.CHANGE, why_not)])
         else:
@@ -112,7 +120,8 @@ class Questions:
     def _dependences(self) -> Iterator[Check]:
         seen = self._look(0, training=False, inputs=True)
         lined = shifts.lined(seen, self._batch)
-        among, axes = leaks.samples(seen)
+        first = shifts.batch_first(seen, lined) if self._batch_first is None else self._batch_first
+        among, axes = leaks.samples(seen, first)
         yield among
         ahead, causal = leaks.future(seen, axes, shifts.next_of(seen, lined), self._causal)
         yield ahead
@@ -149,7 +158,7 @@ class Questions:
         return self._trained().main
 
     def _trained(self) -> Seen:
-        """In training mode, as a step sees the model, with the same random numbers each time."""
+        """Look in training mode, as a step sees the model, with the same random numbers each time."""
         return self._look(0, training=True)
 
     def _look(self, seed: int, *, training: bool, inputs: bool = False) -> Seen:

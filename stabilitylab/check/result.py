@@ -119,7 +119,7 @@ class Preflight:
 
     @property
     def ok(self) -> bool:
-        """Whether no bound of the kind "fail" is broken."""
+        """True if no bound of the kind "fail" is broken."""
         return all(finding.severity != "fail" for finding in self.findings)
 
     @property

@@ -1,4 +1,4 @@
-"""One pass of a loss, listened to: its cross-entropies, what the model returned, and the inputs that have a gradient."""
+"""One pass of a loss, listened to: its cross-entropies, the model's output, and the inputs that have a gradient."""
 
 from __future__ import annotations
 
@@ -86,9 +86,7 @@ class Seen:
         return [leaf for _, leaf in self.tokens] + self.floats
 
 
-def look(
-    model: nn.Module, batch: Any, loss_fn: Callable[[nn.Module, Any], Tensor], *, inputs: bool = False
-) -> Seen:
+def look(model: nn.Module, batch: Any, loss_fn: Callable[[nn.Module, Any], Tensor], *, inputs: bool = False) -> Seen:
     """``loss_fn(model, batch)``, as the model stands. ``inputs``: with gradients, and leaves in the place of inputs."""
     seen = Seen()
     given = with_leaves(batch, seen.floats) if inputs else batch
@@ -168,7 +166,7 @@ def _bound(func: Any, args: Any, kwargs: Any) -> Mapping[str, Any]:
 
 
 def _is_of(index: Tensor, own: Tensor) -> bool:
-    """Whether an embedding's indices are a tensor of the batch, or one moved by a place, as a decoder's inputs are."""
+    """True where indices are a tensor of the batch, or one moved by a place, as a decoder's inputs are."""
     if index.shape == own.shape and torch.equal(index, own.to(index)):
         return True
     if index.dim() < 2 or index.shape[:1] != own.shape[:1]:

@@ -1,4 +1,4 @@
-"""Which token each label is: that after its place, as in language models, or another."""
+"""The shift of the labels: each is the token after its place, as in language models, or another one."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from .start import KNOWS, NONE
 NAME, COPIED = "label shift", "labels in the input"
 SHIFTS = (-1, 0, 1)
 OFFSETS = (-1, 0, 1, 2)  # places after a label's own, at which its token is looked for
+PLACES = {-1: "the previous tokens", 0: "the input's own tokens", 2: "the tokens after the next ones"}
 ALIKE = 0.95  # share of the labels from which on they are the tokens of an offset
 FEWEST = 8  # labels
 LOWER = 0.5  # nats that a loss at another shift must be lower
@@ -138,6 +139,14 @@ def offsets(own: Lined, index: Tensor) -> dict[int, float]:
     return found
 
 
+def batch_first(seen: Seen, own: Lined | str) -> bool | None:
+    """Tell by labels that are tokens of other places whether samples lie along the first dimension; else None."""
+    if isinstance(own, str):
+        return None
+    moved = (share for index, _ in seen.tokens for offset, share in offsets(own, index).items() if offset)
+    return not own.turned if max(moved, default=0.0) >= ALIKE else None
+
+
 def next_of(seen: Seen, own: Lined | str) -> list[Tensor]:
     """The leaves whose next token is the label."""
     if isinstance(own, str):
@@ -171,7 +180,7 @@ def label_shift(seen: Seen, own: Lined | str, causal: bool | None) -> Check:
     if known:
         (offset,) = known
         off = offset - 1
-        text = f"the labels are the tokens {offset} places after theirs, not the next ones; {losses}"
+        text = f"the labels are {PLACES[offset]}, not the next ones; {losses}"
         return weigh(NAME, abs(off), text, remedy=_remedy(offset))
     return _by_loss(seen, own, f"the labels are no tokens of the input; {losses}", offset=None)
 

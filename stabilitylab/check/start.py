@@ -52,7 +52,7 @@ def output_change(before: CrossEntropy | None, after: CrossEntropy | None, lower
 
 
 def divergence(before: CrossEntropy, after: CrossEntropy | None) -> float:
-    """NaN where the two are not of the same predictions."""
+    """Return KL(before || after) [nats], the mean over predictions that count; NaN where they are of others."""
     if after is None or before.logits.shape != after.logits.shape:
         return math.nan
     each = []

@@ -30,7 +30,7 @@ def duplicated_units(model: nn.Module) -> Check:
         return not_checked(NAME, f"no trainable weight has units of {NARROWEST} entries or more")
     measured = f"the largest |cosine| between two units of a matrix is {largest:.2g}"
     if share:
-        measured = f"{share:.0%} of the units of {worst} are copies of another"
+        measured += f", and {share:.0%} of the units of {worst} are copies of another"
     return weigh(NAME, share, measured, site=worst)
 
 
@@ -39,14 +39,18 @@ def _units(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     modules = dict(model.named_modules())
     for name, parameter in model.named_parameters():
         home, _, own = name.rpartition(".")
-        if "weight" not in own or parameter.dim() < 2 or not parameter.requires_grad or hasattr(parameter, "placements"):
+        module = modules.get(home)
+        gains = "Norm" in type(module).__name__  # which start as ones
+        if "weight" not in own or gains or parameter.dim() < 2 or not parameter.requires_grad:
+            continue
+        if hasattr(parameter, "placements"):
             continue
         weight = parameter.detach()
         rows = weight.flatten(1)
         if rows.shape[1] >= NARROWEST and len(rows) > 1:
             yield name, rows
         columns = weight.transpose(0, 1).flatten(1)
-        embedding = isinstance(modules.get(home), nn.Embedding)
+        embedding = isinstance(module, nn.Embedding)
         if columns.shape[1] >= NARROWEST and len(columns) > 1 and not embedding:
             yield f"{name} (columns)", columns
 

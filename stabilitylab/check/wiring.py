@@ -31,9 +31,7 @@ def used_modules(model: nn.Module) -> Iterator[set[str]]:
 
         return called
 
-    handles = [
-        module.register_forward_pre_hook(hook(name), with_kwargs=True) for name, module in model.named_modules()
-    ]
+    handles = [module.register_forward_pre_hook(hook(name), with_kwargs=True) for name, module in model.named_modules()]
     try:
         yield used
     finally:
@@ -56,9 +54,7 @@ def _has_gradient(parameter: Tensor) -> bool:
     return gradient is not None and bool((gradient.coalesce().values() if gradient.is_sparse else gradient).any())
 
 
-def reached(
-    still: Mapping[str, bool], used: Collection[str], layers: Collection[str], count: int
-) -> Iterator[Check]:
+def reached(still: Mapping[str, bool], used: Collection[str], layers: Collection[str], count: int) -> Iterator[Check]:
     """``still``: matrices without a gradient, in the first step and after it, as :func:`without_gradient` has them;
     ``layers``: names of the modules that are layers; ``count``: of all matrices."""
     found: dict[str, list[str]] = {DETACHED: [], UNUSED: [], ZERO: []}
