@@ -31,8 +31,8 @@ class Axes:
 def samples(seen: Seen, batch_first: bool | None) -> tuple[Check, Axes | None]:
     """The gradient of each end of the batch with respect to the inputs of all samples.
 
-    ``batch_first``: whether samples lie along the first of an output's three dimensions, or the second; None where nobody
-    knows. The axes are None where they could not be told.
+    ``batch_first``: whether samples lie along the first of an output's three dimensions, or the second; None where that
+    is not known. The axes are None where they could not be told.
     """
     output, leaves = seen.output, seen.leaves
     if output is None:

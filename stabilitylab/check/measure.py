@@ -47,8 +47,8 @@ def preflight(
 ) -> Preflight:
     """Check one training step of a copy of ``model``, layer by layer, and ask questions about the whole model.
 
-    The step says whether the model will train, which layer breaks first, and why. A question is, for example, whether an
-    output depends on what comes after it (:attr:`Preflight.checks`). The model, its gradients, the optimizer and the
+    The step says whether the model will train, which layer breaks first, and why. Such a question is whether an output
+    depends on what comes after it (:attr:`Preflight.checks`). The model, its gradients, the optimizer and the
     random states stay as they are.
 
     ``loss_fn(model, batch)``: the scalar that is minimised.
