@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from broken import BROKEN, Broken
@@ -67,18 +67,21 @@ def read(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def counts() -> Iterator[str]:
-    """What the tables count, as the page says it."""
+def counts() -> list[str]:
+    """Shares of the two lists, with the models that are judged wrongly."""
     well, ill = read("healthy"), read("broken")
-    false = [row for row in well if row["ok"] == "False"]
-    which = ": ".join(dict.fromkeys(f"{row['model']} (`{row['fails']}`)" for row in false))
-    yield f"{len(false)} of {len(well)} healthy models fail" + (f": {which}." if which else ".")
-    warned = sum(bool(row["warns"]) for row in well)
-    yield f"{warned} of them {'has' if warned == 1 else 'have'} a warning."
-    right = sum(row["right"] == "True" for row in ill)
-    yield f"{right} of {len(ill)} broken models fail, and the first failure that is named is the fault."
-    passing = sum(row["without the fault ok"] == "True" for row in ill)
-    yield f"Without the fault {passing} of the {len(ill)} pass."
+    false = [f"{row['model']} (`{row['fails']}`)" for row in well if row["ok"] == "False"]
+    warned = [f"{row['model']} (`{row['warns']}`)" for row in well if row["warns"]]
+    missed = [row["fault"] for row in ill if row["right"] == "False"]
+    doubted = [row["fault"] for row in ill if row["without the fault ok"] == "False"]
+    rows = (
+        ("healthy models that fail", len(false), len(well), false),
+        ("healthy models with a warning", len(warned), len(well), warned),
+        ("models with a fault of which the first failure is that fault", len(ill) - len(missed), len(ill), missed),
+        ("the same models without the fault that fail", len(doubted), len(ill), doubted),
+    )
+    columns = ("models", "count", "exceptions")
+    return table(columns, ((what, f"{n} of {of}", ", ".join(which) or "none") for what, n, of, which in rows))
 
 
 def faults() -> list[str]:
@@ -86,8 +89,28 @@ def faults() -> list[str]:
     return table(("fault", "first failure", "measured"), rows)
 
 
+def corpus() -> list[str]:
+    """The corpus' models: how many fail, and how many only warn."""
+    told, rows = read("corpus"), []
+    groups = (
+        ("GPT-2 and LLaMA, healthy", True, "healthy"),
+        ("GPT-2 and LLaMA, failed from within", True, "failure"),
+        ("reference Transformers, healthy, one of each", False, "healthy"),
+    )
+    for at, name in (("first", "of step one"), ("peak", "the highest, without a warm-up")):
+        for which, language, group in groups:
+            own = [row for row in told if (row["at"], row["group"]) == (at, group)]
+            own = [row for row in own if row["subject"].startswith(("gpt2", "llama")) == language]
+            fails, warns = (
+                sum(row["ok"] == "False" for row in own),
+                sum(row["ok"] == "True" and bool(row["warns"]) for row in own),
+            )
+            rows.append((which, name, f"{fails} of {len(own)}", f"{warns} of {len(own)}"))
+    return table(("runs", "rate", "check fails", "check only warns"), rows)
+
+
 def anew(text: str) -> str:
-    return page_blocks.renewed(text, {"counts": lambda: list(counts()), "faults": faults})
+    return page_blocks.renewed(text, {"counts": counts, "faults": faults, "corpus": corpus})
 
 
 def main() -> int:

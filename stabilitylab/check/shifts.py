@@ -20,6 +20,7 @@ SHIFTS = (-1, 0, 1)
 OFFSETS = (-1, 0, 1, 2)  # places after a label's own, at which its token is looked for
 PLACES = {-1: "the previous tokens", 0: "the input's own tokens", 2: "the tokens after the next ones"}
 ALIKE = 0.95  # share of the labels from which on they are the tokens of an offset
+FEW = 0.2  # share of the labels up to which a tied embedding, which names its own token, decides no loss
 FEWEST = 8  # labels
 LOWER = 0.5  # nats that a loss at another shift must be lower
 ERRORS = 4.0  # standard errors of that difference
@@ -118,7 +119,8 @@ def _selected(target: Tensor, given: Sequence[Tensor]) -> tuple[int, int, Tensor
             for first in (0, 1):
                 own, kept = labels[:, first:], mask[:, first:]
                 if int(kept.sum()) == len(target) and torch.equal(own[kept].long(), target.long()):
-                    return *own.shape, kept.flatten().nonzero()[:, 0]
+                    rows, columns = own.shape
+                    return rows, columns, kept.flatten().nonzero()[:, 0]
     return None
 
 
@@ -129,14 +131,22 @@ def offsets(own: Lined, index: Tensor) -> dict[int, float]:
     if index.dim() != 2 or len(index) != len(own.labels) or abs(index.shape[1] - own.labels.shape[1]) > 1:
         return {}
     found, length = {}, own.labels.shape[1]
+    inner = _without_ends(own.counted)
     for offset in OFFSETS:
         places = torch.arange(length, device=index.device)
         inside = (places + offset >= 0) & (places + offset < index.shape[1])
-        counted = own.counted[:, inside]
+        counted = inner[:, inside]
         if int(counted.sum()) >= FEWEST:
             same = own.labels[:, inside] == index[:, places[inside] + offset]
             found[offset] = float(same[counted].double().mean())
     return found
+
+
+def _without_ends(counted: Tensor) -> Tensor:
+    """Labels that count, less the last of each row that has three or more: an end of sentence is in no input."""
+    places = torch.arange(counted.shape[1], device=counted.device)
+    last = torch.where(counted, places, -1).max(dim=1, keepdim=True).values
+    return counted & ((places != last) | (counted.sum(dim=1, keepdim=True) < 3))
 
 
 def batch_first(seen: Seen, own: Lined | str) -> bool | None:
@@ -191,7 +201,11 @@ def _by_loss(seen: Seen, own: Lined, text: str, offset: int | None) -> Check:
     uniform = math.log(call.classes)
     losses = own.losses()
     here = losses[0][0]
-    others = {s: loss for s, loss in losses.items() if s and (offset is None or s + offset)}
+    shares = [offsets(own, index) for index, _ in seen.tokens]
+    copied = {
+        -at for each in shares for at, share in each.items() if share > FEW
+    }  # shifts that name the input's tokens
+    others = {s: loss for s, loss in losses.items() if s and s not in copied and (offset is None or s + offset)}
     for shift, (loss, error) in others.items():
         lower = here - loss
         if loss < KNOWS * uniform and lower > LOWER and lower > ERRORS * error:

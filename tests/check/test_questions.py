@@ -242,6 +242,32 @@ def test_of_a_trained_model_the_lowest_loss_tells_the_shift(shift: int) -> None:
         assert found.remedy == f"move the labels by {-shift:+d}: the model predicts those 1 place away"
 
 
+def sentences(changed: float) -> tuple[Tensor, Tensor]:
+    """Twelve of 5 tokens, one place of padding, and the next tokens; of these a share is not in the input."""
+    draw = torch.Generator().manual_seed(2)
+    ids = torch.randint(3, VOCABULARY, (12, 6), generator=draw)
+    ids[:, 5] = 0
+    labels = torch.cat([ids[:, 1:5], torch.full((12, 1), 2), torch.full((12, 1), -100)], dim=1)
+    return ids, labels.masked_fill((torch.rand(labels.shape, generator=draw) < changed) & (labels > 2), 1)
+
+
+def test_the_end_of_a_short_sentence_is_no_shift() -> None:
+    """Of 5 labels one is the end, which no input has."""
+    result = preflight(Decoder(), sentences(0.0), cross_entropy)
+    assert result.ok, str(result)
+    assert check(result, "label shift").measured.startswith("the labels are the next tokens of the input")
+    assert check(result, "future leak").state == "ok"
+
+
+def test_a_model_that_names_its_own_token_tells_no_shift() -> None:
+    """As tied embeddings do before any training: the loss is lowest where the label is the input."""
+    model = Knows()
+    model.embedding.weight.data = 5 * torch.eye(VOCABULARY)
+    found = check(preflight(model, sentences(0.3), cross_entropy), "label shift")
+    assert "the labels are no tokens of the input" in found.measured
+    assert found.state != "fail", found.measured
+
+
 def test_labels_at_their_own_places_are_the_task_of_a_model_that_sees_all() -> None:
     """Masked language models, taggers: no next token, so that nothing is said of the future."""
     model, ids = Decoder(), text(12)
