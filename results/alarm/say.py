@@ -25,10 +25,7 @@ from page_blocks import table
 
 from stabilitylab.alarm import names
 
-PAGES = tuple(
-    HERE.parents[1] / name
-    for name in ("docs/alarm.md", "docs/diagnose.md", "docs/preflight.md", "results/alarm/README.md")
-)
+PAGES = tuple(HERE.parents[1] / name for name in ("docs/alarm.md", "docs/diagnose.md", "results/alarm/README.md"))
 AT = f"{RATES[0]:g}"
 SHARES = ("of the test half", "share", "95 %", "runs")
 Line = Mapping[str, str]

@@ -4,8 +4,8 @@ nothing."""
 from .bounds import BOUNDS, Bound
 from .measure import preflight
 from .neutrality import Neutrality, verify_neutral
-from .result import Breach, Preflight
+from .result import Breach, Check, Preflight
 
-__all__ = ["BOUNDS", "Bound", "Breach", "Finding", "Neutrality", "Preflight", "preflight", "verify_neutral"]
+__all__ = ["BOUNDS", "Bound", "Breach", "Check", "Finding", "Neutrality", "Preflight", "preflight", "verify_neutral"]
 
 Finding = Breach  # its name until 0.1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from ..probes.numerics import numerics
 from ..probes.parameters.pieces import Parameters
 from ..schema import Cells, Table
 from .bounds import judge
+from .questions import Questions
 from .result import OneLayer, Preflight
+from .wiring import used_modules, without_gradient
 
 # rank is the dearest; some say nothing more before training, curvature needs a second batch, experts are few
 PROBES = (
@@ -33,48 +36,112 @@ def preflight(
     loss_fn: Callable[[nn.Module, Any], torch.Tensor],
     optimizer: torch.optim.Optimizer | Update | None = None,
     *,
+    warmup: int = 0,
+    classes: int | None = None,
+    causal: bool | None = None,
+    batch_first: bool | None = None,
+    skip: Collection[str] = (),
     mask: Mask | None = None,
     sites: str | Mapping[str, str] | None = None,
     output_site: str | None = None,
 ) -> Preflight:
-    """One training step of a copy of ``model``, layer by layer: will it train, which layer breaks first, and why.
+    """Check one training step of a copy of ``model``, layer by layer, and ask questions about the whole model.
 
-    ``loss_fn(model, batch)`` is the scalar that is minimised. ``optimizer``: the model's own at the learning rate of
-    its first large updates (the peak, not the start of a warm-up), or a function from parameters to one; without it
-    nothing is said about updates. ``mask``, ``sites``, ``output_site`` are those of :func:`stabilitylab.watch`. The
-    model, its gradients, the optimizer and the random states stay as they are. It takes the memory of a second model
-    and optimizer, and the time of three forward passes and one backward; where a gradient is all 0, of one more each.
-    Raises UsageError for a loss that is no scalar with a gradient, or a model that cannot be copied, InputError where
-    ``loss_fn`` fails.
+    The step says whether the model will train, which layer breaks first, and why. Such a question is whether an output
+    depends on what comes after it (:attr:`Preflight.checks`). The model, its gradients, the optimizer and the
+    random states stay as they are.
+
+    ``loss_fn(model, batch)``: the scalar that is minimised.
+    ``optimizer``: the model's own, or a function from parameters to one. Without it nothing is said about updates. The
+    update is judged at the rate that step one has: the optimizer's as it is, such as a scheduler has set it.
+    ``warmup``: updates of a linear warm-up to the optimizer's rate; step one then has that rate over ``warmup``.
+    ``classes``: how many the loss chooses among, where it does not call torch's ``cross_entropy``.
+    ``causal``: whether outputs must not depend on later inputs; None: where the labels are the next tokens.
+    ``batch_first``: whether samples lie along the first dimension of an output (samples, places, features); None: as
+    labels that are next tokens tell.
+    ``skip``: names of checks to leave out.
+    ``mask``, ``sites``, ``output_site``: those of :func:`stabilitylab.watch`.
+
+    It takes the memory of three models and an optimizer, and the time of eight forward passes and a dozen backward
+    passes at most; of one more each where a gradient is all 0, and of up to eight forwards more where the update is too
+    large. Raises UsageError for a loss that is no scalar with a gradient, a model that cannot be copied or an argument
+    that cannot serve, InputError where ``loss_fn`` fails.
 
     >>> result = preflight(model, batch, lambda model, batch: model(**batch).loss, optimizer)  # doctest: +SKIP
     >>> print(result), result.ok  # doctest: +SKIP
     """
-    twin, own = _copied(getattr(model, "_orig_mod", model), optimizer)
+    if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
+        raise UsageError(f"warmup = {warmup!r} must be the number of updates of the warm-up, 0 for none.")
+    if classes is not None and (isinstance(classes, bool) or not isinstance(classes, int) or classes < 2):
+        raise UsageError(f"classes = {classes!r} must be the number of classes that the loss chooses among, from 2 on.")
+    model = getattr(model, "_orig_mod", model)
+    twin, given = _copied(model, optimizer)
+    rate, why_not = first_rate(given, warmup)
+    own = None if why_not else given
     sink = _Rows()
     with random_states_kept(twin):
+        asked = Questions(
+            twin, model, batch, loss_fn, classes=classes, causal=causal, batch_first=batch_first, skip=skip
+        )
+        asked.before()
         twin.train()
         with Watcher(
             twin, sink, probes=PROBES, every=1, update_every=1, optimizer=own, mask=mask, sites=sites,
             output_site=output_site, restore=True, reference=lambda: {"held_out_loss": loss_fn(twin, batch).detach()},
         ) as watcher:  # fmt: skip
             twin.zero_grad()
-            loss = _loss(loss_fn, twin, batch)
+            with used_modules(twin) as used:
+                loss = _loss(loss_fn, twin, batch)
             loss.backward()
+            still = without_gradient(twin)
+            asked.held(given)
             shares = dict(_shares(twin, watcher.parameters, own))
             watcher.step(loss=loss.detach())
             if own is not None:
                 _step(own)
             watcher.finish()
-            if any(numbers["zero"] == 1 for numbers in shares.values()):  # right at the start, as below a head of zeros
+            zero = any(numbers["zero"] == 1 for numbers in shares.values())
+            if zero or still:  # right at the start, as below a head of zeros
                 watcher.close()
                 twin.zero_grad()
                 loss_fn(twin, batch).backward()
                 for key, later in _shares(twin, watcher.parameters, own):
                     shares[key]["zero_later"] = later["zero"]
+                later = without_gradient(twin)
+                still = {name: missing and later[name] for name, missing in still.items() if name in later}
+        asked.during(still, used, [site.name for site in watcher.sites.layers])
+        asked.after(rate, why_not)
     layers = _layers(watcher, sink, shares)
     computed = numerics(watcher.parameters.device)
-    return _result(layers, sink, watcher, _precision(twin), updated=own is not None, computed=computed)
+    found = _result(layers, sink, watcher, _precision(twin), own is not None, computed, asked.nats)
+    breaches = [breach for check in asked.checks if (breach := check.breach) is not None]
+    numbers = {**found.numbers, "rate": rate if own is not None else None, "no_update": why_not}
+    findings = sorted([*found.findings, *breaches], key=lambda one: one.severity != "fail")
+    return replace(found, numbers=numbers, findings=findings, checks=asked.checks)
+
+
+def first_rate(optimizer: torch.optim.Optimizer | None, warmup: int) -> tuple[float, str]:
+    """Sets the rates of step one; returns the largest, and why there is no update, "" where there is one.
+
+    A scheduler that has set a rate above 0 is followed. One that begins at 0 says nothing of the first update that
+    moves anything: ``warmup`` does.
+    """
+    if optimizer is None:
+        return 0.0, "no optimizer was given"
+    rates, peaks = [], []
+    for group in optimizer.param_groups:
+        now, peak = float(group["lr"]), float(group.get("initial_lr", group["lr"]))
+        scheduled = "initial_lr" in group and now > 0
+        rate = peak / warmup if warmup and not scheduled else now
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"] = torch.full_like(group["lr"], rate)
+        else:
+            group["lr"] = rate
+        rates.append(rate)
+        peaks.append(peak)
+    if max(rates) == 0 < max(peaks):
+        return 0.0, "the schedule begins at a rate of 0: say warmup=, the number of updates of its warm-up"
+    return max(rates), ""
 
 
 class _Rows:
@@ -226,6 +293,7 @@ def _result(
     precision: str,
     updated: bool,
     computed: Mapping[str, Any],
+    nats: float,
 ) -> Preflight:
     metrics = {step: numbers for step, (numbers, _) in sink.rows.items()}
     moved = {row.stack: value for row, value in sink.column("model_update", "one_update", step=1)}
@@ -233,7 +301,7 @@ def _result(
     moved = {stack: value / sizes[stack] for stack, value in moved.items() if sizes.get(stack)}
     before, after = (metrics.get(step, {}).get("held_out_loss") for step in (0, 1))
     numbers = {"loss": metrics[0].get("loss"), "loss_before": before, "loss_after": after, "moved": moved}
-    numbers["updated"] = updated
+    numbers |= {"updated": updated, "nats": nats}
     needs_optimizer = set() if updated else {"update_ratio"}
     dropped = {name: why for name, why in watcher.dropped if name not in needs_optimizer}
     unmeasured = dropped | {

@@ -55,13 +55,49 @@ class Breach:
     limit: float
     text: str
     reason: str
+    remedy: str = ""
 
     @property
     def place(self) -> str:
         return OneLayer(self.stack, self.layer, self.site, {}).name
 
     def __str__(self) -> str:
-        return f"{self.severity.upper()}  {self.bound}: {self.place}: {self.text.rstrip('.')} ({self.reason})."
+        todo = f" To do: {self.remedy.rstrip('.')}." if self.remedy else ""
+        why = f"limit {self.limit:g}; {self.reason}"
+        return f"{self.severity.upper()}  {self.bound}: {self.place}: {self.text.rstrip('.')} ({why}).{todo}"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question about the whole model: what was measured, or why it was not, against which threshold.
+
+    ``value``: the number that ``limit`` is about, NaN where there is none. ``threshold``: that limit in words.
+    ``remedy``: what to do, of a check that did not pass.
+    """
+
+    name: str
+    state: Literal["ok", "warn", "fail", "not checked"]
+    measured: str
+    threshold: str = ""
+    value: float = math.nan
+    limit: float = math.nan
+    site: str = ""
+    reason: str = ""
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        limit = f" (limit {self.limit:g})" if math.isfinite(self.limit) else ""
+        return f"{self.state}: {self.name}: {self.measured}{limit}"
+
+    @property
+    def breach(self) -> Breach | None:
+        """The finding that it is; None for one that passed or was not made."""
+        if self.state not in ("warn", "fail"):
+            return None
+        severity: Literal["fail", "warn"] = "fail" if self.state == "fail" else "warn"
+        return Breach(
+            self.name, severity, "", 0, self.site, self.value, self.limit, self.measured, self.reason, self.remedy
+        )
 
 
 @dataclass(frozen=True)
@@ -69,8 +105,9 @@ class Preflight:
     """The result of :func:`~stabilitylab.preflight`; ``print`` shows it.
 
     ``layers``: the table. ``numbers``: ``loss``, ``loss_before`` and ``loss_after`` one update (in eval mode, on the
-    same batch), ``moved`` (||dF|| over ||F|| by stack). ``findings``: failures first. ``precision``: of the parameters.
-    ``unmeasured``: probes without a number, or without one at some places -> why.
+    same batch), ``moved`` (||dF|| over ||F|| by stack), ``rate`` (largest learning rate of step one). ``findings``:
+    failures first. ``precision``: of the parameters. ``unmeasured``: probes without a number, or without one at some
+    places -> why. ``checks``: questions about the whole model, those that were not answered among them.
     """
 
     layers: Sequence[OneLayer]
@@ -78,10 +115,11 @@ class Preflight:
     findings: Sequence[Breach]
     precision: str
     unmeasured: Mapping[str, str] = field(default_factory=dict)
+    checks: Sequence[Check] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether no bound of the kind "fail" is broken."""
+        """True if no bound of the kind "fail" is broken."""
         return all(finding.severity != "fail" for finding in self.findings)
 
     @property
@@ -106,6 +144,7 @@ class Preflight:
             "numbers": dict(self.numbers),
             "precision": self.precision,
             "unmeasured": dict(self.unmeasured),
+            "checks": [vars(check) for check in self.checks],
             "layers": self._rows(),
         }
 
@@ -137,13 +176,18 @@ class Preflight:
         lines = []
         if self.numbers["updated"]:
             moved = f"; output moved by {moved} of its size" if moved else ""
-            lines.append(f"one update: loss {before:.4g} -> {after:.4g}{moved}")
+            rate = f" at lr {self.numbers['rate']:.3g}" if self.numbers.get("rate") else ""
+            lines.append(f"one update: loss {before:.4g} -> {after:.4g}{rate}{moved}")
         else:
-            lines.append("updates: not checked, since no optimizer was given")
+            why = self.numbers.get("no_update") or "no optimizer was given"
+            lines.append(f"updates: not checked, since {why}")
+        lines += [str(check) for check in self.checks if check.state == "ok"]
         lines += [str(finding) for finding in self.findings]
+        lines += [str(check) for check in self.checks if check.state == "not checked"]
         lines += [f"not measured: {name}, {why}" for name, why in self.unmeasured.items()]
         if self.suspect is None:
-            measured = "every number that was measured" if self.unmeasured else "every number"
+            left = self.unmeasured or any(check.state == "not checked" for check in self.checks)
+            measured = "every number that was measured" if left else "every number"
             return [*lines, f"ok: {measured} is within its bound"]
         verdict = "ok, with warnings" if self.ok else "not ready to train"
         return [*lines, f"{verdict}; look first at {self.suspect.place}: {self.suspect.bound}"]

@@ -67,7 +67,7 @@ def test_what_forecast_takes_may_stand_beside_it(run) -> None:
 def test_a_model_that_is_not_exits_with_1(run) -> None:
     code, out, _ = run("check", "mymodel:wild")
     assert code == 1
-    assert "FAIL  update: layers " in out
+    assert "FAIL  loss rises: the model: the loss on this batch goes from " in out
     assert "not ready to train" in out
 
 

@@ -107,6 +107,3 @@ def test_help_says_the_measured_shares(run: Any, lines: Any) -> None:
     told = " ".join(run("diagnose", "--help")[1].replace("│", " ").split())
     for measure in ("right cause, of what was wrong", "accused, of healthy runs"):
         assert share(measure) in told
-    told = " ".join(run("check", "--help")[1].replace("│", " ").split())
-    for measure in ("preflight fails, of failures from within", "preflight fails, of healthy runs"):
-        assert share(measure) in told

@@ -1,0 +1,188 @@
+"""The questions about the whole model, asked of a copy before its one update, during it and after it."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from ..probes import random_states_kept
+from . import evaluation, leaks, shifts, start, units, wiring
+from .bounds import BOUNDS, not_checked
+from .result import Check
+from .seen import CrossEntropy, Seen, look
+
+NAMES = (
+    *(start.LOSS, start.CHANGE, leaks.SAMPLE, leaks.FUTURE, shifts.NAME, units.NAME, wiring.DETACHED, wiring.SHARED),
+    *(wiring.LEFT_OUT, evaluation.DROPOUT, evaluation.REPEATS),
+)
+SHARES = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4)  # of a rate that is too high, at which the output is looked at
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+class Questions:
+    """``twin``: the copy that is stepped, equal to ``model`` until then. ``classes``, ``causal``,
+    ``batch_first`` and ``skip`` are those of :func:`stabilitylab.preflight`.
+
+    A question that cannot be answered is not checked, and why is said; what it raised is such a reason.
+    """
+
+    def __init__(
+        self,
+        twin: nn.Module,
+        model: nn.Module,
+        batch: Any,
+        loss_fn: Loss,
+        *,
+        classes: int | None,
+        causal: bool | None,
+        batch_first: bool | None,
+        skip: Collection[str],
+    ) -> None:
+        for name in skip:
+            if name not in NAMES:
+                near = difflib.get_close_matches(name, NAMES, 1)
+                raise UsageError(
+                    f"skip names {name!r}, which is no check{f': did you mean {near[0]!r}' if near else ''}? "
+                    f"There are {', '.join(NAMES)}."
+                )
+        self._twin, self._model, self._batch, self._loss_fn = twin, model, batch, loss_fn
+        self._classes, self._causal, self._batch_first, self._skip = classes, causal, batch_first, frozenset(skip)
+        self._before: CrossEntropy | None = None
+        self._known = False  # whether the predictions before the update were looked at
+        self._found: dict[str, Check] = {}
+
+    @property
+    def checks(self) -> list[Check]:
+        """The answers in the order of ``NAMES``; what goes with one stands behind it."""
+        order = {name: place for place, name in enumerate(NAMES)}
+        return sorted(self._found.values(), key=lambda check: order.get(check.name, len(NAMES)))
+
+    @property
+    def nats(self) -> float:
+        """The mean cross-entropy before the update; 1 where there is none."""
+        found = math.nan if self._before is None else float(self._before.losses().mean())
+        return found if found > 0 else 1.0
+
+    def before(self) -> None:
+        """Ask what concerns the model as it is given; the copy is afterwards what it was."""
+        self._ask((units.NAME,), lambda: [units.duplicated_units(self._twin)])
+        self._ask((wiring.SHARED,), lambda: [wiring.shared_memory(self._model)])
+        self._ask((start.LOSS,), self._at_start)
+        self._ask((evaluation.DROPOUT, evaluation.REPEATS), self._repeats)
+        self._ask((leaks.SAMPLE, leaks.FUTURE, shifts.NAME), self._dependences)
+
+    def during(self, still: Mapping[str, bool], used: Collection[str], layers: Collection[str]) -> None:
+        """Ask what the loss reaches. ``still``: matrices without a gradient in two steps; ``used``: modules called."""
+        count = sum(own.requires_grad and own.dim() > 1 for own in self._twin.parameters())
+        self._ask((wiring.DETACHED,), lambda: wiring.reached(still, used, layers, count))
+
+    def held(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Ask what the optimizer holds, while gradients are there."""
+        self._ask((wiring.LEFT_OUT,), lambda: [wiring.left_out(self._twin, optimizer)])
+
+    def after(self, rate: float, why_not: str) -> None:
+        """Ask what the update at ``rate`` changed, unless there was none (``why_not``)."""
+        if why_not:
+            self._ask((start.CHANGE,), lambda: [not_checked(start.CHANGE, why_not)])
+        else:
+            self._ask((start.CHANGE,), lambda: [self._change(rate)])
+
+    def _ask(self, names: Sequence[str], answer: Callable[[], Iterable[Check]]) -> None:
+        if set(names) <= self._skip:
+            self._found |= {name: not_checked(name, "skip= leaves it out") for name in names}
+            return
+        try:
+            answered = list(answer())
+        except Exception as error:
+            said = (str(error).splitlines() or ["without a message"])[0][:200].rstrip(".")
+            answered = [not_checked(name, f"it raised {type(error).__name__} ({said})") for name in names]
+        for check in answered:
+            skipped = check.name in self._skip
+            self._found[check.name] = not_checked(check.name, "skip= leaves it out") if skipped else check
+
+    def _at_start(self) -> Iterator[Check]:
+        seen = self._trained()
+        self._before, self._known = seen.main, True
+        yield start.loss_at_start(seen, self._classes)
+
+    def _repeats(self) -> Iterator[Check]:
+        yield from evaluation.repeats(*(self._look(seed, training=False) for seed in (0, 1)))
+
+    def _dependences(self) -> Iterator[Check]:
+        seen = self._look(0, training=False, inputs=True)
+        lined = shifts.lined(seen, self._batch)
+        first = shifts.batch_first(seen, lined) if self._batch_first is None else self._batch_first
+        among, axes = leaks.samples(seen, first)
+        yield among
+        ahead, causal = leaks.future(seen, axes, shifts.next_of(seen, lined), self._causal)
+        yield ahead
+        yield shifts.label_shift(seen, lined, causal)
+
+    def _change(self, rate: float) -> Check:
+        if not self._known:
+            return not_checked(start.CHANGE, "the predictions before the update were not looked at")
+        found = start.output_change(self._before, self._now())
+        if found.state != "fail":
+            return found
+        return start.output_change(self._before, self._now(), self._lower(rate))
+
+    def _lower(self, rate: float) -> str:
+        """The rate at which the same update keeps to the bound."""
+        limit = BOUNDS[start.CHANGE, "fail"].limit
+        pairs = [
+            (own, own.detach().clone(), old.detach().to(own.device))
+            for own, old in zip(self._twin.parameters(), self._model.parameters(), strict=True)
+        ]
+        try:
+            for share in SHARES:
+                for own, new, old in pairs:
+                    own.data.copy_(torch.lerp(old, new, share) if own.is_floating_point() else old)
+                assert self._before is not None
+                if start.divergence(self._before, self._now()) <= limit:
+                    return f"lower the rate of step one from {rate:.2g} to about {rate * share:.2g}, or warm up"
+        finally:
+            for own, new, _ in pairs:
+                own.data.copy_(new)
+        return ""
+
+    def _now(self) -> CrossEntropy | None:
+        return self._trained().main
+
+    def _trained(self) -> Seen:
+        """Look in training mode, as a step sees the model, with the same random numbers each time."""
+        return self._look(0, training=True)
+
+    def _look(self, seed: int, *, training: bool, inputs: bool = False) -> Seen:
+        with random_states_kept(self._twin), as_it_was(self._twin, training):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
+            return look(self._twin, self._batch, self._loss_fn, inputs=inputs)
+
+
+@contextmanager
+def as_it_was(model: nn.Module, training: bool) -> Iterator[None]:
+    """In training or eval mode; modes, buffers and parameters are afterwards what they were, whatever a forward writes
+    into them."""
+    modes = [(module, module.training) for module in model.modules()]
+    tensors = [*model.parameters(), *model.buffers()]
+    kept = [(own, own.detach().clone(), own._version) for own in tensors]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        with torch.no_grad():
+            for own, value, version in kept:
+                if own._version != version or not torch.equal(own, value):
+                    own.data.copy_(value)

@@ -1,0 +1,112 @@
+"""Parameters that training cannot reach, reaches twice, or leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import listed
+from .bounds import not_checked, weigh
+from .result import Check
+
+DETACHED, UNUSED, ZERO, SHARED = "detached", "unused parameters", "gradient of zeros", "shared memory"
+LEFT_OUT = "not in the optimizer"
+Span = tuple[int, int, str]  # first and last byte, name
+
+
+@contextmanager
+def used_modules(model: nn.Module) -> Iterator[set[str]]:
+    """The names of the modules that are called meanwhile with anything in it: an expert without tokens is not used."""
+    used: set[str] = set()
+
+    def hook(name: str) -> Any:
+        def called(module: nn.Module, args: Any, kwargs: Any) -> None:
+            tensors = [own for own in (*args, *kwargs.values()) if isinstance(own, Tensor)]
+            if not tensors or any(own.numel() for own in tensors):
+                used.add(name)
+
+        return called
+
+    handles = [module.register_forward_pre_hook(hook(name), with_kwargs=True) for name, module in model.named_modules()]
+    try:
+        yield used
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def without_gradient(model: nn.Module) -> dict[str, bool]:
+    """The trainable matrices that have no gradient but zeros: name -> whether the gradient is missing altogether, as of
+    what the loss does not depend on."""
+    return {
+        name: parameter.grad is None
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter.dim() > 1 and not _has_gradient(parameter)
+    }
+
+
+def _has_gradient(parameter: Tensor) -> bool:
+    gradient = parameter.grad
+    return gradient is not None and bool((gradient.coalesce().values() if gradient.is_sparse else gradient).any())
+
+
+def reached(still: Mapping[str, bool], used: Collection[str], layers: Collection[str], count: int) -> Iterator[Check]:
+    """``still``: matrices without a gradient, in the first step and after it, as :func:`without_gradient` has them;
+    ``layers``: names of the modules that are layers; ``count``: of all matrices."""
+    found: dict[str, list[str]] = {DETACHED: [], UNUSED: [], ZERO: []}
+    for name, missing in sorted(still.items()):
+        home = name.rpartition(".")[0]
+        within = any(home == layer or home.startswith(f"{layer}.") for layer in layers)
+        found[(DETACHED if within and home in used else UNUSED) if missing else ZERO].append(name)
+    for kind, names in found.items():
+        measured = f"{len(names)} of {count}: {listed(names)}"
+        if names or kind == DETACHED:
+            got = f"the loss depends on {count - sum(still.values())} of {count} matrices"
+            yield weigh(kind, float(len(names)), measured if names else got, site=names[0] if names else "")
+
+
+def shared_memory(model: nn.Module) -> Check:
+    """Parameters that are tied by their memory, not by being one."""
+    spans: dict[Any, list[Span]] = {}
+    count = 0
+    for name, parameter in model.named_parameters():
+        if parameter.device.type == "meta" or hasattr(parameter, "placements") or not parameter.numel():
+            continue
+        count += 1
+        first = parameter.data_ptr()
+        reach = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
+        last = first + (reach + 1) * parameter.element_size()
+        spans.setdefault(parameter.device, []).append((first, last, name))
+    pairs = [pair for own in spans.values() for pair in _overlapping(sorted(own))]
+    if not count:
+        return not_checked(SHARED, "the parameters have no memory of their own here")
+    named = "; ".join(f"{one} and {other}" for one, other in pairs[:3])
+    measured = f"{len(pairs)} of {count} parameters: {named}" if pairs else f"{count} parameters, each its own memory"
+    return weigh(SHARED, float(len(pairs)), measured, site=pairs[0][1] if pairs else "")
+
+
+def _overlapping(spans: Sequence[Span]) -> Iterator[tuple[str, str]]:
+    widest = spans[0]
+    for span in spans[1:]:
+        if span[0] < widest[1]:
+            yield widest[2], span[2]
+        widest = max(widest, span, key=lambda one: one[1])
+
+
+def left_out(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Check:
+    """Trainable parameters with a gradient that are in no group."""
+    if optimizer is None:
+        return not_checked(LEFT_OUT, "no optimizer was given")
+    held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    own: Mapping[str, Tensor] = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter.grad is not None
+    }
+    missing = [name for name, parameter in own.items() if parameter not in held]
+    measured = f"{len(missing)} of {len(own)}: {listed(missing)}" if missing else f"it holds all {len(own)}"
+    return weigh(LEFT_OUT, float(len(missing)), measured, site=missing[0] if missing else "")
