@@ -297,7 +297,11 @@ def mine(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "code", "said"),
     [
         (["ownloop:make"], 0, "neutral: 3 updates, watched and unwatched, left the same bits behind ("),
-        (["ownloop:make", "--updates", "1"], 0, "neutral: 1 update, watched and unwatched, left the same bits behind ("),
+        (
+            ["ownloop:make", "--updates", "1"],
+            0,
+            "neutral: 1 update, watched and unwatched, left the same bits behind (",
+        ),
         (["ownloop:changed"], 1, "not neutral: update 2: parameter layers.0.1.bias differs.\n"),
         (["ownloop:unseeded"], 5, "not decidable here: two runs that nobody watched differ; update 1: "),
     ],
