@@ -14,7 +14,7 @@ from torch import nn
 
 from ...errors import StabilityLabError, listed
 from ..parameters.ranks import Ranks
-from ..places.structure import canonical
+from ..places.naming import named
 from ..state import Found, StateSnapshot, TensorChange, merged
 from .board import Board
 from .guard import Guard
@@ -195,11 +195,15 @@ class NeutralPass:
 
 def _broadcast(model: nn.Module) -> frozenset[str]:
     """The buffers that DistributedDataParallel overwrites with the first rank's before each forward."""
-    wrappers = {
-        path: module
-        for path, module in model.named_modules()
-        if isinstance(module, nn.parallel.DistributedDataParallel) and module.broadcast_buffers
-    }
+    wrappers = [
+        each
+        for each in named(model)
+        if isinstance(each.module, nn.parallel.DistributedDataParallel) and each.module.broadcast_buffers
+    ]
     return frozenset(
-        canonical(f"{path}.{name}") for path, wrapper in wrappers.items() for name, _ in wrapper.named_buffers()
+        ".".join(filter(None, (wrapper.path, inner.path, key)))
+        for wrapper in wrappers
+        for inner in named(wrapper.module)
+        for key, buffer in inner.module._buffers.items()
+        if buffer is not None
     )

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..places.structure import canonical
+from ..places.naming import named
 
 Kind = Literal["parameter", "buffer", "attribute"]
 Random = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
@@ -135,8 +135,8 @@ class _Walk:
         self._seen: set[int] = set()
 
     def module(self, name: str, root: nn.Module, registered: bool) -> None:
-        paths = [(path, module) for path, module in root.named_modules() if not self._known(module)]
-        modules = [(".".join(filter(None, (name, canonical(path)))), module) for path, module in paths]
+        new = [each for each in named(root) if not self._known(each.module)]
+        modules = [(".".join(filter(None, (name, each.path))), each.module) for each in new]
         for full, module in modules:  # before attributes, some of which hold the same tensors in lists
             for registry in ("parameters", "buffers"):
                 own: Any = vars(module).get(f"_{registry}")
