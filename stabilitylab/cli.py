@@ -14,6 +14,7 @@ from ._version import __version__
 from .commands import COMMANDS, EXIT_CODES
 from .errors import StabilityLabError, UsageError, bounded
 from .inputs import shown
+from .printable import printable, printing
 from .registry import PLUGINS, add_plugin
 from .stopping import Stopped
 
@@ -62,7 +63,7 @@ def main() -> None:
 def _complain(message: object, code: int, verbose: bool) -> int:
     if verbose:
         traceback.print_exc()
-    print(f"stabilitylab: {bounded(str(message))}", file=sys.stderr)
+    print(printable(f"stabilitylab: {bounded(str(message))}"), file=sys.stderr)
     return code
 
 
@@ -98,7 +99,7 @@ def build() -> typer.Typer:
     app.callback()(_root)
     for entry in sorted(COMMANDS.values(), key=lambda entry: (entry.rank, entry.name)):
         epilog = EXIT_CODES if entry.exit_codes else None
-        app.command(entry.name, cls=_Command, help=entry.help, epilog=epilog)(entry.function)
+        app.command(entry.name, cls=_Command, help=entry.help, epilog=epilog)(printing(entry.function))
     return app
 
 

@@ -17,7 +17,7 @@ LEVEL = {
     **dict.fromkeys(
         ("errors", "registry", "schema", "settings", "config", "inputs", "kernels", "labels", "stopping", "verdict"), 1
     ),
-    **dict.fromkeys(("_version", "arch_notes", "decisive", "tapping"), 1),
+    **dict.fromkeys(("_version", "arch_notes", "decisive", "printable", "tapping"), 1),
     **dict.fromkeys(("models", "probes", "store"), 2),
     **dict.fromkeys(("alarm", "data", "experiments", "lr_find"), 3),
     **dict.fromkeys(

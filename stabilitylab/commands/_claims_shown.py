@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..printable import screen
+
 if TYPE_CHECKING:
     from ..reports.claims import Finding
     from ..reports.power import Power
@@ -26,7 +28,7 @@ PIPED = 120  # columns where there is no terminal
 
 
 def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else PIPED)
+    return screen(width=None if sys.stdout.isatty() else PIPED)
 
 
 def show(findings: Sequence[Finding], registered: Sequence[Finding]) -> None:

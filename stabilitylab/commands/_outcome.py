@@ -7,8 +7,9 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
+
+from ..printable import screen
 
 if TYPE_CHECKING:
     from ..store import Run
@@ -28,7 +29,7 @@ def print_json(run: Run, state: str, step: int, verdict: Mapping[str, Any] | Non
 
 
 def print_summary(run: Any, result: Result) -> None:
-    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
+    console = screen(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
     from ..terminal import summary
 
     head, body = summary(run)

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from ..errors import UsageError
+from ..printable import screen
 
 if TYPE_CHECKING:
     from ..experiments import Experiment
@@ -98,7 +98,7 @@ def _runner(workers: int, quiet: bool) -> Any:
     def run(jobs: Sequence[Job]) -> Outcome:
         from .. import sweep as sweeping
 
-        with sweeping.Display(Console(stderr=True), quiet) as display:
+        with sweeping.Display(screen(stderr=True), quiet) as display:
             return sweeping.run(jobs, workers=workers, audience=display)
 
     return run
@@ -116,7 +116,7 @@ def _show(name: str, choice: Choice) -> None:
         if choice.rate
         else f"no rate is eligible (lowest loss: {choice.lowest:g})"
     )
-    console = Console(width=None if sys.stdout.isatty() else 100)
+    console = screen(width=None if sys.stdout.isatty() else 100)
     console.print(f"{name}: {rate}", highlight=False, markup=False)
     console.print(table, highlight=False, markup=False)
     for note in choice.notes:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
 from ..config import merge, parse_set
 from ..errors import UsageError
 from ..experiments import SEEDS, asked, experiments, folder, on_device
 from ..experiments import minutes as minutes_of
+from ..printable import screen
 
 if TYPE_CHECKING:
     from ..sweep import Job, Ledger
@@ -103,4 +103,4 @@ def show(jobs: Sequence[Job]) -> None:
     for row in data.to_numpy().tolist():
         table.add_row(*row)
     print("held-out nll - unigram [nats/token], mean over seeds, by encoder and decoder layers together:")
-    Console(width=None if sys.stdout.isatty() else 160).print(table, highlight=False, markup=False)
+    screen(width=None if sys.stdout.isatty() else 160).print(table, highlight=False, markup=False)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..errors import ResourceError, UsageError
+from ..printable import screen
 from . import command
 from ._claims_shown import show, show_power
 from ._options import JSON, QUIET, RUNS, VERBOSE
@@ -80,7 +80,7 @@ def _make_fast(out: Path, jobs: int, data: str | None, quiet: bool) -> None:
 
     todo = [(one.name, one.config) for one in experiments("claims:fast", data={"source": data} if data else None)]
     columns = (TextColumn("one-step runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=quiet or not sys.stderr.isatty()) as progress:
+    with Progress(*columns, console=screen(stderr=True), disable=quiet or not sys.stderr.isatty()) as progress:
         bar = progress.add_task("", total=len(todo))
         failed = onestep.measure_all(todo, out / folder("claims:fast"), jobs, lambda _name: progress.advance(bar))
     if failed:

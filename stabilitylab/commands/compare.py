@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from ..errors import DamagedError, UsageError, listed
+from ..printable import screen
 from . import command
 from ._options import JSON, VERBOSE
 
@@ -47,7 +48,7 @@ def compare(
     left, unreadable = list(runs), []
     while True:
         try:
-            with Console(stderr=True).status(f"comparing {len(left)} runs"):
+            with screen(stderr=True).status(f"comparing {len(left)} runs"):
                 opened = [Run.open(path) for path in left]
                 found = compared(opened[0], opened[1], rtol=rtol, atol=atol) if len(opened) == 2 else None
                 standings = side_by_side(opened)
@@ -64,7 +65,7 @@ def compare(
         more = {"side_by_side": standings.as_dict(), "unreadable": unreadable}
         print(json.dumps(plain(facts | more), indent=2))
         return
-    console = Console(width=None if sys.stdout.isatty() else 400)
+    console = screen(width=None if sys.stdout.isatty() else 400)
     if found is not None:
         _show(console, found, opened)
         console.print()

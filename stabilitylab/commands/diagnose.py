@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from ..printable import screen
 from . import command
 from ._options import JSON, VERBOSE
 
@@ -48,7 +48,7 @@ def _show(found: Diagnosis) -> None:
     from ..diagnose.events import alike
     from ..terminal import state_style
 
-    console = Console(width=None if sys.stdout.isatty() else 10_000)
+    console = screen(width=None if sys.stdout.isatty() else 10_000)
     console.print(Text(found.paragraph, style=state_style(found.verdict) if found.verdict == "failure" else ""))
     for event, *others in alike(found.events):
         until = "" if event.until is None else f" to {event.until}"

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
 from ..errors import InputError, UsageError
+from ..printable import screen
 from . import command
 from ._options import JSON, QUIET, VERBOSE
 
@@ -72,7 +72,7 @@ def evaluate(
                 raise InputError(f"{told}: run stabilitylab evaluate {run} again.")
             results[str(run)] = found
             continue
-        console = Console(stderr=True)
+        console = screen(stderr=True)
         with Progress(console=console, disable=quiet or not console.is_terminal) as progress:
             bar = progress.add_task("sentences", total=None)
             results[str(run)] = decode.evaluate(
@@ -98,7 +98,7 @@ def evaluate(
 
 
 def _show(path: str, result: dict, short: bool) -> None:
-    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+    console = screen(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
     for line in (
         f"{path}: BLEU {result['bleu']:.2f}, chrF {result['chrf']:.2f} on {_text(result)}",
         f"  {result['signature']}; beam {result['beam']}, length penalty {result['length_penalty']:g} "

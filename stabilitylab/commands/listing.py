@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.progress import track
 
 from ..errors import InputError, UsageError, in_words
+from ..printable import screen
 from ..registry import Registry, failed
 from . import COMMANDS, command
 from ._options import JSON, RUNS
@@ -49,7 +49,7 @@ def list_(
     if as_json:
         print(json.dumps({**listing, "from": origins, "left_out": failed}, indent=2))
         return
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = screen(width=None if sys.stdout.isatty() else 200)
     for kind, entries in listing.items():
         console.print(f"{kind}:" if what is None else "", style="bold", end="\n" if what is None else "")
         longest = max(map(len, entries), default=0)
@@ -136,7 +136,7 @@ def runs(
         Field("arch", need=5), Field("layers", need=4), Field("data", need=1), Field("seed", need=2, right=True),
         Field("step", need=7, right=True), Field("nll - unigram", need=8, right=True),
     ]  # fmt: skip
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = screen(width=None if sys.stdout.isatty() else 200)
     print_table(console, columns, [[str(row[column.name]) for column in columns] for row in rows])
     for row in rows:
         if row["state"] in ("failed", "interrupted", "unreadable") or row["verdict"] == NOT_FINITE:
@@ -194,7 +194,7 @@ def run_table(folder: Path) -> list[dict[str, Any]]:
         raise InputError(f"no folder {folder}: make runs with 'stabilitylab probe', or name their folder.")
     broken: list[tuple[Path, str]] = []
     rows = []
-    console = Console(stderr=True)
+    console = screen(stderr=True)
     found = load_runs(folder, broken)
     for run in track(found, "reading", console=console, disable=not console.is_terminal, transient=True):
         try:

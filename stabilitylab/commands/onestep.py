@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from ..printable import screen
 from . import command
 from ._options import QUIET, RUNS, VERBOSE
 
@@ -74,4 +74,4 @@ def _show(path: Path) -> None:
     for optimizer in dict.fromkeys(str(site).split(".")[0] for site in rates["site"]):
         own = {str(site): value for site, value in zip(rates["site"], rates["value"], strict=True)}
         table.add_row(optimizer, *(number(own.get(f"{optimizer}.{group}")) for group in groups))
-    Console(width=None if sys.stdout.isatty() else 140).print(table, highlight=False, markup=False)
+    screen(width=None if sys.stdout.isatty() else 140).print(table, highlight=False, markup=False)

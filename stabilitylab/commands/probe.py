@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from ..errors import DivergedError, UsageError
 from ..inputs import shown
+from ..printable import screen
 from . import command
 from ._options import JSON, RUNS
 
@@ -257,14 +257,14 @@ def _dry_run(config: Config, as_json: bool) -> int:
         f"activations {plan.footprint.activations / 2**30:.2f}"
         + (f", CUDA graphs up to {plan.footprint.graphs / 2**30:.2f}" if plan.footprint.graphs else ""),
     )
-    Console(soft_wrap=True).print(table, highlight=False, markup=False)
+    screen(soft_wrap=True).print(table, highlight=False, markup=False)
     return 0
 
 
 def _watched(go: Callable[[LiveDisplay], Result], fail: bool, as_json: bool, quiet: bool, show: str) -> int:
     from ..terminal import LiveDisplay
 
-    with LiveDisplay(Console(stderr=True), quiet, show) as display:
+    with LiveDisplay(screen(stderr=True), quiet, show) as display:
         result = go(display)
     from ..probes.parameters.ranks import is_first_rank
 

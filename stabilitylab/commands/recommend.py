@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..printable import screen
 from . import command
 from ._forecasts import CONFIG, D_MODEL, DATA, DEPTH, LR, PRESET, SET, STACK, VALID, WARMUP, Stack
 from ._options import JSON, QUIET, VERBOSE
@@ -73,7 +74,6 @@ def standing(one: Forecast) -> tuple[float, float, str]:
 
 
 def _show(found: list[Forecast]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
@@ -86,6 +86,6 @@ def _show(found: list[Forecast]) -> None:
         if seen is not None:
             fails, edge = "known", f"{seen.low:.2g} to {seen.high:.2g}"
         table.add_row(one.name, one.word, fails, edge, f"{one.measured.update_seconds:.2g}")
-    Console(width=None if sys.stdout.isatty() else 140).print(table, highlight=False, markup=False)
+    screen(width=None if sys.stdout.isatty() else 140).print(table, highlight=False, markup=False)
     for reason in dict.fromkeys(reason for one in found for reason in one.why_not if one.seen is None):
         print(f"cannot tell: {reason}")

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from ..errors import UsageError
+from ..printable import screen
 from . import command
 from ._options import JSON, QUIET, RUNS, VERBOSE
 
@@ -56,7 +56,7 @@ def report(
     from ..reports.page.live import watch as watched
     from ..stopping import stopping
 
-    console = Console(stderr=True)
+    console = screen(stderr=True)
     chosen = folders or [RUNS]
     columns = (TextColumn("report"), BarColumn(28), TextColumn("{task.fields[what]}", markup=False))
     hidden = quiet or not console.is_terminal
@@ -113,7 +113,7 @@ FEW = 5  # figures that could not be made of runs of no paper: so many have a li
 def _show(built: Built) -> None:
     from ..reports.headline import tallies
 
-    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+    console = screen(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
     table = Table(box=None, padding=(0, 2), show_header=False, pad_edge=False)
     for section in built.sections:
         table.add_row(section.id, section.picture.finding)

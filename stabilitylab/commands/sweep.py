@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from ..errors import UsageError
+from ..printable import screen
 from . import command
 from ._options import QUIET, RUNS, VERBOSE
 
@@ -138,7 +138,7 @@ def sweep(
         print(_cost(asked), file=sys.stderr)
     worst = 0
     for jobs_of_one in planned:
-        with sweeping.Display(Console(stderr=True), quiet) as display:
+        with sweeping.Display(screen(stderr=True), quiet) as display:
             outcome = sweeping.run(
                 jobs_of_one,
                 workers=jobs or 1,
@@ -261,4 +261,4 @@ def _show(rows: list[dict[str, Any]]) -> None:
         table.add_column(str(column))
     for row in rows:
         table.add_row(*map(str, row.values()))
-    Console(width=None if sys.stdout.isatty() else 160).print(table, highlight=False, markup=False)
+    screen(width=None if sys.stdout.isatty() else 160).print(table, highlight=False, markup=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from ..printable import printable
 from ..store import Run
 from ..store.layout import METRICS
 
@@ -21,7 +22,8 @@ SPECIAL = {
 
 
 def escape(text: str) -> str:
-    return "".join(SPECIAL.get(sign, sign) for sign in text)
+    """``text`` as TeX prints it, on one line; control characters are shown as their escapes."""
+    return "".join(SPECIAL.get(sign, sign) for sign in printable(" ".join(text.split())))
 
 
 def number(value: float | None) -> str:
@@ -91,7 +93,8 @@ def _lines(run: Run, grids: Mapping[str, Layered], shown: list[Place]) -> list[s
             body.append(" & ".join([title if step == steps[0] else "", str(step), *cells]) + r" \\")
     head = [escape(f"{stack} {n}".strip()) for stack, n in shown]
     return [
-        f"% {run.name}: first, middle and last layer at the first and last step; needs \\usepackage{{booktabs}}",
+        f"% {printable(run.name)}: first, middle and last layer at the first and last step;",
+        r"% needs \usepackage{booktabs}",
         rf"\begin{{tabular}}{{lr{'r' * len(shown)}}}",
         r"\toprule",
         " & ".join(["probe", "step", *head]) + r" \\",

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from ..printable import printable
 from .base import LEAST_SEEDS, Panel, Picture
 
 ESCAPED = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
@@ -57,7 +58,7 @@ def caption(picture: Picture, title: str = "", source: str = "") -> str:
 
 def tex(picture: Picture, name: str, title: str = "", source: str = "") -> str:
     """Writes a figure environment that includes ``name``.pdf with its caption."""
-    said = "".join(MATHS.get(sign) or ESCAPED.get(sign, sign) for sign in caption(picture, title, source))
+    said = "".join(MATHS.get(sign) or ESCAPED.get(sign, sign) for sign in printable(caption(picture, title, source)))
     label = re.sub(r"[^A-Za-z0-9-]", "-", name)
     return (
         f"\\begin{{figure}}\n  \\centering\n  \\includegraphics[width=\\linewidth]{{{name}.pdf}}\n"
