@@ -126,7 +126,7 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-class Held:
+class HeldFile:
     """A descriptor that belongs to one process: a child that is forked closes its copy.
 
     A lock in a child would keep the run locked after the parent's death, and a journal its space on the disk.
@@ -137,28 +137,28 @@ class Held:
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
         self._opened_by = os.getpid()
-        Held._open.add(descriptor)
+        HeldFile._open.add(descriptor)
 
     def release(self) -> None:
         """Close the descriptor; a second time, and in a forked child, this does nothing."""
         if self._descriptor is not None and self._opened_by == os.getpid():
-            Held._open.discard(self._descriptor)
+            HeldFile._open.discard(self._descriptor)
             os.close(self._descriptor)
         self._descriptor = None
 
     @staticmethod
     def release_all() -> None:
         """Close what the parent of this process holds."""
-        for descriptor in [*Held._open]:
-            Held._open.discard(descriptor)
+        for descriptor in [*HeldFile._open]:
+            HeldFile._open.discard(descriptor)
             with suppress(OSError):
                 os.close(descriptor)
 
 
-os.register_at_fork(after_in_child=Held.release_all)
+os.register_at_fork(after_in_child=HeldFile.release_all)
 
 
-class Lock(Held):
+class Lock(HeldFile):
     """An exclusive ``flock`` on a run directory; the kernel releases it when the process ends, however it ends."""
 
     def __init__(self, run: Path) -> None:

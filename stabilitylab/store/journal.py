@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from ..schema import Cells, Table
 from .arrays import flags, floats, integers, strings
-from .files import Held, inode, write_all, writing
+from .files import HeldFile, inode, write_all, writing
 from .identity import Identity
 
 FLOATS = pa.list_(pa.float64())
@@ -32,7 +32,7 @@ OLD_MARK, OLD_HEAD = b"\x93slab\r\n\x1a", struct.Struct("<8sIIII")  # of schema 
 MARKS = re.compile(b"|".join(map(re.escape, (MARK, OLD_MARK))))
 
 
-class Journal(Held):
+class Journal(HeldFile):
     """A file to which each step is added by one unbuffered write: kill -9 takes nothing back."""
 
     def __init__(self, path: Path, tables: Sequence[Table], identity: Identity = Identity(), number: int = 0) -> None:

@@ -1,14 +1,14 @@
 """The state of a model: its tensors as bits, what holds them, and a snapshot that finds changes and undoes them."""
 
 from .bits import Span, packed, spans
-from .holders import PLAIN, Held, Holder, Survey, survey
+from .holders import PLAIN, HeldTensor, Holder, Survey, survey
 from .snapshot import SAMPLE, Found, StateSnapshot, TensorChange, flagged, merged, state_of
 
 __all__ = [
     "PLAIN",
     "SAMPLE",
     "Found",
-    "Held",
+    "HeldTensor",
     "Holder",
     "Span",
     "StateSnapshot",

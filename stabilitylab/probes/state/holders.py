@@ -28,7 +28,7 @@ ABSENT = object()
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldTensor:
     """A tensor of the model under its name. ``kind``: a parameter or buffer of a registered module; an attribute is
     anything else, also a parameter of a module that is hidden in a list."""
 
@@ -88,7 +88,7 @@ class Holder:
 class Survey:
     """All that was found in a model, each object once. ``unseen``: tensors and lists that cannot be looked into."""
 
-    tensors: list[Held] = field(default_factory=list)
+    tensors: list[HeldTensor] = field(default_factory=list)
     holders: list[Holder] = field(default_factory=list)
     generators: list[tuple[str, Random]] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
@@ -159,10 +159,10 @@ class _Walk:
         if isinstance(value, PLAIN) or self._known(value):
             return
         if isinstance(value, Tensor):
-            self.found.tensors.append(Held(name, kind, value))
+            self.found.tensors.append(HeldTensor(name, kind, value))
         elif isinstance(value, np.ndarray):
             if value.flags.writeable and value.dtype.kind in "biufc" and min((0, *value.strides)) >= 0:
-                self.found.tensors.append(Held(name, kind, torch.from_numpy(value)))
+                self.found.tensors.append(HeldTensor(name, kind, torch.from_numpy(value)))
         elif isinstance(value, (dict, list, tuple, deque)):
             self._enter_all(Holder(name, kind, value), depth)
         elif isinstance(value, (set, frozenset)):

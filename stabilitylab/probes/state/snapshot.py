@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..parameters.copies import kept
 from .bits import Layout, Span, layout, same_bits, spans, version
-from .holders import Held, Kind, Random, survey
+from .holders import HeldTensor, Kind, Random, survey
 
 SAMPLE = 64  # words of each tensor that are compared where there is no copy
 ROOM = 2  # a copy on the host is made where this many of it are free
@@ -45,7 +45,7 @@ class Found:
     rewritten: Sequence[str]
     unseen: Sequence[str]
     tensors: int
-    sampled: Sequence[Held]
+    sampled: Sequence[HeldTensor]
     flags: Tensor | None
 
     def read(self) -> list[TensorChange]:
@@ -53,7 +53,7 @@ class Found:
         return merged([*self.changes, *flagged(self.sampled, [] if self.flags is None else self.flags.tolist())])
 
 
-def flagged(sampled: Sequence[Held], flags: Sequence[float]) -> list[TensorChange]:
+def flagged(sampled: Sequence[HeldTensor], flags: Sequence[float]) -> list[TensorChange]:
     """The tensors whose flag is not 0; no copy of them was kept, so that none is undone."""
     pairs = zip(sampled, flags, strict=True) if flags else ()
     return [TensorChange(held.name, held.kind, undone=False) for held, flag in pairs if flag]
@@ -73,7 +73,7 @@ class _Look:
     """A plain tensor as it was, alone or as the part ``number`` of a tensor that is made of several. ``alias`` shares
     its memory, and so keeps the memory where it is."""
 
-    held: Held
+    held: HeldTensor
     number: int
     tensor: Tensor
     alias: Tensor
