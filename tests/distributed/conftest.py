@@ -12,6 +12,14 @@ import torch
 import torch.multiprocessing as processes
 from filelock import FileLock
 
+LAUNCH_SECONDS = 1500  # of the test that asks first, which waits for all cases of all ranks
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LAUNCH_SECONDS))
+
 
 class Ranks:
     """Case -> what each rank returned."""
