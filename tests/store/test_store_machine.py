@@ -244,6 +244,10 @@ class Machine(RuleBasedStateMachine):
             return
         finally:
             log.removeHandler(heard)
+        if run.manifest["label"] == "foreign":  # run.json says whose run it is: what else is foreign fits it
+            assert not self.clean, "a run.json that nobody touched"
+            assert not self.expected or verify(self.path).findings, "another run's run.json in silence"
+            return
         log.addHandler(heard)
         try:
             for look in (self._metrics, *(lambda run, table=table: self._table(run, table) for table in TABLES)):
