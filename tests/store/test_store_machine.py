@@ -387,4 +387,4 @@ def test_what_was_acknowledged_is_read_or_its_loss_is_said(foreign: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_what_was_acknowledged_is_read_or_its_loss_is_said_for_long(foreign: Path) -> None:
-    go(foreign, examples=400, steps=40)
+    go(foreign, examples=100, steps=40)
