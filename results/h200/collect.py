@@ -11,6 +11,7 @@ import re
 import shutil
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from place import CACHE, Clock, Place, State
 from stabilitylab.probes._engine.cadence import is_due
 from stabilitylab.store import Run, inventory, load_runs
 from stabilitylab.store.files import replace_file
+from stabilitylab.store.identity import Identity, identity_of
 
 SHOWN = Path("h200")
 PIECE, PIECES = 14 * 2**20, 3  # bytes that go into one archive, and archives of runs
@@ -260,16 +262,17 @@ def _thinned(run: Path, every_row: bool = False) -> Iterator[tuple[str, bytes]]:
             data = parts[within.parts[1], int(file.stem.rpartition("-")[2])] = _fewer_steps(file)
         if file.name != inventory.FILE:
             yield file.as_posix(), data
-    if (found := inventory.read(run)) is not None:
-        entries = [_as_it_is(entry, parts) for own in found.entries.values() for entry in own]
-        yield (run / inventory.FILE).as_posix(), inventory.text_of(entries).encode()
+    identity = identity_of(json.loads((run / "run.json").read_bytes()))
+    if (found := inventory.read(run, identity)) is not None:
+        listed = {key: [_as_it_is(entry, parts, identity) for entry in own] for key, own in found.entries.items()}
+        yield (run / inventory.FILE).as_posix(), inventory.text_of(replace(found, entries=listed), identity).encode()
 
 
-def _as_it_is(entry: inventory.Entry, parts: Mapping[tuple[str, int], bytes]) -> inventory.Entry:
+def _as_it_is(entry: inventory.Entry, parts: Mapping[tuple[str, int], bytes], identity: Identity) -> inventory.Entry:
     if (data := parts.get((entry.table, entry.part))) is None:
         return entry
     steps = pq.read_table(io.BytesIO(data), columns=["step"])["step"].to_numpy()
-    return inventory.entry_of(entry.table, entry.part, steps, memoryview(data))
+    return inventory.entry_of(entry.table, entry.part, steps, memoryview(data), identity)
 
 
 def _fewer_steps(path: Path) -> bytes:

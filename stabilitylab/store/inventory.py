@@ -157,14 +157,24 @@ def keep_before(run: Path, part: int, before: Identity, identity: Identity) -> N
     found = read(run, before)
     if found is None:
         return
-    entries = [replace(entry, run=identity.run_id) for several in found.entries.values() for entry in several]
-    numbers = {entry.part for entry in entries} | found.begun | found.left_out.keys()
+    numbers = {number for _, number in found.entries} | found.begun | found.left_out.keys()
     if max(numbers, default=0) < part and before == identity:
         return
-    kept = [_line(asdict(entry)) for entry in entries if entry.part < part]
-    kept += [_begun(number, identity) for number in sorted(found.begun) if number < part]
-    kept += [_left_out(number, count, identity) for number, count in sorted(found.left_out.items()) if number < part]
-    replace_file(inside(run, run / FILE), "".join(kept).encode())
+    kept = Inventory(
+        {key: entries for key, entries in found.entries.items() if key[1] < part},
+        {number for number in found.begun if number < part},
+        {number: count for number, count in found.left_out.items() if number < part},
+    )
+    replace_file(inside(run, run / FILE), text_of(kept, identity).encode())
+
+
+def text_of(found: Inventory, identity: Identity) -> str:
+    """Return the file that holds ``found``, every line in the name of the run ``identity``."""
+    entries = [replace(entry, run=identity.run_id) for several in found.entries.values() for entry in several]
+    lines = [_line(asdict(entry)) for entry in entries]
+    lines += [_begun(number, identity) for number in sorted(found.begun)]
+    lines += [_left_out(number, count, identity) for number, count in sorted(found.left_out.items())]
+    return "".join(lines)
 
 
 def read(run: Path, identity: Identity = Identity()) -> Inventory | None:
