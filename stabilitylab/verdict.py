@@ -172,7 +172,8 @@ def judge(
     - ``trained``: gap < -0.25 nats; ``learning``: gap < -0.05 nats;
     - otherwise, at or above the baseline: ``stuck`` where the interval of the fall lies below ``MATERIAL``,
       ``descending`` where it lies above 0 and the fall itself is not below ``MATERIAL`` (too early to say), and
-      ``cannot tell`` where it does neither, with fewer than 8 evaluations, or after fewer than ``TOO_EARLY`` updates.
+      ``cannot tell`` where it does neither, with fewer than 8 evaluations, and instead of ``stuck`` after fewer than
+      ``TOO_EARLY`` updates.
 
     Raises ValueError where there is no evaluation at all.
     """
@@ -198,13 +199,13 @@ def judge(
                 state, _since(evaluations, lambda e, n=nats: e.nll < baseline.nll - n), where + _going(moving)
             )
     start = evaluations[-LEAST:][0].step
-    if (updates := evaluations[-1].step) < TOO_EARLY:
-        early = f"too early to tell after {updates} updates, since a run is judged from {TOO_EARLY} on"
-        return verdict("cannot tell", start, f"{where}; {early}")
     if moving is None:
         count = f"{len(evaluations)} evaluation{'s' * (len(evaluations) > 1)}"
         return verdict("cannot tell", start, f"{where}, and {count} cannot show whether it falls: {LEAST} are needed")
     if moving.high < MATERIAL:
+        if (updates := evaluations[-1].step) < TOO_EARLY:
+            early = f"too early to tell after {updates} updates, since no run is called stuck before {TOO_EARLY}"
+            return verdict("cannot tell", start, f"{where}{_going(moving)}; {early}")
         low, high = min(e.nll for e in evaluations[-LEAST:]), max(e.nll for e in evaluations[-LEAST:])
         since = _since(evaluations, lambda e: low - LEVEL_NATS <= e.nll <= high + LEVEL_NATS)
         return verdict("stuck", since, where + _going(moving))
