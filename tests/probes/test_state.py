@@ -123,7 +123,8 @@ def test_a_buffer_that_a_wrapper_lists_keeps_its_name() -> None:
     wrapper.module = nn.BatchNorm1d(2, affine=False)
     wrapper.listed = list(wrapper.module.buffers())
     held = [(each.name, each.kind) for each in survey(wrapper).tensors]
-    assert held == [("running_mean", "buffer"), ("running_var", "buffer"), ("num_batches_tracked", "buffer")]
+    names = ("running_mean", "running_var", "num_batches_tracked")
+    assert held == [(f"module.{name}", "buffer") for name in names]  # a wrapper is told by its class, and this is none
 
 
 def test_the_wrappers_of_a_model_do_not_change_the_names() -> None:
