@@ -4,7 +4,7 @@
     python results/alarm/diagnosed.py [--half train]      # confusion.csv, judged.csv, bounds.csv
 
 ``judged.csv``: by the rules with which the runs were diagnosed; those of the training half are not all the same, since
-rules moved on it. ``bounds.csv``: what two of the rules that moved say of the numbers that were kept, as they are now.
+rules moved on it. ``bounds.csv``: what rules that moved or came later say of the numbers that were kept.
 
 The map from causes to what can be named from tables was committed before any run was diagnosed. A cause that leaves
 nothing but a worse loss (a corrupt shard, labels of other sentences) cannot be named: right is then to name no cause.
@@ -19,11 +19,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from corpus import HERE, CorpusRun, lines, read
 from scipy.stats import binomtest
 from score import write
 
 from stabilitylab.check.bounds import BOUNDS
+from stabilitylab.diagnose.detectors.beginning import EXPLODED_LOSS, explosion
 from stabilitylab.diagnose.detectors.edge import BEYOND, late_median
 
 # What anything may end in: they name no cause.
@@ -107,20 +109,24 @@ def bounds(runs: Sequence[Mapping[str, str]], columns: Sequence[CorpusRun]) -> I
     """How often a run is beyond a bound: of healthy ones, and of failures from within (beyond the edge: of those by a
     rate that was too high)."""
     edges = {own.name: late_median(own.columns["to_edge.level"][::CURVED_EVERY]) for own in columns}
+    exploded = {own.name: explosion(until_broken(own.columns["nll"])) is not None for own in columns}
     moved = {run["run"]: max(json.loads(run["preflight"])["numbers"]["moved"].values()) for run in runs}
     for name, values, limit in (
         ("beyond_the_edge", edges, BEYOND),
+        ("early_explosion", exploded, EXPLODED_LOSS),
         ("output moved", moved, BOUNDS["output moved", "warn"].limit),
     ):
         groups: dict[str, list[bool]] = {"healthy": [], "failures": []}
         for run in runs:
+            value = values[run["run"]]
+            beyond = value if isinstance(value, bool) else value > limit
             by_rate = NAMEABLE.get(run["family"]) == RATE
             if not ill(run) and not run["open"]:
-                groups["healthy"].append(values[run["run"]] > limit)
-            elif run["failed"] and not run["at"] and (by_rate or name == "output moved"):
-                groups["failures"].append(values[run["run"]] > limit)
-        for group, beyond in groups.items():
-            yield {"bound": name, "limit": f"{limit:g}", "runs": group, **share(sum(beyond), len(beyond))}
+                groups["healthy"].append(beyond)
+            elif run["failed"] and not run["at"] and (by_rate or name != "beyond_the_edge"):
+                groups["failures"].append(beyond)
+        for group, found in groups.items():
+            yield {"bound": name, "limit": f"{limit:g}", "runs": group, **share(sum(found), len(found))}
     for language in (True, False):
         for group, wanted in (("healthy", False), ("failures", True)):
             fails = [
@@ -133,6 +139,12 @@ def bounds(runs: Sequence[Mapping[str, str]], columns: Sequence[CorpusRun]) -> I
             ]
             name = f"preflight fails, {'GPT-2 and LLaMA' if language else 'reference Transformers'}"
             yield {"bound": name, "limit": "", "runs": group, **share(sum(fails), len(fails))}
+
+
+def until_broken(losses: np.ndarray) -> np.ndarray:
+    """The losses before the first that is not finite."""
+    broken = np.flatnonzero(~np.isfinite(losses))
+    return losses[: broken[0]] if len(broken) else losses
 
 
 def confusion(runs: Sequence[Mapping[str, str]]) -> Iterable[dict[str, Any]]:

@@ -28,6 +28,7 @@ from stabilitylab.alarm import names
 PAGES = tuple(HERE.parents[1] / name for name in ("docs/alarm.md", "docs/diagnose.md", "results/alarm/README.md"))
 AT = f"{RATES[0]:g}"
 SHARES = ("of the test half", "share", "95 %", "runs")
+GROUPS = {"healthy": "healthy runs", "failures": "failures from within"}
 Line = Mapping[str, str]
 
 
@@ -164,19 +165,22 @@ class Corpus:
         return table(("put in", "runs", "first, of so many runs"), made)
 
     def judged(self) -> list[str]:
-        """Shares of the test half that diagnose judged rightly."""
+        """Shares of the test half that diagnose judged rightly, and of which a later rule speaks."""
         found = [line for line in self._lines("judged", half="test") if "preflight" not in line["measure"]]
+        found += [
+            {**line, "measure": f"explosion of the loss at the start, of {GROUPS[line['runs']]}"}
+            for line in self._lines("bounds", half="test", bound="early_explosion")
+        ]
         return table(SHARES, map(_share, found))
 
     def bounds(self) -> list[str]:
         """Shares of the test half of which preflight warns, or says that they fail."""
         found = [line for line in self._lines("judged", half="test") if "preflight" in line["measure"]]
-        groups = {"healthy": "healthy runs", "failures": "failures from within"}
         for line in self._lines("bounds", half="test", bound="output moved"):
-            measure = f"preflight warns that the output moves by {line['limit']} of its size, of {groups[line['runs']]}"
+            measure = f"preflight warns that the output moves by {line['limit']} of its size, of {GROUPS[line['runs']]}"
             found.append({**line, "measure": measure})
         apart = self._lines("bounds", half="test", limit="")
-        found += [{**line, "measure": f"{line['bound']}, of {groups[line['runs']]}"} for line in apart]
+        found += [{**line, "measure": f"{line['bound']}, of {GROUPS[line['runs']]}"} for line in apart]
         return table(SHARES, map(_share, found))
 
 
