@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from ..lr_find import Choice
     from ..sweep import Job, Ledger, Outcome
 
-RATES = (1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
-SEEDS = (100, 101)
-FIRST_SHARE = 0.4  # of the schedule: the end of the first rung
-CONFIRMING = 4  # further seeds
-
 
 def choose(
     axes: Sequence[str], settings: Mapping[str, Any], device: str | None, out: Path, ledger: Ledger | None, jobs: int,
@@ -30,22 +25,22 @@ def choose(
 ) -> int:  # fmt: skip
     """Search the rate of every point of the grid; returns the exit code."""
     from .. import sweep as sweeping
-    from ..experiments import on_device
+    from ..experiments import on_device, protocol
 
     bare, rates, seeds = _axes(axes, settings)
     points = on_device(sweeping.grid(bare, settings), device)
     ledger = ledger or sweeping.Ledger(out / "choice-ledger.csv")
-    confirming = range(max(seeds) + 1, max(seeds) + 1 + CONFIRMING)
+    confirming = range(max(seeds) + 1, max(seeds) + 1 + len(protocol.CONFIRMING_SEEDS))
     choices: dict[str, Choice] = {}
     for point in points:
         updates = point.config.train.steps
         if updates < 5:
             raise UsageError(f"{updates} updates have no rungs: give --steps, such as --steps 6000.")
-        first = max(1, round(FIRST_SHARE * updates))
+        first = max(1, round(protocol.RUNG_UPDATES / protocol.UPDATES * updates))
         rungs = sweeping.Rungs(rates, seeds, first=first, last=updates, confirming=confirming)
         trainer = sweeping.SweptTrainer(_without_seed(point), updates, out, ledger, _runner(jobs, quiet))
         if not quiet:
-            least = len(seeds) * (len(rates) * first + 3 * updates - 2 * first) + CONFIRMING * first
+            least = len(seeds) * (len(rates) * first + 3 * updates - 2 * first) + len(confirming) * first
             print(f"{trainer.experiment.name}: {least:,} updates or more", file=sys.stderr)
         try:
             choices[trainer.experiment.name] = sweeping.choose_rate(trainer, rungs)
@@ -62,6 +57,7 @@ def choose(
 
 def _axes(axes: Sequence[str], settings: Mapping[str, Any]) -> tuple[list[str], tuple[float, ...], tuple[int, ...]]:
     """Take the axes of rates and seeds out of a grid, and return the others, the rates and the seeds."""
+    from ..experiments import protocol
     from ..sweep.grids import axis
 
     found: dict[str, list[Any]] = {}
@@ -72,7 +68,10 @@ def _axes(axes: Sequence[str], settings: Mapping[str, Any]) -> tuple[list[str], 
             found[key] = values
         else:
             bare.append(text)
-    rates, seeds = tuple(found.get("lr", RATES)), tuple(found.get("seed", SEEDS))
+    rates, seeds = (
+        tuple(found.get(key, usual))
+        for key, usual in (("lr", protocol.SEARCHED_RATES), ("seed", protocol.CHOICE_SEEDS))
+    )
     if any(isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0 for rate in rates):
         raise UsageError(f"lr={','.join(map(str, rates))} are not all rates above 0.")
     if any(isinstance(seed, bool) or not isinstance(seed, int) or seed < 0 for seed in seeds):
