@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from ..probes.places.naming import modules_of, parameters_of
 from .bounds import not_checked, weigh
 from .result import Check
 
@@ -36,8 +37,8 @@ def duplicated_units(model: nn.Module) -> Check:
 
 def _units(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(Name, units as rows) of each weight, by rows and by columns."""
-    modules = dict(model.named_modules())
-    for name, parameter in model.named_parameters():
+    modules = modules_of(model)
+    for name, parameter in parameters_of(model).items():
         home, _, own = name.rpartition(".")
         module = modules.get(home)
         gains = "Norm" in type(module).__name__  # which start as ones

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import listed
+from ..probes.places.naming import named, parameters_of
 from .bounds import not_checked, weigh
 from .result import Check
 
@@ -20,7 +21,8 @@ Span = tuple[int, int, str]  # first and last byte, name
 
 @contextmanager
 def used_modules(model: nn.Module) -> Iterator[set[str]]:
-    """The names of the modules that are called meanwhile with anything in it: an expert without tokens is not used."""
+    """The full names of the modules that are called meanwhile with anything in it: an expert without tokens is not
+    used."""
     used: set[str] = set()
 
     def hook(name: str) -> Any:
@@ -31,7 +33,7 @@ def used_modules(model: nn.Module) -> Iterator[set[str]]:
 
         return called
 
-    handles = [module.register_forward_pre_hook(hook(name), with_kwargs=True) for name, module in model.named_modules()]
+    handles = [each.module.register_forward_pre_hook(hook(each.path), with_kwargs=True) for each in named(model)]
     try:
         yield used
     finally:
@@ -44,7 +46,7 @@ def without_gradient(model: nn.Module) -> dict[str, bool]:
     what the loss does not depend on."""
     return {
         name: parameter.grad is None
-        for name, parameter in model.named_parameters()
+        for name, parameter in parameters_of(model).items()
         if parameter.requires_grad and parameter.dim() > 1 and not _has_gradient(parameter)
     }
 
@@ -73,7 +75,7 @@ def shared_memory(model: nn.Module) -> Check:
     """Parameters that are tied by their memory, not by being one."""
     spans: dict[Any, list[Span]] = {}
     count = 0
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters_of(model).items():
         if parameter.device.type == "meta" or hasattr(parameter, "placements") or not parameter.numel():
             continue
         count += 1
@@ -104,7 +106,7 @@ def left_out(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Check
     held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     own: Mapping[str, Tensor] = {
         name: parameter
-        for name, parameter in model.named_parameters()
+        for name, parameter in parameters_of(model).items()
         if parameter.requires_grad and parameter.grad is not None
     }
     missing = [name for name, parameter in own.items() if parameter not in held]

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from questioned import VOCABULARY, WIDTH, Decoder, adamw, cross_entropy, next_tokens, text
 from test_first_update import check, failures
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from stabilitylab import preflight
 from stabilitylab.check.questions import NAMES
@@ -171,6 +172,17 @@ def test_a_fault_fails_by_its_name(
     assert result.suspect.remedy
     assert check(result, name).site == site
     assert well[name].state == "ok"
+
+
+@pytest.mark.parametrize("wrap", [lambda module: module, checkpoint_wrapper])
+def test_a_detached_layer_is_found_under_a_wrapper_around_its_stack(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    model = Decoder()
+    detached(model)
+    model.body = wrap(nn.Sequential(*model.blocks))
+    del model.blocks
+    model.blocks = [model.body]
+    found = check(preflight(model, next_tokens(), cross_entropy, adamw(model)), "detached")
+    assert (found.state, found.site) == ("fail", "body.1.mlp.0.weight")
 
 
 def test_dropout_that_follows_the_mode_passes() -> None:
