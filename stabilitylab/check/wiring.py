@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,15 @@ from .result import Check
 
 DETACHED, UNUSED, ZERO, SHARED = "detached", "unused parameters", "gradient of zeros", "shared memory"
 LEFT_OUT = "not in the optimizer"
-Span = tuple[int, int, str]  # first and last byte, name
+
+
+class Span(NamedTuple):
+    """The memory that a parameter lies in: its first byte, and the one behind its last."""
+
+    first: int
+    last: int
+    name: str
+    parameter: Tensor
 
 
 @contextmanager
@@ -82,21 +90,39 @@ def shared_memory(model: nn.Module) -> Check:
         first = parameter.data_ptr()
         reach = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
         last = first + (reach + 1) * parameter.element_size()
-        spans.setdefault(parameter.device, []).append((first, last, name))
-    pairs = [pair for own in spans.values() for pair in _overlapping(sorted(own))]
+        spans.setdefault(parameter.device, []).append(Span(first, last, name, parameter))
+    pairs = [pair for own in spans.values() for pair in _overlapping(sorted(own, key=lambda span: span[:3]))]
     if not count:
         return not_checked(SHARED, "the parameters have no memory of their own here")
-    named = "; ".join(f"{one} and {other}" for one, other in pairs[:3])
-    measured = f"{len(pairs)} of {count} parameters: {named}" if pairs else f"{count} parameters, each its own memory"
+    which = "; ".join(f"{one} and {other}" for one, other in pairs[:3])
+    measured = f"{len(pairs)} of {count} parameters: {which}" if pairs else f"{count} parameters, each its own memory"
     return weigh(SHARED, float(len(pairs)), measured, site=pairs[0][1] if pairs else "")
 
 
 def _overlapping(spans: Sequence[Span]) -> Iterator[tuple[str, str]]:
-    widest = spans[0]
-    for span in spans[1:]:
-        if span[0] < widest[1]:
-            yield widest[2], span[2]
-        widest = max(widest, span, key=lambda one: one[1])
+    """The names of each two that share memory, of spans in order."""
+    reaching: list[Span] = []  # those that reach to the next one
+    for span in spans:
+        reaching = [one for one in reaching if span.first < one.last]
+        yield from ((one.name, span.name) for one in reaching if _meet(one, span))
+        reaching.append(span)
+
+
+def _meet(one: Span, other: Span) -> bool:
+    """Return True if a byte belongs to both: columns of one matrix lie between each other, and share none."""
+    if one.parameter.is_contiguous() and other.parameter.is_contiguous():
+        return True
+    marks = torch.zeros(max(one.last, other.last) - one.first, dtype=torch.bool)
+    own, others = (_bytes(marks, span.parameter, span.first - one.first) for span in (one, other))
+    own.fill_(True)
+    return bool(others.any())
+
+
+def _bytes(marks: Tensor, parameter: Tensor, first: int) -> Tensor:
+    """The marks of a parameter's bytes, of which the first has this number."""
+    size = parameter.element_size()
+    dims = [(n, stride * size) for n, stride in zip(parameter.shape, parameter.stride(), strict=True) if stride]
+    return marks.as_strided([*(n for n, _ in dims), size], [*(stride for _, stride in dims), 1], first)
 
 
 def left_out(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Check:

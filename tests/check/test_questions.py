@@ -16,6 +16,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from stabilitylab import preflight
 from stabilitylab.check.questions import NAMES
+from stabilitylab.check.wiring import shared_memory
 from stabilitylab.errors import UsageError
 
 
@@ -172,6 +173,29 @@ def test_a_fault_fails_by_its_name(
     assert result.suspect.remedy
     assert check(result, name).site == site
     assert well[name].state == "ok"
+
+
+class Columns(nn.Module):
+    """Linear maps whose weights are columns of one matrix."""
+
+    def __init__(self, *columns: slice) -> None:
+        super().__init__()
+        whole = torch.randn(WIDTH, 3 * WIDTH, generator=torch.Generator().manual_seed(0))
+        self.maps = nn.ParameterList(nn.Parameter(whole[:, own]) for own in columns)
+
+
+@pytest.mark.parametrize(
+    ("columns", "pairs"),
+    [
+        ((slice(0, 20), slice(20, 70), slice(70, 96)), []),
+        ((slice(0, 20), slice(19, 70), slice(70, 96)), ["maps.0 and maps.1"]),
+        ((slice(0, 20), slice(20, 96), slice(10, 15)), ["maps.0 and maps.2"]),
+    ],
+)
+def test_columns_of_one_matrix_share_memory_where_they_overlap(columns: Any, pairs: list[str]) -> None:
+    found = shared_memory(Columns(*columns))
+    assert found.value == len(pairs)
+    assert found.measured.endswith("; ".join(pairs) or "each its own memory")
 
 
 @pytest.mark.parametrize("wrap", [lambda module: module, checkpoint_wrapper])
