@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from stabilitylab import preflight
-from stabilitylab.check.questions import NAMES
+from stabilitylab.check.questions import NAMES, Questions, as_it_was
 from stabilitylab.check.wiring import shared_memory
 from stabilitylab.errors import UsageError
+from stabilitylab.probes.state import snapshot
 
 
 @pytest.fixture(scope="module")
@@ -390,3 +391,33 @@ def test_what_a_forward_writes_is_taken_back() -> None:
     assert not model.training
     assert torch.equal(random, torch.get_rng_state())
     assert math.prod(model.embedding.weight.shape) == VOCABULARY * WIDTH
+
+
+class Keeps(Decoder):
+    """A model that keeps something of its first forward in an attribute."""
+
+    kept: Tensor | None = None
+    firsts: ClassVar[list[bool]] = []
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.firsts.append(self.kept is None)
+        self.kept = torch.zeros(()) if self.kept is None else self.kept + 1
+        return super().forward(ids)
+
+
+def test_what_a_forward_keeps_in_an_attribute_is_taken_back() -> None:
+    model = Keeps()
+    Questions(
+        *(model, model, next_tokens(), cross_entropy), classes=None, causal=None, batch_first=None, skip=()
+    ).before()
+    assert len(model.firsts) == 4
+    assert all(model.firsts)
+    assert model.kept is None
+
+
+def test_a_write_that_cannot_be_taken_back_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "free_memory", lambda: 0)
+    model = Decoder()
+    model.register_buffer("calls", torch.zeros(()))
+    with pytest.raises(MemoryError, match="no room for a copy of calls"), as_it_was(model, training=True):
+        model.calls += 1
