@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import listed
-from ..probes.places.naming import named, parameters_of
+from ..probes.places.naming import lies_in, named, parameters_of
 from .bounds import not_checked, weigh
 from .result import Check
 
@@ -70,8 +70,7 @@ def reached(still: Mapping[str, bool], used: Collection[str], layers: Collection
     found: dict[str, list[str]] = {DETACHED: [], UNUSED: [], ZERO: []}
     for name, missing in sorted(still.items()):
         home = name.rpartition(".")[0]
-        within = any(home == layer or home.startswith(f"{layer}.") for layer in layers)
-        found[(DETACHED if within and home in used else UNUSED) if missing else ZERO].append(name)
+        found[(DETACHED if lies_in(home, layers) and home in used else UNUSED) if missing else ZERO].append(name)
     for kind, names in found.items():
         measured = f"{len(names)} of {count}: {listed(names)}"
         if names or kind == DETACHED:

@@ -12,9 +12,13 @@ from torch import nn
 
 
 @contextmanager
-def random_states_kept(model: nn.Module) -> Iterator[None]:
-    """Those of torch (on the model's devices too), Python and numpy, whichever the caller's code draws from."""
-    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+def random_states_kept(model: nn.Module | None = None) -> Iterator[None]:
+    """Those of torch (on the model's devices too; without a model, on every GPU once one is used), Python and numpy,
+    whichever the caller's code draws from."""
+    if model is None:
+        devices = set(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else set()
+    else:
+        devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=sorted(devices)):
         try:

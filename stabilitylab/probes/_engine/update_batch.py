@@ -9,7 +9,7 @@ from torch import nn
 
 from .batch_copy import NotCopied, each_tensor
 from .guard import said
-from .hooks import RootHook
+from .hooks import RootHook, in_backward
 
 REFUSED = (
     "the batch of the update holds {name}, of which no copy can be kept (curvature_loss=, a function that returns the "
@@ -55,7 +55,7 @@ class UpdateBatch:
         self._handle.remove()
 
     def _keep(self, args: Any, kwargs: Any) -> None:
-        if self._wanted and torch.is_grad_enabled() and self._model.training and not _in_backward():
+        if self._wanted and torch.is_grad_enabled() and self._model.training and not in_backward():
             try:
                 self._coming.append(each_tensor(lambda tensor: tensor.detach().clone(), args=args, kwargs=kwargs))
             except NotCopied as error:
@@ -65,8 +65,3 @@ class UpdateBatch:
 
     def _refuse(self, why: str) -> None:
         self.refused, self._wanted, self._coming = why, False, []
-
-
-def _in_backward() -> bool:
-    """Whether a forward is repeated inside a backward pass (activation checkpointing)."""
-    return torch._C._current_graph_task_id() != -1
