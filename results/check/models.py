@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stabilitylab.check import Preflight
+
 VOCABULARY, LENGTH, SAMPLES = 96, 20, 6
 Loss = Callable[[nn.Module, Any], Tensor]
 Given = dict[str, Any]  # the arguments of preflight
@@ -122,3 +124,12 @@ def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Of what a model makes of the first tensor, with the classes that the second names."""
     logits, labels = model(batch[0]), batch[1]
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
+
+
+def told(result: Preflight) -> dict[str, str]:
+    """Columns of a table: the bounds that are broken, each once, and the checks that were not made."""
+    bounds = {
+        f"{severity}s": "; ".join(dict.fromkeys(one.bound for one in result.findings if one.severity == severity))
+        for severity in ("fail", "warn")
+    }
+    return bounds | {"not checked": "; ".join(one.name for one in result.checks if one.state == "not checked")}
