@@ -33,7 +33,7 @@ WORDS = {"value": "plain attribute", "optimizer": "entry of an optimizer", "rand
 
 @dataclass(frozen=True)
 class Neutrality:
-    """What :func:`verify_neutral` found.
+    """The result of :func:`verify_neutral`.
 
     ``where``: the first difference, its update (from 1) and its tensor: between the watched run and the others ("not
     neutral"), or between the two that nobody watched ("not decidable here"); "" for "neutral". ``compared``: how many

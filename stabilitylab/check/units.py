@@ -72,7 +72,7 @@ def _alike(units: Tensor) -> tuple[float, float]:
 
 
 def _in_order(units: Tensor) -> tuple[float, float]:
-    """Of many units: copies have the same projection onto any direction, so that they are neighbours in its order."""
+    """The same for many units: copies have one projection onto any direction, so they are neighbours in its order."""
     draw = torch.Generator().manual_seed(0)
     direction = torch.randn(units.shape[1], generator=draw, dtype=units.dtype).to(units.device)
     place = (units @ direction).abs().argsort()

@@ -50,8 +50,8 @@ def used_modules(model: nn.Module) -> Iterator[set[str]]:
 
 
 def without_gradient(model: nn.Module) -> dict[str, bool]:
-    """The trainable matrices that have no gradient but zeros: name -> whether the gradient is missing altogether, as of
-    what the loss does not depend on."""
+    """The trainable matrices that have no gradient but zeros: name -> True if the gradient is missing altogether: the
+    loss does not depend on the matrix."""
     return {
         name: parameter.grad is None
         for name, parameter in parameters_of(model).items()

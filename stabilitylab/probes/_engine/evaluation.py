@@ -1,4 +1,4 @@
-"""What a pass of our own leaves as it was: random states, and each module's training flag."""
+"""Random states and training flags, which a pass of our own leaves as they were."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import nn
 
 @contextmanager
 def random_states_kept(model: nn.Module | None = None) -> Iterator[None]:
-    """Those of torch (on the model's devices too; without a model, on every GPU once one is used), Python and numpy,
-    whichever the caller's code draws from."""
+    """Keep the random states of Python, numpy and torch, also of the model's GPUs; without a model, of all GPUs that a
+    process can see once it uses one."""
     if model is None:
         devices = set(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else set()
     else:

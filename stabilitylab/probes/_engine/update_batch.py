@@ -36,18 +36,18 @@ class UpdateBatch:
         return bool(self._coming)
 
     def begin(self, wanted: bool) -> None:
-        """A row begins; ``wanted``: its batch is."""
+        """Begin a row; ``wanted``: its batch is to be kept."""
         self._wanted, self._coming = wanted, []
 
     def hand_over(self) -> None:
-        """The optimizer's step comes; the next row's forwards are another batch's."""
+        """Close the batch before the optimizer's step; the next row's forwards are of another batch."""
         self._given, self._coming, self._wanted = self._coming, [], False
 
     def release(self) -> None:
         self._given = []
 
     def parts(self) -> list[Any]:
-        """What the model returns for each micro-batch."""
+        """Return the model's output for each micro-batch."""
         copies = (each_tensor(torch.Tensor.clone, args=args, kwargs=kwargs) for args, kwargs in self._given)
         return [self._model(*args, **kwargs) for args, kwargs in copies]
 
