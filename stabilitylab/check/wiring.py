@@ -18,7 +18,7 @@ DETACHED, UNUSED, ZERO, SHARED = "detached", "unused parameters", "gradient of z
 LEFT_OUT = "not in the optimizer"
 
 
-class Span(NamedTuple):
+class _Memory(NamedTuple):
     """The memory that a parameter lies in: its first byte, and the one behind its last."""
 
     first: int
@@ -80,7 +80,7 @@ def reached(still: Mapping[str, bool], used: Collection[str], layers: Collection
 
 def shared_memory(model: nn.Module) -> Check:
     """Parameters that are tied by their memory, not by being one."""
-    spans: dict[Any, list[Span]] = {}
+    spans: dict[Any, list[_Memory]] = {}
     count = 0
     for name, parameter in parameters_of(model).items():
         if parameter.device.type == "meta" or hasattr(parameter, "placements") or not parameter.numel():
@@ -89,7 +89,7 @@ def shared_memory(model: nn.Module) -> Check:
         first = parameter.data_ptr()
         reach = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
         last = first + (reach + 1) * parameter.element_size()
-        spans.setdefault(parameter.device, []).append(Span(first, last, name, parameter))
+        spans.setdefault(parameter.device, []).append(_Memory(first, last, name, parameter))
     pairs = [pair for own in spans.values() for pair in _overlapping(sorted(own, key=lambda span: span[:3]))]
     if not count:
         return not_checked(SHARED, "the parameters have no memory of their own here")
@@ -98,16 +98,16 @@ def shared_memory(model: nn.Module) -> Check:
     return weigh(SHARED, float(len(pairs)), measured, site=pairs[0][1] if pairs else "")
 
 
-def _overlapping(spans: Sequence[Span]) -> Iterator[tuple[str, str]]:
+def _overlapping(spans: Sequence[_Memory]) -> Iterator[tuple[str, str]]:
     """The names of each two that share memory, of spans in order."""
-    reaching: list[Span] = []  # those that reach to the next one
+    reaching: list[_Memory] = []  # those that reach to the next one
     for span in spans:
         reaching = [one for one in reaching if span.first < one.last]
         yield from ((one.name, span.name) for one in reaching if _meet(one, span))
         reaching.append(span)
 
 
-def _meet(one: Span, other: Span) -> bool:
+def _meet(one: _Memory, other: _Memory) -> bool:
     """Return True if a byte belongs to both: columns of one matrix lie between each other, and share none."""
     if one.parameter.is_contiguous() and other.parameter.is_contiguous():
         return True
