@@ -21,14 +21,15 @@ from models import (
     causal,
     classes_of,
     cross_entropy,
-    hugging_face,
     masked,
     pictures,
     sentences,
     tagging,
     tokens,
+    told,
     translating,
 )
+from models import hugging_face as of
 from torch import Tensor, nn
 
 import stabilitylab as sl
@@ -110,10 +111,6 @@ def reference(arch: str, depth: int, decoder: bool = True) -> Given:
     return {"model": model, "batch": inputs, "loss_fn": loss}
 
 
-def of(architecture: str, config: str, **settings: Any) -> nn.Module:
-    return hugging_face(architecture, config, **settings)
-
-
 ENTRIES = (
     Entry("GPT-2 of 4 layers, 48 wide", "GPT-2", lambda: causal(of(
         "GPT2LMHeadModel", "GPT2Config", vocab_size=VOCABULARY, n_embd=48, n_layer=4, n_head=4, n_positions=64)), 3e-3),
@@ -151,7 +148,7 @@ ENTRIES = (
     Entry("Marian", "BART", lambda: translating(of(
         "MarianMTModel", "MarianConfig", vocab_size=VOCABULARY, d_model=48, encoder_layers=2, decoder_layers=2,
         encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=96,
-        max_position_embeddings=64, decoder_start_token_id=0, **{**ENDS, "eos_token_id": 2})), 1e-3),
+        max_position_embeddings=64, decoder_start_token_id=0, **ENDS)), 1e-3),
     Entry("Pegasus", "BART", lambda: translating(of(
         "PegasusForConditionalGeneration", "PegasusConfig", vocab_size=VOCABULARY, d_model=48, encoder_layers=2,
         decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=96,
@@ -195,9 +192,7 @@ def rows() -> Iterator[dict[str, Any]]:
             found = sl.preflight(**given)
             row: dict[str, Any] = {"model": entry.name, "family": entry.family, "rate": f"{times * entry.rate:g}"}
             row |= {"warmup": entry.warmup, "times": times, "ok": found.ok}
-            row["fails"] = "; ".join(dict.fromkeys(one.bound for one in found.findings if one.severity == "fail"))
-            row["warns"] = "; ".join(dict.fromkeys(one.bound for one in found.findings if one.severity == "warn"))
-            row["not checked"] = "; ".join(one.name for one in found.checks if one.state == "not checked")
+            row |= told(found)
             row |= {check.name: f"{check.value:.4g}" for check in found.checks}
             before, after = found.numbers["loss_before"], found.numbers["loss_after"]
             row["loss rises"] = "" if before is None or after is None else f"{after - before:.4g}"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from broken import BROKEN, Broken
 from healthy import ENTRIES
-from models import Entry
+from models import Entry, told
 
 import stabilitylab as sl
 from stabilitylab.check import Preflight
@@ -33,26 +33,20 @@ def found(entry: Entry) -> Preflight:
     return sl.preflight(**entry.given())
 
 
-def told(result: Preflight, severity: str) -> str:
-    return "; ".join(dict.fromkeys(one.bound for one in result.findings if one.severity == severity))
-
-
 def healthy(entry: Entry) -> dict[str, str]:
     result = found(entry)
     row = {"model": entry.name, "family": entry.family, "optimizer": entry.optimizer, "rate": f"{entry.rate:g}"}
-    row |= {"warmup": f"{entry.warmup}", "ok": f"{result.ok}"}
-    row |= {"fails": told(result, "fail"), "warns": told(result, "warn")}
-    return row | {"not checked": "; ".join(one.name for one in result.checks if one.state == "not checked")}
+    return row | {"warmup": f"{entry.warmup}", "ok": f"{result.ok}"} | told(result)
 
 
 def broken(one: Broken) -> dict[str, str]:
     ill, well = map(found, one.entries())
-    row = {"fault": one.name, "reasons": "; ".join(one.reasons), "ok": f"{ill.ok}", "fails": told(ill, "fail")}
+    row = {"fault": one.name, "reasons": "; ".join(one.reasons), "ok": f"{ill.ok}", "fails": told(ill)["fails"]}
     first = "" if ill.suspect is None or ill.ok else ill.suspect.bound
     row |= {"first": first, "right": f"{first in one.reasons}", "measured": ""}
     if ill.suspect is not None:
         row["measured"] = ill.suspect.text
-    return row | {"without the fault ok": f"{well.ok}", "without the fault fails": told(well, "fail")}
+    return row | {"without the fault ok": f"{well.ok}", "without the fault fails": told(well)["fails"]}
 
 
 def write(path: Path, rows: Sequence[dict[str, str]]) -> None:
@@ -91,7 +85,7 @@ def faults() -> list[str]:
 
 def corpus() -> list[str]:
     """The corpus' models: how many fail, and how many only warn."""
-    told, rows = read("corpus"), []
+    runs, rows = read("corpus"), []
     groups = (
         ("GPT-2 and LLaMA, healthy", True, "healthy"),
         ("GPT-2 and LLaMA, failed from within", True, "failure"),
@@ -99,7 +93,7 @@ def corpus() -> list[str]:
     )
     for at, name in (("first", "of step one"), ("peak", "the highest, without a warm-up")):
         for which, language, group in groups:
-            own = [row for row in told if (row["at"], row["group"]) == (at, group)]
+            own = [row for row in runs if (row["at"], row["group"]) == (at, group)]
             own = [row for row in own if row["subject"].startswith(("gpt2", "llama")) == language]
             fails, warns = (
                 sum(row["ok"] == "False" for row in own),

@@ -1,4 +1,4 @@
-"""How a model of a list becomes what ``stabilitylab.preflight`` takes: its batch, its loss and its recipe.
+"""The arguments of ``stabilitylab.preflight`` for a model of a list: its batch, its loss and its recipe.
 
 All models have random weights, made from configurations; nothing is downloaded. A recipe is what a small model of the
 kind is commonly trained with: optimizer, peak rate, warm-up.
@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stabilitylab.check import Preflight
+
 VOCABULARY, LENGTH, SAMPLES = 96, 20, 6
 Loss = Callable[[nn.Module, Any], Tensor]
 Given = dict[str, Any]  # the arguments of preflight
@@ -36,7 +38,7 @@ class Entry:
     optimizer: str = "adamw"
 
     def given(self, seed: int = 0) -> Given:
-        """What preflight is called with, drawn from ``seed``."""
+        """Return the arguments of preflight, drawn from ``seed``."""
         with quiet():
             torch.manual_seed(seed)
             made = self.make()
@@ -53,7 +55,7 @@ def optimizer(kind: str, parameters: Any, rate: float) -> torch.optim.Optimizer:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what other libraries say as they are imported and make models."""
+    """Silence other libraries while they are imported and make models."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
@@ -62,12 +64,12 @@ def quiet() -> Iterator[None]:
 
 
 def tokens(samples: int = SAMPLES, length: int = LENGTH, vocabulary: int = VOCABULARY, seed: int = 1) -> Tensor:
-    """Random ones, from 4 on: lower ones are often special."""
+    """Draw random tokens from 4 on: lower ones are often special."""
     return torch.randint(4, vocabulary, (samples, length), generator=torch.Generator().manual_seed(seed))
 
 
 def own_loss(model: nn.Module, batch: Any) -> Tensor:
-    """That which a model of transformers returns."""
+    """Return the loss that a model of transformers returns."""
     return model(**batch).loss
 
 
@@ -119,6 +121,15 @@ def hugging_face(architecture: str, config: str, **settings: Any) -> nn.Module:
 
 
 def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Of what a model makes of the first tensor, with the classes that the second names."""
+    """Return the cross-entropy of the model's output for the first tensor and the classes in the second."""
     logits, labels = model(batch[0]), batch[1]
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
+
+
+def told(result: Preflight) -> dict[str, str]:
+    """Columns of a table: the bounds that are broken, each once, and the checks that were not made."""
+    bounds = {
+        f"{severity}s": "; ".join(dict.fromkeys(one.bound for one in result.findings if one.severity == severity))
+        for severity in ("fail", "warn")
+    }
+    return bounds | {"not checked": "; ".join(one.name for one in result.checks if one.state == "not checked")}

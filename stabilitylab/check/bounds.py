@@ -121,7 +121,7 @@ BOUNDS = _bounds(
 
 
 def weigh(name: str, value: float, measured: str, *, site: str = "", remedy: str = "") -> Check:
-    """A number against the bounds of its name; ``remedy``: what to do about this one, in place of the bound's."""
+    """Compare a number with the bounds of its name; ``remedy`` takes the place of the bound's own."""
     known = [BOUNDS[name, severity] for severity in ("fail", "warn") if (name, severity) in BOUNDS]
     broken = next((bound for bound in known if not value <= bound.limit), None)
     bound = broken or known[0]

@@ -1,4 +1,4 @@
-"""Eval mode: whether the loss is the same twice, and which dropouts are active."""
+"""Eval mode: the loss must be the same twice, and no dropout active."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def kinds(found: Print) -> dict[str, int]:
 
 
 def random_states() -> Print:
-    """Of Python, numpy and torch, on every GPU that was used."""
+    """The random states of Python, numpy and torch, on every GPU that was used."""
     states = {"Python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}  # noqa: NPY002
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states |= {f"cuda:{n}": state for n, state in enumerate(torch.cuda.get_rng_state_all())}

@@ -22,7 +22,7 @@ EITHER = (
 
 @dataclass(frozen=True)
 class Axes:
-    """Where samples lie: dimension of the output, and of the inputs."""
+    """The dimension along which samples lie: of the output, and of the inputs."""
 
     output: int
     input: int

@@ -19,6 +19,7 @@ from torch import nn
 
 from ..api import watch
 from ..errors import InputError, StabilityLabError, UsageError, listed
+from ..probes import random_states_kept
 from .fingerprint import Print, fingerprint, kinds
 from .updates import Steps, optimizers_of, stepping
 
@@ -32,7 +33,7 @@ WORDS = {"value": "plain attribute", "optimizer": "entry of an optimizer", "rand
 
 @dataclass(frozen=True)
 class Neutrality:
-    """What :func:`verify_neutral` found.
+    """The result of :func:`verify_neutral`.
 
     ``where``: the first difference, its update (from 1) and its tensor: between the watched run and the others ("not
     neutral"), or between the two that nobody watched ("not decidable here"); "" for "neutral". ``compared``: how many
@@ -130,7 +131,7 @@ def verify_neutral(make: Make, updates: int = 3, *, seed: int = 0, **watching: A
     if type(updates) is not int or updates < 1:
         raise UsageError(f"updates = {updates!r} must be a whole number of at least 1.")
     _check_options(watching)
-    with _states_kept():
+    with random_states_kept():
         first, second = (_unwatched(make, updates, seed) for _ in range(2))
         left_out = _unsteady(first, second)
         if difference := _difference(first, second, left_out):
@@ -268,15 +269,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         log.setLevel(level)
-
-
-@contextmanager
-def _states_kept() -> Iterator[None]:
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002

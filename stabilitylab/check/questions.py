@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import UsageError
+from ..errors import UsageError, listed
 from ..probes import random_states_kept
+from ..probes.state import StateSnapshot
 from . import evaluation, leaks, shifts, start, units, wiring
 from .bounds import BOUNDS, not_checked
 from .result import Check
@@ -171,18 +172,16 @@ class Questions:
 
 @contextmanager
 def as_it_was(model: nn.Module, training: bool) -> Iterator[None]:
-    """In training or eval mode; modes, buffers and parameters are afterwards what they were, whatever a forward writes
-    into them."""
+    """In training or eval mode; modes and state (parameters, buffers, attributes) are afterwards what they were,
+    whatever a forward writes there. Raises MemoryError where a tensor was written and memory had no room for a copy."""
     modes = [(module, module.training) for module in model.modules()]
-    tensors = [*model.parameters(), *model.buffers()]
-    kept = [(own, own.detach().clone(), own._version) for own in tensors]
+    snapshot = StateSnapshot(model)
     model.train(training)
     try:
         yield
     finally:
         for module, mode in modes:
             module.training = mode
-        with torch.no_grad():
-            for own, value, version in kept:
-                if own._version != version or not torch.equal(own, value):
-                    own.data.copy_(value)
+        lasting = [change.name for change in snapshot.compare().read() if not change.undone]
+    if lasting:
+        raise MemoryError(f"no room for a copy of {listed(lasting)}, which the forward writes")

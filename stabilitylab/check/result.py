@@ -91,7 +91,7 @@ class Check:
 
     @property
     def breach(self) -> Breach | None:
-        """The finding that it is; None for one that passed or was not made."""
+        """The check as a finding; None for one that passed or was not made."""
         if self.state not in ("warn", "fail"):
             return None
         severity: Literal["fail", "warn"] = "fail" if self.state == "fail" else "warn"

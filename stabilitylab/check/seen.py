@@ -38,7 +38,7 @@ class CrossEntropy:
         return self.logits.shape[1]
 
     def losses(self) -> Tensor:
-        """Of each that counts [nats], without weights or smoothing, float64."""
+        """The loss of each target that counts [nats], without weights or smoothing, float64."""
         if self.target.is_floating_point():
             parts = [F.cross_entropy(own.double(), goal.double(), reduction="none") for own, goal in self._parts()]
             return torch.cat(parts)[self.counted]
@@ -64,10 +64,10 @@ class CrossEntropy:
 
 @dataclass
 class Seen:
-    """What a pass showed. ``output``: the main tensor that the model returned, None where it returned its loss alone or
-    was not called itself. ``tokens``: (indices, leaf) of each embedding whose indices come from the batch; ``floats``:
-    the leaves that took the place of the batch's own floating-point tensors. ``dropouts``: calls of dropout that were
-    active."""
+    """The record of a pass. ``output``: the main tensor that the model returned, None where it returned its loss alone
+    or was not called itself. ``tokens``: (indices, leaf) of each embedding whose indices come from the batch;
+    ``floats``: the leaves that took the place of the batch's own floating-point tensors. ``dropouts``: calls of dropout
+    that were active."""
 
     loss: Tensor | None = None
     entropies: list[CrossEntropy] = field(default_factory=list)

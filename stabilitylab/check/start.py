@@ -1,4 +1,4 @@
-"""The loss before training: what a model that knows nothing may say, and how far one update takes it from there."""
+"""The loss before training against that of a uniform guess, and how far one update changes the predictions."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from ..probes.places.naming import modules_of, parameters_of
 from .bounds import not_checked, weigh
 from .result import Check
 
@@ -36,8 +37,8 @@ def duplicated_units(model: nn.Module) -> Check:
 
 def _units(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(Name, units as rows) of each weight, by rows and by columns."""
-    modules = dict(model.named_modules())
-    for name, parameter in model.named_parameters():
+    modules = modules_of(model)
+    for name, parameter in parameters_of(model).items():
         home, _, own = name.rpartition(".")
         module = modules.get(home)
         gains = "Norm" in type(module).__name__  # which start as ones
@@ -71,7 +72,7 @@ def _alike(units: Tensor) -> tuple[float, float]:
 
 
 def _in_order(units: Tensor) -> tuple[float, float]:
-    """Of many units: copies have the same projection onto any direction, so that they are neighbours in its order."""
+    """The same for many units: copies have one projection onto any direction, so they are neighbours in its order."""
     draw = torch.Generator().manual_seed(0)
     direction = torch.randn(units.shape[1], generator=draw, dtype=units.dtype).to(units.device)
     place = (units @ direction).abs().argsort()

@@ -1,4 +1,4 @@
-"""An update function of the user's: what it is given in place of a watcher, and which optimizers it moves."""
+"""An update function of the user: its argument in place of a watcher, and the optimizers that it moves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEVER = (
 
 
 class Steps:
-    """What an update function is given in place of the watcher: the watcher's ``step`` and ``note``, or nothing."""
+    """The argument of an update function, in place of the watcher: the watcher's ``step`` and ``note``, or nothing."""
 
     def __init__(self, watcher: RunWatcher | None = None) -> None:
         self.watcher = watcher
@@ -50,7 +50,7 @@ class Steps:
 def stepping(
     update: Callable[..., Any], steps: Steps, optimizers: list[torch.optim.Optimizer]
 ) -> Iterator[Callable[[], list[Any]]]:
-    """Yields a function that does one update and returns what that told of its loss.
+    """Yield a function that does one update and returns its losses.
 
     An update function without parameters calls ``steps.step`` when its first optimizer steps. Every optimizer of
     torch's that steps is added to ``optimizers``. Raises UsageError for an update without a step.
@@ -109,7 +109,7 @@ def optimizers_of(update: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def _reached(update: Any) -> Iterator[Any]:
-    """What a function holds: closure, defaults, bound object, arguments of a partial; one list or dict deep."""
+    """Yield what a function holds: closure, defaults, bound object, arguments of a partial; one list or dict deep."""
     if isinstance(update, functools.partial):
         yield from _with_entries([*update.args, *update.keywords.values()])
         yield from _reached(update.func)

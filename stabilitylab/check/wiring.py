@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import listed
+from ..probes.places.naming import lies_in, named, parameters_of
 from .bounds import not_checked, weigh
 from .result import Check
 
 DETACHED, UNUSED, ZERO, SHARED = "detached", "unused parameters", "gradient of zeros", "shared memory"
 LEFT_OUT = "not in the optimizer"
-Span = tuple[int, int, str]  # first and last byte, name
+
+
+class _Memory(NamedTuple):
+    """The memory that a parameter lies in: its first byte, and the one behind its last."""
+
+    first: int
+    last: int
+    name: str
+    parameter: Tensor
 
 
 @contextmanager
 def used_modules(model: nn.Module) -> Iterator[set[str]]:
-    """The names of the modules that are called meanwhile with anything in it: an expert without tokens is not used."""
+    """The full names of the modules that are called meanwhile with anything in it: an expert without tokens is not
+    used."""
     used: set[str] = set()
 
     def hook(name: str) -> Any:
@@ -31,7 +41,7 @@ def used_modules(model: nn.Module) -> Iterator[set[str]]:
 
         return called
 
-    handles = [module.register_forward_pre_hook(hook(name), with_kwargs=True) for name, module in model.named_modules()]
+    handles = [each.module.register_forward_pre_hook(hook(each.path), with_kwargs=True) for each in named(model)]
     try:
         yield used
     finally:
@@ -40,11 +50,11 @@ def used_modules(model: nn.Module) -> Iterator[set[str]]:
 
 
 def without_gradient(model: nn.Module) -> dict[str, bool]:
-    """The trainable matrices that have no gradient but zeros: name -> whether the gradient is missing altogether, as of
-    what the loss does not depend on."""
+    """The trainable matrices that have no gradient but zeros: name -> True if the gradient is missing altogether: the
+    loss does not depend on the matrix."""
     return {
         name: parameter.grad is None
-        for name, parameter in model.named_parameters()
+        for name, parameter in parameters_of(model).items()
         if parameter.requires_grad and parameter.dim() > 1 and not _has_gradient(parameter)
     }
 
@@ -60,8 +70,7 @@ def reached(still: Mapping[str, bool], used: Collection[str], layers: Collection
     found: dict[str, list[str]] = {DETACHED: [], UNUSED: [], ZERO: []}
     for name, missing in sorted(still.items()):
         home = name.rpartition(".")[0]
-        within = any(home == layer or home.startswith(f"{layer}.") for layer in layers)
-        found[(DETACHED if within and home in used else UNUSED) if missing else ZERO].append(name)
+        found[(DETACHED if lies_in(home, layers) and home in used else UNUSED) if missing else ZERO].append(name)
     for kind, names in found.items():
         measured = f"{len(names)} of {count}: {listed(names)}"
         if names or kind == DETACHED:
@@ -71,30 +80,48 @@ def reached(still: Mapping[str, bool], used: Collection[str], layers: Collection
 
 def shared_memory(model: nn.Module) -> Check:
     """Parameters that are tied by their memory, not by being one."""
-    spans: dict[Any, list[Span]] = {}
+    spans: dict[Any, list[_Memory]] = {}
     count = 0
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters_of(model).items():
         if parameter.device.type == "meta" or hasattr(parameter, "placements") or not parameter.numel():
             continue
         count += 1
         first = parameter.data_ptr()
         reach = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
         last = first + (reach + 1) * parameter.element_size()
-        spans.setdefault(parameter.device, []).append((first, last, name))
-    pairs = [pair for own in spans.values() for pair in _overlapping(sorted(own))]
+        spans.setdefault(parameter.device, []).append(_Memory(first, last, name, parameter))
+    pairs = [pair for own in spans.values() for pair in _overlapping(sorted(own, key=lambda span: span[:3]))]
     if not count:
         return not_checked(SHARED, "the parameters have no memory of their own here")
-    named = "; ".join(f"{one} and {other}" for one, other in pairs[:3])
-    measured = f"{len(pairs)} of {count} parameters: {named}" if pairs else f"{count} parameters, each its own memory"
+    which = "; ".join(f"{one} and {other}" for one, other in pairs[:3])
+    measured = f"{len(pairs)} of {count} parameters: {which}" if pairs else f"{count} parameters, each its own memory"
     return weigh(SHARED, float(len(pairs)), measured, site=pairs[0][1] if pairs else "")
 
 
-def _overlapping(spans: Sequence[Span]) -> Iterator[tuple[str, str]]:
-    widest = spans[0]
-    for span in spans[1:]:
-        if span[0] < widest[1]:
-            yield widest[2], span[2]
-        widest = max(widest, span, key=lambda one: one[1])
+def _overlapping(spans: Sequence[_Memory]) -> Iterator[tuple[str, str]]:
+    """The names of each two that share memory, of spans in order."""
+    reaching: list[_Memory] = []  # those that reach to the next one
+    for span in spans:
+        reaching = [one for one in reaching if span.first < one.last]
+        yield from ((one.name, span.name) for one in reaching if _meet(one, span))
+        reaching.append(span)
+
+
+def _meet(one: _Memory, other: _Memory) -> bool:
+    """Return True if a byte belongs to both: columns of one matrix lie between each other, and share none."""
+    if one.parameter.is_contiguous() and other.parameter.is_contiguous():
+        return True
+    marks = torch.zeros(max(one.last, other.last) - one.first, dtype=torch.bool)
+    own, others = (_bytes(marks, span.parameter, span.first - one.first) for span in (one, other))
+    own.fill_(True)
+    return bool(others.any())
+
+
+def _bytes(marks: Tensor, parameter: Tensor, first: int) -> Tensor:
+    """The marks of a parameter's bytes, of which the first has this number."""
+    size = parameter.element_size()
+    dims = [(n, stride * size) for n, stride in zip(parameter.shape, parameter.stride(), strict=True) if stride]
+    return marks.as_strided([*(n for n, _ in dims), size], [*(stride for _, stride in dims), 1], first)
 
 
 def left_out(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Check:
@@ -104,7 +131,7 @@ def left_out(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Check
     held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     own: Mapping[str, Tensor] = {
         name: parameter
-        for name, parameter in model.named_parameters()
+        for name, parameter in parameters_of(model).items()
         if parameter.requires_grad and parameter.grad is not None
     }
     missing = [name for name, parameter in own.items() if parameter not in held]

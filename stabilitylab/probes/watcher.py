@@ -298,7 +298,7 @@ class Watcher(Course):
             notices.no_batch(self.t, self._parts.training, boards)
 
     def _note_audit(self) -> None:
-        """What was checked of the run is other than before, and should be kept at once."""
+        """Called when what was checked of the run has changed; a subclass records it at once."""
 
     def _updated(self, number: int) -> None:
         """An optimizer has stepped."""

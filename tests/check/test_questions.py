@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,10 +12,13 @@ import torch.nn.functional as F
 from questioned import VOCABULARY, WIDTH, Decoder, adamw, cross_entropy, next_tokens, text
 from test_first_update import check, failures
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from stabilitylab import preflight
-from stabilitylab.check.questions import NAMES
+from stabilitylab.check.questions import NAMES, Questions, as_it_was
+from stabilitylab.check.wiring import shared_memory
 from stabilitylab.errors import UsageError
+from stabilitylab.probes.state import snapshot
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +174,40 @@ def test_a_fault_fails_by_its_name(
     assert result.suspect.remedy
     assert check(result, name).site == site
     assert well[name].state == "ok"
+
+
+class Columns(nn.Module):
+    """Linear maps whose weights are columns of one matrix."""
+
+    def __init__(self, *columns: slice) -> None:
+        super().__init__()
+        whole = torch.randn(WIDTH, 3 * WIDTH, generator=torch.Generator().manual_seed(0))
+        self.maps = nn.ParameterList(nn.Parameter(whole[:, own]) for own in columns)
+
+
+@pytest.mark.parametrize(
+    ("columns", "pairs"),
+    [
+        ((slice(0, 20), slice(20, 70), slice(70, 96)), []),
+        ((slice(0, 20), slice(19, 70), slice(70, 96)), ["maps.0 and maps.1"]),
+        ((slice(0, 20), slice(20, 96), slice(10, 15)), ["maps.0 and maps.2"]),
+    ],
+)
+def test_columns_of_one_matrix_share_memory_where_they_overlap(columns: Any, pairs: list[str]) -> None:
+    found = shared_memory(Columns(*columns))
+    assert found.value == len(pairs)
+    assert found.measured.endswith("; ".join(pairs) or "each its own memory")
+
+
+@pytest.mark.parametrize("wrap", [lambda module: module, checkpoint_wrapper])
+def test_a_detached_layer_is_found_under_a_wrapper_around_its_stack(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    model = Decoder()
+    detached(model)
+    model.body = wrap(nn.Sequential(*model.blocks))
+    del model.blocks
+    model.blocks = [model.body]
+    found = check(preflight(model, next_tokens(), cross_entropy, adamw(model)), "detached")
+    assert (found.state, found.site) == ("fail", "body.1.mlp.0.weight")
 
 
 def test_dropout_that_follows_the_mode_passes() -> None:
@@ -354,3 +391,33 @@ def test_what_a_forward_writes_is_taken_back() -> None:
     assert not model.training
     assert torch.equal(random, torch.get_rng_state())
     assert math.prod(model.embedding.weight.shape) == VOCABULARY * WIDTH
+
+
+class Keeps(Decoder):
+    """A model that keeps something of its first forward in an attribute."""
+
+    kept: Tensor | None = None
+    firsts: ClassVar[list[bool]] = []
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.firsts.append(self.kept is None)
+        self.kept = torch.zeros(()) if self.kept is None else self.kept + 1
+        return super().forward(ids)
+
+
+def test_what_a_forward_keeps_in_an_attribute_is_taken_back() -> None:
+    model = Keeps()
+    Questions(
+        *(model, model, next_tokens(), cross_entropy), classes=None, causal=None, batch_first=None, skip=()
+    ).before()
+    assert len(model.firsts) == 4
+    assert all(model.firsts)
+    assert model.kept is None
+
+
+def test_a_write_that_cannot_be_taken_back_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "free_memory", lambda: 0)
+    model = Decoder()
+    model.register_buffer("calls", torch.zeros(()))
+    with pytest.raises(MemoryError, match="no room for a copy of calls"), as_it_was(model, training=True):
+        model.calls += 1

@@ -20,19 +20,24 @@ SAMPLE = ("llama: pre-norm, gated", "convnext: convolutions with norms over chan
 def loop(entry: Entry) -> Callable[[], tuple[Any, Any]]:
     def make() -> tuple[Any, Any]:
         model = entry.born()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-        def update(watcher: Any) -> torch.Tensor:
-            loss = entry.loss(model)
-            loss.backward()
-            watcher.step(loss=loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
-        return model, update
+        return model, trained(model, lambda: entry.loss(model), rate=1e-3)
 
     return make
+
+
+def trained(model: torch.nn.Module, loss_of: Callable[[], torch.Tensor], rate: float) -> Callable[[Any], torch.Tensor]:
+    """One update by AdamW, as verify_neutral takes it."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+
+    def update(watcher: Any) -> torch.Tensor:
+        loss = loss_of()
+        loss.backward()
+        watcher.step(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return update
 
 
 def check(name: str) -> None:
@@ -61,17 +66,7 @@ def rescaled() -> tuple[Any, Any]:
     """RWKV of 8 layers, which divides weights of the last two in place where it is in eval mode."""
     sizes = {"hidden_size": WIDTH, "num_hidden_layers": 8, "attention_hidden_size": WIDTH, "intermediate_size": 24}
     model = made("RwkvForCausalLM", rescale_every=6, **{**TEXT, **sizes}).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-    def update(watcher: Any) -> torch.Tensor:
-        loss = model(ids(), labels=ids()).loss
-        loss.backward()
-        watcher.step(loss=loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    return model, update
+    return model, trained(model, lambda: model(ids(), labels=ids()).loss, rate=1e-2)
 
 
 def test_rwkv_that_rescales_its_weights_is_put_back_and_its_passes_end() -> None:

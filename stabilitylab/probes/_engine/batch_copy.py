@@ -118,7 +118,7 @@ class _Copy:
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
-    """What an object has of its own; None where that cannot be told."""
+    """The attributes of an object; None where they cannot be told."""
     slots = [slot for kind in type(value).__mro__ for slot in _slots(kind)]
     own = getattr(value, "__dict__", None)
     if not isinstance(own, dict) and not slots:
@@ -133,14 +133,14 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _entries(value: Any) -> dict[Any, Any] | None:
-    """What a dictionary or list of another class holds."""
+    """The entries of a dictionary or list of another class."""
     if isinstance(value, dict):
         return dict(value.items())
     return dict(enumerate(value)) if isinstance(value, (list, deque)) else None
 
 
 def _set(made: Any, name: str, value: Any) -> None:
-    """Past what the class makes of it: frozen, or a property."""
+    """Set an attribute, also of a frozen class or one with a property of that name."""
     if isinstance(own := getattr(made, "__dict__", None), dict) and name in own:
         own[name] = value
     else:

@@ -108,7 +108,7 @@ class CurvatureRows:
         return bool(self._boards) and is_curved(row, self._every)
 
     def arm(self, row: int) -> None:
-        """Before the forwards of a row."""
+        """Prepare a row, before its forwards."""
         if isinstance(self._reference, UpdateBatch):
             self._reference.begin(self.due(row) and not self.neutrality.over)
 

@@ -1,4 +1,4 @@
-"""What a pass of our own leaves as it was: random states, and each module's training flag."""
+"""Random states and training flags, which a pass of our own leaves as they were."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from torch import nn
 
 
 @contextmanager
-def random_states_kept(model: nn.Module) -> Iterator[None]:
-    """Those of torch (on the model's devices too), Python and numpy, whichever the caller's code draws from."""
-    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+def random_states_kept(model: nn.Module | None = None) -> Iterator[None]:
+    """Keep the random states of Python, numpy and torch, also of the model's GPUs; without a model, of all GPUs that a
+    process can see once it uses one."""
+    if model is None:
+        devices = set(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else set()
+    else:
+        devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=sorted(devices)):
         try:

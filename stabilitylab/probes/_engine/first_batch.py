@@ -49,8 +49,8 @@ class FirstBatch:
         self._run(self._given)
 
     def parts(self) -> list[Any]:
-        """What the model returns for each third of the batch, where every tensor that it was given has the same first
-        dimension, of 3 at least; else for the batch, alone."""
+        """Return the model's output for each third of the batch, if all its tensors have the same first dimension, of 3
+        at least; else for the whole batch."""
         found = tensors(self._given)  # an object may have more to it than its tensors' sizes
         sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in found or ()}
         if len(sizes) != 1 or (size := sizes.pop()) < PARTS:

@@ -133,6 +133,11 @@ class RootHook(Copied):
             (_at_once if _callback() in (None, False) else _apart)(self._call, *args)
 
 
+def in_backward() -> bool:
+    """Return True inside a backward pass, where activation checkpointing repeats a forward."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def _entering(args: Any, kwargs: Any) -> torch.Tensor | None:
     """:func:`hidden_state`, as far as a compiler follows it: not into objects of other kinds, as caches are."""
     for given in (kwargs.get("hidden_states"), args, kwargs):

@@ -1,4 +1,4 @@
-"""Sees to it that a pass of our own leaves the model as it was: a copy at the first one, a look at each later one."""
+"""The guard around a pass of our own, which must leave the model as it was: a copy at the first pass, samples later."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RESTORE = "restore=True keeps a copy during each pass and puts the model back af
 
 @dataclass
 class Audit:
-    """What was checked of a run, for run.json. ``facts``: any part of the watcher adds entries of its own.
+    """The facts that were checked of a run, for run.json. ``facts``: any part of the watcher adds entries of its own.
     ``not_neutral``: why training is not that of an unwatched run. ``changed`` is called when that becomes known."""
 
     facts: dict[str, Any] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class NeutralPass:
             self._passes += not failed
 
     def ship(self, record: RowRecord, device: torch.device) -> None:
-        """Sends what is known of the passes of a row with it; on several ranks one number, which they add up."""
+        """Send what is known of the passes of a row with the row; on several ranks one number, which they add up."""
         if self._ranks is not None and self._looked:
             sums = [look.flags.sum().to(device) for look in self._looked if look.flags is not None]
             known = torch.tensor(float(any(look.changes for look in self._looked)), dtype=torch.float64, device=device)
@@ -109,7 +109,7 @@ class NeutralPass:
         self._looked = []
 
     def tell(self, record: RowRecord) -> None:
-        """The row was read: ends the passes if one of that row changed the model."""
+        """End the passes if one of a row that was read changed the model."""
         looked = self._told.pop(record.step, [])
         flags = record.aside["neutral"].get(self._what)
         if flags is None or not flags.any() or self.over:
@@ -122,7 +122,7 @@ class NeutralPass:
             self.settle()
 
     def end(self, why: str) -> None:
-        """No pass is to come any more."""
+        """End the passes for good."""
         self.over = self.over or why
 
     def settle(self) -> None:

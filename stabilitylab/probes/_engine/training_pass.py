@@ -14,7 +14,7 @@ from ..base import wide
 from ..parameters.ranks import Ranks
 from .board import Board, CleanPasses
 from .guard import Guard
-from .hooks import Hook
+from .hooks import Hook, in_backward
 from .leftover import Leftover
 from .masks import Masks
 from .passes import Pass, Wanted
@@ -91,7 +91,7 @@ class TrainingPass(Pass):
         self.compiled |= compiled
         if self.ranks is not None and not self.ranks.running:
             return False
-        return hook not in self._calls if _in_backward() else super().records(hook, compiled)
+        return hook not in self._calls if in_backward() else super().records(hook, compiled)
 
     def keep(self, wanted: Wanted, x: Any, y: torch.Tensor, weight: torch.Tensor, compiled: bool = False) -> None:
         self._recorded = True
@@ -138,19 +138,15 @@ class TrainingPass(Pass):
         self.seconds += time.perf_counter() - began
 
     def _enter(self, *given: Any) -> None:
-        if torch.is_grad_enabled() and self.model.training and not _in_backward():
+        if torch.is_grad_enabled() and self.model.training and not in_backward():
             super()._enter(*given)
 
     def _leave(self, *given: Any) -> None:
         super()._leave(*given)
-        if self.leftover is not None and torch.is_grad_enabled() and self.model.training and not _in_backward():
+        if self.leftover is not None and torch.is_grad_enabled() and self.model.training and not in_backward():
             self.leftover.forward(given[-1])
 
     def _loss_scale(self, scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:
         if self._scale is None:
             self._scale = scaler.scale(torch.ones((), device=device))  # get_scale() would read the device
         return self._scale
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1

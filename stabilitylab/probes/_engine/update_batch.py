@@ -9,7 +9,7 @@ from torch import nn
 
 from .batch_copy import NotCopied, each_tensor
 from .guard import said
-from .hooks import RootHook
+from .hooks import RootHook, in_backward
 
 REFUSED = (
     "the batch of the update holds {name}, of which no copy can be kept (curvature_loss=, a function that returns the "
@@ -36,18 +36,18 @@ class UpdateBatch:
         return bool(self._coming)
 
     def begin(self, wanted: bool) -> None:
-        """A row begins; ``wanted``: its batch is."""
+        """Begin a row; ``wanted``: its batch is to be kept."""
         self._wanted, self._coming = wanted, []
 
     def hand_over(self) -> None:
-        """The optimizer's step comes; the next row's forwards are another batch's."""
+        """Close the batch before the optimizer's step; the next row's forwards are of another batch."""
         self._given, self._coming, self._wanted = self._coming, [], False
 
     def release(self) -> None:
         self._given = []
 
     def parts(self) -> list[Any]:
-        """What the model returns for each micro-batch."""
+        """Return the model's output for each micro-batch."""
         copies = (each_tensor(torch.Tensor.clone, args=args, kwargs=kwargs) for args, kwargs in self._given)
         return [self._model(*args, **kwargs) for args, kwargs in copies]
 
@@ -55,7 +55,7 @@ class UpdateBatch:
         self._handle.remove()
 
     def _keep(self, args: Any, kwargs: Any) -> None:
-        if self._wanted and torch.is_grad_enabled() and self._model.training and not _in_backward():
+        if self._wanted and torch.is_grad_enabled() and self._model.training and not in_backward():
             try:
                 self._coming.append(each_tensor(lambda tensor: tensor.detach().clone(), args=args, kwargs=kwargs))
             except NotCopied as error:
@@ -65,8 +65,3 @@ class UpdateBatch:
 
     def _refuse(self, why: str) -> None:
         self.refused, self._wanted, self._coming = why, False, []
-
-
-def _in_backward() -> bool:
-    """Whether a forward is repeated inside a backward pass (activation checkpointing)."""
-    return torch._C._current_graph_task_id() != -1

@@ -20,8 +20,8 @@ class Gradient(NamedTuple):
 
 
 class GradientSums(NamedTuple):
-    """What is compared of a gradient: its shape, the sum of its entries, of their sizes, and its L2 norm; None for an
-    absent one."""
+    """A gradient's shape, and the numbers that are compared: the sum of its entries, the sum of their sizes, and its L2
+    norm; None for an absent gradient."""
 
     shape: tuple[int, ...]
     numbers: tuple[float, float, float] | None

@@ -15,7 +15,7 @@ NAMED = 4  # parameters that an error names
 
 
 class Coverage(NamedTuple):
-    """How many parameters a model has, and how many of them are trained; all of them are covered."""
+    """The number of parameters of a model, all of them covered, and of those that are trained."""
 
     covered: int
     trained: int
@@ -52,7 +52,7 @@ def covered(
 
 
 def _counted(shape: Sequence[int], parts: Sequence[Part]) -> tuple[int, int]:
-    """How often an entry of a tensor lies in one of its parts: at least, and at most."""
+    """The least and the largest number of parts that an entry of a tensor lies in."""
     rows, columns = (*shape, 1, 1)[:2]
     boxes = []
     for part in parts:

@@ -135,7 +135,7 @@ def layout_of(model: nn.Module, averaged: bool, late: bool = False) -> ModelLayo
 
 
 def whole_layout(parameter: torch.Tensor, share: float, part: int = 0) -> Layout:
-    """Of a parameter that this rank has all of, or whose ``part`` is all that there is of it on this rank."""
+    """The layout of a parameter that this rank has all of, or has as one tensor, its ``part``."""
     return Layout(0, parameter.shape[0] if parameter.dim() else 1, share, part=part)
 
 

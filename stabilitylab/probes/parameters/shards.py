@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ..places.attending import attends
+from ..places.naming import lies_in
 from ..places.sites import Site, Sites
 from .layouts import Cut, whole
 
@@ -39,7 +40,7 @@ class ActivationShards:
 
     def by_heads(self, name: str) -> bool:
         """Whether each rank has other heads at a site of that name."""
-        return any(name == path or name.startswith(f"{path}.") for path in self._handed)
+        return lies_in(name, self._handed)
 
     def whole(self, module: nn.Module, stack: str, value: Any) -> Any:
         """All of a value that enters a module or leaves it, or of its gradient: what the other ranks have is fetched.

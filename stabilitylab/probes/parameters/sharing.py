@@ -1,4 +1,4 @@
-"""How parameters lie on the ranks where the caller says so: code that splits a model by hand, as Megatron's does."""
+"""The layout of parameters on ranks as the caller says it: code that splits a model by hand, as Megatron's does."""
 
 from __future__ import annotations
 

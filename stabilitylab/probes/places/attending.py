@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import nn
 
 from .feedforward import way_back
-from .naming import modules_of, unwrapped
+from .naming import lies_in, modules_of, unwrapped
 
 CALLED = ("attention", "attn", "multihead", "mha")  # in class names
 # Names of projections without their decoration: wq, to_q, q_proj, q_a_proj, query, linear_query, ...
@@ -55,7 +55,7 @@ def _is_layer(module: nn.Module) -> bool:
     attention = [path for path, each in inside.items() if path and attends(each)]
     homes: dict[str, list[tuple[str, nn.Module]]] = {}
     for path, each in inside.items():
-        if not any(path == outer or path.startswith(f"{outer}.") for outer in attention):
+        if not lies_in(path, attention):
             homes.setdefault(path.rpartition(".")[0], []).append((path, each))
     pairs = (way_back(children) for children in homes.values()) if attention else ()
     return any(pair is not None and pair.widening > 0 for pair in pairs)

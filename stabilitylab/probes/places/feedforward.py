@@ -25,7 +25,7 @@ class WayBack(NamedTuple):
 
 
 def widths(module: nn.Module) -> tuple[int, int] | None:
-    """What a linear takes and yields; also one that holds the weights of all experts, (E, out, in)."""
+    """The input and output width of a linear, also of one that holds the weights of all experts, (E, out, in)."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
     weight = getattr(module, "weight", None)

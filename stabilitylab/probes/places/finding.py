@@ -13,7 +13,7 @@ from torch import nn
 from ...errors import UsageError
 from .attending import attends, innermost, is_projection
 from .feedforward import WayBack, way_back, widths
-from .naming import modules_of, named, unwrapped
+from .naming import lies_in, modules_of, named, unwrapped
 from .products import stacked
 from .routing import routing
 from .sites import ACTIVATIONS, TAPS, FeatureAxis, Site, Sites, parts_taken
@@ -181,7 +181,7 @@ def _activations(
         inside = {name: m for name, m in _outside_attention(path, layer) if modules.get(name) is m}
         blocks: dict[str, dict[str, nn.Module]] = {}  # each expert, and what is none
         for name, module in inside.items():
-            home = next((home for home in routed & inside.keys() if name == home or name.startswith(f"{home}.")), "")
+            home = next((home for home in routed & inside.keys() if lies_in(name, (home,))), "")
             rest = name.removeprefix(home).split(".")
             single = home and isinstance(unwrapped(inside[home]), (nn.ModuleList, nn.ModuleDict)) and len(rest) > 1
             blocks.setdefault(f"{home}.{rest[1]}" if single else home, {})[name] = module
@@ -238,8 +238,7 @@ def _outside_attention(path: str, layer: nn.Module) -> list[tuple[str, nn.Module
     for key, module in inside.items():
         home, _, last = key.rpartition(".")
         siblings = set(unwrapped(inside[home])._modules) if key else set()
-        part = any(key == outer or key.startswith(f"{outer}.") for outer in attention)
-        if not part and not (isinstance(module, nn.Linear) and is_projection(last, siblings)):
+        if not lies_in(key, attention) and not (isinstance(module, nn.Linear) and is_projection(last, siblings)):
             found.append((f"{path}.{key}".strip("."), module))
     return found
 
@@ -263,7 +262,8 @@ def _outputs(modules: Mapping[str, nn.Module], place: Places, output_site: str |
 
 def _named(given: str, model: nn.Module) -> str:
     """The full name of the module that the caller names, by that or by its name in ``named_modules()``."""
-    known = {each.raw: each.path for each in named(model)} | {each.path: each.path for each in named(model)}
+    every = named(model)
+    known = {each.raw: each.path for each in every} | {each.path: each.path for each in every}
     if given not in known:
         close = ", ".join(difflib.get_close_matches(given, known, n=3, cutoff=0.3)) or "none"
         raise UsageError(f"output_site {given!r} is no module of the model; near it are {close}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from torch import nn
@@ -78,3 +78,9 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
             if parameter is not None:
                 found.setdefault(parameter, f"{each.path}.{key}".lstrip("."))
     return {name: parameter for parameter, name in found.items()}
+
+
+def lies_in(path: str, homes: Collection[str]) -> bool:
+    """Return True if one of ``homes`` is ``path`` or a module around it, by full names."""
+    parts = path.split(".")
+    return any(".".join(parts[:length]) in homes for length in range(1, len(parts) + 1))

@@ -14,7 +14,6 @@ from .naming import unwrapped
 from .sites import Site
 
 MULTIPLY = ("linear", "mm", "bmm", "matmul", "__matmul__", "__rmatmul__", "_grouped_mm", "grouped_mm")
-SELECT = ("__getitem__", "index_select", "transpose", "permute", "contiguous", "to", "mT.__get__")
 
 
 def stacked(module: nn.Module) -> list[nn.Parameter]:

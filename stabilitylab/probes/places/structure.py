@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from ...schema import Row
-from .naming import GENERIC, modules_of, named, unwrapped
+from .naming import GENERIC, lies_in, modules_of, named, unwrapped
 from .routing import routing
 
 
@@ -121,7 +121,7 @@ def find_stacks(model: nn.Module) -> tuple[LayerStack, ...]:
                 if child is not None:
                     yield from walk(child)
             return
-        layers = {paths[child]: (key, child) for key, child in chosen if not _lies_in(paths[child], taken)}
+        layers = {paths[child]: (key, child) for key, child in chosen if not lies_in(paths[child], taken)}
         if not layers:
             return
         taken.update(layers)
@@ -133,11 +133,6 @@ def find_stacks(model: nn.Module) -> tuple[LayerStack, ...]:
         yield LayerStack(name, full, home, {path: child for path, (_, child) in layers.items()}, numbers)
 
     return tuple(walk(model))
-
-
-def _lies_in(path: str, homes: set[str]) -> bool:
-    parts = path.split(".")
-    return any(".".join(parts[:length]) in homes for length in range(1, len(parts) + 1))
 
 
 def _layers_of(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -189,7 +184,7 @@ def outside(model: nn.Module, stacks: tuple[LayerStack, ...]) -> list[str]:
     found: set[str] = set()
     for path, module in modules_of(model).items():
         holds = any(not path or layer.startswith(f"{path}.") for layer in layers)
-        inside = holds or is_leaf(module) or _lies_in(path, layers | found)
+        inside = holds or is_leaf(module) or lies_in(path, layers | found)
         if not inside and sum(isinstance(each, nn.modules.conv._ConvNd) for each in module.modules()) > 1:
             found.add(path)
     return [path for path in modules_of(model) if path in found] if layers else []

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-GOLDEN = (math.sqrt(5) - 1) / 2  # whose multiples, without their whole part, come by every place evenly
+GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples modulo 1 fill [0, 1) evenly
 
 Layout = tuple[Any, ...]
 
@@ -66,8 +66,8 @@ class Span:
 def spans(tensor: Tensor) -> list[tuple[Tensor, Span]] | None:
     """The plain tensors that hold the values of ``tensor`` on this rank, each with its span.
 
-    Of a DTensor this is the local shard, without communication; of a sparse tensor its indices and values; of a wrapper
-    that says of what it is made, its parts. The list is empty for a tensor without values (meta, lazy, of no entry),
+    For a DTensor this is the local shard, without communication; for a sparse tensor its indices and values; for a
+    wrapper that names its parts, these. The list is empty for a tensor without values (meta, lazy, of no entry),
     and None is returned for one whose memory cannot be looked at.
     """
     try:
@@ -104,13 +104,13 @@ def _made_of(tensor: Any) -> list[Tensor] | None:
 
 
 def layout(tensor: Tensor) -> Layout:
-    """Where a tensor lies and how: equal before and after, unless it was moved, resized or given another storage."""
+    """The place and form of a tensor: equal before and after, unless it was moved, resized or given another storage."""
     strides = () if tensor.is_nested else (tuple(tensor.shape), tensor.stride())
     return tensor.data_ptr(), tensor.dtype, tensor.device, tensor.untyped_storage().nbytes(), strides
 
 
 def version(tensor: Tensor) -> int | None:
-    """How often autograd saw a write; None for an inference tensor, which does not count."""
+    """The number of writes that autograd saw; None for an inference tensor, which does not count."""
     return None if tensor.is_inference() else tensor._version
 
 

@@ -1,4 +1,4 @@
-"""What a forward pass can write: the tensors of a model, and the dictionaries and lists that hold them."""
+"""The state that a forward pass can write: a model's tensors, and the dictionaries and lists that hold them."""
 
 from __future__ import annotations
 
@@ -97,8 +97,9 @@ class Survey:
 def survey(model: nn.Module) -> Survey:
     """Finds the state of ``model``: parameters, buffers (those outside the state dict too) and attributes of modules.
 
-    Of attributes: tensors and arrays; lists, dictionaries and tuples of them; modules that no module registers, as one
-    hides a momentum encoder in a list; random generators; objects that hold a tensor themselves, torch's own left out.
+    Among attributes it finds tensors and arrays; lists, dictionaries and tuples of them; modules that no module
+    registers, as one hides a momentum encoder in a list; random generators; objects that hold a tensor themselves,
+    torch's own left out.
     """
     walk = _Walk()
     walk.module("", model, registered=True)

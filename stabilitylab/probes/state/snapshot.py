@@ -31,7 +31,7 @@ class TensorChange:
 
 @dataclass(frozen=True)
 class Found:
-    """What a pass did to the model.
+    """The changes that a pass made to the model.
 
     ``changes``: tensors that it changed, as far as the host knows. ``sampled`` and ``flags``: tensors of which a sample
     alone was compared, and for each how many of its words differ: a tensor on the device, so that nothing waits for it;
