@@ -205,6 +205,29 @@ def test_what_is_kept_of_a_run_is_what_it_measured(tmp_path: Path, monkeypatch: 
         assert own["severity"].tolist() == [event.severity for event in events]
 
 
+def test_a_table_takes_no_rows_of_other_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import keep
+
+    monkeypatch.setattr(keep, "HERE", tmp_path)
+    monkeypatch.setattr(keep, "which", lambda run: ("branchnorm", 6, 3, 1e-3, 240, 6000))
+    run: Any = None
+    keep._append("source.csv", ("own", "other"), run, [(1.0, 2.0)])
+    before = (tmp_path / "source.csv").read_bytes()
+    with pytest.raises(SystemExit, match=r"has the columns arm,.*,own,other, not arm,.*,own,other,apart: move it away"):
+        keep._append("source.csv", ("own", "other", "apart"), run, [(1.0, 2.0, 3.0)])
+    with pytest.raises(ValueError, match=r"a row of source\.csv has 7 cells, and its header 8"):
+        keep._append("source.csv", ("own", "other"), run, [(1.0,)])
+    assert (tmp_path / "source.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize("path", sorted(HERE.glob("*.csv")), ids=lambda path: path.stem)
+def test_every_row_of_a_committed_table_has_all_columns(path: Path) -> None:
+    with path.open(newline="", encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    assert rows
+    assert {len(row) for row in rows} == {len(header)}
+
+
 def with_other_sources(restored: Callable[[Run], Any], run: Run) -> float:
     """Sentence by sentence, each alone with the source of the next one of its batch."""
     model, dataset = restored(run)

@@ -149,10 +149,16 @@ def choice(out: Path, arm: str, layers: int, found: Choice) -> None:
 
 
 def _append(name: str, columns: Sequence[str], run: Run, rows: Iterable[Sequence[Any]]) -> None:
-    path = HERE / name
+    path, header = HERE / name, (*WHICH, *columns)
     if not path.exists():
-        _write(path, [(*WHICH, *columns)])
-    _write(path, [(*which(run), *(f"{x:.{DIGITS}g}" if isinstance(x, float) else x for x in row)) for row in rows])
+        _write(path, [header])
+    with path.open(newline="") as file:
+        if tuple(known := next(csv.reader(file), [])) != header:
+            raise SystemExit(f"{path} has the columns {','.join(known)}, not {','.join(header)}: move it away first.")
+    made = [(*which(run), *(f"{x:.{DIGITS}g}" if isinstance(x, float) else x for x in row)) for row in rows]
+    if short := next((row for row in made if len(row) != len(header)), None):
+        raise ValueError(f"a row of {name} has {len(short)} cells, and its header {len(header)}: {short}")
+    _write(path, made)
 
 
 def _write(path: Path, rows: Iterable[Sequence[Any]]) -> None:
