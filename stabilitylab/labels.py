@@ -1,7 +1,7 @@
-"""What a configuration is called in tables and figures: the architecture, or the control that it is.
+"""The label of a configuration in tables and figures: its architecture or control.
 
-Two models that differ in initial weights or formula have two labels, but for T of a ramp, which figures note; sizes,
-norms and dropout keep runs apart by themselves.
+Two models that differ in initial weights or formula have two labels. The exception is T of a ramp, which figures note.
+Sizes and dropout are not part of a label: they distinguish runs by themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from .registry import spelling
 
 
 def label(config: ModelConfig) -> str:
-    """Such as ``postln``, ``postln+beta``, ``branchnorm T=1``, ``deepnorm alpha-only`` or, mixed, ``postln/preln``."""
+    """Return the label: ``postln``, ``postln+beta``, ``branchnorm T=1``, ``deepnorm alpha-only`` or, for two
+    architectures, ``postln/preln``."""
     encoder, decoder = config.arch, config.decoder_arch or config.arch
     if spelling(encoder) == spelling(decoder):
         return _control(encoder, config)
@@ -25,7 +26,7 @@ def label(config: ModelConfig) -> str:
 
 
 def label_of(manifest: Mapping[str, Any]) -> str:
-    """The label of a recorded run: today's, where its settings say more than the label that it was recorded with."""
+    """Return the label of a recorded run. A label made from its settings replaces the recorded label where possible."""
     recorded = str(manifest.get("label", ""))
     model = (manifest.get("config") or {}).get("model")
     if isinstance(model, Mapping) and model.get("arch") and recorded.startswith(str(model["arch"])):
@@ -37,13 +38,13 @@ def label_of(manifest: Mapping[str, Any]) -> str:
 
 
 def may_follow_ramp(arch: str) -> bool:
-    """Does alpha's schedule drive this architecture? Of one that does not say what its gains do it may."""
+    """True if alpha's schedule drives this architecture, or if its note does not say what its gains do."""
     said = note(arch)
     return said is None or said.gains is None or said.scheduled
 
 
 def has_ramp(config: ModelConfig) -> bool:
-    """Does alpha grow at all, or is it a constant?"""
+    """True if alpha grows; False if alpha is a constant."""
     return config.alpha is None and config.t0 < config.T
 
 
@@ -68,7 +69,7 @@ def _control(arch: str, config: ModelConfig) -> str:
 
 
 def _alpha(arch: str, config: ModelConfig) -> list[str]:
-    """What is said of alpha: a constant in the arch's place or, of a schedule, all but the length of its ramp."""
+    """Return the words about alpha: its constant value, or its schedule without the length of the ramp."""
     said = note(arch)
     if config.alpha is not None:
         return [f"alpha={config.alpha:g}"] if may_follow_ramp(arch) or (said and said.takes_alpha) else []

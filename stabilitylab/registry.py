@@ -1,4 +1,4 @@
-"""One registry idiom and one rule of discovery, for archs, probes, figures, claims, detectors, sweeps and commands.
+"""One kind of registry and one rule of discovery, for archs, probes, figures, claims, detectors, sweeps and commands.
 
 A registry is filled when it is first looked into: by the modules of its folder in this package, by the entry points
 that installed packages have in its group, and by the modules that ``--plugin`` or ``STABILITYLAB_PLUGINS`` name.
@@ -32,19 +32,19 @@ _source: list[str] = []  # of the plug-ins that are being imported, the innermos
 
 
 def spelling(name: str) -> str:
-    """The form in which names are compared: ``"Post-LN"``, ``"post_ln"`` and ``"postln"`` are one name."""
+    """Return the form in which names are compared: ``"Post-LN"``, ``"post_ln"`` and ``"postln"`` are one name."""
     return re.sub(r"[\s_\-]+", "", name).lower()
 
 
 @dataclass(frozen=True)
 class Room:
-    """Where one kind of thing comes from: a folder of this package, and a group of entry points of other packages."""
+    """The source of one kind of entry: a folder of this package, and a group of entry points of other packages."""
 
     folder: str  # such as "stabilitylab.probes.library"; what has a leading underscore is left out
     group: str  # such as "stabilitylab.probes"
 
     def import_folder(self) -> list[str]:
-        """Imports every module of the folder and of the folders in it, in the order of their names."""
+        """Import every module of the folder and its subfolders, in the order of their names."""
         modules = list(_below(self.folder))
         for module in modules:
             import_module(module)
@@ -56,7 +56,7 @@ class Room:
             _attempt(f"{point.value} ({package})", point.load)
         named = named_plugins()
         if named and os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())  # where a module of one's own lies, usually
+            sys.path.append(os.getcwd())  # the usual folder of the user's own modules
         for module in named:
             _attempt(f"{module} (--plugin)", lambda module=module: import_module(module))
 
@@ -69,17 +69,17 @@ def _below(folder: str) -> Iterator[str]:
 
 
 def named_plugins() -> list[str]:
-    """The modules that ``--plugin`` and ``STABILITYLAB_PLUGINS`` name."""
+    """Return the modules that ``--plugin`` and ``STABILITYLAB_PLUGINS`` name."""
     return [name.strip() for name in os.environ.get(PLUGINS, "").split(",") if name.strip()]
 
 
 def add_plugin(module: str) -> None:
-    """What ``--plugin MODULE`` does."""
+    """Add a module to the plug-ins, as ``--plugin MODULE`` does."""
     os.environ[PLUGINS] = ",".join(dict.fromkeys((*named_plugins(), module)))
 
 
 def _attempt(plugin: str, load: Callable[[], Any]) -> None:
-    """Imports a plug-in once; one that cannot be imported is said by name, and stops nothing else."""
+    """Import a plug-in once. A plug-in that cannot be imported is logged by name, and stops nothing else."""
     if plugin in _tried:
         return
     _tried.add(plugin)
@@ -109,12 +109,12 @@ class Registry(Mapping[str, T], Generic[T]):
         self._own = self._others = self.room is None  # whether the folder, and the plug-ins, have been imported
 
     def register(self, name: str, module: str = "") -> Callable[[T], T]:
-        """Registers what it decorates; ``module``: where that is defined, if it cannot say so itself."""
+        """Register the decorated entry. ``module``: the module that defines it, if the entry has no ``__module__``."""
 
         def decorate(entry: T) -> T:
             home = module or getattr(entry, "__module__", "") or ""
             if not _is_ours(home):
-                self._load_folder()  # so that a name that is taken is refused here, and not there
+                self._load_folder()  # so that a name that is taken is refused here, not while the folder is imported
             if spelling(name) in self._spellings:
                 raise ValueError(f"{self.kind} {name!r} is registered already, as {self._spellings[spelling(name)]!r}.")
             self._entries[name] = entry
@@ -126,7 +126,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return decorate
 
     def load(self) -> None:
-        """Imports what the room holds, unless that was done."""
+        """Import the entries of the room, once."""
         self._load_folder()
         if not self._others and self.room is not None:
             self._others = True
@@ -134,19 +134,19 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def _load_folder(self) -> None:
         if not self._own and self.room is not None:
-            self._own = True  # first: what is imported now may look into this registry
+            self._own = True  # set first: the imported modules may look into this registry
             place = {module: number for number, module in enumerate(self.room.import_folder())}
             # in the order of the files, whichever was imported first
             own = sorted(self._entries, key=lambda name: place.get(self._homes[name], len(place)))
             self._entries = {name: self._entries[name] for name in own}
 
     def origin(self, name: str) -> str:
-        """Where an entry comes from: ``stabilitylab``, a plug-in, or the module of this process that made it."""
+        """Return the origin of an entry: ``stabilitylab``, a plug-in, or the module of this process that made it."""
         return self._origins[self.resolve(name)]
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """What is registered within it is gone after it."""
+        """Remove the entries that are registered within this context when it ends."""
         self.load()
         kept = dict(self._entries), dict(self._spellings), dict(self._origins)
         try:
@@ -155,7 +155,7 @@ class Registry(Mapping[str, T], Generic[T]):
             self._entries, self._spellings, self._origins = kept
 
     def resolve(self, name: str) -> str:
-        """The canonical name behind any accepted spelling of it."""
+        """Return the canonical name for any accepted spelling."""
         self.load()
         known = self._spellings.get(spelling(name))
         if known is None:

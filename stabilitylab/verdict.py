@@ -1,4 +1,4 @@
-"""The state of a run, judged on held-out text: what its loss says about the unigram baseline, and where it is going."""
+"""The verdict on a run, judged on held-out text: its loss beside the unigram baseline, and the trend of its loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 UNREAD: Literal["ignores its source"] = "ignores its source"
 State = Literal["diverged", "stuck", "descending", "learning", "trained", "ignores its source", "cannot tell"]
 STATES: tuple[State, ...] = ("trained", "learning", UNREAD, "descending", "stuck", "diverged", "cannot tell")
-RULE = 3  # the number of this rule; a verdict that another one gave is given anew when its run is read
+RULE = 3  # the version of this rule; a verdict of another version is judged again when its run is read
 
 RISE = 2.0  # nats over the running minimum that count as divergence ...
 RECOVERY = 0.05  # ... unless undone within this share of the run
@@ -42,20 +42,20 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a model scores that ignores its input and answers the training set's unigram distribution."""
+    """The score of a model that ignores its input and answers the training set's unigram distribution."""
 
     nll: float
     accuracy: float = math.nan
 
     @classmethod
     def of(cls, recorded: Mapping[str, Any] | None) -> Baseline | None:
-        """Reads what run.json says of the data's baseline; None where it says nothing."""
+        """Read the baseline of the data from run.json; None if run.json has none."""
         return Baseline(float(recorded["cross_entropy"]), float(recorded["accuracy"])) if recorded else None
 
 
 @dataclass(frozen=True)
 class Trend:
-    """How fast the held-out loss falls: nats per tenth of the run (negative: it rises), with its 95 % interval.
+    """The fall of the held-out loss in nats per tenth of the run (negative: it rises), with its 95 % interval.
 
     The least-squares line through the last evaluations; the interval is the t-interval of its slope, widened by
     sqrt((1 + r) / (1 - r)) for the residuals' lag-1 autocorrelation r, where that is positive.
@@ -68,7 +68,7 @@ class Trend:
 
     @classmethod
     def of(cls, recorded: Mapping[str, Any]) -> Trend:
-        """Reads what status.json holds."""
+        """Read the trend from status.json."""
         ends = {name: float(recorded[name]) for name in ("fall", "low", "high")}
         return cls(**{**recorded, **ends})
 
@@ -82,7 +82,8 @@ class Verdict:
 
     ``nll_gap`` and ``accuracy_gap`` are the last evaluation minus the unigram baseline: on the validation set where
     ``sentences`` counts it, else on the held-out batch. ``trend``: None with too few evaluations.
-    ``source_worth``: the last measured one of an encoder-decoder [nats/token], None where none was measured.
+    ``source_worth``: by how much another sentence's source raises the loss of an encoder-decoder [nats/token], as last
+    measured; None if not measured.
     """
 
     state: State
@@ -97,7 +98,7 @@ class Verdict:
 
     @classmethod
     def of(cls, recorded: Mapping[str, Any]) -> Verdict:
-        """Reads what status.json holds, where what is not finite is text."""
+        """Read the verdict from status.json, in which numbers that are not finite are text."""
         trend = recorded.get("trend")
         numbers = {name: float(recorded[name]) for name in ("nll_gap", "accuracy_gap")}
         if (worth := recorded.get("source_worth")) is not None:
@@ -109,7 +110,7 @@ class Verdict:
 
 
 def divergence(evaluations: Sequence[Evaluation], steps: int, last_step: int) -> tuple[int, str] | None:
-    """The step and reason of the first divergence so far, or None.
+    """Return the step and reason of the first divergence so far, or None.
 
     Diverged: a non-finite held-out loss, or a rise of more than 2 nats over the running minimum that is not undone
     within 5 % of the run's ``steps``.
@@ -132,8 +133,11 @@ def divergence(evaluations: Sequence[Evaluation], steps: int, last_step: int) ->
 
 
 def trend(evaluations: Sequence[Evaluation]) -> Trend | None:
-    """The line through the last fifth of the run up to the last evaluation, or the last 8 evaluations where that fifth
-    has fewer; None where there are fewer in all."""
+    """Fit the line through the last fifth of the run up to the last evaluation.
+
+    If that fifth has fewer than 8 evaluations, the line goes through the last 8. With fewer than 8 in all the trend is
+    None.
+    """
     if len(evaluations) < LEAST or not evaluations[-1].step:
         return None
     end = evaluations[-1].step
@@ -252,7 +256,7 @@ def judge_recorded(
 
 
 def _place(gap: float) -> str:
-    """Says in words where a loss stands."""
+    """Say in words where a loss stands beside the unigram baseline."""
     if abs(gap) <= LEVEL_NATS:
         return f"at the unigram baseline ({gap:+.3f} nats)"
     return f"{abs(gap):.2f} nats {'above' if gap > 0 else 'below'} the unigram baseline"
@@ -264,7 +268,7 @@ def _nats(value: float) -> str:
 
 
 def _going(moving: Trend | None) -> str:
-    """What a loss does, in words; "" where that is not known."""
+    """Say in words how a loss moves; "" if not known."""
     if moving is None:
         return ""
     if moving.low > 0 and moving.fall >= MATERIAL:
@@ -275,7 +279,7 @@ def _going(moving: Trend | None) -> str:
 
 
 def _since(evaluations: Sequence[Evaluation], holds: Callable[[Evaluation], bool]) -> int:
-    """First step of the unbroken run of evaluations, up to the last, at which ``holds``."""
+    """Return the first step of the unbroken series of evaluations, up to the last, for which ``holds`` is True."""
     since = evaluations[-1].step
     for evaluation in reversed(evaluations):
         if not holds(evaluation):
@@ -285,7 +289,7 @@ def _since(evaluations: Sequence[Evaluation], holds: Callable[[Evaluation], bool
 
 
 def _t975(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t."""
+    """Return the 97.5 % quantile of Student's t."""
     from scipy.special import stdtrit  # slow to import, and the command line's start reads this module
 
     return float(stdtrit(freedom, 0.975))

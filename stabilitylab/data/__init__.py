@@ -1,4 +1,4 @@
-"""Data: a synthetic translation task, local parallel text or a hub data set, as fixed-shape batches."""
+"""Data as fixed-shape batches: a synthetic translation task, local parallel text or a hub data set."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["Batch", "Dataset", "Unigram", "load_data"]
 
 
 def load_data(config: DataConfig, *, stack: Stack) -> Dataset:
-    """Loads the data that ``config.source`` names: ``synthetic``, ``text:SRC,TGT`` or
+    """Load the data that ``config.source`` names: ``synthetic``, ``text:SRC,TGT`` or
     ``hf:DATASET,SRC_COLUMN,TGT_COLUMN``.
 
-    Each source lives in a module of its own, imported here only when it is asked for.
+    Each source has a module of its own, which is imported only when it is needed.
     """
     scheme, _, rest = config.source.partition(":")
     if config.source == "synthetic":

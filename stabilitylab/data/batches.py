@@ -1,4 +1,4 @@
-"""Makes what a model is fed: padded rows as the tensors of each kind of stack."""
+"""The inputs of a model: padded rows as the tensors of each kind of stack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .corpus import BOS, EOS, MASK, PAD, SPECIALS, Rows
 
 @dataclass(frozen=True)
 class Batch:
-    """Tensors of one micro-batch: the model's keyword arguments, and what its loss and its probes need."""
+    """The tensors of one micro-batch: the model's keyword arguments, and the tensors for its loss and its probes."""
 
     inputs: dict[str, Tensor]
     labels: Tensor  # (B, T) int64
@@ -25,20 +25,21 @@ class Batch:
     masks: dict[str, Tensor]  # stack -> (B, L) bool: True on real tokens
 
     def to(self, device: torch.device | str) -> Batch:
-        """Moves the tensors to ``device``; to a GPU from pinned memory, so that the host does not wait."""
+        """Return the batch on ``device``; a GPU gets it from pinned memory, so that the host does not wait."""
         if torch.device(device).type == "cuda":
             return self._each(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
         return self._each(lambda tensor: tensor.to(device))
 
     def padded(self, multiple: int) -> Batch:
-        """With padding up to lengths that are multiples; no number of a model changes, but for rounding."""
+        """Return the batch, padded to lengths that are multiples of ``multiple``. A model's numbers change only by
+        rounding."""
         return self._each(lambda tensor: F.pad(tensor, (0, -tensor.shape[-1] % multiple)))  # PAD, no weight, no mask: 0
 
     def clone(self) -> Batch:
         return self._each(torch.Tensor.clone)
 
     def copy_(self, other: Batch) -> None:
-        """Takes the tensors of ``other``, of the same shapes, in place of its own; ``tokens`` stays."""
+        """Copy the tensors of ``other``, of the same shapes, into its own tensors; ``tokens`` stays."""
         for own, new in zip(self.tensors(), other.tensors(), strict=True):
             own.copy_(new, non_blocking=True)
 
@@ -50,8 +51,11 @@ class Batch:
         return tuple(tensor.shape for tensor in self.tensors())
 
     def of_other_sources(self) -> dict[str, Tensor]:
-        """The model's arguments with, in place of each sentence's source, that of the next one, the first one's for the
-        last; rows that only fill the batch up keep theirs. Without a source, the arguments as they are."""
+        """Return the model's arguments, in which each sentence has the source of the next sentence.
+
+        The last sentence has the source of the first. Rows that only fill the batch keep their source. The arguments
+        of a model without a source do not change.
+        """
         real = int((self.weight.sum(1) > 0).sum())
         other = torch.arange(len(self.weight), device=self.weight.device)
         other[:real] = other[:real].roll(-1)
@@ -68,8 +72,8 @@ class Batch:
 
 
 def make_batch(rows: Rows, stack: Stack, target_vocab: int, random: np.random.Generator) -> Batch:
-    """Makes a batch of ``rows`` for a kind of stack; single stacks read the target side. ``random`` decides the masked
-    tokens only."""
+    """Make a batch of ``rows`` for a kind of stack; single stacks read the target side. ``random`` decides only the
+    masked tokens."""
     labels = rows.target  # (B, T)
     real = labels != PAD
     if stack == "encoder":
@@ -86,7 +90,7 @@ def make_batch(rows: Rows, stack: Stack, target_vocab: int, random: np.random.Ge
 def mask_tokens(
     rows: np.ndarray, vocab: int, random: np.random.Generator, share: float = 0.15
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Masks tokens for the task of BERT (Devlin et al. 2019, Sec. 3.1): (input, places to predict), both (B, T).
+    """Mask tokens for the task of BERT (Devlin et al. 2019, Sec. 3.1): (input, places to predict), both (B, T).
 
     15 % of each sentence's words (at least one, never EOS) are to be predicted; of these 80 % become <mask>, 10 % a
     random word, 10 % stay.

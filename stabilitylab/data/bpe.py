@@ -1,4 +1,4 @@
-"""Learns joint byte-pair encoding from the training text, and caches it by content together with the tokens."""
+"""Joint byte-pair encoding, learnt from the training text; a cache keeps encoding and tokens by content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads make eve
 import tokenizers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-VERSION = 1  # of the algorithm below: a change to it must not meet an old cache entry
+VERSION = 1  # of the algorithm below: a changed algorithm must not read old cache entries
 SIDES = ("source", "target")
 logger = logging.getLogger(__name__)
 
@@ -34,10 +34,10 @@ def encode_corpus(
     *,
     lines: Callable[[str], Lines],
 ) -> Corpus:
-    """Encodes both sides under one vocabulary. ``hashes`` identify the text that ``read`` returns as "train" (and
-    "valid").
+    """Encode both sides with one vocabulary.
 
-    ``lines`` returns one of the two at any later time.
+    ``hashes`` identify the text that ``read`` returns as "train" (and "valid"). ``lines`` returns one of these two
+    texts at any later time.
     """
     identity = "\n".join([f"{VERSION} {tokenizers.__version__} {vocab_size}", *hashes])
     name = f"bpe-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
@@ -67,7 +67,7 @@ def encode_corpus(
 
 
 def train(lines: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learns byte-pair encoding (Sennrich et al. 2016) of NFKC text, cut at spaces (kept as "▁") and around
+    """Learn byte-pair encoding (Sennrich et al. 2016) of NFKC text, cut at spaces (kept as "▁") and around
     punctuation."""
     tokenizer = Tokenizer(models.BPE(unk_token=SPECIALS[UNK]))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Strip()])

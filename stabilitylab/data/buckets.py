@@ -1,4 +1,4 @@
-"""Sorts rows into shape buckets: a few fixed batch shapes that waste little on padding."""
+"""Shape buckets: a few fixed batch shapes that waste little on padding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-TWO = 2  # shapes, where nothing else is asked for
+TWO = 2  # the default number of shapes
 
 
 @dataclass(frozen=True)
@@ -19,20 +19,20 @@ class Bucket:
 
     @property
     def batches(self) -> int:
-        """Counts the batches of an epoch; the last one is filled up from the beginning of the bucket's permutation."""
+        """The batches of an epoch. The start of the bucket's permutation fills up the last batch."""
         return -(-len(self.members) // self.rows)
 
 
 def choose_buckets(lengths: np.ndarray, sentences: int, shapes: int = TWO, multiple: int = 1) -> tuple[Bucket, ...]:
-    """At most so many shapes, whose lengths are multiples: :func:`by_the_longest` for two of any length, else
-    :func:`by_either_side`."""
+    """Choose at most ``shapes`` shapes whose lengths are multiples of ``multiple``: by :func:`by_the_longest` for two
+    shapes of any length, else by :func:`by_either_side`."""
     if (shapes, multiple) == (TWO, 1):
         return by_the_longest(lengths, sentences)
     return by_either_side(lengths, sentences, shapes, multiple)
 
 
 def by_either_side(lengths: np.ndarray, sentences: int, shapes: int, multiple: int) -> tuple[Bucket, ...]:
-    """Cuts the pairs in two at a length of one side, again and again, where that saves most padded tokens of an epoch.
+    """Cut the pairs in two at a length of one side, repeatedly, where the cut saves most padded tokens of an epoch.
 
     Each bucket holds as many rows as fit into the padded tokens of ``sentences`` of the longest shape; one with fewer
     pairs than rows is not made.
@@ -56,7 +56,7 @@ def by_either_side(lengths: np.ndarray, sentences: int, shapes: int, multiple: i
 
 
 class _Part:
-    """Pairs that share a batch shape, and what it would save to share two."""
+    """Pairs that share a batch shape, and the padded tokens that two shapes would save."""
 
     def __init__(self, members: np.ndarray, lengths: np.ndarray, multiple: int, budget: int) -> None:
         self.members, self._lengths = members, lengths[members]
@@ -65,7 +65,7 @@ class _Part:
         self._best: tuple[int, np.ndarray] | None = None
 
     def best_cut(self) -> tuple[int, np.ndarray]:
-        """(padded tokens saved, which pairs are on the short side); 0 or less where no cut is possible."""
+        """Return (padded tokens saved, mask of the pairs on the short side). 0 or less saved: no cut is possible."""
         self._best = self._best or max(map(self._cut, range(self._lengths.shape[1])), key=lambda found: found[0])
         return self._best
 
@@ -90,7 +90,7 @@ def _up(lengths: np.ndarray, multiple: int) -> np.ndarray:
 
 
 def by_the_longest(lengths: np.ndarray, sentences: int, worth: float = 0.9) -> tuple[Bucket, ...]:
-    """Chooses a short and a long bucket whose boundary minimises an epoch's padded tokens; one, if that saves under
+    """Choose a short and a long bucket whose boundary minimises an epoch's padded tokens; one, if that saves under
     10 %.
 
     The longest bucket holds ``sentences`` rows, a shorter one as many more as fit into the same padded tokens.

@@ -1,4 +1,4 @@
-"""Keeps arrays between runs under a name that says what they were made from; losing them only costs time."""
+"""A cache of arrays between runs. The name of an entry identifies its sources; a lost entry only costs time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ logger = logging.getLogger(__name__)
 
 
 def folder() -> Path:
-    """Returns ``$STABILITYLAB_CACHE``, or ``stabilitylab`` in the user's cache directory."""
+    """Return ``$STABILITYLAB_CACHE``, or ``stabilitylab`` in the user's cache directory."""
     if chosen := os.environ.get("STABILITYLAB_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "stabilitylab"
 
 
 def load(name: str) -> dict[str, np.ndarray] | None:
-    """Loads what :func:`save` stored as ``name``; None if there is nothing, or nothing that is whole (zip checks a
-    CRC)."""
+    """Load the arrays that :func:`save` stored as ``name``; None if there are none, or if the file is damaged (zip
+    checks a CRC)."""
     path = folder() / f"{name}.npz"
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as entry:
@@ -37,7 +37,7 @@ def load(name: str) -> dict[str, np.ndarray] | None:
 
 
 def save(name: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Stores all or nothing: a reader, or a second writer, never sees a part of an entry."""
+    """Store all arrays or none: neither a reader nor a second writer ever sees a part of an entry."""
     temporary = None
     try:
         folder().mkdir(parents=True, exist_ok=True)

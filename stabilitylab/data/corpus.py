@@ -1,4 +1,4 @@
-"""Holds tokenised parallel text as a source delivers it: ragged, without special tokens, every pair still there."""
+"""Tokenised parallel text as a source delivers it: ragged, without special tokens, with every pair."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Rows(NamedTuple):
         return Rows(self.source[index], self.target[index])
 
     def lengths(self) -> np.ndarray:
-        """Counts the tokens a side, EOS included."""
+        """Count the tokens of each side, EOS included."""
         return np.stack([np.count_nonzero(side, axis=1) for side in self], axis=1)  # (N, 2)
 
     def trimmed(self) -> Rows:
@@ -30,7 +30,7 @@ class Rows(NamedTuple):
         return Rows(self.source[:, :source], self.target[:, :target])
 
     def hashes(self) -> np.ndarray:
-        """Hashes each pair into 64 bits that depend on its tokens only, not on the padding: equal pairs have equal
+        """Hash each pair into 64 bits that depend only on its tokens, not on the padding. Equal pairs have equal
         hashes."""
         total = np.zeros(len(self.source), np.uint64)  # (N,)
         for side, tokens in enumerate(self):
@@ -40,18 +40,18 @@ class Rows(NamedTuple):
 
 
 class Sentences(NamedTuple):
-    """The tokens of many sentences end to end, and the length of each."""
+    """The tokens of many sentences end to end, and the length of each sentence."""
 
     ids: np.ndarray  # (sum of lengths,)
     lengths: np.ndarray  # (N,)
 
     def pick(self, index: np.ndarray) -> list[np.ndarray]:
-        """Picks the tokens of each of the sentences ``index``, in this order."""
+        """Return the tokens of each of the sentences ``index``, in this order."""
         ends = self.lengths.cumsum()
         return [self.ids[ends[i] - self.lengths[i] : ends[i]] for i in index]
 
     def rows(self, keep: np.ndarray) -> np.ndarray:
-        """Lays out the sentences where ``keep`` is True, ended by EOS and padded to the longest of them."""
+        """Return the sentences where ``keep`` is True as rows, ended by EOS and padded to the longest of them."""
         lengths = self.lengths[keep]
         rows = np.zeros((len(lengths), lengths.max(initial=0) + 1), self.ids.dtype)  # (kept, L)
         rows[np.arange(rows.shape[1]) < lengths[:, None]] = self.ids[np.repeat(keep, self.lengths)]
@@ -81,7 +81,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a data source delivers; lengths, the held-out part and batches are the Dataset's business."""
+    """The output of a data source. The Dataset handles lengths, the held-out part and batches."""
 
     train: Pairs
     valid: Pairs | None
@@ -89,15 +89,15 @@ class Corpus:
     target_vocab: int
     joint: bool
     decode: Callable[[Sequence[int]], str]  # words of the target side
-    lines: Callable[[str], tuple[list[str], list[str]]]  # "train" or "valid" -> its pairs as text, read when asked for
+    lines: Callable[[str], tuple[list[str], list[str]]]  # "train" or "valid" -> its pairs as text, read on demand
     encode: Callable[[list[str]], Sentences] | None = None  # other text in the same vocabulary
-    fresh: Callable[[int], Pairs] | None = None  # so many further pairs, where a source can make them
+    fresh: Callable[[int], Pairs] | None = None  # n -> n further pairs, if the source can make them
     ideal_nll: Callable[[np.ndarray], float] | None = None  # target rows -> nll per label of the true distribution
     description: dict[str, Any] = field(default_factory=dict)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """Mixes with the finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection that spreads every bit over all
+    """Mix with the finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection that spreads every bit over all
     64."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""Makes a seeded sequence of fixed-shape batches out of a corpus, one fixed held-out batch and a validation set."""
+"""A seeded sequence of fixed-shape batches of a corpus, one fixed held-out batch and a validation set."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Dataset:
         self.best_nll = ideal(held_out.target) if ideal else None
 
     def micro_batch(self, step: int, index: int = 0, count: int = 1) -> Batch:
-        """Makes micro-batch ``index`` of the ``count`` of an update: position ``step * count + index`` of an endless
+        """Make micro-batch ``index`` of the ``count`` of an update: position ``step * count + index`` of an endless
         order.
 
         Every epoch is a new permutation in which each pair stands once; what the last batch of a bucket lacks is
@@ -71,7 +71,7 @@ class Dataset:
         return make_batch(rows, self._stack, self.target_vocab, stream(self._config.seed, MASKING, position))
 
     def validation(self) -> Iterator[Batch]:
-        """Yields the validation set, of sentences sorted by length; nothing where there is none."""
+        """Yield the validation set in sentences sorted by length; nothing if there is no validation set."""
         rows = self._split.validation
         order = np.argsort(rows.lengths().sum(axis=1), kind="stable")
         for start in range(0, len(order), VALIDATION_ROWS):
@@ -79,7 +79,7 @@ class Dataset:
             yield make_batch(some, self._stack, self.target_vocab, stream(0, VALIDATION, start))
 
     def _unigram(self, batches: Iterable[Batch]) -> Unigram:
-        """Scores the training set's label frequencies on the labels of ``batches``."""
+        """Score the training set's label frequencies on the labels of ``batches``."""
         labels = np.concatenate([batch.labels.numpy()[batch.weight.numpy() > 0] for batch in batches])
         return Unigram.of(self._training_labels(), labels, self.target_vocab)
 
@@ -88,7 +88,7 @@ class Dataset:
         return target if self._stack != "encoder" else np.where(target == EOS, PAD, target)
 
     def label_entropy(self) -> float:
-        """Returns the entropy of the training set's label frequencies [nats]."""
+        """Return the entropy of the training set's label frequencies [nats]."""
         return entropy(self._training_labels(), self.target_vocab)
 
     def _shuffled(self, epoch: int) -> list[tuple[np.ndarray, tuple[int, ...]]]:
@@ -100,7 +100,7 @@ class Dataset:
         return [batches[place] for place in random.permutation(len(batches))]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of target ids, up to EOS."""
+        """Return the text of target ids, up to EOS."""
         words: list[int] = []
         for token in ids:
             if token == EOS:
@@ -135,13 +135,13 @@ class Dataset:
         return Passage.of(name, tokens, *sides, longest=longest)
 
     def padding(self, multiple: int = 1) -> float:
-        """The share of padding in what an epoch's batches hold, where their lengths are padded to multiples."""
+        """Return the share of padding in the batches of an epoch, if their lengths are padded to multiples."""
         used = sum(b.batches * b.rows * sum(-(-n // multiple) * multiple for n in b.lengths) for b in self.buckets)
         sides = self._lengths[:, -len(self.buckets[0].lengths) :]
         return 1 - float(sides.sum()) / used
 
     def describe(self) -> dict[str, Any]:
-        """Says what a run records about its data: sizes, shapes, content hashes, the baselines."""
+        """Return the facts that a run records about its data: sizes, shapes, content hashes, the baselines."""
         return {
             "source": self._config.source,
             "stack": self._stack,
@@ -168,7 +168,7 @@ class Dataset:
 
 
 def _fitted(side: np.ndarray, length: int) -> np.ndarray:
-    """Cut or padded to a length that no sentence in it exceeds."""
+    """Cut or pad a side to ``length``, which no sentence in it exceeds."""
     return np.pad(side[:, :length], ((0, 0), (0, max(0, length - side.shape[1]))), constant_values=PAD)
 
 

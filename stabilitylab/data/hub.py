@@ -1,4 +1,4 @@
-"""Reads parallel text through the optional package ``datasets``: from the Hugging Face hub or a folder on disk."""
+"""Parallel text through the optional package ``datasets``: from the Hugging Face hub or a folder on disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .corpus import Corpus
 
 
 def load_hub(spec: str, valid: str | None, vocab_size: int) -> Corpus:
-    """Loads ``spec``, "DATASET,SRC_COLUMN,TGT_COLUMN" (also "DATASET:CONFIGURATION,..."); ``valid`` names a split.
+    """Load ``spec``, "DATASET,SRC_COLUMN,TGT_COLUMN" (also "DATASET:CONFIGURATION,..."); ``valid`` names a split.
 
     A dot in a column's name leads into a nested one: "translation.de".
     """

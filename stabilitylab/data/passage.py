@@ -1,4 +1,4 @@
-"""Holds whole text to translate: every sentence once, with what it should become."""
+"""Whole text to translate: every sentence once, with its reference translation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Passage:
     def of(
         cls, name: str, tokens: Sequence[np.ndarray], source: list[str], reference: list[str], *, longest: int
     ) -> Passage:
-        """Makes a passage of ``tokens`` without EOS; those beyond ``longest``, EOS included, are cut off."""
+        """Make a passage of ``tokens`` without EOS. Tokens beyond ``longest``, EOS included, are cut off."""
         cut = np.array([len(ids) + 1 > longest for ids in tokens], bool)
         ended = [np.append(ids[: longest - 1].astype(np.int64), EOS) for ids in tokens]
         return cls(name, ended, source, reference, cut, longest)
@@ -36,14 +36,14 @@ class Passage:
         return len(self.tokens)
 
     def head(self, sentences: int | None) -> Passage:
-        """Returns the first ``sentences``, or all."""
+        """Return the first ``sentences`` sentences; None: all."""
         end = slice(sentences)
         sides = self.tokens[end], self.source[end], self.reference[end], self.truncated[end]
         return Passage(self.name, *sides, self.longest)
 
     def batches(self, sentences: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-        """Yields (places in the passage, ids (B, S), True on real tokens (B, S)); of like lengths, the longest
-        first."""
+        """Yield batches of similar lengths, the longest first: (places in the passage, ids (B, S), True on real tokens
+        (B, S))."""
         order = sorted(range(len(self)), key=lambda place: -len(self.tokens[place]))
         for start in range(0, len(order), sentences):
             places = order[start : start + sentences]

@@ -1,4 +1,4 @@
-"""Says which sentence pairs of a corpus are trained on, which are the held-out batch, and which the validation set."""
+"""The split of a corpus into training pairs, the held-out batch and the validation set."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LARGEST_SHARE = 10  # at most one in ten pairs of a text without a validation te
 
 
 def stream(seed: int, *place: int) -> np.random.Generator:
-    """Opens the random numbers of one purpose and position, independent of all others."""
+    """Return the random generator of one purpose and position, independent of all others."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=place))
 
 
 class Split(NamedTuple):
-    """Rows of a corpus by their use; no row of ``held_out`` or ``validation`` equals a training row.
+    """The rows of a corpus by their use. No row of ``held_out`` or ``validation`` equals a training row.
 
     ``left_out`` and ``validation_left_out`` count the pairs that have no use, by reason. ``cut_out`` are the pairs of
     the training text that were held out, where there is no validation text.
@@ -35,7 +35,7 @@ class Split(NamedTuple):
 
 
 def split(corpus: Corpus, config: DataConfig) -> Split:
-    """Sorts the rows of ``corpus`` by their use.
+    """Sort the rows of ``corpus`` by their use.
 
     The held-out batch is the first ``config.held_out`` pairs of the validation text, the validation set all of it.
     Without such a text both are chosen from the training text, by content; or the source makes fresh pairs for the

@@ -1,4 +1,4 @@
-"""Makes a translation task from nothing, whose best possible loss is known."""
+"""A synthetic translation task, whose best possible loss is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After the fact: what happened in a run and in which order, and where two runs part. Needs no torch."""
+"""Diagnosis of recorded runs: the events of a run in their order, and the first difference of two. Needs no torch."""
 
 from .compare import Comparison, compare
 from .diagnosis import Diagnosis, diagnose

@@ -1,4 +1,4 @@
-"""What the alarm said while the run was trained (``watch(alarm=True)``), on the time line of what happened."""
+"""Alarms raised while the run was trained (``watch(alarm=True)``), as events of its diagnosis."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .evidence import Evidence
 
 
 def announced(evidence: Evidence) -> Iterator[Event]:
-    """A note for each alarm that run.json holds: it was raised with the error rates of docs/alarm.md, and makes no run
-    ill."""
+    """Yield a note for each alarm that run.json holds. docs/alarm.md has the error rates of alarms; a note leaves a run
+    healthy."""
     for own in recorded(evidence.run.manifest):
         if not isinstance(own.get("step"), int):
             continue

@@ -1,4 +1,4 @@
-"""Which event came first, what followed, and where the recorded rows do not tell."""
+"""The order of events: the first event, the events that followed, and the pairs whose order the rows do not show."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from .order import comes_before, depends_on
 
 @dataclass(frozen=True)
 class Cause:
-    """``chain``: the first event of each kind, in order. ``rivals``: events that may have come before its first."""
+    """The order of events. ``chain``: the first event of each kind. ``rivals``: events that may have come before the
+    first event of the chain."""
 
     chain: tuple[Event, ...]
     rivals: tuple[Event, ...]
@@ -23,13 +24,13 @@ class Cause:
 
     @property
     def together(self) -> tuple[Event, ...]:
-        """The first event and those of its rivals that are of the same row, so that no finer cadence parts them."""
+        """The first event and its rivals of the same row, whose order no finer cadence would show."""
         return self.chain[:1] + tuple(rival for rival in self.rivals if together(self.chain[0], rival))
 
 
 def ordered(events: Sequence[Event]) -> list[Event]:
-    """By row, and in a row by what numbers depend on. What a run ends in (a plateau that it never left, say) comes
-    after what else began then, and what began in an earlier row than it was seen in cannot be told apart from it."""
+    """Sort events by step, and within a step by what their numbers depend on. An outcome that held from the first row
+    on (such as a plateau that the run never left) comes last: no row shows when it began."""
     return sorted(
         events,
         key=lambda event: (
@@ -42,9 +43,12 @@ def ordered(events: Sequence[Event]) -> list[Event]:
 
 
 def certainly_before(a: Event, b: Event) -> bool:
-    """Whether the rows show that ``a`` began before ``b``: seen before the last row without ``b``; or both began at
-    one and the same step, and what ``b`` was seen in depends on what ``a`` was seen in; or ``a`` came from outside and
-    explains ``b``."""
+    """True if the rows show that ``a`` began before ``b``.
+
+    There are three such cases. ``a`` was seen no later than the last row without ``b``. Both began at the same step,
+    and the numbers of ``b`` depend on those of ``a``. ``a`` explains ``b`` by arithmetic, and was seen at an earlier
+    step or, at the same step, in numbers on which those of ``b`` depend.
+    """
     if b.after is not None and a.step <= b.after:
         return True
     leads = a.step < b.step or (a.step == b.step and comes_before(a.phase, b.phase))
@@ -58,12 +62,12 @@ def _same_step(a: Event, b: Event) -> bool:
 
 
 def together(a: Event, b: Event) -> bool:
-    """Whether both began at one and the same step, and neither was seen in what depends on the other."""
+    """True if both events began at the same step, and the numbers of neither depend on those of the other."""
     return _same_step(a, b) and not comes_before(a.phase, b.phase) and not comes_before(b.phase, a.phase)
 
 
 def explain(events: Sequence[Event]) -> Cause:
-    """Notes explain nothing; outcomes are rivals of nothing."""
+    """Return the chain of events and the rivals of its first event. Notes are left out; an outcome is never a rival."""
     kinds: dict[str, Event] = {}
     for event in ordered([event for event in events if event.severity != "note"]):
         kinds.setdefault(event.kind, event)
@@ -72,15 +76,17 @@ def explain(events: Sequence[Event]) -> Cause:
     if not mechanisms:
         return Cause(tuple(chain), ())
     first = mechanisms[0]
-    if chain[0] is not first:  # an outcome seen earlier in time, such as a plateau that something broke later
+    if chain[0] is not first:  # an outcome began earlier, such as a plateau that a later event ended
         return Cause(tuple(chain), ())
     rivals = [event for event in mechanisms[1:] if not certainly_before(first, event)]
     return Cause(tuple(chain), tuple(rivals))
 
 
 def sentence(cause: Cause) -> str:
-    """Such as ``learning-rate jump at step 40 -> update jump at step 40 -> loss spike at step 41``; events of one row
-    of which none comes first are joined by "and"."""
+    """Write the chain in words: ``learning-rate jump at step 40 -> update jump at step 40 -> loss spike at step 41``.
+
+    "and" joins events of one row of which none comes first.
+    """
     groups: list[list[Event]] = []
     for event in cause.chain:
         if groups and "outcome" not in (event.role, groups[-1][0].role) and together(groups[-1][0], event):
@@ -91,7 +97,7 @@ def sentence(cause: Cause) -> str:
 
 
 def undecided(cause: Cause) -> list[str]:
-    """One sentence for each event that may have come before the first."""
+    """Write one sentence for each event that may have come before the first event."""
     first = cause.first
     return [] if first is None else [_between(first, rival) for rival in cause.rivals]
 
@@ -111,7 +117,7 @@ def _between(a: Event, b: Event) -> str:
 
 
 def why_together(*events: Event) -> str:
-    """Why none of these events of one row comes first."""
+    """Say why none of these events of one row comes first."""
     many = "both" if len(events) == 2 else f"all {len(events)}"
     shared = {depends_on(event.phase) for event in events}
     if len(shared) == 1 and len({event.moment for event in events}) == 1:

@@ -1,4 +1,4 @@
-"""Where two runs part: the first step, place and number that differ, in order of dependence, and how fast."""
+"""The first difference of two runs: its step, place and number in order of dependence, and how fast it grows."""
 
 from __future__ import annotations
 
@@ -46,9 +46,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``first``: where they part, by row and by what its numbers depend on; ``first_in_table``: the same among tables,
-    which name a place; ``identical_through``: the last common step before; ``growth``: level -> first difference above
-    it."""
+    """The comparison of two runs.
+
+    ``first``: the first difference, by step and by what numbers depend on. ``first_in_table``: the first difference
+    among tables, which name a place. ``identical_through``: the last common step before ``first``. ``growth``: level
+    -> the first difference above that level.
+    """
 
     a: str
     b: str
@@ -89,9 +92,10 @@ class Comparison:
 
 
 def compare(a: Run, b: Run, *, rtol: float = 0.0, atol: float = 0.0) -> Comparison:
-    """Compares what both runs have recorded so far; NaN equals NaN, "no gradient" equals nothing but itself.
+    """Compare what both runs have recorded so far. NaN equals NaN; "no gradient" equals only "no gradient".
 
-    Numbers differ where |a - b| > ``atol`` + ``rtol`` max(|a|, |b|). Raises InputError where no step is common.
+    Numbers differ where |a - b| > ``atol`` + ``rtol`` max(|a|, |b|). Raises InputError if the
+    runs have no step in common.
     """
     return of_snapshots(lambda left, right: _compared(left, right, rtol, atol), a, b)
 
@@ -129,7 +133,7 @@ def _compared(a: Run, b: Run, rtol: float, atol: float) -> Comparison:
 
 
 def settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The settings that differ, by flat name."""
+    """Return the settings that differ, by flat name: the values of both runs."""
     ours, theirs = dict(flat(a)), dict(flat(b))
     names = dict.fromkeys((*ours, *theirs))
     both = {name: (ours.get(name, MISSING), theirs.get(name, MISSING)) for name in names}
@@ -137,12 +141,12 @@ def settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any,
 
 
 def recorded(evidence: Evidence) -> set[str]:
-    """The tables that hold rows; one may have been promised and lost."""
+    """Return the tables that hold rows. A table of the run may have none."""
     return {name for name in evidence.run.tables if evidence.grid(name) is not None}
 
 
 def only(left: Evidence, right: Evidence, pairs: Sequence[tuple[Grid, Grid]]) -> dict[str, dict[str, Any]]:
-    """Tables, metrics and numbers of steps that only one run has."""
+    """Return the tables, the metrics and the number of steps that only one of the runs has."""
     found = {}
     for name, ours, theirs in (("a", left, right), ("b", right, left)):
         metrics = [m for m in ours.metrics.column_names if m not in theirs.metrics.column_names and m not in CLOCKS]
@@ -157,7 +161,7 @@ def only(left: Evidence, right: Evidence, pairs: Sequence[tuple[Grid, Grid]]) ->
 
 
 def _pairs(left: Evidence, right: Evidence) -> Iterator[tuple[Grid, Grid]]:
-    """Each column that both have, cut to common steps and places."""
+    """Yield each column that both runs have, cut to their common steps and places."""
     for name in left.metrics.column_names[1:]:
         if name not in CLOCKS and (pair := _common(left.metric(name), right.metric(name))):
             yield pair
@@ -185,8 +189,10 @@ def _common(a: Grid | None, b: Grid | None) -> tuple[Grid, Grid] | None:
 
 
 def _gap(a: Grid, b: Grid, rtol: float, atol: float) -> np.ndarray:
-    """|a - b| / max(|a|, |b|) where they differ by more than the tolerance, else 0; inf where one is not finite or
-    absent and the other is not. (S, R)"""
+    """Return |a - b| / max(|a|, |b|) where a and b differ by more than the tolerance, else 0. (S, R)
+
+    The gap is inf where only one of them is absent, and where they differ and one of them is not finite.
+    """
     x, y = a.values, b.values
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.maximum(np.abs(x), np.abs(y))
@@ -201,7 +207,7 @@ def _gap(a: Grid, b: Grid, rtol: float, atol: float) -> np.ndarray:
 
 
 def _first(a: Grid, b: Grid, gap: np.ndarray, above: float) -> Difference | None:
-    """The first step at which the gap is above, and the place that is computed first there."""
+    """Return the first step at which the gap is larger than ``above``, and the place that is computed first there."""
     over = gap > above
     rows = np.flatnonzero(over.any(axis=1))
     if not len(rows):
@@ -214,6 +220,7 @@ def _first(a: Grid, b: Grid, gap: np.ndarray, above: float) -> Difference | None
 
 
 def _earliest(differences: Sequence[Difference | None]) -> Difference | None:
-    """By step and phase; within the phase a table before a metric, since it names a place, and a main column first."""
+    """Return the earliest difference by step and phase. Within a phase a table comes before a metric, since a table
+    names a place."""
     found = [one for one in differences if one is not None]
     return min(found, key=lambda one: (one.step, rank(one.phase), "." not in one.probe), default=None)

@@ -1,4 +1,4 @@
-"""The diagnosis of one run: every detector, the order of what they found, and what could not be checked."""
+"""The diagnosis of one run: the findings of all detectors in their order, and what could not be checked."""
 
 from __future__ import annotations
 
@@ -18,18 +18,25 @@ from .evidence import Evidence
 from .headroom import headroom
 from .unmeasured import not_measured, unmeasured
 
-HEALTH = ("loss_spike", "divergence", "plateau")  # what must have been judged of a run before it is called healthy
+HEALTH = ("loss_spike", "divergence", "plateau")  # detectors that must have run before a run is called healthy
 Verdict = Literal["healthy", "open", "warning", "failure"]
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What happened in a run and in which order. ``checked``: kind -> the sources that were read; ``unchecked``:
-    kind -> why not, and what records it. ``open``: why it cannot be told whether the run trains, by its held-out loss,
-    or since its loss was not recorded, or in too few rows; "" where it can. ``unmeasured``: what the run was to record
-    and did not -> why. ``headroom``: how far from the edge of its fixed batch it stood last, "" if not recorded.
-    ``doubts``: what was warned of as it ran, such as a ``step()`` in the wrong place. ``not_neutral``: what watching
-    changed in the model and could not undo, so that training is not that of an unwatched run."""
+    """The events of a run in their order, and what could not be checked.
+
+    - ``checked``: kind -> the sources that were read.
+    - ``unchecked``: kind -> why it was not checked, and what records its sources.
+    - ``open``: why it is not known whether the run trains; "" if it is known. The held-out loss does not decide, or
+      the loss was not recorded, or it was recorded in too few rows.
+    - ``unmeasured``: what the run was to record and did not -> why.
+    - ``headroom``: the last distance from the highest stable rate on its fixed batch, in a sentence; "" if not
+      recorded.
+    - ``doubts``: warnings given while it ran, such as a ``step()`` in the wrong place.
+    - ``not_neutral``: what watching changed in the model and could not undo. Training then differs from that of an
+      unwatched run.
+    """
 
     run: str
     state: str
@@ -54,7 +61,7 @@ class Diagnosis:
 
     @property
     def untold(self) -> list[str]:
-        """Why a run in which nothing was found is not called healthy."""
+        """The reasons why a run without findings is not called healthy."""
         told = [f"whether it trains is open: {self.open}"] if self.open else []
         told += [f"{each} is open" for each in self.pending]
         told += [f"its numbers do not tell why it {self.state}"] if self.state in ("failed", "diverged") else []
@@ -63,12 +70,12 @@ class Diagnosis:
 
     @property
     def pending(self) -> list[str]:
-        """What cannot be told yet of events that stand at the end, each once."""
+        """The open questions about events that last to the end of the run, each once."""
         return list(dict.fromkeys(event.open for event in self.events if event.open))
 
     @property
     def layers(self) -> list[str]:
-        """The places that the events of the chain name, in its order."""
+        """The places that the events of the chain name, in the order of the chain."""
         return list(dict.fromkeys(event.where for event in self.cause.chain if event.place is not None))
 
     @property
@@ -126,7 +133,8 @@ class Diagnosis:
 
     @property
     def _first(self) -> str:
-        """Such as ``First came loss spike: ...``; of several events of which none comes first, all."""
+        """The first event in words, such as ``First came loss spike: ...``; several events if none of them comes
+        first."""
         events = self.cause.together
         notes = any(event.severity == "note" and event.step < events[0].step for event in self.events)
         aside = ", notes aside," if notes else ""
@@ -139,10 +147,10 @@ class Diagnosis:
 
 
 def diagnose(run: Run) -> Diagnosis:
-    """Diagnoses a run directory of ``stabilitylab probe`` or ``watch``: finished, broken or still going.
+    """Diagnose a run directory of ``stabilitylab probe`` or ``watch``: finished, broken or still going.
 
     Each detector in :mod:`stabilitylab.diagnose.detectors` has its thresholds beside its rule; all of them read one
-    snapshot of the run. Raises InputError where nothing is recorded.
+    snapshot of the run. Raises InputError if nothing is recorded.
     """
     return of_snapshots(_diagnosed, run)
 
@@ -185,8 +193,10 @@ def _diagnosed(run: Run) -> Diagnosis:
 
 
 def _unjudged(evidence: Evidence, checked: Mapping[str, Any]) -> str:
-    """Why nothing can be said of how the loss goes; "" where what judges it was checked. A run that learns by its
-    baseline is on no plateau, however short it is."""
+    """Say why the loss of a run cannot be judged; "" if all detectors of :data:`HEALTH` were checked.
+
+    A run that has learned by its unigram baseline needs no check for a plateau, however short it is.
+    """
     learns = evidence.verdict is not None and evidence.verdict.state in ("trained", "learning")
     missing = [DETECTORS[kind] for kind in HEALTH if kind not in checked and not (learns and kind == "plateau")]
     loss = evidence.loss()
@@ -199,7 +209,7 @@ def _unjudged(evidence: Evidence, checked: Mapping[str, Any]) -> str:
 
 
 def _weighed(events: Sequence[Event], learns: bool) -> list[Event]:
-    """What a mild detector found in a run that ``learns`` (it was judged, and nothing failed) is a note."""
+    """Turn the findings of mild detectors into notes if the run ``learns`` and no event is a failure."""
     if not learns or any(event.severity == "failure" for event in events):
         return list(events)
     mild = {kind for kind, detector in DETECTORS.items() if detector.mild}

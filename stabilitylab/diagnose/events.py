@@ -20,11 +20,15 @@ F = TypeVar("F", bound="Callable[[Evidence], Iterable[Event]]")
 
 @dataclass(frozen=True)
 class Event:
-    """``kind`` happened at ``step`` (first seen there; ``after``: the last row in which it was not) and lasted
-    ``until`` (None: to the end, or not said). ``strength``: how many times over its threshold; None where that means
-    nothing, as of a NaN. ``severity``: a note leaves a run healthy, a failure means that it did not learn or broke.
-    ``open``: what cannot be told yet of a note that stands at the end, such as whether it passes; then the run is not
-    called healthy either."""
+    """An event of a run, with its evidence.
+
+    - ``step``: the row in which it was first seen; ``after``: the last row in which it was not seen.
+    - ``until``: the step at which it ended (None: it lasted to the end, or its end is not known).
+    - ``strength``: the number as a multiple of its threshold; None where that means nothing, as for a NaN.
+    - ``severity``: a note leaves a run healthy; a failure means that the run did not learn, or broke.
+    - ``open``: the open question about a note that lasts to the end, such as whether it passes. A run with an open
+      question is not called healthy.
+    """
 
     kind: str
     title: str
@@ -43,18 +47,18 @@ class Event:
 
     @property
     def role(self) -> Role:
-        """``setting``: from outside of the network's dynamics; ``outcome``: what a run ends in, never the cause where
-        anything else was seen."""
+        """The role of its kind. A ``setting`` comes from outside the network's dynamics. An ``outcome`` is the end of a
+        run, and never the cause if any other event was seen."""
         return DETECTORS[self.kind].role if self.kind in DETECTORS else "mechanism"
 
     @property
     def moment(self) -> tuple[int, int]:
-        """Step and rank of the phase: later moments of a row depend on earlier ones."""
+        """Step and rank of the phase. Within a row, later moments depend on earlier moments."""
         return self.step, rank(self.phase)
 
     @property
     def resolved(self) -> bool:
-        """Whether the step before was recorded too, so that the event began at this very step."""
+        """True if the step before was recorded too, so that the event began at exactly this step."""
         return self.after is not None and self.after == self.step - 1
 
     @property
@@ -85,7 +89,7 @@ class Event:
 
 
 def alike(events: Sequence[Event]) -> list[list[Event]]:
-    """The same finding once: events of one kind, stack and severity together, as two tables often see one thing."""
+    """Group events of one kind, stack and severity, since two tables often show the same finding."""
     found: dict[tuple[str, str, str], list[Event]] = {}
     for event in events:
         found.setdefault((event.kind, event.place.stack if event.place else "", event.severity), []).append(event)
@@ -94,10 +98,13 @@ def alike(events: Sequence[Event]) -> list[list[Event]]:
 
 @dataclass(frozen=True)
 class Detector:
-    """Looks for one kind of event. ``reads``: each source (table, one of its columns, or metric) that it can do with ->
-    how to record it. ``least_rows``: with fewer it cannot tell. ``explains``: kinds of events that this one
-    makes by arithmetic, not by dynamics. ``mild``: in a run whose loss was judged and learns, such an event is a
-    note."""
+    """A detector of one kind of event.
+
+    - ``reads``: each source (table, column of a table, or metric) that is enough for it -> how to record the source.
+    - ``least_rows``: the smallest number of rows in which it can decide.
+    - ``explains``: kinds of events that follow from this kind by arithmetic, not by dynamics.
+    - ``mild``: its events are notes in a run whose loss was judged and which learns.
+    """
 
     kind: str
     title: str
@@ -109,18 +116,18 @@ class Detector:
     mild: bool = False
 
     def sources(self, evidence: Evidence) -> list[str]:
-        """Which of its sources hold a number in this run."""
+        """Return the sources of this detector that hold a number in this run."""
 
         def holds(name: str) -> bool:
             grid, metric = _read(evidence, name)
-            if "." in name:  # a column that may be there without a number in it
+            if "." in name:  # a column may exist and hold no number
                 return grid is not None and bool((~grid.absent & ~np.isnan(grid.values)).any())
             return any(one is not None and not one.absent.all() for one in (grid, metric))
 
         return [name for name in self.reads if holds(name)]
 
     def rows(self, evidence: Evidence) -> tuple[int, int]:
-        """(How many rows of the source that has most may decide anything, how many it has)."""
+        """Return (decisive rows, all rows) of the source that has most of them."""
         found = []
         for name in self.reads:
             table, _, column = name.partition(".")
@@ -132,7 +139,7 @@ class Detector:
 
 
 def _read(evidence: Evidence, name: str) -> tuple[Grid | None, Grid | None]:
-    """A source of a detector as a table, or one of its columns, and as a metric."""
+    """Read a source of a detector: (as a table or a column of a table, as a metric)."""
     table, _, column = name.partition(".")
     return evidence.grid(table, column), None if column else evidence.metric(*ALSO_CALLED.get(name, (name,)))
 
@@ -153,7 +160,7 @@ def detector(
     explains: tuple[str, ...] = (),
     mild: bool = False,
 ) -> Callable[[F], F]:
-    """Registers a function from :class:`Evidence` to events; the arguments are those of :class:`Detector`."""
+    """Register a function from :class:`Evidence` to events; the arguments are those of :class:`Detector`."""
 
     def decorate(find: F) -> F:
         entry = Detector(kind, title, reads, find, role, least_rows, explains, mild)

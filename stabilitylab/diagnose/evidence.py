@@ -1,4 +1,4 @@
-"""What a run directory holds, as arrays: metrics and tables, each as steps times places."""
+"""The contents of a run directory as arrays: metrics and tables, each as steps times places."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..store.layout import METRICS
 from ..verdict import Verdict, judge_recorded
 from .order import phase_of_metric
 
-LOSSES = ("nll", "loss")  # the first that is there is what spikes are judged on
+LOSSES = ("nll", "loss")  # the detector of spikes reads the first that was recorded
 
 
 @dataclass(frozen=True)
 class Grid:
-    """One column: ``values`` and ``absent`` (steps, places), the places, and the phase: what it depends on."""
+    """One column: ``values`` and ``absent`` (steps, places), its places, and its phase (what its numbers depend on)."""
 
     table: str
     column: str
@@ -33,24 +33,24 @@ class Grid:
     absent: np.ndarray
 
     def select(self, chosen: np.ndarray) -> Grid:
-        """Only the places where ``chosen`` is True."""
+        """Return only the places where ``chosen`` is True."""
         rows = tuple(row for row, keep in zip(self.rows, chosen, strict=True) if keep)
         return Grid(
             self.table, self.column, self.phase, self.steps, rows, self.values[:, chosen], self.absent[:, chosen]
         )
 
     def stacks(self) -> list[Grid]:
-        """The rows inside layers, stack by stack."""
+        """Return the rows inside layers, one grid a stack."""
         names = dict.fromkeys(row.stack for row in self.rows if row.layer > 0)
         return [self.select(np.array([row.stack == name and row.layer > 0 for row in self.rows])) for name in names]
 
     def at(self, chosen: np.ndarray) -> Grid:
-        """Only the steps where ``chosen`` is True."""
+        """Return only the steps where ``chosen`` is True."""
         steps, values, absent = self.steps[chosen], self.values[chosen], self.absent[chosen]
         return Grid(self.table, self.column, self.phase, steps, self.rows, values, absent)
 
     def before(self, position: int) -> int | None:
-        """The step recorded before the one at ``position``."""
+        """Return the step recorded before the step at ``position``; None for the first."""
         return int(self.steps[position - 1]) if position else None
 
     @property
@@ -63,7 +63,7 @@ class Grid:
 
 
 class Evidence:
-    """A run as it stands now, read once per table and column; what is not there is None."""
+    """A run as it stands now, read once per table and column; what is not recorded is None."""
 
     def __init__(self, run: Run) -> None:
         self.run = run = run.snapshot()
@@ -78,7 +78,7 @@ class Evidence:
 
     @property
     def unigram(self) -> Mapping[str, Any] | None:
-        """The unigram baseline's ``cross_entropy`` and ``accuracy``, where the data's is known."""
+        """The ``cross_entropy`` and ``accuracy`` of the unigram baseline; None if the baseline is not known."""
         return self.run.manifest.get("unigram") or None
 
     @property
@@ -96,12 +96,12 @@ class Evidence:
 
     @property
     def flushed(self) -> bool:
-        """Whether numbers below 1.2e-38 were flushed to 0 while it ran."""
+        """True if numbers below 1.2e-38 were flushed to 0 while the run was trained."""
         return bool(self.run.manifest.get("flush_denormal", False))
 
     def decisive(self, table: str, column: str = "") -> Grid | None:
-        """A column of a table without the steps that may decide nothing (:mod:`stabilitylab.decisive`): eigenvalues
-        that have not converged, critical rates of which one side was seen."""
+        """Return a column of a table without the steps that decide nothing (:mod:`stabilitylab.decisive`): eigenvalues
+        that have not converged, and critical rates of which only one side was seen."""
         grid = self.grid(table, column)
         if grid is None:
             return None
@@ -117,7 +117,7 @@ class Evidence:
         return next((grid for name in LOSSES if (grid := self.metric(name)) is not None), None)
 
     def _metric(self, *names: str) -> Grid | None:
-        """The first of ``names`` that was recorded, at the steps at which it was given; a NaN there was measured."""
+        """Return the first of ``names`` that was recorded, at the steps at which it was given. A NaN was measured."""
         for name in names:
             if name not in self.metrics.column_names:
                 continue
@@ -130,7 +130,7 @@ class Evidence:
         return None
 
     def _grid(self, table: str, column: str = "", by_layer: bool = False) -> Grid | None:
-        """A column of a table (its main one without a name); ``by_layer`` combines rows where the table allows it."""
+        """Read a column of a table (its main column if unnamed). ``by_layer`` combines rows if the table allows it."""
         if table not in self.run.tables:
             return None
         definition = self.run.table(table)

@@ -1,4 +1,4 @@
-"""How far a run stood from the edge of its fixed batch, in a sentence: what critical_sharpness recorded last."""
+"""The distance of a run from the highest stable rate on its fixed batch, as critical_sharpness last recorded it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TABLE = "critical_sharpness"
 
 
 def headroom(evidence: Evidence) -> str:
-    """Such as ``on the fixed batch the loss would rise at 12 times the present rate (8.1 to 16 over three parts of it;
-    step 800; 30 at step 0)``; "" where it was not recorded.
+    """Return a sentence such as ``on the fixed batch the loss would rise at 12 times the present rate (8.1 to 16 over
+    three parts of it; step 800; 30 at step 0)``; "" if the table was not recorded.
 
-    Rows of which one side was seen are said as bounds where no later row was found; rows whose loss changes less than
-    its noise say nothing.
+    The sentence is about the last row whose loss changes by more than its noise. If only one side of the critical rate
+    was seen in that row, the sentence gives a bound.
     """
     own = {name: evidence.grid(TABLE, name) for name in ("headroom", "low", "high", "least", "most", "state")}
     grid, state = own["headroom"], own["state"]
@@ -48,7 +48,7 @@ def headroom(evidence: Evidence) -> str:
 
 
 def _of_updates(evidence: Evidence) -> bool:
-    """Whether each row looked at the batch that its update was made of."""
+    """True if each row measured the batch of its own update."""
     manifest = evidence.run.manifest
     config = manifest.get("config")
     probes = config.get("probes") if isinstance(config, Mapping) else None

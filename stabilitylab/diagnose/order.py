@@ -1,4 +1,4 @@
-"""What the numbers of a row depend on: which of them comes before which."""
+"""The order of the numbers of a row, by what they depend on."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import numpy as np
 
 from ..schema import Row
 
-# Row t by what its numbers depend on: each point on those before it, two phases of one point on the same, so that
-# neither comes first. To the phases of tables come "between" (what reached the row from outside: weights that something
-# other than an update changed, the schedule's alpha, the batch), "loss", and "setting": a learning rate, on which the
-# update alone depends, and which depends on nothing.
+# The points of row t, in the order of dependence: the numbers of a point depend on those of the points before it. Two
+# phases of one point depend on the same numbers, so neither comes first. Three phases are not phases of tables:
+# "between" is what reached the row from outside (weights that something other than an update changed, the schedule's
+# alpha, the batch); "loss" is the loss; "setting" is a learning rate, which depends on nothing, and on which the update
+# alone depends.
 POINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("between",), "nothing in the run"),
     (("step", "reference"), "theta_t alone"),
@@ -24,7 +25,7 @@ POINTS: tuple[tuple[tuple[str, ...], str], ...] = (
 PHASES = tuple(phase for phases, _ in POINTS for phase in phases)
 RATES = ("lr", "learning_rate")
 OUTSIDE = ("alpha", "tokens", "epoch")
-CLOCKS = ("tokens_per_second", "memory_bytes", "seconds")  # differ between any two runs and say nothing about them
+CLOCKS = ("tokens_per_second", "memory_bytes", "seconds")  # differ between any two runs, even identical ones
 
 
 def phase_of_metric(name: str) -> str:
@@ -36,29 +37,29 @@ def phase_of_metric(name: str) -> str:
 
 
 def rank(phase: str) -> int:
-    """The place of a phase's point in a row."""
+    """Return the position of a phase's point in :data:`POINTS`."""
     return next(place for place, (phases, _) in enumerate(POINTS) if phase in phases)
 
 
 def comes_before(a: str, b: str) -> bool:
-    """Whether the numbers of phase ``b`` depend on those of phase ``a`` of the same row."""
+    """True if the numbers of phase ``b`` depend on those of phase ``a`` of the same row."""
     return rank(a) < rank(b) and (a != "setting" or b == "update") and b != "setting"
 
 
 def depends_on(phase: str) -> str:
-    """In words, what the numbers of a phase depend on."""
+    """Say in words what the numbers of a phase depend on."""
     return POINTS[rank(phase)][1]
 
 
 def first_place(bad: np.ndarray, phase: str) -> int:
-    """The row that is computed first among those that are ``bad``: the lowest on the way up, the highest on the way
-    down. Tables list their rows from the input to the output."""
+    """Return the row that is computed first among the rows that are ``bad``: the highest in a backward pass, else the
+    lowest. Tables list their rows from the input to the output."""
     rows = np.flatnonzero(bad)
     return int(rows[-1] if phase == "backward" else rows[0])
 
 
 def describe(row: Row | None) -> str:
-    """Such as ``layer 3 of encoder (self_attn)``, or the site's own name outside the layers."""
+    """Name a place: ``layer 3 of encoder (self_attn)``, or the name of the site outside the layers."""
     if row is None:
         return "the whole model"
     if row.layer < 1:
@@ -68,7 +69,7 @@ def describe(row: Row | None) -> str:
 
 
 def gathered(rows: Sequence[Row], chosen: Sequence[int]) -> list[str]:
-    """The chosen places by name; a layer all of whose places are chosen comes once, without its sub-layers."""
+    """Name the chosen places. A layer all of whose places are chosen comes once, without its sub-layers."""
     picked = {rows[place] for place in chosen}
     whole = {(row.stack, row.layer) for row in picked if row.layer}
     whole -= {(row.stack, row.layer) for row in rows if row not in picked}

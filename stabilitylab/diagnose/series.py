@@ -1,4 +1,4 @@
-"""A series of rows against its own past: level and noise, the largest before, states that last.
+"""Statistics of a series of rows: its level and noise, the largest earlier number, states that last.
 
 "Rows" are recorded steps of the series or table at hand: with a sparse cadence they lie further apart than steps.
 """
@@ -9,17 +9,18 @@ import numpy as np
 
 from .evidence import Grid
 
-# What a jump is measured against: the largest number of so many earlier rows, and at least so many. A linear warm-up
-# that starts near 0 multiplies its rate by up to 100 between its first rows, by at most 1.25 from the fifth row on.
+# A jump is measured against the largest number of the last PAST rows; there must be at least LEAST_PAST of them. A
+# linear warm-up that starts near 0 multiplies its rate by up to 100 between its first rows, and by at most 1.25 from
+# the fifth row on.
 PAST, LEAST_PAST = 50, 4
-# A state of a layer (vanishing, dead, collapsed) must hold in so many rows one after the other; one row may be noise.
+# A state of a layer (vanishing, dead, collapsed) must hold in this many consecutive rows; a single row may be noise.
 PERSIST = 3
 LEVEL_ROWS = 10  # rows whose median is the level
 _SD_OF_MAD = 1.4826  # of a normal distribution
 
 
 def level(values: np.ndarray, rows: int = LEVEL_ROWS) -> np.ndarray:
-    """The median of each row and the ``rows`` - 1 before it."""
+    """Return the running median: of each row and the ``rows`` - 1 rows before it."""
     first = [np.median(values[: at + 1]) for at in range(min(rows - 1, len(values)))]
     if len(values) < rows:
         return np.array(first)
@@ -27,7 +28,7 @@ def level(values: np.ndarray, rows: int = LEVEL_ROWS) -> np.ndarray:
 
 
 def until_broken(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
-    """(values, steps) up to the first number that is not finite, which is an event of its own."""
+    """Return (values, steps) before the first number that is not finite, which is an event of its own."""
     values = grid.values[:, 0]
     broken = np.flatnonzero(~np.isfinite(values))
     end = int(broken[0]) if len(broken) else len(values)
@@ -35,14 +36,18 @@ def until_broken(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
 
 
 def noise(values: np.ndarray) -> float:
-    """Standard deviation of one row, from the median absolute deviation of first differences: a trend cancels."""
+    """Return the standard deviation of one row, from the median absolute deviation of first differences. A constant
+    trend cancels."""
     steps = np.diff(values)
     return _SD_OF_MAD * float(np.median(np.abs(steps - np.median(steps)))) / 2**0.5
 
 
 def went_on_learning(loss: Grid | None, step: int) -> bool:
-    """Whether the level of the loss, a median of rows, came to a new minimum after ``step``: below the lowest before,
-    and below that of the first rows which are all after it (a median of rows lags behind a loss that falls)."""
+    """True if the level of the loss reached a new minimum after ``step``. The level is a running median.
+
+    The new minimum is below every level up to ``step``. It is also below the first level whose rows are all after
+    ``step``, since a running median lags behind a loss that falls.
+    """
     if loss is None:
         return False
     values = loss.values[:, 0]
@@ -55,7 +60,8 @@ def went_on_learning(loss: Grid | None, step: int) -> bool:
 
 
 def past_largest(values: np.ndarray, window: int | None = PAST, least: int = LEAST_PAST) -> np.ndarray:
-    """The largest finite number of the ``window`` rows before each row (None: of all), NaN with fewer than ``least``.
+    """Return the largest finite number of the ``window`` rows before each row (None: of all earlier rows). It is NaN
+    with fewer than ``least`` earlier rows.
 
     values (S, R) -> (S, R).
     """
@@ -71,12 +77,13 @@ def past_largest(values: np.ndarray, window: int | None = PAST, least: int = LEA
 
 
 def times(values: np.ndarray, base: np.ndarray) -> np.ndarray:
-    """values / base where the base is positive and finite, NaN elsewhere."""
+    """Return values / base where the base is positive and finite, NaN elsewhere."""
     return np.divide(values, base, out=np.full(values.shape, np.nan), where=(base > 0) & np.isfinite(base))
 
 
 def first_above(ratio: np.ndarray, threshold: float, steps: np.ndarray) -> tuple[int, int, int] | None:
-    """(row, place with the largest ratio there, number of places) of the first row in which a finite ratio is above."""
+    """Find the first row in which a finite ratio is above the threshold: (row, place of the largest finite ratio,
+    number of places)."""
     above = np.isfinite(ratio) & (ratio > threshold)
     if not above.any():
         return None
@@ -86,15 +93,15 @@ def first_above(ratio: np.ndarray, threshold: float, steps: np.ndarray) -> tuple
 
 
 def usual_before(grid: Grid, row: int, place: int) -> tuple[float, str]:
-    """The median of a place's rows before ``row``, and which those are."""
+    """Return the median of up to PAST rows of a place before ``row``, and the name of these rows."""
     first = max(0, row - PAST)
     values = grid.values[first:row, place]
     return float(np.median(values[np.isfinite(values)])), f"rows {grid.steps[first]}-{grid.steps[row - 1]}"
 
 
 def lasting(holds: np.ndarray) -> tuple[int, np.ndarray] | None:
-    """First row from which ``holds`` (S, R) is True in PERSIST rows in a row (in all, where there are fewer), and at
-    which places."""
+    """Return the first row from which ``holds`` (S, R) is True in PERSIST consecutive rows, and the places where it is.
+    With fewer than PERSIST rows it must be True in all of them."""
     need = min(PERSIST, len(holds))
     for row in range(len(holds) - need + 1 if need else 0):
         kept = np.logical_and.reduce(holds[row : row + need], axis=0)
@@ -104,6 +111,6 @@ def lasting(holds: np.ndarray) -> tuple[int, np.ndarray] | None:
 
 
 def until(holds: np.ndarray, row: int, steps: np.ndarray) -> int | None:
-    """The first step after ``row`` at which it does not hold; None where it holds to the end."""
+    """Return the first step from ``row`` on at which ``holds`` is False; None if it holds to the end."""
     over = np.flatnonzero(~holds[row:])
     return int(steps[row + over[0]]) if len(over) else None

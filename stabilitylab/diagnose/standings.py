@@ -1,4 +1,4 @@
-"""Runs side by side: how each stands at the last step that all of them reached, and what its layers look like."""
+"""Runs side by side: the loss of each at the last step that all of them reached, and the state of its layers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ NOT_DRAWN = ("train.seed", "data.seed")  # settings that differ as a matter of c
 
 @dataclass(frozen=True)
 class Standing:
-    """One run. What it has not recorded is NaN, or empty.
+    """One run of the comparison. A number that it has not recorded is NaN; a text that it has not recorded is empty.
 
-    ``loss`` in nats a token, and where one is compared a NaN in it was measured; ``gap`` to the unigram baseline of its
-    data; ``gradient_decades``: log10 of the largest over the smallest gradient norm of a layer, of the worse stack, at
-    the last probed step (inf: a layer has none left); ``norm_growth``: the largest norm input of the last probed step
-    over that of the first; ``moved``: ||dF|| since the start, of the stack that moved most; ``trouble``: what
-    ``diagnose`` finds to have come first.
+    - ``loss``: nats a token. If a loss is compared, a NaN was measured.
+    - ``gap``: the loss minus the unigram baseline of its data.
+    - ``gradient_decades``: log10 of the largest over the smallest gradient norm of a layer at the last probed step, of
+      the worse stack (inf: the gradient of a layer is 0).
+    - ``norm_growth``: the largest norm input at the last probed step over the largest at the first.
+    - ``moved``: ||dF|| since the start, of the stack that moved most.
+    - ``trouble``: the event that came first, by ``diagnose``.
     """
 
     run: str
@@ -53,8 +55,8 @@ class Standing:
 
 @dataclass(frozen=True)
 class Standings:
-    """``loss``: what is compared; ``step``: the last one that all runs have it at; ``settings``: those that differ, and
-    each run's value (None: not set)."""
+    """Runs side by side. ``loss``: the name of the loss that is compared. ``step``: the last step that all runs have
+    reached. ``settings``: the settings that differ, with the value of each run (None: not set)."""
 
     loss: str
     step: int | None
@@ -63,7 +65,7 @@ class Standings:
 
     @property
     def paragraph(self) -> str:
-        """Who is ahead, as far as single runs can say so."""
+        """The runs with the lowest and the highest loss, as far as single runs can be ranked."""
         ranked = sorted((row for row in self.rows if math.isfinite(row.loss)), key=lambda row: row.loss)
         lost = [row.run for row in self.rows if self.loss and not math.isfinite(row.loss)]
         if lost:
@@ -91,7 +93,7 @@ class Standings:
 
 
 def side_by_side(runs: Sequence[Run]) -> Standings:
-    """How ``runs`` stand beside each other; they may still be going. Raises InputError where one holds nothing yet."""
+    """Put ``runs`` side by side; they may still be going. Raises InputError if one of them has recorded nothing yet."""
     return of_snapshots(_standings, *runs)
 
 
@@ -102,7 +104,7 @@ def _standings(*runs: Run) -> Standings:
             raise InputError(f"{one.run.path} has recorded nothing yet: compare it after its first steps.")
     name, losses = _common_loss(read)
     step = min((int(loss.steps[-1]) for loss in losses), default=None)
-    if step is not None and any(loss.steps[0] > step for loss in losses):  # one ended before another's first
+    if step is not None and any(loss.steps[0] > step for loss in losses):  # no step is common
         name, step = "", None
     found = [_loss_at(loss, step) for loss in losses] if step is not None else [math.nan] * len(read)
     rows = tuple(_standing(one, loss) for one, loss in zip(read, found, strict=True))
@@ -118,7 +120,7 @@ def _common_loss(read: Sequence[Evidence]) -> tuple[str, list[Grid]]:
 
 
 def _loss_at(loss: Grid, step: int) -> float:
-    """The held-out loss of the last evaluation up to ``step``; of single batches the mean over the last tenth."""
+    """Return the loss at ``step``: the last held-out evaluation, or the mean of the last tenth of a training loss."""
     upto = loss.steps <= step
     tail = 1 if loss.column.startswith("held_out") else max(1, math.ceil(TAIL * int(upto.sum())))
     return float(loss.values[upto, 0][-tail:].mean()) if upto.any() else math.nan
@@ -172,7 +174,7 @@ def _growth(grid: Grid | None) -> float:
 
 
 def _largest(grid: Grid | None) -> float:
-    """The largest number of the last step; NaN where none was measured."""
+    """Return the largest number of the last step; NaN if none was measured."""
     if grid is None or not np.isfinite(grid.values[-1]).any():
         return math.nan
     return float(np.nanmax(grid.values[-1]))

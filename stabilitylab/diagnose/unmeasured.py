@@ -1,4 +1,4 @@
-"""What a run was to measure and did not: the word healthy says nothing of it."""
+"""Probes and tables that a run was to record and did not. The verdict "healthy" does not cover them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ CALLED = ("forward", "backward", "reference")  # phases whose numbers come from 
 
 
 def unmeasured(run: Run) -> dict[str, str]:
-    """Probe or table -> why it has no number, or none at some places: it was dropped as the run began, it ended, some
-    of its places have none, or every cell is absent."""
+    """Map each probe or table without numbers, or without numbers at some places, to the reason: it was dropped when
+    the run began, it ended, some of its places have no numbers, or every cell is absent."""
     found: dict[str, str] = {}
     facts = run.manifest
     dropped, ended, unseen = (_texts(facts.get(key)) for key in ("probes_dropped", "tables_ended", "places_unseen"))

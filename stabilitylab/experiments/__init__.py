@@ -1,4 +1,4 @@
-"""What a figure's runs are made of: configurations by scale, their names, and the runs that several figures share.
+"""The runs of figures: configurations by scale, their names, and the runs that several figures share.
 
 Scale ``tiny`` is the 64-128-2 model on one CPU core; ``h200`` what one GPU makes in half an hour; ``paper`` the papers'
 sizes, for GPUs and data that the user names. Seeds 0, 1 and 2 were pilots at width 64 (thresholds of claims stood next

@@ -1,4 +1,4 @@
-"""Looks the runs of a figure up by its name: which there are, where they stand, what they cost, who makes them."""
+"""The runs of a figure, by its name: their list, folder, cost, and the command that makes them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def experiments(
 def asked(
     figure: str, scale: str, settings: Settings, seeds: Sequence[int] | None = None, steps: int | None = None
 ) -> Recipe:
-    """Checks what a figure's function is asked for; raises UsageError where the figure cannot be had like that."""
+    """Check the recipe of a figure; raises UsageError if the figure cannot be made like that."""
     name = SWEEPS.resolve(figure)
     if scale not in get_args(Scale):
         raise UsageError(f"unknown scale {scale!r}; choose one of {', '.join(get_args(Scale))}.")
@@ -51,7 +51,7 @@ def asked(
 
 
 def on_device(runs: Sequence[Experiment], device: str | None) -> list[Experiment]:
-    """Puts the same runs on ``device``; None: as they are. Where a run is computed is no part of what it is."""
+    """Return the same runs on ``device`` (None: unchanged). The device is not part of the identity of a run."""
     if device is None:
         return list(runs)
     moved = [(run, run.config.train.model_copy(update={"device": device})) for run in runs]
@@ -59,19 +59,19 @@ def on_device(runs: Sequence[Experiment], device: str | None) -> list[Experiment
 
 
 def folder(figure: str, scale: str = "tiny") -> str:
-    """Says where the runs of ``figure`` stand below the folder of all runs: ``tiny/branchnorm-8`` for
+    """Return the folder of the runs of ``figure``, below the folder of all runs: ``tiny/branchnorm-8`` for
     ``branchnorm:9``."""
     entry = SWEEPS[figure]
     return f"{scale}/{slug(entry.folders.get(cast(Scale, scale), entry.name))}"
 
 
 def minutes(figure: str, scale: str = "tiny") -> float | None:
-    """Says how many core-minutes all runs of ``figure`` take on synthetic data; None where nobody measured them."""
+    """Return the core-minutes of all runs of ``figure`` on synthetic data; None if not measured."""
     return SWEEPS[figure].minutes if scale == "tiny" else None
 
 
 def command(figure: str, scale: str | None = None) -> str:
-    """Names the shell command that makes the runs of ``figure``, at the first of its scales where none is named."""
+    """Return the shell command that makes the runs of ``figure``, by default at the first of its scales."""
     entry = SWEEPS[figure]
     scale = scale or entry.scales[0]
     if scale == "tiny" and entry.command:

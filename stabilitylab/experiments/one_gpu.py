@@ -1,4 +1,4 @@
-"""What runs at scale h200 share, which one GPU makes of Multi30k in half an hour.
+"""The common settings of runs at scale h200: one GPU makes such a run of Multi30k in half an hour.
 
 The papers' recipe (lr 5e-4, warm-up and T of 4000 updates, Adam .9 / .98) on one device: batches of at least 4,096
 target tokens, as the 4k-token batches for which lr 5e-4 is the custom on small data, in place of 524k. Fixed before any

@@ -1,4 +1,4 @@
-"""Plans the runs of one step from the initialisation, which DeepNet's and Admin's claims share."""
+"""Runs of one step from the initialisation, which the claims of DeepNet and Admin share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BASE: Settings = {"preset": "base", "data": {"sentences": 16}}
 
 
 def size(ask: Recipe) -> Settings:
-    """Sets the model and the batch at the scale that is asked for."""
+    """Return the settings of the model and the batch at the scale of the recipe."""
     return TINY if ask.tiny else BASE
 
 

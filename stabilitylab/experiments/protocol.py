@@ -23,7 +23,7 @@ ALPHA_ALONE = "deepnorm alpha-only gain=1"  # beside them, at 6 layers a side
 LAYERS = (6, 18)  # a side
 UPDATES, CHOICE_UPDATES, RAMP_UPDATES = 6000, 1500, 3000
 SEEDS, CHOICE_SEEDS = (3, 4, 5, 6, 7, 8), (100, 101)
-RATES = (5e-4, 1e-3, 2e-3, 4e-3)  # to choose from; a best one at their edge is followed by another, half or twice of it
+RATES = (5e-4, 1e-3, 2e-3, 4e-3)  # to choose from; a best rate at either end is followed by its half or double
 LEAST_RATE, MOST_RATE = RATES[0] / 16, RATES[-1] * 16
 # Arm -> layers a side -> rate; results/tiny/choice.csv has the losses that chose it.
 CHOSEN: Mapping[str, Mapping[int, float]] = {
@@ -44,12 +44,12 @@ def arms(layers: int) -> tuple[str, ...]:
 
 
 def share(updates: int, part: float = RAMP) -> int:
-    """Counts ``part`` of a run in updates, at least one."""
+    """Return ``part`` of a run in updates, at least one."""
     return max(1, round(part * updates))
 
 
 def chosen(arm: str, layers: int) -> float:
-    """Returns the learning rate of an arm; at a depth without a choice of its own that of the nearest one."""
+    """Return the learning rate of an arm. A depth without a chosen rate gets the rate of the nearest depth."""
     own = CHOSEN[arm]
     return own[min(own, key=lambda known: abs(math.log(known / layers)))]
 

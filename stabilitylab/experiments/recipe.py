@@ -1,4 +1,4 @@
-"""Holds what a list of runs is made of: an experiment, the recipe that a figure's function is asked for, names."""
+"""The parts of a list of runs: experiments, the recipe for which a figure's function makes them, and names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEEDS = (3, 4, 5, 6, 7)
 
 @dataclass(frozen=True)
 class Experiment:
-    """One run: what it is called within its folder, its configuration, and whether it trains or takes one step."""
+    """One run: its name within its folder, its configuration, and its kind (it trains, or takes one step)."""
 
     name: str
     config: Config
@@ -27,8 +27,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Says what a figure's function is asked for: scale, the user's settings, seeds and updates (None: the figure's
-    own)."""
+    """The request to a figure's function: scale, the user's settings, seeds and updates (None: the figure's own)."""
 
     scale: Scale
     settings: Settings
@@ -44,7 +43,7 @@ class Recipe:
         return self.scale == "tiny"
 
     def only(self, seed: int) -> Recipe:
-        """Asks for the same with one seed."""
+        """Return the same recipe with one seed."""
         return replace(self, seeds=(seed,))
 
     def runs(

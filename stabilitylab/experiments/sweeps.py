@@ -1,4 +1,4 @@
-"""Sweeps: which runs a figure needs. Each stands in its figure's file, with what it costs and where its runs stand."""
+"""Sweeps: the runs that a figure needs. Each is defined in the file of its figure, with its cost and its folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sweep:
-    """Lists the runs that a figure needs: call it with what is asked for.
+    """The runs that a figure needs: call it with a recipe.
 
     ``minutes``: core-minutes of all of them at scale tiny on synthetic data, None where nobody measured them.
     ``folders``: scale -> the name under which they stand where that is not the figure's own, since figures that are
@@ -38,7 +38,7 @@ class Sweep:
 
 
 class ByFigure(Registry[T]):
-    """Knows what belongs to a figure by the figure's name, ``8`` for ``branchnorm:8``, ``table`` for its only one."""
+    """A registry by the name of a figure, ``8`` for ``branchnorm:8``, ``table`` for its only one."""
 
     def resolve(self, name: str) -> str:
         short = {"table": "table:stability"}

@@ -1,4 +1,4 @@
-"""Plans the runs of the stability table: every architecture at every depth, whatever else the user sets."""
+"""The runs of the stability table: every architecture at every depth, with any other settings of the user."""
 
 from __future__ import annotations
 

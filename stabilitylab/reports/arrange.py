@@ -29,7 +29,7 @@ def apart(panels: Iterable[Panel], shown: Collection[str]) -> tuple[list[Panel],
 
 
 def signs(panels: Iterable[Panel], meanings: Mapping[str, str]) -> list[str]:
-    """What the signs mean that stand in a cell of these maps: the meanings of those that do."""
+    """Return the meanings of the signs that stand in at least one cell of these maps."""
     text = [cell for panel in panels if panel.map and panel.map.text is not None for cell in np.ravel(panel.map.text)]
     return [meaning for sign, meaning in meanings.items() if any(sign in str(cell) for cell in text)]
 

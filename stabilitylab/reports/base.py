@@ -1,4 +1,4 @@
-"""What a figure is: runs in, panels out. Panels are data; ``paper`` prints them, ``screen`` makes them interactive."""
+"""Figures: runs in, panels out. Panels are data; ``paper`` prints them, ``screen`` makes them interactive."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Origin:
-    """What the rows of a run's map are: a probe's table, a stack, and the layer and sub-layer of each row."""
+    """The rows of a run's map: a probe's table, a stack, and the layer and sub-layer of each row."""
 
     table: str
     stack: str
@@ -99,9 +99,10 @@ class Map:
     ``finding`` marks cells that are not a number like any other: ZERO, ABSENT (no gradient), NONFINITE, or that stand
     for runs: DIVERGED, STUCK. With ``x_names`` and ``y_names`` it is a table: columns and rows are named instead of
     placed on an axis (``x``, ``y`` count them), the first row on top; ``text`` (rows, columns) is printed in the cells.
-    ``colours`` is the range that they span; None: that of the map's own numbers. Around ``centre`` they diverge to two
-    colours. ``seeds``: how many stand behind a cell, one number for all or one each; None: not said. ``origin``: of a
-    map of one run. ``square``: are its cells; rows and columns are the same things.
+    ``colours`` is the range that the colours span; None: the range of the map's own numbers. Around ``centre`` the
+    colours diverge to two. ``seeds``: the number of seeds of a cell, one for all cells or one each; None: not said.
+    ``origin``: the rows of a map of one run. ``square``: the cells are square, as rows and columns are the same
+    things.
     """
 
     x: Sequence[float]
@@ -121,7 +122,7 @@ class Map:
 
     @property
     def usual(self) -> np.ndarray:
-        """Is True (rows, columns) where a cell has a colour of the scale."""
+        """True (rows, columns) where a cell has a colour of the scale."""
         return (self.finding == 0) & np.isfinite(self.z) & ((self.z > 0) | (not self.log))
 
 
@@ -161,7 +162,7 @@ def compared(panels: Iterable[Panel]) -> list[Panel]:
 
 @dataclass(frozen=True)
 class Picture:
-    """What a figure found: panels, one sentence with the finding, and notes on what was drawn and what was left out."""
+    """The result of a figure: panels, one sentence with the finding, and notes on what was drawn and left out."""
 
     panels: Sequence[Panel]
     finding: str
@@ -175,7 +176,7 @@ class Picture:
 
     @property
     def whole(self) -> Picture:
-        """Is the picture with its controls as further panels, as the page shows it."""
+        """The picture with its controls as further panels, as the page shows it."""
         apart = [replace(panel, title=f"With controls: {panel.title}") for panel in self.controls]
         return replace(self, panels=[*self.panels, *apart], controls=()) if apart else self
 

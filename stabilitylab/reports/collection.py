@@ -75,13 +75,13 @@ class Record:
 
     @cached_property
     def judged(self) -> Verdict | None:
-        """Is the state of a run that has ended, with its evidence; None while it has none."""
+        """The state of a run that has ended, with its evidence; None if it has none."""
         return self.run.verdict
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
-        """Is what ``diagnose`` says; None of a one-step run, where nothing is recorded yet, and where an error kept
-        it from being made (``undiagnosed``)."""
+        """The diagnosis of the run. None for a one-step run, if nothing is recorded yet, and if an error prevented it
+        (``undiagnosed``)."""
         if self.kind == "onestep":
             return None
         try:
@@ -96,7 +96,7 @@ class Record:
 
     @property
     def undiagnosed(self) -> str:
-        """Says which error kept its diagnosis from being made; "" for none."""
+        """The error that prevented its diagnosis, in words; "" for none."""
         return f"it could not be diagnosed ({in_words(self.error)})" if self.error is not None else ""
 
     def renewed(self) -> Record:
@@ -105,43 +105,43 @@ class Record:
 
     @property
     def verdict(self) -> str:
-        """Is one of :data:`stabilitylab.verdict.STATES`; "" before the run's end, and where nothing was held out."""
+        """One of :data:`stabilitylab.verdict.STATES`; "" before the end of the run, and if nothing was held out."""
         return self.judged.state if self.judged else ""
 
     @property
     def reads(self) -> bool | None:
-        """Is True if the decoder uses its source: the loss grows by .1 nats a token or more with another sentence's
-        source. None for a model without a source, and where that was not measured."""
+        """True if the decoder uses its source: another sentence's source raises the loss by .1 nats a token or more.
+        None for a model without a source, and if this was not measured."""
         worth = self.judged.source_worth if self.judged else None
         return None if worth is None else worth >= READS_NATS
 
     @cached_property
     def lost(self) -> str:
-        """Says what was not finite, and when; "" for nothing."""
+        """The first number that was not finite, and its step; "" if all were finite."""
         return lost(self.run)
 
     @property
     def found(self) -> Diagnosis | None:
-        """Is its diagnosis where it was made already: whoever lists a thousand runs has no time to make it."""
+        """The diagnosis if it was made already, else None: a list of a thousand runs has no time to make it."""
         return vars(self).get("diagnosis")
 
     @property
     def outcome(self) -> str:
-        """Is the verdict; of a run that was not judged what ``diagnose`` found, or that it is "not finite", as far as
-        that is known; "" where nothing is."""
+        """The verdict. For a run without one: the verdict of a diagnosis that was made already, else "not finite" if
+        a number was not finite; "" if nothing is known."""
         if self.verdict or self.kind == "onestep":
             return self.verdict
         return self.found.verdict if self.found else "not finite" if self.lost else ""
 
     @property
     def standing(self) -> str:
-        """Is in a word how it stands: its outcome, but how its process goes or ended where that is the worse news."""
+        """The outcome of the run in a word, or the status of its process if the status is worse news."""
         ended = self.status.state == "finished" or self.outcome not in ("open", "healthy")
         return (self.outcome if ended else "") or self.status.state
 
     @cached_property
     def collapsed(self) -> bool:
-        """Did its attention have nothing to choose between, to the end? What ``diagnose`` warns of as rank collapse."""
+        """True if ``diagnose`` warns of rank collapse: the attention collapse lasted to the end of the run."""
         if "grad_norm" not in self.tables:
             return False
         return any(event.severity == "warning" for event in rank_collapse(Evidence(self.run)))
@@ -152,12 +152,12 @@ class Record:
 
     @property
     def updates(self) -> int:
-        """Counts the updates for which it was to be trained; 0 where that is not recorded."""
+        """The number of updates for which it was to be trained; 0 if not recorded."""
         return int(self.settings.get("train.steps", 0))
 
     @cached_property
     def ramp(self) -> int | None:
-        """Is T, where alpha may grow and the label does not say how long; None where it means nothing."""
+        """T if alpha may grow and the label does not name T; None where T means nothing."""
         model = {key.partition(".")[2]: value for key, value in self.settings.items() if key.startswith("model.")}
         archs = [model[key] for key in ("arch", "decoder_arch") if model.get(key)]
         grows = any(map(may_follow_ramp, archs)) and has_ramp(ModelConfig.model_construct(**model))
@@ -165,7 +165,7 @@ class Record:
 
     @property
     def depth(self) -> int:
-        """Counts the layers of the deeper stack: N of an N-layer encoder and decoder."""
+        """The layers of the deeper stack: N for an N-layer encoder and decoder."""
         return max(self.layers)
 
     @cached_property

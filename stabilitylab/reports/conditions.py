@@ -128,7 +128,7 @@ def _epochs(run: Record) -> float:
 
 
 def by_protocol(run: Record) -> bool:
-    """Is the ramp 4 % of the run, or is there none that counts: none at all, or one that the run does not finish?"""
+    """True if the ramp is 4 % of the run, if there is no ramp, or if the run ends with or before its ramp."""
     if run.ramp is None or not run.updates or run.ramp >= run.updates:
         return True
     return abs(run.ramp / run.updates - RAMP) <= TOLERANCE * RAMP or abs(run.ramp - RAMP * run.updates) <= 1

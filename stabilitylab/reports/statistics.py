@@ -25,11 +25,11 @@ class Region:
     high: float = math.inf
 
     def holds(self, low: float, high: float) -> bool:
-        """Does the interval from ``low`` to ``high`` lie wholly inside?"""
+        """True if the interval from ``low`` to ``high`` lies wholly inside the region."""
         return self.low < low and high < self.high
 
     def excludes(self, low: float, high: float) -> bool:
-        """Does it lie wholly outside?"""
+        """True if the interval from ``low`` to ``high`` lies wholly outside the region."""
         return high <= self.low or low >= self.high
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ def _logs(values: Iterable[float]) -> np.ndarray:
 
 
 def _exp(x: float) -> float:
-    """Is infinite beyond the largest float: ratios of two seeds may lie a hundred decades apart."""
+    """Return exp(x), inf beyond the largest float: ratios of two seeds may differ by a hundred decades."""
     with np.errstate(over="ignore"):
         return float(np.exp(x))
 

@@ -35,7 +35,7 @@ CONTROLS = {  # the look of the controls that the sweeps run; any other gets one
 
 @dataclass(frozen=True)
 class Style:
-    """How a series looks; a control of an architecture keeps its colour, with pale markers and another dash."""
+    """The look of a series. A control of an architecture keeps its colour, with pale markers and another dash."""
 
     colour: str
     marker: str

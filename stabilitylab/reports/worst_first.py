@@ -1,4 +1,4 @@
-"""Which runs a report looks at first: what goes on, then what went wrong."""
+"""The order in which a report shows runs: running ones first, then those that went wrong."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ BY_VERDICT = {
     "trained": 5.0,
 }
 BY_DIAGNOSIS = {"failure": 0.5, "warning": 1.5, "open": 2.5, "healthy": 4.5}
-NOT_FINITE = 0.25  # what every detector of it calls a failure, and costs no look
+NOT_FINITE = 0.25  # a failure for every detector, found without a diagnosis
 OTHERWISE = 3.0
-MANY = 24  # so many runs that were not judged are diagnosed for their place; it takes a part of a second each
+MANY = 24  # runs without a verdict that are diagnosed for the order; each takes a fraction of a second
 TAIL = 10  # a loss of single batches is averaged over the last tenth
 
 
 def shown(runs: Runs, names: Sequence[str] = ()) -> list[Record]:
-    """Picks the runs whose layers the page shows: those of ``names`` that are there; without any, those that most need
-    a look."""
+    """Return the runs whose layers the page shows: the existing runs of ``names``; without names, the first SHOWN of
+    :func:`named`."""
     if not names:
         return named(runs, ())[:SHOWN]
     known = {record.name for record in runs}
@@ -37,8 +37,13 @@ def shown(runs: Runs, names: Sequence[str] = ()) -> list[Record]:
 
 
 def named(runs: Runs, names: Sequence[str]) -> list[Record]:
-    """Picks the runs of these names; without any, what goes on, then what went wrong, and of the architectures that
-    were trained one of each label before a second."""
+    """Return the runs of these names. Without names, return all training runs, worst first.
+
+    Running ones come first, then those that went wrong. One run of each label comes before a second run of any label,
+    but for watched runs that are running or went wrong: these keep their own place.
+
+    Raises UsageError for an unknown name.
+    """
     if names:
         known = {record.name: record for record in runs}
         if unknown := [name for name in names if name not in known]:
@@ -58,8 +63,11 @@ def named(runs: Runs, names: Sequence[str]) -> list[Record]:
 
 
 def place(record: Record, look: bool) -> float:
-    """By its verdict; of a run that was not judged, by whether its numbers are finite, and by its diagnosis where there
-    is time to ``look``."""
+    """Return the sort key of a run, smallest for a running one.
+
+    The key comes from its verdict. Without a verdict it comes from non-finite numbers, and with ``look`` from its
+    diagnosis.
+    """
     if record.status.state == "running":
         return -1.0
     if record.verdict in BY_VERDICT or record.kind == "onestep":
@@ -70,7 +78,7 @@ def place(record: Record, look: bool) -> float:
 
 
 def _promising(record: Record) -> tuple[bool, float]:
-    """Orders the runs in which a look is worth most: those that are not finite, then those whose loss fell least."""
+    """Return the sort key by which runs are diagnosed: non-finite runs first, then those whose loss fell least."""
     if record.lost:
         return False, 0.0
     for name in LOSSES:

@@ -1,4 +1,4 @@
-"""What a terminal shows: the live panel of a run, tables that fit its width, numbers in few letters."""
+"""Output on a terminal: the live panel of a run, tables that fit its width, numbers in few letters."""
 
 from .fitting import Field, fitted, print_table
 from .live import LiveDisplay, worst_ln_input

@@ -1,5 +1,5 @@
-"""Tables that fit the terminal: what is least needed is dropped, and where names alone are too long rows become blocks.
-No name is cut and no word broken."""
+"""Tables that fit the terminal: the least needed columns are dropped. If names alone are too long, rows become blocks.
+No name is cut, and no word is broken."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rich.text import Text
 from .words import state_style
 
 GAP = 2  # between columns
-NARROWEST = 24  # of a column of sentences, which wraps
+NARROWEST = 24  # width of a column of sentences, which wraps
 
 
 @dataclass(frozen=True)
 class Field:
-    """``need``: columns of smaller need are dropped first, those of 0 never are. ``prose``: its cells are sentences,
-    which wrap between words. ``state``: its cells are states, which have colours."""
+    """A column of a table. ``need``: columns of smaller need are dropped first, columns of need 0 never. ``prose``: its
+    cells are sentences, which wrap between words. ``state``: its cells are states, which have colours."""
 
     name: str
     right: bool = False
@@ -29,7 +29,7 @@ class Field:
 
 
 def print_table(console: Console, columns: Sequence[Field], rows: Sequence[Sequence[str]]) -> None:
-    """Print the columns that fit, and say what was left out; empty columns are no columns."""
+    """Print the columns that fit, and name those that were left out. Empty columns do not count."""
     kept = [i for i, _ in enumerate(columns) if any(row[i] for row in rows)]
     dropped: list[str] = []
     while _width(columns, rows, kept) > console.width and (spare := [i for i in kept if columns[i].need]):
@@ -56,8 +56,7 @@ def print_table(console: Console, columns: Sequence[Field], rows: Sequence[Seque
 def fitted(
     console: Console, columns: Sequence[Field], rows: Sequence[Sequence[str]]
 ) -> tuple[list[Field], list[list[str]]]:
-    """As it is where all columns fit; else rows and columns exchanged, where that fits without a loss: few runs of
-    which much is known."""
+    """Return the table, with rows and columns exchanged if only then everything fits: a few rows of many columns."""
     table = list(columns), [list(row) for row in rows]
     kept = [i for i, _ in enumerate(columns) if any(row[i] for row in rows)]
     if _width(columns, rows, kept) <= console.width:
@@ -84,7 +83,7 @@ def _width(columns: Sequence[Field], rows: Sequence[Sequence[str]], kept: Sequen
 
 
 def _blocks(console: Console, columns: Sequence[Field], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> None:
-    """Each row as its first cell and, below it, a line for each other."""
+    """Print each row as its first cell and, below it, a line for each other cell."""
     label = max((len(columns[i].name) for i in kept[1:]), default=0)
     for row in rows:
         console.print(Text(row[kept[0]], style="bold"), soft_wrap=True)

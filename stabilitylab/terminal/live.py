@@ -1,4 +1,4 @@
-"""What a run shows while it trains: a live panel on a terminal, one plain line now and then elsewhere."""
+"""The display of a run while it trains: a live panel on a terminal, elsewhere a plain line from time to time."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
     from ..train.loop import Report
 
 PLAIN_LINES = 16  # lines of a whole run where stderr is not a terminal
-SHOWN = "grad_norm"  # whose layers the panel shows, unless another probe is asked for
+SHOWN = "grad_norm"  # the probe whose layers the panel shows by default
 NAMES, NUMBERS = 14, 9  # letters of the panel's columns
 COURSES = {"loss": "loss", "nll": "nll", "gradient norm": "grad_norm_total", "held-out nll": "held_out_nll"}
-RECENT = 400  # values of a course that are kept: more than a terminal is wide
+RECENT = 400  # values of a metric that are kept: more than a terminal is wide
 
 
 class LiveDisplay:
-    """Progress of a run on ``console``; a context manager, so that the terminal is left as it was found."""
+    """The progress of a run on ``console``; a context manager, which restores the terminal at its end."""
 
     def __init__(self, console: Console, quiet: bool = False, shown: str = SHOWN) -> None:
         self.console, self.quiet, self.shown = console, quiet, shown
         self.header, self.steps, self.unigram_nll = "", 1, math.nan
         self.history: dict[str, deque[float]] = {}  # metric -> its latest values
         self.held_out: float | None = None
-        self.broken = ""  # what was not finite first, and where
+        self.broken = ""  # the first number that was not finite, and its place
         self.worst: str | None = None
-        self.cells: tuple[int, Cells] | None = None  # of the probe that is shown, and its row
+        self.cells: tuple[int, Cells] | None = None  # (row, cells) of the probe that is shown
         self.seconds: deque[float] = deque(maxlen=20)
         self.started = time.perf_counter()
         self._live: Live | None = None
 
     def __enter__(self) -> LiveDisplay:
-        if self.console.is_terminal and not self.quiet:  # something stands there at once: model and data take seconds
+        if self.console.is_terminal and not self.quiet:  # show a panel at once, since model and data take seconds
             waiting = Text("making the model and reading the data", style="dim")
             self._live = Live(waiting, console=self.console, refresh_per_second=4, transient=True)
             self._live.start()
@@ -61,7 +61,7 @@ class LiveDisplay:
                 self._live.stop()
 
     def opened(self, path: Path, manifest: Mapping[str, Any]) -> None:
-        """The run directory exists: what is being trained, and the unigram baseline that it has to beat."""
+        """Print what is being trained, and the unigram baseline that it has to beat, once the run directory exists."""
         config = manifest["config"]
         model, self.steps = config["model"], config["train"]["steps"]
         self.unigram_nll = manifest["unigram"]["cross_entropy"]
@@ -97,7 +97,7 @@ class LiveDisplay:
         self.seconds.append(report.seconds)
         if self.quiet:
             return
-        with suppress(OSError):  # the terminal went away; the run need not
+        with suppress(OSError):  # the run goes on if the terminal is gone
             if self._live is not None:
                 self._live.update(self.panel(report))
             elif report.row % max(1, self.steps // PLAIN_LINES) == 0 or report.row + 1 == self.steps:
@@ -148,7 +148,7 @@ class LiveDisplay:
         return Group(line, Text(speed, style="dim"))
 
     def _state(self) -> Text:
-        """Where the run stands beside the unigram baseline, in the colour of that; red when something broke."""
+        """Return the held-out loss beside the unigram baseline, in the colour of its state; red if a number broke."""
         if self.broken:
             return Text(self.broken, style=state_style("failed"))
         if self.held_out is None:
@@ -160,7 +160,7 @@ class LiveDisplay:
         return Text(told, style=state_style("descending" if gap > -LEVEL_NATS else "learning"))
 
     def _layers(self, report: Report) -> list[Text | RichTable]:
-        """A strip of cells a stack, of the probe that is shown, in the row that was recorded last."""
+        """Return a strip of cells for each stack, of the probe that is shown, in the last recorded row."""
         found: list[Text | RichTable] = []
         if self.cells is not None:
             row, cells = self.cells
@@ -182,9 +182,10 @@ class LiveDisplay:
 
 
 def worst_ln_input(watcher: Watcher) -> str | None:
-    """The LayerNorm input that is largest relative to its shortcut, in the row recorded last; None if not recorded.
+    """Name the LayerNorm input that is largest relative to its shortcut in the last recorded row; None if not recorded.
 
-    Relative, since DeepNorm's shortcut is alpha sqrt(d) by construction; absolute where the model shows no shortcut.
+    Inputs are relative, since DeepNorm's shortcut is alpha sqrt(d) by construction. They are absolute if the model
+    shows no shortcut.
     """
     cells = watcher.last[2].get("ln_input") if watcher.last else None
     if cells is None:

@@ -1,4 +1,4 @@
-"""The layers of a model in a line: a cell a layer, or a bin of layers, as high and as bright as its number."""
+"""The layers of a model in a line: one cell for each layer or bin of layers, as high and as bright as its number."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rich.text import Text
 from ..schema import Cells, Table
 from .words import BARS, number
 
-# Viridis, as on the page and on paper: five of its colours and straight lines between them.
+# Viridis, as on the page and on paper: five of its colours, with linear interpolation.
 VIRIDIS = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], float)
 LOST, NONE, ABSENT = "bold white on red", "dim", "·"
 
 
 @dataclass(frozen=True)
 class Strip:
-    """One stack: the extreme ``values`` of its layers, from the first to the last; NaN where there is none, inf where
-    a number was not finite."""
+    """One stack: the largest number of each layer as ``values``, from the first layer to the last. NaN: no number was
+    measured. inf: a number was not finite."""
 
     stack: str
     layers: tuple[int, ...]
@@ -28,7 +28,7 @@ class Strip:
 
     @property
     def least(self) -> int:
-        """Place of the smallest number."""
+        """The place of the smallest number."""
         return int(np.nanargmin(np.where(np.isinf(self.values), np.nan, self.values)))
 
     @property
@@ -37,11 +37,11 @@ class Strip:
 
     @property
     def lost(self) -> list[int]:
-        """Layers in which a number was not finite."""
+        """The layers in which a number was not finite."""
         return [layer for layer, value in zip(self.layers, self.values, strict=True) if np.isinf(value)]
 
     def named(self) -> str:
-        """The worst layer: the first that is not finite, or else the weakest, beside the strongest."""
+        """Name the first layer that is not finite, or else the weakest and the strongest layer."""
         if self.lost:
             more = f" and {len(self.lost) - 1} more" if len(self.lost) > 1 else ""
             return f"layer {self.lost[0]}{more}: not finite"
@@ -51,7 +51,8 @@ class Strip:
         return f"{ends[0]} to {ends[1]}"
 
     def text(self, width: int, low: float, high: float, log: bool) -> Text:
-        """At most ``width`` cells on the scale from ``low`` to ``high``; what broke in a bin is what it shows."""
+        """Draw at most ``width`` cells on the scale from ``low`` to ``high``. A bin shows its number nearest to 0, or
+        that a number was not finite."""
         shown = Text()
         for cell in np.array_split(self.values, min(width, len(self.values))):
             finite = cell[np.isfinite(cell)]
@@ -66,7 +67,7 @@ class Strip:
 
 
 def strips(table: Table, cells: Cells) -> list[Strip]:
-    """One for each stack of a probe's table that has layers, by its main column: of a layer's rows the largest."""
+    """Make a strip of each stack with layers, from the main column of a table: the largest row of each layer."""
     values, absent = cells.values[:, table.columns.index(table.main)], cells.absent
     found = []
     for stack in dict.fromkeys(row.stack for row in table.rows if row.layer > 0):
@@ -77,7 +78,8 @@ def strips(table: Table, cells: Cells) -> list[Strip]:
 
 
 def told(table: Table, cells: Cells) -> str:
-    """A table without layers as words: ``headroom 12.3, low 11.9, ...``, of its first row, what is missing left out."""
+    """Write the first row of a table without layers: ``headroom 12.3, low 11.9, ...``. Numbers that are not finite are
+    left out."""
     values = cells.values[0].tolist() if len(cells.values) else []
     return ", ".join(f"{c} {number(v)}" for c, v in zip(table.columns, values, strict=False) if np.isfinite(v))
 
@@ -90,7 +92,7 @@ def _of(values: np.ndarray, absent: np.ndarray) -> float:
 
 
 def lines(table: Table, cells: Cells, width: int) -> Iterator[tuple[str, Text, str]]:
-    """(stack, strip, what it says) on one scale for all stacks: the worst layer, and the range of the colours."""
+    """Yield (stack, strip, worst layer in words) of each stack, with one scale for all stacks."""
     found = strips(table, cells)
     known = np.concatenate([np.empty(0), *(one.values[np.isfinite(one.values)] for one in found)])
     usual = known[known > 0]

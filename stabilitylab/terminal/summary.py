@@ -1,4 +1,4 @@
-"""The table by depth that stands at a run's end."""
+"""The table by depth, which is printed at the end of a run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def summary(run: Run) -> tuple[list[str], list[list[str]]]:
-    """Header and lines of the table by depth: first, middle, last layer of each stack; first and last recorded row.
+    """Return header and lines of the table by depth: first, middle, last layer of a stack; first and last recorded row.
 
-    Rows of a layer are combined by the table's own rule (root sum of squares of norms), or averaged where it has none;
-    what is measured at a stack's output stands under its last layer.
+    Rows of a layer are combined by the table's own rule (root sum of squares of norms), or averaged if it has none.
+    A number that is measured at the output of a stack stands under its last layer.
     """
     model = run.config["model"]
     places = [
@@ -33,7 +33,7 @@ def summary(run: Run) -> tuple[list[str], list[list[str]]]:
             frame["layer"] = [tops.get(str(stack), 0) for stack in frame["stack_name"]]
         inside = frame[(frame["layer"] > 0) & frame[column].notna()]
         grid = inside.pivot_table(column, "step", ["stack_name", "layer"], aggfunc="mean", observed=True)
-        for step in dict.fromkeys([*grid.index[:1], *grid.index[-1:]]):  # one line where there is one step
+        for step in dict.fromkeys([*grid.index[:1], *grid.index[-1:]]):  # one line if there is one step
             at = grid.loc[step]
             body.append([name, str(step), *(number(at.get(place)) for place in places)])
     return ["probe", "step", *(f"{stack[:3]} {layer}" for stack, layer in places)], body

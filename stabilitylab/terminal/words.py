@@ -1,4 +1,4 @@
-"""Numbers, times and courses in few letters, and the colours of states."""
+"""Numbers, times and series in few letters, and the colours of states."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ STYLES = {  # of the states of runs, of diagnoses and of events
 
 
 def state_style(state: str) -> str:
-    """rich's style of a state; "" where it has none."""
+    """Return rich's style of a state; "" if it has none."""
     return STYLES.get(state, "")
 
 
 def sparkline(values: Iterable[float], width: int = 32) -> str:
-    """The last ``width`` values as block characters between their minimum and maximum; non-finite ones as ``x``."""
+    """Draw the last ``width`` values as block characters between their minimum and maximum; ``x``: not finite."""
     shown = list(values)[-width:] if width > 0 else []
     finite = [value for value in shown if math.isfinite(value)]
     low, span = (min(finite), max(finite) - min(finite)) if finite else (0.0, 0.0)
@@ -33,7 +33,7 @@ def sparkline(values: Iterable[float], width: int = 32) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three decimals where they hold the number, scientific notation elsewhere; an exact zero is a plain 0."""
+    """Write a number with three decimals, or in whole numbers or scientific notation if it needs them; zero is "0"."""
     if value is None:
         return "-"
     if value == 0:

@@ -55,15 +55,14 @@ def explosion(values: np.ndarray) -> Explosion | None:
 
 
 def start(values: np.ndarray, rows: int = 5) -> float:
-    """The loss where it began: of a loss that exploded at once what it was before, else the median of the first
-    rows."""
+    """Return the loss at the start: the median of the first rows, or the loss before an explosion in them."""
     found = explosion(values)
     return float(np.median(values[:rows])) if found is None else found.before
 
 
 def uniform(evidence: Evidence, grid: Grid) -> float | None:
-    """ln(classes), the loss of a guess that is uniform over the classes, where their number is known and the loss is
-    their cross-entropy in nats; else None."""
+    """Return ln(classes), the loss of a uniform guess; None if the number of classes is not known, or if the loss is
+    not their cross-entropy in nats."""
     classes = evidence.classes
     if classes is None:
         return None

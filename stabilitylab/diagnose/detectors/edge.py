@@ -54,6 +54,6 @@ def beyond_the_edge(evidence: Evidence) -> Iterator[Event]:
 
 
 def late_median(values: np.ndarray) -> float:
-    """The median of the last half of the measurements that are finite, NaN of too few."""
+    """Return the median of the last half of the finite measurements; NaN with fewer than EDGE_ROWS of them."""
     values = values[np.isfinite(values)]
     return float(np.median(values[len(values) // 2 :])) if len(values) >= EDGE_ROWS else math.nan

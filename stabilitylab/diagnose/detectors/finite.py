@@ -20,7 +20,7 @@ TITLE = "non-finite numbers"
 
 @dataclass(frozen=True)
 class Loss:
-    """Where a source first has a number that is not finite."""
+    """The first row of a source with a number that is not finite, and the places of such numbers."""
 
     grid: Grid
     at: int  # position of the row
@@ -40,14 +40,14 @@ class Loss:
 
     @property
     def way(self) -> tuple[bool, float]:
-        """Whether its place is outside the layers, which tells less; and how far from the input (in a backward pass,
-        from the output) it stands, as a share of the rows."""
+        """(True if its place is outside the layers, its distance from the input as a share of the rows). In a backward
+        pass the distance is that from the output. A place outside the layers is less informative."""
         share = self.place / len(self.bad)
         return self.grid.rows[self.place].layer < 1, 1 - share if self.grid.phase == "backward" else share
 
 
 def sources(evidence: Evidence) -> list[Grid]:
-    """Every metric, and of every table the main column, or one whose NaN cannot come of a division by 0."""
+    """Return every metric and one column of every table: the main one, or a column whose NaN no division by 0 makes."""
     metrics = [evidence.metric(name) for name in evidence.metrics.column_names if name != "step"]
     tables = [evidence.grid(name, evidence.run.table(name).sound) for name in evidence.run.tables]
     return [grid for grid in (*metrics, *tables) if grid is not None]
@@ -70,13 +70,13 @@ def non_finite(evidence: Evidence) -> Iterator[Event]:
         for kernel in _kernel(evidence, event.step, event.phase):
             event = replace(event, evidence=f"{event.evidence.rstrip('.')}; {kernel}")
         yield event
-        return  # without a place the rows around it tell more
+        return  # an incident without a place says less than the rows around it
     grids = sources(evidence)
     lost = sorted(
         (loss for grid in grids if (loss := first_lost(grid)) is not None),
         key=lambda loss: (*loss.moment, loss.grid.is_metric, *loss.way),
     )
-    # where a vector is zero, 0 / 0 is no number that went wrong on its way
+    # 0 / 0 of a vector that is zero is not a broken number
     lost = [loss for loss in lost if loss.grid.is_metric or evidence.run.table(loss.grid.table).sound]
     if not lost:
         return
@@ -101,8 +101,10 @@ def non_finite(evidence: Evidence) -> Iterator[Event]:
 
 
 def _placed(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
-    """Where a metric's number was lost, as far as a table of that row, or of the next one with tables, tells. What
-    depends on the metric is no cause of it: where the loss broke first, every gradient breaks after it."""
+    """Find the place at which a metric's number broke, by the tables of the same row or of the next row with tables.
+
+    Numbers that depend on the metric are not its cause: if the loss broke first, every gradient breaks after it.
+    """
     tables = [loss for loss in others if not loss.grid.is_metric]
     if not tables:
         return first, []
@@ -112,7 +114,7 @@ def _placed(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
         if before:
             return before[0], [f"in the same step: {_sentence(before[0])}"]
         return first, [f"what depends on it breaks after it, in the same step: {_sentence(row[0])}"]
-    # one update carries it into every gradient, so every weight; and a table may have a single place
+    # one update breaks every gradient and every weight, and a table may have a single place
     if telling := next((loss for loss in before if not loss.bad.all()), None):
         return telling, [f"the next recorded row with tables says where: {_sentence(telling)}"]
     how = "every place" if all(loss.bad.all() for loss in row) else "a place"
@@ -121,8 +123,11 @@ def _placed(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
 
 
 def _beside(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
-    """What other tables of its row say: as early as the first, and in the training pass after the reference pass,
-    which runs the same parameters and so may know the layer where the first does not."""
+    """Read the other tables of the same row: those that broke as early as the first, and the training pass.
+
+    The training pass comes after the reference pass and runs the same parameters. It may name the layer if the first
+    table does not.
+    """
     tables = [loss for loss in others if not loss.grid.is_metric and loss.step == first.step]
     place, text = first, []
     if rivals := [loss for loss in tables if loss.moment == first.moment]:
@@ -136,7 +141,7 @@ def _beside(first: Loss, others: Sequence[Loss]) -> tuple[Loss, list[str]]:
 
 
 def _kernel(evidence: Evidence, step: int, phase: str) -> list[str]:
-    """Whether a backward pass until then may have gone through a kernel that is known for it."""
+    """Name the kernel, known for such numbers, that a backward pass up to this moment may have used."""
     if not step and phase != "backward":
         return []
     config = evidence.run.config
@@ -148,9 +153,9 @@ def _kernel(evidence: Evidence, step: int, phase: str) -> list[str]:
 
 
 def from_incident(incident: dict[str, Any]) -> Event:
-    """What the run itself wrote down at the very moment."""
+    """Make an event of incident.json, which the run wrote when the number broke."""
     step = incident["step"]
-    # a parameter's own value is what the row starts from; "optimizer" is what runs before schema 2 called an update
+    # a row starts from the values of the parameters; runs before schema 2 call an update "optimizer"
     phase = "step" if incident["kind"] == "parameter" else {"optimizer": "update"}.get(incident["phase"])
     return Event(
         "non_finite",
@@ -177,7 +182,7 @@ def _sentence(loss: Loss) -> str:
 
 
 def _enclosed(grids: list[Grid], first: Loss) -> list[str]:
-    """What is known to have been finite just before, and what was not recorded at that step."""
+    """Say which numbers were finite just before, and which were not recorded at that step."""
     text = []
     step, phase = first.moment
     tables = [grid for grid in grids if not grid.is_metric]
@@ -194,7 +199,7 @@ def _enclosed(grids: list[Grid], first: Loss) -> list[str]:
 
 
 def _open_questions(tables: list[Grid], step: int, phase: int) -> list[str]:
-    """What could have come first, had it been recorded: this step's earlier passes, and the update before them."""
+    """Name what may have broken earlier but was not recorded: the earlier passes of this step, the update before."""
     # a gradient that broke first had a finite loss, so the forward pass is not in question
     least = rank("backward") if phase >= rank("backward") else 0
     passes = [g for g in tables if step not in g.steps and least <= rank(g.phase) <= phase and g.phase != "reference"]
@@ -225,6 +230,7 @@ def _sound_at(grid: Grid, step: int) -> bool:
 
 
 def _last_sound(grids: list[Grid], first: Loss) -> int | None:
-    """The last step before it at which a source of an earlier or the same phase was recorded (and so was finite)."""
+    """Return the last earlier step at which a source was recorded, and so was finite. The phases "between"
+    and "setting" do not count."""
     steps = [g.steps[g.steps < first.step] for g in grids if g.phase not in ("between", "setting")]
     return max((int(each[-1]) for each in steps if len(each)), default=None)

@@ -30,7 +30,7 @@ WHY_STILL = "not in the optimizer, a rate of 0, or below the rounding of its dty
 
 
 def decay(values: np.ndarray, layers: np.ndarray) -> tuple[float, float]:
-    """Slope in nats a layer and R^2 of log(value) on the layer, over places with a positive value."""
+    """Return the slope in nats a layer and R^2 of log(value) on the layer, over places with a positive value."""
     usual = np.isfinite(values) & (values > 0)
     if len(np.unique(layers[usual])) < 3:
         return float("nan"), float("nan")
@@ -57,7 +57,7 @@ def vanishing_gradient(evidence: Evidence) -> Iterator[Event]:
 
 
 def _weighed(event: Event, updates: Grid | None) -> Event:
-    """Adds whether the optimizer makes up for it: Adam does, until the gradient comes near its eps."""
+    """Add to the event if the optimizer compensates. Adam does, until the gradient comes near its eps."""
     place = event.place
     if updates is None or place is None:
         return event
@@ -93,7 +93,7 @@ def _uneven(grid: Grid, flushed: bool) -> Event | None:
 
 
 def _below_weak(share: np.ndarray, layers: np.ndarray) -> np.ndarray:
-    """Zeros that stand below a layer whose gradient is weak but not zero."""
+    """Mark the zeros below a layer whose gradient is weak but not zero."""
     weak = (share > 0) & (share < VANISHED)
     top = np.where(weak, layers, 0).max(axis=1, initial=0)[:, None]
     return (share == 0) & (layers[None, :] < top)
@@ -228,8 +228,11 @@ def dead_layer(evidence: Evidence) -> Iterator[Event]:
 
 
 def _why_missing(grid: Grid, missing: np.ndarray, untrained: object) -> dict[str, np.ndarray]:
-    """Which places (True) have no gradient for which reason, by what was to be trained as the run began. What lost its
-    gradient on the way, and runs that did not record it, leave open which."""
+    """Map each reason for a missing gradient to its places (True), by what was to be trained when the run began.
+
+    The reason stays open for a place that lost its gradient later, and for a run that did not record what was to be
+    trained.
+    """
     sites = [row.site for row in grid.rows]
     at_start = missing[0] if isinstance(untrained, Mapping) else np.zeros(len(sites), bool)
     reasons = [str(untrained.get(site, "")) if isinstance(untrained, Mapping) else "" for site in sites]
@@ -241,7 +244,7 @@ def _why_missing(grid: Grid, missing: np.ndarray, untrained: object) -> dict[str
 
 
 def _underflow(grid: Grid) -> np.ndarray:
-    """Zeros at the bottom of a stack whose gradient decays to nothing: those have vanished."""
+    """Mark the zeros at the bottom of a stack whose gradient decays to 0: these gradients have vanished."""
     found = np.zeros(grid.values.shape, bool)
     for stack in dict.fromkeys(row.stack for row in grid.rows if row.layer > 0):
         inside = np.array([row.stack == stack and row.layer > 0 for row in grid.rows])
@@ -253,7 +256,7 @@ def _underflow(grid: Grid) -> np.ndarray:
 
 
 def _still(grid: Grid, holds: np.ndarray, what: str, meant: bool = False) -> Iterator[Event]:
-    """One event for all places at which it begins in the same row; ``meant``: a note where it was so from the start."""
+    """Yield one event for all places at which it begins in the same row. ``meant``: a note if it began with the run."""
     waiting = holds.copy()
     while (found := lasting(waiting)) is not None:
         row, kept = found

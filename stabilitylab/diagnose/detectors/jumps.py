@@ -1,4 +1,4 @@
-"""What jumps against its own past: learning rate, updates, weights."""
+"""Jumps of the learning rate, of updates and of weights against their own past."""
 
 from __future__ import annotations
 

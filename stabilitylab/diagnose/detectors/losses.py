@@ -1,4 +1,4 @@
-"""What the loss does: spikes, divergence, plateaus."""
+"""Spikes, divergence and plateaus of the loss."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def plateau(evidence: Evidence) -> Iterator[Event]:
 
 
 def _at_unigram(evidence: Evidence, held_out: Grid) -> Iterator[Event]:
-    """What the state of the run says, by the rule that every page and table uses."""
+    """Yield a plateau if the verdict of the run is stuck, by the rule that every page and table uses."""
     verdict = evidence.verdict
     if verdict is None or verdict.state != "stuck":
         return
@@ -263,7 +263,7 @@ def _may_be_stuck(grid: Grid, smooth: np.ndarray, steps: np.ndarray, sd: float, 
 
 
 def last_stretch(holds: np.ndarray) -> int:
-    """Where the unbroken stretch begins that reaches to the end."""
+    """Return the first row of the unbroken stretch that reaches to the end."""
     no = np.flatnonzero(~holds)
     return int(no[-1]) + 1 if len(no) else 0
 
@@ -274,6 +274,6 @@ def _peak(grid: Grid) -> float:
 
 
 def _total(evidence: Evidence, last: int) -> int:
-    """The updates that the run was meant to have, or has had."""
+    """Return the number of updates that the run was meant to have, or else ``last``."""
     train = evidence.run.config.get("train")
     return int(train["steps"]) if isinstance(train, dict) and isinstance(train.get("steps"), int) else last

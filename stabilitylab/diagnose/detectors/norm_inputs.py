@@ -1,4 +1,4 @@
-"""What enters a norm, and how it grows."""
+"""The growth of norm inputs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from ..evidence import Evidence
 from ..order import describe
 from ..series import first_above, past_largest, times, went_on_learning
 
-# What enters a norm divides the gradient through it (||J|| ~ sqrt(d) / ||x||). Suddenly: against its own past;
-# slowly: against the run's own start, since DeepNorm's alpha sqrt(d) is there by construction. Pre-LN's stream grows
-# by a few times while it learns well, hence the order of magnitude. Slow growth after which the loss still came to a
-# new minimum is a note. (This rule was added after a look at GPT-2 with its usual initialisation: the input of its
-# last norm starts at a thirtieth of sqrt(d) and grows tenfold within 13 steps. The minimum is one of the level: of the
-# loss's rows one is low by chance, and healthy Pre-LN models of results/alarm, training half, were accused.)
+# The norm input divides the gradient through the norm (||J|| ~ sqrt(d) / ||x||). Sudden growth is measured against the
+# input's own past. Slow growth is measured against the start of the run, since DeepNorm's alpha sqrt(d) is there by
+# construction. The limit of slow growth is an order of magnitude, since the stream of a Pre-LN model that learns well
+# grows by a few times. Slow growth after which the loss still reached a new minimum is a note. (An example is GPT-2:
+# with its usual initialisation the input of the last norm starts at sqrt(d) / 30 and grows tenfold within 13 steps.)
+# The minimum is that of the level, since a single row of the loss may be low by chance, as in healthy Pre-LN models of
+# the training half of results/alarm.
 LN_JUMP, LN_GROWTH = 3.0, 10.0
 
 
 @detector("ln_growth", "growth of norm inputs", reads={"ln_input": "probe ln_input"})
 def ln_growth(evidence: Evidence) -> Iterator[Event]:
-    """What enters a norm, against its own past (sudden) and against the run's own start (slow)."""
+    """Compare norm inputs with their own past (sudden growth) and with the start of the run (slow growth)."""
     grid = evidence.grid("ln_input", "value")
     if grid is None:
         return

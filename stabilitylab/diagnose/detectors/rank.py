@@ -85,7 +85,7 @@ def _of(evidence: Evidence, keys: Grid, share: np.ndarray) -> Iterator[Event]:
 
 
 def _why(evidence: Evidence, keys: Grid, place: int, step: int) -> str:
-    """What the probe ``attention`` says at the nearest row, where it was recorded: uniform, or a saturated softmax."""
+    """Read from the nearest row of the probe ``attention``, if recorded, if attention is uniform or saturated."""
     entropy, ceiling = evidence.grid("attention", "entropy"), evidence.grid("attention", "ceiling")
     if entropy is not None and ceiling is not None and keys.rows[place] in entropy.rows:
         at = int(np.abs(entropy.steps - step).argmin())

@@ -1,4 +1,4 @@
-"""A loss that ends above where it was: less than a divergence, more than noise."""
+"""A loss that ends above its lowest level by more than noise, without a divergence."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from ..evidence import Evidence
 from ..series import level, noise, until_broken
 from .losses import RECORD, SPIKE_OF_START, last_stretch, loss_divergence, loss_spike, plateau
 
-# The level at the end over the lowest level, both medians of RISE_ROWS rows: so many robust standard deviations of one
-# row. The median of 20 rows has .28 of them, and the lowest of many is some .5 too low by chance. Set on the training
-# half of results/alarm, where no healthy run's loss stood more than .51 above; the floor is that of spikes.
+# The limit for the last level minus the lowest level, in robust standard deviations of one row. Both levels are
+# medians of RISE_ROWS rows. The median of 20 rows has a standard deviation of .28, and the lowest of many medians is
+# about .5 too low by chance. The limit was set on the training half of results/alarm, where the loss of no healthy run
+# stood more than .51 above its lowest level. The floor is the floor of spikes.
 RISE_ROWS, RISE_SD = 20, 1.5
 
 
 @detector("loss_rise", "rise of the loss", reads={"loss": RECORD}, role="outcome", least_rows=2 * RISE_ROWS)
 def loss_rise(evidence: Evidence) -> Iterator[Event]:
-    """Where no spike that was not undone, divergence or plateau says the same."""
+    """Yield a rise of the loss unless a divergence, a plateau or a spike that did not recover says the same."""
     grid = evidence.loss()
     if grid is None:
         return
@@ -49,7 +50,7 @@ def loss_rise(evidence: Evidence) -> Iterator[Event]:
 
 
 def _said(evidence: Evidence) -> bool:
-    """Whether another event says that the loss ends too high."""
+    """True if another event says that the loss ends too high."""
     if any(next(found(evidence), None) is not None for found in (loss_divergence, plateau)):
         return True
     return any(spike.until is None for spike in loss_spike(evidence))

@@ -110,18 +110,18 @@ def alike_tokens(evidence: Evidence) -> Iterator[Event]:
 
 
 def _last(grid: Grid | None) -> float:
-    """The last value, NaN where nothing was measured."""
+    """Return the last value; NaN if nothing was measured."""
     return math.nan if grid is None else float(grid.values[-1, 0])
 
 
 def _alike_since(grid: Grid) -> int | None:
-    """The row since which the distance is below ``ALIKE_OUTPUTS`` to the end; None if its last value is not."""
+    """Return the row from which the distance is below ``ALIKE_OUTPUTS`` to the end; None if its last value is not."""
     low = grid.values[:, 0] < ALIKE_OUTPUTS
     return last_stretch(low) if low[-1] else None
 
 
 def _lasted(grid: Grid, since: int) -> int:
-    """The number of updates from row ``since`` to the last row."""
+    """Return the number of updates from row ``since`` to the last row."""
     return int(grid.steps[-1] - grid.steps[since])
 
 
@@ -132,5 +132,5 @@ def _is_below_baseline(evidence: Evidence) -> bool:
 
 
 def _finite(**numbers: float) -> dict[str, float]:
-    """The numbers that were measured: NaN is no JSON."""
+    """Return the numbers that were measured, since JSON has no NaN."""
     return {name: value for name, value in numbers.items() if math.isfinite(value)}

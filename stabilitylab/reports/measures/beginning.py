@@ -53,7 +53,7 @@ def steps_of(record: Record) -> np.ndarray:
 
 
 def complete(record: Record, name: str, last: int) -> bool:
-    """Is this metric on record, and finite, at each of the steps 0 to ``last``?"""
+    """True if the metric was recorded, and is finite, at each of the steps 0 to ``last``."""
     here = steps_of(record) <= last
     return bool(here.sum() == last + 1 and np.isfinite(column(record, name)[here]).all())
 

@@ -38,7 +38,7 @@ def update(record: Record) -> dict[int, dict[str, float]]:
 
 
 def whole(record: Record, table: str = "model_update") -> bool:
-    """Is each of the first 30 updates on record?"""
+    """True if each of the steps 0 to 30 was recorded."""
     return {*range(FIRST + 1)} <= {*record.frame(table)["step"].tolist()}
 
 

@@ -38,12 +38,12 @@ def of_gain_one(labels: Sequence[str], label: str) -> str:
 
 
 def beside(labels: Sequence[str], label: str) -> bool:
-    """Is it a Post-LN of fairseq's gain that stands beside one of gain 1?"""
+    """True if ``labels`` also hold this Post-LN with DeepNet's gain of 1, beside fairseq's gain."""
     return of_gain_one(labels, label) != label
 
 
 def dash(labels: Sequence[str], label: str) -> str:
-    """Draws dashed what stands beside, so that the eye goes to the other."""
+    """Return "dashed" for the label of fairseq's gain beside gain 1, so that the eye goes to gain 1; else "solid"."""
     return "dashed" if beside(labels, label) else "solid"
 
 

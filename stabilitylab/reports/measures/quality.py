@@ -80,5 +80,5 @@ def share_of(record: Record) -> float:
 
 
 def even(record: Record) -> bool:
-    """Has it as many encoder as decoder layers, or a single stack: what one number of layers describes?"""
+    """True if one number describes the layers: a single stack, or as many encoder as decoder layers."""
     return len({*record.layers} - {0}) == 1

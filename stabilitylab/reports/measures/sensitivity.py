@@ -24,7 +24,7 @@ def at_width(rate: float, width: int) -> float:
 
 
 def within(record: Record, rates: tuple[float, float]) -> bool:
-    """Is its learning rate one from the first to the last of these rates of a paper, at its width?"""
+    """True if its learning rate lies in the range of a paper's ``rates``, scaled to its width."""
     low, high = (at_width(rate, record.width) for rate in rates)
     return low * (1 - SLACK) <= cell(record)[1] <= high * (1 + SLACK)
 

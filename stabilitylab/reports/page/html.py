@@ -172,7 +172,7 @@ def _effect(effect: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
 
 
 def _what(runs: Runs) -> list[tuple[str, str]]:
-    """What was run, as terms and descriptions."""
+    """Describe the runs as pairs of term and description."""
     if not runs:
         return []
     trained = runs.where(lambda record: record.kind != "onestep")

@@ -120,7 +120,7 @@ def _flat(record: Record) -> dict[str, Any]:
 
 
 def _pairs(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Where each two of these runs part."""
+    """Compare every two of these runs: their first difference, and its growth."""
     found = []
     for a, b in itertools.combinations([record for record in records if record.kind != "onestep"], 2):
         try:
@@ -140,7 +140,7 @@ def _pairs(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def facts(view: Overview, anchors: dict[str, str]) -> dict[str, Any]:
-    """What the page's scripts are told; ``anchors``: run -> the figure that holds its maps."""
+    """Return the data of the page's scripts. ``anchors``: run -> the figure that holds its maps."""
     shown = [one.record for one in view.told if one.record.name in anchors]
     alike = Counter(map(heading, shown))
     titles = [heading(one) + f" ({one.name})" * (alike[heading(one)] > 1) for one in shown]

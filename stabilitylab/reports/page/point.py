@@ -1,4 +1,4 @@
-"""Whether a picture can show what its figure is about: one depth cannot show what grows with depth."""
+"""A check that a picture can show the subject of its figure: a single depth cannot show growth with depth."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from ..base import Panel, Picture
 
 
 def pointless(id: str, picture: Picture) -> str:
-    """Why not, with these runs; "" where it can. What a figure compares is read off the runs that its sweep makes, and
-    what is drawn off its first panel; of a figure without a sweep nothing is known."""
+    """Say why the picture cannot show the subject of its figure; "" if it can, or if the figure has no sweep.
+
+    The runs of the sweep tell what the figure compares; the first panel tells what is drawn.
+    """
     try:
         models = [run.config.model for run in experiments(id)]
     except UsageError:
@@ -28,6 +30,6 @@ def pointless(id: str, picture: Picture) -> str:
 
 
 def _places(panel: Panel) -> int:
-    """Different numbers on the x axis."""
+    """Count the different numbers on the x axis."""
     drawn = panel.map.x if panel.map is not None else [x for one in panel.series for x in one.x]
     return len(np.unique(np.asarray(drawn, float)))

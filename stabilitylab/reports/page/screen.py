@@ -55,7 +55,10 @@ def _limits(panel: Panel) -> dict[str, Any]:
 
 
 def switchable(panel: Panel) -> bool:
-    """Whether the left axis, or a map's colours, can be logarithmic: they are, or nothing that is drawn is negative."""
+    """True if the left axis, or the colours of a map, can be logarithmic: they are, or the numbers allow it.
+
+    Every drawn number of a map must be positive. On an axis none may be negative, and one must be positive.
+    """
     if panel.map is not None:
         shown = panel.map.z[(panel.map.finding == 0) & np.isfinite(panel.map.z)]
         return panel.map.log or bool(len(shown) and (shown > 0).all())
@@ -66,7 +69,7 @@ def switchable(panel: Panel) -> bool:
 
 
 def key(one: Series) -> str:
-    """What a toggle of the figure turns on and off: the architecture, or the series where it has none."""
+    """Name what a toggle of the figure turns on and off: the architecture, or the series if it has none."""
     return style.title(one.arch) if one.arch else one.label
 
 

@@ -112,7 +112,7 @@ def _switches(picture: Picture) -> list[dict[str, Any]]:
 
 
 def _signs(panel: Panel) -> list[dict[str, str]]:
-    """What dashes and crosses of this panel mean, where its legend does not say so."""
+    """List the meanings of dashes and crosses of this panel that its legend does not give."""
     dashes = {one.detail: screen.look(one)["dash"] for one in panel.series if one.detail and not one.faint}
     signs = [{"name": name, "dash": dash} for name, dash in dashes.items()] if len(dashes) > 1 else []
     crossed = {one.label for one in panel.series if one.kind == "crosses" and one.label != screen.key(one)}
@@ -120,7 +120,7 @@ def _signs(panel: Panel) -> list[dict[str, str]]:
 
 
 def _alt(panel: Panel) -> str:
-    """What a panel shows, for those who do not see it."""
+    """Describe a panel for readers who cannot see it."""
     if panel.map is not None:
         rows, columns = panel.map.z.shape
         return f"Heat map of {panel.map.unit}, {panel.y} ({rows}) by {panel.x} ({columns})"
@@ -129,7 +129,7 @@ def _alt(panel: Panel) -> str:
 
 
 def _seeds(panel: Panel) -> str:
-    """How many seeds stand behind a map; "" where that is not said."""
+    """Return the number of seeds of a map, such as ``n = 3``; "" if the map does not say it."""
     if panel.map is None or panel.map.seeds is None:
         return ""
     counts = np.unique(np.asarray(panel.map.seeds))

@@ -87,8 +87,10 @@ def fold(times: float) -> str:
 
 
 def _nothing(record: Record, found: Diagnosis) -> str:
-    """What was looked for; what is no more than a note stands behind it, each kind with its first update, and what
-    cannot be told yet of it."""
+    """Say that no kind of trouble was found, and how many were checked.
+
+    The notes follow, each kind with its first update, and then the open questions.
+    """
     if not found.checked:
         return ""
     notes: dict[str, int] = {}

@@ -124,7 +124,7 @@ def _apart(layers: int, other: int) -> float:
 
 
 def trained(run: Record) -> bool:
-    """Has it an encoder, did it learn, and record the branches after that?"""
+    """True if the run trained without failing, has an encoder, and recorded the branches after step 0."""
     if run.kind != "train" or failed(run) or not run.layers[0]:
         return False
     data = run.at(TABLE, None, ["total"])

@@ -165,7 +165,7 @@ def _from_the_start(record: Record) -> bool:
 
 
 def _outlasts_the_ramp(record: Record) -> bool:
-    """Is the similarity on record where alpha reaches 1, or soon after?"""
+    """True if the similarity was recorded at the step where alpha reaches 1, or soon after."""
     steps, ramp = _steps(record), _ramp(record)
     return bool(((steps >= ramp - 1) & (steps <= (1 + LATE) * ramp)).any())
 

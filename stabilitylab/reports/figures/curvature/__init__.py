@@ -1,1 +1,1 @@
-"""What the loss around the parameters says of rates and depth."""
+"""Figures of the curvature of the loss: learning rates and depth."""

@@ -135,7 +135,7 @@ def _geometric(values: list[float]) -> float:
 
 
 def _reached_later(record: Record) -> bool:
-    """Is there a probed step next to the later one?"""
+    """True if a probed step lies within 5 % of the later step."""
     data = record.at("grad_norm", LATER, ["value"])
     return len(data) > 0 and abs(data["step"].iloc[0] - LATER) <= 0.05 * LATER
 
