@@ -128,7 +128,8 @@ def _epochs(run: Record) -> float:
 
 
 def by_protocol(run: Record) -> bool:
-    """True if the ramp is 4 % of the run, if there is no ramp, or if the run ends with or before its ramp."""
+    """True if the ramp is 4 % of the run, if there is no ramp, if the run ends with or before its ramp, or if the
+    length of the run is unknown."""
     if run.ramp is None or not run.updates or run.ramp >= run.updates:
         return True
     return abs(run.ramp / run.updates - RAMP) <= TOLERANCE * RAMP or abs(run.ramp - RAMP * run.updates) <= 1
