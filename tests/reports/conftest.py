@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stabilitylab.reports.base import Picture
+from stabilitylab.reports.files import paths
 from stabilitylab.reports.page import press
 
 
@@ -28,3 +31,15 @@ def printed_inline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """Without it where a test is marked ``printing_processes``."""
     if request.node.get_closest_marker("printing_processes") is None:
         monkeypatch.setattr(press, "ProcessPoolExecutor", lambda *_: Inline())
+
+
+@pytest.fixture
+def unprinted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of figures are empty: for tests of the page and the ledger, since matplotlib takes most of a report's
+    time."""
+
+    def touch(picture: Picture, folder: Path, name: str, title: str, source: str) -> None:
+        for path in paths(folder, name, picture).values():
+            path.touch()
+
+    monkeypatch.setattr(press, "quietly", touch)
