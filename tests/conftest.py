@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import Forked
 
 from stabilitylab import cli
 
@@ -73,3 +74,9 @@ def log_as_it_begins() -> None:
     log.setLevel(logging.NOTSET)
     log.disabled, log.propagate = False, True
     logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def forked_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs of a sweep are forks of this process."""
+    monkeypatch.setattr("stabilitylab.sweep.launchers._LocalProcess", Forked)

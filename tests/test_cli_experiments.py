@@ -11,6 +11,7 @@ from stabilitylab import experiments
 from stabilitylab.config import read_config_file, resolve
 from stabilitylab.store import Run
 
+pytestmark = pytest.mark.usefixtures("forked_runs")
 SMALL = ["--set", "data.sentences=4", "--set", "data.held_out=6", "--set", "data.max_length=8"]
 
 

@@ -139,7 +139,8 @@ def _maps(table: str, grid: LayerGrid, columns: int) -> list[Panel]:
     panels = []
     for stack in dict.fromkeys(grid.stacks.tolist()):
         rows = grid.stacks == stack
-        x, z, finding = pool(grid.steps, grid.values[rows], findings(grid.values[rows], grid.absent[rows]), columns)
+        marks = findings(grid.values[rows], grid.absent[rows], grid.missing[rows])
+        x, z, finding = pool(grid.steps, grid.values[rows], marks, columns)
         y = grid.layers[rows] if grid.by_layer else np.arange(1, rows.sum() + 1)
         axis = "layer" if grid.by_layer else ("sub-layer" if grid.layers.any() else "place")
         log = _logarithmic(grid.log, z[finding == 0])

@@ -12,11 +12,14 @@ from .base import ABSENT, NONFINITE, ZERO
 COLUMNS = 600
 
 
-def findings(values: np.ndarray, absent: np.ndarray) -> np.ndarray:
-    """Marks cell by cell: 0 for a number like any other, ZERO, ABSENT (no gradient) or NONFINITE (NaN, inf)."""
+def findings(values: np.ndarray, absent: np.ndarray, missing: np.ndarray | None = None) -> np.ndarray:
+    """Marks cell by cell: 0 for a number like any other, ZERO, ABSENT (no gradient) or NONFINITE (NaN, inf).
+
+    A cell that is ``missing`` has no mark and no number: 0, and NaN in ``values``."""
     found = np.where(values == 0, ZERO, 0)
     found = np.where(~np.isfinite(values), NONFINITE, found)
-    return np.where(absent, ABSENT, found).astype(np.int8)
+    found = np.where(absent, ABSENT, found).astype(np.int8)
+    return found if missing is None else np.where(missing, 0, found).astype(np.int8)
 
 
 def group_starts(count: int, groups: int) -> np.ndarray:
@@ -30,18 +33,19 @@ def pool(
     """Pools ``values`` and ``finding`` (rows, n) at places ``x`` (n,) in at most ``columns`` groups of neighbours.
 
     A group shows its first place and its largest number; one that is not finite in it wins over any number, and zero
-    or absent show only where nothing else is in it.
+    or absent show only where nothing else is in it. A group of cells that do not exist is such a cell.
     """
     if len(x) <= columns:
         return x, values, finding
     starts = group_starts(len(x), columns)
-    usual = np.where(finding == 0, values, -np.inf)
+    usual = np.where((finding == 0) & ~np.isnan(values), values, -np.inf)
     largest = np.maximum.reduceat(usual, starts, axis=1)
     has = {kind: np.logical_or.reduceat(finding == kind, starts, axis=1) for kind in (ZERO, ABSENT, NONFINITE)}
     empty = np.isneginf(largest)
-    shown = np.where(has[ZERO] & empty, ZERO, np.where(empty, ABSENT, 0))
+    shown = np.where(has[ZERO] & empty, ZERO, np.where(has[ABSENT] & empty, ABSENT, 0))
     shown = np.where(has[NONFINITE], NONFINITE, shown).astype(np.int8)
-    return x[starts], np.where(shown == 0, largest, np.where(shown == ZERO, 0.0, np.nan)), shown
+    numbers = np.where(empty, np.nan, largest)
+    return x[starts], np.where(shown == 0, numbers, np.where(shown == ZERO, 0.0, np.nan)), shown
 
 
 def thin(x: np.ndarray, y: np.ndarray, columns: int = COLUMNS) -> tuple[np.ndarray, np.ndarray]:

@@ -9,17 +9,20 @@ import numpy as np
 import pyarrow.compute as pc
 
 from ..store.layout import METRICS
+from ..store.reader import By
 from .collection import Record
 
 
 @dataclass(frozen=True)
 class LayerGrid:
-    """Holds a column of a probe's table: ``values`` and ``absent`` (places, steps), what the places are called, and the
-    stack and layer of each; outside of all layers only where the model has none."""
+    """Holds a column of a probe's table: ``values``, ``absent`` and ``missing`` (places, steps), what the places are
+    called, and the stack and layer of each; outside of all layers only where the model has none. ``missing``: there is
+    no such cell."""
 
     steps: np.ndarray
     values: np.ndarray
     absent: np.ndarray
+    missing: np.ndarray
     stacks: np.ndarray
     layers: np.ndarray
     names: list[str]
@@ -42,7 +45,7 @@ class LayerGrid:
 
     @property
     def lost(self) -> np.ndarray:
-        return ~self.absent & ~np.isfinite(self.values)
+        return ~self.absent & ~self.missing & ~np.isfinite(self.values)
 
 
 def read(record: Record, table: str, *, by_layer: bool = True) -> LayerGrid | None:
@@ -52,18 +55,23 @@ def read(record: Record, table: str, *, by_layer: bool = True) -> LayerGrid | No
     column = definition.main
     layered = any(row.layer > 0 for row in definition.rows)
     combined = by_layer and layered and bool(definition.total)
-    data = record.frame(table, [column], by="layer" if combined else None)
+    by: By | None = "layer" if combined else None
+    data = record.frame(table, [column], by=by)
     if data.empty:
         return None
     steps = np.unique(data["step"].to_numpy())
     first = data.iloc[: len(data) // len(steps)]
     values, absent = (data[name].to_numpy().reshape(len(steps), -1).T for name in (column, "absent"))
+    missing = np.zeros(values.shape, bool)
+    if (np.isnan(values) & ~absent).any():  # a frame does not tell a NaN that was measured from no cell
+        empty = record.run.arrow(table, columns=[column], by=by)[column].is_null()
+        missing = empty.to_numpy().reshape(len(steps), -1).T & ~absent
     rows = np.flatnonzero(first["layer"].to_numpy() > 0) if layered else np.arange(len(first))
     stacks, layers = first["stack_name"].to_numpy().astype(str)[rows], first["layer"].to_numpy()[rows]
     names = [_name(first.iloc[row]) for row in rows]
     parts = [str(first.iloc[row].get("sublayer") or "") for row in rows]
     facts = (combined, column, definition.unit, definition.log)
-    return LayerGrid(steps, values[rows], absent[rows], stacks, layers, names, parts, *facts)
+    return LayerGrid(steps, values[rows], absent[rows], missing[rows], stacks, layers, names, parts, *facts)
 
 
 def _name(row: Any) -> str:

@@ -1,5 +1,5 @@
 """Two gloo processes, or four, run every case once, whichever worker of pytest-xdist asks first; the tests look at what
-they returned."""
+they returned. The cases of the slow set are launched apart, when one of its tests asks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Ranks:
-    """Case -> what each rank returned."""
+    """Maps a case to what each rank returned."""
 
     def __init__(self, folder: Path, size: int = 2) -> None:
-        self._folder, self._size = folder, size
+        self._launches = {slow: Launch(folder / ("slow" if slow else "fast"), size, slow) for slow in (False, True)}
+
+    def __call__(self, name: str) -> tuple[Any, ...]:
+        import rank_cases
+
+        return self._launches[name in rank_cases.SLOW](name)
+
+
+class Launch:
+    """One start of all ranks, for the cases of one set."""
+
+    def __init__(self, folder: Path, size: int, slow: bool) -> None:
+        self._folder, self._size, self._slow = folder, size, slow
         self._results: list[dict[str, Any]] = []
 
     def __call__(self, name: str) -> tuple[Any, ...]:
@@ -37,6 +49,7 @@ class Ranks:
         return found
 
     def _read(self) -> None:
+        self._folder.mkdir(exist_ok=True)
         paths, ended = [self._folder / f"rank-{rank}.pt" for rank in range(self._size)], self._folder / "ended"
         with FileLock(self._folder / "lock"):
             if not ended.exists():
@@ -55,7 +68,7 @@ class Ranks:
     def _launch(self) -> None:
         import rank_cases
 
-        names = list(rank_cases.every_case(self._size))
+        names = [name for name in rank_cases.every_case(self._size) if (name in rank_cases.SLOW) is self._slow]
         processes.start_processes(
             rank_cases.run, (self._folder, names, self._size), nprocs=self._size, start_method="spawn", join=True
         )

@@ -34,6 +34,14 @@ from stabilitylab.probes.parameters.ranks import Ranks
 from stabilitylab.store import Run
 
 CASES: dict[str, Callable[[Path], Any]] = {}
+SLOW = frozenset(  # asked for by tests of the slow set alone
+    {
+        *COMPILED_CASES,
+        *FOUR_CASES,
+        *(f"curvature_{case}" for case in ("columns", "hsdp", "fsdp_split", "bitwise")),
+        *(f"fsdp_{case}" for case in ("admin", "checkpointed", "resumed", "timed")),
+    }
+)
 
 
 def case(function: Callable[[Path], Any]) -> Callable[[Path], Any]:

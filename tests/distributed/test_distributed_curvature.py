@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from rank_curvature import NAMES, train
+from rest_slow import rest_slow
 
 ROUGH = ("residual", "converged", "products", "exact")  # how good a number is, and how it came about
 
@@ -16,7 +17,7 @@ def alone() -> dict[str, Any]:
     return train("one")
 
 
-@pytest.mark.parametrize("case", ["ddp", "fsdp", "columns", "hsdp", "ddp_split", "fsdp_split"])
+@pytest.mark.parametrize("case", ["ddp", "fsdp", "ddp_split", *rest_slow(["columns", "hsdp", "fsdp_split"], [])])
 def test_two_ranks_have_the_numbers_of_one_process(ranks: Any, case: str) -> None:
     several, one = ranks(f"curvature_{case}")[0]["rows"], alone()["rows"]
     assert {name for _, name in one} == set(NAMES)
@@ -30,6 +31,7 @@ def test_two_ranks_have_the_numbers_of_one_process(ranks: Any, case: str) -> Non
             assert own["exact"] == (0 if case.partition("_")[0] != "ddp" else 1)
 
 
+@pytest.mark.slow
 def test_they_train_as_without(ranks: Any) -> None:
     assert ranks("curvature_bitwise")[0] == {"ddp": True, "fsdp": True}
 

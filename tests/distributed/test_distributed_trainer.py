@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import torch
 from rank_runs import Silent, prepared
+from rest_slow import rest_slow
 
 from stabilitylab.errors import ResourceError, UsageError
 from stabilitylab.store import Run
@@ -36,8 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("alone")
 
 
-@pytest.mark.parametrize("arch", ["branchnorm", "admin"])
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("kind", "arch"), [("ddp", "branchnorm"), ("ddp", "admin"), ("fsdp", "branchnorm"), *rest_slow([("fsdp", "admin")])]
+)
 def test_the_run_of_two_ranks_is_that_of_one_process(ranks: Any, folder: Path, kind: str, arch: str) -> None:
     """Step 0 to 1e-6, in float32; later rows to what a few AdamW updates make of the difference in rounding."""
     several, one = Run.open(ranks(f"{kind}_{arch}")[0]), alone(folder, arch)
@@ -64,7 +66,7 @@ def test_the_run_of_two_ranks_is_that_of_one_process(ranks: Any, folder: Path, k
     np.testing.assert_allclose(*later, rtol=1e-2)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", rest_slow(["ddp", "fsdp"], ["ddp"]))
 def test_a_resumed_run_equals_an_uninterrupted_one(ranks: Any, kind: str) -> None:
     for result in ranks(f"{kind}_resumed"):  # the signal that rank 1 got ended both after the same update
         assert result["broken"] == ("interrupted", 3, signal.SIGTERM)
@@ -81,7 +83,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(ranks: Any, kind: str) -> Non
     assert not torch.equal(first, second)  # each rank has a stream of dropout of its own
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", rest_slow(["ddp", "fsdp"], ["ddp"]))
 def test_layers_computed_again_make_the_same_run(ranks: Any, kind: str) -> None:
     paths = ranks(f"{kind}_checkpointed")[0]
     kept, again = map(Run.open, paths)
@@ -93,7 +95,7 @@ def test_layers_computed_again_make_the_same_run(ranks: Any, kind: str) -> None:
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", rest_slow(["ddp", "fsdp"], ["ddp"]))
 def test_the_first_ranks_clock_says_when_all_write_a_checkpoint(ranks: Any, kind: str) -> None:
     first, second = ranks(f"{kind}_timed")
     assert first["rows"] == second["rows"] == [2, 4, 6]

@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 
 from stabilitylab.export import export
+from stabilitylab.reports import diagnosis
+from stabilitylab.reports.base import FINDINGS
+from stabilitylab.reports.collection import Record
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import Run, RunWriter
 
@@ -117,6 +120,19 @@ def in_trackers(run: Run, out: Path) -> list[str]:
     return [each or "no number" for each in told]
 
 
+def in_page(run: Run, out: Path) -> list[str]:
+    """The cells of the run's heat maps, by what the page's legend calls their colour."""
+    panels = diagnosis.diagnose(Record(run, "run")).panels
+    maps = {panel.map.origin.stack: panel.map for panel in panels if panel.map is not None and panel.map.origin}
+    found = []
+    for row in ROWS:
+        drawn = maps[row.stack]
+        at = list(drawn.y).index(row.layer), 0
+        kind = int(drawn.finding[at])
+        found.append(FINDINGS[kind] if kind else "no cell" if np.isnan(drawn.z[at]) else word(drawn.z[at]))
+    return found
+
+
 DESTINATIONS = {
     "CSV": in_csv,
     "Parquet": in_parquet,
@@ -125,6 +141,7 @@ DESTINATIONS = {
     "TensorBoard": in_tensorboard,
     "LaTeX": in_latex,
     "trackers": in_trackers,
+    "page": in_page,
 }
 
 

@@ -54,6 +54,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("case", DAMAGE)
+@pytest.mark.usefixtures("unprinted")
 def test_one_damaged_run_is_listed_and_the_rest_is_made(run, whole: Path, tmp_path: Path, case: str) -> None:
     runs = shutil.copytree(whole, tmp_path / "runs")
     DAMAGE[case](runs / "branchnorm-4")

@@ -144,6 +144,7 @@ def test_an_event_stands_where_it_happened(tmp_path: Path) -> None:
     assert event["probe"] == "grad_norm"
 
 
+@pytest.mark.usefixtures("unprinted")
 def test_a_damaged_top_is_listed_and_the_report_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made(tmp_path / "runs")
 
@@ -166,6 +167,7 @@ def test_one_depth_cannot_show_what_grows_with_depth() -> None:
     assert pointless("mine:1", lines(6, archs=("postln",))) == ""
 
 
+@pytest.mark.usefixtures("unprinted")
 def test_a_figure_without_a_point_is_listed_and_made_where_it_is_asked_for(run, tmp_path: Path) -> None:
     for arch in ("postln", "deepnorm"):
         make_run(
@@ -184,6 +186,7 @@ def test_a_figure_without_a_point_is_listed_and_made_where_it_is_asked_for(run, 
     assert "branchnorm:1" in [one["id"] for one in json.loads(out)["figures"]]
 
 
+@pytest.mark.usefixtures("unprinted")
 def test_two_run_directories_are_compared(run, tmp_path: Path) -> None:
     made(tmp_path / "one", "postln")
     made(tmp_path / "two", "deepnorm")
@@ -225,6 +228,7 @@ def test_maps_say_how_many_seeds_stand_behind_them() -> None:
     assert np.isnan(said(None)[1]).all()
 
 
+@pytest.mark.usefixtures("unprinted")
 def test_watching_writes_a_live_page_and_then_the_whole_report(tmp_path: Path) -> None:
     make_run(tmp_path / "runs", "going", layers=2, state="running", metrics={"loss": [1.0]},
              tables={"grad_norm": Made(layer_rows(2), ("value",), lambda s, r: 1.0)})  # fmt: skip

@@ -51,6 +51,16 @@ def test_pooling_keeps_maxima_and_findings(count: int) -> None:
                 assert ZERO not in cell or z[row, column] == 0
 
 
+def test_a_cell_that_does_not_exist_is_no_finding() -> None:
+    values = np.array([[np.nan, 2.0, np.nan, np.nan, np.nan, 0.0]])
+    absent, missing = np.zeros((1, 6), bool), np.array([[True, False, True, True, True, False]])
+    marks = findings(values, absent, missing)
+    assert marks.tolist() == [[0, 0, 0, 0, 0, ZERO]]
+    _, z, finding = pool(np.arange(6), values, marks, columns=3)
+    assert finding.tolist() == [[0, 0, ZERO]]
+    np.testing.assert_array_equal(z, [[2.0, np.nan, 0.0]])
+
+
 def test_a_short_map_stays_as_it_is() -> None:
     values, kinds = random_map(0, 3, 10)
     x, z, finding = pool(np.arange(10), values, kinds, columns=10)

@@ -54,6 +54,7 @@ def test_a_report_holds_page_figures_and_ledger(run, tmp_path: Path) -> None:
     assert "page: report/index.html" in out
 
 
+@pytest.mark.usefixtures("unprinted")
 def test_json_is_one_object_and_names_what_is_missing(run, tmp_path: Path) -> None:
     some_runs(tmp_path / "runs", seeds=(3,))
     code, out, _ = run("report", "runs", "--figure", "8", "--figure", "deepnet:5", "--json", "--out", "elsewhere")
@@ -86,6 +87,7 @@ def test_claims_prints_every_claim_and_exits_0_whatever_it_says(run, tmp_path: P
     assert json.loads(out)["headline"]["published"]["inconclusive"] == 1
 
 
+@pytest.mark.usefixtures("unprinted")
 def test_a_report_works_on_one_run_and_names_the_unreadable(run, tmp_path: Path) -> None:
     make_run(tmp_path / "runs", "only", layers=1, metrics={"loss": [1.0], "nll": [1.0], "grad_norm_total": [1.0]})
     (tmp_path / "runs" / "broken").mkdir()

@@ -113,6 +113,7 @@ def test_what_fails_is_listed_and_everything_else_is_written(run, register, monk
     assert "its test failed (ValueError: no column 'x' in this table)" in ledger["C99"]["why"]
 
 
+@pytest.mark.usefixtures("unprinted")
 def test_scripts_are_told_and_v_shows_where(run, register, tmp_path: Path) -> None:
     some_runs(tmp_path / "runs", seeds=(3,))
     register("mine:exception", fails)
@@ -127,6 +128,7 @@ def test_scripts_are_told_and_v_shows_where(run, register, tmp_path: Path) -> No
     assert "Traceback" in err
 
 
+@pytest.mark.usefixtures("unprinted")
 def test_a_run_with_a_damaged_table_is_left_out_of_what_reads_it(run, register, tmp_path: Path) -> None:
     some_runs(tmp_path / "runs", seeds=(3, 4))
     register("mine:sound", lambda _: picture())
@@ -230,6 +232,7 @@ def test_an_error_in_words() -> None:
     assert in_words(RuntimeError()) == "RuntimeError"
 
 
+@pytest.mark.usefixtures("unprinted")
 def test_a_run_that_ended_without_a_number_is_listed_like_any_other(run, tmp_path: Path) -> None:
     """JSON has no NaN, so that status.json holds a text, which nothing may take for a number."""
     make_run(tmp_path / "runs", "lost", verdict="diverged", state="diverged", gap=math.nan)

@@ -20,6 +20,7 @@ from stabilitylab.sweep.identity import key_of
 from stabilitylab.sweep.rates import result_of
 
 Say = Callable[..., tuple[int, str, str]]
+pytestmark = pytest.mark.usefixtures("forked_runs")
 
 
 @pytest.fixture
