@@ -23,7 +23,6 @@ Parallel = Literal["none", "ddp", "fsdp"]
 CudaGraphs = Literal["auto", "on", "off"]
 Compile = Literal["auto", "on", "off"]
 Attention = Literal["auto", "torch", "math"]
-RUNS_PER_DEVICE = "STABILITYLAB_RUNS_PER_DEVICE"  # set by a sweep, read by each run's own check of memory
 MAX_LAYERS = 20_000  # beyond any published depth; a typo of 10^9 should not reach the allocator
 
 

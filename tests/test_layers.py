@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 from imports import PACKAGE, circles, graph, imported, modules
@@ -17,7 +18,7 @@ LEVEL = {
     **dict.fromkeys(
         ("errors", "registry", "schema", "settings", "config", "inputs", "kernels", "labels", "stopping", "verdict"), 1
     ),
-    **dict.fromkeys(("_version", "arch_notes", "decisive", "printable", "tapping"), 1),
+    **dict.fromkeys(("_version", "arch_notes", "decisive", "environment", "printable", "tapping"), 1),
     **dict.fromkeys(("models", "probes", "store"), 2),
     **dict.fromkeys(("alarm", "data", "experiments", "lr_find"), 3),
     **dict.fromkeys(
@@ -243,6 +244,53 @@ def test_import_needs_neither_torch_nor_pandas_nor_matplotlib(statement: str) ->
 def test_reports_side_needs_no_torch(part: str) -> None:
     check = f"import sys; import stabilitylab.{part}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+ALONE = """
+import sys
+
+class Without:
+    def __init__(self, finder): self.finder = finder
+    def __getattr__(self, name): return getattr(self.finder, name)
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in REFUSED else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = map(Without, sys.meta_path)
+import torch
+from stabilitylab.probes import Watcher
+
+class Rows:
+    def open(self, tables): self.tables = [table.name for table in tables]
+    def append(self, step, metrics, tables): self.seen = {*tables, *getattr(self, "seen", ())}
+    def close(self): pass
+
+layers = [torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0) for _ in range(2)]
+model, rows = torch.nn.Sequential(*layers), Rows()
+optimizer = torch.optim.AdamW(model.parameters())
+with Watcher(model, rows, probes=["default"], every=1, optimizer=optimizer, reference="first batch") as watcher:
+    for _ in range(2):
+        loss = model(torch.randn(2, 3, 8)).square().mean()
+        loss.backward()
+        watcher.step(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+assert {"grad_norm", "model_update"} <= rows.seen, rows.seen
+assert not REFUSED & set(sys.modules), REFUSED & set(sys.modules)
+"""
+
+
+def test_probes_need_torch_and_numpy_alone() -> None:
+    """They are imported, and watch a model, where no other dependency can be imported."""
+    text = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
+    named = {re.split(r"[><=\[]", one)[0] for one in tomllib.loads(text)["project"]["dependencies"]}
+    assert {"torch", "numpy", "pydantic", "pandas", "pyarrow"} <= named
+    ended = subprocess.run(
+        [sys.executable, "-c", f"REFUSED = {named - {'torch', 'numpy'}!r}\n{ALONE}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_the_page_about_the_house_is_what_the_imports_are_held_against() -> None:

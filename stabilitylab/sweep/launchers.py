@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from ..config import RUNS_PER_DEVICE
+from ..environment import RUNS_PER_DEVICE
 from ..errors import InputError, ResourceError, UsageError
 from ..store.files import is_locked, writing
 from .jobs import OWN_FOLDER, Job

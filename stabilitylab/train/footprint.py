@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import psutil
 import torch
 
-from ..config import RUNS_PER_DEVICE, Config
+from ..config import Config
 from ..data import Batch, Dataset
+from ..environment import RUNS_PER_DEVICE
 from ..errors import ResourceError
 from ..models import ARCHS, build_model, parameter_count
 from ..probes import chosen

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from stabilitylab.config import RUNS_PER_DEVICE
+from stabilitylab.environment import RUNS_PER_DEVICE
 from stabilitylab.probes.library.activations import ActivationSparsity
 from stabilitylab.probes.parameters import copies
 from stabilitylab.probes.parameters.pieces import Parameters

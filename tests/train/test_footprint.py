@@ -8,8 +8,9 @@ import pytest
 import torch
 from tape import Tape
 
-from stabilitylab.config import RUNS_PER_DEVICE, parse_set, resolve
+from stabilitylab.config import parse_set, resolve
 from stabilitylab.data import load_data
+from stabilitylab.environment import RUNS_PER_DEVICE
 from stabilitylab.errors import ResourceError
 from stabilitylab.models import build_model
 from stabilitylab.train import footprint, plan

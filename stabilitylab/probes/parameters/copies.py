@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ...config import RUNS_PER_DEVICE
+from ...environment import RUNS_PER_DEVICE
 
 SPARE = 4  # times its size that must be left for a copy: itself, another, and Adam's moments, which may yet come
 PART = 1 << 24  # entries that are fetched, or exchanged, at a time
