@@ -1,4 +1,4 @@
-"""``claims``: the ledger, with a verdict of the runs at hand on each published claim."""
+"""``claims``: the ledger, with a verdict from the runs at hand on each published claim."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _facts(built: Built) -> dict[str, object]:
     }
 
 
-FEW = 5  # figures that could not be made of runs of no paper: so many have a line each
+FEW = 5  # up to so many figures that could not be made of runs of no paper have a line each
 
 
 def _show(built: Built) -> None:

@@ -182,7 +182,7 @@ def _choose(
 
 
 def _cost(asked: Mapping[str, float | None]) -> str:
-    """``about 16 core-minutes for 3``, or that nobody measured them."""
+    """Return the cost in words, such as ``about 16 core-minutes for 3``, or that nobody measured it."""
     known = [f"{cost:g} core-minutes for {name}" for name, cost in asked.items() if cost is not None]
     others = [name for name, cost in asked.items() if cost is None]
     words = [f"about {', '.join(known)}"] if known else []
@@ -217,7 +217,7 @@ def _planned(
     out: Path,
     ledger: Ledger | None,
 ) -> list[list[Job]]:
-    """The jobs of each figure, or of the grid; figures that are drawn from the same runs come once."""
+    """Return the jobs of each figure, or of the grid; runs that several figures share come once."""
     from .. import sweep as sweeping
     from ..config import merge, parse_set
     from ..experiments import SWEEPS, experiments, folder, on_device
@@ -246,7 +246,7 @@ def _planned(
 
 
 def _show_skipped(jobs: Sequence[Job], ledger: Ledger | None) -> None:
-    """On stderr, since what --print prints on stdout are the commands of the rest."""
+    """Print the skipped jobs on stderr, since --print prints the commands of the others on stdout."""
     if jobs and ledger is not None:
         names = ", ".join(job.name for job in jobs)
         print(
