@@ -263,7 +263,7 @@ def _update(layers: Sequence[OneLayer], numbers: Numbers) -> Iterator[Breach]:
             yield _finding("output moved", severity, most, share, text + most_text)
     before, after = numbers["loss_before"], numbers["loss_after"]
     if before is not None and after is not None and numbers["updated"]:
-        # per prediction, of a loss that sums over them; over its size, of one that is no cross-entropy
+        # per prediction for a loss that sums over predictions; over its size for one that is no cross-entropy
         rise = (after - before) / max(1.0, abs(before) / numbers.get("nats", 1.0))
         if severity := _worse("loss rises", rise):
             text = f"the loss on this batch goes from {before:.4g} to {after:.4g} with one update"

@@ -21,7 +21,7 @@ from .questions import Questions
 from .result import OneLayer, Preflight
 from .wiring import used_modules, without_gradient
 
-# rank is the dearest; some say nothing more before training, curvature needs a second batch, experts are few
+# Left out: rank is the most expensive; some add nothing yet; curvature needs a second batch; few models have experts.
 PROBES = (
     "all,-rank,-adam,-ln_gain,-attention_heads,-critical_sharpness,-preconditioned_sharpness,-sharpness,-router,"
     "-branch_variance"

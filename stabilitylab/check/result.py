@@ -1,4 +1,4 @@
-"""What a check found: a number a layer and quantity, what is beyond a bound, and the layer to look at first."""
+"""The result of a check: a number a layer and quantity, the broken bounds, and the layer to look at first."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Preflight:
 
     @property
     def suspect(self) -> Breach | None:
-        """What to look at first: the first failure, else the first warning."""
+        """Return the finding to look at first: the first failure, else the first warning."""
         return next(iter(self.findings), None)
 
     def frame(self) -> pd.DataFrame:

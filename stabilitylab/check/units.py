@@ -14,7 +14,7 @@ from .result import Check
 NAME = "duplicated units"
 SAME = 1 - 1e-6  # |cosine| from which two units are one
 NARROWEST = 8  # entries of a unit: fewer are alike by chance
-AT_ONCE = 2048  # units of a matrix that are all compared with each other; of more, those next to each other in order
+AT_ONCE = 2048  # up to so many units of a matrix are all compared; of more units, only neighbours in order
 
 
 def duplicated_units(model: nn.Module) -> Check:
