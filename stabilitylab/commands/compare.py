@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 @command("compare", rank=100)
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Two run directories or more.", show_default=False)],
-    rtol: Annotated[float, typer.Option(min=0, help="Of two: relative difference that still counts as equal.")] = 0.0,
-    atol: Annotated[float, typer.Option(min=0, help="Of two: absolute difference that still counts as equal.")] = 0.0,
+    rtol: Annotated[float, typer.Option(min=0, help="Two runs: relative difference that still counts as equal.")] = 0.0,
+    atol: Annotated[float, typer.Option(min=0, help="Two runs: absolute difference that still counts as equal.")] = 0.0,
     as_json: Annotated[bool, JSON] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:

@@ -64,22 +64,23 @@ def probe(
     device: Annotated[str | None, _training(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
     cuda_graphs: Annotated[
         Literal["auto", "on", "off"] | None,
-        _training(help="On a GPU, replay whole updates; auto: not before one has run this.", show_default="auto"),
+        _training(help="Replay whole updates on a GPU; auto: off on CUDA until measured there.", show_default="auto"),
     ] = None,
     compile_: Annotated[
         Literal["auto", "on", "off"] | None,
-        _training("--compile", help="Compile the layers; auto: not before a GPU has run this.", show_default="auto"),
+        _training("--compile", help="Compile the layers; auto: off until measured on CUDA.", show_default="auto"),
     ] = None,
     parallel: Annotated[
         Literal["none", "ddp", "fsdp"] | None,
-        _training(help="How processes of torchrun share the model: replicas or shards.", show_default="none"),
+        _training(help="The parts of torchrun's processes: replicas of the model, or shards.", show_default="none"),
     ] = None,
     activation_checkpointing: Annotated[
         bool, _training("--activation-checkpointing", help="Less memory, more time: layers are computed twice.")
     ] = False,
     threads: Annotated[int | None, _training(help="CPU threads of one operator.", show_default="1")] = None,
     on_divergence: Annotated[
-        Literal["continue", "stop"] | None, _training(help="What to do then.", show_default="continue")
+        Literal["continue", "stop"] | None,
+        _training(help="After a divergence go on, or stop.", show_default="continue"),
     ] = None,
     fail_on_divergence: Annotated[bool, _training("--fail-on-divergence", help="Exit 3 if it diverged.")] = False,
     probes: Annotated[
@@ -110,7 +111,7 @@ def probe(
         list[str] | None, _run("--set", metavar="SECTION.KEY=VALUE", help="Any setting, such as train.lr=1e-3.")
     ] = None,
     dry_run: Annotated[bool, _run("--dry-run", help="Print configuration, parameters, memory; train nothing.")] = False,
-    show: Annotated[str, _run(metavar="PROBE", help="Whose layers the live panel shows.")] = "grad_norm",
+    show: Annotated[str, _run(metavar="PROBE", help="Show the layers of this probe in the live panel.")] = "grad_norm",
     as_json: Annotated[bool, JSON] = False,
     quiet: Annotated[bool, _run("-q", "--quiet", help="No progress, only the run's path.")] = False,
     verbose: Annotated[bool, _run("-v", "--verbose", help="Log more; show tracebacks.")] = False,

@@ -30,7 +30,7 @@ def report(
             show_default="runs",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where index.html, figures/ and claims.csv go.")] = Path("report"),
+    out: Annotated[Path, typer.Option(help="Folder for index.html, figures/ and claims.csv.")] = Path("report"),
     figure: Annotated[
         list[str] | None, typer.Option(help="Only this figure, such as branchnorm:8 (a bare 8 means that); repeatable.")
     ] = None,
