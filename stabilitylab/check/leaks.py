@@ -112,7 +112,7 @@ def future(
     if not shares:
         sizes = "x".join(map(str, output.shape))
         return not_checked(FUTURE, f"an output of {sizes} has no places as the inputs have, or {STILL}"), None
-    least = min(shares)  # of an encoder-decoder, the encoder's inputs may be seen whole
+    least = min(shares)  # an encoder-decoder may see the encoder's inputs whole
     found = least <= BOUNDS[FUTURE, "fail"].limit
     if not predicts_next and causal is None:
         why = "the labels are not the next tokens of the input: say causal=True if outputs must not see later inputs"

@@ -27,7 +27,7 @@ Verdict = Literal["neutral", "not neutral", "not decidable here"]
 Make = Callable[[], tuple[Any, ...]]
 EXIT_CODES: Mapping[Verdict, int] = {"neutral": 0, "not neutral": 1, "not decidable here": 5}
 GIVES = "(model, update) or (model, update, a dict of watch's arguments)"
-OWN = ("out", "resume", "tracker")  # of watch(): what a verification says itself
+OWN = ("out", "resume", "tracker")  # options of watch() that a verification sets itself
 WORDS = {"value": "plain attribute", "optimizer": "entry of an optimizer", "random-state": "random state"}
 
 

@@ -25,7 +25,7 @@ NAMES = (
     *(start.LOSS, start.CHANGE, leaks.SAMPLE, leaks.FUTURE, shifts.NAME, units.NAME, wiring.DETACHED, wiring.SHARED),
     *(wiring.LEFT_OUT, evaluation.DROPOUT, evaluation.REPEATS),
 )
-SHARES = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4)  # of a rate that is too high, at which the output is looked at
+SHARES = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4)  # tried instead of a rate that is too high
 Loss = Callable[[nn.Module, Any], Tensor]
 
 
@@ -58,7 +58,7 @@ class Questions:
         self._twin, self._model, self._batch, self._loss_fn = twin, model, batch, loss_fn
         self._classes, self._causal, self._batch_first, self._skip = classes, causal, batch_first, frozenset(skip)
         self._before: CrossEntropy | None = None
-        self._known = False  # whether the predictions before the update were looked at
+        self._known = False  # True once the predictions before the update are known
         self._found: dict[str, Check] = {}
 
     @property

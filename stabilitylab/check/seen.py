@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 AT_ONCE = 1 << 22  # logits that are copied in float64 at a time
-PREFERRED = ("logits", "prediction_logits", "lm_logits", "last_hidden_state", "sample")  # of what a model may return
+PREFERRED = ("logits", "prediction_logits", "lm_logits", "last_hidden_state", "sample")  # main outputs of models
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 SIGNATURES = {
     func: inspect.signature(func) for func in (*DROPOUTS, F.cross_entropy, F.nll_loss, F.multi_head_attention_forward)

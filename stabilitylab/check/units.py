@@ -41,7 +41,7 @@ def _units(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in parameters_of(model).items():
         home, _, own = name.rpartition(".")
         module = modules.get(home)
-        gains = "Norm" in type(module).__name__  # which start as ones
+        gains = "Norm" in type(module).__name__  # gains start as ones
         if "weight" not in own or gains or parameter.dim() < 2 or not parameter.requires_grad:
             continue
         if hasattr(parameter, "placements"):

@@ -101,7 +101,7 @@ def shared_memory(model: nn.Module) -> Check:
 
 def _overlapping(spans: Sequence[_Memory]) -> Iterator[tuple[str, str]]:
     """Yield the names of each two spans that share memory; ``spans`` are in order."""
-    reaching: list[_Memory] = []  # those that reach to the next one
+    reaching: list[_Memory] = []  # the spans that reach the next one
     for span in spans:
         reaching = [one for one in reaching if span.first < one.last]
         yield from ((one.name, span.name) for one in reaching if _meet(one, span))

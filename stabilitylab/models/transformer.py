@@ -243,7 +243,7 @@ class Transformer(nn.Module):
                     roles[f"{residual.place}.{matrix}.bias"] = names[module.bias], rows
                 taken |= {names[parameter] for parameter in module.parameters()}
             for name, parameter in residual.named_parameters():
-                if names[parameter] not in taken:  # by a matrix, or by a sub-layer that shares it
+                if names[parameter] not in taken:  # else a matrix has it, or a sub-layer that shares it
                     roles[f"{residual.place}.{name.removeprefix('f.')}"] = names[parameter], None
                     taken.add(names[parameter])
         for stack_name, stack in self.stacks.items():

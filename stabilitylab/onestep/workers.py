@@ -135,7 +135,7 @@ class Worker:
         self.pipe, theirs = SPAWN.Pipe()
         self._process = SPAWN.Process(target=serve, args=(theirs, self._out, self._measure), daemon=True)
         self._process.start()
-        theirs.close()  # so that the pipe ends when the process does
+        theirs.close()  # else the pipe would outlive the process
 
 
 def serve(pipe: Connection, out: Path, measure: Measure = measure) -> None:

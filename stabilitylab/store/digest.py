@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 
 from .identity import Identity
 
-COMMENT = re.compile(rb"sha256=(.{64})(?: run=(.{32}))?", re.DOTALL)  # whatever became of the digits
+COMMENT = re.compile(rb"sha256=(.{64})(?: run=(.{32}))?", re.DOTALL)  # also with damaged digits
 LENGTHS = (7 + 64, 7 + 64 + 5 + 32)  # bytes of a comment without a run's id, as in schema 3, and with one
 BARE = b"\0\0"  # the end of a zip file without a comment: the comment's length
 CHUNK = 1 << 20
@@ -82,6 +82,6 @@ def fault(path: Path, identity: Identity) -> str:
         return "its content is not what was written: its digest is another"
     if not identity.run_id:
         return ""
-    if run_id is None:  # of before the run had an id
+    if run_id is None:  # a checkpoint from before the run had an id
         return "" if identity.since > 1 else "it names no run"
     return "" if run_id == identity.run_id else "it belongs to another run"

@@ -10,7 +10,7 @@ from . import inventory
 from .files import writing
 from .layout import checkpoints, read_run_json
 
-OWN = ("status.json", "run.json", inventory.FILE)  # what a run has before its first row, besides hidden files
+OWN = ("status.json", "run.json", inventory.FILE)  # the files of a run before its first row, besides hidden ones
 
 
 def in_the_way(path: Path) -> bool:

@@ -204,7 +204,7 @@ def inode(path: Path) -> tuple[int, int] | None:
 def is_locked(run: Path) -> bool:
     """True if a live process writes ``run``; also True if the file system has no locks, so that nobody can tell."""
     try:
-        descriptor = os.open(run / LOCK_NAME, os.O_RDONLY | os.O_NONBLOCK)  # of a pipe too
+        descriptor = os.open(run / LOCK_NAME, os.O_RDONLY | os.O_NONBLOCK)  # NONBLOCK in case of a pipe
     except FileNotFoundError:  # copied without its hidden files: nobody writes here
         return False
     except OSError:

@@ -27,7 +27,7 @@ JOURNAL = re.compile(r"journal-(\d{6,})\.(?:records|arrows)")  # .arrows: up to 
 CHECKPOINT = re.compile(r"step-(\d{8,18})\.pt", re.ASCII)
 TABLE_NAME = re.compile(r"[A-Za-z0-9][\w-]{0,99}", re.ASCII)
 LONGEST = 10_000  # letters of a name or a definition
-OWN_KEYS = ("checksum", "schema_version", *ID_KEYS, "attempts", "tables")  # of run.json: not the caller's to set
+OWN_KEYS = ("checksum", "schema_version", *ID_KEYS, "attempts", "tables")  # entries that a caller must not set
 
 
 def folder(run: Path, table: str) -> Path:

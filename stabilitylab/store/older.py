@@ -29,7 +29,7 @@ SCHEMA_1: dict[str, tuple[Phase, str, bool, tuple[str, ...]]] = {
     ),
     "residual_norm": ("forward", "value", True, ()),
     "update_ratio": ("update", "value", True, ("value",)),
-    # of one step from initialisation
+    # tables of one step from initialisation
     "lemma41": ("step", "ratio", False, ()),
     "ln_jacobian": ("forward", "frobenius", True, ()),
     "perturbation": ("forward", "random", True, ()),

@@ -32,7 +32,7 @@ from .pieces import HeldPieces, Pieces, ReplacedError
 if TYPE_CHECKING:
     import pandas as pd
 
-ATTEMPTS = 20  # to read while a writer moves files; one retry is nearly always enough
+ATTEMPTS = 20  # attempts to read while a writer moves files; one retry is nearly always enough
 PAUSE = 0.01  # seconds between two attempts
 T = TypeVar("T")
 Version = tuple[int, int]  # inode and time of the last change of a file that is replaced, never changed
@@ -63,7 +63,7 @@ class Run:
     def __init__(self, path: Path, document: Mapping[str, Any], version: Version | None = None) -> None:
         self.path = path
         self.name = path.resolve().name
-        self._version = version  # of run.json
+        self._version = version  # version of run.json
         self.manifest = {key: value for key, value in document.items() if key != "tables"}
         self.identity = identity_of(document)
         self._tables: Mapping[str, Table] = document["tables"]

@@ -386,7 +386,7 @@ def _adopt(path: Path, identity: Identity) -> None:
     """Give the JSON files that an older version wrote beside run.json and status.json a checksum and the run's id."""
     for name in (INCIDENT, EVALUATION):
         if os.path.lexists(path / name):
-            with suppress(InputError):  # it stays unreadable
+            with suppress(InputError):  # a damaged file stays unreadable
                 write_document(path, name, read_object(path, name)[0], identity)
 
 

@@ -100,7 +100,7 @@ def _paths(files: str) -> tuple[Path, ...]:
 
 def content(path: Path) -> str:
     """Return the SHA-256 of a file, or of all files below a folder with their names."""
-    if not os.path.isdir(path):  # of a name that is too long, Path.is_dir raises
+    if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         regular(path)
         try:
             return _file(str(path), path.stat().st_mtime_ns, path.stat().st_size)

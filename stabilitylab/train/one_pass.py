@@ -36,10 +36,10 @@ class _Chunks:
     """The chunks of the parameters that have a gradient, one for each program of the kernel. Each chunk lies in one
     piece."""
 
-    of_tensor: Tensor  # (chunks,) int64: which parameter,
-    of_piece: Tensor  # which piece,
-    start: Tensor  # its first entry, of the parameter's,
-    entries: Tensor  # and how many
+    of_tensor: Tensor  # (chunks,) int64: number of the parameter
+    of_piece: Tensor  # number of the piece
+    start: Tensor  # its first entry among the parameter's
+    entries: Tensor  # its number of entries
     addresses: Tensor  # (3, parameters) int64: of weights and both moments
     tables: list[Tensor]  # (parameters,) int64, pinned: for recordings to come
 
@@ -154,7 +154,7 @@ class around:
                 continue
             rows = slice(None) if rows is None else rows
             g, old = gradient[rows].double(), self._old[parameter][rows]
-            moved = (parameter.detach()[rows] - old).double()  # in the weights' own type, as they are stored
+            moved = (parameter.detach()[rows] - old).double()  # rounded in the type of the weights, as stored
             below = (gradient[rows].abs() < self._eps[parameter]).sum()
             found = (g.square().sum(), old.double().square().sum(), moved.square().sum(), below)
             self._sums[place] = torch.stack([each.double() for each in found])

@@ -70,7 +70,7 @@ class LayerDependency(Figure):
     """Maps of encoders whose depth is nearer to ``layers`` than to the other of MAPPED, as a ratio."""
 
     layers: ClassVar[int]
-    shown: ClassVar[Sequence[str]]  # where there are any of them; else all
+    shown: ClassVar[Sequence[str]]  # these labels, if any is there; else all
     papers: ClassVar[Sequence[str]]  # the paper's own among ``shown``; the others are controls
 
     def picture(self, runs: Runs) -> Picture:

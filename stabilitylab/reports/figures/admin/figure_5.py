@@ -24,7 +24,7 @@ QUANTITIES = {  # the compared quantities: table, column, dash
 }
 TABLES = tuple(table for table, *_ in QUANTITIES.values())
 SHOWN = ("postln", "preln", "admin")
-MOST_PANELS = 3  # of distributions, beside that of the widths
+MOST_PANELS = 3  # panels of distributions, beside that of the widths
 SETTLED = 500  # least updates of a run for the claim, which is about the second half
 ENDS = (5, 95)  # percentiles between which a width is measured
 PLACES, LEAST = 61, 1e-12  # points of a distribution, and the smallest number over the largest in it

@@ -24,7 +24,7 @@ from ...measures.quality import mean_nll
 from ...statistics import Region, slope
 
 LABEL = "deepnorm"
-AXES: dict[str, tuple[str, ...]] = {  # what varies in a panel -> the settings behind it
+AXES: dict[str, tuple[str, ...]] = {  # the varied quantity of a panel -> its settings
     "learning rate": ("train.lr",),
     "batch": ("data.sentences", "train.accumulate"),
     "width": ("model.d_model", "model.d_ffn", "model.heads"),
