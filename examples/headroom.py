@@ -1,4 +1,4 @@
-"""How far a run is from the edge: a GPT-2 with random weights, and at how many times its rate the loss would rise.
+"""The headroom of a run: a GPT-2 with random weights, and the multiple of its rate at which the loss would rise.
 
 python examples/headroom.py [RUN]        (needs: pip install stabilitylab transformers)
 """

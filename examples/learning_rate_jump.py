@@ -1,4 +1,4 @@
-"""What a run looks like that somebody broke: a GPT-2 of 12 layers whose learning rate jumps a hundredfold at step 40.
+"""A run that somebody broke: a GPT-2 of 12 layers whose learning rate jumps a hundredfold at step 40.
 
 python examples/learning_rate_jump.py [RUN]        (needs: pip install stabilitylab transformers)
 """

@@ -1,4 +1,4 @@
-"""``stabilitylab.watch``: the probes on anybody's model, in anybody's loop, written to a run directory."""
+"""``stabilitylab.watch``: the probes on any model, in any loop, written to a run directory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ log = logging.getLogger("stabilitylab")
 
 
 class RunWatcher(Watcher):
-    """A :class:`~stabilitylab.probes.Watcher` that owns its run directory ``run.path`` and says how the run ended."""
+    """A :class:`~stabilitylab.probes.Watcher` that owns its run directory ``run.path`` and records how the run
+    ended."""
 
     def __init__(
         self, model: nn.Module, run: RunWriter | AbsentRun, *, sink: Sink | None = None, **options: Any
@@ -58,7 +59,8 @@ class RunWatcher(Watcher):
 
     @property
     def alarm(self) -> Alarm | None:
-        """What looks at each row, and has said so far (``.alerts``); None without one, and on other ranks."""
+        """Return the alarm that reads each row, with its alerts so far (``.alerts``); None without one, and on other
+        ranks."""
         return self.sink.alarm if isinstance(self.sink, AlarmSink) else None
 
     def state_dict(self) -> dict[str, Any]:
@@ -78,28 +80,32 @@ class RunWatcher(Watcher):
         self, loss: torch.Tensor | float | None = None, **metrics: torch.Tensor | float | None
     ) -> Mapping[str, float | None]:
         row = super().step(loss, **metrics)
-        if self.t == 1 and self._parts.stages is None:  # a stage knows its own places alone
+        if self.t == 1 and self._parts.stages is None:  # a stage knows only its own places
             self.run.record(places_untrained=untrained(self.parameters), audit=dict(self.audit), **self._classes())
         return row
 
     step.__doc__ = Watcher.step.__doc__
 
     def _classes(self) -> dict[str, int]:
-        """The number of classes, where the model has one projection onto its vocabulary, all of it on this rank."""
+        """Return the number of classes, if the model has one projection onto its vocabulary, all of it on this rank;
+        else {}."""
         heads = [site.module for site in self.sites.logits]
         alone = self._parts.ranks is None and len(heads) == 1
         return {"classes": heads[0].out_features} if alone and isinstance(heads[0], nn.Linear) else {}
 
     def checkpoint(self) -> dict[str, Any]:
-        """What ``watch(..., resume=...)`` needs to go on here: save it with the model, between the optimizer's step and
-        the next forward; of several ranks, each its own (under DDP, rank 0's does for all)."""
+        """Return the state with which ``watch(..., resume=...)`` continues here.
+
+        Save it with the model, between the optimizer's step and the next forward pass. Each of several ranks saves its
+        own state; under DDP the state of rank 0 serves all ranks.
+        """
         self.flush()
         return {"run": self.run.run_id, "part": self.run.seal(), "watcher": self.state_dict()}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._is_fork():  # how the run ends is the parent's to say
+        if self._is_fork():  # the parent records how the run ends
             return
         try:
             if kind is not None:
@@ -116,7 +122,7 @@ class RunWatcher(Watcher):
         self.run.record(audit=dict(self.audit), not_neutral=[*self.not_neutral])
 
     def _conclude(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
-        """Records what was noticed, to the last row, and how the run ended."""
+        """Record everything noticed up to the last row, and how the run ended."""
         noticed = {
             "places_unseen": dict(self.unseen),
             "loop_warnings": [*self.loop_warnings],
@@ -139,10 +145,10 @@ class RunWatcher(Watcher):
 
 
 def sites(model: nn.Module, *, output_site: str | None = None, sites: Mapping[str, str] | None = None) -> Sites:
-    """The places of ``model`` where probes look, found by structure; ``print`` shows them as a table.
+    """Return the places of ``model`` that probes read, found by structure; ``print`` shows them as a table.
 
-    ``output_site`` and ``sites`` are those of :func:`watch`: what is printed is what will be watched. Raises UsageError
-    for a name that matches no module.
+    ``output_site`` and ``sites`` are those of :func:`watch`: the printed places are those that will be watched. Raises
+    UsageError for a name that matches no module.
 
     >>> print(sites(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 3)))  # doctest: +SKIP
     """
@@ -179,17 +185,19 @@ def watch(
     """Watch ``model`` and record it in the new run directory ``out``; a context manager around the training loop.
 
     Call ``.step(loss=loss)`` once per update: after backward (and ``scaler.unscale_``), before clipping and
-    ``optimizer.step``. ``every``: rows of the training pass, ``update_every``: of the reference pass (``every`` if not
-    given), a number or "log". ``reference``: a function that runs the model on a fixed batch; unless one is given, the
-    first training batch is kept for it, at rows "log" if ``update_every`` does not say which; None: no reference pass.
-    ``config``: whatever you want to find again in the run. The other arguments are those of
-    :class:`stabilitylab.probes.Watcher`. ``tracker``: "tensorboard", "wandb", "mlflow", ... or a tracker of Accelerate
-    gets aggregates of each row too (:mod:`stabilitylab.integrations.trackers`). ``alarm``: True, the name of a set of
-    rules ("combination"), or an :class:`stabilitylab.alarm.Alarm`: looks at each row for what announces a failure; what
-    it says goes to the log, to run.json, to the tracker and to ``on_alarm`` (docs/alarm.md has its error rates).
-    ``resume``: what ``.checkpoint()`` gave; the run in ``out`` goes on from there. Raises UsageError where ``out``
-    exists or a named probe finds no site.
-    Under torchrun call it on every rank, with what that rank trains; rank 0 makes and writes ``out``.
+    ``optimizer.step``. ``every``: rows of the training pass, ``update_every``: rows of the reference pass (``every`` if
+    not given), a number or "log". ``reference``: a function that runs the model on a fixed batch. By default the first
+    training batch is kept as the reference, at rows "log" if ``update_every`` is not given; None: no reference pass.
+    ``config``: any facts that you want to find again in the run. The other arguments are those of
+    :class:`stabilitylab.probes.Watcher`.
+
+    ``tracker``: "tensorboard", "wandb", "mlflow", ... or a tracker of Accelerate gets aggregates of each row too
+    (:mod:`stabilitylab.integrations.trackers`). ``alarm``: True, the name of a set of rules ("combination"), or an
+    :class:`stabilitylab.alarm.Alarm`. It checks each row for signs of a failure; its alerts go to the log, to run.json,
+    to the tracker and to ``on_alarm`` (docs/alarm.md has its error rates). ``resume``: the result of ``.checkpoint()``;
+    the run in ``out`` goes on from there. Raises UsageError if ``out`` exists or a named probe finds no site.
+
+    Under torchrun call it on every rank, with the model of that rank; rank 0 makes and writes ``out``.
 
     >>> with watch(model, out="runs/mine", every=10, reference=lambda: model(fixed)) as w:  # doctest: +SKIP
     ...     for batch in loader:
@@ -265,12 +273,12 @@ def watch(
     except BaseException:
         run.close()
         if isinstance(run, RunWriter) and resume is None:
-            shutil.rmtree(run.path)  # nothing was recorded, and the next try wants the name
+            shutil.rmtree(run.path)  # nothing was recorded, and the next try needs the name
         raise
 
 
 def _alarm(given: object, on_alarm: Callable[[Alert], object] | None) -> Alarm | None:
-    """The alarm that ``alarm=`` and ``on_alarm=`` ask for."""
+    """Return the alarm for ``alarm=`` and ``on_alarm=``; None without one."""
     if isinstance(given, Alarm):
         if on_alarm is not None:
             raise UsageError("on_alarm belongs to the Alarm that alarm= gives: Alarm(on_alarm=...).")

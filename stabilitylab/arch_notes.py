@@ -1,7 +1,7 @@
-"""What an architecture says of itself beside its formula: title, look, place in tables, what its initial gains do.
+"""The note of an architecture: title, colour and marker, place in tables, and the effect of its initial gains.
 
-It stands in the arch's own file, in ``@arch(...)`` and as plain values in the class. Here it is read from the source,
-without importing it: tables and figures need it, and no torch.
+A note is written in the arch's own file, in ``@arch(...)`` and as plain values in the class. This module reads it from
+the source, without an import: tables and figures need the notes, and no torch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ Gains = Literal["base", "times base", "own", "beta"]
 
 @dataclass(frozen=True)
 class ArchNote:
-    """``gains``: what the arch's own initial gains do with the base (``model.qkv_gain``): nothing, multiply it, replace
-    it, or replace it by DeepNorm's beta; None: not said, so that a label says all that may tell two models apart."""
+    """The note of an architecture. ``gains``: how the arch's own initial gains use the base (``model.qkv_gain``): not
+    at all, they multiply it, replace it, or replace it by DeepNorm's beta; None: not said, so that a label names every
+    setting that may distinguish two models."""
 
     name: str
     title: str = ""
@@ -30,33 +31,33 @@ class ArchNote:
     marker: str = ""
     rank: int = 1000  # the order of tables and legends
     gains: Gains | None = None
-    scheduled: bool = False  # does a schedule drive its alpha?
-    takes_alpha: bool = False  # does model.alpha replace a constant of it?
-    recipe: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # settings that its paper insists on
+    scheduled: bool = False  # a schedule drives its alpha
+    takes_alpha: bool = False  # model.alpha replaces one of its constants
+    recipe: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # settings that its paper requires
 
     @property
     def look(self) -> tuple[str, str] | None:
-        """Colour and marker, where it has its own."""
+        """Return colour and marker, if it has its own."""
         return (self.colour, self.marker) if self.colour and self.marker else None
 
 
 KEYS = frozenset(each.name for each in fields(ArchNote))
-_added: dict[str, ArchNote] = {}  # of architectures that are no part of this package
+_added: dict[str, ArchNote] = {}  # notes of architectures outside this package
 
 
 def add(note: ArchNote) -> None:
-    """What ``@arch`` does."""
+    """Add a note, as ``@arch`` does."""
     _added[spelling(note.name)] = note
 
 
 def note(name: str) -> ArchNote | None:
-    """That of an architecture under any spelling of its name; None for one that is not known here."""
+    """Return the note of an architecture under any spelling of its name; None for an unknown one."""
     wanted = spelling(name)
     return _built_in().get(wanted) or _added.get(wanted) or notes().get(wanted)
 
 
 def notes() -> dict[str, ArchNote]:
-    """All of them by spelling, in the order of tables; plug-ins are imported for it, and nothing else is."""
+    """Return all notes by spelling, in the order of tables. Plug-ins are imported for it, and nothing else."""
     ROOM.import_plugins()
     return dict(sorted({**_added, **_built_in()}.items(), key=lambda item: (item[1].rank, item[0])))
 
@@ -69,7 +70,7 @@ def _built_in() -> dict[str, ArchNote]:
 
 
 def written(source: str) -> Iterator[ArchNote]:
-    """The notes of the classes under ``@arch(...)`` in a file."""
+    """Yield the notes of the classes under ``@arch(...)`` in a file."""
     for node in ast.parse(source).body:
         for call in node.decorator_list if isinstance(node, ast.ClassDef) else ():
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "arch":
@@ -79,7 +80,7 @@ def written(source: str) -> Iterator[ArchNote]:
 
 
 def _assigned(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
-    """The values that a class body gives to names."""
+    """Yield the values that a class body gives to names."""
     for each in getattr(node, "body", ()):
         if isinstance(each, ast.Assign):
             yield ast.unparse(each.targets[0]), each.value

@@ -28,7 +28,7 @@ BY_HAND = "stopped by Ctrl-C; nothing that was there is lost."
 
 
 def main() -> None:
-    """Entry point: errors of ours become one sentence on stderr and their exit code."""
+    """Run the command line: errors of ours become one sentence on stderr and their exit code."""
     verbose = any(flag in sys.argv[1:] for flag in ("-v", "--verbose"))
     try:
         if any("\0" in argument for argument in sys.argv):
@@ -48,7 +48,7 @@ def main() -> None:
     except MemoryError as error:
         told = str(error).strip() or "an allocation failed"
         code = _complain(f"out of memory ({told}): give fewer or smaller runs, or a larger machine.", 5, verbose)
-    except OSError as error:  # whoever opened it had nothing to say of it: a name that is too long, a folder for a file
+    except OSError as error:  # no code explained it: a name that is too long, a folder for a file
         named = shown(str(error.filename), 300) if error.filename else "a file"
         code = _complain(f"cannot use {named} ({error.strerror or error}): check the path.", 4, verbose)
     except Exception as error:
@@ -68,7 +68,7 @@ def _complain(message: object, code: int, verbose: bool) -> int:
 
 
 class _Plain:
-    """A flag takes no value, so that its help shows none; newer versions of typer print its type."""
+    """A mixin that hides the type of a flag in help, since a flag takes no value; newer versions of typer print it."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         parameters = super().get_params(ctx)  # type: ignore[misc]
@@ -85,7 +85,7 @@ class _Group(_Plain, typer.core.TyperGroup): ...
 
 
 def build() -> typer.Typer:
-    """The command line of all registered commands."""
+    """Return the command line of all registered commands."""
     app = typer.Typer(
         name="stabilitylab",
         cls=_Group,
@@ -104,7 +104,8 @@ def build() -> typer.Typer:
 
 
 def without_plugins(arguments: Sequence[str]) -> list[str]:
-    """``arguments`` without ``--plugin MODULE``, which may stand anywhere and is heeded before anything is imported."""
+    """Return ``arguments`` without ``--plugin MODULE``, which may stand anywhere and takes effect before anything is
+    imported."""
     rest: list[str] = []
     waiting = iter(arguments)
     for argument in waiting:

@@ -65,12 +65,12 @@ __all__ = [
 
 CONFIG_FILE = 1_000_000  # bytes
 
-RAMP_SHARE = 0.04  # of the updates, where nothing gives T: BranchNorm's 4,000 of 100,000
-# "tiny" is the model of DeepNet's Figure 5 with a recipe that shows something within two minutes on one CPU core;
+RAMP_SHARE = 0.04  # share of the updates that T is by default: BranchNorm's 4,000 of 100,000
+# "tiny" is the model of DeepNet's Figure 5 with a recipe that shows effects within two minutes on one CPU core;
 # "small" and "base" follow BranchNorm's Table 4 (learning rate, warm-up, T, batch in tokens scaled to one device).
 _PAPER = {"lr": 5e-4, "warmup": 4000, "steps": 100_000}
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
-    "tiny": {"model": {"T": 100}},  # recorded where nothing ramps; an architecture that ramps gets its share
+    "tiny": {"model": {"T": 100}},  # recorded for an architecture without a ramp; others get their share
     "small": {
         "model": {"d_model": 256, "d_ffn": 1024, "heads": 4, "dropout": 0.1, "T": 4000},
         "data": {"vocab_size": 8000, "sentences": 64, "max_length": 64},
@@ -86,13 +86,14 @@ DEFAULT_DEPTH = 200
 
 
 def recipe_of(arch: str) -> Mapping[str, Mapping[str, Any]]:
-    """What the paper of an architecture insists on: over the preset, under everything that is given."""
+    """Return the settings that the paper of an architecture requires: over the preset, under everything that is
+    given."""
     found = note(arch) if arch else None
     return found.recipe if found else {}
 
 
 def depth_layers(depth: int, stack: Stack) -> tuple[int, int]:
-    """``--depth`` as (encoder layers, decoder layers): 200 is 100L-100L, or 200 layers of a single stack."""
+    """Return ``--depth`` as (encoder layers, decoder layers): 200 is 100L-100L, or 200 layers of a single stack."""
     if not 1 <= depth <= MAX_LAYERS:
         raise UsageError(f"--depth {depth} is out of range: give the number of layers, 1 to {MAX_LAYERS}.")
     if stack == "encoder":
@@ -108,7 +109,7 @@ def depth_layers(depth: int, stack: Stack) -> tuple[int, int]:
 
 
 def parse_set(assignments: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """``["train.lr=3e-4", ...]`` as nested settings; values are read as TOML where they are TOML, else as text."""
+    """Return ``["train.lr=3e-4", ...]`` as nested settings; a value is read as TOML if it is TOML, else as text."""
     settings: dict[str, dict[str, Any]] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -120,7 +121,7 @@ def parse_set(assignments: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def toml_value(text: str) -> Any:
-    """``text`` as TOML where it is one value, else as it stands."""
+    """Return ``text`` as TOML if it is one value, else as text."""
     try:
         found = tomllib.loads(f"value = {text}")
     except (RecursionError, ValueError):  # no TOML, too deep, a number of 5,000 digits
@@ -129,7 +130,7 @@ def toml_value(text: str) -> Any:
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """Settings of a TOML file with the sections of :class:`Config`."""
+    """Read the settings of a TOML file with the sections of :class:`Config`. Raises InputError."""
     content = contents(path, CONFIG_FILE, "no option")
     try:
         return tomllib.loads(content.decode())
@@ -139,7 +140,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections merged key by key; later layers win."""
+    """Merge sections key by key; later layers win."""
     merged: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
@@ -151,7 +152,7 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _marks() -> Iterator[tuple[str, str, list[Any]]]:
-    """(section or "", setting, marks) of every setting."""
+    """Yield (section or "", setting, marks) of every setting."""
     for name, field in Config.model_fields.items():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, Section):
@@ -161,12 +162,12 @@ def _marks() -> Iterator[tuple[str, str, list[Any]]]:
 
 
 def neutral_settings() -> frozenset[str]:
-    """The settings marked :data:`NEUTRAL`, as section.key."""
+    """Return the settings marked :data:`NEUTRAL`, as section.key."""
     return frozenset(f"{section}.{key}".lstrip(".") for section, key, marks in _marks() if NEUTRAL in marks)
 
 
 def later_settings() -> dict[str, dict[str, Any]]:
-    """The settings marked :class:`Later`, at the value that earlier runs had without knowing it."""
+    """Return the settings marked :class:`Later`, at the value that corresponds to runs from before them."""
     found: dict[str, dict[str, Any]] = {}
     for section, key, marks in _marks():
         for mark in marks:
@@ -176,12 +177,13 @@ def later_settings() -> dict[str, dict[str, Any]]:
 
 
 def complete(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's recorded settings, and those that came after it at what they were before; {} stays {}."""
+    """Return a run's recorded settings, completed with later settings at the values from before them; {} stays {}."""
     return merge(Config().model_dump(mode="json"), later_settings(), recorded) if recorded else {}
 
 
 def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
-    """Preset < ``layers`` (file, flags, ``--set``), validated; ``depth`` fills the layers that none of them names."""
+    """Merge preset < ``layers`` (file, flags, ``--set``) and validate; ``depth`` fills the layers that none of them
+    names."""
     settings = _placed(merge(*layers))
     preset = settings.setdefault("preset", "tiny")
     if not isinstance(preset, str) or preset not in PRESETS:
@@ -189,7 +191,7 @@ def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
     model = settings.get("model", {})
     arch = model.get("arch") if isinstance(model, dict) else None
     own = recipe_of(arch) if isinstance(arch, str) else {}
-    given = settings.get("model", {})  # a mapping, or validation says what it is
+    given = settings.get("model", {})  # a mapping, or an error of validation
     settings = merge(PRESETS[preset], own, settings)
     model = settings.setdefault("model", {})
     if isinstance(model, dict):
@@ -209,13 +211,14 @@ def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
 
 
 def _ramps(model: ModelConfig) -> bool:
-    """Whether a schedule drives alpha somewhere in it, as BranchNorm's does."""
+    """True if a schedule drives alpha in one of the model's architectures, as in BranchNorm."""
     notes = [note(name) for name in (model.arch, model.decoder_arch) if name]
     return any(each.scheduled for each in notes if each is not None)
 
 
 def _placed(settings: dict[str, Any]) -> dict[str, Any]:
-    """``arch.KEY`` where it is recorded: as ``model.KEY`` if that is its alias, else in ``model.options``."""
+    """Return the settings with ``arch.KEY`` in its recorded place: ``model.KEY`` if that is its alias, else
+    ``model.options``."""
     options = settings.pop("arch", {})
     if not isinstance(options, Mapping):
         raise UsageError(f"arch = {shown(options)} is no section: name an architecture with --arch or model.arch.")
@@ -233,7 +236,7 @@ def _placed(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def validated(settings: Mapping[str, Any]) -> Config:
-    """``settings`` as a :class:`Config`; the first thing wrong with them becomes one sentence."""
+    """Return ``settings`` as a :class:`Config`. The first error becomes one sentence (UsageError)."""
     try:
         return Config.model_validate(settings)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Which rows of curvature may decide anything: diagnose, figures, headroom and the alarm read no others."""
+"""The decisive rows of curvature: diagnose, figures, headroom and the alarm read no others."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-# The residual of an eigenvalue, relative, up to which a row has converged: some eigenvalue lies that near. The rule of
-# claim C56, committed before its runs.
+# The largest relative residual of a converged eigenvalue: some eigenvalue lies that near. The rule of claim C56,
+# committed before its runs.
 CONVERGED = 0.05
 # ``state`` of critical_sharpness: both sides of the crossing were seen, or one, or the loss changed less than its noise
 FOUND, BOUND, NOISE = 1.0, 0.0, -1.0
@@ -18,11 +18,11 @@ Read = Callable[[str], np.ndarray | None]  # a column of the table; None where i
 
 
 def decisive(table: str, column: str, read: Read) -> np.ndarray | None:
-    """The rows of a table whose ``column`` may decide anything, True where so; None where nothing is known against any
-    of them: the column needs no search, or the table says nothing of it.
+    """Return a mask of the rows whose ``column`` is decisive; None if nothing is known against any row (the column
+    needs no search, or the table has no facts about it).
 
-    An eigenvalue may where its residual is at most ``CONVERGED``. A critical rate may where its ``state`` is ``FOUND``;
-    runs that were recorded without a state have it where both ends of the crossing are there.
+    An eigenvalue is decisive if its residual is at most ``CONVERGED``. A critical rate is decisive if its ``state`` is
+    ``FOUND``; in runs that were recorded without a state, if both ends of the crossing exist.
     """
     if column in EIGENVALUES.get(table, ()):
         residual, converged = read("residual"), read("converged")

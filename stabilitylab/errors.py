@@ -13,18 +13,18 @@ class StabilityLabError(Exception):
 
 
 def bounded(sentence: str, most: int = 1500) -> str:
-    """One line, without its middle where it is too long."""
+    """Return one line, without its middle if it is too long."""
     line = " ".join(sentence.split())
     return line if len(line) <= most else f"{line[: 2 * most // 3]} [...] {line[-most // 4 :]}"
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
-    """Writes ``a, b and 4 more``."""
+    """Return the first names, such as ``a, b and 4 more``."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def in_words(error: Exception) -> str:
-    """One sentence on any error: one of ours as it stands, another with its type."""
+    """Return one sentence about any error: the message of one of ours unchanged, that of another with its type."""
     text = " ".join(str(error).split())
     if isinstance(error, StabilityLabError):
         return text
@@ -50,10 +50,10 @@ class InputError(StabilityLabError):
 
 
 class DamagedError(InputError):
-    """A file of the run at ``run`` is not what was written (exit code 4); other runs are none the worse for it."""
+    """A file of the run at ``run`` is not what was written (exit code 4); other runs are not affected."""
 
     def __init__(self, message: str, run: Path) -> None:
-        super().__init__(bounded(message, 600))  # what it quotes may be anything
+        super().__init__(bounded(message, 600))  # the message may quote anything
         self.run = run
 
     def __reduce__(self) -> tuple[type[DamagedError], tuple[str, Path]]:

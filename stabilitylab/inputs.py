@@ -1,4 +1,4 @@
-"""What users hand us: files of any kind and size, values of any length. Each is read within bounds or refused in one
+"""Users' input: files of any kind and size, values of any length. Each is read within bounds or refused in one
 sentence."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from .errors import InputError, bounded
 
 CHUNK = 1 << 20
-SHOWN = 80  # letters of a value that a sentence shows
+SHOWN = 80  # a sentence shows so many letters of a value
 KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a pipe",
@@ -25,7 +25,7 @@ KINDS = {
 
 
 def shown(value: Any, most: int = SHOWN) -> str:
-    """``repr`` on one line of bounded length, of anything: a number of 5,000 digits has none of its own."""
+    """Return ``repr`` on one line of bounded length, for any value: a number of 5,000 digits has no repr of its own."""
     try:
         text = repr(value)
     except (RecursionError, ValueError):
@@ -34,7 +34,7 @@ def shown(value: Any, most: int = SHOWN) -> str:
 
 
 def regular(path: Path) -> int:
-    """The size of ``path``; raises InputError where it is no file that can be read to its end."""
+    """Return the size of ``path``; raises InputError if it is no file that can be read to its end."""
     try:
         found = os.stat(path)
     except ValueError as error:  # a NUL in the name
@@ -47,7 +47,7 @@ def regular(path: Path) -> int:
 
 
 def contents(path: Path, most: int, option: str) -> bytes:
-    """All of a file as it stands; of more than ``most`` bytes none. ``option`` raises the bound."""
+    """Return all bytes of a file. Raises InputError for more than ``most`` bytes; ``option`` raises the bound."""
     if regular(path) > most:
         raise _too_large(path, "holds", most, option)
     try:
@@ -61,7 +61,8 @@ def contents(path: Path, most: int, option: str) -> bytes:
 
 
 def unpacked(path: Path, content: bytes, most: int, option: str) -> bytes:
-    """What the ``content`` of a ``.gz`` holds; of more than ``most`` bytes none."""
+    """Return the unpacked ``content`` of a ``.gz``, or ``content`` of another file. Raises InputError for more than
+    ``most`` bytes."""
     if path.suffix != ".gz":
         return content
     try:

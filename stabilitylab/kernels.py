@@ -1,4 +1,4 @@
-"""Kernels that are known to give wrong numbers, and whether a run may have met one."""
+"""Kernels that are known to give wrong numbers, and a check for runs that may have used one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ CUDNN = (
 
 
 def suspected(numerics: Mapping[str, Any] | None, types: Collection[str] | None, how: str) -> str:
-    """What else to think of where a gradient is not finite, "" for nothing.
+    """Name another possible cause of a gradient that is not finite; "" for none.
 
-    ``numerics``: what the run recorded (:func:`stabilitylab.probes.numerics.numerics`). ``types``: those that attention
-    computed in, None where nobody knows. ``how``: what rules the kernel out.
+    ``numerics``: the run's record (:func:`stabilitylab.probes.numerics.numerics`). ``types``: the types in which
+    attention computed, None if unknown. ``how``: the step that rules the kernel out.
     """
     found = numerics if isinstance(numerics, Mapping) else {}
     allowed, capability = found.get("attention"), found.get("capability")

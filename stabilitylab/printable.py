@@ -1,7 +1,7 @@
-"""Text of a run, which a stranger may have written, on a terminal: no control character of it arrives there.
+"""Text of a run, which a stranger may have written, on a terminal, without control characters.
 
 A label, a reason or the name of a directory may hold escape sequences (which rename a window, write to the clipboard or
-wipe lines that were printed), or marks that turn the direction of writing round. Each is shown as Python writes it.
+wipe printed lines), or marks that reverse the direction of writing. Each is shown as Python writes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def printable(text: str) -> str:
-    """``text`` with each control and format character as its escape (``\\x1b``, ``\\u202e``); lines and tabs stay."""
+    """Return ``text`` with each control and format character as its escape (``\\x1b``, ``\\u202e``); lines and tabs
+    stay."""
     if text.isprintable():
         return text
     return "".join(
@@ -36,7 +37,7 @@ def _escaped(sign: str) -> str:
 
 
 class Stream:
-    """A text stream whose every letter is printable, in front of ``below``."""
+    """A text stream in front of ``below`` that makes all letters printable."""
 
     def __init__(self, below: TextIO) -> None:
         self.below = below
@@ -54,7 +55,7 @@ class Stream:
 
 
 class _Printable:
-    """Renders what it is given, and shows the control characters of its text; those of rich itself pass."""
+    """Renders an object, and shows the control characters of its text; those of rich itself pass."""
 
     def __init__(self, renderable: ConsoleRenderable) -> None:
         self.renderable = renderable
@@ -71,7 +72,7 @@ class _Hook:
 
 
 def screen(*, stderr: bool = False, width: int | None = None, soft_wrap: bool = False) -> Console:
-    """A console of rich on standard output, or ``stderr``, whose text is printable."""
+    """Return a console of rich on standard output, or ``stderr``, whose text is printable."""
     stream: Any = sys.stderr if stderr else sys.stdout
     file = stream.below if isinstance(stream, Stream) else stream
     console = Console(file=file, width=width, soft_wrap=soft_wrap)
@@ -81,7 +82,7 @@ def screen(*, stderr: bool = False, width: int | None = None, soft_wrap: bool = 
 
 @contextmanager
 def printable_output() -> Iterator[None]:
-    """All that is written to standard output and error is printable meanwhile."""
+    """Make all text to standard output and error printable within this context."""
     with ExitStack() as stack:
         stack.enter_context(redirect_stdout(Stream(sys.stdout)))  # pyright: ignore[reportArgumentType]
         stack.enter_context(redirect_stderr(Stream(sys.stderr)))  # pyright: ignore[reportArgumentType]
@@ -89,7 +90,7 @@ def printable_output() -> Iterator[None]:
 
 
 def printing(function: F) -> F:
-    """``function``, whose output is printable."""
+    """Return ``function`` with printable output."""
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:

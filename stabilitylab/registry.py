@@ -29,7 +29,7 @@ log = logging.getLogger(BUILT_IN)
 
 failed: dict[str, str] = {}  # plug-in -> why it could not be imported
 _tried: set[str] = set()
-_source: list[str] = []  # of the plug-ins that are being imported, the innermost last
+_source: list[str] = []  # the plug-ins that are being imported, innermost last
 
 
 def spelling(name: str) -> str:
@@ -114,7 +114,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._spellings: dict[str, str] = {}
         self._homes: dict[str, str] = {}  # name -> the module that defines it
         self._origins: dict[str, str] = {}
-        self._own = self._others = self.room is None  # whether the folder, and the plug-ins, have been imported
+        self._own = self._others = self.room is None  # True once the folder, and the plug-ins, are imported
 
     def register(self, name: str, module: str = "") -> Callable[[T], T]:
         """Register the decorated entry. ``module``: the module that defines it, if the entry has no ``__module__``."""

@@ -1,4 +1,4 @@
-"""What a probe hands to a sink: tables, their rows (places in a model) and their columns (numbers)."""
+"""The data that a probe passes to a sink: tables, their rows (places in a model) and their columns (numbers)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal, Protocol, get_args
 
 import numpy as np
 
-# What a row's numbers depend on: parameters as theta_t holds them, and the held-out batch under theta_t; the training
-# batch too; its gradients; the update made of those, theta_t -> theta_{t+1}.
+# The data of a row's numbers: the parameters theta_t, and the held-out batch under theta_t; the training batch too; its
+# gradients; the update made of those, theta_t -> theta_{t+1}.
 Phase = Literal["step", "reference", "forward", "backward", "update"]
 
-EVERY_ROW = "every=1, on the command line --every 1"  # how each row comes to be probed, for those whose numbers lack it
+EVERY_ROW = "every=1, on the command line --every 1"  # the advice if numbers need every row probed
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Row:
 class Table:
     """One probe's table: a fixed set of rows times a fixed set of float64 columns, filled at each probed step.
 
-    ``total`` says how rows of one layer combine: ``"norm"`` (root of the sum of squares), ``"mean"``, or ``""``
-    where combining them means nothing. ``phase``: what its numbers depend on. ``main``: the column that is drawn and
-    looked at where one must do, the first if not given; ``unit`` is that of this column; ``log``: whether it is drawn
-    on a logarithmic axis, None where its numbers shall decide. ``undefined``: columns where NaN or inf may just mean a
-    division by 0. Raises ValueError for a phase or a column that does not exist.
+    ``total`` says how rows of one layer combine: ``"norm"`` (root of the sum of squares), ``"mean"``, or ``""`` if a
+    combination has no meaning. ``phase``: the data that its numbers depend on. ``main``: the column that is drawn and
+    read if only one can be, by default the first; ``unit`` is that of this column. ``log``: True if the main column is
+    drawn on a logarithmic axis, None if its numbers decide. ``undefined``: columns in which NaN or inf may just mean a
+    zero denominator. Raises ValueError for a phase or a column that does not exist.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Table:
 
     @property
     def sound(self) -> str:
-        """The main column, or the first instead of it in which every NaN is a finding; "" for none."""
+        """Return the main column, or the first one in its place in which every NaN is a finding; "" for none."""
         told = [column for column in (self.main, *self.columns) if column not in self.undefined]
         return told[0] if told else ""
 
@@ -68,8 +68,8 @@ class Table:
 class Cells:
     """One table at one step: ``values`` (rows, columns) float64; ``absent`` (rows,) True where no gradient existed.
 
-    ``missing`` (rows, columns): True where there is no such cell (a group of parameters that a row has not), which is
-    something else than a NaN that was measured; None: nowhere.
+    ``missing`` (rows, columns): True where there is no such cell (a group of parameters that a row lacks), which is not
+    the same as a measured NaN; None: no cell is missing.
     """
 
     values: np.ndarray
@@ -78,7 +78,7 @@ class Cells:
 
 
 class Sink(Protocol):
-    """Where rows go: a run directory, a tracker, a list in a test. One ``append`` a step, everything in it."""
+    """The receiver of rows: a run directory, a tracker, a list in a test. One ``append`` a step, everything in it."""
 
     def open(self, tables: Sequence[Table]) -> None: ...
 

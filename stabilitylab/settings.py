@@ -1,4 +1,4 @@
-"""The settings that decide a run, section by section: types, bounds, defaults and what each is for."""
+"""The settings that decide a run, section by section: types, bounds, defaults and the purpose of each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_LAYERS = 20_000  # beyond any published depth; a typo of 10^9 should not rea
 
 @dataclass(frozen=True)
 class Later:
-    """Marks a setting that came after runs had been recorded: they did what its value ``before`` does."""
+    """A mark for a setting that is newer than some recorded runs: those runs behaved as with its value ``before``."""
 
     before: Any
 
@@ -36,8 +36,8 @@ class Later:
 RAMP = ("growth", "T", "t0")  # options of an architecture that are settings of the model too
 NEUTRAL = "neutral"  # marks a setting that changes neither what a run measures nor whether it may be continued
 LARGEST = 1e38  # beyond it a float32 is infinite
-MOST = 10**9  # updates, say: what a typo makes of it is refused
-SENTENCES = 10**6  # of what is held out and kept in memory
+MOST = 10**9  # the largest number of updates, for example: a typo beyond is refused
+SENTENCES = 10**6  # the largest number of sentences or micro-batches of a setting
 
 
 class Section(BaseModel):
@@ -107,7 +107,7 @@ class ModelConfig(Section):
 
     @model_serializer(mode="wrap")
     def _without_empty_options(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Writes no options where there are none: such files are those of versions without them."""
+        """Leave out empty options: such files equal those of versions without options."""
         return {key: value for key, value in dump(self).items() if key != "options" or value}
 
     def __hash__(self) -> int:
@@ -115,18 +115,18 @@ class ModelConfig(Section):
 
     @property
     def qkv_gain(self) -> float:
-        """Initial gain of q, k and v in the base of all architectures: Xavier's own, or that of fairseq, whose q, k
-        and v are one fused (3d, d) matrix."""
+        """Return the initial gain of q, k and v in the base of all architectures: Xavier's own, or that of fairseq,
+        whose q, k and v are one fused (3d, d) matrix."""
         return 1.0 if self.init in ("arch-1", "xavier-1") else math.sqrt(0.5)
 
     @property
     def depth(self) -> int:
-        """Number of layers of all stacks together: 200 is 100L-100L."""
+        """Return the number of layers of all stacks together: 200 is 100L-100L."""
         return self.encoder_layers + self.decoder_layers
 
 
 class DataConfig(Section):
-    """Where the text comes from and how it is cut into batches."""
+    """The source of the text, and its division into batches."""
 
     source: str = "synthetic"  # synthetic | text:SRC,TGT | hf:DATASET,SRC_COLUMN,TGT_COLUMN
     valid: str | None = None  # SRC,TGT held-out files (text) or a split name (hf); None: cut from the training text
@@ -193,7 +193,7 @@ class TrainConfig(Section):
 
     @property
     def span(self) -> int:
-        """Number of updates that the schedule spans: ``horizon``, or ``steps`` if no horizon is given."""
+        """Return the number of updates that the schedule spans: ``horizon``, or ``steps`` if no horizon is given."""
         return self.steps if self.horizon is None else self.horizon
 
     @model_validator(mode="after")
@@ -217,7 +217,7 @@ class TrainConfig(Section):
 
 
 class ProbesConfig(Section):
-    """Which probes run and at which steps."""
+    """The probes of a run, and the steps at which they run."""
 
     names: tuple[str, ...] = ("default",)
     every: int | Literal["log"] = "log"  # log: 0..11, then 10 % apart

@@ -1,4 +1,4 @@
-"""Signals that ask a process to stop, and how many requests they are."""
+"""Signals that ask a process to stop, and the number of requests that they are."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-APART = 1.0  # seconds between two Ctrl-C that are two
+APART = 1.0  # seconds after a Ctrl-C; only a later one is another request
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Requests:
-    """``signal``: the first one heard, None before; ``count``: how many requests all of them are.
+    """The requests to stop. ``signal``: the first one, None before; ``count``: their number.
 
-    A scheduler signals a process and its group, a terminal everybody in it, so that one request arrives several times:
-    only another Ctrl-C, more than a second after the one before, is another request.
+    A scheduler signals a process and its group, a terminal every process in it, so one request arrives several times.
+    Only another Ctrl-C, more than a second after the one before, is another request.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Requests:
 
 
 class Stopped(BaseException):
-    """A request to stop, by ``signal``, of work that has nothing to save: what it was at is undone on the way out."""
+    """A request to stop, by ``signal``, of work that has nothing to save: the work is undone on the way out."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -45,15 +45,17 @@ class Stopped(BaseException):
 
 @contextmanager
 def stopping() -> Iterator[None]:
-    """Raises :class:`Stopped` at the first request, once: clean-up is not interrupted by the same request again."""
+    """Raise :class:`Stopped` at the first request, once: the same request does not interrupt clean-up again."""
     with listening(raising=lambda requests: Stopped(requests.signal or signal.SIGINT)):
         yield
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Processes that are started within are never asked to stop: whoever started them sees to their end. They inherit
-    that these signals are blocked, also while they still start."""
+    """Start processes within this context that are never asked to stop: the caller ends them.
+
+    They inherit the blocked signals, also while they still start.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -63,8 +65,11 @@ def undisturbed() -> Iterator[None]:
 
 @contextmanager
 def listening(at_once: bool = False, raising: Callable[[Requests], BaseException] | None = None) -> Iterator[Requests]:
-    """Collects requests instead of dying of them, in the main thread, which alone gets signals. ``at_once``: the second
-    raises KeyboardInterrupt; ``raising``: each raises what this says. A hangup that is ignored (nohup) stays so."""
+    """Collect requests instead of dying of them, in the main thread, which alone gets signals.
+
+    ``at_once``: the second request raises KeyboardInterrupt; ``raising``: each request raises the exception that this
+    returns. A hangup that is ignored (nohup) stays ignored.
+    """
     requests = Requests()
     if threading.current_thread() is not threading.main_thread():
         yield requests

@@ -1,4 +1,4 @@
-"""``stabilitylab.tap``: shows the probes a value that no module takes or yields."""
+"""``stabilitylab.tap``: shows the probes a value that is neither input nor output of a module."""
 
 from __future__ import annotations
 
@@ -6,36 +6,38 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_shown: Callable[[Any, str, Any, str], Any] | None = None  # what the first watcher of the process puts here
+_shown: Callable[[Any, str, Any, str], Any] | None = None  # set by the first watcher of the process
 
 
 def tap(value: T, name: str, owner: Any = None, *, kind: str = "stream") -> T:
-    """Returns ``value`` unchanged, and makes it a place that probes see: where a model has no module whose input or
-    output it is (functional norms, parameters in the block). Go on with what it returns.
+    """Return ``value`` unchanged, and make it a place that probes see.
 
-    The place is called ``name``, inside the module ``owner``; of none the innermost that is running, which compiled
-    code does not tell: say ``tap(x, "norm1", self)`` there. ``kind``, as what the tables take it:
+    Use it where a model has no module with this value as input or output (functional norms, parameters in the block),
+    and go on with the returned value. The place is called ``name``, inside the module ``owner``. Without ``owner`` the
+    innermost running module is taken, which compiled code does not show: write ``tap(x, "norm1", self)`` there.
+    ``kind`` names the tables that read the value:
 
-    - "stream": the residual stream, or what a sub-layer or a layer yields (residual_norm, activation_grad_norm,
+    - "stream": the residual stream, or the output of a sub-layer or a layer (residual_norm, activation_grad_norm,
       outliers)
-    - "norms": what enters a norm (ln_input)
-    - "activations": what the second linear of a feed-forward block sees (activation_sparsity, outliers)
+    - "norms": the input of a norm (ln_input)
+    - "activations": the input of the second linear of a feed-forward block (activation_sparsity, outliers)
     - "outputs": the output of a stack, F (model_update, output_norm)
 
-    Free where nobody watches. Places are known from the first row on; one that first comes by later is said by name and
-    not recorded.
+    A tap costs nothing without a watcher. Places are known from the first row on; one that first appears later is named
+    in a warning and not recorded.
     """
     return value if _shown is None else _shown(value, name, owner, kind)
 
 
 def hand_to(shown: Callable[[Any, str, Any, str], Any]) -> None:
-    """From now on ``shown`` is told of every value."""
+    """Pass every value to ``shown`` from now on."""
     global _shown
     _shown = shown
 
 
 def mentioned(function: Any, holder: type, seen: set[Any] | None = None) -> bool:
-    """Whether the code of a method of ``holder``, or of what it calls by name of its own module, calls :func:`tap`."""
+    """True if the code of a method of ``holder``, or a function of its own module that it calls by name, calls
+    :func:`tap`."""
     seen = set() if seen is None else seen
     code = getattr(function, "__code__", None)
     if code is None or code in seen:

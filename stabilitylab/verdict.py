@@ -164,7 +164,7 @@ def judge(
     validation: tuple[Evaluation, Baseline, int] | None = None,
     source_worth: float | None = None,
 ) -> Verdict:
-    """The state of a run of ``steps`` updates.
+    """Return the verdict on a run of ``steps`` updates.
 
     ``evaluations``: the held-out batch in the course of the run, ``baseline`` on that batch; ``validation``: the last
     evaluation on the validation set, its baseline and its sentences; ``source_worth``: by how much the loss grows with
@@ -222,7 +222,8 @@ def judge(
 def judge_recorded(
     columns: Mapping[str, Sequence[float | None]], manifest: Mapping[str, Any], *, whole: bool
 ) -> Verdict | None:
-    """:func:`judge` for a recorded run: ``columns`` of its metrics (None: not measured in that row) and its run.json.
+    """Return :func:`judge`'s verdict on a recorded run: ``columns`` of its metrics (None: not measured in that row),
+    run.json.
 
     ``whole``: the last row is the one after training. None for a run without a held-out loss and a unigram baseline.
     """

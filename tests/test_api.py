@@ -149,8 +149,8 @@ def test_an_error_in_the_last_held_out_pass_is_the_runs_end(tmp_path: Path) -> N
 
 
 def test_public_names_load_lazily_and_unknown_ones_raise() -> None:
-    assert set(sl.__all__) <= set(dir(sl))
-    assert all(getattr(sl, name) is not None for name in sl.__all__)
+    assert set(sl.__all__) <= set(dir(sl)), "dir(stabilitylab) lacks public names"
+    assert [name for name in sl.__all__ if getattr(sl, name) is None] == [], "these public names are None"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = sl.nothing
 

@@ -43,26 +43,28 @@ def test_the_pages_build_without_a_warning_and_hold_what_the_registries_know(tmp
     pytest.importorskip("transformers")
     pytest.importorskip("lightning")
     made = built(DOCS, tmp_path)
-    assert (made.returncode, made.stderr) == (0, "")
+    assert (made.returncode, made.stderr) == (0, ""), "sphinx warns: mend the page or the docstring that it names"
     pages = {path.stem: path.read_text(encoding="utf-8") for path in (tmp_path / "probes").glob("*.html")}
     for name, probe in PROBES.items():
         if probe.__module__.startswith("stabilitylab."):
-            assert f">{name}<" in pages["index"], name
-            assert any(f'id="{name.replace("_", "-")}"' in page for page in pages.values()), name
+            assert f">{name}<" in pages["index"], f"docs/probes/index does not list the probe {name}"
+            anchor = f'id="{name.replace("_", "-")}"'
+            assert any(anchor in page for page in pages.values()), f"no page of docs/probes/ has a section {name}"
     archs = (tmp_path / "architectures.html").read_text(encoding="utf-8")
-    assert all(f'id="arch-{name}"' in archs for name in ARCHS)
+    missing = [name for name in ARCHS if f'id="arch-{name}"' not in archs]
+    assert missing == [], "docs/architectures.md has no section of these architectures"
     drawn = (tmp_path / "figures.html").read_text(encoding="utf-8")
-    assert all(f"{name}: " in drawn for name in FIGURES)
+    missing = [name for name in FIGURES if f"{name}: " not in drawn]
+    assert missing == [], "docs/figures.md does not name these figures"
     planned = (tmp_path / "sweeps.html").read_text(encoding="utf-8")
     for name, sweep in SWEEPS.items():
         (row,) = (row for row in re.findall(r"<tr.*?</tr>", planned, re.DOTALL) if f"<p>{name}</p>" in plain(row))
         numbers = [int(number) for number in re.findall(r"<p>(\d+)</p>", row)]
-        assert numbers == [len(experiments(name)), sweep.minutes], name
+        assert numbers == [len(experiments(name)), sweep.minutes], f"docs/sweeps.md, {name}: number of runs, minutes"
     reference = (tmp_path / "reference" / "index.html").read_text(encoding="utf-8")
-    assert all(
-        f'id="stabilitylab.{name}"' in reference
-        for name in ("watch", "sites", "Run", "preflight", "probe", "verify_neutral")
-    )
+    public = ("watch", "sites", "Run", "preflight", "probe", "verify_neutral")
+    missing = [name for name in public if f'id="stabilitylab.{name}"' not in reference]
+    assert missing == [], "docs/reference/index.md does not document these names"
 
 
 @pytest.mark.slow
@@ -92,14 +94,14 @@ def test_the_quickstart_prints_what_it_says(tmp_path: Path) -> None:
     program, shown = blocks(page, "python")[0], blocks(page, "text")[0]
     ended = run("-c", program, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert shape(ended.stdout) == shape(shown)
+    assert shape(ended.stdout) == shape(shown), "the first program of docs/quickstart.md prints other words"
     last = ended.stdout.split()[-3:]
     assert float(last[0]) < 1e-6 * float(last[2])  # layer 1 against layer 12
     said = next(block for block in blocks(page, "console") if "diagnose" in block)
     diagnosed = run("-m", "stabilitylab", "diagnose", "runs/bert", cwd=tmp_path).stdout
     for sentence in ("runs/bert: finished at step 60; there are warnings.", "vanishing gradient  layer 1 of"):
-        assert sentence in said
-        assert sentence in diagnosed
+        assert sentence in said, f"docs/quickstart.md does not show {sentence!r}"
+        assert sentence in diagnosed, f"stabilitylab diagnose does not print {sentence!r}: {diagnosed}"
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)

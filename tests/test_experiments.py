@@ -70,27 +70,28 @@ def everything() -> list[tuple[str, str, list[Experiment]]]:
 
 
 def test_sweeps_are_those_of_figures_and_of_the_fast_claims() -> None:
-    assert {*SWEEPS} - {*FIGURES} == {"claims:fast"}
-    assert {*FIGURES} - {*SWEEPS} == {"admin:3"}  # drawn from the runs of others
+    assert {*SWEEPS} - {*FIGURES} == {"claims:fast"}, "these sweeps have no figure"
+    assert {*FIGURES} - {*SWEEPS} == {"admin:3"}, "these figures have no sweep (admin:3 is drawn from others' runs)"
 
 
 def test_names_are_unique_readable_and_need_no_quoting() -> None:
     for figure, scale, runs in everything():
-        assert runs, figure
+        assert runs, f"{figure} at {scale} has no runs"
         names = Counter(each.name for each in runs)
-        assert max(names.values()) == 1, (figure, scale)
+        assert max(names.values()) == 1, f"{figure} at {scale}: several runs have the name {names.most_common(1)}"
         for each in runs:
-            model = each.config.model
-            assert shlex.quote(each.name) == each.name
-            assert each.name.startswith(f"{slug(label(model))}-{model.depth}-")
-            assert each.name.endswith(f"-s{each.config.train.seed}")
+            model, where = each.config.model, f"{figure} at {scale}: the name {each.name!r}"
+            assert shlex.quote(each.name) == each.name, f"{where} needs quotes in a shell"
+            assert each.name.startswith(f"{slug(label(model))}-{model.depth}-"), f"{where} lacks label and depth"
+            assert each.name.endswith(f"-s{each.config.train.seed}"), f"{where} does not end with the seed"
     assert slug("branchnorm alpha=0") == "branchnorm-alpha0"
     assert slug("postln/preln") == "postln-preln"
 
 
 def test_no_two_runs_of_a_figure_are_the_same_run() -> None:
     for figure, scale, runs in everything():
-        assert len({each.config.model_dump_json() + each.kind for each in runs}) == len(runs), (figure, scale)
+        different = {each.config.model_dump_json() + each.kind for each in runs}
+        assert len(different) == len(runs), f"{figure} at {scale} makes one run several times"
 
 
 def test_figures_that_share_a_folder_agree_on_the_runs_in_it() -> None:
@@ -99,7 +100,9 @@ def test_figures_that_share_a_folder_agree_on_the_runs_in_it() -> None:
     for figure, scale, runs in everything():
         for each in runs:
             first = found.setdefault((folder(figure, scale), each.name), each)
-            assert first == each
+            assert first == each, (
+                f"{figure} at {scale}: another run has the name {each.name} in {folder(figure, scale)}"
+            )
             shared += first is not each
     assert shared > 200
     assert folder("9") == folder("branchnorm:8") == "tiny/branchnorm-8"
@@ -119,10 +122,11 @@ def test_every_run_is_one_that_can_be_trained() -> None:
     for figure, _, runs in everything():
         for each in runs:
             model = each.config.model
-            assert canonical(model) == model
-            assert {model.arch, model.decoder_arch or model.arch} <= ARCHS.keys()
-            assert bool(chosen(each.config.probes.names)) is (each.config.probes.names != ("none",)), figure
-            assert resolve(each.config.model_dump()) == each.config
+            where = f"{figure}: {each.name}"
+            assert canonical(model) == model, f"{where} does not spell its architecture as the registry does"
+            assert {model.arch, model.decoder_arch or model.arch} <= ARCHS.keys(), f"{where}: no such architecture"
+            assert bool(chosen(each.config.probes.names)) is (each.config.probes.names != ("none",)), f"{where}: probes"
+            assert resolve(each.config.model_dump()) == each.config, f"{where}: its configuration is not resolved"
 
 
 def test_seeds_pair_the_architectures_and_leave_the_pilots_out() -> None:

@@ -157,25 +157,27 @@ def _internal(found: dict[str, bool], module: str) -> list[str]:
 
 
 def test_every_module_has_a_level() -> None:
-    assert {name.split(".")[0] for name in KNOWN} == LEVEL.keys()
+    assert {name.split(".")[0] for name in KNOWN} == LEVEL.keys(), "LEVEL needs each room of the package, and no other"
 
 
 def test_every_module_of_a_room_with_lines_has_one() -> None:
     for room, lines in INSIDE.items():
         own = [name for name in KNOWN if name.split(".")[0] == room and name != room]
         fallen = [name for name in own if _line(name) == (room, len(lines) - 1, room)]
-        assert fallen == [], "give these a line of their own"
+        assert fallen == [], f"INSIDE[{room!r}]: give these modules a line of their own"
         for part in (part for line in lines for part in line):
-            assert any(name == part or name.startswith(f"{part}.") for name in KNOWN), f"there is no {part}"
+            is_there = any(name == part or name.startswith(f"{part}.") for name in KNOWN)
+            assert is_there, f"INSIDE[{room!r}] names {part}, which does not exist"
 
 
 @pytest.mark.parametrize(("module", "path"), PATHS)
 def test_imports_go_down(module: str, path) -> None:
-    assert violations(path.read_text(encoding="utf-8"), module, path.name == "__init__.py") == []
+    found = violations(path.read_text(encoding="utf-8"), module, path.name == "__init__.py")
+    assert found == [], "imports go down: move the shared code below both (docs/architecture.md)"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    assert circles(graph()) == []
+    assert circles(graph()) == [], "these modules import each other in a circle"
 
 
 def test_a_circle_is_found() -> None:
@@ -213,7 +215,7 @@ def test_lazy_imports_and_those_for_types_are_found() -> None:
     ],
 )
 def test_a_forbidden_import_is_found(source: str, module: str) -> None:
-    assert violations(source, module)
+    assert violations(source, module), f"the guard does not find this import in {module}"
 
 
 @pytest.mark.parametrize(
@@ -235,7 +237,7 @@ def test_import_needs_neither_torch_nor_pandas_nor_matplotlib(statement: str) ->
         f"import sys; {statement}; sys.exit(str({{'torch', 'pandas', 'matplotlib', 'pydantic'}} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
-    assert result.stderr.strip() == "set()"
+    assert result.stderr.strip() == "set()", f"`{statement}` imports these, or fails"
 
 
 @pytest.mark.parametrize(
@@ -243,7 +245,8 @@ def test_import_needs_neither_torch_nor_pandas_nor_matplotlib(statement: str) ->
 )
 def test_reports_side_needs_no_torch(part: str) -> None:
     check = f"import sys; import stabilitylab.{part}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+    ended = subprocess.run([sys.executable, "-c", check], check=False)
+    assert ended.returncode == 0, f"stabilitylab.{part} imports torch"
 
 
 ALONE = """
@@ -300,14 +303,17 @@ def test_the_page_about_the_house_is_what_the_imports_are_held_against() -> None
     ]
     levels = {cells[0]: re.findall(r"`(\w+)`", cells[1]) for cells in lines if cells[0].isdigit()}
     written = {room: int(level) for level, rooms in levels.items() for room in rooms}
-    assert written == {room: level for room, level in LEVEL.items() if room not in ("", "__main__")}
+    levels = {room: level for room, level in LEVEL.items() if room not in ("", "__main__")}
+    assert written == levels, "docs/architecture.md, table of levels, differs from LEVEL"
     orders = {cells[0].strip("`"): cells[1] for cells in lines if " < " in cells[1]}
     inside = {
         room: [set(re.findall(r"`([\w.]+)`", part)) for part in order.split(" < ")] for room, order in orders.items()
     }
-    assert inside == {
+    orders_here = {
         room: [{part.partition(".")[2] for part in line} for line in order[:-1]] for room, order in INSIDE.items()
     }
+    assert inside == orders_here, "docs/architecture.md, orders inside rooms, differ from INSIDE"
     folders = [cells for cells in lines if len(cells) == 3 and cells[2].startswith("`stabilitylab.")]
     rooms = {(registry.room.folder, registry.room.group) for registry in registries(KINDS).values() if registry.room}
-    assert {(f"stabilitylab.{a.strip('`/').replace('/', '.')}", b.strip("`")) for _, a, b in folders} == rooms
+    written_rooms = {(f"stabilitylab.{a.strip('`/').replace('/', '.')}", b.strip("`")) for _, a, b in folders}
+    assert written_rooms == rooms, "docs/architecture.md, folders and entry points, differ from the registries"

@@ -29,7 +29,8 @@ def classes(sources: Mapping[str, str]) -> dict[str, list[str]]:
 
 def test_no_two_public_classes_have_one_name() -> None:
     sources = {name: path.read_text(encoding="utf-8") for name, path in modules().items()}
-    assert {name: homes for name, homes in classes(sources).items() if len(homes) > 1} == {}
+    doubled = {name: homes for name, homes in classes(sources).items() if len(homes) > 1}
+    assert doubled == {}, "several modules define a public class of one name: rename all but one"
 
 
 def test_a_doubled_name_is_found() -> None:
@@ -38,8 +39,9 @@ def test_a_doubled_name_is_found() -> None:
 
 
 def test_dir_shows_public_names_only() -> None:
-    assert dir(stabilitylab) == sorted(stabilitylab.__all__)
-    assert [name for name in dir(stabilitylab) if name.startswith("_")] == ["__version__"]
+    assert dir(stabilitylab) == sorted(stabilitylab.__all__), "dir(stabilitylab) differs from stabilitylab.__all__"
+    private = [name for name in dir(stabilitylab) if name.startswith("_")]
+    assert private == ["__version__"], "stabilitylab.__all__ has private names"
 
 
 @pytest.mark.parametrize("package", sorted(json.loads(FROZEN.read_text(encoding="utf-8"))))
@@ -47,5 +49,6 @@ def test_no_public_name_is_lost(package: str) -> None:
     """A name that moves keeps an alias here; one that is added is written into the list by hand."""
     home = import_module(package)
     frozen = json.loads(FROZEN.read_text(encoding="utf-8"))[package]
-    assert sorted(home.__all__) == frozen
-    assert [name for name in frozen if not hasattr(home, name)] == []
+    assert sorted(home.__all__) == frozen, f"{package}.__all__ differs from tests/public_names.json"
+    lost = [name for name in frozen if not hasattr(home, name)]
+    assert lost == [], f"{package} no longer has these public names: keep an alias"

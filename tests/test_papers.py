@@ -38,25 +38,29 @@ def numbered(items: list[str], kind: str) -> set[int]:
 def test_every_figure_stands_there_and_what_stands_there_is_a_figure() -> None:
     ours = {id for id, figure in FIGURES.items() if figure.source.startswith("stabilitylab")}  # of no paper
     own = {id for id in FIGURES if id.partition(":")[0] in (*map(str.lower, PAPERS), "table")} - ours
-    assert ours == {"table:edge"}
-    assert {id for _, _, id, _ in ROWS if id} == own
+    assert ours == {"table:edge"}, "other figures of no paper than this test knows"
+    assert {id for _, _, id, _ in ROWS if id} == own, "the ids in docs/papers.md differ from the registry of figures"
 
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_numbered_figure_and_table_has_a_row_with_an_id_or_a_reason(paper: str) -> None:
     own = rows(PAGE)[paper]
     for kind, last in zip(("Figure", "Table"), PAPERS[paper], strict=True):
-        assert numbered([item for item, *_ in own], kind) == {*range(1, last + 1)}, kind
-    assert all(shown and rest for _, shown, _, rest in own)
-    assert all(re.match(r"\d", rest) for _, _, id, rest in own if id)
-    assert not any(re.match(r"\d", rest) for _, _, id, rest in own if not id)
+        assert numbered([item for item, *_ in own], kind) == {*range(1, last + 1)}, f"docs/papers.md, {paper}: {kind}s"
+    empty = [item for item, shown, _, rest in own if not (shown and rest)]
+    assert empty == [], f"docs/papers.md, {paper}: these rows have an empty cell"
+    without = [id for _, _, id, rest in own if id and not re.match(r"\d", rest)]
+    assert without == [], f"docs/papers.md, {paper}: these figures have no depths"
+    depths = [item for item, _, id, rest in own if not id and re.match(r"\d", rest)]
+    assert depths == [], f"docs/papers.md, {paper}: these rows have depths and no figure: give the reason"
 
 
 @pytest.mark.parametrize("id", sorted({id for _, _, id, _ in ROWS if id in SWEEPS}))
 def test_the_depths_are_those_of_the_sweep(id: str) -> None:
     run = {each.config.model.encoder_layers for each in experiments(id)}
     for rest in (rest for _, _, own, rest in ROWS if own == id):
-        assert {int(number) for number in rest.split(";")[0].split(",")} == run
+        depths = {int(number) for number in rest.split(";")[0].split(",")}
+        assert depths == run, f"docs/papers.md, {id}: other depths than its sweep has"
 
 
 def test_a_missing_and_an_invented_figure_would_be_noticed() -> None:

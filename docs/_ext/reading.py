@@ -1,4 +1,4 @@
-"""How docstrings and formulas are read: prose as it stands, TeX as MathML, which a browser shows without a network."""
+"""The reading of docstrings and formulas: prose unchanged, TeX as MathML, which a browser shows without a network."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class ProbeTable(SphinxDirective):
 
 
 class OneProbe(SphinxDirective):
-    """What a probe's class says of itself; what to look for follows by hand where the docstring does not say it."""
+    """The docstring of a probe's class and its facts; the page adds by hand what the docstring does not say."""
 
     required_arguments = 1
 
@@ -111,7 +111,7 @@ class OneProbe(SphinxDirective):
 
 
 class Bounds(SphinxDirective):
-    """What ``check`` holds a model against, and why."""
+    """The bounds of ``check``, with their reasons."""
 
     def run(self) -> list[nodes.Node]:
         rows = [
@@ -175,7 +175,7 @@ class Figures(SphinxDirective):
 
 
 class Sweeps(SphinxDirective):
-    """What each figure needs at scale tiny: how many runs, their core-minutes, what varies."""
+    """The runs of each figure at scale tiny: their number, their core-minutes, their settings."""
 
     def run(self) -> list[nodes.Node]:
         rows = [self._row(name, sweep) for name, sweep in experiments.SWEEPS.items()]

@@ -1,4 +1,5 @@
-"""The alarm: detectors over a row that exists anyway, their thresholds and error rates measured on runs that failed.
+"""The alarm: detectors over a row that is recorded anyway; their thresholds and error rates were measured on runs that
+failed.
 
 >>> with sl.watch(model, out="runs/mine", every=1, alarm=True) as w:  # doctest: +SKIP
 ...     ...  # an alarm is a line of the log: what, where, since when, how sure

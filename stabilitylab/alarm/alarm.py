@@ -1,4 +1,5 @@
-"""The alarm: rows in, alerts out; it keeps its state over a resume and is quiet for a while after it spoke."""
+"""The alarm: it reads rows and returns alerts. It keeps its state over a resume, and a rule is silent for a while after
+an alert."""
 
 from __future__ import annotations
 
@@ -36,9 +37,9 @@ USUAL = "look at the batch first; else go back to a checkpoint and lower the lea
 class Alert:
     """One alarm: what, where, since when, how sure.
 
-    ``since``: the first row of those, one after the other, at which the score was above half its threshold. ``signal``:
-    what added most to the score, with its ``value`` and the place that it is said of. ``measured``: the rule's error
-    rates, None where none were measured; ``lacking``: tables that they were measured with and this run has not.
+    ``since``: the first row of the unbroken series of rows whose score was above half the threshold. ``signal``: the
+    signal that added most to the score, with its ``value`` and its ``place``. ``measured``: the rule's error rates,
+    None if they were not measured; ``lacking``: tables that were part of that measurement and that this run lacks.
     """
 
     step: int
@@ -56,7 +57,7 @@ class Alert:
 
     @property
     def sentence(self) -> str:
-        """In one line: ``step 412, decoder layer 5 ffn: ... since step 405 (...)``."""
+        """Return the alert in one line: ``step 412, decoder layer 5 ffn: ... since step 405 (...)``."""
         where = f" at {self.place.site or self.place.stack}" if self.place is not None else ""
         if self.rule == NOT_FINITE:
             return f"step {self.step}: {self.title}{where}. {self.advice[0].upper()}{self.advice[1:]}."
@@ -74,14 +75,15 @@ class Alert:
 
 
 class Alarm:
-    """Looks at rows as they come and says when one announces a failure.
+    """Reads rows as they come and reports the rows that announce a failure.
 
-    ``rules``: yours, or the name of a set that :func:`~stabilitylab.alarm.fitted` has; unless given, its default.
-    ``mute``: names of rules that say nothing.
-    ``on_alarm`` is called with each :class:`Alert`; what it raises is logged and never ends a training. A number of the
-    row that is not finite is always an alarm; others are not raised in the first 20 rows, which nothing is compared
-    with. It reads what the row holds anyway; error rates hold for rows of every update (``every=1``). Raises UsageError
-    for a muted rule that does not exist.
+    ``rules``: your own rules, or the name of a set of :func:`~stabilitylab.alarm.fitted` (default: its default set).
+    ``mute``: names of silent rules. ``on_alarm`` is called with each :class:`Alert`; its errors are logged and never
+    end a training.
+
+    A number that is not finite is always an alarm. Other alarms are not raised in the first 20 rows, which have no past
+    to compare them with. The alarm reads only numbers that the row holds anyway; error rates hold for rows of every
+    update (``every=1``). Raises UsageError for a muted rule that does not exist.
     """
 
     def __init__(
@@ -103,15 +105,15 @@ class Alarm:
         self.muted = frozenset(mute)
         self.alerts: list[Alert] = []
         self._signals = Signals()
-        self._early: list[AlarmRule] = []  # those that need nothing of the update
-        self._lacking: dict[str, tuple[str, ...]] = {}  # rule -> tables that it adds up and the run has not
+        self._early: list[AlarmRule] = []  # rules that need no number of the update
+        self._lacking: dict[str, tuple[str, ...]] = {}  # rule -> tables that it reads and the run lacks
         self._begun: tuple[int, frozenset[str]] | None = None  # the row that is known in part
-        self.rows = 0  # how many were looked at
+        self.rows = 0  # number of rows so far
         self._spoke: dict[str, int] = {}  # rule -> the number of the row at which it spoke last
         self._since: dict[str, int] = {}  # rule -> the step since which its score is above half its threshold
 
     def open(self, tables: Sequence[Table]) -> None:
-        """What the rows will hold."""
+        """Declare the tables of the rows to come."""
         self._signals.open(tables)
         late = {table.name for table in tables if table.phase == "update"}
         read = {rule.name: {table_of(signal) for signal in rule.weights} - {""} for rule in self.rules}
@@ -121,19 +123,19 @@ class Alarm:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """Tables that a rule which is not muted listens to, and the run has not."""
+        """Return the tables that a rule which is not muted reads and the run lacks."""
         return tuple(sorted({table for name, own in self._lacking.items() if name not in self.muted for table in own}))
 
     def begin(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> list[Alert]:
-        """What is announced by the part of a row that is known before the optimizer's step; ``observe`` comes for the
-        whole row. Rules that need a number of the update wait for that."""
+        """Return the alerts from the part of a row that is known before the optimizer's step; ``observe`` follows with
+        the whole row. Rules that need a number of the update wait for ``observe``."""
         self.rows += 1
         told = self._signals.read(metrics, tables)
         self._begun = step, frozenset((*metrics, *tables))
         return self._say(self._found(step, metrics, told, self._early))
 
     def observe(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> list[Alert]:
-        """What this row announces; rows come in their order, once each."""
+        """Return the alerts of this row; rows come in their order, once each."""
         begun, self._begun = self._begun, None
         more = begun is not None and begun[0] == step
         taken = begun[1] if begun is not None and more else frozenset[str]()
@@ -211,7 +213,7 @@ class Alarm:
                 log.exception("on_alarm failed at step %d; training goes on.", alert.step)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed alarm needs: pasts, and who spoke when."""
+        """Return the state that a resumed alarm needs: the pasts, and the row at which each rule spoke last."""
         return {
             "rows": self.rows,
             "spoke": dict(self._spoke),

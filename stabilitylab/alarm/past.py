@@ -1,4 +1,4 @@
-"""A place's numbers against its own past: level and noise, kept in a few numbers a place."""
+"""The numbers of a place against its own past: level and noise, kept in a few numbers a place."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 SLOW, FAST = 0.02, 0.2  # weights of a new row: the past is about 50 rows, the present about 5
-LEAST = 20  # rows of a past that anything is compared with
-FLOOR = 0.02  # the least noise that is believed, in the transformed unit: 2 % of a logarithm's argument
-OUTLIER = 4.0  # standard deviations beyond which a row is taken into the past as if it stood there
+LEAST = 20  # rows of a past before rows are compared with it
+FLOOR = 0.02  # the least noise, in the transformed unit: 2 % of a logarithm's argument
+OUTLIER = 4.0  # standard deviations; a row beyond counts as one at this distance in the past
 
 
 class Past:
@@ -25,7 +25,7 @@ class Past:
         self.rows = np.zeros(places, dtype=np.int64)
 
     def compare(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(z, drift) of this row, (places,) each; takes it."""
+        """Return (z, drift) of this row, each (places,), and add the row to the past."""
         finite, known = np.isfinite(x), self.rows >= LEAST
         noise = np.maximum(np.sqrt(self.square), FLOOR)
         away = np.where(finite, x - self.mean, 0.0)

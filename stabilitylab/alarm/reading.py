@@ -1,4 +1,4 @@
-"""An alarm on a stored run, ended or going on: its rows, in their order."""
+"""An alarm on the rows of a stored run that has ended or goes on, in their order."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..store.reader import of_snapshots
 from .alarm import Alarm, Alert
 from .signals import READS
 
-REST = 20  # so many times as long as a look took comes no other
+REST = 20  # the pause after a reading, in units of its duration
 
 Stored = tuple[int, dict[str, float | None], dict[str, Cells]]
 
 
 def rows(run: Run, after: int = -1) -> Iterator[Stored]:
-    """Yields step, metrics and tables of each recorded step beyond ``after``, as its writer got them; of tables those
-    that the alarm reads."""
+    """Yield step, metrics and tables of each recorded step beyond ``after``, as its writer got them; only tables that
+    the alarm reads."""
     yield from of_snapshots(lambda now: [*_rows(now, after)], run)
 
 
@@ -38,7 +38,7 @@ def _rows(run: Run, after: int) -> Iterator[Stored]:
 
 
 def by_step(run: Run, name: str) -> dict[int, Cells]:
-    """A table's cells, step by step."""
+    """Return the cells of a table by step."""
     table = run.table(name)
     found = run.arrow(name)
     shape = (-1, len(table.rows))
@@ -49,15 +49,19 @@ def by_step(run: Run, name: str) -> dict[int, Cells]:
 
 
 def listen(run: Run, alarm: Alarm, *, follow: bool = False, pause: float = 2.0) -> Iterator[Alert]:
-    """Yields what ``alarm`` says of the run's rows; ``follow``: of those to come too, until nobody writes any more. It
-    looks every ``pause`` seconds, and takes a twentieth of a core at most: a look reads the whole run."""
+    """Yield the alerts of ``alarm`` on the run's rows; with ``follow`` also on rows to come, until no process writes
+    the run.
+
+    The run is read every ``pause`` seconds. Each reading reads the whole run, and takes at most about a twentieth of a
+    core.
+    """
     seen = -1
     while True:
         begun = time.monotonic()
         going, tables, last = of_snapshots(partial(_look, after=seen), run)
         going = going and follow
         alarm.open(tables)
-        for step, metrics, tables in last[: len(last) - 1 if going else None]:  # one that is being written may grow
+        for step, metrics, tables in last[: len(last) - 1 if going else None]:  # the last row of a live run may grow
             seen = step
             yield from alarm.observe(step, metrics, tables)
         if not going:
@@ -66,11 +70,11 @@ def listen(run: Run, alarm: Alarm, *, follow: bool = False, pause: float = 2.0) 
 
 
 def _look(run: Run, after: int) -> tuple[bool, list[Table], list[Stored]]:
-    """Reads whether the run goes on, its tables, and its rows beyond ``after``."""
+    """Return True if the run goes on, its tables, and its rows beyond ``after``."""
     return run.status.state == "running", [run.table(name) for name in run.tables], [*_rows(run, after)]
 
 
 def recorded(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The alarms that were raised while the run was trained, as run.json holds them."""
+    """Return the alarms in run.json, which were raised while the run was trained."""
     found = manifest.get("alarms")
     return [own for own in found if isinstance(own, dict)] if isinstance(found, list) else []

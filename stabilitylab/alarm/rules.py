@@ -13,12 +13,15 @@ from ..errors import UsageError
 from .signals import LEVELS, SOURCES, UNEVEN, Reading, names
 
 FITTED = "fitted.json"
-BOUND = 20.0  # a compressed signal counts as this at most
+BOUND = 20.0  # the largest absolute value of a compressed signal
 
 
 def compressed(signal: str, value: float) -> float:
-    """What a rule adds up: of a z ln(1 + z) where it is positive, else 0; of a level its logarithm (headroom's with the
-    other sign, so that larger is always nearer to failure); a drift as it is. Between -20 and 20."""
+    """Return the term of a signal in a rule's score, between -20 and 20.
+
+    A z gives ln(1 + z) if it is positive, else 0. A level gives its logarithm; headroom's has the other sign, so that
+    larger is always nearer to failure. A drift is unchanged. NaN gives 0.
+    """
     kind = signal.rsplit(".", 1)[-1]
     if math.isnan(value):
         return 0.0
@@ -33,9 +36,9 @@ def compressed(signal: str, value: float) -> float:
 
 @dataclass(frozen=True)
 class ErrorRates:
-    """What a rule did on runs that did not make it; ``rate``: false alarms per 1,000 healthy rows, ``recall``: share of
-    failures announced, ``lead``: median rows before them (None: it announced none), each with its 95 % interval;
-    ``runs``: on how many, of which ``corpus``."""
+    """The errors of a rule on runs that it was not fitted on, each with its 95 % interval. ``rate``: false alarms per
+    1,000 healthy rows; ``recall``: the share of failures that it announced; ``lead``: median rows before them (None: it
+    announced none). ``runs``: the number of runs, of the ``corpus``."""
 
     rate: tuple[float, float, float]
     recall: tuple[float, float, float]
@@ -51,7 +54,7 @@ class ErrorRates:
 
     @property
     def sentence(self) -> str:
-        """Both rates, as what they may be."""
+        """Return both rates as intervals, in words."""
         (_, few, many), (_, low, high) = self.rate, self.recall
         return (
             f"{few:.2g} to {many:.2g} false alarms in 1,000 healthy rows, {100 * low:.0f} to {100 * high:.0f} % of "
@@ -61,10 +64,11 @@ class ErrorRates:
 
 @dataclass(frozen=True)
 class AlarmRule:
-    """score = sum_i w_i (c(s_i) - m_i), c as :func:`compressed` has it; an alarm where it reaches ``threshold``.
+    """The rule score = sum_i w_i (c(s_i) - m_i), c being :func:`compressed`; it is an alarm if the score reaches
+    ``threshold``.
 
-    ``weights`` w and ``centres`` m (0 if not given): by signal; one that a row has not adds nothing. Raises UsageError
-    for a signal that does not exist. ``measured``: None where nothing has been measured of it.
+    ``weights`` w and ``centres`` m (0 if not given): by signal; a signal that a row lacks adds nothing. Raises
+    UsageError for a signal that does not exist. ``measured``: None if its error rates were not measured.
     """
 
     name: str
@@ -79,7 +83,7 @@ class AlarmRule:
             raise UsageError(f"no signal {unknown[0]!r}; there are {', '.join(names())}.")
 
     def score(self, signals: Mapping[str, Reading]) -> tuple[float, str]:
-        """The score, and the signal that adds most to it; NaN and "" where the row has none of them."""
+        """Return the score, and the signal that adds most to it; NaN and "" if the row has none of the signals."""
         parts = {
             name: weight * (compressed(name, signals[name].value) - self.centres.get(name, 0.0))
             for name, weight in self.weights.items()
@@ -94,7 +98,7 @@ class AlarmRule:
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> AlarmRule:
-        """Reads what ``as_dict`` or the fitted file holds."""
+        """Read a rule from ``as_dict`` or from the fitted file."""
         kept = {name: told[name] for name in ("name", "weights", "threshold", "title", "centres") if name in told}
         measured = told.get("measured")
         return cls(**kept, measured=ErrorRates.of(measured) if measured else None)
@@ -102,8 +106,8 @@ class AlarmRule:
 
 @dataclass(frozen=True)
 class RuleSet:
-    """What an alarm goes by. ``fitted``: the digest of what was frozen before its error rates were measured; "": they
-    were not. ``name``: of a set that comes with the package."""
+    """The rules of an alarm. ``fitted``: the digest of the rules that were frozen before their error rates were
+    measured; "": these were not measured. ``name``: the name of a set that comes with the package."""
 
     rules: tuple[AlarmRule, ...] = ()
     fitted: str = ""
@@ -111,10 +115,10 @@ class RuleSet:
 
 
 def fitted(name: str | None = None) -> RuleSet:
-    """The rules that come with the package, each with the error rates that results/alarm measured.
+    """Return the rules that come with the package, each with the error rates that results/alarm measured.
 
-    ``name``: ``conservative`` or ``combination`` (docs/alarm.md says what either does); None: those that an alarm has
-    unless told otherwise. Raises UsageError for another name.
+    ``name``: ``conservative`` or ``combination`` (docs/alarm.md describes both); None: the default rules of an alarm.
+    Raises UsageError for another name.
     """
     told = json.loads(files("stabilitylab.alarm").joinpath(FITTED).read_text())
     sets = told["sets"]
@@ -125,7 +129,7 @@ def fitted(name: str | None = None) -> RuleSet:
 
 
 def title_of(signal: str) -> str:
-    """What a signal is, in words."""
+    """Return a signal's title."""
     if signal in LEVELS:
         return LEVELS[signal][3]
     base = signal.rsplit(".", 1)[0]

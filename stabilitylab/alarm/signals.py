@@ -1,4 +1,4 @@
-"""What the alarm looks at: scale-free numbers of a row, each with the place at which it is largest."""
+"""The signals of the alarm: scale-free numbers of a row, each with the place at which it is largest."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Transform = Callable[[np.ndarray], np.ndarray]
 
 
 def log(values: np.ndarray) -> np.ndarray:
-    """ln, NaN where a number is not positive."""
+    """Return ln; NaN if a number is not positive."""
     return np.log(values, out=np.full(values.shape, np.nan), where=values > 0)
 
 
 class Reading(NamedTuple):
-    """A signal's value in a row, and the place that it is said of."""
+    """A signal's value in a row, and its place."""
 
     value: float
     place: Row | None = None
@@ -33,7 +33,7 @@ class Source:
     """A column of a table, or a metric (``table`` = ""), whose places are compared with their own past.
 
     ``transform`` makes differences scale-free: a logarithm, or asinh for numbers of either sign. ``embedding``: only
-    the places outside the layers, or (False) only those inside; None: all of them. ``title`` says what moves.
+    the places outside the layers, or (False) only those inside; None: all places. ``title``: the quantity in words.
     """
 
     name: str
@@ -63,8 +63,8 @@ SOURCES = (
     Source("log_z", "logits", "log_z", "log Z of the output", transform=np.arcsinh),
     Source("kurtosis", "outliers", "pearson_kurtosis", "the kurtosis of a layer's output"),
 )
-# A number that needs no past: table, column, what it is. The largest over places counts; -1: the smallest does. What
-# may decide nothing (an eigenvalue that has not converged, a critical rate that is a bound or noise) is not read.
+# Numbers that need no past: table, column, sign, title. The largest over places counts; sign -1: the smallest. Numbers
+# that are not decisive (an eigenvalue that has not converged, a critical rate that is a bound or noise) are not read.
 LEVELS = {
     "rms_t.level": ("adam", "rms_t", 1, "the RMS of g / sqrt(v)"),
     "heads.level": ("attention_heads", "max_logit", 1, "a head's largest attention logit"),
@@ -75,12 +75,12 @@ LEVELS = {
     "to_edge.level": ("preconditioned_sharpness", "to_edge", 1, "preconditioned sharpness over its edge"),
 }
 UNEVEN = "uniformity"  # of gradients over the layers of a stack
-KEPT = 25  # rows for which a reading counts where no newer one comes: tables with rows of their own are sparser
+KEPT = 25  # rows for which a reading counts if no newer one comes: some tables have fewer rows
 READS = frozenset({*(source.table for source in SOURCES), *(level[0] for level in LEVELS.values())} - {""})
 
 
 def table_of(signal: str) -> str:
-    """The table that a signal is read from, "" for a metric."""
+    """Return the table of a signal; "" for a metric."""
     if signal in LEVELS:
         return LEVELS[signal][0]
     base = signal.rsplit(".", 1)[0]
@@ -88,8 +88,11 @@ def table_of(signal: str) -> str:
 
 
 def names() -> tuple[str, ...]:
-    """All signals, in their order: of each source the largest z and the largest drift, of those with several places
-    their mean drift too; levels; and how uneven gradients are."""
+    """Return all signals, in their order.
+
+    Each source has its largest z and its largest drift, and with several places also its mean drift. Then come the
+    levels, and the unevenness of gradients.
+    """
     found: list[str] = []
     for source in SOURCES:
         found += [f"{source.name}.z", f"{source.name}.drift"]
@@ -99,19 +102,19 @@ def names() -> tuple[str, ...]:
 
 
 class Signals:
-    """Turns rows into signals, one after the other: keeps each place's past.
+    """Turns rows into signals, one after the other, and keeps the past of each place.
 
-    ``read`` gives of each source the largest ``z`` and ``drift`` over places (``.all``: the mean drift over places),
-    of each level its largest number that may decide anything (:mod:`stabilitylab.decisive`), and the standard deviation
-    of the log gradient norms of a stack's layers (``uniformity.level``, DeepNet's balance; its drift is against its own
-    past). What a row does not hold stays as it was for 25 rows, and is left out then. A past is counted in rows, so
-    rows should have one distance.
+    ``read`` returns for each source the largest ``z`` and ``drift`` over places (``.all``: the mean drift over places),
+    for each level its largest decisive number (:mod:`stabilitylab.decisive`), and the standard deviation of the log
+    gradient norms of a stack's layers (``uniformity.level``, DeepNet's balance; its drift is against its own past). A
+    number that a row does not hold keeps its last value for 25 rows, and is left out after that. A past is counted in
+    rows, so rows should have one distance.
     """
 
     def __init__(self) -> None:
         self._pasts: dict[str, Past] = {}
         self._tables: dict[str, Table] = {}
-        self._last: dict[str, tuple[int, Reading]] = {}  # of each signal, with its row's number
+        self._last: dict[str, tuple[int, Reading]] = {}  # signal -> number of its row, reading
         self._row = 0
 
     def open(self, tables: Sequence[Table]) -> None:
@@ -120,7 +123,8 @@ class Signals:
     def read(
         self, metrics: Mapping[str, float | None], tables: Mapping[str, Cells], *, more: bool = False
     ) -> dict[str, Reading]:
-        """The signals of this row, which the next ones are compared with; ``more``: the rest of the last row."""
+        """Return the signals of this row, and add the row to the pasts; ``more``: these are the rest of the last
+        row."""
         self._row += not more
         told: dict[str, Reading] = {}
         for source in SOURCES:
@@ -134,14 +138,14 @@ class Signals:
         return {name: reading for name, (row, reading) in self._last.items() if self._row - row < KEPT}
 
     def _column(self, table: str, column: str, cells: Cells) -> np.ndarray:
-        """(places,), NaN where there is no number; all NaN where the table has no such column."""
+        """Return a column, (places,), NaN where there is no number; all NaN if the table has no such column."""
         columns = self._tables[table].columns
         if column not in columns:
             return np.full(len(cells.absent), np.nan)
         return np.where(cells.absent, np.nan, cells.values[:, columns.index(column)])
 
     def _settled(self, table: str, column: str, cells: Cells) -> np.ndarray:
-        """A column, NaN where the row may decide nothing."""
+        """Return a column, NaN where the number is not decisive."""
         columns = self._tables[table].columns
         chosen = decisive(table, column, lambda name: self._column(table, name, cells) if name in columns else None)
         values = self._column(table, column, cells)
@@ -186,7 +190,7 @@ class Signals:
             yield from _largest(f"{UNEVEN}.drift", drift, [Row("", stack)])
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next rows are compared with, as JSON takes it."""
+        """Return the pasts with which the next rows are compared, in JSON's types."""
         last = {name: [row, own.value, own.place and astuple(own.place)] for name, (row, own) in self._last.items()}
         return {
             "row": self._row,
@@ -203,7 +207,7 @@ class Signals:
 
 
 def _spread(values: np.ndarray) -> float:
-    """Standard deviation of the finite ones; NaN of fewer than two."""
+    """Return the standard deviation of the finite values; NaN for fewer than two."""
     values = values[np.isfinite(values)]
     return float(values.std()) if len(values) > 1 else math.nan
 

@@ -1,4 +1,4 @@
-"""Between a watcher and its run: the alarm sees each row on its way."""
+"""A sink between a watcher and its run that shows each row to the alarm."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from .alarm import Alarm, Alert
 
 log = logging.getLogger("stabilitylab.alarm")
 
-KEPT = 1000  # alerts of a run that run.json holds: the first ones
+KEPT = 1000  # run.json holds so many alerts of a run, the first ones
 
 
 class AlarmSink:
-    """Hands everything to ``sink`` and shows it to ``alarm`` after; each alert goes to run.json, and to ``tell``.
+    """Passes everything to ``sink``, then shows it to ``alarm``; each alert goes to run.json, and to ``tell``.
 
-    Where a row can be read when ``step`` returns (on a CPU), rules that need nothing of the update speak then, before
-    the optimizer's step; the others when the row is whole. An error of the alarm ends the alarm, never the training.
+    If a row can be read when ``step`` returns (on a CPU), rules that need no number of the update speak then, before
+    the optimizer's step. Other rules speak when the row is whole. An error of the alarm ends the alarm, never the
+    training.
     """
 
     def __init__(

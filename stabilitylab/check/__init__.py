@@ -1,5 +1,5 @@
-"""Before you train: one update of a copy of a model, judged by stated bounds; and proof that watching a loop changes
-nothing."""
+"""The check before training: one update of a copy of a model, judged by stated bounds; and proof that watching a loop
+changes nothing."""
 
 from .bounds import BOUNDS, Bound
 from .measure import preflight

@@ -1,10 +1,10 @@
-"""The bounds that a model has to keep before it is trained, what breaks them, and what to do then.
+"""The bounds that a model has to keep before it is trained, their reasons, and the remedies.
 
-Set before any model was checked, but for those on updates and those of the checks of the whole model. The size of an
-update over that of the weights was a failure until it was seen to measure the initialiser's width: of the healthy runs
-of results/alarm it failed 18 of 51 GPT-2 and LLaMA, whose weights start at a standard deviation of .02, and no other.
-What an update does to the model's output takes its place, at the rate that step one has. Where the limits of the checks
-of the whole model come from stands in results/check/README.md.
+The bounds were set before any model was checked, except those on updates and those of the checks of the whole model.
+The size of an update over that of the weights was a failure at first. It measures the initialiser's width: of the
+healthy runs of results/alarm it failed 18 of 51 GPT-2 and LLaMA, whose weights start at a standard deviation of .02,
+and no other. The change of the model's output by an update, at the rate of step one, took its place.
+results/check/README.md says how the limits of the checks of the whole model were chosen.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ RISE = "nats a prediction by which one update raises the loss on its own batch (
 
 @dataclass(frozen=True)
 class Bound:
-    """``statistic`` beyond ``limit`` is a finding: "fail" makes the check fail, "warn" does not. ``remedy``: what to do
-    then, as far as that can be said of any model."""
+    """A bound: ``statistic`` beyond ``limit`` is a finding; "fail" makes the check fail, "warn" does not. ``remedy``:
+    the advice, as far as one holds for any model."""
 
     name: str
     statistic: str
@@ -144,8 +144,8 @@ def judge(
     precision: str,
     computed: Mapping[str, Any] | None = None,
 ) -> list[Breach]:
-    """All that is beyond a bound, failures first, each kind at the layer where it is met first. ``computed``: how
-    (:func:`stabilitylab.probes.numerics.numerics`)."""
+    """Return all findings beyond a bound, failures first, each kind at the first layer where it occurs. ``computed``:
+    the numeric modes (:func:`stabilitylab.probes.numerics.numerics`)."""
     checks: tuple[Callable[[], Iterator[Breach]], ...] = (
         lambda: _not_finite(incident, computed),
         lambda: _no_gradient(layers),
@@ -229,7 +229,7 @@ def _vanishing(stack: str, flowing: Sequence[OneLayer]) -> Iterator[Breach]:
 
 
 def _single(layers: Sequence[OneLayer], precision: str) -> Iterator[Breach]:
-    """Bounds on one number of one layer; of fp16 only where the model is in it."""
+    """Yield findings about one number of one layer; those about fp16 only if the model is in it."""
     texts = {
         "under eps": ("eps", "{:.0%} of its gradient entries are below eps"),
         "branch": ("branch", "it adds {:.3g} times the variance of what enters it"),
@@ -263,7 +263,7 @@ def _update(layers: Sequence[OneLayer], numbers: Numbers) -> Iterator[Breach]:
             yield _finding("output moved", severity, most, share, text + most_text)
     before, after = numbers["loss_before"], numbers["loss_after"]
     if before is not None and after is not None and numbers["updated"]:
-        # per prediction, of a loss that sums over them; over its size, of one that is no cross-entropy
+        # per prediction for a loss that sums over predictions; over its size for one that is no cross-entropy
         rise = (after - before) / max(1.0, abs(before) / numbers.get("nats", 1.0))
         if severity := _worse("loss rises", rise):
             text = f"the loss on this batch goes from {before:.4g} to {after:.4g} with one update"

@@ -13,7 +13,7 @@ DROPOUT, REPEATS = "dropout in eval mode", "evaluation repeats"
 
 
 def repeats(first: Seen, second: Seen) -> Iterator[Check]:
-    """Two passes in eval mode, on one batch, with other random numbers."""
+    """Compare two passes in eval mode, on one batch, with different random numbers."""
     active = Counter(first.dropouts)
     named = ", ".join(f"{name} ({count}x)" for name, count in active.items())
     yield weigh(DROPOUT, float(len(first.dropouts)), f"active: {named}" if named else "no dropout is active")

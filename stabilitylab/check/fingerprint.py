@@ -18,7 +18,7 @@ Print = dict[str, str]  # name -> digest; names begin with their kind
 
 
 def fingerprint(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], returned: Sequence[Any]) -> Print:
-    """Returns name -> digest of losses (``returned``), parameters, buffers and attributes of modules, gradients, state
+    """Return name -> digest of losses (``returned``), parameters, buffers and attributes of modules, gradients, state
     and settings of ``optimizers``, and random states, in this order."""
     found: Print = {}
     for number, value in enumerate(returned):
@@ -42,12 +42,12 @@ def fingerprint(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], r
 
 
 def kinds(found: Print) -> dict[str, int]:
-    """Counts the entries of a fingerprint by their kind."""
+    """Count the entries of a fingerprint by their kind."""
     return dict(Counter(name.partition(" ")[0] for name in found))
 
 
 def random_states() -> Print:
-    """The random states of Python, numpy and torch, on every GPU that was used."""
+    """Return the digests of the random states of Python, numpy and torch, on every GPU that was used."""
     states = {"Python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}  # noqa: NPY002
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states |= {f"cuda:{n}": state for n, state in enumerate(torch.cuda.get_rng_state_all())}
@@ -68,7 +68,7 @@ def _of_optimizer(name: str, optimizer: torch.optim.Optimizer, names: Mapping[in
 
 
 def _of(name: str, value: Any) -> Print:
-    """The digests of a value, or of those inside a list, tuple or dictionary."""
+    """Return the digest of a value, or of the values inside a list, tuple or dictionary."""
     if isinstance(value, Tensor):
         parts = spans(value)
         if parts is None:
@@ -89,7 +89,7 @@ def _of(name: str, value: Any) -> Print:
 
 
 def _exactly(state: Any) -> bytes:
-    """A state of nested tuples, numbers and arrays, whole: repr() shortens arrays."""
+    """Return all bytes of a state of nested tuples, numbers and arrays: repr() shortens arrays."""
     if isinstance(state, np.ndarray):
         return state.tobytes()
     if isinstance(state, (tuple, list)):

@@ -22,17 +22,18 @@ EITHER = (
 
 @dataclass(frozen=True)
 class Axes:
-    """The dimension along which samples lie: of the output, and of the inputs."""
+    """The dimension along which samples lie, in the output and in the inputs."""
 
     output: int
     input: int
 
 
 def samples(seen: Seen, batch_first: bool | None) -> tuple[Check, Axes | None]:
-    """The gradient of each end of the batch with respect to the inputs of all samples.
+    """Check the gradient of each end of the batch with respect to the inputs of all samples; return the axes of
+    samples, too.
 
-    ``batch_first``: whether samples lie along the first of an output's three dimensions, or the second; None where that
-    is not known. The axes are None where they could not be told.
+    ``batch_first``: True if samples lie along the first of an output's three dimensions, False for the second; None if
+    unknown. The axes are None if they could not be found.
     """
     output, leaves = seen.output, seen.leaves
     if output is None:
@@ -65,7 +66,7 @@ def samples(seen: Seen, batch_first: bool | None) -> tuple[Check, Axes | None]:
 
 
 def _compares(seen: Seen) -> bool:
-    """True where a square output is a table of samples against samples: the n-th belongs to the n-th."""
+    """True if a square output is a table of samples against samples: the n-th belongs to the n-th."""
     call = seen.main
     if call is None or call.target.is_floating_point():
         return True
@@ -73,7 +74,8 @@ def _compares(seen: Seen) -> bool:
 
 
 def _between_samples(output: Tensor, leaves: Sequence[Tensor], axes: Axes) -> float | None:
-    """The largest share of the gradient that is of other samples; None without two samples, or without a gradient."""
+    """Return the largest gradient of other samples over the largest of all; None without two samples, or without a
+    gradient."""
     if axes.output == 1 and output.dim() < 3:
         return None
     n = output.shape[axes.output]
@@ -94,10 +96,10 @@ def _between_samples(output: Tensor, leaves: Sequence[Tensor], axes: Axes) -> fl
 def future(
     seen: Seen, axes: Axes | None, predicts_next: Sequence[Tensor], causal: bool | None
 ) -> tuple[Check, bool | None]:
-    """The gradient of outputs at four places with respect to inputs after them, over that of all inputs.
+    """Check the gradient of outputs at four places with respect to inputs after them, over that of all inputs.
 
-    ``predicts_next``: the leaves whose next token is the label. The check is made where there are any, or where the
-    caller says ``causal``. Returns whether the output depends on no later input, None where that is not known.
+    ``predicts_next``: the leaves whose next token is the label. The check is made if there are any, or if the caller
+    says ``causal``. Returns also True if the output depends on no later input; None if that is unknown.
     """
     output = seen.output
     if causal is False:
@@ -110,7 +112,7 @@ def future(
     if not shares:
         sizes = "x".join(map(str, output.shape))
         return not_checked(FUTURE, f"an output of {sizes} has no places as the inputs have, or {STILL}"), None
-    least = min(shares)  # of an encoder-decoder, the encoder's inputs may be seen whole
+    least = min(shares)  # an encoder-decoder may see the encoder's inputs whole
     found = least <= BOUNDS[FUTURE, "fail"].limit
     if not predicts_next and causal is None:
         why = "the labels are not the next tokens of the input: say causal=True if outputs must not see later inputs"
@@ -136,8 +138,8 @@ def _ahead(output: Tensor, leaf: Tensor, time_out: int, time_in: int) -> float |
 
 
 def _norms(part: Tensor, leaves: Sequence[Tensor], axis: int) -> Tensor | None:
-    """||dS/dx|| by place along ``axis``, all leaves together, of a random sum S of a part of the output; None where all
-    are 0."""
+    """Return ||dS/dx|| by place along ``axis``, all leaves together, of a random sum S of a part of the output; None if
+    all are 0, or if one is not finite."""
     draw = torch.Generator().manual_seed(0)
     weights = torch.randn(part.shape, generator=draw, dtype=torch.float64).to(part.device, part.dtype)
     gradients = torch.autograd.grad((part * weights).sum(), leaves, retain_graph=True, allow_unused=True)

@@ -1,4 +1,4 @@
-"""The check itself: what is run, and which numbers of each layer are kept."""
+"""The check itself: the passes that it runs, and the numbers of each layer that it keeps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .questions import Questions
 from .result import OneLayer, Preflight
 from .wiring import used_modules, without_gradient
 
-# rank is the dearest; some say nothing more before training, curvature needs a second batch, experts are few
+# Left out: rank is the most expensive; some add nothing yet; curvature needs a second batch; few models have experts.
 PROBES = (
     "all,-rank,-adam,-ln_gain,-attention_heads,-critical_sharpness,-preconditioned_sharpness,-sharpness,-router,"
     "-branch_variance"
@@ -47,25 +47,25 @@ def preflight(
 ) -> Preflight:
     """Check one training step of a copy of ``model``, layer by layer, and ask questions about the whole model.
 
-    The step says whether the model will train, which layer breaks first, and why. Such a question is whether an output
-    depends on what comes after it (:attr:`Preflight.checks`). The model, its gradients, the optimizer and the
-    random states stay as they are.
+    The step shows whether the model will train, which layer breaks first, and why. A question is, for example, whether
+    an output depends on later inputs (:attr:`Preflight.checks`). The model, its gradients, the optimizer and the random
+    states do not change.
 
     ``loss_fn(model, batch)``: the scalar that is minimised.
-    ``optimizer``: the model's own, or a function from parameters to one. Without it nothing is said about updates. The
-    update is judged at the rate that step one has: the optimizer's as it is, such as a scheduler has set it.
+    ``optimizer``: the model's own, or a function from parameters to one. Without it updates are not checked. The update
+    is judged at the rate of step one: the optimizer's present rate, such as a scheduler has set it.
     ``warmup``: updates of a linear warm-up to the optimizer's rate; step one then has that rate over ``warmup``.
-    ``classes``: how many the loss chooses among, where it does not call torch's ``cross_entropy``.
-    ``causal``: whether outputs must not depend on later inputs; None: where the labels are the next tokens.
-    ``batch_first``: whether samples lie along the first dimension of an output (samples, places, features); None: as
-    labels that are next tokens tell.
+    ``classes``: the number of classes of the loss, if it does not call torch's ``cross_entropy``.
+    ``causal``: True if outputs must not depend on later inputs; None: if the labels are the next tokens.
+    ``batch_first``: True if samples lie along the first dimension of an output (samples, places, features); None: as
+    labels that are next tokens show.
     ``skip``: names of checks to leave out.
     ``mask``, ``sites``, ``output_site``: those of :func:`stabilitylab.watch`.
 
-    It takes the memory of three models and an optimizer, and the time of eight forward passes and a dozen backward
-    passes at most; of one more each where a gradient is all 0, and of up to eight forwards more where the update is too
-    large. Raises UsageError for a loss that is no scalar with a gradient, a model that cannot be copied or an argument
-    that cannot serve, InputError where ``loss_fn`` fails.
+    The check takes the memory of three models and an optimizer, and the time of eight forward passes and a dozen
+    backward passes at most. It takes one more of each if a gradient is all 0, and up to eight forward passes more if
+    the update is too large. Raises UsageError for a loss that is no scalar with a gradient, a model that cannot be
+    copied or a wrong argument, InputError if ``loss_fn`` fails.
 
     >>> result = preflight(model, batch, lambda model, batch: model(**batch).loss, optimizer)  # doctest: +SKIP
     >>> print(result), result.ok  # doctest: +SKIP
@@ -121,10 +121,10 @@ def preflight(
 
 
 def first_rate(optimizer: torch.optim.Optimizer | None, warmup: int) -> tuple[float, str]:
-    """Sets the rates of step one; returns the largest, and why there is no update, "" where there is one.
+    """Set the rates of step one; return the largest, and the reason if there is no update ("" if there is one).
 
-    A scheduler that has set a rate above 0 is followed. One that begins at 0 says nothing of the first update that
-    moves anything: ``warmup`` does.
+    A rate above 0 that a scheduler has set is used. A schedule that begins at 0 does not show the rate of the first
+    update that moves anything: ``warmup`` does.
     """
     if optimizer is None:
         return 0.0, "no optimizer was given"
@@ -145,7 +145,7 @@ def first_rate(optimizer: torch.optim.Optimizer | None, warmup: int) -> tuple[fl
 
 
 class _Rows:
-    """A sink that keeps what it gets."""
+    """A sink that keeps its rows."""
 
     def __init__(self) -> None:
         self.tables: dict[str, Table] = {}
@@ -160,7 +160,7 @@ class _Rows:
     def close(self) -> None: ...
 
     def column(self, table: str, column: str, step: int = 0) -> Iterator[tuple[Any, float]]:
-        """(row, number) of all recorded cells."""
+        """Yield (row, number) of all recorded cells."""
         spec, cells = self.tables.get(table), self.rows.get(step, ({}, {}))[1].get(table)
         if spec is not None and cells is not None:
             for row, value, absent in zip(
@@ -214,7 +214,8 @@ def _check(loss: Any) -> None:
 def _shares(
     model: nn.Module, parameters: Parameters, optimizer: torch.optim.Optimizer | None
 ) -> Iterator[tuple[tuple[str, int, str], dict[str, float]]]:
-    """Counts each layer's gradient entries: all, those that are 0, and others below Adam's eps and below fp16."""
+    """Yield the counts of each layer's gradient entries: all, those that are 0, and others below Adam's eps and below
+    fp16."""
     eps = {p: group.get("eps") for group in (optimizer.param_groups if optimizer else ()) for p in group["params"]}
     counts: dict[tuple[str, int, str], dict[str, float]] = {}
     tensors = list(model.parameters())
@@ -249,7 +250,7 @@ def _shares(
 
 
 def _key(row: Any) -> tuple[str, int, str]:
-    """A layer; outside the layers, a row of its own."""
+    """Return the key of a layer; outside the layers, of the row itself."""
     return (row.stack, row.layer, "") if row.layer else (row.stack, 0, row.site)
 
 

@@ -1,4 +1,4 @@
-"""Verifies that watching changes nothing in a loop of yours: two runs that nobody watches, and one watched."""
+"""The proof that watching changes nothing in a user's loop: two unwatched runs and a watched one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Verdict = Literal["neutral", "not neutral", "not decidable here"]
 Make = Callable[[], tuple[Any, ...]]
 EXIT_CODES: Mapping[Verdict, int] = {"neutral": 0, "not neutral": 1, "not decidable here": 5}
 GIVES = "(model, update) or (model, update, a dict of watch's arguments)"
-OWN = ("out", "resume", "tracker")  # of watch(): what a verification says itself
+OWN = ("out", "resume", "tracker")  # options of watch() that a verification sets itself
 WORDS = {"value": "plain attribute", "optimizer": "entry of an optimizer", "random-state": "random state"}
 
 
@@ -35,10 +35,10 @@ WORDS = {"value": "plain attribute", "optimizer": "entry of an optimizer", "rand
 class Neutrality:
     """The result of :func:`verify_neutral`.
 
-    ``where``: the first difference, its update (from 1) and its tensor: between the watched run and the others ("not
-    neutral"), or between the two that nobody watched ("not decidable here"); "" for "neutral". ``compared``: how many
-    entries of each kind an update leaves. ``ended``: tables that ended in the watched run, and why. ``warned``: what
-    the watched run was told of its loop. ``left_out``: what was not compared, and why.
+    ``where``: the first difference, with its update (from 1) and its tensor; "" for "neutral". It lies between the
+    watched run and the others ("not neutral"), or between the two unwatched runs ("not decidable here"). ``compared``:
+    the number of entries of each kind after an update. ``ended``: tables that ended in the watched run, and why.
+    ``warned``: the warnings about the loop in the watched run. ``left_out``: entries that were not compared, and why.
     """
 
     verdict: Verdict
@@ -57,7 +57,7 @@ class Neutrality:
 
     @property
     def exit_code(self) -> int:
-        """0 neutral, 1 not neutral, 5 not decidable here: this machine does not repeat a run."""
+        """Return 0 for neutral, 1 for not neutral, 5 for not decidable here: this machine does not repeat a run."""
         return EXIT_CODES[self.verdict]
 
     def as_dict(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Neutrality:
 
 @dataclass
 class _Course:
-    """One run: the fingerprints after each update, and what was reached."""
+    """One run: the fingerprints after each update, the optimizers that stepped, and its end."""
 
     prints: list[Print] = field(default_factory=list)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
@@ -95,23 +95,23 @@ class _Course:
 
 
 def verify_neutral(make: Make, updates: int = 3, *, seed: int = 0, **watching: Any) -> Neutrality:
-    """Verifies that :func:`stabilitylab.watch` changes nothing in a loop: runs it twice unwatched and once watched.
+    """Verify that :func:`stabilitylab.watch` changes nothing in a loop: run it twice unwatched and once watched.
 
     ``make()`` returns a new model and a function that does one update: forward, backward, optimizer's step. The
-    function takes the watcher, of which it calls ``step(loss=loss)`` where a loop would; one without parameters is
-    watched at the optimizer's step. What the function returns is compared too, as a loss. A third entry that ``make``
-    may return is a dict of :func:`watch`'s arguments (``reference``, ``mask``, ``optimizer``, ...); ``watching`` are
-    such arguments as well. Left out, every row is recorded by all default probes, the first batch being the reference,
-    and the optimizers that the function refers to are given.
+    function takes the watcher and calls its ``step(loss=loss)`` where a loop would. A function without parameters is
+    watched at the optimizer's step. The function's result is compared too, as a loss. A third entry that ``make`` may
+    return is a dict of :func:`watch`'s arguments (``reference``, ``mask``, ``optimizer``, ...); ``watching`` are such
+    arguments as well. By default all default probes record every row, the first batch is the reference, and the
+    optimizers that the function refers to are given.
 
     Each run begins with ``seed`` in Python's, numpy's and torch's generators. After each update, and after the last
     reference pass, these are compared bit by bit: losses, parameters, buffers and attributes of modules, gradients,
     state and settings of every ``torch.optim.Optimizer`` that stepped, random states. The random states of the caller
-    are afterwards what they were.
+    are restored.
 
     Returns a :class:`Neutrality`: "neutral", "not neutral" with the first tensor and update that differ, or "not
-    decidable here" where the two unwatched runs differ. It holds for that model, loop, machine and number of updates.
-    Raises UsageError for a ``make`` that cannot serve, InputError where an unwatched update raises.
+    decidable here" if the two unwatched runs differ. It holds for that model, loop, machine and number of updates.
+    Raises UsageError for a wrong ``make``, InputError if an unwatched update raises.
 
     >>> def make():  # doctest: +SKIP
     ...     model = Net()
@@ -221,8 +221,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def _unsteady(one: _Course, other: _Course) -> set[str]:
-    """Plain attributes that differ between two runs that nobody watches, such as a time or a random name: these say
-    nothing of training, and are left out."""
+    """Return the plain attributes that differ between two unwatched runs, such as a time or a random name: they do not
+    concern training, and are not compared."""
     pairs = zip(one.prints, other.prints, strict=True)
     return {
         name for a, b in pairs for name in a.keys() | b.keys() if a.get(name) != b.get(name) and name[:6] == "value "
@@ -230,7 +230,7 @@ def _unsteady(one: _Course, other: _Course) -> set[str]:
 
 
 def _difference(one: _Course, other: _Course, left_out: set[str]) -> tuple[str, int, str] | None:
-    """The first difference in words, its update and its name."""
+    """Return the first difference in words, its update and its name."""
     for number, (a, b) in enumerate(zip(one.prints[:-1], other.prints[:-1], strict=False), start=1):
         if (name := _first(a, b, left_out)) is not None:
             return f"update {number}: {name} differs", number, name
@@ -261,7 +261,7 @@ def _plural(word: str, number: int) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The log of the watched run is not the user's: what matters of it stands in the result."""
+    """Silence the log of the watched run: its result holds everything that the user needs."""
     log = logging.getLogger("stabilitylab")
     level = log.level
     log.setLevel(logging.ERROR)

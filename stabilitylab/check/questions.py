@@ -25,15 +25,15 @@ NAMES = (
     *(start.LOSS, start.CHANGE, leaks.SAMPLE, leaks.FUTURE, shifts.NAME, units.NAME, wiring.DETACHED, wiring.SHARED),
     *(wiring.LEFT_OUT, evaluation.DROPOUT, evaluation.REPEATS),
 )
-SHARES = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4)  # of a rate that is too high, at which the output is looked at
+SHARES = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4)  # tried instead of a rate that is too high
 Loss = Callable[[nn.Module, Any], Tensor]
 
 
 class Questions:
-    """``twin``: the copy that is stepped, equal to ``model`` until then. ``classes``, ``causal``,
+    """The questions to ask. ``twin``: the copy that is stepped, equal to ``model`` until then. ``classes``, ``causal``,
     ``batch_first`` and ``skip`` are those of :func:`stabilitylab.preflight`.
 
-    A question that cannot be answered is not checked, and why is said; what it raised is such a reason.
+    A question that cannot be answered is "not checked", with the reason, such as the error that it raised.
     """
 
     def __init__(
@@ -58,23 +58,23 @@ class Questions:
         self._twin, self._model, self._batch, self._loss_fn = twin, model, batch, loss_fn
         self._classes, self._causal, self._batch_first, self._skip = classes, causal, batch_first, frozenset(skip)
         self._before: CrossEntropy | None = None
-        self._known = False  # whether the predictions before the update were looked at
+        self._known = False  # True once the predictions before the update are known
         self._found: dict[str, Check] = {}
 
     @property
     def checks(self) -> list[Check]:
-        """The answers in the order of ``NAMES``; what goes with one stands behind it."""
+        """Return the answers in the order of ``NAMES``; an answer that goes with another follows it."""
         order = {name: place for place, name in enumerate(NAMES)}
         return sorted(self._found.values(), key=lambda check: order.get(check.name, len(NAMES)))
 
     @property
     def nats(self) -> float:
-        """The mean cross-entropy before the update; 1 where there is none."""
+        """Return the mean cross-entropy before the update; 1 if there is none."""
         found = math.nan if self._before is None else float(self._before.losses().mean())
         return found if found > 0 else 1.0
 
     def before(self) -> None:
-        """Ask what concerns the model as it is given; the copy is afterwards what it was."""
+        """Ask the questions about the model before the update; the copy is restored."""
         self._ask((units.NAME,), lambda: [units.duplicated_units(self._twin)])
         self._ask((wiring.SHARED,), lambda: [wiring.shared_memory(self._model)])
         self._ask((start.LOSS,), self._at_start)
@@ -82,16 +82,17 @@ class Questions:
         self._ask((leaks.SAMPLE, leaks.FUTURE, shifts.NAME), self._dependences)
 
     def during(self, still: Mapping[str, bool], used: Collection[str], layers: Collection[str]) -> None:
-        """Ask what the loss reaches. ``still``: matrices without a gradient in two steps; ``used``: modules called."""
+        """Ask which matrices the loss reaches. ``still``: matrices without a gradient in two steps; ``used``: modules
+        called."""
         count = sum(own.requires_grad and own.dim() > 1 for own in self._twin.parameters())
         self._ask((wiring.DETACHED,), lambda: wiring.reached(still, used, layers, count))
 
     def held(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Ask what the optimizer holds, while gradients are there."""
+        """Ask which parameters the optimizer holds, while gradients exist."""
         self._ask((wiring.LEFT_OUT,), lambda: [wiring.left_out(self._twin, optimizer)])
 
     def after(self, rate: float, why_not: str) -> None:
-        """Ask what the update at ``rate`` changed, unless there was none (``why_not``)."""
+        """Ask how the update at ``rate`` changed the output, unless there was none (``why_not``)."""
         if why_not:
             self._ask((start.CHANGE,), lambda: [not_checked(start.CHANGE, why_not)])
         else:
@@ -137,7 +138,7 @@ class Questions:
         return start.output_change(self._before, self._now(), self._lower(rate))
 
     def _lower(self, rate: float) -> str:
-        """The rate at which the same update keeps to the bound."""
+        """Return the advice with the rate at which the same update keeps to the bound; "" if there is none."""
         limit = BOUNDS[start.CHANGE, "fail"].limit
         pairs = [
             (own, own.detach().clone(), old.detach().to(own.device))
@@ -159,7 +160,7 @@ class Questions:
         return self._trained().main
 
     def _trained(self) -> Seen:
-        """Look in training mode, as a step sees the model, with the same random numbers each time."""
+        """Run a pass in training mode, as in a step, with the same random numbers each time."""
         return self._look(0, training=True)
 
     def _look(self, seed: int, *, training: bool, inputs: bool = False) -> Seen:
@@ -172,8 +173,9 @@ class Questions:
 
 @contextmanager
 def as_it_was(model: nn.Module, training: bool) -> Iterator[None]:
-    """In training or eval mode; modes and state (parameters, buffers, attributes) are afterwards what they were,
-    whatever a forward writes there. Raises MemoryError where a tensor was written and memory had no room for a copy."""
+    """Set training or eval mode within this context; then restore modes and state (parameters, buffers, attributes),
+    whatever a forward pass writes there. Raises MemoryError if a tensor was written and memory had no room for a
+    copy."""
     modes = [(module, module.training) for module in model.modules()]
     snapshot = StateSnapshot(model)
     model.train(training)

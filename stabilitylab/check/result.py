@@ -1,4 +1,4 @@
-"""What a check found: a number a layer and quantity, what is beyond a bound, and the layer to look at first."""
+"""The result of a check: a number a layer and quantity, the broken bounds, and the layer to look at first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDS = 4  # layers at each end of a stack that a short table shows
 
 @dataclass(frozen=True)
 class OneLayer:
-    """A layer (``number`` from 1), or a module outside the layers (0, with its ``site``); NaN for what is not known."""
+    """A layer (``number`` from 1), or a module outside the layers (0, with its ``site``); unknown numbers are NaN."""
 
     stack: str
     number: int
@@ -44,7 +44,7 @@ class OneLayer:
 
 @dataclass(frozen=True)
 class Breach:
-    """A number beyond a bound: where, how much, in words, and why it matters."""
+    """A number beyond a bound: its place, its size in words, and the reason why it matters."""
 
     bound: str
     severity: Literal["fail", "warn"]
@@ -69,10 +69,10 @@ class Breach:
 
 @dataclass(frozen=True)
 class Check:
-    """One question about the whole model: what was measured, or why it was not, against which threshold.
+    """One question about the whole model: the measurement, or why there is none, and the threshold.
 
-    ``value``: the number that ``limit`` is about, NaN where there is none. ``threshold``: that limit in words.
-    ``remedy``: what to do, of a check that did not pass.
+    ``value``: the number that ``limit`` is about, NaN without one. ``threshold``: that limit in words. ``remedy``: the
+    advice of a check that did not pass.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Check:
 
     @property
     def breach(self) -> Breach | None:
-        """The check as a finding; None for one that passed or was not made."""
+        """Return the check as a finding; None for a check that passed or was not made."""
         if self.state not in ("warn", "fail"):
             return None
         severity: Literal["fail", "warn"] = "fail" if self.state == "fail" else "warn"
@@ -124,11 +124,11 @@ class Preflight:
 
     @property
     def suspect(self) -> Breach | None:
-        """What to look at first: the first failure, else the first warning."""
+        """Return the finding to look at first: the first failure, else the first warning."""
         return next(iter(self.findings), None)
 
     def frame(self) -> pd.DataFrame:
-        """One row a layer: stack_name, layer, site and the numbers."""
+        """Return one row a layer: stack_name, layer, site and the numbers."""
         from ..store.frame import Frame  # here, since pandas takes its time
 
         return Frame(self._rows()).rename(columns={"stack": "stack_name"})
@@ -152,7 +152,7 @@ class Preflight:
         return self.text()
 
     def text(self, every: bool = False) -> str:
-        """The table (all layers, or of a long stack its ends and those with a finding) and the findings."""
+        """Return the table (all layers, or the ends of a long stack and layers with a finding) and the findings."""
         known = [name for name in COLUMNS if any(math.isfinite(one[name]) for one in self.layers)]
         lines = [["layer", *(COLUMNS[name] for name in known)]]
         gap = False

@@ -1,4 +1,4 @@
-"""One pass of a loss, listened to: its cross-entropies, the model's output, and the inputs that have a gradient."""
+"""The record of one pass of a loss: its cross-entropies, the model's output, and the inputs that have a gradient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 AT_ONCE = 1 << 22  # logits that are copied in float64 at a time
-PREFERRED = ("logits", "prediction_logits", "lm_logits", "last_hidden_state", "sample")  # of what a model may return
+PREFERRED = ("logits", "prediction_logits", "lm_logits", "last_hidden_state", "sample")  # main outputs of models
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 SIGNATURES = {
     func: inspect.signature(func) for func in (*DROPOUTS, F.cross_entropy, F.nll_loss, F.multi_head_attention_forward)
@@ -26,7 +26,8 @@ SIGNATURES = {
 @dataclass(frozen=True)
 class CrossEntropy:
     """A call of ``cross_entropy`` or ``nll_loss``: ``logits`` (N, C), ``target`` (N,) of classes, or (N, C) of
-    probabilities; ``counted`` (N,): those that are not ignored. ``shape``: of the target as it was given."""
+    probabilities; ``counted`` (N,): True for targets that are not ignored. ``shape``: the original shape of the
+    target."""
 
     logits: Tensor
     target: Tensor
@@ -38,7 +39,7 @@ class CrossEntropy:
         return self.logits.shape[1]
 
     def losses(self) -> Tensor:
-        """The loss of each target that counts [nats], without weights or smoothing, float64."""
+        """Return the loss of each target that counts [nats], without weights or smoothing, float64."""
         if self.target.is_floating_point():
             parts = [F.cross_entropy(own.double(), goal.double(), reduction="none") for own, goal in self._parts()]
             return torch.cat(parts)[self.counted]
@@ -46,15 +47,16 @@ class CrossEntropy:
 
     @cached_property
     def log_sums(self) -> Tensor:
-        """log sum exp of the logits of each, float64."""
+        """Return log sum exp of the logits of each target, float64."""
         return torch.cat([own.double().logsumexp(dim=1) for own, _ in self._parts()])
 
     def picked(self, classes: Tensor) -> Tensor:
-        """The logit of one class of each, float64; where that is no class, of any."""
+        """Return the logit of one class of each target, float64; for a number that is no class, the logit of any
+        class."""
         return self.logits.gather(1, classes.clamp(0, self.classes - 1).long()[:, None])[:, 0].double()
 
     def rows(self) -> list[slice]:
-        """Parts of so few rows that all logits of them may be copied."""
+        """Return slices of so few rows that all logits of a slice may be copied."""
         step = max(1, AT_ONCE // self.classes)
         return [slice(at, at + step) for at in range(0, len(self.logits), step)]
 
@@ -64,10 +66,9 @@ class CrossEntropy:
 
 @dataclass
 class Seen:
-    """The record of a pass. ``output``: the main tensor that the model returned, None where it returned its loss alone
-    or was not called itself. ``tokens``: (indices, leaf) of each embedding whose indices come from the batch;
-    ``floats``: the leaves that took the place of the batch's own floating-point tensors. ``dropouts``: calls of dropout
-    that were active."""
+    """The record of a pass. ``output``: the main tensor that the model returned, None if it returned its loss alone or
+    was not called itself. ``tokens``: (indices, leaf) of each embedding whose indices come from the batch; ``floats``:
+    the leaves in place of the batch's own floating-point tensors. ``dropouts``: calls of dropout that were active."""
 
     loss: Tensor | None = None
     entropies: list[CrossEntropy] = field(default_factory=list)
@@ -78,7 +79,7 @@ class Seen:
 
     @property
     def main(self) -> CrossEntropy | None:
-        """The cross-entropy with most targets; the first of several."""
+        """Return the cross-entropy with most targets; the first of several."""
         return max(self.entropies, key=lambda own: int(own.counted.sum()), default=None)
 
     @property
@@ -87,7 +88,8 @@ class Seen:
 
 
 def look(model: nn.Module, batch: Any, loss_fn: Callable[[nn.Module, Any], Tensor], *, inputs: bool = False) -> Seen:
-    """``loss_fn(model, batch)``, as the model stands. ``inputs``: with gradients, and leaves in the place of inputs."""
+    """Run ``loss_fn(model, batch)`` on the model as it is, and record the pass. ``inputs``: with gradients, and leaves
+    in place of inputs."""
     seen = Seen()
     given = with_leaves(batch, seen.floats) if inputs else batch
     listener = _Listener(seen, list(tensors_of(batch)), inputs)
@@ -101,7 +103,7 @@ def look(model: nn.Module, batch: Any, loss_fn: Callable[[nn.Module, Any], Tenso
 
 
 class _Listener(TorchFunctionMode):
-    """Sees functions of torch as they are called, in Python and in its own modules."""
+    """Records functions of torch as they are called, in Python and in torch's own modules."""
 
     def __init__(self, seen: Seen, given: Sequence[Tensor], leaves: bool) -> None:
         super().__init__()
@@ -166,7 +168,7 @@ def _bound(func: Any, args: Any, kwargs: Any) -> Mapping[str, Any]:
 
 
 def _is_of(index: Tensor, own: Tensor) -> bool:
-    """True where indices are a tensor of the batch, or one moved by a place, as a decoder's inputs are."""
+    """True if indices are a tensor of the batch, or one moved by a place, as a decoder's inputs are."""
     if index.shape == own.shape and torch.equal(index, own.to(index)):
         return True
     if index.dim() < 2 or index.shape[:1] != own.shape[:1]:
@@ -179,7 +181,7 @@ def _is_of(index: Tensor, own: Tensor) -> bool:
 
 
 def main_tensor(output: Any) -> Tensor | None:
-    """The tensor that a model's output is about: itself, its ``logits``, or the first that is no loss."""
+    """Return the main tensor of a model's output: itself, its ``logits``, or the first that is no loss."""
     if isinstance(output, Tensor):
         return output if _is_main(output) else None
     if isinstance(output, Mapping):
@@ -198,7 +200,7 @@ def _is_main(value: Any) -> bool:
 
 
 def tensors_of(batch: Any) -> Iterator[Tensor]:
-    """Every tensor of a batch: in mappings, sequences, data classes and plain objects."""
+    """Yield every tensor of a batch: in mappings, sequences, data classes and plain objects."""
     if isinstance(batch, Tensor):
         yield batch
         return
@@ -207,8 +209,8 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
 
 
 def with_leaves(batch: Any, leaves: list[Tensor]) -> Any:
-    """A copy of a batch whose floating-point tensors of two dimensions or more require a gradient, and are added to
-    ``leaves``; what is no mapping, sequence or object with attributes stays as it is."""
+    """Return a copy of a batch whose floating-point tensors of two dimensions or more require a gradient, and are added
+    to ``leaves``. An entry that is no mapping, sequence or object with attributes is not copied."""
     if isinstance(batch, Tensor):
         if not batch.is_floating_point() or batch.dim() < 2:
             return batch

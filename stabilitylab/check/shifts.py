@@ -1,4 +1,4 @@
-"""The shift of the labels: each is the token after its place, as in language models, or another one."""
+"""The shift of the labels: a label is the token after its place, as in language models, or another token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHIFTS = (-1, 0, 1)
 OFFSETS = (-1, 0, 1, 2)  # places after a label's own, at which its token is looked for
 PLACES = {-1: "the previous tokens", 0: "the input's own tokens", 2: "the tokens after the next ones"}
 ALIKE = 0.95  # share of the labels from which on they are the tokens of an offset
-FEW = 0.2  # share of the labels up to which a tied embedding, which names its own token, decides no loss
+FEW = 0.2  # up to this share of labels, a tied embedding, which predicts its own token, does not decide a loss
 FEWEST = 8  # labels
 LOWER = 0.5  # nats that a loss at another shift must be lower
 ERRORS = 4.0  # standard errors of that difference
@@ -28,7 +28,7 @@ ERRORS = 4.0  # standard errors of that difference
 
 @dataclass(frozen=True)
 class Lined:
-    """Labels in their places. ``labels``, ``counted``: (B, L), ``at``: which prediction stands there, -1 for none;
+    """Labels in their places. ``labels``, ``counted``: (B, L), ``at``: the number of the prediction there, -1 for none;
     ``turned``: the model's own tensors are (L, B)."""
 
     call: CrossEntropy
@@ -42,8 +42,8 @@ class Lined:
         return Lined(self.call, self.labels.T, self.counted.T, self.at.T, not self.turned)
 
     def losses(self) -> dict[int, tuple[float, float]]:
-        """By shift of the labels, where both count: the mean [nats], and the standard error of its difference from that
-        at 0."""
+        """Return, by shift of the labels, over places where both count: the mean loss [nats], and the standard error of
+        its difference to the loss at shift 0."""
         return {shift: self._loss(shift) for shift in SHIFTS}
 
     def _loss(self, shift: int) -> tuple[float, float]:
@@ -65,7 +65,7 @@ class Lined:
 
 
 def lined(seen: Seen, batch: Any) -> Lined | str:
-    """The labels of the main cross-entropy in their places, or why these are not known."""
+    """Return the labels of the main cross-entropy in their places, or the reason why these are unknown."""
     call = seen.main
     if call is None:
         return NONE
@@ -89,7 +89,7 @@ def _best(seen: Seen, own: Lined) -> float:
 
 
 def _placed(call: CrossEntropy, seen: Seen, batch: Any) -> tuple[int, int, Tensor] | None:
-    """(Samples, places, index of each target among them)."""
+    """Return (samples, places, index of each target among them); None if unknown."""
     count = len(call.target)
     everything = torch.arange(count, device=call.target.device)
     if len(call.shape) == 2 and call.shape[1] > 1:
@@ -109,7 +109,8 @@ def _placed(call: CrossEntropy, seen: Seen, batch: Any) -> tuple[int, int, Tenso
 
 
 def _selected(target: Tensor, given: Sequence[Tensor]) -> tuple[int, int, Tensor] | None:
-    """Targets that a mask of the batch has taken out of labels of the batch."""
+    """Return the places of targets that a mask of the batch has selected from labels of the batch; None if there is no
+    such mask."""
     masks = [own.to(target.device) > 0 for own in given if set(own.unique().tolist()) <= {0, 1}]
     for labels in given:
         if labels.is_floating_point() or labels.dtype is torch.bool:
@@ -125,7 +126,8 @@ def _selected(target: Tensor, given: Sequence[Tensor]) -> tuple[int, int, Tensor
 
 
 def offsets(own: Lined, index: Tensor) -> dict[int, float]:
-    """The share of the labels that are the token so many places after their own, of indices (B, T)."""
+    """Return the share of the labels that equal the token so many places after their own, by offset, for indices (B,
+    T)."""
     index = index.to(own.labels.device)
     index = index.T if own.turned and index.dim() == 2 else index
     if index.dim() != 2 or len(index) != len(own.labels) or abs(index.shape[1] - own.labels.shape[1]) > 1:
@@ -143,14 +145,16 @@ def offsets(own: Lined, index: Tensor) -> dict[int, float]:
 
 
 def _without_ends(counted: Tensor) -> Tensor:
-    """Labels that count, less the last of each row that has three or more: an end of sentence is in no input."""
+    """Return ``counted`` without the last label of each row that has three or more: an end of sentence is in no
+    input."""
     places = torch.arange(counted.shape[1], device=counted.device)
     last = torch.where(counted, places, -1).max(dim=1, keepdim=True).values
     return counted & ((places != last) | (counted.sum(dim=1, keepdim=True) < 3))
 
 
 def batch_first(seen: Seen, own: Lined | str) -> bool | None:
-    """Tell by labels that are tokens of other places whether samples lie along the first dimension; else None."""
+    """True if samples lie along the first dimension, as labels that are tokens of other places show; None if they do
+    not."""
     if isinstance(own, str):
         return None
     moved = (share for index, _ in seen.tokens for offset, share in offsets(own, index).items() if offset)
@@ -158,17 +162,17 @@ def batch_first(seen: Seen, own: Lined | str) -> bool | None:
 
 
 def next_of(seen: Seen, own: Lined | str) -> list[Tensor]:
-    """The leaves whose next token is the label."""
+    """Return the leaves whose next token is the label."""
     if isinstance(own, str):
         return []
     return [leaf for index, leaf in seen.tokens if offsets(own, index).get(1, 0.0) >= ALIKE]
 
 
 def label_shift(seen: Seen, own: Lined | str, causal: bool | None) -> Check:
-    """The offset at which labels are tokens of the input, and the losses at shifts -1, 0 and +1 of the labels.
+    """Check the offset at which labels are tokens of the input, and the losses at shifts -1, 0 and +1 of the labels.
 
-    Of a model that was trained the losses decide too: the lowest must be that at 0, labels that stand in the input
-    aside (a tied embedding names its own token before any training).
+    In a trained model the losses decide too: the lowest must be that at 0, except for labels that are in the input (a
+    tied embedding predicts its own token before any training).
     """
     if isinstance(own, str):
         return not_checked(NAME, own)

@@ -16,8 +16,11 @@ KNOWS = 0.9  # share of ln(classes) below which a model has been trained, or its
 
 
 def loss_at_start(seen: Seen, classes: int | None = None) -> Check:
-    """The cross-entropy of the model as it is given against that of a uniform guess, ln(classes): of several the one
-    that is furthest above. ``classes``: of a loss that is computed without torch's cross-entropy."""
+    """Check the cross-entropy of the model before the update against that of a uniform guess, ln(classes).
+
+    Of several cross-entropies, the one that is furthest above counts. ``classes``: the number of classes of a loss that
+    is computed without torch's cross-entropy.
+    """
     own = [(float(call.losses().mean()), call.classes, call) for call in seen.entropies if call.classes > 1]
     if not own and classes is not None and seen.loss is not None:
         loss = float(seen.loss.detach())
@@ -41,8 +44,8 @@ def _remedy(spread: float) -> str:
 
 
 def output_change(before: CrossEntropy | None, after: CrossEntropy | None, lower: str = "") -> Check:
-    """KL(before || after) of the predicted distributions, mean over predictions that count; ``lower``: the rate at
-    which it would be within its bound."""
+    """Check KL(before || after) of the predicted distributions, mean over predictions that count; ``lower``: the advice
+    with the rate at which it would be within its bound."""
     if before is None:
         return not_checked(CHANGE, f"{NONE}, so that no classes are predicted")
     found = divergence(before, after)
@@ -52,7 +55,8 @@ def output_change(before: CrossEntropy | None, after: CrossEntropy | None, lower
 
 
 def divergence(before: CrossEntropy, after: CrossEntropy | None) -> float:
-    """Return KL(before || after) [nats], the mean over predictions that count; NaN where they are of others."""
+    """Return KL(before || after) [nats], the mean over predictions that count; NaN if the shapes of the predictions
+    differ."""
     if after is None or before.logits.shape != after.logits.shape:
         return math.nan
     each = []

@@ -14,12 +14,12 @@ from .result import Check
 NAME = "duplicated units"
 SAME = 1 - 1e-6  # |cosine| from which two units are one
 NARROWEST = 8  # entries of a unit: fewer are alike by chance
-AT_ONCE = 2048  # units of a matrix that are all compared with each other; of more, those next to each other in order
+AT_ONCE = 2048  # up to so many units of a matrix are all compared; of more units, only neighbours in order
 
 
 def duplicated_units(model: nn.Module) -> Check:
-    """The largest share of a matrix's units that have a copy, over all trainable weights; a convolution's kernels are
-    flat rows, and embeddings have rows alone."""
+    """Check the largest share of a matrix's units that have a copy, over all trainable weights. A convolution's kernels
+    are flat rows; an embedding has only rows."""
     worst, share, largest, count = "", 0.0, 0.0, 0
     for name, matrix in _units(model):
         count += 1
@@ -36,12 +36,12 @@ def duplicated_units(model: nn.Module) -> Check:
 
 
 def _units(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(Name, units as rows) of each weight, by rows and by columns."""
+    """Yield (name, units as rows) of each weight, by rows and by columns."""
     modules = modules_of(model)
     for name, parameter in parameters_of(model).items():
         home, _, own = name.rpartition(".")
         module = modules.get(home)
-        gains = "Norm" in type(module).__name__  # which start as ones
+        gains = "Norm" in type(module).__name__  # gains start as ones
         if "weight" not in own or gains or parameter.dim() < 2 or not parameter.requires_grad:
             continue
         if hasattr(parameter, "placements"):
@@ -57,7 +57,7 @@ def _units(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _alike(units: Tensor) -> tuple[float, float]:
-    """(Largest |cosine| of two units, share of those that are not 0 that have a copy)."""
+    """Return (largest |cosine| of two units, share of units with a copy among those that are not 0)."""
     units = units.double() if units.device.type == "cpu" else units.float()
     sizes = units.norm(dim=1)
     units = units[(sizes > 0) & sizes.isfinite()]
@@ -72,7 +72,8 @@ def _alike(units: Tensor) -> tuple[float, float]:
 
 
 def _in_order(units: Tensor) -> tuple[float, float]:
-    """The same for many units: copies have one projection onto any direction, so they are neighbours in its order."""
+    """Return the same for many units: copies have one projection onto any direction, so they are neighbours in its
+    order."""
     draw = torch.Generator().manual_seed(0)
     direction = torch.randn(units.shape[1], generator=draw, dtype=units.dtype).to(units.device)
     place = (units @ direction).abs().argsort()

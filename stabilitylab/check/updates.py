@@ -1,4 +1,4 @@
-"""An update function of the user: its argument in place of a watcher, and the optimizers that it moves."""
+"""The user's update function: its argument in place of a watcher, and the optimizers that it steps."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Steps:
         self.losses: list[Any] = []
 
     def step(self, loss: Any = None, **metrics: Any) -> Mapping[str, float | None]:
-        """Ends a row of the watched run; in the others it does nothing."""
+        """End a row of the watched run; do nothing in the other runs."""
         self.count += 1
         self.losses.append(loss)
         return {} if self.watcher is None else self.watcher.step(loss=loss, **metrics)
 
     def note(self, **metrics: Any) -> None:
-        """Adds metrics to the row of the watched run."""
+        """Add metrics to the row of the watched run."""
         if self.watcher is not None:
             self.watcher.note(**metrics)
 
@@ -97,7 +97,7 @@ def takes_watcher(update: Callable[..., Any]) -> bool:
 
 
 def optimizers_of(update: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """The optimizers of the model's parameters that the function refers to."""
+    """Return the optimizers of the model's parameters that the function refers to."""
     own = {id(parameter) for parameter in model.parameters()}
     found = [each for each in _reached(update) if isinstance(each, torch.optim.Optimizer)]
     return [
@@ -109,7 +109,8 @@ def optimizers_of(update: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def _reached(update: Any) -> Iterator[Any]:
-    """Yield what a function holds: closure, defaults, bound object, arguments of a partial; one list or dict deep."""
+    """Yield the objects that a function holds: closure, defaults, bound object, arguments of a partial; one list or
+    dict deep."""
     if isinstance(update, functools.partial):
         yield from _with_entries([*update.args, *update.keywords.values()])
         yield from _reached(update.func)

@@ -19,7 +19,7 @@ LEFT_OUT = "not in the optimizer"
 
 
 class _Memory(NamedTuple):
-    """The memory that a parameter lies in: its first byte, and the one behind its last."""
+    """The memory of a parameter: its first byte, and the byte after its last."""
 
     first: int
     last: int
@@ -29,8 +29,8 @@ class _Memory(NamedTuple):
 
 @contextmanager
 def used_modules(model: nn.Module) -> Iterator[set[str]]:
-    """The full names of the modules that are called meanwhile with anything in it: an expert without tokens is not
-    used."""
+    """Yield the full names of the modules that are called with data within this context: an expert without tokens is
+    not used."""
     used: set[str] = set()
 
     def hook(name: str) -> Any:
@@ -50,8 +50,8 @@ def used_modules(model: nn.Module) -> Iterator[set[str]]:
 
 
 def without_gradient(model: nn.Module) -> dict[str, bool]:
-    """The trainable matrices that have no gradient but zeros: name -> True if the gradient is missing altogether: the
-    loss does not depend on the matrix."""
+    """Return the trainable matrices without a gradient other than zeros: name -> True if there is no gradient at all,
+    since the loss does not depend on the matrix."""
     return {
         name: parameter.grad is None
         for name, parameter in parameters_of(model).items()
@@ -65,8 +65,9 @@ def _has_gradient(parameter: Tensor) -> bool:
 
 
 def reached(still: Mapping[str, bool], used: Collection[str], layers: Collection[str], count: int) -> Iterator[Check]:
-    """``still``: matrices without a gradient, in the first step and after it, as :func:`without_gradient` has them;
-    ``layers``: names of the modules that are layers; ``count``: of all matrices."""
+    """Check which matrices the loss reaches. ``still``: matrices without a gradient, in the first step and after it, as
+    :func:`without_gradient` returns them; ``layers``: names of the modules that are layers; ``count``: number of
+    matrices."""
     found: dict[str, list[str]] = {DETACHED: [], UNUSED: [], ZERO: []}
     for name, missing in sorted(still.items()):
         home = name.rpartition(".")[0]
@@ -79,7 +80,7 @@ def reached(still: Mapping[str, bool], used: Collection[str], layers: Collection
 
 
 def shared_memory(model: nn.Module) -> Check:
-    """Parameters that are tied by their memory, not by being one."""
+    """Check that no two parameters share memory without being one parameter."""
     spans: dict[Any, list[_Memory]] = {}
     count = 0
     for name, parameter in parameters_of(model).items():
@@ -99,8 +100,8 @@ def shared_memory(model: nn.Module) -> Check:
 
 
 def _overlapping(spans: Sequence[_Memory]) -> Iterator[tuple[str, str]]:
-    """The names of each two that share memory, of spans in order."""
-    reaching: list[_Memory] = []  # those that reach to the next one
+    """Yield the names of each two spans that share memory; ``spans`` are in order."""
+    reaching: list[_Memory] = []  # the spans that reach the next one
     for span in spans:
         reaching = [one for one in reaching if span.first < one.last]
         yield from ((one.name, span.name) for one in reaching if _meet(one, span))
@@ -108,7 +109,7 @@ def _overlapping(spans: Sequence[_Memory]) -> Iterator[tuple[str, str]]:
 
 
 def _meet(one: _Memory, other: _Memory) -> bool:
-    """Return True if a byte belongs to both: columns of one matrix lie between each other, and share none."""
+    """True if a byte belongs to both. Columns of one matrix lie between each other, and share none."""
     if one.parameter.is_contiguous() and other.parameter.is_contiguous():
         return True
     marks = torch.zeros(max(one.last, other.last) - one.first, dtype=torch.bool)
@@ -118,14 +119,14 @@ def _meet(one: _Memory, other: _Memory) -> bool:
 
 
 def _bytes(marks: Tensor, parameter: Tensor, first: int) -> Tensor:
-    """The marks of a parameter's bytes, of which the first has this number."""
+    """Return the marks of a parameter's bytes; ``first`` is the number of its first byte."""
     size = parameter.element_size()
     dims = [(n, stride * size) for n, stride in zip(parameter.shape, parameter.stride(), strict=True) if stride]
     return marks.as_strided([*(n for n, _ in dims), size], [*(stride for _, stride in dims), 1], first)
 
 
 def left_out(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Check:
-    """Trainable parameters with a gradient that are in no group."""
+    """Check that each trainable parameter with a gradient is in a group of the optimizer."""
     if optimizer is None:
         return not_checked(LEFT_OUT, "no optimizer was given")
     held = {parameter for group in optimizer.param_groups for parameter in group["params"]}

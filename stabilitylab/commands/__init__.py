@@ -1,4 +1,4 @@
-"""The subcommands of ``stabilitylab``, one a file; heavy imports wait until one runs."""
+"""The subcommands of ``stabilitylab``, one a file; heavy imports wait until a subcommand runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: a function that typer reads, its place in ``--help``, whether its own help has the exit codes."""
+    """A subcommand: a function that typer reads, its position in ``--help``, and True if its own help has the exit
+    codes."""
 
     name: str
     function: Callable[..., Any]
@@ -28,7 +29,8 @@ class Command:
 
     @property
     def help(self) -> str:
-        """The function's docstring, a paragraph a line for the terminal to wrap; one with indented lines as it is."""
+        """Return the function's docstring, a paragraph a line for the terminal to wrap; a paragraph with indented lines
+        is unchanged."""
         paragraphs = inspect.cleandoc(self.function.__doc__ or "").split("\n\n")
         return "\n\n".join(one if "\n " in one else one.replace("\n", " ") for one in paragraphs)
 
@@ -37,7 +39,7 @@ COMMANDS: Registry[Command] = Registry("command", Room("stabilitylab.commands", 
 
 
 def command(name: str, *, rank: int = 1000, exit_codes: bool = False) -> Callable[[F], F]:
-    """Registers a function as ``stabilitylab NAME``: its parameters are the options, its docstring the help."""
+    """Register a function as ``stabilitylab NAME``: its parameters are the options, its docstring the help."""
 
     def decorate(function: F) -> F:
         entry = Command(name, function, rank, exit_codes)

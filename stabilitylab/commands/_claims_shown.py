@@ -1,4 +1,4 @@
-"""How the ledger of claims, and the power of planned runs, read in a terminal of any width."""
+"""The ledger of claims, and the power of planned runs, on a terminal of any width."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MARKS = {
     "inconclusive": "yellow",
     "not testable": "dim",
 }
-PIPED = 120  # columns where there is no terminal
+PIPED = 120  # columns without a terminal
 
 
 def _console() -> Console:
@@ -32,7 +32,8 @@ def _console() -> Console:
 
 
 def show(findings: Sequence[Finding], registered: Sequence[Finding]) -> None:
-    """The ledger, a claim's first effect before those that describe; ``registered``: all claims that were judged."""
+    """Print the ledger, a claim's first effect before the descriptive ones; ``registered``: all claims that were
+    judged."""
     from ..reports.headline import tallies
 
     console = _console()
@@ -78,7 +79,7 @@ def _body(finding: Finding) -> Iterable[Text]:
 
 
 def _number(effect: dict[str, Any]) -> str:
-    """``ratio 0.59 [0.39, 0.9], n = 3``."""
+    """Return a number with its interval, such as ``ratio 0.59 [0.39, 0.9], n = 3``."""
     if math.isnan(effect["mean"]):
         return f"{effect['effect']}: not measured"
     between = "" if math.isnan(effect["low"]) else f" [{effect['low']:.3g}, {effect['high']:.3g}]"
@@ -101,7 +102,8 @@ def _other_conditions(effect: dict[str, Any], first: dict[str, Any]) -> str:
 
 
 def show_power(found: Sequence[Power]) -> None:
-    """A line a claim: planned seeds, expected half-width, probability of any verdict, and what cannot be."""
+    """Print a line a claim: planned seeds, expected half-width, probability of any verdict, and verdicts out of
+    reach."""
     console = _console()
     table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
     for column in ("claim", "n", "pilot", "half-width", "P(verdict)", "P(R)"):

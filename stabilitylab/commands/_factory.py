@@ -1,4 +1,4 @@
-"""A function of the user's, named as PACKAGE.MODULE:FACTORY, and what it returns."""
+"""The user's function, named as PACKAGE.MODULE:FACTORY, and the model that it returns."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ GIVES = "(model, batch, loss_fn) or (model, batch, loss_fn, optimizer), or a dic
 def made_by(
     factory: str, command: str, takes: str, arguments: Collection[str], others: Collection[str]
 ) -> Mapping[str, Any]:
-    """Calls ``factory`` for a command; a tuple of three or four becomes a dict. ``arguments`` of ``takes``: what it may
-    hold; ``others``: what is left out, since one function serves several commands."""
+    """Call ``factory`` for a command; a tuple of three or four becomes a dict. ``arguments`` of ``takes``: the allowed
+    keys; ``others``: keys that are left out, since one function serves several commands."""
     function = named(factory, command)
     try:
         given = function()
@@ -37,7 +37,8 @@ def made_by(
 
 
 def named(factory: str, command: str) -> Callable[[], Any]:
-    """Imports the function that a command is given as PACKAGE.MODULE:FACTORY."""
+    """Import the function that a command is given as PACKAGE.MODULE:FACTORY. Raises UsageError for a wrong name,
+    InputError if the module cannot be imported."""
     name, colon, attribute = factory.partition(":")
     if not (name and colon and attribute):
         raise UsageError(f"{factory!r} must be PACKAGE.MODULE:FACTORY, such as mymodels.small:ready.")

@@ -1,4 +1,4 @@
-"""What ``forecast`` and ``recommend`` share: from options to what is measured, and from forecasts to lines."""
+"""The common part of ``forecast`` and ``recommend``: from options to candidates, and from forecasts to lines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SET = typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting, as f
 def flags(
     preset: str | None, stack: str | None, data: str | None, valid: str | None, lr: float | None, warmup: int | None
 ) -> dict[str, Any]:
-    """Options as a configuration has them; what was not given is None."""
+    """Return options in the sections of a configuration; an option that was not given is None."""
     return {
         "preset": preset,
         "model": {"stack": stack},
@@ -41,7 +41,7 @@ def flags(
 
 
 def chosen(archs: str) -> list[str]:
-    """Names of architectures; [] means all."""
+    """Return names of architectures; [] means all."""
     names = [name.strip() for name in archs.split(",") if name.strip()]
     if not names:
         raise UsageError("--arch names no architecture: give all, or names with commas between them.")
@@ -49,7 +49,7 @@ def chosen(archs: str) -> list[str]:
 
 
 def settings(given: Mapping[str, Any], config: Path | None, set_: Sequence[str]) -> dict[str, Any]:
-    """File < flags < ``--set``; a flag that was not given is None."""
+    """Merge file < flags < ``--set``; a flag that was not given is None."""
     from ..config import merge, parse_set, read_config_file
 
     trimmed = {k: {n: v for n, v in s.items() if v is not None} if isinstance(s, dict) else s for k, s in given.items()}
@@ -60,7 +60,7 @@ def settings(given: Mapping[str, Any], config: Path | None, set_: Sequence[str])
 def of_archs(
     depth: int, d_model: int | None, archs: Sequence[str], given: Mapping[str, Any], quiet: bool
 ) -> Iterator[Forecast]:
-    """One forecast after the other, each as soon as it is measured; what it will take is said first."""
+    """Yield one forecast after the other, each as soon as it is measured; the expected cost is printed first."""
     from .. import forecast as room
     from ..data import load_data
     from ..train.environment import prepare_process, resolve_device
@@ -81,7 +81,7 @@ def of_archs(
 
 
 def before(candidate: Candidate, warmup: int) -> list[str]:
-    """What is known not to be forecast before minutes are spent on it."""
+    """Return a note if it is known before any measurement that nothing will be forecast; else []."""
     from .. import forecast as room
 
     fit = room.fitted()
@@ -92,7 +92,7 @@ def before(candidate: Candidate, warmup: int) -> list[str]:
 
 
 def lines(one: Forecast) -> list[str]:
-    """A forecast for a terminal."""
+    """Return a forecast as lines for a terminal."""
     from ..forecast.telling import warm_name
 
     own = one.measured
@@ -110,7 +110,7 @@ def lines(one: Forecast) -> list[str]:
     found += [f"  since {reason}" for reason in one.why_not if one.seen is None]
     rates = {name: f"{rate.value:.2g} [{rate.low:.2g}, {rate.high:.2g}]" for name, rate in one.critical.items()}
     rates = {name: rate for name, rate in rates.items() if name not in one.known}
-    if len(rates) > 1 and len({*rates.values()}) == 1:  # the fit takes no notice of it
+    if len(rates) > 1 and len({*rates.values()}) == 1:  # the fit does not use the warm-up
         rates = {f"{' and with '.join(rates)}, which it does not tell apart": next(iter(rates.values()))}
     found += [f"  critical rate with {name}: {rate}" for name, rate in rates.items()]
     found += [f"  {line}" for line in own.evidence]
@@ -119,7 +119,7 @@ def lines(one: Forecast) -> list[str]:
 
 
 def about(fit: Fitted | None, told: Sequence[Forecast]) -> str:
-    """What the forecasts among these are worth; "" where there are none."""
+    """Return the quality of these forecasts in a sentence; "" if there is no forecast among them."""
     if fit is None:
         return "No fit is stored, so that nothing is forecast: what stands above is measured (docs/forecast.md)."
     if all(one.fails is None or one.seen is not None for one in told):

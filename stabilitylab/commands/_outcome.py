@@ -1,4 +1,4 @@
-"""What ``probe`` says of a run that has ended: one JSON object, or a table and a sentence."""
+"""The output of ``probe`` about a run that has ended: one JSON object, or a table and a sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def print_json(run: Run, state: str, step: int, verdict: Mapping[str, Any] | None) -> None:
-    """What ``--json`` says of a run."""
+    """Print the result of a run as ``--json`` shows it."""
     from ..store.layout import plain
     from ..terminal import summary
 
@@ -58,7 +58,7 @@ def print_summary(run: Any, result: Result) -> None:
 
 
 def _speed(run: Run) -> str:
-    """Real target tokens a second, and how much of what was computed was none; "" where nothing was trained."""
+    """Return the real target tokens a second, and the share of padding; "" if nothing was trained."""
     if "tokens_per_second" not in run.metrics or not len(rates := run.metrics["tokens_per_second"].dropna()):
         return ""
     share = run.manifest.get("padding", run.manifest.get("data", {}).get("padding", 0.0))
@@ -66,5 +66,5 @@ def _speed(run: Run) -> str:
 
 
 def _on(verdict: Verdict) -> str:
-    """What the gap was measured on."""
+    """Name the text on which the gap was measured."""
     return f"{verdict.sentences} validation sentences" if verdict.sentences else "the held-out batch"

@@ -1,4 +1,4 @@
-"""``sweep --choose-rate``: the rate of every configuration of a grid, searched on the schedule that is run."""
+"""``sweep --choose-rate``: a search of the rate of every configuration of a grid, on the schedule of its run."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _without_seed(point: Experiment) -> Experiment:
 
 
 def _runner(workers: int, quiet: bool) -> Any:
-    """Return what runs jobs with the sweep's display."""
+    """Return a function that runs jobs with the sweep's display."""
 
     def run(jobs: Sequence[Job]) -> Outcome:
         from .. import sweep as sweeping
@@ -104,7 +104,7 @@ def _runner(workers: int, quiet: bool) -> Any:
 
 
 def _show(name: str, choice: Choice) -> None:
-    """Print the losses of a search by rate, the chosen rate marked, and what is unsure."""
+    """Print the losses of a search by rate, with the chosen rate marked, and notes about doubts."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", title_justify="left")
     for column in ("rate", "updates", "seeds", "loss [nats/token]", "source worth", "eligible", ""):
         table.add_column(column, justify="left" if column in ("", "rate") else "right")

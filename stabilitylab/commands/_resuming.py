@@ -1,4 +1,4 @@
-"""``probe --resume auto``: whether a run is to be started, to be continued, or has ended already."""
+"""``probe --resume auto``: start the run, continue it, or report that it has ended."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from ..sweep import Job, examine, make_way
 
 
 def found(config: Config, out: Path, name: str | None) -> Job:
-    """The run of that name, or of the automatic one, as it stands; what cannot be continued has been moved aside.
+    """Return the run of that name, or of the automatic name, with its state. A run that cannot be continued has been
+    moved aside.
 
-    Raises UsageError where its directory holds another configuration, or where another process writes it.
+    Raises UsageError if its directory holds another configuration, or if another process writes it.
     """
     from .. import train
     from ..probes.parameters.ranks import from_first_rank, on_first_rank
@@ -35,7 +36,7 @@ def found(config: Config, out: Path, name: str | None) -> Job:
 
 
 def say_ended(path: Path, fail: bool, as_json: bool, quiet: bool) -> int:
-    """Of a run that had ended before: its path, and that nothing was done; returns the exit code."""
+    """Print the path of a run that had ended before, and that nothing was done; return the exit code."""
     from ..probes.parameters.ranks import is_first_rank
     from ._outcome import print_json
 

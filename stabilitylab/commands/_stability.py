@@ -34,7 +34,7 @@ def planned(
     out: Path,
     ledger: Ledger | None = None,
 ) -> list[Job]:
-    """The jobs of the table as it was asked for; what no scheme defines is left out with one sentence on stderr."""
+    """Return the jobs of the requested table. Runs that no scheme defines are left out, with one sentence on stderr."""
     from .. import sweep as sweeping
 
     if steps is not None:
@@ -49,7 +49,7 @@ def planned(
 
 
 def seeds_of(text: str | None, *, counted: bool = False) -> list[int] | None:
-    """``3..5`` and ``3,4`` as seeds; a bare ``3`` is seed 3, or, ``counted``, the three from 3 on."""
+    """Return ``3..5`` and ``3,4`` as seeds; a bare ``3`` is seed 3, or, ``counted``, the three seeds from 3 on."""
     if text is None:
         return None
     first, dots, last = text.partition("..")
@@ -73,7 +73,8 @@ def _depths(text: str | None) -> list[int]:
 
 
 def minutes(jobs: Sequence[Job]) -> int:
-    """Core-minutes of these runs at the width of tiny: those of the default table, by layers times updates."""
+    """Return the core-minutes of these runs at the width of tiny: those of the default table, scaled by layers times
+    updates."""
 
     def work(runs: Sequence) -> int:
         return sum(run.config.model.depth * run.config.train.steps for run in runs)
@@ -83,7 +84,7 @@ def minutes(jobs: Sequence[Job]) -> int:
 
 
 def show(jobs: Sequence[Job]) -> None:
-    """The table of those jobs that have ended here, on stdout."""
+    """Print the table of the jobs that have ended here, on stdout."""
     from ..reports.collection import Record, Runs
     from ..reports.stability import stability_table, wide
     from ..store import Run

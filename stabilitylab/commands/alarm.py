@@ -1,4 +1,4 @@
-"""``alarm``: what the alarm says of a run, ended or going on."""
+"""``alarm``: the alerts on a run that has ended or goes on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def silence(ear: Alarm) -> str:
-    """What no alarm means: by which rules, in how many rows, and what was not listened to."""
+    """Say what an absence of alarms means: the rules, the number of rows, and the tables that were not recorded."""
     from ..alarm.past import LEAST
 
     early = min(LEAST, ear.rows)

@@ -1,4 +1,4 @@
-"""``check``: before you train, on a model of your own."""
+"""``check``: a check of the user's own model before training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``claims``: the ledger, with a verdict of the runs at hand on each published claim."""
+"""``claims``: the ledger, with a verdict from the runs at hand on each published claim."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def claims(
     data: Annotated[str | None, typer.Option(help="Data of --fast, as for 'probe'.", show_default="synthetic")] = None,
     only: Annotated[list[str] | None, typer.Option("--claim", help="Only this claim, such as C20; repeatable.")] = None,
     power: Annotated[
-        bool, typer.Option("--power", help="Before runs are made: which claims the seeds of their sweeps can decide.")
+        bool, typer.Option("--power", help="Before runs are made, show which claims their seeds can decide.")
     ] = False,
     pilot: Annotated[
-        Path | None, typer.Option(help="Of --power: a claims.csv whose numbers give the spread, in place of runs.")
+        Path | None, typer.Option(help="With --power: a claims.csv whose numbers give the spread, in place of runs.")
     ] = None,
     as_json: Annotated[bool, JSON] = False,
     quiet: Annotated[bool, QUIET] = False,

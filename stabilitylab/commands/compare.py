@@ -1,4 +1,4 @@
-"""``compare``: runs side by side, and of two the first step, layer and probe where they part."""
+"""``compare``: runs side by side, and for two runs the first step, layer and probe at which they differ."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 @command("compare", rank=100)
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Two run directories or more.", show_default=False)],
-    rtol: Annotated[float, typer.Option(min=0, help="Of two: relative difference that still counts as equal.")] = 0.0,
-    atol: Annotated[float, typer.Option(min=0, help="Of two: absolute difference that still counts as equal.")] = 0.0,
+    rtol: Annotated[float, typer.Option(min=0, help="Two runs: relative difference that still counts as equal.")] = 0.0,
+    atol: Annotated[float, typer.Option(min=0, help="Two runs: absolute difference that still counts as equal.")] = 0.0,
     as_json: Annotated[bool, JSON] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:
@@ -73,7 +73,7 @@ def compare(
 
 
 def _side_by_side(console: Console, standings: Standings, runs: Sequence[Run]) -> None:
-    """One row a run, or one column where that fits better; the settings in which ``runs`` differ below."""
+    """Print one row a run, or one column if that fits better, and below it the settings in which ``runs`` differ."""
     from ..terminal import Field, fitted, print_table
 
     paths = [row.run for row in standings.rows]
@@ -101,7 +101,8 @@ def _side_by_side(console: Console, standings: Standings, runs: Sequence[Run]) -
 
 
 def _settings(console: Console, runs: Sequence[Run], differing: Mapping[str, tuple[Any, ...]]) -> None:
-    """A line a setting; of a section that not all of ``runs`` have, one line for all in which the others agree."""
+    """Print a line a setting. A section that only some of ``runs`` have gets one line for all settings in which these
+    agree."""
     lines: dict[str, str] = {}
     alone: dict[str, list[str]] = {}
     for key, values in differing.items():
@@ -124,7 +125,8 @@ def _settings(console: Console, runs: Sequence[Run], differing: Mapping[str, tup
 
 
 def _number(field: str, digits: str, unit: str = "", lost: str = ""):
-    """A field of a standing as text; a NaN as ``lost``: empty where it means that nothing was measured."""
+    """Return a function that shows a field of a standing as text. NaN becomes ``lost``, which is empty if NaN means
+    "not measured"."""
 
     def show(row: Standing) -> str:
         value = getattr(row, field)

@@ -1,4 +1,4 @@
-"""``diagnose``: what happened in a run, in which order, and what the evidence is."""
+"""``diagnose``: the events of a run, in their order, with the evidence."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _show(found: Diagnosis) -> None:
         )  # fmt: skip
         console.print(head)
         evidence = event.evidence.rstrip(".")
-        if evidence not in found.paragraph:  # which says it already
+        if evidence not in found.paragraph:  # else the paragraph says it already
             console.print(Padding(Text(f"{evidence}."), (0, 0, 0, 4), expand=False))
         if others:
             seen = "; ".join(f"{one.probe.partition('.')[0] or one.title} from step {one.step} on" for one in others)

@@ -55,7 +55,8 @@ def evaluate(
     quiet: Annotated[bool, QUIET] = False,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:
-    """Beam search, BLEU and chrF of a run's checkpoint; --paired: is the difference of two runs significant?"""
+    """Translate with a run's checkpoint by beam search and score it (BLEU, chrF); --paired tests the difference of
+    runs."""
     from .. import decode
     from ..store import Run
 
@@ -114,7 +115,7 @@ def _show(path: str, result: dict, short: bool) -> None:
 
 
 def _text(result: dict) -> str:
-    """What was translated, and how much of it not whole: a source that is cut lowers the score."""
+    """Describe the translated text, and the number of cut sentences: a source that is cut lowers the score."""
     text, cut = f"{result['sentences']} sentences", result["truncated"]
     where = f"{result['max_length']} tokens" if "max_length" in result else "data.max_length"
     return f"{text}, {cut} of them cut at {where} (--max-length N takes more)" if cut else text

@@ -1,4 +1,4 @@
-"""``forecast``: will it train at this depth, rate and warm-up, and where is the edge?"""
+"""``forecast``: whether a model trains at a depth, rate and warm-up, and its highest stable rate."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ._options import JSON, QUIET, VERBOSE
 if TYPE_CHECKING:
     from ..forecast import Forecast
 
-USUAL_WARMUP = 40  # of the fit, where a model of yours names none
+USUAL_WARMUP = 40  # the warm-up of the fit, for a user's model that names none
 
 
 def worth() -> str:
-    """The errors of the stored fit in a sentence, for ``--help``; read without what computes."""
+    """Return the errors of the stored fit in a sentence, for ``--help``; the modules that compute are not imported."""
     path = Path(__file__).parents[1] / "forecast" / "fitted.json"
     if not path.exists():
         return (

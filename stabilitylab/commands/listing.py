@@ -1,4 +1,4 @@
-"""``list`` and ``runs``: what there is to choose from, and what has been run."""
+"""``list`` and ``runs``: the available choices, and the runs that exist."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def list_(
 
 
 def _shortened(text: str, width: int) -> str:
-    """As many whole words as fit."""
+    """Return as many whole words as fit."""
     if len(text) <= width:
         return text
     return f"{text[: max(1, width - 2)].rpartition(' ')[0].rstrip(' ,;:(')} …"
 
 
 def _one(kind: str, name: str, layers: tuple[int, int], at: str, as_json: bool) -> None:
-    """All that is known of one entry."""
+    """Print everything that is known of one entry."""
     from ..models.facts import facts
 
     registry = registries([kind]).get(kind)
@@ -98,7 +98,7 @@ def _one(kind: str, name: str, layers: tuple[int, int], at: str, as_json: bool) 
 
 
 def arch_lines(facts: dict[str, Any], at: str) -> list[str]:
-    """Formula, source, extras and constants of one architecture, a line each; ``at`` says for which depth."""
+    """Return formula, source, extras and constants of one architecture, a line each; ``at`` names the depth."""
     constants = [
         f"{stack}: " + ", ".join(f"{name} = {value:.6g}" for name, value in values.items())
         for stack, values in facts["constants"].items()
@@ -144,7 +144,7 @@ def runs(
 
 
 def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, Any]]:
-    """Archs (what they say of themselves), probes, figures and presets (one line each), read from the registries."""
+    """Return archs (with their facts), probes, figures and presets (one line each), read from the registries."""
     from ..config import PRESETS, ModelConfig
     from ..diagnose.events import DETECTORS
     from ..experiments import SWEEPS
@@ -173,7 +173,7 @@ def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, A
 
 
 def registries(kinds: Iterable[str]) -> dict[str, Registry[Any]]:
-    """The registries behind these kinds; presets have none."""
+    """Return the registries of these kinds; presets have none."""
     from ..diagnose.events import DETECTORS
     from ..experiments import SWEEPS
     from ..models import ARCHS
@@ -186,7 +186,7 @@ def registries(kinds: Iterable[str]) -> dict[str, Registry[Any]]:
 
 
 def run_table(folder: Path) -> list[dict[str, Any]]:
-    """One dictionary a run directory below ``folder``."""
+    """Return one dictionary for each run directory below ``folder``."""
     from ..store import load_runs
     from ..store.reader import of_snapshots
 
@@ -203,14 +203,14 @@ def run_table(folder: Path) -> list[dict[str, Any]]:
             broken.append((run.path, str(error)))
         except (AttributeError, KeyError, TypeError, ValueError) as error:  # settings of another kind than ours
             broken.append((run.path, f"its configuration is damaged ({type(error).__name__}: {error})"))
-        except Exception as error:  # whatever it is, the other runs are none the worse for it
+        except Exception as error:  # any error of one run must not hide the others
             broken.append((run.path, f"it cannot be read ({in_words(error)})"))
     for path, sentence in broken:
         rows.append({**dict.fromkeys(DESCRIBED, "-"), "run": path.name, "state": "unreadable", "reason": sentence})
     return rows
 
 
-NOT_FINITE = "not finite"  # of a run that holds nothing out, and so was not judged
+NOT_FINITE = "not finite"  # the verdict on a run without held-out data, which was not judged
 DESCRIBED = ("run", "state", "verdict", "arch", "layers", "width", "data", "seed", "step", "nll - unigram", "reason")
 
 

@@ -1,4 +1,4 @@
-"""``onestep``: what initialisation and one update tell."""
+"""``onestep``: measurements at the initialisation and after one update."""
 
 from __future__ import annotations
 

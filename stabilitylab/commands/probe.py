@@ -58,28 +58,29 @@ def probe(
     valid: Annotated[str | None, _data(help="Held-out SRC,TGT files (text) or split (hf).")] = None,
     steps: Annotated[int | None, _training(help="Optimizer updates.", show_default="by preset")] = None,
     lr: Annotated[float | None, _training(help="Peak learning rate.", show_default="by preset")] = None,
-    # Its least value is the configuration's to say: as a range it would widen a column at the cost of the names.
+    # The configuration checks the least value: a range here would widen a column at the cost of the names.
     warmup: Annotated[int | None, _training(help="Updates; 0: none.", show_default="by preset")] = None,
     seed: Annotated[int | None, _training(help="Seed of weights, dropout and data order.", show_default="0")] = None,
     device: Annotated[str | None, _training(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
     cuda_graphs: Annotated[
         Literal["auto", "on", "off"] | None,
-        _training(help="On a GPU, replay whole updates; auto: not before one has run this.", show_default="auto"),
+        _training(help="Replay whole updates on a GPU; auto: off on CUDA until measured there.", show_default="auto"),
     ] = None,
     compile_: Annotated[
         Literal["auto", "on", "off"] | None,
-        _training("--compile", help="Compile the layers; auto: not before a GPU has run this.", show_default="auto"),
+        _training("--compile", help="Compile the layers; auto: off until measured on CUDA.", show_default="auto"),
     ] = None,
     parallel: Annotated[
         Literal["none", "ddp", "fsdp"] | None,
-        _training(help="How processes of torchrun share the model: replicas or shards.", show_default="none"),
+        _training(help="The parts of torchrun's processes: replicas of the model, or shards.", show_default="none"),
     ] = None,
     activation_checkpointing: Annotated[
         bool, _training("--activation-checkpointing", help="Less memory, more time: layers are computed twice.")
     ] = False,
     threads: Annotated[int | None, _training(help="CPU threads of one operator.", show_default="1")] = None,
     on_divergence: Annotated[
-        Literal["continue", "stop"] | None, _training(help="What to do then.", show_default="continue")
+        Literal["continue", "stop"] | None,
+        _training(help="After a divergence go on, or stop.", show_default="continue"),
     ] = None,
     fail_on_divergence: Annotated[bool, _training("--fail-on-divergence", help="Exit 3 if it diverged.")] = False,
     probes: Annotated[
@@ -110,7 +111,7 @@ def probe(
         list[str] | None, _run("--set", metavar="SECTION.KEY=VALUE", help="Any setting, such as train.lr=1e-3.")
     ] = None,
     dry_run: Annotated[bool, _run("--dry-run", help="Print configuration, parameters, memory; train nothing.")] = False,
-    show: Annotated[str, _run(metavar="PROBE", help="Whose layers the live panel shows.")] = "grad_norm",
+    show: Annotated[str, _run(metavar="PROBE", help="Show the layers of this probe in the live panel.")] = "grad_norm",
     as_json: Annotated[bool, JSON] = False,
     quiet: Annotated[bool, _run("-q", "--quiet", help="No progress, only the run's path.")] = False,
     verbose: Annotated[bool, _run("-v", "--verbose", help="Log more; show tracebacks.")] = False,
@@ -180,7 +181,7 @@ def probe(
 
 
 def _every(text: str | None) -> int | str | None:
-    """A number where it is one; what else it is, the configuration refuses."""
+    """Return a number as int; the configuration refuses any other text."""
     return int(text) if text is not None and re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
 
@@ -189,7 +190,7 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 
 
 def _given(flags: dict[str, Any]) -> dict[str, Any]:
-    """Without what was not given, so that presets and files keep their say."""
+    """Return the flags without those that were not given, so that presets and files still decide them."""
     trimmed = {
         key: {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
         for key, value in flags.items()
@@ -198,7 +199,7 @@ def _given(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _start(config: Config, out: Path, name: str | None, fail: bool, as_json: bool, quiet: bool, shown: str) -> int:
-    """Train, record, summarise; returns the exit code."""
+    """Train, record, summarise; return the exit code."""
 
     def go(display: LiveDisplay) -> Result:
         from .. import train
@@ -209,7 +210,7 @@ def _start(config: Config, out: Path, name: str | None, fail: bool, as_json: boo
 
 
 def _resume(path: Path, steps: int | None, fail: bool, as_json: bool, quiet: bool, shown: str) -> int:
-    """Continue a run; returns the exit code."""
+    """Continue a run; return the exit code."""
 
     def go(display: LiveDisplay) -> Result:
         from .. import train
@@ -268,7 +269,7 @@ def _watched(go: Callable[[LiveDisplay], Result], fail: bool, as_json: bool, qui
         result = go(display)
     from ..probes.parameters.ranks import is_first_rank
 
-    if not is_first_rank():  # which has nothing to show, and was told nothing
+    if not is_first_rank():  # another rank has nothing to show
         return 128 + result.signal if result.signal is not None else 0
     return _finish(result, fail, as_json, quiet)
 
@@ -277,7 +278,7 @@ def _finish(result: Result, fail: bool, as_json: bool, quiet: bool) -> int:
     from ..store import Run
     from ._outcome import print_json, print_summary
 
-    if result.signal == signal.SIGHUP:  # whoever would read what is printed is gone
+    if result.signal == signal.SIGHUP:  # the terminal is gone, so nobody would read the output
         return 128 + signal.SIGHUP
     run = Run.open(result.path)
     verdict = result.verdict

@@ -1,4 +1,4 @@
-"""``recommend``: forecasts of architectures, the safest first, with what an update costs."""
+"""``recommend``: forecasts of architectures, the safest first, with the cost of an update."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def recommend(
 
 
 def standing(one: Forecast) -> tuple[float, float, str]:
-    """What is sorted by: P(fails) to a tenth (it is known no better), then cost; what cannot be told comes last."""
+    """Return the sort key: P(fails) to a tenth (its accuracy), then cost; an architecture without a forecast comes
+    last."""
     return math.inf if math.isnan(one.risk) else round(one.risk, 1), one.measured.update_seconds, one.name
 
 

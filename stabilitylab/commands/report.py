@@ -30,7 +30,7 @@ def report(
             show_default="runs",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where index.html, figures/ and claims.csv go.")] = Path("report"),
+    out: Annotated[Path, typer.Option(help="Folder for index.html, figures/ and claims.csv.")] = Path("report"),
     figure: Annotated[
         list[str] | None, typer.Option(help="Only this figure, such as branchnorm:8 (a bare 8 means that); repeatable.")
     ] = None,
@@ -107,7 +107,7 @@ def _facts(built: Built) -> dict[str, object]:
     }
 
 
-FEW = 5  # figures that could not be made of runs of no paper: so many have a line each
+FEW = 5  # up to so many figures that could not be made of runs of no paper have a line each
 
 
 def _show(built: Built) -> None:

@@ -40,29 +40,29 @@ def sweep(
         bool,
         typer.Option(
             "--choose-rate",
-            help="Of a grid: search the learning rate of each point on its own schedule, where models must read their "
+            help="With --grid: search the learning rate of each point on its own schedule; models must read their "
             "source; axes lr and seed give the first rates and the seeds. Exit code 1 if a point has no such rate.",
         ),
     ] = False,
     data: Annotated[str | None, typer.Option(help="As for 'probe'.", show_default="synthetic")] = None,
     valid: Annotated[str | None, typer.Option(help="As for 'probe'.")] = None,
     archs: Annotated[
-        str | None, typer.Option(help="Of the table: names, comma separated, or all.", show_default="all")
+        str | None, typer.Option(help="For the table: names, comma separated, or all.", show_default="all")
     ] = None,
     depths: Annotated[
-        str | None, typer.Option(help="Of the table: encoder and decoder layers together.", show_default="12,36,100")
+        str | None, typer.Option(help="For the table: encoder and decoder layers together.", show_default="12,36,100")
     ] = None,
     seeds: Annotated[
         str | None,
-        typer.Option(help="Instead of the figure's own, such as 3..5 or 3,4; of the table also how many, from 3 on."),
+        typer.Option(help="Instead of the figure's own, such as 3..5 or 3,4; for the table also a number, from 3 on."),
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Updates: of a grid's runs (by preset), or branchnorm:8's at scale h200 (2000)."),
+        typer.Option(min=1, help="Updates of a grid's runs (by preset), or of branchnorm:8 at scale h200 (2000)."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Of all runs: auto, cpu, cuda or cuda:N.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device of all runs: auto, cpu, cuda or cuda:N.")] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Then all runs stop after a checkpoint; the same command goes on.")
+        float | None, typer.Option(min=0, help="After so long all runs stop at a checkpoint; the same command goes on.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of run directories.")] = RUNS,
     ledger: Annotated[
@@ -86,7 +86,7 @@ def sweep(
     gpus: Annotated[str | None, typer.Option(help="Devices to spread runs over, such as 0,1,2,3.")] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Of the table or a grid: a setting of all runs."),
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="For the table or a grid: a setting of all runs."),
     ] = None,
     print_: Annotated[bool, typer.Option("--print", help="Print the commands, for a scheduler of your own.")] = False,
     status: Annotated[bool, typer.Option("--status", help="Print which runs are done; start nothing.")] = False,
@@ -182,7 +182,7 @@ def _choose(
 
 
 def _cost(asked: Mapping[str, float | None]) -> str:
-    """``about 16 core-minutes for 3``, or that nobody measured them."""
+    """Return the cost in words, such as ``about 16 core-minutes for 3``, or that nobody measured it."""
     known = [f"{cost:g} core-minutes for {name}" for name, cost in asked.items() if cost is not None]
     others = [name for name, cost in asked.items() if cost is None]
     words = [f"about {', '.join(known)}"] if known else []
@@ -217,7 +217,7 @@ def _planned(
     out: Path,
     ledger: Ledger | None,
 ) -> list[list[Job]]:
-    """The jobs of each figure, or of the grid; figures that are drawn from the same runs come once."""
+    """Return the jobs of each figure, or of the grid; runs that several figures share come once."""
     from .. import sweep as sweeping
     from ..config import merge, parse_set
     from ..experiments import SWEEPS, experiments, folder, on_device
@@ -246,7 +246,7 @@ def _planned(
 
 
 def _show_skipped(jobs: Sequence[Job], ledger: Ledger | None) -> None:
-    """On stderr, since what --print prints on stdout are the commands of the rest."""
+    """Print the skipped jobs on stderr, since --print prints the commands of the others on stdout."""
     if jobs and ledger is not None:
         names = ", ".join(job.name for job in jobs)
         print(

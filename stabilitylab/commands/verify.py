@@ -1,4 +1,4 @@
-"""``verify``: whether runs are what was written."""
+"""``verify``: a check that run directories hold what was written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Translating with a trained model, scoring the translations, and comparing two runs' scores."""
+"""Translation with a trained model, scores of translations, and comparison of two runs' scores."""
 
 from .beam import Hypothesis, translate
 from .evaluation import evaluate

@@ -14,7 +14,7 @@ from ..errors import InputError, UsageError
 from ..models import Transformer
 from .cache import CachedDecoder
 
-NEVER = [PAD, BOS, MASK]  # no label of a translation is one of these
+NEVER = [PAD, BOS, MASK]  # ids that are never a label of a translation
 PENALTIES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "fairseq": lambda length: length,
     "gnmt": lambda length: (5 + length) / 6,  # Wu et al. 2016, Eq. 14
@@ -42,18 +42,18 @@ def translate(
     max_length: int | None = None,
     stop_early: bool = True,
 ) -> list[Hypothesis]:
-    """The best hypothesis of each sentence that beam search finds, without dropout; ``beam=1`` is greedy search.
+    """Return the best hypothesis of each sentence that beam search finds, without dropout; ``beam=1`` is greedy search.
 
-    The score of n ids, EOS counted, is their log p over n^length_penalty ("fairseq") or over
-    ((5 + n) / 6)^length_penalty ("gnmt"). PAD, BOS and MASK are never generated (the other log p are the model's own,
-    not renormalised); an empty translation, EOS alone, may be. A hypothesis has at most ``max_length`` ids, EOS
-    counted: the last place can only hold EOS. Default: real tokens of its source + 50 (Vaswani et al. 2017, Sec. 6.1).
+    The score of n ids, EOS counted, is their log p over n^length_penalty ("fairseq") or over ((5 + n) /
+    6)^length_penalty ("gnmt"). PAD, BOS and MASK are never generated (the other log p are the model's own, not
+    renormalised); an empty translation, EOS alone, may be. A hypothesis has at most ``max_length`` ids, EOS counted:
+    the last place can only hold EOS. Default: real tokens of its source + 50 (Vaswani et al. 2017, Sec. 6.1).
 
     As in fairseq, of the best 2 ``beam`` continuations the best ``beam`` without EOS stay open, and those with EOS end
     a hypothesis if they are among the best ``beam``. A sentence is finished when no open hypothesis can exceed the
-    score of the best ended one; with ``stop_early`` (fairseq's default) also once ``beam`` hypotheses have ended.
-    Among equals the earlier hypothesis, then the smaller id, comes first. Raises UsageError for wrong arguments and
-    InputError where the model's output is not finite.
+    score of the best ended one; with ``stop_early`` (fairseq's default) also once ``beam`` hypotheses have ended. Among
+    equals the earlier hypothesis, then the smaller id, comes first. Raises UsageError for wrong arguments and
+    InputError if the model's output is not finite.
     """
     _check(beam, penalty_kind, max_length)
     limit = source.new_full((len(source),), source.shape[1]) if source_mask is None else source_mask.sum(dim=1)
@@ -70,7 +70,7 @@ def translate(
 
 
 class _Search:
-    """All unfinished sentences: B of them with K open hypotheses each, the best first."""
+    """The state of the search for all unfinished sentences: B sentences with K open hypotheses each, the best first."""
 
     def __init__(self, decoder: CachedDecoder, limit: Tensor, beam: int, penalty: float, kind: str) -> None:
         device, count = limit.device, len(limit)
@@ -92,7 +92,7 @@ class _Search:
         return len(self.sentence) > 0
 
     def step(self, stop_early: bool) -> None:
-        """One more id for every open hypothesis."""
+        """Add one id to every open hypothesis."""
         log_p, origin, token = self._continuations()  # (B, 2 K) each, the best first
         self.length += 1
         ends = token == EOS
@@ -108,7 +108,7 @@ class _Search:
         self._go_on((~finished).nonzero().flatten(), origin.gather(1, open_first), token.gather(1, open_first))
 
     def _continuations(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(log p, hypothesis that it continues, id) of the 2 K best continuations of each sentence."""
+        """Return (log p, the continued hypothesis, id) of the 2 K best continuations of each sentence."""
         logits = self.decoder.step(self.tokens[:, :, -1].flatten())  # (B K, V)
         total = logits.logsumexp(dim=1, keepdim=True)
         if not bool(total.isfinite().all()):
@@ -117,15 +117,15 @@ class _Search:
         last = (self.limit == self.length + 1).repeat_interleave(self.beam)
         other = torch.arange(logits.shape[1], device=logits.device) != EOS
         logits.masked_fill_(last[:, None] & other, -torch.inf)
-        values, token = best_of(logits, 2 * self.beam)  # of each hypothesis; those of the sentence are among them
+        values, token = best_of(logits, 2 * self.beam)  # the best of each hypothesis include the best of the sentence
         log_p = self.log_p[:, :, None] + (values.double() - total).unflatten(0, self.log_p.shape)
         best, place = best_of(log_p.flatten(1), 2 * self.beam)
         return best, place // values.shape[1], token.view(len(best), -1).gather(1, place)
 
     def _end(self, ending: Tensor, log_p: Tensor, origin: Tensor) -> None:
-        """Note those continuations of this step that are ``ending``, (B, 2 K), as ended hypotheses."""
+        """Record the continuations of this step that are ``ending``, (B, 2 K), as ended hypotheses."""
         self.ended += ending.sum(dim=1)
-        first = ending.to(torch.int8).argmax(dim=1, keepdim=True)  # all are of one length: the first is their best
+        first = ending.to(torch.int8).argmax(dim=1, keepdim=True)  # all have one length: the first is the best
         new = log_p.gather(1, first)[:, 0].masked_fill(~ending.any(dim=1), -torch.inf)
         score = new / self.norm(torch.full_like(self.limit, self.length))
         better = score > self.best_score
@@ -135,7 +135,8 @@ class _Search:
         self.best_ids[:, : self.length] = torch.where(better[:, None], ids, self.best_ids[:, : self.length])
 
     def _reach(self) -> Tensor:
-        """The highest score that an open hypothesis may still get: no id costs anything, at the kindest length."""
+        """Return an upper bound of the score of an open hypothesis: further ids of log p 0, at the most favourable
+        length."""
         best, shortest = self.log_p[:, 0], torch.full_like(self.limit, self.length + 1)
         return torch.maximum(best / self.norm(shortest), best / self.norm(self.limit))
 
@@ -156,14 +157,15 @@ class _Search:
 
 
 def best_of(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` largest of each row (all, if there are fewer), descending, and their places: (R, N) -> (R, count).
+    """Return the ``count`` largest of each row (all, if there are fewer), descending, and their places: (R, N) -> (R,
+    count).
 
-    Of equal ones those at the front come first, which ``topk`` leaves open.
+    Among equal values those at the front come first; ``topk`` does not define their order.
     """
     count = min(count, values.shape[1])
     best, place = values.topk(min(count + 1, values.shape[1]), dim=1)
     left_out = best[:, count:]
-    if bool(((left_out == best[:, count - 1 : count]) & left_out.isfinite()).any()):  # rare: which of them is first?
+    if bool(((left_out == best[:, count - 1 : count]) & left_out.isfinite()).any()):  # rare
         best, place = values.sort(dim=1, descending=True, stable=True)
     place, order = place[:, :count].sort(dim=1)
     best, order = best[:, :count].gather(1, order).sort(dim=1, descending=True, stable=True)
@@ -171,7 +173,7 @@ def best_of(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _take(tokens: Tensor, hypotheses: Tensor) -> Tensor:
-    """(B, K, T) tokens and (B, k) numbers of hypotheses -> (B, k, T)."""
+    """Return the tokens of chosen hypotheses: (B, K, T) tokens and (B, k) numbers of hypotheses -> (B, k, T)."""
     return tokens.gather(1, hypotheses[:, :, None].expand(-1, -1, tokens.shape[2]))
 
 

@@ -1,4 +1,4 @@
-"""A trained encoder-decoder one target token at a time: no key or value is computed twice."""
+"""A trained encoder-decoder that decodes one target token at a time: no key or value is computed twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GrowingSelfAttention(nn.Module):
         if self.past is not None:
             k, v = torch.cat([self.past[0], k], dim=1), torch.cat([self.past[1], v], dim=1)
         self.past = k, v
-        return self.f.attend(q, k, v, None, causal=False)  # all that is there came before
+        return self.f.attend(q, k, v, None, causal=False)  # all keys are of earlier tokens
 
     def keep(self, rows: Tensor) -> None:
         if self.past is not None:
@@ -35,7 +35,7 @@ class GrowingSelfAttention(nn.Module):
 
 
 class FixedCrossAttention(nn.Module):
-    """Cross-attention over keys and values made once; the hypotheses of a sentence are queries to the same ones."""
+    """Cross-attention over keys and values that are made once; all hypotheses of a sentence query the same keys."""
 
     def __init__(self, f: CrossAttention, memory: Tensor, mask: Tensor | None) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class FixedCrossAttention(nn.Module):
 
 
 class CachedDecoder:
-    """The decoder of ``model`` over ``source``, fed one token of each hypothesis at a time.
+    """The decoder of ``model`` over ``source``, which takes one token of each hypothesis at a time.
 
     Every sentence has the same number of hypotheses; those of sentence b are the rows b K .. b K + K - 1. The layers'
     own residuals join the sub-layers to the stream, so that every architecture is decoded as it was trained.
@@ -86,7 +86,7 @@ class CachedDecoder:
         self.length = 0
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Logits of the token after ``tokens``, the newest one of each hypothesis: (B K,) -> (B K, V)."""
+        """Return the logits of the token after ``tokens``, the newest token of each hypothesis: (B K,) -> (B K, V)."""
         trunk = self.stack.trunk
         stream = trunk.enter(self.stack.embed(tokens[:, None], first=self.length))  # (B K, 1, D)
         self.length += 1
@@ -98,7 +98,8 @@ class CachedDecoder:
         return self.model.logits(self.stack.leave(stream))[:, 0]
 
     def keep(self, rows: Tensor, sentences: Tensor | None = None) -> None:
-        """Go on with the hypotheses ``rows``, in this order; ``sentences``: those that they belong to, if not all."""
+        """Keep only the hypotheses ``rows``, in this order; ``sentences``: the sentences of these hypotheses, if not
+        all."""
         for attention in self.self_attentions:
             attention.keep(rows)
         if sentences is not None:
@@ -107,7 +108,7 @@ class CachedDecoder:
 
 
 def _joined(residual: Residual, f: nn.Module) -> Residual:
-    """The same residual around another ``f``; norm, constants and taps are shared with the model's own."""
+    """Return the same residual around another ``f``; it shares norm, constants and taps with the model's own."""
     twin = copy.copy(residual)
     twin._modules = {**residual._modules, "f": f}
     return twin

@@ -42,13 +42,12 @@ def evaluate(
 ) -> dict[str, Any]:
     """Translate the run's whole validation text, or ``data`` = "text:SRC,TGT", with its newest checkpoint; score it.
 
-    References are the lines of the text as it is (the synthetic task: its words); hypotheses are detokenised. The model
-    is used as it was at its checkpoint: row ``row``, with that row's ``alpha``, in float32. ``sentences``: only the
-    first so many. ``progress`` is told (sentences done, of how many). Returns what RUN/evaluation.json then holds;
+    References are the lines of the text, unchanged (the synthetic task: its words); hypotheses are detokenised. The
+    model is that of its checkpoint: row ``row``, with that row's ``alpha``, in float32. ``sentences``: only the first
+    so many. ``progress`` is called with (sentences done, their total). Returns the content of RUN/evaluation.json;
     RUN/evaluation.tsv has the references and hypotheses. ``data`` never enters the vocabulary, which stays the run's.
-
-    Raises UsageError where the run is no encoder-decoder or an argument is wrong; InputError where it has no
-    checkpoint, where its data have changed, or where its model no longer computes finite numbers.
+    Raises UsageError if the run is no encoder-decoder or an argument is wrong; InputError if it has no checkpoint, if
+    its data have changed, or if its model no longer computes finite numbers.
     """
     path = Path(path)
     run, config = _opened(path)
@@ -85,7 +84,7 @@ def evaluate(
         "row": row,
         "data": passage.name,
         "sentences": len(passage),
-        "truncated": int(passage.truncated.sum()),  # source sides that were longer than max_length, and cut
+        "truncated": int(passage.truncated.sum()),  # sources longer than max_length, which were cut
         "max_length": passage.longest,
         "empty": sum(not line.strip() for line in hypotheses),
         "seconds": round(seconds, 3),
@@ -101,7 +100,7 @@ def evaluate(
 
 
 def scores(hypotheses: list[str], references: list[str]) -> dict[str, Any]:
-    """BLEU and chrF of the whole text, in percent, with the signatures that make them comparable (Post 2018)."""
+    """Return BLEU and chrF of the whole text, in percent, with the signatures that make them comparable (Post 2018)."""
     bleu, chrf = BLEU(), CHRF()
     found = bleu.corpus_score(hypotheses, [references])
     return {
@@ -130,7 +129,8 @@ def _opened(path: Path) -> tuple[Run, Config]:
 
 
 def _same_data(run: Run, dataset: Dataset) -> None:
-    """Another text would give another vocabulary, and every id another meaning."""
+    """Raise InputError if the data have changed: another text would give another vocabulary, and every id another
+    meaning."""
     now, then = dataset.describe(), run.manifest["data"]
     keys = ("train_sha256", "held_out_sha256", "tokenizer_sha256")
     if any(now.get(key) != then.get(key) for key in keys):

@@ -1,4 +1,4 @@
-"""Is the difference of two runs' scores more than the choice of test sentences?"""
+"""The significance of the difference of two runs' scores, beside the random choice of test sentences."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..errors import InputError, UsageError
 from . import translations
 
 RESAMPLES = 1000
-NAMES = {"bleu": "BLEU", "chrf": "chrF2"}  # ours and sacrebleu's
+NAMES = {"bleu": "BLEU", "chrf": "chrF2"}  # our names and sacrebleu's
 
 
 def paired(a: str | Path, b: str | Path, *more: str | Path) -> dict[str, Any]:
-    """Paired bootstrap resampling (Koehn 2004) of BLEU and chrF: every run against the first, ``a``.
+    """Compare BLEU and chrF of every run with the first, ``a``, by paired bootstrap resampling (Koehn 2004).
 
-    Reads what ``evaluate`` wrote. For each system: score, mean and half width of the 95 % interval over the resamples,
-    and beside the first the two-sided p that the difference is chance, as sacrebleu computes them; but 1 where both
-    translated everything alike. Raises UsageError for a run given twice, InputError where a run was not evaluated or
-    on other references.
+    The input is the result of ``evaluate``. For each system: the score, and the mean and half width of its 95 %
+    interval over the resamples. Every system but the first also has the two-sided p that its difference to the first is
+    chance. Sacrebleu computes these numbers; p is 1 if both systems translated everything alike. Raises UsageError for
+    a run given twice, InputError if a run was not evaluated or was evaluated on other references.
     """
     paths = [Path(path) for path in (a, b, *more)]
     if len({path.resolve() for path in paths}) < len(paths):
@@ -42,7 +42,7 @@ def paired(a: str | Path, b: str | Path, *more: str | Path) -> dict[str, Any]:
     metrics = {"BLEU": BLEU(), "chrF2": CHRF()}
     test = PairedTest(systems, metrics, [references], test_type="bs", n_samples=RESAMPLES)
     signatures, scores = test()
-    seed = signatures["BLEU"].info["seed"]  # 12345, or what the environment's SACREBLEU_SEED says
+    seed = signatures["BLEU"].info["seed"]  # 12345, or SACREBLEU_SEED of the environment
     return {
         "test": "paired bootstrap",
         "resamples": RESAMPLES,
@@ -60,7 +60,8 @@ def paired(a: str | Path, b: str | Path, *more: str | Path) -> dict[str, Any]:
 
 
 def _numbers(result: str | Result, alike: bool) -> dict[str, float | None]:
-    """``alike``: all hypotheses are the baseline's; p is None for the baseline itself."""
+    """Return the numbers of a system. ``alike``: all its hypotheses are the baseline's; p is None for the baseline
+    itself."""
     values = {"score": "score", "mean": "mean", "half_width": "ci", "p": "p_value"}
     found = {name: getattr(result, attribute) for name, attribute in values.items()}
     if alike and found["p"] is not None:

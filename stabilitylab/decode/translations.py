@@ -1,4 +1,4 @@
-"""evaluation.tsv: what a run translated, line by line, beside its references."""
+"""evaluation.tsv: the translations of a run, line by line, beside their references."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..store.files import contents, replace_file
 
 NAME = "evaluation.tsv"
 HEAD = "reference\thypothesis"
-BREAKS = str.maketrans("\t\r\n", "   ")  # to every metric these are white space like any other
+BREAKS = str.maketrans("\t\r\n", "   ")  # every metric treats these as white space
 
 
 def plain(lines: Sequence[str]) -> list[str]:
-    """The lines as a cell of the table holds them: without tabs or line breaks, and otherwise as they are."""
+    """Return the lines as cells of the table: tabs and line breaks become spaces."""
     return [line.translate(BREAKS) for line in lines]
 
 
@@ -24,7 +24,7 @@ def write(run: Path, references: Sequence[str], hypotheses: Sequence[str]) -> No
 
 
 def read(run: Path) -> tuple[list[str], list[str]]:
-    """(references, hypotheses). Raises InputError where the run was not evaluated or the table is damaged."""
+    """Return (references, hypotheses). Raises InputError if the run was not evaluated or the table is damaged."""
     path = run / NAME
     try:
         text = contents(run, path).decode()

@@ -1,4 +1,4 @@
-"""``export``: which tables go where; each format writes its own files."""
+"""``export``: the choice of tables and format; each format writes its own files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from . import files, latex, tensorboard
 
 @dataclass(frozen=True)
 class Exported:
-    """The folder and the files in it; ``as_they_are``: tables whose rows do not combine, so that ``by`` left them."""
+    """The folder and the files in it; ``as_they_are``: tables whose rows do not combine, so that ``by`` did not change
+    them."""
 
     out: Path
     files: tuple[Path, ...]
@@ -38,11 +39,11 @@ FORMATS: dict[str, Write] = {
 def export(
     run: Run, to: str, out: Path | None = None, tables: Sequence[str] | None = None, by: By | None = None
 ) -> Exported:
-    """Writes a run in the format ``to`` into the new folder ``out`` (``<run>-<format>`` if not given).
+    """Write a run in the format ``to`` into the new folder ``out`` (``<run>-<format>`` if not given).
 
-    ``tables``: only these, ``metrics`` among them (default: all); ``by``: rows of a layer, or sub-layer, combined by
-    the table's own rule. Raises UsageError for an unknown format, table or an ``out`` that holds something, InputError
-    for a run that recorded nothing, ResourceError where a package is missing.
+    ``tables``: only these, ``metrics`` among them (default: all); ``by``: combine the rows of a layer, or sub-layer, by
+    the table's own rule. Raises UsageError for an unknown format or table, or if ``out`` holds something; InputError
+    for a run that recorded nothing; ResourceError if a package is missing.
     """
     if to not in FORMATS:
         raise UsageError(f"unknown format {to!r}; choose one of {', '.join(FORMATS)}.")

@@ -1,4 +1,4 @@
-"""One file a table, and what the run says of itself."""
+"""One file a table, and a copy of run.json."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from ..store import Run
 
 
 def csv(run: Run, tables: Mapping[str, pa.Table], out: Path) -> list[Path]:
-    """``<table>.csv``: shortest digits that read back to the same number; empty: not given or no gradient, nan: NaN."""
+    """Write ``<table>.csv``: the shortest digits that read back to the same number; empty: not given or no gradient,
+    nan: NaN."""
     return _each(run, tables, out, "csv", lambda data, path: pyarrow.csv.write_csv(_plain(data), path))
 
 
 def parquet(run: Run, tables: Mapping[str, pa.Table], out: Path) -> list[Path]:
-    """``<table>.parquet``, as stored, in one file."""
+    """Write ``<table>.parquet``, as stored, in one file."""
     return _each(run, tables, out, "parquet", lambda data, path: pyarrow.parquet.write_table(data, path))
 
 
@@ -35,6 +36,6 @@ def _each(
 
 
 def _plain(data: pa.Table) -> pa.Table:
-    """Labels as text: CSV knows no categories."""
+    """Convert labels to text: CSV knows no categories."""
     fields = [pa.field(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in data.schema]
     return data.cast(pa.schema(fields))

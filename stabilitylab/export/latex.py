@@ -22,12 +22,12 @@ SPECIAL = {
 
 
 def escape(text: str) -> str:
-    """``text`` as TeX prints it, on one line; control characters are shown as their escapes."""
+    """Return ``text`` as TeX prints it, on one line; control characters are shown as their escapes."""
     return "".join(SPECIAL.get(sign, sign) for sign in printable(" ".join(text.split())))
 
 
 def number(value: float | None) -> str:
-    """Three significant digits; ``--`` where there is none."""
+    """Return three significant digits; ``--`` if there is no number."""
     if value is None:
         return "--"
     if not math.isfinite(value):
@@ -39,8 +39,8 @@ def number(value: float | None) -> str:
 
 
 def layers(run: Run, tables: Mapping[str, pa.Table], out: Path) -> list[Path]:
-    """``layers.tex``: a ``tabular`` for ``\\input``; needs the package booktabs. Rows of a layer are combined by the
-    table's rule, or averaged where it has none; tables without layers are left out."""
+    """Write ``layers.tex``: a ``tabular`` for ``\\input``; needs the package booktabs. Rows of a layer are combined by
+    the table's rule, or averaged if it has none; tables without layers are left out."""
     grids = {name: grid for name in tables if name != METRICS and (grid := _grid(run, name)) is not None}
     places = sorted({(stack, n) for grid in grids.values() for stack, n in grid[1]}, key=_order(grids))
     stacks = dict.fromkeys(stack for stack, _ in places)
@@ -58,7 +58,7 @@ Layered = tuple[str, dict[Place, dict[int, float | None]], list[int]]  # column,
 
 
 def _grid(run: Run, name: str) -> Layered | None:
-    """Reads the main column of a table by layer: NaN where a NaN was measured, None where nothing was; None for a table
+    """Return the main column of a table by layer: NaN if a NaN was measured, None if nothing was. None for a table
     without layers, or without a number in any of them."""
     table = run.table(name)
     data = run.arrow(name, columns=[table.main], by="layer" if table.total else None).to_pydict()

@@ -13,7 +13,7 @@ from ..errors import ResourceError
 from ..store import Run
 from ..store.layout import METRICS
 
-MOST_PLACES = 48  # places of a stack that get a tag of their own; beyond, as many, evenly spaced
+MOST_PLACES = 48  # places of a stack with a tag of their own; of more places, 48 that are evenly spaced
 LABELS = ("step", "site", "stack_name", "layer", "sublayer", "absent")
 
 
@@ -26,10 +26,11 @@ def writer_class() -> Any:
 
 
 def scalars(run: Run, tables: Mapping[str, pa.Table], out: Path) -> list[Path]:
-    """One event file. TensorBoard keeps float32; NaN and inf stay, "no gradient" and "no such cell" have no point.
+    """Write one event file. TensorBoard keeps float32; NaN and inf stay, "no gradient" and "no such cell" have no
+    point.
 
-    Tags: ``metrics/<name>``; ``<table>.<column>/<stack>/min``, ``median``, ``max`` over places that are finite, and
-    ``not_finite``, how many are NaN or inf, where any is;
+    Tags: ``metrics/<name>``; ``<table>.<column>/<stack>/min``, ``median``, ``max`` over the finite places, and
+    ``not_finite``, the number of places with NaN or inf, if there are any;
     ``<table>.<column>/<stack>/<layer>.<sublayer>`` for at most 48 places of a stack.
     """
     writer = writer_class()(log_dir=str(out))
@@ -75,7 +76,7 @@ def _points(name: str, data: pa.Table) -> Iterator[tuple[str, int, float]]:
 
 
 def _places(data: pa.Table, count: int) -> list[str]:
-    """``003.self_attn``, ``003``, or the site outside of layers; unique within a stack."""
+    """Return the tags of places: ``003.self_attn``, ``003``, or the site outside of layers; unique within a stack."""
     first = data.slice(0, count).to_pydict()
     names: list[str] = []
     taken: set[tuple[str, str]] = set()

@@ -1,4 +1,5 @@
-"""Will it train at this depth, rate and warm-up, and where is the edge? Cheap predictors, a small fit, its cover."""
+"""Forecasts of stability: cheap predictors, a small fit and its cover tell if a model trains at a depth, learning rate
+and warm-up, and the highest stable rate."""
 
 from .candidate import Candidate, of_yours, reference
 from .fitting import Fitted, fitted

@@ -1,4 +1,4 @@
-"""What is forecast: a model that can be made anew, its batches, its losses, and what its optimizer takes."""
+"""The subject of a forecast: a model that can be made anew, its batches, its losses, and its optimizer."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ KEYS = (
 class Candidate:
     """A model and how it trains.
 
-    ``model()`` is a fresh one at its initialisation; ``optimizer(model, rate)``; ``enter(model, t)`` goes before update
-    t; ``loss(model, t)`` is what that update minimises, ``held_out(model)`` the losses of a fixed batch, of which the
-    mean counts [nats, if ``baseline`` is to mean anything]; ``masks(t)``: of the batch of update t. ``baseline``: the
-    loss of a model that ignores its input; None where nobody knows. ``facts``: what must be as it was fitted.
+    ``model()`` returns a fresh model at its initialisation; ``optimizer(model, rate)`` its optimizer; ``enter(model,
+    t)`` is called before update t; ``loss(model, t)`` is the loss of update t; ``held_out(model)`` are the losses of a
+    fixed batch, of which the mean counts [nats, for a comparison with ``baseline``]; ``masks(t)`` are the masks of the
+    batch of update t. ``baseline``: the loss of a model that ignores its input; None if unknown. ``facts``: the facts
+    that the cover of a fit compares.
     """
 
     name: str
@@ -50,14 +51,14 @@ class Candidate:
     masks: Callable[[int], Mask | None]
     baseline: float | None
     facts: Mapping[str, Any]
-    apart: bool  # whether the held-out batch is one that is not trained on
-    clipping: float = 0.0  # norm that gradients are clipped to; 0: they are not
+    apart: bool  # True if the held-out batch is not trained on
+    clipping: float = 0.0  # norm that gradients are clipped to; 0: no clipping
     sites: Mapping[str, Any] = field(default_factory=dict)  # arguments of the watcher
 
 
 def reference(config: Config, dataset: Dataset, device: torch.device) -> Candidate:
-    """The reference Transformer of ``config``: batches and losses of a training run, which starts from the same weights
-    and sees the same sentences."""
+    """Return the reference Transformer of ``config``, with the batches and losses of a training run: the same initial
+    weights and the same sentences."""
     held_out, train = dataset.held_out.to(device), config.train
 
     @lru_cache(maxsize=2)  # an update asks for its loss and its masks, and much is measured on the first batch
@@ -106,13 +107,15 @@ def reference(config: Config, dataset: Dataset, device: torch.device) -> Candida
 
 
 def of_yours(name: str, given: Mapping[str, Any]) -> Candidate:
-    """What a function of the user's returned, with the arguments of :func:`stabilitylab.preflight` and these:
-    ``batches`` (to train on, one after another, again from the first one), ``held_out`` (one batch more), ``baseline``
-    (loss of a model that ignores its input; else the entropy of the labels, where batches have ``labels``); and what
-    the cover of a fit asks for, ``clipping`` (norm that gradients are clipped to; 0: they are not) and ``classes`` (of
-    the output).
+    """Return the candidate of a user's function, from the arguments of :func:`stabilitylab.preflight` that it returned,
+    and these:
 
-    Raises UsageError where something is not what it has to be.
+    ``batches`` (to train on, one after another, again from the first one), ``held_out`` (one batch more), ``baseline``
+    (loss of a model that ignores its input; else the entropy of the labels, if batches have ``labels``); and two facts
+    for the cover of a fit, ``clipping`` (norm that gradients are clipped to; 0: no clipping) and ``classes`` (of the
+    output).
+
+    Raises UsageError for a wrong value.
     """
     own, loss_fn, device = given["model"], given["loss_fn"], _device(given["model"])
     batches: Sequence[Any] = given.get("batches") or [given["batch"]]
@@ -140,7 +143,8 @@ def of_yours(name: str, given: Mapping[str, Any]) -> Candidate:
             ) from error
 
     def at_rate(model: nn.Module, rate: float) -> torch.optim.Optimizer:
-        """Its largest learning rate ``rate``, the others in proportion; AdamW where none was given."""
+        """Return the optimizer with largest learning rate ``rate``, the other rates in proportion; AdamW if none was
+        given."""
         mine = pairs.get(model) or (optimizer or AdamW)(model.parameters())
         largest = max(float(group["lr"]) for group in mine.param_groups) or 1.0
         for group in mine.param_groups:
@@ -183,8 +187,8 @@ def of_yours(name: str, given: Mapping[str, Any]) -> Candidate:
 
 
 def entropy(batches: Sequence[Any]) -> float | None:
-    """Entropy [nats] of the integer ``labels`` of these batches, what their most frequent answers cost at best; None
-    where there are none."""
+    """Return the entropy [nats] of the integer ``labels`` of these batches: the lowest loss of a model that ignores its
+    input. None without labels."""
     found = [batch["labels"] for batch in batches if isinstance(batch, Mapping) and "labels" in batch]
     if not found or any(not isinstance(one, Tensor) or one.is_floating_point() for one in found):
         return None

@@ -1,4 +1,4 @@
-"""From predictors to a critical rate: one line, its penalty, its cover, and the file that holds it."""
+"""The fit from predictors to a critical rate: one line, its penalty, its cover, and the file that holds it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ FEATURES = (
     *("range_end", "critical_start", "critical_later", "gradient", "update", "growth_later"),
     *("layers", "cold", "cold_critical_start"),
 )
-TRIAL = ("trial",)  # e(x) may also be linear in this one alone
+TRIAL = ("trial",)  # e(x) may also be linear in this predictor alone
 WARMUP = 40  # updates that count as a whole warm-up
-PRIOR = 0.3  # decades: what a standardised predictor is thought to move the edge by
-STEEP, FLAT = 0.02, 1.0  # decades between which the logistic's width s lies
-MARGIN = 0.1  # of a predictor's range: how far beyond it the cover goes
+PRIOR = 0.3  # decades: the prior standard deviation of the slope of a standardised predictor
+STEEP, FLAT = 0.02, 1.0  # decades: the bounds of the logistic's width
+MARGIN = 0.1  # the cover goes beyond a predictor's range by this share of it
 FILE = Path(__file__).parent / "fitted.json"
 Facts = Mapping[str, Any]
 
 
 def features(numbers: Mapping[str, float], layers: int, warmup: int) -> dict[str, float]:
-    """What e(x) may be linear in. ``numbers``: as :func:`.measuring.measure` gives them."""
+    """Return the variables of e(x). ``numbers``: those of :func:`.measuring.measure`."""
     cold = 1 - min(warmup, WARMUP) / WARMUP
     suffix = "" if warmup else "_cold"
     found = {name: numbers.get(name, math.nan) for name in ("range_end", "critical_start", "gradient", "update")}
@@ -39,8 +39,8 @@ def features(numbers: Mapping[str, float], layers: int, warmup: int) -> dict[str
 
 @dataclass(frozen=True)
 class Line:
-    """P(fails) = logistic((log10(rate) - e(x)) / ``width``), e(x) = ``middle`` + sum of ``slopes`` x (x - ``mean``) /
-    ``scale``: log10 of the critical rate, at which P = 1/2."""
+    """The model P(fails) = logistic((log10(rate) - e(x)) / ``width``), e(x) = ``middle`` + sum of ``slopes`` x (x -
+    ``mean``) / ``scale``: log10 of the critical rate, at which P = 1/2."""
 
     names: Sequence[str]
     mean: Sequence[float]
@@ -50,20 +50,20 @@ class Line:
     width: float
 
     def edge(self, x: Mapping[str, float]) -> float:
-        """e(x), log10."""
+        """Return e(x), log10."""
         z = (np.array([x[name] for name in self.names]) - np.array(self.mean)) / np.array(self.scale)
         return float(self.middle + z @ np.array(self.slopes))
 
     def probability(self, edge: float, rate: float) -> float:
-        """P(fails) at log10 ``rate`` where the edge is ``edge``."""
+        """Return P(fails) at log10 ``rate`` if log10 of the critical rate is ``edge``."""
         return float(_logistic((rate - edge) / self.width))
 
 
 def fit(x: np.ndarray, rate: np.ndarray, fails: np.ndarray, weight: np.ndarray, names: Sequence[str]) -> Line:
-    """The line that minimises sum of weight x cross-entropy + sum of slope^2 / (2 ``PRIOR``^2), over predictors
+    """Return the line that minimises sum of weight x cross-entropy + sum of slope^2 / (2 ``PRIOR``^2), over predictors
     standardised with the same weights.
 
-    ``x`` (runs, predictors); ``rate`` log10; ``fails`` 0 or 1. Raises ValueError where all runs end alike.
+    ``x`` (runs, predictors); ``rate`` log10; ``fails`` 0 or 1. Raises ValueError if all runs end alike.
     """
     from scipy.optimize import minimize
 
@@ -96,21 +96,21 @@ def _logistic(score: Any) -> Any:
 
 @dataclass(frozen=True)
 class Cover:
-    """What was fitted on: ``same`` facts are demanded, ``near`` may be off by a factor of 2, ``between`` has the least
-    and largest of layers, warm-up and every predictor."""
+    """The range of a fit. ``same``: facts that must be equal; ``near``: facts that may differ by a factor of 2;
+    ``between``: the least and largest of layers, warm-up and every predictor."""
 
     same: Facts
     near: Facts
     between: Mapping[str, tuple[float, float]]
 
     def misses_before(self, facts: Facts, warmup: int) -> list[str]:
-        """The reasons that ``facts`` hold already before anything is measured."""
+        """Return the reasons against a forecast that ``facts`` show before anything is measured."""
         same, near = ({name: x for name, x in own.items() if name in facts} for own in (self.same, self.near))
         own = {name: self.between[name] for name in ("layers", "warmup") if name in self.between}
         return Cover(same, near, own if "layers" in facts else {}).misses(facts, {}, warmup)
 
     def misses(self, facts: Facts, x: Mapping[str, float], warmup: int) -> list[str]:
-        """Why a case is not covered, one reason each; [] where it is."""
+        """Return the reasons why a case is not covered; [] if it is covered."""
         found = []
         for name, value in self.same.items():
             own = facts.get(name)
@@ -132,9 +132,10 @@ class Cover:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A line with its cover. ``spread``: decades that hold 80 % of the errors of edges of architectures left out;
-    ``errors``: what it is worth, in sentences; ``goal``: whether the goals that were set before were reached on
-    architectures left out, ``final_goal``: at a depth that no fit had seen, None where that was not tried."""
+    """A line with its cover. ``spread``: decades that hold 80 % of the errors of critical rates of architectures that
+    were left out; ``errors``: the quality of the fit, in sentences; ``goal``: True if the goals that were set before
+    were reached on architectures that were left out, ``final_goal``: the same at a depth that no fit had seen, None if
+    that was not tried."""
 
     version: str
     line: Line
@@ -152,7 +153,7 @@ class Fitted:
 
 @cache
 def fitted(path: Path = FILE) -> Fitted | None:
-    """What is stored; None where nothing was fitted yet. Raises InputError for a file that is none of ours."""
+    """Return the stored fit; None if there is no file. Raises InputError for a file that is none of ours."""
     if not path.exists():
         return None
     try:

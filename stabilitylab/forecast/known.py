@@ -1,4 +1,4 @@
-"""Edges that were looked for, run by run (results/forecast): where one is known nothing needs to be forecast."""
+"""Measured critical rates, run by run (results/forecast): where one is known, no forecast is needed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,18 @@ TRAIN = (
     *("optimizer", "beta1", "beta2", "eps", "weight_decay", "label_smoothing", "clip_norm", "accumulate"),
     "precision",
 )
-RAMP = {"growth", "T", "t0"}  # count where the architecture has one
-SAME_TEXT = 0.01  # nats between the entropies of the labels of two texts that count as one
+RAMP = {"growth", "T", "t0"}  # part of a design only if its architecture has a ramp
+SAME_TEXT = 0.01  # nats: the largest difference between the entropies of labels of what counts as one text
 
 
 @dataclass(frozen=True)
 class Known:
-    """Of one ``design`` and ``warmup``: runs trained at ``low`` and below, and failed at ``high``; over ``seeds`` the
-    least and the largest. 0 and inf: none did, of the rates from 4.3e-5 to 0.32 (60 layers: 4.9e-5 to 0.37)."""
+    """The known critical rate of one ``design`` and ``warmup``: runs trained at ``low`` and below, and failed at
+    ``high``.
+
+    ``low`` is the least and ``high`` the largest over ``seeds``. 0 and inf: no run trained, or none failed, at rates
+    from 4.3e-5 to 0.32 (60 layers: 4.9e-5 to 0.37).
+    """
 
     design: str
     warmup: int
@@ -38,11 +42,11 @@ class Known:
     seeds: int
 
     def word(self, rate: float) -> str:
-        """Is what became of runs at ``rate``; between the two nothing is known."""
+        """Return the outcome of runs at ``rate`` in one word; between ``low`` and ``high`` nothing is known."""
         return "trains" if rate <= self.low else "fails" if rate >= self.high else "near the edge"
 
     def as_dict(self) -> dict[str, Any]:
-        """Rates that were not seen are null."""
+        """Return the fields as a dict, with null for rates that were not seen."""
         own = asdict(self)
         return {**own, "low": self.low or None, "high": self.high if math.isfinite(self.high) else None}
 
@@ -55,20 +59,21 @@ class Known:
 
 @dataclass(frozen=True)
 class KnownEdges:
-    """``entropy``: of the labels of the text that the runs were trained on [nats]."""
+    """All known critical rates, of runs on the text ``text``. ``entropy``: the entropy of the labels of that text
+    [nats]."""
 
     text: str
     entropy: float
     edges: Sequence[Known]
 
     def of(self, facts: Mapping[str, Any], warmup: int) -> Known | None:
-        """The edge of the design that ``facts`` describe, as :func:`.candidate.reference` gives them, on whatever text;
-        None where none is known."""
+        """Return the known critical rate of the design in ``facts`` (:func:`.candidate.reference`), on any text; None
+        if none is known."""
         design = facts.get("design")
         return next((one for one in self.edges if (one.design, one.warmup) == (design, warmup)), None)
 
     def same_text(self, facts: Mapping[str, Any]) -> bool:
-        """Whether the design of ``facts`` is to be trained on the text of the runs."""
+        """True if the text of ``facts`` is that of the runs, by the entropy of its labels."""
         return abs(facts.get("entropy", math.inf) - self.entropy) <= SAME_TEXT
 
     def write(self, path: Path) -> None:
@@ -78,8 +83,8 @@ class KnownEdges:
 
 
 def design(config: Config) -> str:
-    """A digest of all that an edge depends on but text, seed, learning rate, schedule and warm-up: the model with its
-    depth, the shape of batches, the optimizer and the loss."""
+    """Return a digest of everything that a critical rate depends on except text, seed, learning rate, schedule and
+    warm-up: the model with its depth, the shape of batches, the optimizer and the loss."""
     data, train, own = config.data.model_dump(), config.train.model_dump(), canonical(config.model)
     ramps = any(may_follow_ramp(arch) for arch in (own.arch, own.decoder_arch) if arch)
     told = {
@@ -92,7 +97,8 @@ def design(config: Config) -> str:
 
 @cache
 def known_edges(path: Path = FILE) -> KnownEdges | None:
-    """What comes with the package; None where nothing does. Raises InputError for a file that is none of ours."""
+    """Return the known critical rates of the package; None if it has none. Raises InputError for a file that is none of
+    ours."""
     if not path.exists():
         return None
     try:

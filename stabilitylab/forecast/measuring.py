@@ -1,4 +1,4 @@
-"""What a gradient, 30 updates and short trials tell of a model, each with a line of evidence."""
+"""Measurements of a model: a gradient, 30 updates and short trials, each with a line of evidence."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .candidate import Candidate
 from .ramp import clip, held_out
 from .trials import Trials, trial_lines, trials
 
-RATE, UPDATES, WARM = 1e-3, 30, 40  # of the first updates; the warm-up of "with warm-up" where none is asked for
-SMALL = 1e-4  # the rate at which one update's effect on the output is taken
-EPS = 1e-8  # Adam's
+RATE, UPDATES, WARM = 1e-3, 30, 40  # of the first updates; WARM: the warm-up of "with warm-up" if none is requested
+SMALL = 1e-4  # the rate at which one update's effect on the output is measured
+EPS = 1e-8  # Adam's eps
 NO_BASELINE = "no trials: without the loss of a model that ignores its input ('baseline') what is stuck cannot be told"
 GROUPS = {"update": "", "update_vo_ffn": "vo_ffn", "update_ln": "ln"}  # "": all parameters
 NAMES = {"update": "all parameters", "update_vo_ffn": "v, out, fc1 and fc2", "update_ln": "the norms"}
@@ -33,9 +33,9 @@ NAMES = {"update": "all parameters", "update_vo_ffn": "v, out, fc1 and fc2", "up
 
 @dataclass(frozen=True)
 class Probes:
-    """Of a model's start and first updates. ``numbers``: the predictors, all as log10; those ``_cold`` are of updates
-    without warm-up. ``evidence``: a line each; ``update_seconds``: CPU time of an update, median (on a GPU wall
-    time)."""
+    """Measurements of a model's start and first updates. ``numbers``: the predictors, all as log10; names with
+    ``_cold`` are of updates without warm-up. ``evidence``: a line each; ``update_seconds``: CPU time of an update,
+    median (on a GPU wall time)."""
 
     facts: Mapping[str, Any]
     numbers: Mapping[str, float]
@@ -45,7 +45,8 @@ class Probes:
 
 @dataclass(frozen=True)
 class Measured(Probes):
-    """With ``trials`` by warm-up, none without a baseline; ``seconds`` that all took, of wall time and of CPU time."""
+    """The same with ``trials`` by warm-up ({} without a baseline), and ``seconds`` of wall time and CPU time of the
+    whole measurement."""
 
     name: str
     trials: Mapping[int, Trials]
@@ -54,10 +55,10 @@ class Measured(Probes):
 
 
 def measure(candidate: Candidate, warmup: int = WARM) -> Measured:
-    """All that is measured of one model. ``warmup``: updates of the warm-up that is asked for, beside which there are
-    trials without one (with one of ``WARM``, where it is 0).
+    """Measure a model. ``warmup``: updates of the requested warm-up. Trials run with it and without warm-up (if it is
+    0, with ``WARM`` updates and without).
 
-    Raises InputError where the loss is not finite before the first update.
+    Raises InputError if the loss is not finite before the first update.
     """
     if not math.isfinite(start := held_out(candidate, candidate.model(), 0)):
         raise InputError(
@@ -74,16 +75,16 @@ def measure(candidate: Candidate, warmup: int = WARM) -> Measured:
 
 
 def both(warmup: int) -> tuple[int, int]:
-    """The warm-up that is asked for, and the other one."""
+    """Return the requested warm-up, and the other one."""
     return warmup, 0 if warmup else WARM
 
 
 def probe(candidate: Candidate, warmup: int = WARM) -> Probes:
-    """What a gradient and the first updates tell; ``warmup``: updates of the warm-up that "with warm-up" means."""
+    """Measure a gradient and the first updates; ``warmup``: updates of the warm-up that "with warm-up" means."""
     facts, sizes, where = at_start(candidate)
     numbers = dict(sizes)
     cold, places = first_updates(candidate, 0)
-    gc.collect()  # a watcher is part of cycles, and what it watched would stay in memory
+    gc.collect()  # a watcher is part of cycles, and the watched model would stay in memory
     warm, _ = first_updates(candidate, warmup or WARM)
     gc.collect()
     update_seconds = warm.pop("update_seconds")
@@ -105,7 +106,7 @@ def _loss(candidate: Candidate) -> str:
 
 
 class Probed:
-    """A sink that keeps what it gets."""
+    """A sink that keeps its rows."""
 
     def __init__(self) -> None:
         self.tables: dict[str, Table] = {}
@@ -121,7 +122,7 @@ class Probed:
     def close(self) -> None: ...
 
     def column(self, table: str, column: str, step: int) -> Iterator[tuple[Row, float]]:
-        """(row, number) of what there is; nothing of a table or column that is not there."""
+        """Yield (row, number) of the numbers that exist; nothing for a table or column that does not exist."""
         spec, cells = self.tables.get(table), self.rows.get(step, {}).get(table)
         if spec is not None and cells is not None and column in spec.columns:
             values = cells.values[:, spec.columns.index(column)].tolist()
@@ -129,8 +130,8 @@ class Probed:
 
 
 def first_updates(candidate: Candidate, warmup: int) -> tuple[dict[str, float], dict[str, str]]:
-    """(numbers, evidence) of a fresh model's first updates, at ``RATE`` from the first one on, or reached in so many
-    (in ``UPDATES`` where the warm-up is longer)."""
+    """Return (numbers, evidence) of a fresh model's first updates, at rate ``RATE``, which a warm-up reaches after
+    ``warmup`` updates (at most ``UPDATES``)."""
     model = candidate.model()
     optimizer = candidate.optimizer(model, RATE)
     shares = [group.get("share", 1.0) for group in optimizer.param_groups]
@@ -179,7 +180,7 @@ def first_updates(candidate: Candidate, warmup: int) -> tuple[dict[str, float], 
         "growth_start": start,
         "growth_later": grown,
         "loss_later": later,
-        "update_seconds": median(times[1:last]),  # the others are probed
+        "update_seconds": median(times[1:last]),  # the first and last updates are probed
     }
     return numbers, {key: text for key, text in (("gradient", line), ("growth", grown_line)) if text}
 
@@ -191,12 +192,16 @@ def _probes(sites: Sites) -> list[str]:
 
 
 def gradient_decades(rows: Sequence[tuple[Row, float]]) -> tuple[float, str]:
-    """(log10(max / min) over a stack's layers of ||dE/dx|| at the layer's output, worse stack; where that is). Stacks
-    whose gradient is 0 throughout are left out; inf is one that reaches some of its layers only. Admin, Fig. 3."""
+    """Return (log10(max / min) over a stack's layers of ||dE/dx|| at the layer's output, worse stack; a line that says
+    where).
+
+    Stacks whose gradient is 0 throughout are left out. It is inf if the gradient reaches only some layers of a stack.
+    Admin, Fig. 3.
+    """
     layers: dict[str, dict[int, float]] = {}
     for row, value in rows:
         if row.layer:
-            layers.setdefault(row.stack, {})[row.layer] = value  # the last of a layer is that of its output
+            layers.setdefault(row.stack, {})[row.layer] = value  # the last value of a layer is that of its output
     worst, line = 0.0, ""
     for stack, own in layers.items():
         if not all(map(math.isfinite, own.values())):
@@ -218,9 +223,12 @@ def _of(stack: str) -> str:
 
 
 def growth(sink: Probed, step: int) -> tuple[float, str]:
-    """(log10 of the last over the first layer's norm input, worse stack; where). Norms on the residual stream count,
-    where the model shows which these are; without norms the stream itself. DeepNet, Fig. 4; Sun et al. 2025."""
-    shown = dict(sink.column("ln_input", "shortcut", step))  # there where the model shows what is added to what
+    """Return (log10 of the last over the first layer's norm input, worse stack; a line that says where).
+
+    Only norms on the residual stream count, if the model shows which norms these are. A model without norms gives the
+    stream itself. DeepNet, Fig. 4; Sun et al. 2025.
+    """
+    shown = dict(sink.column("ln_input", "shortcut", step))  # not empty if the model shows the terms of its sums
     values = [(row, value) for row, value in sink.column("ln_input", "value", step) if row.layer]
     own = [(row, value) for row, value in values if not shown or math.isfinite(shown[row])]
     own = own or [(row, value) for row, value in sink.column("residual_norm", "value", step) if row.layer]
@@ -240,9 +248,10 @@ def growth(sink: Probed, step: int) -> tuple[float, str]:
 
 
 def at_start(candidate: Candidate) -> tuple[dict[str, Any], dict[str, float], str]:
-    """(facts, log10 of ||dF|| of Adam's first update at ``SMALL`` over sqrt(2) ||F|| by group, where it is largest).
+    """Return (facts, log10 of ||dF|| of Adam's first update at ``SMALL`` over sqrt(2) ||F|| by group, a line with the
+    largest).
 
-    F is the last stack's output, mean over real tokens; behind a norm of gain 1 the unit is the distance of two
+    F is the last stack's output, mean over real tokens. Behind a norm of gain 1 the unit is the distance of two
     unrelated outputs. DeepNet, Sec. 4.2.
     """
     model = candidate.model()
@@ -298,7 +307,7 @@ def _heard(candidate: Candidate, model: torch.nn.Module, site: Site) -> Tensor:
 
 
 def _changed(parameters: Parameters, group: str, output: Callable[[], Tensor]) -> Tensor | None:
-    """The output after Adam's first update at ``SMALL`` of one group; the parameters are then what they were."""
+    """Return the output after Adam's first update at ``SMALL`` of one group; the parameters are restored."""
     weights, steps = [], []
     for piece in parameters.pieces:
         own = parameters.tensors[piece.index]

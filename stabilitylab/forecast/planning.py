@@ -1,4 +1,4 @@
-"""What a forecast of architectures takes: configurations, and their time and memory before anything is measured."""
+"""The plan of a forecast of architectures: their configurations, and time and memory before anything is measured."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from ..train.loop import Trainer
 from . import trials
 from .measuring import UPDATES
 
-# Of one architecture, in units of one update, at most: its first updates twice, each with two searches for a critical
-# rate; one update's effect on the output; trials and their held-out passes, of which two searches make at most MOST
-# where their edges lie within a factor of 4.
+# The largest cost of one architecture, in units of one update: its first updates twice, each with two searches for a
+# critical rate; one update's effect on the output; trials and their held-out passes. Two searches make at most MOST
+# trials if their critical rates lie within a factor of 4.
 MOST = 10
 UNITS = 2 * UPDATES + 24 + MOST * (trials.UPDATES + 0.5 * trials.UPDATES / trials.EVERY)
-# Bytes a parameter: weights, gradients, Adam's two moments and one copy beside the activations of a backward pass; in a
-# search for a critical rate, which keeps none of these, theta before and after an update, their difference in float64,
-# and the copy that the first pass is held against. Held against the allocator in
-# tests/forecast/test_forecast_planning.py.
+# Bytes a parameter. BACKWARD: weights, gradients, Adam's two moments and one copy, beside the activations of a backward
+# pass. SEARCH, for a search for a critical rate, which keeps no activations: theta before and after an update, their
+# difference in float64, and the copy for comparison with the first pass. tests/forecast/test_forecast_planning.py
+# compares both with the allocator.
 BACKWARD, SEARCH = 20, 44
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked for: ``given`` are settings by section; None: what the preset says."""
+    """The request: ``given`` are settings by section; None: the value of the preset."""
 
     depth: int
     d_model: int | None = None
@@ -46,7 +46,8 @@ class Ask:
 
 @dataclass(frozen=True)
 class Estimate:
-    """``parameters`` and ``bytes`` of the largest architecture; ``seconds`` of all ``runs``, one after another."""
+    """The cost: ``parameters`` and ``bytes`` of the largest architecture; ``seconds`` of all ``runs``, one after
+    another."""
 
     parameters: int
     bytes: int
@@ -61,9 +62,11 @@ class Estimate:
 
 
 def wanted(ask: Ask) -> tuple[list[Config], list[str]]:
-    """The configurations, architecture by architecture; and notes on architectures that are not defined for the stack.
+    """Return the configurations, architecture by architecture, and notes on architectures that are not defined for the
+    stack.
 
-    Raises UsageError for a wrong setting, an unknown architecture, or one that was asked for and is not defined.
+    Raises UsageError for a wrong setting, for an unknown architecture, and for a requested one that is not defined for
+    the stack.
     """
     model = ask.given.get("model", {})
     stack: Stack = model.get("stack", "encoder-decoder")
@@ -89,7 +92,7 @@ def wanted(ask: Ask) -> tuple[list[Config], list[str]]:
 
 
 def shape(d_model: int) -> dict[str, int]:
-    """The sizes of the preset of that width; of another width, 4 d in the feed-forward blocks and 64 a head."""
+    """Return the sizes of the preset of that width; for another width, 4 d in the feed-forward blocks and 64 a head."""
     for preset in ("tiny", "small", "base"):
         sizes = {key: PRESETS[preset].get("model", {}).get(key) for key in ("d_model", "d_ffn", "heads")}
         if preset == "tiny":
@@ -100,9 +103,10 @@ def shape(d_model: int) -> dict[str, int]:
 
 
 def estimate(configs: Sequence[Config], dataset: Dataset, device: torch.device) -> Estimate:
-    """Measured on models of one and three layers a stack and extended; raises ResourceError for what does not fit.
+    """Estimate the cost from models of one and three layers a stack; raises ResourceError if a model does not fit.
 
-    Time is affine in the number of layers; all architectures are taken for equal in it, which holds to tens of percent.
+    Time is affine in the number of layers. All architectures are assumed to take equal time, which holds to tens of
+    percent.
     """
     config = configs[0]
     sizes = {"source_vocab": dataset.source_vocab, "target_vocab": dataset.target_vocab}
@@ -116,12 +120,12 @@ def estimate(configs: Sequence[Config], dataset: Dataset, device: torch.device) 
 
 
 def bytes_of(need: Footprint) -> int:
-    """At the peak of a measurement, with what a process takes anyway."""
+    """Return the bytes at the peak of a measurement, including those of the process itself."""
     return max(SEARCH * need.parameters, BACKWARD * need.parameters + need.activations) + PROCESS
 
 
 def check(need: Estimate, device: torch.device) -> None:
-    """Raises ResourceError for what does not fit."""
+    """Raise ResourceError if the estimate does not fit."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     if need.bytes > free:
         raise ResourceError(
@@ -131,7 +135,7 @@ def check(need: Estimate, device: torch.device) -> None:
 
 
 def update_seconds(config: Config, dataset: Dataset, device: torch.device) -> float:
-    """Wall seconds of one update at the configuration's depth."""
+    """Return the wall seconds of one update at the configuration's depth."""
     layers = {key: getattr(config.model, key) for key in ("encoder_layers", "decoder_layers")}
     deepest = max(layers.values())
     few, more = (_fastest(config, layers, n, dataset, device) for n in (1, 3))
@@ -139,7 +143,7 @@ def update_seconds(config: Config, dataset: Dataset, device: torch.device) -> fl
 
 
 def _fastest(config: Config, layers: Mapping[str, int], n: int, dataset: Dataset, device: torch.device) -> float:
-    """Of four updates the fastest; the first of them makes the optimizer's state."""
+    """Return the seconds of the fastest of three updates; an update before them creates the optimizer's state."""
     model = config.model.model_copy(update={key: n if there else 0 for key, there in layers.items()})
     probes = config.probes.model_copy(update={"names": ("none",), "every": 1000, "update_every": 1000})
     small = config.model_copy(update={"model": model, "probes": probes})

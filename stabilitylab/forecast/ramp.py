@@ -1,4 +1,5 @@
-"""A learning-rate range test that sees a model which is stuck: the unigram baseline tells its end, not a rise."""
+"""A learning-rate range test that recognises a stuck model: it ends when the loss is back at the unigram baseline, not
+only when the loss rises."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from .candidate import Candidate
 
 LOWEST, HIGHEST, PER_DECADE = 3e-5, 1.0, 30
 MOST = math.ceil(PER_DECADE * math.log10(HIGHEST / LOWEST)) + 1  # updates
-LEARNT = 0.05  # nats below the baseline from where on a return to it counts
+LEARNT = 0.05  # nats below the baseline: only after such a loss does a return to the baseline count
 Ending = Literal["not finite", "back at the baseline", "no fall over a decade of rates", "the last rate"]
 
 
 @dataclass(frozen=True)
 class Ramp:
-    """``low``: the rate at the lowest held-out loss; ``end``: that at which the test ended, and why; ``lowest``: that
-    loss; ``updates`` that it took."""
+    """The result of the test. ``low``: the rate at the lowest held-out loss; ``end``: the last rate, and ``why`` the
+    test ended; ``lowest``: the lowest loss; ``updates``: the number of updates."""
 
     low: float
     end: float
@@ -31,16 +32,16 @@ class Ramp:
 
 
 def rate(update: int) -> float:
-    """Of an update, counted from 0."""
+    """Return the rate of an update, counted from 0."""
     return LOWEST * 10 ** (update / PER_DECADE)
 
 
 def ended(losses: Iterable[float], baseline: float | None) -> Ramp:
-    """Follows the held-out loss, the first being that of the start, until the test's end.
+    """Follow the held-out loss, from that of the start, to the end of the test.
 
-    It ends where a loss is not finite; where it was ``LEARNT`` below the baseline and stands at or above it again;
-    where the lowest is a decade of rates old; else at the last loss. Smith 2017 (1506.01186) ends where the loss
-    explodes, which a model that collapses to the baseline never does.
+    The test ends if a loss is not finite; if the loss was ``LEARNT`` below the baseline and is at or above it again; if
+    the lowest loss is a decade of rates old; else at the last loss. Smith 2017 (1506.01186) ends at the explosion of
+    the loss, which a model that collapses to the baseline never shows.
     """
     lowest, at, update = math.inf, 0, 0
     for number, loss in enumerate(losses):
@@ -61,7 +62,7 @@ def range_test(candidate: Candidate) -> Ramp:
 
 
 def _losses(candidate: Candidate) -> Iterator[float]:
-    """The held-out loss of a fresh model at the start, and after each update at growing rates."""
+    """Yield the held-out loss of a fresh model at the start, and after each update at growing rates."""
     model = candidate.model()
     optimizer = candidate.optimizer(model, LOWEST)
     shares = [group.get("share", 1.0) for group in optimizer.param_groups]

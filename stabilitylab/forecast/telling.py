@@ -1,4 +1,4 @@
-"""What is said of one model at one rate: P(fails), the critical rates, or that it cannot be told, and why."""
+"""The forecast of one model at one rate: P(fails) and the critical rates, or the reasons why there is no forecast."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTHING = "nothing is fitted yet: no measured numbers turn into a forecast"
 
 @dataclass(frozen=True)
 class Between:
-    """A number and the interval that goes with it."""
+    """A number and its interval."""
 
     value: float
     low: float
@@ -25,10 +25,10 @@ class Between:
 
 @dataclass(frozen=True)
 class Forecast:
-    """``fails``: P(stuck or diverged) at ``lr`` and ``warmup``, None where that cannot be told: ``why_not`` has the
-    reasons. ``critical``: "warm-up 40" or "no warm-up" -> the rate at which P = 1/2; those that are covered. ``known``:
-    as those, the edge that runs of this very design were seen to have; it goes before what is forecast. ``elsewhere``:
-    that on another text, ``text``, which is told and decides nothing."""
+    """A forecast. ``fails``: P(stuck or diverged) at ``lr`` and ``warmup``; None without a forecast, for the reasons in
+    ``why_not``. ``critical``: "warm-up 40" or "no warm-up" -> the rate at which P = 1/2, where covered. ``known``: with
+    the same keys, the measured critical rate of runs of this very design; it takes precedence over the forecast.
+    ``elsewhere``: the measured one on another text, ``text``; it is printed and decides nothing."""
 
     name: str
     lr: float
@@ -44,12 +44,12 @@ class Forecast:
 
     @property
     def rate(self) -> Between | None:
-        """The critical rate with the warm-up that was asked for."""
+        """Return the critical rate with the requested warm-up."""
         return self.critical.get(warm_name(self.warmup))
 
     @property
     def seen(self) -> Known | None:
-        """The known edge with the warm-up that was asked for."""
+        """Return the known critical rate with the requested warm-up."""
         return self.known.get(warm_name(self.warmup))
 
     @property
@@ -64,7 +64,7 @@ class Forecast:
 
     @property
     def risk(self) -> float:
-        """P(fails) where it is told; 0, 1/2 or 1 by a known edge; NaN where nothing is."""
+        """Return P(fails): 0, 1/2 or 1 by a known critical rate, else the forecast; NaN without either."""
         if self.seen is not None:
             return {"trains": 0.0, "near the edge": 0.5, "fails": 1.0}[self.word]
         return math.nan if self.fails is None else self.fails.value
@@ -99,8 +99,8 @@ def warm_name(warmup: int) -> str:
 def forecast(
     measured: Measured, lr: float, warmup: int, fit: Fitted | None, edges: KnownEdges | None = None
 ) -> Forecast:
-    """By the edges that are known, and by the stored fit; with warm-up and without: where none is asked for, "with"
-    means one of 40 updates."""
+    """Forecast by the known critical rates and by the stored fit, with warm-up and without. If no warm-up was
+    requested, "with" means 40 updates."""
     found = {updates: edges.of(measured.facts, updates) for updates in both(warmup)} if edges else {}
     seen = {warm_name(updates): one for updates, one in found.items() if one is not None}
     same = edges is not None and edges.same_text(measured.facts)

@@ -1,4 +1,5 @@
-"""Short trials: the model's first 150 updates at one constant rate after another, and where they stop to learn."""
+"""Short trials: the model's first 150 updates at one constant rate after another, and the rates at which it stops
+learning."""
 
 from __future__ import annotations
 
@@ -10,16 +11,16 @@ from ..verdict import Baseline, Evaluation, State, divergence, judge
 from .candidate import Candidate
 from .ramp import held_out, one_update
 
-UPDATES, EVERY = 150, 5  # of a trial; it is evaluated every so many
+UPDATES, EVERY = 150, 5  # updates of a trial, and from one evaluation to the next
 LEARNS: tuple[State, ...] = ("trained", "learning", "descending")
-SAFE_NATS = 0.5  # below the baseline a trial ends: of the runs of results/states that stood there none came back
+SAFE_NATS = 0.5  # a trial ends so far below the baseline: no run of results/states came back from there
 START, LOWEST, HIGHEST, FACTOR = 1e-3, 3e-5, 0.5, 2.0  # rates are START x FACTOR^k between the other two
 
 
 @dataclass(frozen=True)
 class Trial:
-    """``state``: after ``updates`` at ``rate``, by :func:`stabilitylab.verdict.judge`; ``gap``: held-out loss minus the
-    unigram baseline [nats]."""
+    """The result of one trial. ``state``: the verdict after ``updates`` at ``rate``
+    (:func:`stabilitylab.verdict.judge`); ``gap``: held-out loss minus the unigram baseline [nats]."""
 
     rate: float
     state: State
@@ -33,8 +34,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Trials:
-    """All trials with one ``warmup``, in the order in which they were made. ``low``: the largest rate below every one
-    that did not learn, ``high``: the smallest that did not; 0 and inf where there is none."""
+    """All trials with one ``warmup``, in their order. ``low``: the largest rate below every rate that did not learn;
+    ``high``: the smallest rate that did not learn; 0 and inf if there is none."""
 
     warmup: int
     each: Sequence[Trial]
@@ -49,14 +50,15 @@ class Trials:
 
     @property
     def edge(self) -> float:
-        """log10 of the rate half way; half a step beyond the outermost rate where all learn, or none."""
+        """Return log10 of the rate half way between ``low`` and ``high``; half a step beyond the outermost rate if all
+        or none learn."""
         half = math.sqrt(FACTOR)
         low, high = self.low or self.high / FACTOR, self.high if math.isfinite(self.high) else self.low * FACTOR
         return math.log10(low * half) if low and math.isfinite(high) else math.nan
 
     @property
     def sentence(self) -> str:
-        """How far up the model was seen to learn."""
+        """Name the highest rate at which the model was seen to learn."""
         if not self.low:
             return f"its trials learn at no rate, the lowest being {self.high:.2g}"
         above = f" and not at {self.high:.2g}" if math.isfinite(self.high) else ", the highest that was tried"
@@ -64,11 +66,10 @@ class Trials:
 
 
 def trials(candidate: Candidate, warmups: Sequence[int]) -> Mapping[int, Trials]:
-    """Looks for the edge with each warm-up: from ``START``, then from where the one before has it.
+    """Search the critical rate with each warm-up: from ``START``, then from the result of the warm-up before.
 
-    No rate that is asked for changes where it is looked for: at a very low one 150 updates show no fall.
-
-    Raises ValueError without a baseline: what is stuck cannot be told then.
+    The search does not depend on the rate that was asked for: at a very low rate, 150 updates show no fall. Raises
+    ValueError without a baseline, since a stuck model could not be recognised.
     """
     if candidate.baseline is None:
         raise ValueError("a trial is held against a baseline")
@@ -89,8 +90,10 @@ def trials(candidate: Candidate, warmups: Sequence[int]) -> Mapping[int, Trials]
 
 
 def search(learns: Callable[[int], bool], start: int, lowest: int, highest: int) -> int:
-    """The last number that learns before the first that does not, ``lowest`` where none learns: from ``start`` in steps
-    of 1, 2, 4, ... upwards or downwards, then by halves."""
+    """Return the last number that learns before the first that does not, ``lowest`` if none learns.
+
+    The search goes from ``start`` in steps of 1, 2, 4, ... upwards or downwards, then by halves.
+    """
     good, bad, step = lowest - 1, highest + 1, 1
     at = start
     while bad - good > 1:
@@ -106,7 +109,7 @@ def search(learns: Callable[[int], bool], start: int, lowest: int, highest: int)
 
 
 def trial(candidate: Candidate, rate: float, warmup: int) -> Trial:
-    """A fresh model's first updates at ``rate``, constant behind a linear warm-up."""
+    """Run a fresh model's first updates at ``rate``, constant behind a linear warm-up."""
     model = candidate.model()
     optimizer = candidate.optimizer(model, rate)
     shares = [group.get("share", 1.0) for group in optimizer.param_groups]
@@ -126,8 +129,8 @@ def trial(candidate: Candidate, rate: float, warmup: int) -> Trial:
 
 
 def trial_lines(found: Mapping[int, Trials], loss: str) -> Iterator[str]:
-    """What was tried, a line each warm-up, with the nats to the baseline of what did not learn; ``loss``: held-out or
-    training."""
+    """Yield a line for each warm-up: the rates at which the model learned and did not, with the gap to the baseline;
+    ``loss``: held-out or training."""
     for warmup, own in found.items():
         rates = sorted(own.each, key=lambda one: one.rate)
         good = [f"{one.rate:.2g}" for one in rates if one.learns]

@@ -28,14 +28,14 @@ def watch(
     reference: Callable[[], Any] | Batch | None = None,
     **options: Any,
 ) -> Iterator[RunWatcher]:
-    """Records every update of a loop that calls ``accelerator.backward`` and ``optimizer.step``; give it both prepared.
+    """Record every update of a loop that calls ``accelerator.backward`` and ``optimizer.step``; give it both prepared.
 
-    The loop itself stays as it is: gradients are read before ``accelerator.clip_grad_norm_`` (or ``clip_grad_value_``)
-    touches them, or else before ``optimizer.step``; unscaled under fp16; once per update where gradients are
-    accumulated (``accelerator.accumulate``). A row's ``loss`` is the mean over its micro-batches, ``lr`` the learning
-    rate of its update. ``mask="auto"`` reads the model's ``attention_mask``; ``reference``: a held-out batch (a dict of
-    tensors), or a function. ``options``: those of :func:`stabilitylab.watch`. Raises UsageError for an optimizer that
-    was not prepared, DeepSpeed and Megatron.
+    The loop itself does not change. Gradients are read before ``accelerator.clip_grad_norm_`` (or ``clip_grad_value_``)
+    changes them, or else before ``optimizer.step``; unscaled under fp16; once per update if gradients are accumulated
+    (``accelerator.accumulate``). A row's ``loss`` is the mean over its micro-batches, ``lr`` the learning rate of its
+    update. ``mask="auto"`` reads the model's ``attention_mask``; ``reference``: a held-out batch (a dict of tensors),
+    or a function. ``options``: those of :func:`stabilitylab.watch`. Raises UsageError for an optimizer that was not
+    prepared, for DeepSpeed and for Megatron.
 
     >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)  # doctest: +SKIP
     >>> with watch(model, optimizer, out="runs/mine", every=10):
@@ -55,7 +55,7 @@ def watch(
 
 
 class AcceleratedSession(Session):
-    """A session that Accelerate itself keeps informed."""
+    """A session that Accelerate itself calls at each loss and update."""
 
     def __init__(self, model: nn.Module, optimizer: Any, **options: Any) -> None:
         self._seam = Seam(optimizer, self)

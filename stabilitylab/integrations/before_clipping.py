@@ -1,4 +1,4 @@
-"""The moment between backward and clipping in Accelerate, on which the Trainer of Hugging Face stands too."""
+"""The moment between backward and clipping in Accelerate, and in the Trainer of Hugging Face, which uses Accelerate."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ class Listener(Protocol):
 
 
 class Seam:
-    """Tells ``listener`` each loss of an optimizer's Accelerator, and once per update that gradients are ready to read:
+    """Calls ``listener`` with each loss of an optimizer's Accelerator, and once per update when gradients can be read:
     those of the whole batch, averaged over ranks and unscaled, not clipped yet.
 
-    A trainer gives its callbacks neither the accelerator nor a moment before clipping. So two methods of the class are
-    wrapped while any seam is open, ``Accelerator.backward`` and ``Accelerator.unscale_gradients``, with which
-    ``clip_grad_norm_`` and ``clip_grad_value_`` begin; and the ``step`` of this optimizer, for loops that do not clip.
+    A trainer gives its callbacks neither the accelerator nor a moment before clipping. Two methods of the class are
+    therefore wrapped while any seam is open: ``Accelerator.backward`` and ``Accelerator.unscale_gradients``, with which
+    ``clip_grad_norm_`` and ``clip_grad_value_`` begin. The ``step`` of this optimizer is wrapped for loops that do not
+    clip.
     """
 
     def __init__(self, optimizer: Any, listener: Listener) -> None:
@@ -42,7 +43,7 @@ class Seam:
         if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
             raise UsageError(f"{kind.value} keeps gradients of its own, which cannot be watched: use DDP or FSDP2.")
         self.optimizer, self.listener = optimizer, listener
-        self.read = False  # whether this update's gradients were
+        self.read = False  # True if the gradients of this update were read
 
     @property
     def inner(self) -> torch.optim.Optimizer:
@@ -62,7 +63,7 @@ class Seam:
                 _BEFORE[name] = original = vars(Accelerator)[name]
                 setattr(Accelerator, name, functools.wraps(original)(around(original)))
         _OPEN.append(self)
-        # a learning-rate schedule may have wrapped the instance's own: it wants a method, and its mark on it
+        # a learning-rate schedule may have wrapped the instance's ``step``: it needs a method, with its own mark
         self._step = vars(self.optimizer).get("step")
         self._wrapped = MethodType(
             functools.wraps(self.optimizer.step)(self._around(self.optimizer.step)), self.optimizer
@@ -77,7 +78,7 @@ class Seam:
             for name, method in _BEFORE.items():
                 setattr(Accelerator, name, method)
         if vars(self.optimizer).get("step") is not self._wrapped:
-            return  # somebody wrapped it since: what is underneath just calls the original from now on
+            return  # other code wrapped ``step`` since: ours, underneath, only calls the original from now on
         if self._step is None:
             del self.optimizer.step
         else:
@@ -89,7 +90,7 @@ class Seam:
                 if not self.read and optimizer.scaler is not None:
                     optimizer.scaler.unscale_(self.inner)  # nothing was clipped; the scaler's step would do it now
                 self.ready()
-                self.read = False  # the next backward is another update's
+                self.read = False  # the next backward belongs to another update
             return original(*args, **kwargs)
 
         return step

@@ -28,7 +28,7 @@ class LightningCallback(Callback):
     ... )
     >>> trainer.fit(module, loader)
 
-    Row t is update t: ``loss`` as it was backpropagated, summed over ``accumulate_grad_batches`` (so, their mean);
+    Row t is update t: ``loss`` as it was backpropagated, summed over ``accumulate_grad_batches`` (hence their mean);
     ``lr``; gradients of the whole batch, unscaled and *before* ``gradient_clip_val`` clips them: Lightning calls
     ``on_before_optimizer_step`` between the two. Validation leaves no trace.
 
@@ -36,8 +36,7 @@ class LightningCallback(Callback):
     is a mapping. ``reference``: a held-out batch (a dict), on which ``module(**batch)`` is run, or a function.
     ``options``: those of :func:`stabilitylab.watch`. The callback's state is in Lightning's checkpoints, so
     ``fit(ckpt_path=...)`` goes on in the same run. Status: "finished", or "failed" and "interrupted" with the error.
-
-    Raises UsageError, from ``fit``, where ``out`` exists, a named probe finds no site, for several optimizers and
+    ``fit`` raises UsageError if ``out`` exists, if a named probe finds no site, for several optimizers and for
     DeepSpeed.
     """
 

@@ -1,4 +1,4 @@
-"""Which tokens are real, as a batch says it itself."""
+"""The masks of real tokens in a batch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-IGNORED = -100  # what Hugging Face's losses leave out
+IGNORED = -100  # the label that Hugging Face's losses leave out
 
 
 class BatchMasks:
-    """The masks of the batch that was read last, by stack; :func:`stabilitylab.watch` takes it as ``mask``.
+    """The masks of the batch that was read last, by stack; :func:`stabilitylab.watch` takes the object as ``mask``.
 
-    One stack, or the one beside the decoder's: ``attention_mask``. The decoder's: ``decoder_attention_mask``, or else
-    where ``labels`` (B, T) are not -100. A mask that is not (B, T) counts as none, and so do all where the stacks are
-    other ones (an image's beside a text's, say): then every token counts.
+    A single stack, or the encoder beside a decoder, has ``attention_mask``. A decoder has ``decoder_attention_mask``,
+    or else the places where ``labels`` (B, T) are not -100. A mask that is not (B, T) is ignored, and every mask is
+    ignored if the stacks are other ones (an image's beside a text's, for example): then every token counts.
     """
 
     def __init__(self, stacks: Sequence[str]) -> None:
@@ -28,7 +28,7 @@ class BatchMasks:
         self._masks: dict[str, torch.Tensor] = {}
 
     def read(self, batch: object) -> None:
-        """Takes the masks of ``batch``; one that is not a mapping has none."""
+        """Read the masks of ``batch``; a batch that is not a mapping has none."""
         entries = batch if isinstance(batch, Mapping) and self._knows else {}
         self._masks = {}
         for stack in self._stacks:
@@ -40,7 +40,7 @@ class BatchMasks:
         return self._masks
 
     def follow(self, model: nn.Module) -> Callable[[], None]:
-        """Reads what ``model`` is called with from now on; returns what ends that."""
+        """Read the arguments of each call of ``model`` from now on; return the function that ends this."""
         return model.register_forward_pre_hook(lambda module, args, kwargs: self.read(kwargs), with_kwargs=True).remove
 
     @staticmethod

@@ -10,11 +10,11 @@ from ..schema import Cells, Table
 
 PICTURED = "grad_norm"
 EVERY = 50  # rows from one image to the next
-WIDEST, TALL = 400, 4  # columns of an image, the latest; pixels of a layer
+WIDEST, TALL = 400, 4  # the latest rows, as columns of an image; height of a layer in pixels
 
 
 class LayerMap:
-    """Collects a table's rows; its image has a column a row and the first layer of each stack below."""
+    """The rows of a table as an image, with a column a row and the first layer of each stack at the bottom."""
 
     def __init__(self, table: str = PICTURED) -> None:
         self.table = table
@@ -22,7 +22,7 @@ class LayerMap:
         self._columns: list[np.ndarray] = []
 
     def take(self, tables: Mapping[str, Cells], definitions: Mapping[str, Table]) -> bool:
-        """Whether an image is due now."""
+        """Add a row; return True if an image is due now."""
         if self.table not in tables:
             return False
         self._columns = [*self._columns[1 - WIDEST :], _by_layer(tables[self.table], definitions[self.table])]
@@ -30,8 +30,8 @@ class LayerMap:
         return self.rows % EVERY == 0
 
     def image(self) -> np.ndarray:
-        """RGB bytes (1, height, width, 3) from the smallest number (dark) to the largest, by logarithms; what is not
-        finite is red, what is not there or 0 white."""
+        """Return RGB bytes (1, height, width, 3) from the smallest number (dark) to the largest, by logarithms. Numbers
+        that are not finite are red; missing numbers and 0 are white."""
         from matplotlib import colormaps
 
         z = np.stack(self._columns, axis=1)[::-1]  # (layers, rows)
@@ -45,7 +45,7 @@ class LayerMap:
 
 
 def _by_layer(cells: Cells, table: Table) -> np.ndarray:
-    """The largest number of each layer's rows; inf where one was not finite, NaN where none was measured."""
+    """Return the largest number of each layer's rows; inf if one was not finite, NaN if none was measured."""
     measured = cells.values[:, table.columns.index(table.main)]
     values = np.where(np.isfinite(measured), measured, np.inf)
     places: dict[tuple[str, int], list[int]] = {}

@@ -1,4 +1,4 @@
-"""One training run under watch: what the callbacks of all trainers have in common."""
+"""One training run under watch: the common part of the callbacks of all trainers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .masks import BatchMasks
 
 Batch = Mapping[str, Any]
 Masking = Literal["auto"] | Mask | Callable[[], Mask | None] | None
-OWN = ("optimizer", "scaler", "parallel", "resume")  # what the trainer knows better
+OWN = ("optimizer", "scaler", "parallel", "resume")  # options that only the trainer knows
 
 
 class Session:
-    """A watcher from the first update to the last; ends once, whoever ends it first.
+    """A watcher from the first update to the last. It ends once, at the first of several calls that end it.
 
     ``mask="auto"``: from the batches (:class:`.BatchMasks`). ``reference``: as for :func:`stabilitylab.watch`, or a
-    batch, on which ``model(**batch)`` is run. ``step``: the updates that ``model`` has behind it.
+    batch, on which ``model(**batch)`` is run. ``step``: the number of updates that ``model`` has had.
     """
 
     def __init__(
@@ -69,28 +69,28 @@ class Session:
             self.watcher.load_state_dict({"t": step, "pending": None, "reference": None})
 
     def loss(self, loss: torch.Tensor) -> None:
-        """Adds what one micro-batch contributes to the loss of the row."""
+        """Add the contribution of one micro-batch to the loss of the row."""
         loss = loss.detach()
         self._loss = loss if self._loss is None else self._loss + loss
 
     def row(self) -> None:
-        """Ends a row: gradients are those of the whole batch, unscaled and not clipped yet."""
+        """End a row: gradients are those of the whole batch, unscaled and not clipped yet."""
         loss, self._loss = self._loss, None
         self.watcher.step(loss=loss, lr=self._optimizer.param_groups[0]["lr"])
 
     def finish(self) -> None:
-        """Training is over, and the model is what it made of it."""
+        """End the run: training is over, and the model is trained."""
         self._end(None)
 
     def fail(self, error: BaseException) -> None:
-        """Training ended with ``error``: rows are kept, the status says why."""
+        """End the run with ``error``: rows are kept, the status says why."""
         self._end(error)
 
     def abandon(self) -> None:
-        """The trainer is gone, or the process is about to go, and nobody said that training was over."""
+        """End the run if the trainer or the process goes without a word that training was over."""
         if os.getpid() != self._process:
             return  # a fork that ends: the run is its parent's
-        error = getattr(sys, "last_value", None)  # what ended the program, or a notebook's cell
+        error = getattr(sys, "last_value", None)  # the error that ended the program, or a notebook's cell
         if error is None or error is self._error:
             error = RuntimeError("training ended without a word, by an error perhaps")
         self.fail(error)
@@ -105,13 +105,13 @@ class Session:
 
 
 def refuse(options: Mapping[str, Any]) -> None:
-    """Raises UsageError for options of :func:`stabilitylab.watch` that only the trainer can know."""
+    """Raise UsageError for options of :func:`stabilitylab.watch` that only the trainer can know."""
     if own := [name for name in OWN if name in options]:
         raise UsageError(f"{own[0]!r} is the trainer's to say here: leave it out.")
 
 
 def on_batch(model: nn.Module, batch: Batch) -> Callable[[], Any]:
-    """A reference pass: ``model(**batch)``, the batch moved to where the model is."""
+    """Return a reference pass: ``model(**batch)``, with the batch moved to the model's device."""
 
     def run() -> None:
         device = next(model.parameters()).device

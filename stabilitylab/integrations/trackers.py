@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 def aggregates(
     metrics: Mapping[str, float | None], tables: Mapping[str, Cells], definitions: Mapping[str, Table]
 ) -> dict[str, float]:
-    """What a tracker gets of one row: a few numbers however deep the model, never one a layer.
+    """Return the numbers of one row for a tracker: a few for a model of any depth, never one a layer.
 
-    ``metrics/<name>`` as recorded; of each table's main column ``<table>.<column>/<stack>/min``, ``median`` and
-    ``max`` over the places of the stack whose number is finite, and ``not_finite``, how many are NaN or inf, where any
-    is (the tags of ``stabilitylab export --to tensorboard``).
+    ``metrics/<name>`` as recorded; of each table's main column ``<table>.<column>/<stack>/min``, ``median`` and ``max``
+    over the places of the stack whose number is finite, and ``not_finite``, the number of places with NaN or inf, if
+    there are any (the tags of ``stabilitylab export --to tensorboard``).
     """
     values = {f"metrics/{name}": float(value) for name, value in metrics.items() if value is not None}
     for name, cells in tables.items():
@@ -56,9 +56,9 @@ def aggregates(
 
 
 class TrackerSink:
-    """A sink that sends aggregates to a tracker of Accelerate, which it starts (if nobody has) and finishes.
+    """A sink that sends aggregates to a tracker of Accelerate. It starts the tracker (if nobody has) and finishes it.
 
-    A tracker that raises is told nothing more: one warning is logged, and training and the run directory go on.
+    After an error of the tracker nothing more is sent: one warning is logged, and training and the run directory go on.
     """
 
     def __init__(self, tracker: GeneralTracker, config: Mapping[str, Any] | None = None) -> None:
@@ -70,10 +70,11 @@ class TrackerSink:
 
     @classmethod
     def of(cls, tracker: str | GeneralTracker, out: Path, config: Mapping[str, Any]) -> TrackerSink:
-        """By name, one that writes to ``out/trackers`` if it writes to a folder, and is named like ``out`` (for W&B:
-        the run, in the project "stabilitylab"); a tracker of the caller's as it is.
+        """Return the sink for a tracker.
 
-        Raises UsageError for an unknown name, ResourceError where its package is missing.
+        By name: a tracker that writes to a folder writes to ``out/trackers``; other trackers are named like ``out``
+        (for W&B: the run, in the project "stabilitylab"). A tracker object of the caller is used unchanged. Raises
+        UsageError for an unknown name, ResourceError if its package is missing.
         """
         if not isinstance(tracker, str):
             return cls(tracker, config)
@@ -104,8 +105,8 @@ class TrackerSink:
                 self._safely(f"the image of step {step}", lambda: draw({name: image}, step=step, **how))
 
     def alert(self, alert: Alert) -> None:
-        """An alarm: as an alert where the tracker has them (W&B), as a text where it takes them (TensorBoard), else as
-        the number 1 of ``alarm/<rule>``."""
+        """Send an alarm: as an alert if the tracker has alerts (W&B), as a text if it takes texts (TensorBoard), else
+        as the number 1 of ``alarm/<rule>``."""
         self._safely(f"the alarm of step {alert.step}", lambda: self._send(alert))
 
     def _send(self, alert: Alert) -> None:
@@ -120,13 +121,14 @@ class TrackerSink:
     def close(self) -> None:
         warn, self._working = self._working, False
         try:
-            self.tracker.finish()  # also one that failed may have something to close
+            self.tracker.finish()  # a tracker that failed may have something to close, too
         except Exception as error:
             if warn:
                 self._warn("finishing", error)
 
     def _image(self) -> tuple[Any, dict[str, str]]:
-        """As the tracker takes it: TensorBoard one array (n, height, width, 3), the others a list of images."""
+        """Return the image in the tracker's form: TensorBoard takes one array (n, height, width, 3), the others a list
+        of images."""
         image = self._map.image()
         if getattr(self.tracker, "name", "") == "tensorboard":
             return image, {"dataformats": "NHWC"}
@@ -161,8 +163,8 @@ class TrackerSink:
 
 
 class Tee:
-    """A sink that hands everything to a run and then to a second sink; incidents, and what is known of a row before it
-    is whole, are the run's alone."""
+    """A sink that passes everything to a run and then to a second sink. Only the run gets incidents, and the part of a
+    row that is known before the row is whole."""
 
     def __init__(self, run: Any, second: TrackerSink) -> None:
         self._both = (run, second)

@@ -32,19 +32,19 @@ class HuggingFaceCallback(TrainerCallback):
     >>> trainer.train()
 
     Row t is update t: ``loss`` as it was backpropagated, mean of its micro-batches; ``lr``; gradients of the whole
-    batch, unscaled, and *before* ``max_grad_norm`` clips them (which the Trainer does before it tells its callbacks).
+    batch, unscaled, and *before* ``max_grad_norm`` clips them (which the Trainer does before it calls its callbacks).
     Evaluation and generation within training leave no trace.
 
-    ``mask="auto"`` reads ``attention_mask`` (``decoder_attention_mask``, or labels other than -100) from what the model
-    is called with. ``reference``: a held-out batch (a dict of tensors) or a function. ``options``: those of
+    ``mask="auto"`` reads ``attention_mask`` (``decoder_attention_mask``, or labels other than -100) from the arguments
+    of the model. ``reference``: a held-out batch (a dict of tensors) or a function. ``options``: those of
     :func:`stabilitylab.watch`, such as ``probes``, ``every``, ``sites`` and ``tracker``.
 
-    Each checkpoint of the Trainer gets a file of the watcher's, so that ``train(resume_from_checkpoint=...)`` goes on
-    in the same run, rows after the checkpoint moved aside; where ``out`` does not exist yet a resumed training starts a
-    run at its own step. The run is "finished" when training is. The Trainer does not tell callbacks of an error: the
-    status is "failed" (with the error, if it ended the program) at the latest when the process ends, and at once where
-    ``with HuggingFaceCallback(...) as callback:`` stands around ``train()``. Raises UsageError, from ``train()``, where
-    ``out`` exists, a named probe finds no site, or under DeepSpeed and ``DataParallel``.
+    Each checkpoint of the Trainer gets a file of the watcher, so that ``train(resume_from_checkpoint=...)`` goes on in
+    the same run; rows after the checkpoint are moved aside. If ``out`` does not exist yet, a resumed training starts a
+    run at its own step. The run is "finished" when training is. The Trainer does not call callbacks at an error: the
+    status is "failed" (with the error, if it ended the program) at the latest when the process ends, and at once within
+    ``with HuggingFaceCallback(...) as callback:`` around ``train()``. ``train()`` raises UsageError if ``out`` exists,
+    if a named probe finds no site, under DeepSpeed and under ``DataParallel``.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class HuggingFaceCallback(TrainerCallback):
         if args.n_gpu > 1:
             raise UsageError("DataParallel cannot be watched: start the script with torchrun, or show it one GPU.")
         if self._session is not None:
-            self._session.abandon()  # that of a loop which the Trainer began anew
+            self._session.abandon()  # the session of a loop that the Trainer began again
         step, stored = state.global_step, None
         if step and from_first_rank(self.out.exists()):
             stored = _load(_file(args, step))
@@ -84,12 +84,12 @@ class HuggingFaceCallback(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         file = _file(args, state.global_step)
         if self._session is not None and self._session.open:
-            checkpoint = self._session.watcher.checkpoint()  # on all ranks, since all have a share in it
+            checkpoint = self._session.watcher.checkpoint()  # on all ranks, since each holds a part of it
             if file.parent.is_dir():  # else this checkpoint was rotated away, or belongs to a trial
                 torch.save(checkpoint, file)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if "train_runtime" in (kwargs.get("logs") or {}):  # the last word before load_best_model_at_end
+        if "train_runtime" in (kwargs.get("logs") or {}):  # the last call before load_best_model_at_end
             self._finish()
 
     def on_train_end(

@@ -1,4 +1,5 @@
-"""Chooses a learning rate by trials on the schedule that is run: two rungs, a check with new seeds, and what is unsure.
+"""The choice of a learning rate by trials on the schedule of the run: two rungs, a check with new seeds, and notes
+about doubts.
 
 Early losses of a schedule mislead, and so do the losses of another, shorter schedule: at 6 layers a side the ranking of
 DeepNorm's rates was right at 1,440 of 6,000 updates, and that of BranchNorm's at 2,400. A trial is therefore a run with
@@ -16,13 +17,13 @@ from typing import Protocol
 from ..errors import UsageError
 
 STEP = 2.0  # factor between neighbouring rates of a grid that is extended
-RIDGE = 0.05  # nats: two minima are two valleys if every rate between them is worse by more than this than both
+RIDGE = 0.05  # nats: two minima are two valleys if some rate between them is worse than both by more than this
 MOST_STEPS = 4  # an edge of the grid is moved by a factor of 2 at most so many times
 
 
 @dataclass(frozen=True, order=True)
 class RateTrial:
-    """A run of ``updates`` updates of the schedule at learning rate ``rate``; its longer self continues it."""
+    """A run of ``updates`` updates of the schedule at learning rate ``rate``; a longer trial continues it."""
 
     rate: float
     seed: int
@@ -31,10 +32,10 @@ class RateTrial:
 
 @dataclass(frozen=True)
 class RateResult:
-    """The end of a trial: its loss [nats/token], inf or NaN for a run that failed, and whether it may be chosen.
+    """The end of a trial: its loss [nats/token] (inf or NaN for a run that failed), and whether the rate may be chosen.
 
-    ``eligible``: False if the model is not what its loss says, such as an encoder-decoder that ignores its source.
-    ``source_worth``: the measurement behind it [nats/token], where there is one.
+    ``eligible``: False if the loss does not show the state of the model, such as an encoder-decoder that ignores its
+    source. ``source_worth``: the measurement behind ``eligible`` [nats/token], if there is one.
     """
 
     loss: float
@@ -54,8 +55,8 @@ class Rungs:
     """The rules of a search.
 
     ``rates``: the first grid. Every rate is tried with every one of ``seeds`` for ``first`` updates of a schedule of
-    ``last``; the best ones go on to ``last``. ``confirming``: further seeds that run ``first`` updates at the rate that
-    is chosen.
+    ``last``; the best rates go on to ``last``. ``confirming``: further seeds that run ``first`` updates at the chosen
+    rate.
     """
 
     rates: Sequence[float]
@@ -77,11 +78,11 @@ class Rungs:
 
 @dataclass(frozen=True)
 class Choice:
-    """The rate that was chosen and the evidence.
+    """The chosen rate and the evidence.
 
-    ``rate``: None if no rate is eligible; ``lowest``: the rate of the lowest loss after the last rung, eligible or not,
-    which is what is left to run where ``rate`` is None. ``losses``: rate -> mean loss over the seeds after the last
-    rung. ``notes``: sentences about what is unsure: edges, valleys, rates that were rejected.
+    ``rate``: None if no rate is eligible. ``lowest``: the rate of the lowest loss after the last rung, eligible or not;
+    it can be run if ``rate`` is None. ``losses``: rate -> mean loss over the seeds after the last rung. ``notes``:
+    sentences about doubts: edges of the grid, valleys, rejected rates.
     """
 
     rate: float | None
@@ -128,7 +129,8 @@ class _Search:
         return Choice(rate, lowest, dict(sorted(last.items())), tuple(self.notes), dict(self.results))
 
     def first_rung(self) -> dict[float, float]:
-        """Mean losses by rate; the grid is extended until its best rate lies inside, and refined between valleys."""
+        """Return mean losses by rate; the grid is extended until its best rate lies inside, and refined between
+        valleys."""
         losses = self._losses(self.grid, self.rungs.first)
         for _ in range(2 * MOST_STEPS):
             best = _least(losses)
@@ -153,7 +155,7 @@ class _Search:
         return losses
 
     def _carried(self, losses: Mapping[float, float]) -> list[float]:
-        """The rates that go on to the last rung."""
+        """Return the rates that go on to the last rung."""
         ranked = sorted(losses, key=lambda rate: _order(losses[rate]))
         best = ranked[0]
         near = [self.grid[at] for at in _beside(self.grid.index(best), len(self.grid))]
@@ -162,7 +164,7 @@ class _Search:
         return list(dict.fromkeys([*ranked[:2], middle(best, neighbour), *others]))
 
     def _confirmed(self, rate: float) -> float | None:
-        """``rate``, or the next lower one at which every further seed is eligible; None if there is none."""
+        """Return ``rate``, or the next lower rate at which every further seed is eligible; None if there is none."""
         while True:
             asked = [RateTrial(rate, seed, self.rungs.first) for seed in self.rungs.confirming]
             self._run(asked)
@@ -184,7 +186,7 @@ class _Search:
             rate = lower
 
     def _below(self, rate: float) -> float | None:
-        """The next lower rate of the grid."""
+        """Return the next lower rate of the grid; None if there is none."""
         return max((other for other in self.grid if other < rate), default=None)
 
     def _losses(self, rates: Sequence[float], updates: int) -> dict[float, float]:
@@ -202,7 +204,7 @@ class _Search:
         return sum(losses) / len(losses) if all(map(math.isfinite, losses)) else math.inf
 
     def _eligible(self, losses: Mapping[float, float]) -> dict[float, float]:
-        """The rates at which every seed is eligible after the last rung."""
+        """Return the rates at which every seed is eligible after the last rung."""
 
         def fits(rate: float) -> bool:
             return all(self.results[RateTrial(rate, seed, self.rungs.last)].eligible for seed in self.rungs.seeds)
@@ -211,10 +213,11 @@ class _Search:
 
 
 def valleys(losses: Mapping[float, float]) -> list[float]:
-    """Return the rates at the minima of a curve of losses over rates that are parted by ridges higher than ``RIDGE``.
+    """Return the rates at the minima of a curve of losses over rates that are separated by ridges higher than
+    ``RIDGE``.
 
-    Two minima are one valley if some loss between them exceeds neither by more than .05 nats, or if a minimum is not
-    finite. A curve without a finite loss has no valley.
+    Two minima are two valleys if a loss between them exceeds both by more than .05 nats. A rate whose loss is not
+    finite is no minimum. A curve without a finite loss has no valley.
     """
     rates = sorted(losses)
     found: list[float] = []
@@ -239,17 +242,17 @@ def middle(low: float, high: float) -> float:
 
 
 def _least(losses: Mapping[float, float]) -> float:
-    """The rate of the lowest loss, the lower rate of two that are equal."""
+    """Return the rate of the lowest loss; of two rates with equal losses, the lower one."""
     return min(losses, key=lambda rate: (*_order(losses[rate]), rate))
 
 
 def _order(loss: float) -> tuple[bool, float]:
-    """The order of losses, in which what is not finite comes last."""
+    """Return the sort key of a loss, in which losses that are not finite come last."""
     return not math.isfinite(loss), loss if math.isfinite(loss) else 0.0
 
 
 def _beside(at: int, count: int) -> list[int]:
-    """The places beside ``at`` in a list of ``count``."""
+    """Return the positions beside ``at`` in a list of ``count``."""
     return [place for place in (at - 1, at + 1) if 0 <= place < count]
 
 

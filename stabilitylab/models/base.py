@@ -1,4 +1,5 @@
-"""What an architecture is asked: how each sub-layer joins the residual stream; and the registry of all of them."""
+"""The interface of an architecture (how each sub-layer joins the residual stream), and the registry of all
+architectures."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from .sublayers import SubLayer
 
 @dataclass(frozen=True)
 class Place:
-    """Where a sub-layer stands, or a whole stack: all that an architecture may know of its model."""
+    """The place of a sub-layer, or of a whole stack: an architecture knows nothing else of its model."""
 
     stack: str  # encoder | decoder
     layer: int  # from 1; 0: the stack itself
@@ -41,7 +42,7 @@ class Place:
 
     @property
     def sublayers(self) -> int:
-        """Counts those of the whole model: 2N + 3M, or 2 a layer of a single stack."""
+        """Return the number of sub-layers of the whole model: 2N + 3M, or 2 a layer of a single stack."""
         return 2 * self.encoder_layers + (3 if self.encoder_layers else 2) * self.decoder_layers
 
     def at(self, layer: int, sublayer: str) -> Place:
@@ -55,30 +56,29 @@ class Place:
 
 
 def xavier_gain(place: Place, matrix: str) -> float:
-    """The base of all architectures: 1, but for q, k, v as ``model.init`` has them: 1/sqrt(2), or 1."""
+    """Return the gain in the base of all architectures: 1; for q, k, v the value of ``model.init``, 1/sqrt(2) or 1."""
     return place.qkv_gain if matrix in ("q", "k", "v") else 1.0
 
 
 class Trunk(nn.Module):
     """The residual stream of one stack outside its layers, neutral here; the final norm, if any, comes after it.
 
-    A stream is a tensor (B, T, D), or a tuple of them where layers need more than one; its first one is what probes
-    read.
+    A stream is a tensor (B, T, D), or a tuple of tensors if layers need more than one; probes read the first.
     """
 
     def __init__(self, place: Place) -> None:
         super().__init__()
 
     def enter(self, x: Tensor) -> Any:
-        """The embedding as a stream."""
+        """Return the embedding as a stream."""
         return x
 
     def before(self, stream: Any) -> Any:
-        """What the next layer gets."""
+        """Return the input of the next layer."""
         return stream
 
     def after(self, stream: Any, y: Any) -> Any:
-        """The stream behind a layer with output ``y``."""
+        """Return the stream behind a layer with output ``y``."""
         return y
 
     def leave(self, stream: Any) -> Tensor:
@@ -86,28 +86,29 @@ class Trunk(nn.Module):
 
 
 class ArchOptions(Section):
-    """An architecture's own settings, ``--set arch.KEY=VALUE``: subclass it as ``class Options`` inside the arch."""
+    """An architecture's own settings, ``--set arch.KEY=VALUE``: subclass this as ``class Options`` inside the arch."""
 
 
 class Residual(nn.Module):
-    """One sub-layer: F and its norm, joined to the stream by ``forward``; the rest are neutral answers of an arch.
+    """One sub-layer: F and its norm, joined to the stream by ``forward``. All other attributes and methods are neutral
+    defaults that an architecture may replace.
 
-    The docstring of an arch begins with its formula, two spaces, and its source. Every arch writes
-    shortcut(s * x) + branch(F): one form, so that equal constants give equal bits. The identities are taps:
-    ``shortcut`` carries s * x, ``branch`` carries F, and ``scaled_branch`` what is added, where that is not F.
+    The docstring of an arch begins with its formula, two spaces, and its source. Every arch writes shortcut(s * x) +
+    branch(F): one form, so that equal constants give equal bits. The identities are taps: ``shortcut`` carries s * x,
+    ``branch`` carries F, and ``scaled_branch`` carries the term that is added, if that is not F.
     """
 
-    normalised = True  # does each sub-layer have a norm of its own?
-    final_norm = False  # does each stack end with a norm of its own?
-    takes_alpha = False  # does model.alpha replace a constant of this arch?
-    scheduled = False  # does a Schedule drive it?
-    needs_calibration = False  # does it need a calibration pass before step 0?
+    normalised = True  # each sub-layer has a norm of its own
+    final_norm = False  # each stack ends with a norm of its own
+    takes_alpha = False  # model.alpha replaces a constant of this arch
+    scheduled = False  # a Schedule drives this arch
+    needs_calibration = False  # this arch needs a calibration pass before step 0
     defined_for: tuple[str, ...] = ("encoder-decoder", "encoder", "decoder")  # values of model.stack
-    trunk: type[Trunk] = Trunk  # what it does with the stream outside the layers
+    trunk: type[Trunk] = Trunk  # the stream outside the layers
     output_gain = 1.0  # initial gain of an untied output matrix
     learns = "nothing"  # beyond matrices, biases, and the norms that Post-LN has
-    Options: type[ArchOptions] = ArchOptions  # its own settings, with defaults
-    recipe: Mapping[str, Mapping[str, Any]] = MappingProxyType({})  # settings that its paper insists on
+    Options: type[ArchOptions] = ArchOptions  # the arch's own settings, with defaults
+    recipe: Mapping[str, Mapping[str, Any]] = MappingProxyType({})  # settings that the arch's paper insists on
     norm: nn.Module
 
     def __init__(
@@ -133,27 +134,28 @@ class Residual(nn.Module):
         raise NotImplementedError
 
     def gain(self, matrix: str) -> float:
-        """Initial gain of q, k, v, out, fc1 or fc2, as a multiple of Xavier's standard deviation."""
+        """Return the initial gain of q, k, v, out, fc1 or fc2, as a multiple of Xavier's standard deviation."""
         return xavier_gain(self.place, matrix)
 
     @staticmethod
     def embedding_gain(place: Place) -> float:
-        """Initial gain of a stack's embedding, as a multiple of N(0, 1/d)."""
+        """Return the initial gain of a stack's embedding, as a multiple of N(0, 1/d)."""
         return 1.0
 
     @staticmethod
     def constants(place: Place) -> dict[str, float]:
-        """What depends on the depth, by name, for one stack."""
+        """Return the constants that depend on the depth, by name, for one stack."""
         return {}
 
     @staticmethod
     def calibrating(residuals: Sequence[Any]) -> AbstractContextManager[None]:
-        """Within it, one forward pass through these residuals of a stack sets what they calibrate."""
+        """Return a context in which one forward pass through these residuals of a stack sets their calibrated
+        values."""
         return nullcontext()
 
     @staticmethod
     def finalize(stack: Any) -> None:
-        """Turns a trained stack into what it is used as; called once, when training has ended."""
+        """Convert a trained stack into its form for use; called once, when training has ended."""
 
 
 class _Archs(Registry[type[Residual]]):
@@ -173,8 +175,11 @@ R = TypeVar("R", bound=type[Residual])
 def arch(
     name: str, *, title: str = "", colour: str = "", marker: str = "", rank: int = 1000, gains: Gains | None = None
 ) -> Callable[[R], R]:
-    """Registers a residual as an architecture: ``@arch("name")``. The rest is for tables and figures, each with a
-    neutral default: :class:`stabilitylab.arch_notes.ArchNote`."""
+    """Register a residual as an architecture: ``@arch("name")``.
+
+    The other arguments are for tables and figures, each with a neutral default:
+    :class:`stabilitylab.arch_notes.ArchNote`.
+    """
 
     def decorate(entry: R) -> R:
         ARCHS.register(name)(entry)
@@ -186,7 +191,11 @@ def arch(
 
 
 def stack_archs(config: ModelConfig) -> dict[str, type[Residual]]:
-    """Stack -> its architecture; refuses a ``model.alpha`` that none of them has, and a stack that one leaves open."""
+    """Return stack -> its architecture.
+
+    Raises UsageError for a ``model.alpha`` that no architecture has, for a stack that an architecture is not defined
+    for, and for an option that no architecture has.
+    """
     names = {
         "encoder-decoder": {"encoder": config.arch, "decoder": config.decoder_arch or config.arch},
         "encoder": {"encoder": config.arch},
@@ -210,7 +219,7 @@ def stack_archs(config: ModelConfig) -> dict[str, type[Residual]]:
 
 
 def options_of(entry: type[Residual], config: ModelConfig) -> ArchOptions:
-    """The arch's own settings as ``config`` has them; raises UsageError for a value that is none."""
+    """Return the arch's own settings in ``config``; raises UsageError for a wrong value."""
     own = {key: getattr(config, key) for key in RAMP} | config.options
     try:
         return entry.Options(**{key: value for key, value in own.items() if key in entry.Options.model_fields})

@@ -1,4 +1,4 @@
-"""From a configuration to a model with its initial weights."""
+"""Models with their initial weights, built from a configuration."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from .transformer import KINDS, Transformer
 def build_model(
     config: ModelConfig | None = None, *, source_vocab: int, target_vocab: int, seed: int = 0, **settings: Any
 ) -> Transformer:
-    """A Transformer on the CPU with its initial weights, which depend on ``seed`` and not on the global generator.
+    """Build a Transformer on the CPU. Its initial weights depend on ``seed`` and not on the global generator.
 
     ``settings`` override fields of ``config``; ``depth=200`` and ``preset="tiny"`` are understood too. A single stack
-    uses ``target_vocab`` alone.
+    uses only ``target_vocab``. Raises UsageError for an empty vocabulary, ResourceError if the weights alone exceed the
+    memory of the machine.
     """
     config = canonical(configure(config, **settings))
     for name, size in (("source_vocab", source_vocab), ("target_vocab", target_vocab)):
@@ -41,7 +42,7 @@ def build_model(
 
 
 def configure(config: ModelConfig | None = None, **settings: Any) -> ModelConfig:
-    """``settings`` over ``config``, or over a preset, validated."""
+    """Return ``settings`` over ``config``, or over a preset, validated."""
     depth, preset = settings.pop("depth", None), settings.pop("preset", None)
     layers = [] if config is None else [{"model": config.model_dump()}]
     if preset is not None:
@@ -52,13 +53,14 @@ def configure(config: ModelConfig | None = None, **settings: Any) -> ModelConfig
 
 
 def canonical(config: ModelConfig) -> ModelConfig:
-    """The same configuration with the canonical names of its architectures."""
+    """Return the same configuration with the canonical names of its architectures."""
     names = {key: name and ARCHS.resolve(name) for key in ("arch", "decoder_arch") for name in [getattr(config, key)]}
     return config.model_copy(update=names)
 
 
 def parameter_count(config: ModelConfig, *, source_vocab: int, target_vocab: int) -> int:
-    """Number of parameters; one layer of each stack is built, without memory, so that any size is counted at once."""
+    """Return the number of parameters. One layer of each stack is built, without memory, so that a model of any size is
+    counted at once."""
     layers = {key: getattr(config, key) for key in ("encoder_layers", "decoder_layers")}
     with torch.device("meta"):
         model = _construct(

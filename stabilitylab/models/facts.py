@@ -1,4 +1,4 @@
-"""What an architecture says of itself, for ``stabilitylab list archs`` and the documentation."""
+"""The facts about an architecture, for ``stabilitylab list archs`` and the documentation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from .transformer import KINDS
 
 
 def facts(name: str, encoder_layers: int, decoder_layers: int) -> dict[str, Any]:
-    """Formula, source, remarks, learnable extras, initial gains, values of ``model.stack``, and constants by stack."""
+    """Return formula, source, remarks, learnable extras, options, initial gains, values of ``model.stack``, and
+    constants by stack."""
     arch = ARCHS[name]
     first, *rest = (" ".join(text.split("\n")) for text in (inspect.getdoc(arch) or "").split("\n\n"))
     formula, _, source = first.partition(".  ")
@@ -33,7 +34,8 @@ def facts(name: str, encoder_layers: int, decoder_layers: int) -> dict[str, Any]
 
 
 def gains(name: str) -> str:
-    """What the initial gains of an architecture do with the base (``model.qkv_gain``), asked at both of its values."""
+    """Say how the initial gains of an architecture use the base (``model.qkv_gain``), by a comparison at both of its
+    values."""
     kind = "encoder-decoder" if "encoder-decoder" in ARCHS[name].defined_for else ARCHS[name].defined_for[0]
     sizes = {f"{stack}_layers": 2 if stack in kind else 0 for stack in ("encoder", "decoder")}
     found, base = [], []

@@ -18,11 +18,11 @@ GAINS: dict[str, Callable[[Residual, str], float]] = {
     "xavier": lambda residual, matrix: xavier_gain(residual.place, matrix),
     "deepnorm": lambda residual, matrix: deepnorm_gain(residual.place, matrix),
 }
-GAINS |= {f"{init}-1": GAINS[init] for init in ("arch", "xavier")}  # the same over a base that the place knows
+GAINS |= {f"{init}-1": GAINS[init] for init in ("arch", "xavier")}  # the same, over the base in Place.qkv_gain
 
 
 def named_normal(seed: int, role: str, shape: torch.Size) -> Tensor:
-    """Standard-normal numbers that depend on the seed and the role alone."""
+    """Return standard-normal numbers that depend only on the seed and the role."""
     digest = hashlib.sha256(f"{seed}:{role}".encode()).digest()
     generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
@@ -30,8 +30,8 @@ def named_normal(seed: int, role: str, shape: torch.Size) -> Tensor:
 
 @torch.no_grad()
 def initialise(model: Transformer, seed: int) -> None:
-    """Xavier-normal times the gain for every matrix, 0 for every bias, N(0, 1/d) times the gain for embeddings and the
-    output; what an architecture adds starts as its own class says."""
+    """Draw Xavier-normal times the gain for every matrix, 0 for every bias, N(0, 1/d) times the gain for embeddings and
+    the output. The extra parameters of an architecture keep the initial values of their class."""
     config, stacks = model.config, model.stacks
     for residual in model.residuals():
         for matrix, (linear, rows) in residual.f.matrices.items():
@@ -48,7 +48,7 @@ def initialise(model: Transformer, seed: int) -> None:
                 module.bias.zero_()
     own = config.init in ("arch", "arch-1")
     gains = {stack.embedding.weight: stack.arch.embedding_gain(stack.place) for stack in reversed(stacks.values())}
-    gains = {model.output.weight: model.last_stack.arch.output_gain} | gains  # the lowest stack decides on shared ones
+    gains = {model.output.weight: model.last_stack.arch.output_gain} | gains  # the lowest stack decides on a shared one
     tables = {f"{name}.embedding": stack.embedding.weight for name, stack in stacks.items()}
     for role, weight in ({"output": model.output.weight} | tables).items():  # a shared one keeps its role's numbers
         numbers = named_normal(seed, role, weight.shape) / math.sqrt(config.d_model)

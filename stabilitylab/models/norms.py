@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-EPS = 1e-5  # the same everywhere: architectures are compared, not their epsilons
+EPS = 1e-5  # the same for all architectures: their epsilons must not differ in a comparison
 
 
 class LayerNorm(nn.LayerNorm):
@@ -30,15 +30,15 @@ class RMSNorm(nn.RMSNorm):
 
 
 def new_norm(kind: str, width: int) -> nn.Module:
-    """The norm that ``model.norm`` asks for."""
+    """Return the norm of ``model.norm``."""
     return RMSNorm(width) if kind == "rmsnorm" else LayerNorm(width)
 
 
 class QueryKeyScale(nn.Module):
     r"""QK-norm: each head's query and key normalised over its d/H features.  Dehghani et al. 2023 (2302.05442).
 
-    Gains and biases are shared by the heads. Not called a norm, or probes would take it for one of the stream, whose
-    mask has no heads and, across stacks, other tokens than the keys.
+    The heads share gains and biases. The class is not called a norm: probes would take it for a norm of the stream. Its
+    inputs have a dimension of heads that the mask lacks, and in cross-attention queries and keys have different tokens.
     """
 
     def __init__(self, kind: str, width: int) -> None:

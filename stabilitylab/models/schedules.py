@@ -1,4 +1,4 @@
-"""alpha over time, as a buffer that checkpoints carry and the host knows without asking the device."""
+"""The course of alpha: a buffer that checkpoints carry, with a copy on the host that is read without the device."""
 
 from __future__ import annotations
 
@@ -86,6 +86,6 @@ class Schedule(HostScalar):
         return GROWTH[self.growth](t / self.T)
 
     def finalize(self) -> None:
-        """From now on alpha is what it grows to, whatever the row; a constant stays what it is."""
+        """Set alpha to its final value for every row from now on; a constant stays as it is."""
         self.final.set(True)
         self.set(self.at(0))

@@ -1,4 +1,4 @@
-"""What stands inside a residual: attention and the feed-forward network, with as few operations as they need."""
+"""The functions inside a residual: attention and the feed-forward network, with as few operations as they need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .norms import QueryKeyScale
 class Linear(nn.Linear):
     """``nn.Linear`` that draws nothing when built: its values come from :mod:`.initialisation`.
 
-    ``working``: weight and bias in a shorter type, which passes of training take in place of its own.
+    ``working``: weight and bias in a shorter type, which passes of training use in place of the parameters.
     """
 
     working: tuple[Tensor, Tensor | None] | None = None
@@ -37,7 +37,7 @@ class Embedding(nn.Embedding):
 
 
 class SubLayer(nn.Module):
-    """F of a residual, with empty places that an architecture may fill; ``drop`` ends it."""
+    """F of a residual, with optional modules that an architecture may set; ``drop`` is its last operation."""
 
     inner_norm: nn.Module | None  # in front of the last matrix
     outer_norm: nn.Module | None  # behind it, before dropout
@@ -57,7 +57,7 @@ class SubLayer(nn.Module):
 
 
 class MultiHeadAttention(SubLayer):
-    """Multi-head attention but for where q, k and v come from."""
+    """Multi-head attention; subclasses compute q, k and v."""
 
     head_scale: nn.Parameter | None  # (H,), on what each head yields
 

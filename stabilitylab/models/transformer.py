@@ -22,7 +22,8 @@ MASKED = -1e30  # finite, so that a row without any real token stays finite; exp
 
 
 def positions(length: int, like: Tensor, first: int = 0) -> Tensor:
-    """Sinusoids of ``length`` places from ``first`` on, mean square exactly 1/2.  Vaswani et al. 2017, Sec. 3.5."""
+    """Return sinusoids of ``length`` positions from ``first`` on, mean square exactly 1/2: (length, D).  Vaswani et al.
+    2017, Sec. 3.5."""
     width = like.shape[-1]
     place = torch.arange(first, first + length, dtype=torch.float64, device=like.device)
     wave = torch.arange(0, width, 2, dtype=torch.float64, device=like.device)
@@ -31,7 +32,8 @@ def positions(length: int, like: Tensor, first: int = 0) -> Tensor:
 
 
 def additive(mask: Tensor | None, like: Tensor) -> Tensor | None:
-    """The key mask as attention adds it, in the type of its scores: made once a forward pass, not once a layer."""
+    """Return the key mask as a term to add to attention's scores, in their type: made once a forward pass, not once a
+    layer."""
     if mask is None:
         return None
     device = mask.device.type
@@ -41,7 +43,7 @@ def additive(mask: Tensor | None, like: Tensor) -> Tensor | None:
 
 
 class Layer(nn.Module):
-    """Self-attention, in a decoder above an encoder cross-attention, and the feed-forward network."""
+    """Self-attention, cross-attention (in a decoder above an encoder), and the feed-forward network."""
 
     cross_attn: Residual | None
 
@@ -59,9 +61,9 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Embedding, positions, layers, and the final norm where the architecture has one.
+    """Embedding, positions, layers, and the final norm if the architecture has one.
 
-    ``checkpointing``: training keeps what enters each layer and computes its inside again in the backward pass.
+    ``checkpointing``: in training, keep only the input of each layer and compute its inside again in the backward pass.
     """
 
     input_scale: Tensor | None
@@ -114,12 +116,12 @@ class Stack(nn.Module):
         return self.leave(stream)
 
     def leave(self, stream: Any) -> Tensor:
-        """What the stack puts out, of the stream behind its last layer."""
+        """Return the output of the stack, from the stream behind its last layer."""
         x = self.trunk.leave(stream)
         return x if self.norm is None else self.norm(x)
 
     def embed(self, tokens: Tensor, first: int = 0) -> Tensor:
-        """What enters the first layer, of ``tokens`` that stand at the places from ``first`` on."""
+        """Return the input of the first layer, for ``tokens`` at the positions from ``first`` on."""
         x = self.embedding(tokens) * self.scale  # (B, T, D)
         x = x + positions(tokens.shape[1], x, first)
         if self.dropout:
@@ -127,12 +129,12 @@ class Stack(nn.Module):
         return x if self.input_scale is None else self.input_scale * x
 
     def residuals(self) -> list[Residual]:
-        """All sub-layers, from the bottom up."""
+        """Return all sub-layers, from the bottom up."""
         return [cast(Residual, sublayer) for layer in self.layers for sublayer in layer.children()]
 
 
 class Transformer(nn.Module):
-    """What the encoder-decoder and the single stacks share. Built by ``build_model``, which also draws the weights."""
+    """The common part of the encoder-decoder and the single stacks. ``build_model`` builds it and draws the weights."""
 
     encoder: Stack | None
     decoder: Stack | None
@@ -178,7 +180,7 @@ class Transformer(nn.Module):
         raise NotImplementedError
 
     def hidden(self, **inputs: Tensor | None) -> Tensor:
-        """Output of the last stack after its last norm."""
+        """Return the output of the last stack after its last norm."""
         self.require_calibration()
         return self.run(**inputs)  # (B, T, D)
 
@@ -189,13 +191,14 @@ class Transformer(nn.Module):
         return self.logits(self.hidden(**inputs))
 
     def set_row(self, row: int) -> None:
-        """Set what depends on time to what row ``row`` of a run uses: after ``row`` optimizer updates."""
+        """Set everything that depends on time to its value in row ``row`` of a run: after ``row`` optimizer updates."""
         if self.schedule is not None:
             self.schedule.set(self.schedule.at(row))
 
     @torch.no_grad()
     def calibrate(self, **inputs: Tensor | None) -> None:
-        """Admin's profiling pass over one batch, dropout on; nothing where there is none to do, or it is done."""
+        """Run Admin's profiling pass over one batch, with dropout; do nothing without such a pass, or if it was done
+        before."""
         if self.calibrated is None or self.calibrated.get():
             return
         device = next(self.parameters()).device
@@ -210,7 +213,8 @@ class Transformer(nn.Module):
         self.calibrated.set(True)
 
     def finalize(self) -> None:
-        """Make the trained model what it is used as: alpha at its end, and what each architecture says. Not undone."""
+        """Convert the trained model into its form for use: alpha at its end, and the change of each architecture. There
+        is no way back."""
         self.require_calibration()
         if self.schedule is not None:
             self.schedule.finalize()
@@ -226,7 +230,8 @@ class Transformer(nn.Module):
             )
 
     def parameter_roles(self) -> dict[str, tuple[str, slice | None]]:
-        """Role -> (name in ``named_parameters()``, rows of it or None for all); each element has exactly one role."""
+        """Return role -> (name in ``named_parameters()``, rows of it or None for all); each element has exactly one
+        role."""
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.named_parameters()}
         roles: dict[str, tuple[str, slice | None]] = {}
         taken: set[str] = set()
@@ -238,7 +243,7 @@ class Transformer(nn.Module):
                     roles[f"{residual.place}.{matrix}.bias"] = names[module.bias], rows
                 taken |= {names[parameter] for parameter in module.parameters()}
             for name, parameter in residual.named_parameters():
-                if names[parameter] not in taken:  # by a matrix, or by a sub-layer that shares it
+                if names[parameter] not in taken:  # else a matrix has it, or a sub-layer that shares it
                     roles[f"{residual.place}.{name.removeprefix('f.')}"] = names[parameter], None
                     taken.add(names[parameter])
         for stack_name, stack in self.stacks.items():
@@ -264,7 +269,8 @@ class EncoderDecoder(Transformer):
     def run(
         self, source: Tensor, target: Tensor, source_mask: Tensor | None = None, target_mask: Tensor | None = None
     ) -> Tensor:
-        """``target`` is padded on the right, so causality hides its padding from every real token without a mask."""
+        """Return the decoder's output (B, T, D). ``target`` is padded on the right, so causality hides its padding from
+        every real token without a mask."""
         assert self.encoder is not None
         assert self.decoder is not None
         keys = additive(source_mask, self.encoder.embedding.weight)
@@ -273,7 +279,7 @@ class EncoderDecoder(Transformer):
 
 
 class EncoderOnly(Transformer):
-    """Every token sees every real token: the masked-token loss."""
+    """An encoder: every token attends to every real token; the masked-token loss."""
 
     def run(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         assert self.encoder is not None
@@ -281,10 +287,11 @@ class EncoderOnly(Transformer):
 
 
 class DecoderOnly(Transformer):
-    """Every token sees those before it: the next-token loss."""
+    """A decoder: every token attends to itself and the tokens before it; the next-token loss."""
 
     def run(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """``tokens`` is padded on the right, so causality hides the padding from every real token without a mask."""
+        """Return the decoder's output (B, T, D). ``tokens`` is padded on the right, so causality hides the padding from
+        every real token without a mask."""
         assert self.decoder is not None
         return self.decoder(tokens)  # (B, T, D)
 

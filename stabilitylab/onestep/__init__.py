@@ -1,4 +1,5 @@
-"""What initialisation and one tiny update tell, in float64, as an ordinary run directory of kind "onestep"."""
+"""Measurements at the initialisation and after one tiny update, in float64, as an ordinary run directory of kind
+"onestep"."""
 
 from .measuring import measure
 from .workers import measure_all

@@ -1,4 +1,4 @@
-"""DeepNet's Lemma 4.1 at initialisation: does attention keep the magnitude of its tokens?"""
+"""The test of DeepNet's Lemma 4.1 at initialisation: attention keeps the magnitude of its tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..schema import Row
 from .initial_model import Filled, filled
 
 LENGTHS = (4, 16, 64, 256)
-TOKENS = 1024  # of all sequences of one length together
+TOKENS = 1024  # number of tokens in all sequences of one length together
 DEFINITION = """A x = softmax(x W_q (x W_k)^T / sqrt(d)) x over n independent tokens LN(N(0, 1)), with one head of full
 width and Xavier-normal W_q, W_k; ratio: mean ||A x|| / ||x||; bound: the largest ||A x|| of a sequence over its largest
 ||x||, largest over sequences (at most 1, since A averages). 1024 tokens for each n, from train.seed. DeepNet, Lemma
@@ -20,7 +20,8 @@ width and Xavier-normal W_q, W_k; ratio: mean ||A x|| / ||x||; bound: the larges
 
 
 def lemma41(width: int, seed: int) -> Filled:
-    """Depends on the width of the model and the seed alone."""
+    """Return the table of ratios and bounds by sequence length; it depends only on the width of the model and the
+    seed."""
     ratio, bound = zip(*(_magnitudes(n, width, seed) for n in LENGTHS), strict=True)
     return filled(
         "lemma41",

@@ -1,4 +1,4 @@
-"""How far the first update could go before the loss rises, and how curved the loss is there, at initialisation."""
+"""The longest first update that does not raise the loss, and the curvature of the loss there, at initialisation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from ..probes import Watcher
 from .initial_model import Filled, Subject
 from .standard_probes import Gathered
 
-KNOWN = ("critical_sharpness", "preconditioned_sharpness", "sharpness")  # a plugin's may need what is not here
+KNOWN = ("critical_sharpness", "preconditioned_sharpness", "sharpness")  # plug-ins may need more
 
 
 def curvature(subject: Subject, probes: Sequence[str]) -> list[Filled]:
-    """The tables of the probes of curvature, of AdamW's first update at the run's full rate, without warm-up: headroom
-    below 1 says that this update raises the loss of the batch that it is made of. The model stays what it was."""
+    """Return the tables of the probes of curvature, for AdamW's first update at the run's full rate, without warm-up.
+
+    Headroom below 1: this update raises the loss of the batch that it is made of. The model does not change.
+    """
     config, model, batch, sink = subject.config.train, subject.model, subject.batch, Gathered()
     counted = batch.weight > 0
 

@@ -1,4 +1,4 @@
-"""What is measured: a float64 model at its initialisation over one fixed batch."""
+"""The subject of a one-step run: a float64 model at its initialisation, over one fixed batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Hook = Callable[[nn.Module, tuple[Any, ...], Any], None]
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """The model of a configuration as row 0 of a run has it (alpha_{t0}, Admin calibrated), without dropout."""
+    """The model of a configuration as in row 0 of a run (alpha_{t0}, Admin calibrated), without dropout."""
 
     config: Config
     model: Transformer
@@ -36,7 +36,8 @@ class Subject:
 
     @classmethod
     def of(cls, config: Config, dataset: Dataset, device: torch.device) -> Subject:
-        """The batch is the first micro-batch of a training run, with which that run calibrates Admin too."""
+        """Build the subject. The batch is the first micro-batch of a training run, with which that run calibrates Admin
+        too."""
         still = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
         model = build_model(
             config.model.model_copy(update=still),
@@ -52,27 +53,28 @@ class Subject:
 
     @property
     def names(self) -> list[str]:
-        """Names the parameters in the order of ``parameters.tensors``."""
+        """Return the names of the parameters in the order of ``parameters.tensors``."""
         return [name for name, _ in self.model.named_parameters()]
 
     def real(self, stack: str) -> Tensor:
-        """(B, L) True on the real tokens of a stack."""
+        """Return (B, L): True on the real tokens of a stack."""
         return self.batch.masks[stack]
 
     @torch.no_grad()
     def output(self) -> Tensor:
-        """F at the real tokens: the last stack's output after its last norm, (tokens, D)."""
+        """Return F at the real tokens: the last stack's output after its last norm, (tokens, D)."""
         return self.model.hidden(**self.batch.inputs)[self.real(next(reversed(self.model.stacks)))]
 
     def loss(self) -> tuple[Tensor, Tensor]:
-        """(label-smoothed cross-entropy, unsmoothed nll) in nats per counted token, as in training but float64."""
+        """Return (label-smoothed cross-entropy, unsmoothed nll) in nats per counted token, as in training but
+        float64."""
         counted = self.batch.weight > 0
         logits, labels = self.model(**self.batch.inputs)[counted], self.batch.labels[counted]
         smoothed = F.cross_entropy(logits, labels, label_smoothing=self.config.train.label_smoothing)
         return smoothed, F.cross_entropy(logits.detach(), labels)
 
     def matrices(self) -> dict[str, tuple[str, slice | None]]:
-        """Role ("encoder.3.self_attn.q") -> (parameter, its rows), of the matrices of all branches."""
+        """Return role ("encoder.3.self_attn.q") -> (parameter, its rows), for the matrices of all branches."""
         roles = self.model.parameter_roles()
         return {role: where for role, where in roles.items() if role.rpartition(".")[2] in GROUP_OF}
 
@@ -83,7 +85,7 @@ def part_of(tensor: Tensor, part: Part) -> Tensor:
 
 @contextmanager
 def hooked(hooks: Iterable[tuple[nn.Module, Hook]]) -> Iterator[None]:
-    """These forward hooks are there within."""
+    """Attach these forward hooks within this context."""
     handles = [module.register_forward_hook(hook) for module, hook in hooks]
     try:
         yield
@@ -94,7 +96,8 @@ def hooked(hooks: Iterable[tuple[nn.Module, Hook]]) -> Iterator[None]:
 
 @contextmanager
 def moved(tensors: Sequence[Tensor], by: Iterable[Tensor], factor: float) -> Iterator[None]:
-    """``tensors + factor * by`` within; then what they were, bit for bit. ``by`` is asked for one by one."""
+    """Set ``tensors`` to ``tensors + factor * by`` within this context, then restore them bit for bit. ``by`` is
+    iterated once, one tensor at a time."""
     own = [tensor.clone() for tensor in tensors]
     try:
         for tensor, step in zip(tensors, by, strict=True):
@@ -115,7 +118,7 @@ def filled(
     log: bool,
     total: str = "",
 ) -> Filled:
-    """A table with its numbers: one sequence of floats or 0-dim tensors a column, the main one first."""
+    """Return a table with its numbers: one sequence of floats or 0-dim tensors a column, the main column first."""
     values = np.array([[float(value) for value in column] for column in columns.values()]).T
     table = Table(name, tuple(columns), tuple(rows), unit, " ".join(definition.split()), total, phase=phase, log=log)
     return table, Cells(values.reshape(len(rows), len(columns)), np.zeros(len(rows), dtype=bool))

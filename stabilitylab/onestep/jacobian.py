@@ -1,4 +1,4 @@
-"""The Jacobian of every LayerNorm: how much of a gradient each lets through."""
+"""The norms of the Jacobian of every LayerNorm: the factors by which it scales a gradient."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ and sigma^2 = Var_d + eps (RMSNorm: without 1 1^T, sigma^2 = mean square + eps),
 
 
 def jacobian_norms(x: Tensor, eps: float, centred: bool = True) -> tuple[Tensor, Tensor]:
-    """(Frobenius norm, spectral norm) of dLN(x)/dx at gain 1 and bias 0 for each token; x (..., D) -> (...).
+    """Return (Frobenius norm, spectral norm) of dLN(x)/dx at gain 1 and bias 0 for each token; x (..., D) -> (...).
 
-    J is symmetric: 0 along 1, 1 / sigma in the d - 2 directions across 1 and z, and eps / sigma^3 along z, what eps
-    leaves of the direction that normalising removes. Not ``centred`` (RMSNorm): 1 / sigma along 1 too.
+    J is symmetric: 0 along 1, 1 / sigma in the d - 2 directions orthogonal to 1 and z, and eps / sigma^3 along z, the
+    direction that normalising removes but for eps. Not ``centred`` (RMSNorm): 1 / sigma along 1 too.
     """
     across = x.shape[-1] - (2 if centred else 1)
     variance = x.var(dim=-1, correction=0) if centred else x.square().mean(dim=-1)
@@ -34,7 +34,7 @@ def jacobian_norms(x: Tensor, eps: float, centred: bool = True) -> tuple[Tensor,
 
 
 class Jacobians:
-    """What one forward pass says about every norm."""
+    """The Jacobian norms of every norm, from one forward pass."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject

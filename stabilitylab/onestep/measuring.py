@@ -1,4 +1,4 @@
-"""One configuration, measured at its initialisation and written as a run directory."""
+"""The measurement of one configuration at its initialisation, written as a run directory."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from .theorem import Connections, applies, theorem
 
 
 def measure(config: Config, out: Path, name: str) -> Path:
-    """A run directory ``out/name`` of kind "onestep": float64 whatever ``train.precision``, dropout off, step 0 alone.
+    """Measure a configuration into a run directory ``out/name`` of kind "onestep".
 
-    Nothing is written before all is measured. Raises UsageError where ``out/name`` exists, ResourceError where the
-    memory does not suffice.
+    It is computed in float64 for any ``train.precision``, with dropout off, at step 0 alone. Nothing is written before
+    all is measured. Raises UsageError if ``out/name`` exists, ResourceError if the memory does not suffice.
     """
     prepare_process(config.train.threads)
     path, config = out / name, settled(config)
@@ -55,7 +55,7 @@ def measure(config: Config, out: Path, name: str) -> Path:
 
 
 def everything(subject: Subject) -> tuple[dict[str, float | None], list[Filled]]:
-    """The metrics and tables of a one-step run."""
+    """Return the metrics and tables of a one-step run."""
     metrics, tables = ordinary(subject)
     before, jacobians, connections = Outputs(subject), Jacobians(subject), Connections(subject)
     with ExitStack() as hooks:
@@ -77,7 +77,7 @@ def everything(subject: Subject) -> tuple[dict[str, float | None], list[Filled]]
 
 
 def settled(config: Config) -> Config:
-    """The configuration as a run directory stores it: canonical names of architectures."""
+    """Return the configuration as a run directory stores it: with canonical names of architectures."""
     return config.model_copy(update={"model": canonical(config.model)})
 
 
@@ -96,6 +96,6 @@ def _write(path: Path, facts: Mapping[str, Any], metrics: Mapping[str, float | N
     except BaseException:
         with suppress(ResourceError):
             run.close()
-        shutil.rmtree(path, ignore_errors=True)  # half of it is worth less than the name that it takes
+        shutil.rmtree(path, ignore_errors=True)  # half a run would only block the name
         raise
     return path

@@ -1,4 +1,4 @@
-"""How far every sub-layer's output moves when the weights do: Admin's stability plot."""
+"""The change of every sub-layer's output when the weights change: Admin's stability plot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..probes import Site
 from ..probes.places.sites import tensor_of
 from .initial_model import Filled, Hook, Subject, filled, hooked, moved, part_of
 
-RANDOM, GRADIENT = 1e-4, 1e-6  # what is added to each weight, times a sign
+RANDOM, GRADIENT = 1e-4, 1e-6  # the amount that is added to each weight, times a sign
 DEFINITION = """Mean over real tokens and d of the squared difference of x / std(x) between perturbed and unperturbed
 weights, x a sub-layer's output (Post-LN: after its norm) or, in layer 0, the stack's; std over the d of each token. All
 q, k, v, out, fc1 and fc2 weights change together: W + 1e-4 sign(N(0, 1)) (random; a seed's signs are the same for all
@@ -22,7 +22,7 @@ Inferred."""
 
 
 class Outputs:
-    """x / std(x) at the real tokens of every place, of the last forward pass."""
+    """The normalised output x / std(x) at the real tokens of every site, from the last forward pass."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -33,19 +33,19 @@ class Outputs:
         return ((site.module, partial(self._hear, site)) for site in self.sites)
 
     def _hear(self, site: Site, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        x = tensor_of(output)  # the stream that sub-layers see, where there are more
+        x = tensor_of(output)  # the stream that sub-layers read, if there are several
         assert x is not None
         real = x[self._subject.real(site.stack)]  # (tokens, D)
         self.values[site] = real / real.std(dim=-1, correction=0, keepdim=True)
 
 
 def perturbation(subject: Subject, before: Outputs) -> Filled:
-    """``before``: the outputs under the weights as they are."""
+    """Return the table of changes of every output. ``before``: the outputs under the unchanged weights."""
     roles = subject.matrices()
     parameters = dict(subject.model.named_parameters())
     weights = [part_of(parameters[name].data, rows) for name, rows in roles.values()]
     seed = subject.config.train.seed
-    noise = (  # one at a time: all of them take the model's memory
+    noise = (  # one tensor at a time: all together would take the model's memory
         named_normal(seed, f"{role}.perturbation", weight.shape).to(weight).sign()
         for role, weight in zip(roles, weights, strict=True)
     )

@@ -1,4 +1,4 @@
-"""How fast the output moves with one update, by optimizer and group of parameters."""
+"""The rate at which one update changes the output, by optimizer and group of parameters."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ..probes.parameters.pieces import GROUPS, Piece
 from ..schema import Row
 from .initial_model import Filled, Subject, filled, moved, part_of
 
-Direction = Callable[[int], Tensor]  # made when it is asked for: those of all parameters take the model's memory
-LR = 1e-6  # small enough for the linear response, large enough for nine digits of it in float64
+Direction = Callable[[int], Tensor]  # computed on demand: the updates of all parameters take the model's memory
+LR = 1e-6  # small enough for a linear response, large enough for nine digits of it in float64
 
-# Which pieces of the parameters each group holds. An untied output matrix comes after F: it is in "all" alone.
+# The pieces of the parameters in each group. An untied output matrix comes after F: only "all" contains it.
 MEMBERS: dict[str, Callable[[Piece], bool]] = {
     "all": lambda piece: True,
     **{group: lambda piece, group=group: piece.group == group for group in GROUPS},
@@ -30,7 +30,8 @@ both share is the decoder's). DeepNet, Fig. 5 and Sec. 4.2; lr and groups Inferr
 
 
 def directions(subject: Subject) -> dict[str, Direction]:
-    """Optimizer -> what it subtracts from a parameter, by its number, per unit of learning rate in its first update."""
+    """Return optimizer -> the function from a parameter's number to its first update per unit of learning rate (the
+    subtracted tensor)."""
     eps, parameters = subject.config.train.eps, subject.parameters.tensors
 
     def sgd(index: int) -> Tensor:
@@ -47,7 +48,7 @@ def directions(subject: Subject) -> dict[str, Direction]:
 def rate(
     subject: Subject, members: Callable[[Piece], bool], direction: Direction, start: Tensor, lr: float = LR
 ) -> float:
-    """||dF|| / lr per token for an update of those pieces at ``lr``; ``start`` is F before it."""
+    """Return ||dF|| / lr per token for an update of the chosen pieces at ``lr``; ``start`` is F before the update."""
     cuts = [(piece.index, piece.part) for piece in subject.parameters.pieces if members(piece)]
     tensors = [part_of(subject.parameters.tensors[index].data, rows) for index, rows in cuts]
     with moved(tensors, (part_of(direction(index), rows) for index, rows in cuts), -lr):

@@ -1,4 +1,4 @@
-"""The ordinary probes at step 0, recorded by the watcher itself, and the gradients that it leaves."""
+"""The ordinary probes at step 0, recorded by the watcher itself, and the gradients of that pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROBES = (
 
 
 class Gathered:
-    """A sink that keeps the one row that it gets."""
+    """A sink that keeps its one row."""
 
     def __init__(self) -> None:
         self.tables: Sequence[Table] = ()
@@ -35,7 +35,8 @@ class Gathered:
 
 
 def ordinary(subject: Subject) -> tuple[dict[str, float | None], list[Filled]]:
-    """Metrics and tables of row 0; the reference pass is over the same batch. Afterwards ``.grad`` holds dE/dtheta."""
+    """Return metrics and tables of row 0; the reference pass is over the same batch. Afterwards ``.grad`` holds
+    dE/dtheta."""
     sink = _watched(subject)
     gc.collect()  # a watcher is part of cycles, and the model would stay in memory with it
     return sink.metrics, [(table, sink.cells[table.name]) for table in sink.tables]
@@ -49,7 +50,7 @@ def _watched(subject: Subject) -> Gathered:
         probes=[name for name in PROBES if subject.sites.norms or name != "ln_input"],  # some archs have no norm
         every=1,
         update_every=1,
-        optimizer=adamw(subject.config.train, model.parameters()),  # never stepped: its eps is recorded against
+        optimizer=adamw(subject.config.train, model.parameters()),  # it never steps; probes record its eps
         mask=batch.masks,
         reference=lambda: model(**batch.inputs),
     )

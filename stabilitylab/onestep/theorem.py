@@ -1,4 +1,4 @@
-"""DeepNet's Theorems 4.2 and 4.3: what they predict from the weights beside what one update does."""
+"""DeepNet's Theorems 4.2 and 4.3: their prediction from the weights, beside the measured change of one update."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAIRS = {"self_attn": ("v", "out"), "cross_attn": ("v", "out"), "ffn": ("fc1", "
 
 
 class Connections:
-    """c of each sub-layer: rms(branch as added) / rms(F) over rms(s x) / rms(x), from one forward pass."""
+    """The factor c of each sub-layer, rms(branch as added) / rms(F) over rms(s x) / rms(x), from one forward pass."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -49,7 +49,7 @@ class Connections:
         self._squares[f"{site.stack}.{site.layer}.{site.sublayer}", name] = squares
 
     def __getitem__(self, role: str) -> float:
-        """0 where the branch is multiplied by 0, inf where x is."""
+        """Return c; 0 if the branch is multiplied by 0, inf if x is."""
         added, branch, kept, x = (self._squares[role, n] for n in ("scaled_branch", "branch", "shortcut", "x"))
         return math.sqrt(added / branch * x / kept) if branch and kept else 0.0 if kept else math.inf
 
@@ -68,7 +68,7 @@ class Sums:
 
 
 def applies(subject: Subject) -> bool:
-    """Whether every sub-layer is LN(s x + F): the theorems are about nothing else."""
+    """True if every sub-layer is LN(s x + F): the theorems cover no other form."""
     archs = [stack.arch for stack in subject.model.stacks.values()]
     return all(issubclass(arch, PostLN) and arch.trunk is Trunk for arch in archs)
 
@@ -76,7 +76,7 @@ def applies(subject: Subject) -> bool:
 def theorem(
     subject: Subject, connections: Connections, directions: Mapping[str, Direction], rates: dict[str, float]
 ) -> Filled:
-    """Table theorem43, or theorem42 of a single stack; ``rates``: those of update_rate by site."""
+    """Return the table theorem43, or theorem42 for a single stack; ``rates``: the numbers of update_rate by site."""
     width, kind = subject.config.model.d_model, subject.config.model.stack
     named = subject.names
     weights = dict(zip(named, subject.parameters.tensors, strict=True))
@@ -111,21 +111,22 @@ def _sums(subject: Subject, connections: Connections, sizes: dict[str, float], s
 
 
 def _cut(subject: Subject, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Role -> its rows of the parameter that it is in, for the matrices of the theorem."""
+    """Return role -> its rows of its parameter, for the matrices of the theorem."""
     wanted = {matrix for pair in PAIRS.values() for matrix in pair}
     matrices = {r: where for r, where in subject.matrices().items() if r.rpartition(".")[2] in wanted}
     return {role: part_of(tensors[name].detach(), rows) for role, (name, rows) in matrices.items()}
 
 
 def _relative(matrices: dict[str, Tensor]) -> dict[str, float]:
-    """Frobenius norm over that of a Xavier matrix of gain 1: the rms over sqrt(2 / (d_in + d_out)), the same number."""
+    """Return the Frobenius norm of each matrix over that of a Xavier matrix of gain 1. This equals the rms of the
+    matrix over sqrt(2 / (d_in + d_out))."""
     norms = torch.stack([torch.linalg.matrix_norm(matrix) for matrix in matrices.values()]).tolist()
     xavier = [math.sqrt(2 * m.shape[0] * m.shape[1] / sum(m.shape)) for m in matrices.values()]
     return {role: norm / unit for role, norm, unit in zip(matrices, norms, xavier, strict=True)}
 
 
 def _spectral(matrices: dict[str, Tensor]) -> dict[str, float]:
-    """Operator norms, equal shapes together."""
+    """Return the operator norms; matrices of one shape are computed together."""
     norms: dict[str, float] = {}
     for shape in {matrix.shape for matrix in matrices.values()}:
         like = {role: matrix for role, matrix in matrices.items() if matrix.shape == shape}

@@ -1,4 +1,4 @@
-"""Many one-step runs, several at a time: a process that dies takes only its own run with it."""
+"""Many one-step runs, several at a time. A process that dies ends only its own run."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def measure_all(
     measure: Measure = measure,
     finished: Callable[[Path, Config], bool] | None = None,
 ) -> dict[str, str]:
-    """``measure`` each (name, configuration) into ``out/name``, ``jobs`` at a time on one thread each; name -> what
-    failed.
+    """Call ``measure`` for each (name, configuration) into ``out/name``, ``jobs`` at a time on one thread each; return
+    name -> reason, for the runs that failed.
 
-    ``finished`` ones (:func:`is_finished`) are kept, others made anew; ``done`` is told each name that stands finished.
-    The numbers do not depend on ``jobs``. On Ctrl-C the processes end at once, and what was finished stays.
+    ``finished`` runs (:func:`is_finished`) are kept, others are made again; ``done`` is called with the name of each
+    finished run. The numbers do not depend on ``jobs``. On Ctrl-C the processes end at once, and finished runs stay.
     """
     finished = finished or is_finished
     failed: dict[str, str] = {}
@@ -74,12 +74,12 @@ def measure_all(
 
 
 def is_finished(path: Path, config: Config) -> bool:
-    """Whether ``path`` holds this configuration, measured; what an interruption left of a one-step run is removed.
+    """True if ``path`` holds a finished measurement of this configuration. An unfinished one-step run there is removed.
 
-    Raises UsageError where something else stands there.
+    Raises UsageError if ``path`` holds anything else: a run that another process writes, or another configuration.
     """
     if not (path / "run.json").exists():
-        return False  # nothing, or what a writer left before it began; anything else the next one refuses
+        return False  # nothing, or the remains of a writer; the next writer refuses anything else
     run = Run.open(path)
     state = run.status.state
     if run.manifest.get("kind") != "onestep" or state == "running":
@@ -96,12 +96,12 @@ def is_finished(path: Path, config: Config) -> bool:
 def _stored(run: Run) -> Config | None:
     try:
         return validated(run.config)
-    except UsageError:  # of another version, with settings that this one does not know
+    except UsageError:  # a run of another version, with settings that this version does not know
         return None
 
 
 class Worker:
-    """A process that measures what it is given, one at a time; where it dies, the next ``give`` starts another."""
+    """A process that measures one configuration at a time. If it dies, the next ``give`` starts another."""
 
     def __init__(self, out: Path, measure: Measure = measure) -> None:
         self.name: str | None = None
@@ -113,11 +113,11 @@ class Worker:
             self.end()
             self._start()
         self.name = name
-        with suppress(ConnectionError):  # it died this instant, which ``take`` reports
+        with suppress(ConnectionError):  # the process has just died, which ``take`` reports
             self.pipe.send((name, config))
 
     def take(self) -> tuple[str, str]:
-        """(name, what went wrong or "") of what it was given; waits for it."""
+        """Wait for the present configuration; return (name, "" or what went wrong)."""
         assert self.name is not None
         name, self.name = self.name, None
         try:
@@ -135,11 +135,11 @@ class Worker:
         self.pipe, theirs = SPAWN.Pipe()
         self._process = SPAWN.Process(target=serve, args=(theirs, self._out, self._measure), daemon=True)
         self._process.start()
-        theirs.close()  # so that the pipe ends when the process does
+        theirs.close()  # else the pipe would outlive the process
 
 
 def serve(pipe: Connection, out: Path, measure: Measure = measure) -> None:
-    """In the worker's process: measure until the pipe ends."""
+    """Measure configurations until the pipe ends; runs in the worker's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches both; the parent ends its workers
     while True:
         try:

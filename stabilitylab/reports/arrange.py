@@ -9,7 +9,7 @@ import numpy as np
 
 from .base import Panel, Series
 
-MARGIN = 0.05  # of a shared axis, left beyond the outermost number
+MARGIN = 0.05  # share of a shared axis, beyond the outermost number
 
 
 def apart(panels: Iterable[Panel], shown: Collection[str]) -> tuple[list[Panel], list[Panel]]:

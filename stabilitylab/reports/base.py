@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .collection import Runs
 
-LEAST_SEEDS = 3  # of a point that is drawn full, and that has a band
+LEAST_SEEDS = 3  # least seeds of a point that is drawn full, with a band
 ZERO, ABSENT, NONFINITE, DIVERGED, STUCK = 1, 2, 3, 4, 5  # in Map.finding; 0 is a number like any other
 FINDINGS = {
     ZERO: "exactly 0", ABSENT: "no gradient", NONFINITE: "not finite", DIVERGED: "diverged", STUCK: "stuck",
@@ -50,7 +50,7 @@ class Series:
     kind: Literal["line", "points", "crosses"] = "line"
     right: bool = False  # read on the right axis
     seeds: int | Sequence[int] = 1
-    colour: str = ""  # where no architecture gives it
+    colour: str = ""  # needed if no architecture gives one
     marker: str = ""
     detail: str = ""
     faint: bool = False
@@ -140,9 +140,9 @@ class Panel:
     log_y: bool = False
     right: str = ""  # label of the right axis, where a series uses it
     log_right: bool = False
-    ticks: Sequence[float] = ()  # of the x axis, where they are few and meant
+    ticks: Sequence[float] = ()  # all ticks of the x axis, if given
     direct: bool = False  # lines are named at their ends, not in a legend
-    limits: tuple[float, float] | None = None  # of the left axis, where panels share it; None: those of its numbers
+    limits: tuple[float, float] | None = None  # of the left axis, if panels share it; None: by its numbers
 
 
 def compared(panels: Iterable[Panel]) -> list[Panel]:
@@ -170,9 +170,9 @@ class Picture:
     columns: int = 2  # panels a row at full width
     extra: Mapping[str, str] = field(default_factory=dict)  # further files: end of the name, such as table.md -> text
     controls: Sequence[Panel] = ()  # with what no paper draws beside it; printed into files of their own
-    provenance: str = ""  # what the runs have in common, in a few words
-    band: str = "range over seeds"  # what bands and bars are
-    key: str = ""  # what marks in cells mean
+    provenance: str = ""  # the common settings of the runs, in a few words
+    band: str = "range over seeds"  # the meaning of bands and bars
+    key: str = ""  # the meaning of marks in cells
 
     @property
     def whole(self) -> Picture:

@@ -32,7 +32,7 @@ PAPERS = ("branchnorm", "deepnet", "admin")
 DIAGNOSED = 3  # runs whose maps are printed, where none is named
 
 
-Progress = Callable[[str, int, int], None]  # what is begun, and how many of how many stages lie behind
+Progress = Callable[[str, int, int], None]  # the stage that begins, the number of stages done, their total
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ def load(*folders: Path) -> tuple[Runs, list[tuple[Path, str]]]:
         if not folder.is_dir():
             raise InputError(f"no folder {folder}: make runs with 'stabilitylab probe', or name their folder.")
         for record in Runs.load(folder, broken):
-            if any(record.name == other.name for other in found.values()):  # of another folder
+            if any(record.name == other.name for other in found.values()):  # a run of another folder has this name
                 record.name = f"{folder.name}/{record.name}" if record.run.path != folder else str(folder)
             found.setdefault(record.run.path.resolve(), record)
     runs, folder = Runs(found.values()), folders[0]

@@ -42,7 +42,7 @@ VERDICTS: tuple[Outcome, ...] = ("reproduced", "contradicted", "not reproduced",
 # what a claim's ``after`` says where its first effect is not one that stood before the runs
 NAMED_LATER = "its primary effect was named when runs of it had been seen (2026-11-22)"
 LEAST_COUNTED = 6  # runs an arm, below which a count decides nothing
-LEAST_SEEDS = 3  # of counts in which a seed has several runs
+LEAST_SEEDS = 3  # least seeds of counts in which a seed has several runs
 
 
 @dataclass(frozen=True)
@@ -201,11 +201,11 @@ class Claim:
     source: str
     statistic: str
     threshold: str
-    sweep: str  # of :mod:`stabilitylab.experiments`: what makes it testable
-    pilot: str  # what the pilot measured, where thresholds were set next to one
+    sweep: str  # its runs make the claim testable (:mod:`stabilitylab.experiments`)
+    pilot: str  # the pilot's result, if thresholds were set beside one
     measure: Measure
     kind: Kind = "published"
-    after: str = ""  # what of its statistic or thresholds was added or moved after runs had been seen
+    after: str = ""  # parts of statistic or thresholds that changed after runs had been seen
     stage: Stage = "after training"
     must_read: bool = True  # of trained models
 
@@ -220,7 +220,7 @@ class Finding:
     effects: list[dict[str, Any]] = field(default_factory=list)
     why: str = ""  # not testable: what is missing
     command: str = ""
-    error: Exception | None = None  # of the test itself, which then says nothing
+    error: Exception | None = None  # an error of the test, which then has no verdict
     holm: float = math.nan  # p of the first effect after Holm's correction
     survives: bool | None = None
 

@@ -63,7 +63,7 @@ class Record:
         self.layers: tuple[int, int] = (int(self.settings.get(LAYERS[0], 0)), int(self.settings.get(LAYERS[1], 0)))
         self.width: int = int(self.settings.get("model.d_model", 0))
         self.tables: frozenset[str] = frozenset(run.tables)
-        self.error: Exception | None = None  # which kept its diagnosis from being made
+        self.error: Exception | None = None  # the error that prevented its diagnosis
         self._kept: dict[tuple[str, By | None], Frame] = {}
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class Record:
             raise
         except InputError:
             return None
-        except Exception as error:  # of a detector: the run's tables can be shown all the same
+        except Exception as error:  # an error of a detector: the run's tables can still be shown
             self.error = error
             return None
 
@@ -246,7 +246,7 @@ class Runs(Sequence[Record]):
                 if broken is None:
                     raise
                 broken.append((run.path, f"its configuration is damaged ({error})"))
-            except Exception as error:  # whatever it is, the other runs are none the worse for it
+            except Exception as error:  # any error of one run must not hide the others
                 if broken is None:
                     raise
                 broken.append((run.path, f"it cannot be read ({in_words(error)})"))

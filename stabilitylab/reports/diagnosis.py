@@ -19,7 +19,7 @@ from .style import AMOUNTS, INK, PARTS
 UPDATE = "model_update"  # has a panel of its own
 LINES = {"nll": "training", "held_out_nll": "held out", "loss": "training"}
 COLOURS = {"encoder": PARTS[1], "decoder": PARTS[4]}
-ALARMS = 3  # of a run that are marked
+ALARMS = 3  # at most so many alarms of a run are marked
 NAMED = 20  # places of a table without layers that a note can still name
 SPAN = 30  # largest over smallest number from which colours are logarithmic, where the table does not say
 

@@ -9,7 +9,7 @@ import numpy as np
 from .collection import Record
 from .run_grid import LayerGrid, lost_at, read
 
-VANISHED = 1e-4  # of the largest gradient norm in the stack: below it a layer hardly learns
+VANISHED = 1e-4  # share of the stack's largest gradient norm: a layer below it hardly learns
 
 
 def _state(record: Record) -> str:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-WIDTH, HEIGHT = 148, 18  # of a mark, in pixels
-MARGIN = 0.12  # of the width, left beyond the outermost number
+WIDTH, HEIGHT = 148, 18  # size of a mark, in pixels
+MARGIN = 0.12  # share of the width, beyond the outermost number
 
 
 def interval(effect: Mapping[str, Any]) -> str:

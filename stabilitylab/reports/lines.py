@@ -24,7 +24,7 @@ PATTERNS = {"solid": "", "dashed": (3.7, 1.6), "dotted": (1, 1.4), "dashdot": (5
 PLAIN = (1e-3, 1e5)  # numbers between which a tick is written out
 ROOM = 1.5  # times so much to both sides of a single point
 FEW = 1.6  # decades, up to which ticks stand at 1, 2 and 5
-APART = 0.075  # of the axes' height: names at line ends stand no closer
+APART = 0.075  # share of the axes' height between names at line ends, at least
 
 
 def look(one: Series) -> dict[str, Any]:

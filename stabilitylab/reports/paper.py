@@ -29,7 +29,7 @@ from .style import GREY, INK
 HEIGHT = 2.05  # inches a row of panels
 TALL, LOW = 9.3, 1.3  # inches of a page, and of the lowest row of panels on it
 MOST_COLUMNS = 4
-NARROWER = 0.8  # of its place is left to a map beside a colour bar
+NARROWER = 0.8  # a map beside a colour bar has this share of its place
 TITLE_LETTER, SMALL_LETTER = 0.07, 0.041  # inches that a letter of a title takes, and one of the small print
 SMALL = 5.2  # points
 
@@ -145,7 +145,7 @@ def _entries(panels: Iterable[Panel]) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     for panel in panels:
         for one in panel.series:
-            if one.kind == "crosses":  # in the colour of whom they are about
+            if one.kind == "crosses":  # in the colour of their architecture
                 entries.setdefault(one.label.rpartition(": ")[2], swatch({**look(one), "colour": INK}))
             elif one.label and not one.faint and not panel.direct and _better(entries.get(one.label), look(one)):
                 entries[one.label] = swatch(look(one), dashed=not (one.detail and one.kind == "line"))

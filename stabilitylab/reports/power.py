@@ -23,7 +23,7 @@ from .collection import Runs
 from .statistics import TAIL, Count, Region, decide, effective, share_interval
 
 POINTS = 2000  # quantiles of the sample's standard deviation over which an expectation is taken
-DRAWS = 1000  # of a share's counts, of several runs a seed
+DRAWS = 1000  # random draws of a share's counts, with several runs a seed
 LEAST_PILOT = 2  # seeds that have a spread
 
 
@@ -37,7 +37,7 @@ class Pilot:
     numbers: Sequence[float] = ()
     counts: Sequence[Count] = ()
     log: bool = False
-    labels: frozenset[str] = frozenset()  # of the runs that it was measured on, where they are known
+    labels: frozenset[str] = frozenset()  # labels of the runs that it was measured on, if known
 
     @property
     def seeds(self) -> int:
@@ -86,7 +86,7 @@ def of_mean(
         top, bottom = ((end - mean) / error for end in (region.high - half, region.low + half))
         return np.maximum(stats.norm.cdf(top) - stats.norm.cdf(bottom), 0.0)
 
-    # whatever lies outside R is decided, whether X is reached or not
+    # a value outside R is decided, with X or without
     beyond = [Region(high=reproduced.low)] if math.isfinite(reproduced.low) else []
     beyond += [Region(low=reproduced.high)] if math.isfinite(reproduced.high) else []
     within = inside(reproduced)

@@ -104,7 +104,7 @@ def _own_recipe(record: Record) -> dict[str, Any]:
 
 
 def _fits(record: Record, other: Record) -> bool:
-    """Do they differ in nothing but architecture, depth, seed and the recipe of ``record``'s architecture?"""
+    """True if the runs differ only in architecture, depth, seed and the recipe of ``record``'s architecture."""
     open_ = {*FREE, *LAYERS, *_own_recipe(record)}
     keys = (record.settings.keys() | other.settings.keys()) - open_
     return all(record.settings.get(key) == other.settings.get(key) for key in keys)

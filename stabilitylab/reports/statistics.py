@@ -14,7 +14,7 @@ LEVEL = 0.95
 TAIL = (1 - LEVEL) / 2  # one-sided level of each end of an interval, and of what Holm leaves as decided
 MOST_SEEDS = 1000  # beyond it a decision is called out of reach
 Verdict = Literal["reproduced", "contradicted", "not reproduced", "inconclusive"]
-Count = tuple[float, float]  # so many of so many
+Count = tuple[float, float]  # (number of successes, total)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A run that another process records: what the ranks beside the first hold in place of a :class:`RunWriter`."""
+"""A run that another process records: the ranks beside the first hold it in place of a :class:`RunWriter`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .writer import State
 
 
 class AbsentRun:
-    """Takes everything that a RunWriter takes, and touches no file."""
+    """A sink with the interface of RunWriter that touches no file."""
 
     run_id = ""  # the first rank's checkpoint names the run
 

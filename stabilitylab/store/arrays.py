@@ -13,7 +13,7 @@ def integers(values: np.ndarray | Sequence[int], kind: pa.DataType) -> pa.Array:
 
 
 def floats(values: np.ndarray, valid: np.ndarray | None = None) -> pa.Array:
-    """Wraps float64 bit for bit; null where not ``valid``."""
+    """Wrap float64 values bit for bit; null where not ``valid``."""
     return _array(pa.float64(), np.ascontiguousarray(values, np.float64), valid)
 
 

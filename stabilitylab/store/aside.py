@@ -1,4 +1,4 @@
-"""What a resume does not go on from is kept below ``aside/``; nothing there is ever overwritten."""
+"""Records that a resume does not continue from are kept below ``aside/``; nothing there is ever overwritten."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from .layout import METRICS, journals, parts, tables_on_disk
 
 
 def check_complete(run: Path, part: int, identity: Identity) -> None:
-    """Raises InputError where a part before ``part`` is lost, unless its loss was noted when it was made."""
+    """Raise InputError if a part before ``part`` is missing, unless the inventory notes that its journal gave no
+    part."""
     with reading(run):
         present = journals(run).keys() | parts(run, METRICS).keys()
     found = inventory.read(run, identity)
@@ -25,7 +26,8 @@ def check_complete(run: Path, part: int, identity: Identity) -> None:
 
 
 def set_aside(run: Path, part: int, attempt: int) -> None:
-    """Move what the last attempt recorded after the checkpoint, and delete what it did not finish writing."""
+    """Move the records after the checkpoint, from ``part`` on, to aside/, and delete files that were not written
+    whole."""
     with reading(run):
         later = [path for name in tables_on_disk(run) for number, path in parts(run, name).items() if number >= part]
         later += [path for number, path in journals(run).items() if number >= part]
@@ -39,7 +41,7 @@ def set_aside(run: Path, part: int, attempt: int) -> None:
 
 
 def free_place(run: Path, folder: str, path: Path) -> Path:
-    """Finds where ``path`` goes below aside/, and makes its folder: nothing that stands there is overwritten."""
+    """Return a path for ``path`` below aside/ at which nothing exists, and make its folder."""
     names = chain([folder], (f"{folder}-{number}" for number in count(2)))
     places = (run / "aside" / name / path.relative_to(run) for name in names)
     target = inside(run, next(place for place in places if not place.exists()))

@@ -15,8 +15,8 @@ By = Literal["layer", "sublayer"]
 
 
 class Combined(NamedTuple):
-    """Groups of rows, and of each step (steps, groups): their values by column, where these do not exist, and where the
-    whole group is absent."""
+    """Groups of rows, and arrays of shape (steps, groups): their values by column, ``missing`` cells of a column (True
+    where the cell does not exist), and ``absent`` (True where the whole group is absent)."""
 
     rows: tuple[Row, ...]
     values: dict[str, np.ndarray]
@@ -31,11 +31,12 @@ def combine(
     by: By,
     missing: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> Combined:
-    """Combines values, their absence and that of single cells (``missing``, by column), all of shape (steps, rows), by
+    """Combine values, their absence and that of single cells (``missing``, by column), all of shape (steps, rows), by
     group.
 
-    Absent rows add nothing, missing cells neither; a group is absent where all its rows are, a cell of it missing where
-    all its cells are. What stands outside the layers is layer 0.
+    Absent rows and missing cells add nothing. A group is absent if all its rows are; a cell of a group is missing if
+    all cells of its rows are. Rows outside the layers are layer 0. Raises UsageError for another ``by``, and for a
+    table whose rows do not combine.
     """
     if by not in ("layer", "sublayer"):
         raise UsageError(f"rows combine by 'layer' or 'sublayer', not by {by!r}.")
@@ -60,7 +61,8 @@ def combine(
 
 
 def _norm(values: np.ndarray, present: np.ndarray, starts: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Takes the root of the sum of squares, scaled by the largest so that 1e-200 does not become 0 on the way."""
+    """Return the root of the sum of squares, scaled by the largest value so that squares of 1e-200 do not underflow to
+    0."""
     largest = np.maximum.reduceat(np.abs(values), starts, axis=1)
     scale = np.where(np.isfinite(largest) & (largest > 0), largest, 1.0)
     return scale * np.sqrt(np.add.reduceat((values / scale[:, codes]) ** 2, starts, axis=1))

@@ -1,5 +1,4 @@
-"""A zip file that says what it should hash to and whose it is: its comment is the SHA-256 of the file without it, and
-the id of the run.
+"""A zip file with a seal in its comment: the SHA-256 of the file without the comment, and the id of the run.
 
 ``torch.load`` reads such a checkpoint as any other, and checks none of its own CRCs.
 """
@@ -14,14 +13,14 @@ from typing import BinaryIO, NamedTuple
 
 from .identity import Identity
 
-COMMENT = re.compile(rb"sha256=(.{64})(?: run=(.{32}))?", re.DOTALL)  # whatever became of the digits
-LENGTHS = (7 + 64, 7 + 64 + 5 + 32)  # of a comment without a run, as schema 3 had it, and with one
-BARE = b"\0\0"  # how a zip file without a comment ends: the comment's length
+COMMENT = re.compile(rb"sha256=(.{64})(?: run=(.{32}))?", re.DOTALL)  # also with damaged digits
+LENGTHS = (7 + 64, 7 + 64 + 5 + 32)  # bytes of a comment without a run's id, as in schema 3, and with one
+BARE = b"\0\0"  # the end of a zip file without a comment: the comment's length
 CHUNK = 1 << 20
 
 
 class Hashed:
-    """A file to write to; :meth:`seal` ends it with the digest and, where one was given, the id of its run."""
+    """A file to write to; :meth:`seal` ends it with the digest and, if given, the id of its run."""
 
     def __init__(self, file: BinaryIO, run_id: str = "") -> None:
         self._file, self._hash, self._run = file, sha256(), run_id
@@ -44,8 +43,8 @@ class Hashed:
 
 
 class Seal(NamedTuple):
-    """What a checkpoint says of itself. ``whole``: it is what was written; None where it does not say, as checkpoints
-    of schema 2 did not. ``run_id``: None where it names no run, as in schema 3."""
+    """The seal of a checkpoint. ``whole``: True if the content has the recorded digest; None without a digest, as in
+    schema 2. ``run_id``: None if the checkpoint names no run, as in schema 3."""
 
     whole: bool | None
     run_id: str | None = None
@@ -77,12 +76,12 @@ def seal_of(path: Path) -> Seal:
 
 
 def fault(path: Path, identity: Identity) -> str:
-    """Say why the run ``identity`` did not write a checkpoint; "" where it did, and of one that is too old to tell."""
+    """Say why a checkpoint is not one that the run ``identity`` wrote; "" if it is, or if it is too old to tell."""
     whole, run_id = seal_of(path)
     if whole is False:
         return "its content is not what was written: its digest is another"
     if not identity.run_id:
         return ""
-    if run_id is None:  # of before the run had an id
+    if run_id is None:  # a checkpoint from before the run had an id
         return "" if identity.since > 1 else "it names no run"
     return "" if run_id == identity.run_id else "it belongs to another run"

@@ -24,7 +24,7 @@ HEAD = re.compile(rb'\{\n  "checksum": "crc32 ([0-9a-f]{8})",\n')
 def write_document(run: Path, name: str, document: Mapping[str, Any], identity: Identity, escaped: bool = True) -> None:
     """Write ``document`` to the JSON file ``name`` of ``run``, with the run's id and a checksum, or not at all.
 
-    ``escaped``: letters beyond ASCII as escapes, which any text can be written with.
+    ``escaped``: write letters beyond ASCII as escapes, so that any text can be written.
     """
     named = {"run_id": identity.run_id} if identity.run_id else {}
     text = json.dumps(plain({**document, **named}), indent=2, ensure_ascii=escaped)
@@ -32,15 +32,15 @@ def write_document(run: Path, name: str, document: Mapping[str, Any], identity: 
 
 
 def sealed(text: str) -> bytes:
-    """Return the bytes of a JSON object that ``text`` holds, an entry a line, with the checksum before them."""
+    """Return the bytes of the JSON object ``text`` (one entry a line), with its checksum as the first entry."""
     rest = text.removeprefix("{\n").encode()
     return b'{\n  "%s": "crc32 %08x",\n' % (KEY.encode(), crc32(rest)) + rest
 
 
 def read_document(run: Path, name: str, identity: Identity) -> dict[str, Any]:
-    """Read the JSON file ``name`` of ``run``; raises DamagedError where it is not what was written there.
+    """Read the JSON file ``name`` of ``run``; raises DamagedError if it is not the file that the run wrote.
 
-    ``identity``: of run.json. A run with an id has a checksum and that id in every JSON file.
+    ``identity``: that of run.json. If the run has an id, each JSON file must have a checksum and that id.
     """
     path = run / name
     document, checked = read_object(run, name)
@@ -55,9 +55,9 @@ def read_document(run: Path, name: str, identity: Identity) -> dict[str, Any]:
 
 
 def read_object(run: Path, name: str) -> tuple[dict[str, Any], bool]:
-    """Return the object in the JSON file ``name``, and True where its checksum holds (False: it has none).
+    """Return the object in the JSON file ``name``, and True if it has a checksum, which holds (False: it has none).
 
-    NaN and infinities, which no JSON has, are damage.
+    Raises DamagedError for a missing or damaged file. NaN and infinities are not JSON, so they count as damage.
     """
     path = run / name
     try:
@@ -83,14 +83,14 @@ def read_object(run: Path, name: str) -> tuple[dict[str, Any], bool]:
 
 
 def damaged(path: Path, why: object, run: Path) -> DamagedError:
-    """Return the error that says why a file of a run is not read."""
+    """Return the error for a damaged file of a run; ``why`` is the reason."""
     return DamagedError(f"{path} is damaged ({why}): restore it from a copy.", run)
 
 
 def reseal(path: Path) -> bool:
-    """Give a JSON file that somebody changed on purpose the checksum of what it holds now.
+    """Give a JSON file that somebody changed on purpose the checksum of its present content.
 
-    Returns False where the checksum holds already. Raises InputError where the file is no JSON object.
+    Returns False if its checksum holds already. Raises InputError if the file is no JSON object.
     """
     data = contents(path.parent, path)
     head = HEAD.match(data)
@@ -113,7 +113,7 @@ def _no_number(name: str) -> float:
 
 
 def plain(value: Any) -> Any:
-    """Turns ``value`` into JSON's own types; NaN and infinities become text, since JSON has none and null means "not
+    """Convert ``value`` into JSON's own types. NaN and infinities become text, since JSON has none and null means "not
     given"."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}

@@ -1,4 +1,4 @@
-"""``evaluation.json``: how well a run translates, as ``stabilitylab evaluate`` found."""
+"""``evaluation.json``: the quality of a run's translations, as ``stabilitylab evaluate`` measured it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def write_evaluation(run: Path, result: Mapping[str, Any]) -> None:
 
 
 def read_evaluation(run: Path, identity: Identity) -> dict[str, Any] | None:
-    """What :func:`stabilitylab.decode.evaluate` returned; None for a run that was not evaluated."""
+    """Return the result of :func:`stabilitylab.decode.evaluate`; None for a run that was not evaluated."""
     if not os.path.lexists(run / FILE):
         return None
     found = read_document(run, FILE, identity)
     bleu = found.get("bleu", "")
-    if bleu is not None and (type(bleu) not in (int, float) or not 0 <= bleu <= 101):  # of rounding: in percent
+    if bleu is not None and (type(bleu) not in (int, float) or not 0 <= bleu <= 101):  # percent, rounded
         raise DamagedError(f"{run / FILE} is damaged (no BLEU): run stabilitylab evaluate {run} again.", run)
     return found

@@ -1,4 +1,4 @@
-"""Where a new run shall begin and something stands already: whether it is in the way, and what to do then."""
+"""The check of a folder for a new run: its content may stand in the way, and the user is told what to do."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from . import inventory
 from .files import writing
 from .layout import checkpoints, read_run_json
 
-OWN = ("status.json", "run.json", inventory.FILE)  # what a run has before its first row, besides hidden files
+OWN = ("status.json", "run.json", inventory.FILE)  # the files of a run before its first row, besides hidden ones
 
 
 def in_the_way(path: Path) -> bool:
-    """Whether ``path`` holds anything but what is left of a run that ended before its first row."""
+    """True if ``path`` holds anything but the remains of a run that ended before its first row."""
     if not path.is_dir():
         return True
     with writing(path):
@@ -22,7 +22,7 @@ def in_the_way(path: Path) -> bool:
         if set(present) - {*OWN}:
             return True
         listed = present.get(inventory.FILE)
-        if listed is not None and listed.stat().st_size:  # of parts that were lost
+        if listed is not None and listed.stat().st_size:  # it lists parts that are lost
             return True
     if "run.json" not in present:
         return False
@@ -34,7 +34,7 @@ def in_the_way(path: Path) -> bool:
 
 
 def exists(path: Path) -> str:
-    """Says what to do where something is in the way."""
+    """Say what the user can do about a path that is in the way."""
     kind, saved = "", {}
     with suppress(InputError):
         kind, saved = str(read_run_json(path).get("kind", "train")), checkpoints(path)

@@ -1,4 +1,4 @@
-"""Files that a crash cannot halve: atomic replacement, one lock a run, one sentence for each way a disk refuses."""
+"""Files that a crash cannot halve: atomic replacement, one lock a run, and one sentence for each refusal of a disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LARGEST = 10**9  # bytes of a file that is read whole; a run of 1,000 layers has
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a refusal of the operating system into one sentence about ``path``."""
+    """Turn a refusal of the operating system into one sentence about ``path`` (ResourceError)."""
     try:
         yield
     except OSError as error:
@@ -42,7 +42,8 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns a refusal to read into one sentence; only the caller knows what a missing file means."""
+    """Turn a refusal to read into one sentence (InputError). FileNotFoundError passes: only the caller knows its
+    meaning."""
     try:
         yield
     except FileNotFoundError:
@@ -53,8 +54,10 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def inside(run: Path, path: Path) -> Path:
-    """Returns ``path`` below ``run``, unless a link leads out of it, or what stands there is no file and no directory:
-    such a link is neither read nor written through, and a pipe would keep its reader waiting for ever."""
+    """Return ``path`` if it lies in ``run`` and is a file, a directory or nothing yet; else raise DamagedError.
+
+    A link out of the run is neither read nor written through, and a pipe would keep its reader waiting for ever.
+    """
     real = os.path.realpath(path)
     if not real.startswith(os.path.realpath(run) + os.sep):
         raise DamagedError(f"{path} is a link out of the run, to {real}: put there what it points to.", run)
@@ -66,7 +69,8 @@ def inside(run: Path, path: Path) -> Path:
 
 
 def contents(run: Path, path: Path) -> bytes:
-    """All of a file that stands in ``run``, of at most :data:`LARGEST` bytes. Raises FileNotFoundError for none."""
+    """Return all bytes of a file in ``run``, at most :data:`LARGEST`. Raises FileNotFoundError if there is no such
+    file."""
     with reading(inside(run, path)), path.open("rb") as file:
         if (size := os.fstat(file.fileno()).st_size) > LARGEST:
             told = f"{path} holds {size / 1e6:,.0f} MB, more than {LARGEST / 1e6:g} MB: restore it from a copy."
@@ -75,7 +79,7 @@ def contents(run: Path, path: Path) -> bytes:
 
 
 def make_directory(path: Path) -> None:
-    """Makes a directory as ``mkdir -p`` does, and makes it last."""
+    """Make a directory as ``mkdir -p`` does, and sync its parents, so that it survives a power cut."""
     if not path.exists():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
@@ -85,7 +89,7 @@ def make_directory(path: Path) -> None:
 def replace_file(path: Path, data: bytes | pa.Buffer) -> None:
     """Write ``data`` to ``path`` so that a reader sees the old file or the new one, also after a power cut.
 
-    The temporary name begins with a dot: ``pd.read_parquet(folder)`` passes over such names.
+    The temporary name begins with a dot: ``pd.read_parquet(folder)`` ignores such names.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two sweeps may write one configuration
     with writing(path):
@@ -108,14 +112,14 @@ def replace_file(path: Path, data: bytes | pa.Buffer) -> None:
 
 
 def write_all(descriptor: int, data: bytes | pa.Buffer) -> None:
-    """``os.write`` until everything is written: a single call may stop short."""
+    """Call ``os.write`` until everything is written: a single call may stop short."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames in ``path`` last; some file systems cannot, which is no reason to stop a run."""
+    """Sync the renames in ``path`` to the disk. A file system that cannot is ignored: it is no reason to stop a run."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -127,9 +131,10 @@ def sync_directory(path: Path) -> None:
 
 
 class HeldFile:
-    """A descriptor that belongs to one process: a child that is forked closes its copy.
+    """A descriptor that belongs to one process: a forked child closes its copy.
 
-    A lock in a child would keep the run locked after the parent's death, and a journal its space on the disk.
+    A lock in a child would keep the run locked after the parent's death, and a journal in a child would keep its space
+    on the disk.
     """
 
     _open: ClassVar[set[int]] = set()  # also of objects that nobody has any more
@@ -140,7 +145,7 @@ class HeldFile:
         HeldFile._open.add(descriptor)
 
     def release(self) -> None:
-        """Close the descriptor; a second time, and in a forked child, this does nothing."""
+        """Close the descriptor; a second call, or a call in a forked child, does nothing."""
         if self._descriptor is not None and self._opened_by == os.getpid():
             HeldFile._open.discard(self._descriptor)
             os.close(self._descriptor)
@@ -148,7 +153,7 @@ class HeldFile:
 
     @staticmethod
     def release_all() -> None:
-        """Close what the parent of this process holds."""
+        """Close the descriptors of the parent of this process."""
         for descriptor in [*HeldFile._open]:
             HeldFile._open.discard(descriptor)
             with suppress(OSError):
@@ -159,7 +164,7 @@ os.register_at_fork(after_in_child=HeldFile.release_all)
 
 
 class Lock(HeldFile):
-    """An exclusive ``flock`` on a run directory; the kernel releases it when the process ends, however it ends."""
+    """An exclusive ``flock`` on a run directory. The kernel releases it when the process ends, however it ends."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
@@ -176,8 +181,10 @@ class Lock(HeldFile):
         raise UsageError(f"{run} is being written by another process: wait for it to end, or choose another --name.")
 
     def check(self) -> None:
-        """Raises ResourceError where the directory is no longer there, or the lock no longer this one: another process
-        may write the run, and what both write in one place neither could tell apart."""
+        """Raise ResourceError if the directory was moved or removed, or if the lock file is no longer this process's.
+
+        Another process may then write the run, and nobody could tell the two writers' records from each other.
+        """
         advice = "what was recorded is safe; continue the run with --resume once nobody else writes it."
         if inode(self._run) != self._directory:
             raise ResourceError(f"{self._run} was moved or removed while it was written: {advice}")
@@ -186,7 +193,7 @@ class Lock(HeldFile):
 
 
 def inode(path: Path) -> tuple[int, int] | None:
-    """Return (device, number) of what stands at ``path``; None for nothing."""
+    """Return (device, number) of the file at ``path``; None if there is none."""
     try:
         found = os.stat(path, follow_symlinks=True)
     except OSError:
@@ -195,9 +202,9 @@ def inode(path: Path) -> tuple[int, int] | None:
 
 
 def is_locked(run: Path) -> bool:
-    """Whether a live process writes ``run``; True also where the file system has no locks and nobody can tell."""
+    """True if a live process writes ``run``; also True if the file system has no locks, so that nobody can tell."""
     try:
-        descriptor = os.open(run / LOCK_NAME, os.O_RDONLY | os.O_NONBLOCK)  # of a pipe too
+        descriptor = os.open(run / LOCK_NAME, os.O_RDONLY | os.O_NONBLOCK)  # NONBLOCK in case of a pipe
     except FileNotFoundError:  # copied without its hidden files: nobody writes here
         return False
     except OSError:

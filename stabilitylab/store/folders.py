@@ -12,7 +12,7 @@ from .reader import Run
 
 
 def load_runs(directory: str | Path, broken: list[tuple[Path, str]] | None = None) -> list[Run]:
-    """Opens every run below ``directory``, sorted by path; one that cannot be read goes to ``broken`` with the reason.
+    """Open every run below ``directory``, sorted by path. A run that cannot be read goes to ``broken`` with the reason.
 
     Without a list for ``broken``, such a run raises.
     """
@@ -31,7 +31,7 @@ def load_runs(directory: str | Path, broken: list[tuple[Path, str]] | None = Non
 
 
 def run_directories(path: Path) -> list[Path]:
-    """Returns ``path`` where it is a run, or a folder without any below it; else the runs below it, sorted."""
+    """Return the runs at or below ``path``, sorted; [``path``] if there is none."""
     return sorted(_run_directories(path)) or [path]
 
 
@@ -44,7 +44,7 @@ def _run_directories(directory: Path) -> Iterator[Path]:
 
 
 def _exported(below: Sequence[str], files: Sequence[str]) -> bool:
-    """Says whether ``stabilitylab export`` wrote this folder: it copies run.json beside a file a table, where a run has
-    its state and a folder of metrics."""
+    """True if ``stabilitylab export`` wrote this folder. An export has run.json beside one file a table; a run has
+    status.json and a folder of metrics."""
     tables = any(name.endswith((".csv", ".parquet")) for name in files)
     return tables and "status.json" not in files and METRICS not in below

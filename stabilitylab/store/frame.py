@@ -1,4 +1,4 @@
-"""A table as a data frame in which the names that columns had before still answer."""
+"""A table as a data frame in which the former names of columns still work."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .names import moved, today
 
 
 class Frame(pd.DataFrame):
-    """A pandas DataFrame; ``stack`` means ``stack_name``, with a warning, in ``[...]``, ``groupby`` and ``query``, as
-    do the other names of :data:`stabilitylab.store.names.RENAMED`."""
+    """A pandas DataFrame in which former names of columns (:data:`stabilitylab.store.names.RENAMED`) still work, with a
+    warning: ``stack`` means ``stack_name`` in ``[...]``, ``groupby`` and ``query``."""
 
     @property
     def _constructor(self) -> Callable[..., Frame]:
@@ -30,7 +30,7 @@ class Frame(pd.DataFrame):
         return super().eval(expr, *arguments, **options)
 
     def _today(self, key: Any) -> Any:
-        """Returns ``key``, a name or a list of names, in today's names."""
+        """Return ``key``, a name or a list of names, in today's names."""
         names = key if isinstance(key, list) else [key]
         found = [today(name, self.columns) if isinstance(name, str) else name for name in names]
         for old, new in zip(names, found, strict=True):
@@ -40,7 +40,7 @@ class Frame(pd.DataFrame):
 
 
 class _Before(dict[str, Any]):
-    """What an expression asks for when it names a column as before."""
+    """The columns that an expression may name, former names included."""
 
     def __init__(self, frame: Frame) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which run a file belongs to: a random id that stands in run.json and in everything else that the run writes."""
+"""The identity of a run: a random id in run.json and in every other file that the run writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OWN_KEYS = ("run_id", "run_id_since")  # of run.json
 
 
 class Identity(NamedTuple):
-    """The id of a run: 32 hexadecimal digits, "" in runs of schema 3 and before, of which nothing is checked.
+    """The id of a run: 32 hexadecimal digits; "" in runs of schema 3 and before, whose files are not checked.
 
     ``since``: the number of the first part that names its run. It is above 1 in a run that an older version began.
     """
@@ -27,22 +27,23 @@ class Identity(NamedTuple):
         return dict(zip(OWN_KEYS, self, strict=True))
 
     def owns(self, run_id: str | None, number: int) -> bool:
-        """Return True if the part or journal ``number`` that names ``run_id`` (None: no run) may be this run's."""
+        """True if the part or journal ``number`` that names ``run_id`` (None: no run) may be this run's."""
         return not self.run_id or (number < self.since if run_id is None else run_id == self.run_id)
 
 
 def new_identity() -> Identity:
-    """Return an id that no other run has; drawn from the operating system, so that no generator of a training moves."""
+    """Return a new id, drawn from the operating system, so that no random generator of a training advances."""
     return Identity(uuid4().hex)
 
 
 def later_identity(run_json: bytes, since: int) -> Identity:
-    """Return the id of a run that an older version began: a resume that died and is done again finds the same one."""
+    """Return the id of a run that an older version began. It depends on run.json alone, so that a resume that is
+    repeated after a crash finds the same id."""
     return Identity(sha256(run_json).hexdigest()[:32], since)
 
 
 def identity_of(document: Mapping[str, Any]) -> Identity:
-    """Return the id that run.json holds. Raises ValueError where it has none and should."""
+    """Return the id in run.json. Raises ValueError if the schema needs an id and run.json has none."""
     if document["schema_version"] < IDENTIFIED:
         return Identity()
     run_id, since = (document.get(key) for key in OWN_KEYS)

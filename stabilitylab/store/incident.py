@@ -1,7 +1,8 @@
-"""Where a run first broke: ``incident.json``, and the rows around it below ``incident/``, a Parquet file a table.
+"""The place at which a run first broke: ``incident.json``, and the rows around it below ``incident/``, one Parquet file
+a table.
 
-``incident.json`` lists the SHA-256 of each of these files; of one that was written anew also those of before, since a
-death may have left it.
+``incident.json`` lists the SHA-256 of each of these files. For a file that was written again it lists the former
+digests too, since a crash may have left the former file.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ Kept = tuple[int, Mapping[str, float | None], Mapping[str, Cells]]  # step, metr
 def write_incident(
     run: Path, facts: Mapping[str, Any], rows: Sequence[Kept], tables: Mapping[str, Table], identity: Identity
 ) -> None:
-    """Writes rows first, so that where ``incident.json`` stands its rows do too; rows that are written anew come after
-    it, since it lists their old digests beside the new ones."""
+    """Write new files of rows, then ``incident.json``, then files that replace older ones.
+
+    Where ``incident.json`` exists, its rows do too. It lists former digests beside the new ones, so replaced files may
+    follow it.
+    """
     make_directory(inside(run, run / FOLDER))
     files = {METRICS: parquet(_metrics(rows))}
     for name in dict.fromkeys(name for _, _, recorded in rows for name in recorded):
@@ -53,12 +57,12 @@ def write_incident(
 
 
 def rows_path(run: Path, table: str) -> Path:
-    """Return where the rows of a table around the incident stand."""
+    """Return the path of the rows of a table around the incident."""
     return inside(run, run / FOLDER / f"{table}.parquet")
 
 
 def listed(run: Path, identity: Identity) -> dict[str, list[str]]:
-    """Return the digests that the file of each table below ``incident/`` may have; none of a run of schema 3 and
+    """Return the digests that the file of each table below ``incident/`` may have; {} for a run of schema 3 and
     before."""
     found = read_document(run, FILE, identity).get(DIGESTS, {})
     if not isinstance(found, dict) or not all(
@@ -70,7 +74,7 @@ def listed(run: Path, identity: Identity) -> dict[str, list[str]]:
 
 
 def read_incident(run: Path, identity: Identity) -> dict[str, Any] | None:
-    """Returns what :class:`stabilitylab.probes.Incident` says, as a dict; None for a run in which every number was
+    """Return the facts of :class:`stabilitylab.probes.Incident` as a dict; None for a run in which every number was
     finite."""
     if not os.path.lexists(run / FILE):
         return None

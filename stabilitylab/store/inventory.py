@@ -1,8 +1,8 @@
-"""What must be there: ``inventory.jsonl``, a line for each part with its rows, size and digests, added when it is made;
-one for each journal that was begun, and one for each that was not read whole.
+"""The list of files that must exist, ``inventory.jsonl``: a line for each part with its rows, size and digests, one for
+each journal that was begun, and one for each journal that was not read whole.
 
-Each line names its run and ends in its own CRC. A part has several where it was made anew, and is one of them. Runs of
-before schema 3 have no such file.
+Each line names its run and ends in its own CRC. A part that was written again has several lines, and matches one of
+them. Runs before schema 3 have no such file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .identity import Identity
 FILE = "inventory.jsonl"
 SINCE = 3  # the first schema with an inventory
 LONGEST_LINE = 4096  # bytes; a line has some 300
-WHOLE = re.compile(rb"} .{8}", re.DOTALL)  # where a line ends, whatever became of its CRC
+WHOLE = re.compile(rb"} .{8}", re.DOTALL)  # the end of a line, even if its CRC is damaged
 FOOTER = 8  # bytes at the end of a Parquet file: the footer's length, and PAR1
 
 
@@ -49,10 +49,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What was written: parts by (table, number), all of it of a part that was made anew; numbers of the journals that
-    were begun; how many records of a journal were left out when it became parts.
+    """The content of an inventory: ``entries``, the parts by (table, number), with all entries of a part that was
+    written again; ``begun``, the numbers of journals; ``left_out``, the number of records of a journal that did not get
+    into its part.
 
-    ``damaged``: lines that are another than was written; ``foreign``: lines of another run.
+    ``damaged``: lines whose CRC is wrong; ``foreign``: lines of another run.
     """
 
     entries: dict[tuple[str, int], list[Entry]] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class Inventory:
         return {part: entries for (name, part), entries in self.entries.items() if name == table}
 
     def complaints(self) -> list[str]:
-        """Say which records were left out of parts, and which lines are not the run's."""
+        """Say which records did not get into parts, and how many lines are damaged or another run's."""
         words = [
             f"{count} records of journal {number} are not in its part: they were damaged, cut off or another run's"
             for number, count in sorted(self.left_out.items())
@@ -76,11 +77,11 @@ class Inventory:
         return words
 
     def unread(self) -> set[int]:
-        """Return the numbers of journals that have not become parts, so that they must be there."""
+        """Return the numbers of journals that have not become parts, so that the journals must exist."""
         return self.begun - {part for _, part in self.entries} - self.left_out.keys()
 
     def unlisted(self, table: str, present: Collection[int], identity: Identity) -> set[int]:
-        """Return the numbers among the ``present`` parts of a table that this run must have listed, and did not."""
+        """Return the numbers among the ``present`` parts of a table that this run should have listed and did not."""
         if not identity.run_id:
             return set()
         return {number for number in present if number >= identity.since and (table, number) not in self.entries}
@@ -106,20 +107,20 @@ def footer_crc_of(path: Path) -> int:
 
 
 def add(run: Path, entries: Iterable[Entry]) -> None:
-    """Append lines, all of them on the disk or none; a torn line of before makes way."""
+    """Append lines, all of them or none, and sync them to the disk. A torn last line from before is removed."""
     _append(run, "".join(_line(asdict(entry)) for entry in entries), lasting=True)
 
 
 def begin(run: Path, number: int, identity: Identity) -> None:
-    """Note that there is a journal of that number, so that one that is lost is missed.
+    """Note that a journal of that number exists, so that a lost journal is missed.
 
-    The line is no safer from a power cut than the records, so that it costs no wait for the disk.
+    The line is no safer from a power cut than the records, so it does not wait for the disk.
     """
     _append(run, _begun(number, identity), lasting=False)
 
 
 def leave_out(run: Path, number: int, count: int, identity: Identity) -> None:
-    """Note that so many records of the journal of that number could not be read, for whoever reads its parts."""
+    """Note that ``count`` records of a journal could not be read, for readers of its parts."""
     _append(run, _left_out(number, count, identity), lasting=True)
 
 
@@ -150,7 +151,7 @@ def _append(run: Path, text: str, lasting: bool) -> None:
 
 
 def keep_before(run: Path, part: int, before: Identity, identity: Identity) -> None:
-    """Forget what comes from ``part`` on, which a resume moves aside next, and name the run ``identity`` in all lines.
+    """Remove the entries from ``part`` on, which a resume moves aside next, and name the run ``identity`` in all lines.
 
     ``before``: the run's identity until now.
     """
@@ -169,7 +170,7 @@ def keep_before(run: Path, part: int, before: Identity, identity: Identity) -> N
 
 
 def text_of(found: Inventory, identity: Identity) -> str:
-    """Return the file that holds ``found``, every line in the name of the run ``identity``."""
+    """Return the text of the file for ``found``, with the run ``identity`` in every line."""
     entries = [replace(entry, run=identity.run_id) for several in found.entries.values() for entry in several]
     lines = [_line(asdict(entry)) for entry in entries]
     lines += [_begun(number, identity) for number in sorted(found.begun)]
@@ -178,7 +179,7 @@ def text_of(found: Inventory, identity: Identity) -> str:
 
 
 def read(run: Path, identity: Identity = Identity()) -> Inventory | None:
-    """Reads the inventory of a run; None where there is none."""
+    """Read the inventory of a run; None if there is none."""
     try:
         lines = contents(run, run / FILE).split(b"\n")
     except FileNotFoundError:
@@ -221,7 +222,7 @@ def _line(document: dict[str, Any]) -> str:
 
 
 def _is_torn(tail: bytes) -> bool:
-    """Return True for the beginning of a line that a death left: it promises nothing, and is no damage."""
+    """True for the beginning of a line that a crash left: it promises nothing, and is no damage."""
     return bool(tail) and WHOLE.search(tail) is None
 
 

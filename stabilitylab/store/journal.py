@@ -1,8 +1,8 @@
-"""The journal: a self-contained, checked record a step, raw float64, so that a step is wholly there or not at all.
+"""The journal: one self-contained, checked record a step, raw float64, so that a step is there whole or not at all.
 
-A record is a head (mark, id of the run, number of the journal, its number in the journal, length and CRC of what
-follows, CRC of the head) and the names of its tables before one Arrow record batch. What is damaged costs itself alone:
-the next mark begins the next record. A record of another run or of another journal is not read.
+A record is a head (mark, id of the run, number of the journal, its number in the journal, length and CRC of the
+payload, CRC of the head) and a payload: the names of its tables and one Arrow record batch. A damaged record costs only
+itself: the next mark begins the next record. A record of another run or of another journal is not read.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .identity import Identity
 FLOATS = pa.list_(pa.float64())
 FLAGS = pa.list_(pa.bool_())
 ABSENT = ":absent"  # suffix of a table's second column
-MARK = b"\x93sla4\r\n\x1a"  # as in PNG: neither text nor what a transfer as text leaves alone
+MARK = b"\x93sla4\r\n\x1a"  # as in PNG: it is not text, and a transfer as text changes it
 HEAD = struct.Struct("<8s16sIIIII")
 OLD_MARK, OLD_HEAD = b"\x93slab\r\n\x1a", struct.Struct("<8sIIII")  # of schema 3: without run and journal
 MARKS = re.compile(b"|".join(map(re.escape, (MARK, OLD_MARK))))
 
 
 class Journal(HeldFile):
-    """A file to which each step is added by one unbuffered write: kill -9 takes nothing back."""
+    """A file to which each step is added by one unbuffered write, which survives kill -9."""
 
     def __init__(self, path: Path, tables: Sequence[Table], identity: Identity = Identity(), number: int = 0) -> None:
         self.path, self._tables, self.size, self.count = path, tables, 0, 0
@@ -70,23 +70,23 @@ class Journal(HeldFile):
             os.fsync(self.descriptor)
 
     def is_elsewhere(self) -> bool:
-        """Return True if the path is not that of the file that was begun."""
+        """True if the path no longer leads to the file that was begun."""
         return inode(self.path) != self._file
 
     def changed(self) -> str:
-        """Say what somebody else did to the file since the last append; "" for nothing."""
+        """Say how another process changed the file since the last append; "" if it did not."""
         if self.is_elsewhere():
             return "was replaced by another file" if os.path.lexists(self.path) else "was removed"
         size = os.fstat(self.descriptor).st_size
         return "" if size == self.size else f"was changed from {self.size:,} to {size:,} bytes"
 
     def held(self) -> bytes:
-        """Return what this process wrote and still holds, also where the file has no name any more."""
+        """Return the content of the open file, also if the file has no name any more."""
         with writing(self.path):
             return os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0)
 
     def reopen(self) -> None:
-        """Go on in the file that stands at the path now."""
+        """Continue in the file that is at the path now."""
         with writing(self.path):
             descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW)
             self.release()
@@ -96,9 +96,11 @@ class Journal(HeldFile):
 
 
 class Records(NamedTuple):
-    """The whole records of a journal, in order, as one table (a table's cells null where a record has none of them);
-    how many were damaged; whether it ends in a torn one; and how many are of another run or another journal, or stand
-    there twice."""
+    """The whole records of a journal, in order, as one table (the cells of a table are null in a record without it).
+
+    ``dropped``: the number of damaged records. ``torn``: True if the journal ends in a torn record. ``foreign``: the
+    number of records of another run or journal, and of repeated records.
+    """
 
     table: pa.Table | None
     dropped: int = 0
@@ -106,7 +108,7 @@ class Records(NamedTuple):
     foreign: int = 0
 
     def complaint(self) -> str:
-        """Says what is wrong with the journal, "" if nothing is."""
+        """Say what is wrong with the journal; "" if nothing is."""
         words = [f"{self.dropped} damaged record{'s were' if self.dropped > 1 else ' was'} left out"] * (
             self.dropped > 0
         )
@@ -123,7 +125,7 @@ class Records(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """A record whose head is whole. ``run``: None in schema 3. ``payload``: None where its CRC is another."""
+    """A record whose head is whole. ``run``: None in schema 3. ``payload``: None if its CRC is wrong."""
 
     run: str | None
     journal: int
@@ -133,8 +135,10 @@ class _Frame(NamedTuple):
 
 
 def read_records(path: Path, identity: Identity = Identity(), journal: int = 0) -> Records:
-    """Read what the journal of that number holds for the run ``identity``, all of it where that has no id; a stream of
-    Arrow batches, as schema 2 had it, is read too."""
+    """Read the records of the run ``identity`` from the journal of that number; all records if the identity has no id.
+
+    A stream of Arrow batches, as in schema 2, is read too.
+    """
     data = path.read_bytes()
     if data[:4] == b"\xff\xff\xff\xff":
         return _older(data) if identity.owns(None, journal) else Records(None, foreign=1)
@@ -173,8 +177,8 @@ def _framed(identity: Identity, journal: int, number: int, names: Sequence[str],
 
 
 def _frames(data: bytes) -> Iterator[_Frame]:
-    """Yield each record whose head is whole. Where a payload is damaged the next record may begin inside it, since a
-    file that was cut while it was written goes on there."""
+    """Yield each record whose head is whole. After a damaged payload the next record may begin inside it, since a file
+    that was cut during a write continues there."""
     place = _next_mark(data, 0)
     while place >= 0:
         layout = HEAD if data.startswith(MARK, place) else OLD_HEAD
@@ -213,13 +217,13 @@ def _unframed(payload: bytes | None) -> tuple[tuple[str, ...], pa.RecordBatch] |
         message = pa.py_buffer(payload)[4 + length + -(4 + length) % 8 :]
         batch = pa.ipc.read_record_batch(message, _schema(names))
         batch.validate(full=True)
-    except (struct.error, UnicodeDecodeError, pa.ArrowException, OSError):  # a record of somebody's making
+    except (struct.error, UnicodeDecodeError, pa.ArrowException, OSError):  # a record of another writer
         return None
     return names, batch
 
 
 def _older(data: bytes) -> Records:
-    """Reads a stream of schema 2: without checksums, up to the first record that is not whole."""
+    """Read a stream of schema 2, which has no checksums, up to the first record that is not whole."""
     records, torn = [], False
     try:
         with pa.ipc.open_stream(pa.BufferReader(data)) as stream:

@@ -1,4 +1,4 @@
-"""Where things stand in a run directory, and what run.json says of its tables."""
+"""The layout of a run directory, and the tables in run.json."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .identity import OWN_KEYS as ID_KEYS
 from .names import current
 from .older import facts
 
-# 1: tables without phase, main, log, undefined; 2: journals are Arrow streams, no inventory; 3: no id of the run, no
-# checksum in JSON files
+# Schema 1: tables without phase, main, log, undefined; 2: journals are Arrow streams, no inventory; 3: no id of the
+# run, no checksum in JSON files.
 SCHEMA_VERSION = 4
 METRICS = "metrics"
 PART = re.compile(r"part-(\d{6,})\.parquet")
@@ -27,7 +27,7 @@ JOURNAL = re.compile(r"journal-(\d{6,})\.(?:records|arrows)")  # .arrows: up to 
 CHECKPOINT = re.compile(r"step-(\d{8,18})\.pt", re.ASCII)
 TABLE_NAME = re.compile(r"[A-Za-z0-9][\w-]{0,99}", re.ASCII)
 LONGEST = 10_000  # letters of a name or a definition
-OWN_KEYS = ("checksum", "schema_version", *ID_KEYS, "attempts", "tables")  # of run.json: not the caller's to set
+OWN_KEYS = ("checksum", "schema_version", *ID_KEYS, "attempts", "tables")  # entries that a caller must not set
 
 
 def folder(run: Path, table: str) -> Path:
@@ -43,7 +43,7 @@ def journal_path(run: Path, number: int) -> Path:
 
 
 def number_of(part: Path) -> int:
-    """Return the number that a part's name says."""
+    """Return the number in a part's name. Raises ValueError for another name."""
     match = PART.fullmatch(part.name)
     if match is None:
         raise ValueError(f"{part.name!r} is no part")
@@ -56,7 +56,7 @@ def journals(run: Path) -> dict[int, Path]:
 
 
 def parts(run: Path, table: str) -> dict[int, Path]:
-    """Lists the parts of a table by number; a file that no run wrote there is refused by name."""
+    """Return the parts of a table by number. Raises DamagedError for a file that no run wrote there."""
     found = {}
     where = folder(run, table)
     for path in sorted(where.iterdir()) if where.is_dir() else ():
@@ -68,7 +68,7 @@ def parts(run: Path, table: str) -> dict[int, Path]:
 
 
 def checkpoints(run: Path, folder: str = "checkpoints") -> dict[int, Path]:
-    """Lists checkpoints by the number of updates, the oldest first; other files are none."""
+    """Return the checkpoints by the number of updates, oldest first; other files are ignored."""
     where = inside(run, run / folder)
     named = ((CHECKPOINT.fullmatch(path.name), path) for path in (sorted(where.iterdir()) if where.is_dir() else ()))
     return {int(match[1]): inside(run, path) for match, path in named if match}
@@ -80,8 +80,10 @@ def tables_on_disk(run: Path) -> list[str]:
 
 
 def read_run_json(run: Path) -> dict[str, Any]:
-    """Reads run.json with its tables as :class:`Table`, those of an older schema completed (:mod:`.older`); says in one
-    sentence everything that can be wrong with it."""
+    """Read run.json with its tables as :class:`Table`; tables of an older schema are completed (:mod:`.older`).
+
+    Raises InputError, in one sentence, for anything that can be wrong with it.
+    """
     with reading(run):
         if not run.exists():
             raise InputError(f"there is no run at {run}: check the path, or list the runs with `stabilitylab runs`.")
@@ -113,7 +115,7 @@ def read_run_json(run: Path) -> dict[str, Any]:
 
 
 def write_run_json(run: Path, document: Mapping[str, Any]) -> None:
-    """Writes run.json as this version has it, whichever version the document was read from."""
+    """Write run.json in this version's schema, whichever version the document was read from."""
     tables = {name: _table_to_json(table) for name, table in document["tables"].items()}
     document = {**document, "schema_version": SCHEMA_VERSION}
     head = json.dumps(plain({key: value for key, value in document.items() if key != "tables"}), indent=2)
@@ -165,7 +167,7 @@ def _table_from_json(
 
 
 def _check_names(name: str, entry: Mapping[str, Any]) -> None:
-    """Names become those of files, columns and lines on a terminal: what cannot be one is damage, or worse."""
+    """Raise ValueError for names that cannot be names of files, of columns, or text on one line of a terminal."""
     rows = entry["rows"]
     if not TABLE_NAME.fullmatch(name) or name in ("step", METRICS):
         raise ValueError(f"{name[:60]!r} cannot name a table")
@@ -187,7 +189,7 @@ def _check_names(name: str, entry: Mapping[str, Any]) -> None:
 
 
 def is_run_name(name: str) -> bool:
-    """Can a run directory be called so? One folder, printable, not hidden."""
+    """True if a run directory can have this name: one folder, printable, not hidden, at most 200 bytes."""
     return (
         bool(name)
         and is_name(name)
@@ -198,12 +200,12 @@ def is_run_name(name: str) -> bool:
 
 
 def is_name(text: str) -> bool:
-    """Can it stand on one line of a terminal or a file as it is?"""
+    """True if the text can be printed on one line of a terminal or a file unchanged."""
     return text.isprintable() and len(text) <= LONGEST
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields nested settings as ("section.key", value)."""
+    """Yield nested settings as ("section.key", value)."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")

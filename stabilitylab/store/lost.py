@@ -1,4 +1,4 @@
-"""Since when a run is broken, at the price of a glance: what ``runs`` and the page ask of runs without a verdict."""
+"""The first step at which a run is broken, read quickly for ``runs`` and the page, for runs without a verdict."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ LOSSES = ("loss", "nll")
 
 
 def lost(run: Run) -> str:
-    """Says what was not finite and when: the first sentence of its incident, or where there is none what its last
-    recorded loss is and since when; "" of a run whose loss is finite, and of one without a loss."""
+    """Say in one sentence which number was not finite, and since when.
+
+    The sentence is the first one of the incident. Without an incident it names the last recorded loss and the step
+    since which it is not finite. "" if the loss is finite, or if there is none.
+    """
     if (incident := run.incident) is not None:
         told = str(incident.get("paragraph") or f"Step {incident['step']}: a number is not finite.")
         return told.partition(". ")[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""What run.json did not say about a table in schema 1. The list is closed: tables carry it themselves since."""
+"""Facts about tables that run.json did not hold in schema 1. The list is closed: tables of later schemas hold them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCHEMA_1: dict[str, tuple[Phase, str, bool, tuple[str, ...]]] = {
     ),
     "residual_norm": ("forward", "value", True, ()),
     "update_ratio": ("update", "value", True, ("value",)),
-    # of one step from initialisation
+    # tables of one step from initialisation
     "lemma41": ("step", "ratio", False, ()),
     "ln_jacobian": ("forward", "frobenius", True, ()),
     "perturbation": ("forward", "random", True, ()),
@@ -49,8 +49,8 @@ _UNITS = {
 
 
 def facts(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns phase, main, log, undefined and unit of a table of schema 1; of one that is not ours, what its name
-    suggests."""
+    """Return phase, main, log, undefined and unit of a table of schema 1. For an unknown table the name suggests the
+    phase."""
     columns = entry["columns"]
     phase: Phase = "backward" if "grad" in name else "update" if "update" in name else "forward"
     phase, main, log, undefined = SCHEMA_1.get(name, (phase, "", None, ()))

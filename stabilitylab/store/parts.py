@@ -29,21 +29,21 @@ LABELS = {"site": "site", "stack_name": "stack", "sublayer": "sublayer"}  # colu
 
 
 def part_schema(table: Table) -> pa.Schema:
-    """Lists the columns of a part: step, site, stack_name, layer, sublayer, the value columns, absent."""
+    """Return the columns of a part: step, site, stack_name, layer, sublayer, the value columns, absent."""
     text = pa.dictionary(pa.int32(), pa.string())
     places = [("step", pa.int64()), ("site", text), ("stack_name", text), ("layer", pa.int32()), ("sublayer", text)]
     return pa.schema([*places, *((name, pa.float64()) for name in table.columns), ("absent", pa.bool_())])
 
 
 def encode(labels: Sequence[str]) -> tuple[np.ndarray, list[str]]:
-    """Encodes a label of a table's rows as (codes, categories)."""
+    """Encode a label of a table's rows as (codes, categories)."""
     categories = list(dict.fromkeys(labels))
     index = {category: code for code, category in enumerate(categories)}
     return np.array([index[label] for label in labels], np.int32), categories
 
 
 def table_of(records: pa.Table, table: Table, run: Path) -> pa.Table:
-    """Makes a table's rows out of journal records: only here do sites join the numbers. Where absent, values are
+    """Make a table's rows from journal records, which hold no sites: the sites come from run.json. Absent values are
     null."""
     if table.name not in records.column_names:  # the journal is older than the table
         return part_schema(table).empty_table()
@@ -67,7 +67,7 @@ def tidy(
     absent: np.ndarray,
     missing: np.ndarray | None = None,
 ) -> pa.Table:
-    """Lays ``values`` (steps * rows, columns) out with the places that they belong to; null where absent or missing."""
+    """Lay out ``values`` (steps * rows, columns) beside their sites; null where absent or missing."""
     count, rows = len(steps), len(table.rows)
     columns = {"step": integers(np.repeat(steps, rows), pa.int64())}
     for name, label in LABELS.items():
@@ -83,9 +83,10 @@ def tidy(
 
 
 def metrics_of(records: pa.Table, run: Path) -> pa.Table:
-    """Makes one row a step, one float64 column a metric in order of first appearance; null where not given.
+    """Make one row a step, with one float64 column a metric in order of first appearance; null where not given.
 
-    A step may have two records, what was known of it at first and the rest."""
+    A step may have two records: the part of it that was known first, and the rest.
+    """
     column = records["metrics"].combine_chunks()
     steps, row = np.unique(records["step"].to_numpy(), return_inverse=True)
     count = len(steps)
@@ -105,8 +106,11 @@ def metrics_of(records: pa.Table, run: Path) -> pa.Table:
 
 
 def compact(run: Path, number: int, journal: Path, tables: Mapping[str, Table], identity: Identity) -> Records:
-    """Writes journal ``number``, which is returned, as one part of each table that it holds, listed in the inventory.
-    May be repeated: it writes the same files again."""
+    """Write journal ``number`` as one part of each table in it, listed in the inventory; return the records of the
+    journal.
+
+    A repeated call writes the same files again.
+    """
     records = read_records(journal, identity, number)
     if records.table is None:
         return records
@@ -121,8 +125,8 @@ Part = tuple[str, int, pa.Table]  # table, number, content
 
 
 def _write_parts(run: Path, made: Iterable[Part], identity: Identity) -> None:
-    """Lists the parts before it writes them: a reader that finds one listed and not there takes its journal, and one
-    that is made anew may be either until it stands."""
+    """List the parts in the inventory before they are written. A reader that finds a listed part missing reads its
+    journal; until a part that is written again is in place, it may have either digest."""
     encoded = [
         (table, number, data["step"].to_numpy(), parquet(data, _label(identity, table, number)))
         for table, number, data in made
@@ -134,7 +138,7 @@ def _write_parts(run: Path, made: Iterable[Part], identity: Identity) -> None:
 
 
 def _label(identity: Identity, table: str, number: int) -> dict[bytes, bytes]:
-    """Return what a part says of itself in its footer; nothing in a run without an id."""
+    """Return the label of a part in its footer; {} in a run without an id."""
     label = {"run": identity.run_id, "table": table, "part": number}
     return {OWN: json.dumps(label).encode()} if identity.run_id else {}
 
@@ -142,9 +146,9 @@ def _label(identity: Identity, table: str, number: int) -> dict[bytes, bytes]:
 def _widened(run: Path, schema: pa.Schema, identity: Identity) -> list[Part]:
     """Give the first metrics part every column of ``schema``: pandas takes a folder's columns from its first file.
 
-    Rewriting one small file when a column first appears is cheaper than a schema fixed beforehand, and the later
-    parts need nothing: where a file lacks a column, pandas and Arrow fill in nulls. A part that would become larger
-    than readers take stays as it is.
+    Rewriting one small file when a column first appears is cheaper than a schema fixed beforehand. Later parts need
+    nothing: if a file lacks a column, pandas and Arrow fill in nulls. A part that would exceed the largest size that
+    readers take stays unchanged.
     """
     present = parts(run, METRICS)
     if not present:
@@ -162,11 +166,12 @@ def _widened(run: Path, schema: pa.Schema, identity: Identity) -> list[Part]:
 def read_part(
     run: Path, path: Path, schema: pa.Schema | None, identity: Identity, entries: Sequence[Entry] = ()
 ) -> pa.Table:
-    """Reads the columns of ``schema`` (None: all) of one part, each under its old name where it has that alone.
+    """Read the columns of ``schema`` (None: all) of one part, each under its former name if the part has only that.
 
-    ``entries``: what the inventory lists of it; none: not known. Refused by its footer, before anything is read, are a
-    part of another run, table or number, one with another footer (page checksums leave it out) or more rows than was
-    listed, and one of more than :data:`MOST_CELLS` cells."""
+    ``entries``: its entries in the inventory; none: not known. The footer is checked before anything is read. It is
+    refused if it names another run, table or number, if its CRC (page checksums leave the footer out) or its number of
+    rows is not the listed one, and if it has more than :data:`MOST_CELLS` cells.
+    """
     with _part(run, path) as file:
         _check_owner(file, path, identity)
         if entries and footer_crc_of(path) not in {entry.footer for entry in entries}:
@@ -197,7 +202,7 @@ def _check_owner(file: pq.ParquetFile, path: Path, identity: Identity) -> None:
 
 
 def _check_size(file: pq.ParquetFile, entries: Sequence[Entry]) -> None:
-    """Refuse a part by what its footer announces: 2 MB of it may unpack to many gigabytes."""
+    """Refuse a part by the sizes in its footer: a part of 2 MB may unpack to many gigabytes."""
     found = file.metadata
     cells = found.num_rows * found.num_columns
     size = sum(found.row_group(i).total_byte_size for i in range(found.num_row_groups))
@@ -210,13 +215,14 @@ def _check_size(file: pq.ParquetFile, entries: Sequence[Entry]) -> None:
 
 
 def _valid(data: pa.Table) -> pa.Table:
-    """Checks that no index lies beyond its categories: page checksums leave out the pages' own headers."""
+    """Check that no index lies beyond its categories: page checksums leave out the pages' own headers."""
     data.validate(full=True)
     return data
 
 
 def renew(run: Path, table: Table, identity: Identity) -> None:
-    """Give parts of an earlier version today's names of columns: pandas takes those of a folder from its first file."""
+    """Give parts of an earlier version today's names of columns: pandas takes a folder's columns from its first
+    file."""
     schema = part_schema(table)
     for number, path in parts(run, table.name).items():
         with _part(run, path) as file:
@@ -227,7 +233,7 @@ def renew(run: Path, table: Table, identity: Identity) -> None:
 
 @contextmanager
 def _part(run: Path, path: Path) -> Iterator[pq.ParquetFile]:
-    """Refuses in one sentence anything that is no part of the run."""
+    """Open a part. Anything that is no part of the run raises DamagedError in one sentence."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             yield file
@@ -243,7 +249,7 @@ def _part(run: Path, path: Path) -> Iterator[pq.ParquetFile]:
 
 
 def parquet(data: pa.Table, label: Mapping[bytes, bytes] | None = None) -> pa.Buffer:
-    """Encodes a table as a Parquet file; ``label``: entries of its footer."""
+    """Encode a table as a Parquet file; ``label``: entries of its footer."""
     sink = pa.BufferOutputStream()
     values = [field.name for field in data.schema if field.type == pa.float64()]
     labels = [name for name in data.column_names if name not in (*values, "absent")]

@@ -1,4 +1,4 @@
-"""The pieces that a run's tables are made of: its parts, and the journals that are not parts yet."""
+"""The pieces of a run's tables: its parts, and the journals that are not parts yet."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from .parts import metrics_of, read_part, table_of
 from .telling import tell
 
 Parts = Mapping[int, Path]
-Stamp = tuple[int, int, int]  # inode, size and time of the last change: a file that was replaced has another
+Stamp = tuple[int, int, int]  # inode, size and time of the last change: a file that was replaced has another stamp
 
 
 class ReplacedError(DamagedError):
-    """A file that a snapshot names is gone, or is another one: the run was resumed meanwhile. Its other tables may not
-    fit any more; a new snapshot of the run can be read."""
+    """A file of a snapshot is missing or was replaced: the run was resumed meanwhile. The other tables of the snapshot
+    may not fit any more; take a new snapshot."""
 
 
 class Pieces:
-    """The pieces of one table, listed to be read at once: what becomes a part meanwhile is read as a part.
+    """The pieces of one table, listed to be read at once. A journal that becomes a part meanwhile is read as a part.
 
-    ``schema``: the schema version of run.json, which says whether there must be an inventory.
+    ``schema``: the schema version of run.json, which decides if there must be an inventory.
     """
 
     def __init__(self, run: Path, table: str, identity: Identity, schema: int) -> None:
         self.run, self.identity, self.schema = run, identity, schema
-        self.waiting = journals(run)  # listed before the parts: what leaves the one has entered the other
+        self.waiting = journals(run)  # listed before the parts: a journal that has gone since has become parts
         self.done: dict[str, Parts | DamagedError] = {table: parts(run, table)}
-        # after the files were listed: a resume shortens it before it moves any
+        # read after the files were listed: a resume shortens the inventory before it moves any file
         self.inventory = inventory.read(run, identity)
 
     def read(self, name: str, schema: pa.Schema | None, table: Table | None) -> Iterator[pa.Table]:
-        """Yields each part of ``name``, or its journal where the part does not stand yet. ``table``: None of metrics.
+        """Yield each part of ``name``, or its journal if the part does not exist yet. ``table``: None for metrics.
 
-        Raises FileNotFoundError where a file has gone since it was listed.
+        Raises FileNotFoundError if a file has gone since it was listed.
         """
         done = self.done[name]
         if isinstance(done, DamagedError):
@@ -67,7 +67,7 @@ class Pieces:
         return read_part(self.run, path, schema, self.identity, entries)
 
     def _records(self, number: int) -> Records | None:
-        """Reads a journal; None where it has gone since it was listed, so that its part stands by now."""
+        """Read a journal; None if it has gone since it was listed, so that its part exists by now."""
         try:
             records = read_records(self.waiting[number], self.identity, number)
         except FileNotFoundError:
@@ -81,17 +81,18 @@ class Pieces:
             tell(f"{self.waiting[number]}: {complaint}")
 
     def _still_lost(self, name: str, numbers: Collection[int]) -> list[int]:
-        """Keeps of the parts and journals that were not listed those that have not come since."""
+        """Return the numbers of parts and journals that are still missing now."""
         again = {*journals(self.run), *parts(self.run, name)}
         return [number for number in sorted(numbers) if number not in again]
 
     def _still_there(self, name: str, numbers: Collection[int]) -> list[int]:
-        """Keeps of the parts that were listed those that no resume has moved since."""
+        """Return the numbers of parts that still exist, which no resume has moved since."""
         again = parts(self.run, name)
         return [number for number in sorted(numbers) if number in again]
 
     def _listed(self, name: str, done: Parts) -> dict[int, list[Entry]]:
-        """Lists the parts that ``name`` must have; what is lost of them is said once, and what may be lost unseen."""
+        """Return the entries of the parts that ``name`` must have. Missing parts, and doubts about the inventory, are
+        reported once."""
         found, present = self.inventory, {*self.waiting, *done}
         if found is None and self.schema >= inventory.SINCE:
             tell(f"{self.run}: {inventory.FILE} is missing, so that lost parts would not show")
@@ -112,7 +113,7 @@ class Pieces:
         return listed
 
     def _doubts(self, found: Inventory, name: str, done: Parts) -> Iterator[str]:
-        """Yields what the inventory says of lost records, and what makes it doubtful."""
+        """Yield sentences about lost records in the inventory, and about reasons to doubt it."""
         lost = found.unread() - self.waiting.keys() - done.keys()
         if lost := self._still_lost(METRICS, lost) if lost else []:
             missing = journal_path(self.run, lost[0]).name
@@ -124,11 +125,11 @@ class Pieces:
 
 
 class HeldPieces(Pieces):
-    """The pieces of all tables, listed to be read later, one table after the other, as they stand now.
+    """The pieces of all tables, listed to be read later, one table after the other, as they are now.
 
-    A closed journal becomes a part of each table and goes; the newest journal grows. Of a run that is ``alive`` the
-    journals are therefore read now, and what was written after the newest of them is left out. Raises FileNotFoundError
-    where files go while they are listed: then list them again.
+    A closed journal becomes a part of each table and is removed; the newest journal grows. If the run is ``alive``, the
+    journals are therefore read now, and everything written after the newest of them is left out. Raises
+    FileNotFoundError if files go while they are listed: then list them again.
     """
 
     def __init__(self, run: Path, tables: Iterable[str], identity: Identity, schema: int, alive: bool) -> None:
@@ -138,7 +139,7 @@ class HeldPieces(Pieces):
         for number, path in list(self.waiting.items()) if alive else ():
             try:
                 self._held[number] = read_records(path, identity, number)
-            except FileNotFoundError:  # it has become parts, which are listed below
+            except FileNotFoundError:  # the journal has become parts, which are listed below
                 del self.waiting[number]
         self.done = {METRICS: _parts(run, METRICS)}  # first: a part of metrics is written after those of all tables
         self.last = max(self._held, default=max({*self.waiting, *_numbers(self.done[METRICS])}, default=0))
@@ -152,7 +153,7 @@ class HeldPieces(Pieces):
 
     @property
     def settled(self) -> bool:
-        """False where the parts are not those of the inventory, as while a resume moves some of them aside."""
+        """False if the parts are not those of the inventory, as while a resume moves some of them aside."""
         if self.inventory is None:
             return True
         for table, found in self.done.items():

@@ -1,4 +1,4 @@
-"""Reads a run: finished, killed or still going."""
+"""The reader of a run that has finished, was killed or still goes on."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from .pieces import HeldPieces, Pieces, ReplacedError
 if TYPE_CHECKING:
     import pandas as pd
 
-ATTEMPTS = 20  # to read while a writer moves files; one retry is nearly always enough
-PAUSE = 0.01  # seconds between two of them
+ATTEMPTS = 20  # attempts to read while a writer moves files; one retry is nearly always enough
+PAUSE = 0.01  # seconds between two attempts
 T = TypeVar("T")
 Version = tuple[int, int]  # inode and time of the last change of a file that is replaced, never changed
 STEP = pa.schema([("step", pa.int64())])
@@ -41,7 +41,7 @@ STEP = pa.schema([("step", pa.int64())])
 
 @dataclass(frozen=True)
 class Status:
-    """How a run is doing: ``running``, ``finished``, ``diverged``, ``interrupted`` or ``failed``, and since when."""
+    """The status of a run: ``running``, ``finished``, ``diverged``, ``interrupted`` or ``failed``, and since when."""
 
     state: str
     step: int
@@ -54,16 +54,16 @@ KINDS: dict[str, type | tuple[type, ...]] = {"state": str, "step": int, "reason"
 
 
 class Run:
-    """A run directory, read-only. Opened once; tables and status are read from disk whenever they are asked for.
+    """A run directory, read-only. It is opened once; tables and status are read from disk at each access.
 
-    While the run goes on, two of its tables that are read one after the other are of different length: take a
-    :meth:`snapshot` to read more than one.
+    While the run goes on, two tables that are read one after the other differ in length: take a :meth:`snapshot` to
+    read more than one.
     """
 
     def __init__(self, path: Path, document: Mapping[str, Any], version: Version | None = None) -> None:
         self.path = path
         self.name = path.resolve().name
-        self._version = version  # of run.json
+        self._version = version  # version of run.json
         self.manifest = {key: value for key, value in document.items() if key != "tables"}
         self.identity = identity_of(document)
         self._tables: Mapping[str, Table] = document["tables"]
@@ -79,27 +79,27 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration."""
+        """Return the resolved configuration."""
         return self.manifest.get("config", {})
 
     @property
     def kind(self) -> str:
-        """``train``, ``onestep``, or ``watched``: a loop of somebody's own, whose configuration may be anything."""
+        """Return ``train``, ``onestep``, or ``watched``: the user's own loop, whose configuration may be anything."""
         sections = (self.config.get(name) for name in ("model", "train"))
         ours = "train" if all(isinstance(section, Mapping) for section in sections) else "watched"
         return str(self.manifest.get("kind", ours))
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The probes' tables; ``"metrics"`` is read by the same methods."""
+        """Return the names of the probes' tables; ``"metrics"`` is read by the same methods."""
         return tuple(self._tables)
 
     def snapshot(self) -> Run:
-        """Return the run as it stands now: every table, the status and run.json of one moment, however long it takes to
+        """Return the run as it is now: every table, the status and run.json of one moment, however long it takes to
         read them.
 
-        Of a run that goes on, the steps in its journal are read now; all others are read when they are asked for. Where
-        the run is resumed before that, and files of the snapshot are replaced, reading them raises InputError.
+        If the run goes on, the steps in its journal are read now; all others are read when they are asked for. If the
+        run is resumed before that, and files of the snapshot are replaced, reading them raises InputError.
         """
         found = None
         for _ in range(ATTEMPTS):
@@ -109,11 +109,12 @@ class Run:
             time.sleep(PAUSE)
         if found is None:
             raise self._vanishing()
-        return found  # nobody writes so fast: what does not fit is damage, which whoever reads it hears of
+        return found  # nobody writes so fast: files that do not fit are damaged, and reading them says so
 
     @property
     def status(self) -> Status:
-        """status.json; of a run without its end, the last step on disk and whether anybody still writes."""
+        """Return the status in status.json. Without a recorded end, it has the last step on disk and ``running`` only
+        if a process still writes."""
         alive = is_locked(self.path)  # asked first: a writer sets its last state before it lets go
         return self._status(alive, read_document(self.path, "status.json", self.identity))
 
@@ -130,8 +131,11 @@ class Run:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The state of a run that has ended, by the present rule (:func:`stabilitylab.verdict.judge`): what an older
-        version said of it is judged anew. None before its end, and where no held-out loss stands beside a baseline."""
+        """Return the verdict on a run that has ended, by the present rule (:func:`stabilitylab.verdict.judge`).
+
+        A verdict of an older version is judged again. None before the end of the run, and if there is no held-out loss
+        or no baseline.
+        """
         status = self.status
         if status.state not in ("finished", "diverged"):
             return None
@@ -151,17 +155,18 @@ class Run:
 
     @property
     def incident(self) -> dict[str, Any] | None:
-        """Where the first number that was not finite stood (:class:`stabilitylab.probes.Incident`); None for none."""
+        """Return the place of the first number that was not finite (:class:`stabilitylab.probes.Incident`); None if
+        there is none."""
         return read_incident(self.path, self.identity)
 
     @property
     def evaluation(self) -> dict[str, Any] | None:
-        """What ``stabilitylab evaluate`` found; None for a run that was not evaluated."""
+        """Return the result of ``stabilitylab evaluate``; None for a run that was not evaluated."""
         return read_evaluation(self.path, self.identity)
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """Reads one row a step: loss, learning rate, total gradient norm, ..."""
+        """Return one row a step: loss, learning rate, total gradient norm, ..."""
         return self.frame(METRICS)
 
     def frame(
@@ -172,11 +177,12 @@ class Run:
         config: Sequence[str] | bool = (),
         by: By | None = None,
     ) -> pd.DataFrame:
-        """Reads a tidy frame: step, stack_name, layer, sublayer, site, the value columns (or only ``columns``), absent.
+        """Return a tidy frame: step, stack_name, layer, sublayer, site, the value columns (or only ``columns``),
+        absent.
 
-        ``config``: settings to add as columns, such as ``["model.arch", "train.seed"]``; True: all of them.
-        ``by``: combine the rows of each layer or sub-layer. A NaN where ``absent`` is False was measured, or there is
-        no such cell: :meth:`arrow` tells them apart.
+        ``config``: settings to add as columns, such as ``["model.arch", "train.seed"]``; True: all of them. ``by``:
+        combine the rows of each layer or sub-layer. A NaN where ``absent`` is False was measured, or there is no such
+        cell: :meth:`arrow` distinguishes the two.
         """
         from .frame import Frame  # here, since pandas takes its time
 
@@ -193,7 +199,7 @@ class Run:
         return Frame(content)
 
     def arrow(self, name: str, *, columns: Sequence[str] | None = None, by: By | None = None) -> pa.Table:
-        """Reads the same as stored: null where absent, or where there is no such cell (of metrics: not given), and NaN
+        """Return the same as stored: null where absent or where there is no such cell (in metrics: not given), NaN
         where NaN was measured."""
         if by is not None:
             content, missing = self._rows(self.table(name), columns, by)
@@ -213,7 +219,7 @@ class Run:
     def _rows(
         self, table: Table, columns: Sequence[str] | None, by: By | None
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Reads the columns of a frame; and says of the value columns where there is no number."""
+        """Read the columns of a frame, and for each value column the cells without a number."""
         import pandas as pd
 
         names = self._chosen(table.columns, columns, table.name)
@@ -285,28 +291,28 @@ class Run:
 
 
 class Snapshot(Run):
-    """A run as it stood at one moment; see :meth:`Run.snapshot`."""
+    """A run at one moment; see :meth:`Run.snapshot`."""
 
     def __init__(
         self, path: Path, document: Mapping[str, Any], alive: bool, facts: Mapping[str, Any], pieces: HeldPieces
     ) -> None:
         super().__init__(path, document)
-        self.settled = True  # False where something changed while it was taken, so that not all of it may fit
+        self.settled = True  # False if a file changed while the snapshot was taken, so that not all files may fit
         self._alive, self._facts, self._pieces, self._metrics = alive, facts, pieces, None
-        # The first part of a run that goes on is written anew when a metric comes: read now, it is not read again.
+        # The metrics of a run that goes on are read now: its first part is written again when a new metric comes.
         if alive:
             self._metrics = _kept(lambda: self._read(METRICS, None))
 
     @classmethod
     def taken(cls, run: Run) -> Snapshot | None:
-        """Reads a run once; None where files went meanwhile."""
+        """Read a run once; None if files went meanwhile."""
         path, version = run.path, _version(run.path)
         same = version is not None and version == run._version
         document = {**run.manifest, "tables": run._tables} if same else read_run_json(path)
         alive = is_locked(path)  # first, as for every status: a writer sets its last state before it lets go
         identity = identity_of(document)
         facts = {
-            # before the tables, which may be ahead of it
+            # read before the tables, which may then be ahead of the status
             "status": _kept(lambda: read_document(path, "status.json", identity)),
             "incident": _kept(lambda: read_incident(path, identity)),
             "evaluation": _kept(lambda: read_evaluation(path, identity)),
@@ -346,18 +352,19 @@ class Snapshot(Run):
 
 
 def of_snapshots(make: Callable[..., T], *runs: Run) -> T:
-    """Calls ``make`` with a snapshot of each of ``runs``, and once more where one was resumed while it was read."""
+    """Call ``make`` with a snapshot of each of ``runs``, and call it again if a run was resumed while it was read (at
+    most :data:`ATTEMPTS` times)."""
     for _ in range(ATTEMPTS - 1):
         try:
             return make(*(run.snapshot() for run in runs))
         except ReplacedError as error:
             if any(isinstance(run, Snapshot) and run.path == error.run for run in runs):
-                raise  # whoever took it takes another
+                raise  # the caller took this snapshot, and must take another
     return make(*(run.snapshot() for run in runs))
 
 
 def _kept(read: Callable[[], T]) -> T | StabilityLabError:
-    """What ``read`` returns, or the error that it raises, for whoever asks for it."""
+    """Return the result of ``read``, or the error that it raises, to be raised when the result is asked for."""
     try:
         return read()
     except ReplacedError:
@@ -373,7 +380,7 @@ def _given(kept: Any) -> Any:
 
 
 def _version(path: Path) -> Version | None:
-    """Tells one run.json from another: each is a new file."""
+    """Return the version of run.json, which is a new file at each change; None without run.json."""
     try:
         found = os.stat(path / "run.json")
     except OSError:
@@ -389,7 +396,7 @@ def _told(entry: Mapping[str, Any], name: str, kind: Any) -> Any:
 
 
 def _repeat(value: Any, count: int) -> Any:
-    """Repeats a setting as a column: numbers as they are, text as a category, lists joined by commas."""
+    """Repeat a setting as a column: numbers unchanged, text as a category, lists joined by commas."""
     import pandas as pd
 
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Says once what is not whole of a run that is read."""
+"""Warnings about a run that is not whole, each logged once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _told: set[str] = set()
 
 
 def tell(sentence: str) -> None:
-    """Warns once a process: sweeps and reports read a run many times."""
+    """Warn once a process: sweeps and reports read a run many times."""
     if sentence not in _told:
         _told.add(sentence)
         log.warning("%s.", sentence)

@@ -1,4 +1,4 @@
-"""Compares a run with what was written: all that can be checked, and each thing that is wrong in one sentence."""
+"""The check of a run against its own records: everything that can be checked, with one sentence for each fault."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ DOCUMENTS = ("run.json", "status.json", INCIDENT, EVALUATION)
 
 @dataclass
 class Verified:
-    """What was looked at and what is wrong; ``live``: a process writes the run, so that it is not all there yet."""
+    """The result of a check: the number of rows and files, and the faults. ``live``: a process writes the run, so that
+    it is not complete yet."""
 
     path: Path
     live: bool
     rows: int = 0
     files: int = 0
-    unchecked: int = 0  # files of before there were checksums
+    unchecked: int = 0  # files from before there were checksums
     findings: list[str] = field(default_factory=list)
 
     def check(self, look: Callable[[], object]) -> None:
-        """Runs ``look``, and takes what it raises as a finding."""
+        """Call ``look``, and record its InputError or FileNotFoundError as a finding."""
         try:
             look()
         except (InputError, FileNotFoundError) as error:
@@ -51,8 +52,8 @@ class Verified:
 
 
 def verify(path: str | Path) -> Verified:
-    """Checks a run directory: its JSON files, checksum, digest and schema of every part, parts against inventory and
-    journals, that steps follow each other, checkpoints. Raises InputError where there is no run."""
+    """Check a run directory: its JSON files, checksum, digest and schema of every part, parts against inventory and
+    journals, the order of steps, checkpoints. Raises InputError if there is no run."""
     path = Path(path)
     found = Verified(path, is_locked(path) if path.is_dir() else False)
     try:
@@ -79,9 +80,10 @@ def verify(path: str | Path) -> Verified:
 
 
 def reseal_all(path: Path) -> list[Path]:
-    """Give the JSON files of a run that somebody changed on purpose the checksum of what they hold now.
+    """Give the JSON files of a run that somebody changed on purpose the checksum of their present content.
 
-    Returns the files that needed one. Raises UsageError for a run that is being written, InputError for no JSON.
+    Returns the files that needed one. Raises UsageError for a run that is being written, InputError for a file that is
+    no JSON.
     """
     if path.is_dir() and is_locked(path):
         raise UsageError(f"{path} is being written: wait for it to end.")
@@ -89,7 +91,7 @@ def reseal_all(path: Path) -> list[Path]:
 
 
 def _documents(run: Run, found: Verified) -> None:
-    """Counts the JSON files, and those that an older version wrote without a checksum."""
+    """Count the JSON files, and those that an older version wrote without a checksum."""
     for name in DOCUMENTS:
         if (run.path / name).is_file():
             found.files += 1
@@ -98,7 +100,7 @@ def _documents(run: Run, found: Verified) -> None:
 
 
 def _incident_rows(run: Run, found: Verified) -> None:
-    """Compares the rows around an incident with what incident.json lists."""
+    """Compare the rows around an incident with the digests in incident.json."""
     known = listed(run.path, run.identity) if (run.path / INCIDENT).is_file() else {}
     for name, digests in known.items():
         path = rows_path(run.path, name)
@@ -112,7 +114,7 @@ def _incident_rows(run: Run, found: Verified) -> None:
 
 
 class _Steps:
-    """The steps of the metrics, and of every table those that they should be among."""
+    """The steps of the metrics, and the steps of every table, which must be among them."""
 
     def __init__(self) -> None:
         self.metrics: np.ndarray = np.empty(0, np.int64)
@@ -143,7 +145,7 @@ def spelt(first: int, last: int) -> str:
 
 
 def _table(run: Run, name: str, found: Verified, steps: _Steps) -> None:
-    """Checks every part of a table, and the journal where a part does not stand yet."""
+    """Check every part of a table, or the journal if the part does not exist yet."""
     waiting, done = journals(run.path), parts(run.path, name)
     listing = inventory.read(run.path, run.identity)
     lines = {} if listing is None else listing.of(name)
@@ -177,7 +179,7 @@ def _table(run: Run, name: str, found: Verified, steps: _Steps) -> None:
 
 
 def _piece(run: Run, name: str, number: int, waiting: dict[int, Path], done: dict[int, Path]) -> pa.Table | None:
-    """Checks the part; and from the journal too where that still stands, which must then say the same."""
+    """Return the content of the part or of its journal. If both exist, raise InputError if they differ."""
     schema = None if name == METRICS else part_schema(run.table(name))
     part = read_part(run.path, done[number], schema, run.identity) if number in done else None
     if number not in waiting or (records := read_records(waiting[number], run.identity, number).table) is None:
@@ -189,7 +191,8 @@ def _piece(run: Run, name: str, number: int, waiting: dict[int, Path], done: dic
 
 
 def _same(part: pa.Table, made: pa.Table) -> bool:
-    """Compares part and journal: of metrics the part may have columns that came later; NaN equals NaN, bit for bit."""
+    """True if part and journal are equal, NaN equal to NaN, bit for bit. A part of metrics may have columns that came
+    later."""
     if not {*made.column_names} <= {*part.column_names}:
         return False
     part = part.select(made.column_names).cast(made.schema)
@@ -223,7 +226,7 @@ def _whole_steps(run: Run, name: str, number: int, piece: pa.Table, found: Verif
 
 
 def _places(table: Table, piece: pa.Table, number: int, found: Verified) -> None:
-    """Does each row stand for the place that run.json says?"""
+    """Report a part whose rows have other sites or layers than run.json."""
     for column, label in (("site", "site"), ("layer", "layer")):
         expected = [getattr(row, label) for row in table.rows]
         told = piece[column].slice(0, len(expected)).to_pylist()
@@ -233,7 +236,7 @@ def _places(table: Table, piece: pa.Table, number: int, found: Verified) -> None
 
 
 def _strangers(run: Run, found: Verified) -> None:
-    """Finds tables and lines of the inventory that run.json or this schema does not know."""
+    """Report tables and lines of the inventory that run.json or this schema does not know."""
     for name in tables_on_disk(run.path):
         if name not in (METRICS, *run.tables):
             found.say(f"run.json has no table {name!r}, of which there is a folder")

@@ -1,4 +1,4 @@
-"""Writes a run: every step to the journal at once, the journal to Parquet parts now and then."""
+"""The writer of a run: every step goes to the journal at once, and the journal to Parquet parts from time to time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ JOURNAL_LIMIT = 32 * 2**20  # bytes; compacting that many takes a few tenths of 
 
 
 class _Begun(NamedTuple):
-    """A step of which a part is in the journal ``number``: the metrics and tables of these names."""
+    """A step that is partly in the journal ``number``: the metrics and tables of these names."""
 
     step: int
     number: int
@@ -57,11 +57,12 @@ class _Begun(NamedTuple):
 class RunWriter:
     """Records a run as it happens (a :class:`stabilitylab.schema.Sink`); begins with :meth:`create` or :meth:`resume`.
 
-    What :meth:`append` has returned from survives ``kill -9``; what :meth:`seal` has, a power cut. :meth:`close` may
-    be followed by a last :meth:`set_status`.
+    A step survives ``kill -9`` once :meth:`append` has returned, and a power cut once :meth:`seal` has. :meth:`close`
+    may be followed by a last :meth:`set_status`.
 
     A run has one writer, in the process that began it. In a fork of that process :meth:`close`, ``__exit__`` and
-    :meth:`set_status` do nothing, since how the run ends is not the fork's to say, and all else raises UsageError.
+    :meth:`set_status` do nothing, since the end of the run is not the fork's to record. All other methods raise
+    UsageError there.
     """
 
     def __init__(self, path: Path, lock: Lock, document: dict[str, Any], part: int) -> None:
@@ -71,7 +72,7 @@ class RunWriter:
         self._identity, self._process = identity_of(document), os.getpid()
         self._tables: tuple[Table, ...] = ()
         self._journal: Journal | None = None
-        self._names: set[str] = set()  # of the metrics in the journal
+        self._names: set[str] = set()  # names of the metrics in the journal
         self._last_step: int | None = None
         self._fresh = False  # a new run that holds no step yet
         self._begun: _Begun | None = None
@@ -79,8 +80,10 @@ class RunWriter:
 
     @classmethod
     def create(cls, path: str | Path, manifest: Mapping[str, Any]) -> RunWriter:
-        """Makes a new run directory; ``manifest`` goes to run.json, its ``"config"`` being the resolved
-        configuration. A run that ended before its first row is begun anew."""
+        """Make a new run directory. ``manifest`` goes to run.json; its ``"config"`` is the resolved configuration.
+
+        A run that ended before its first row is begun again. Raises UsageError if anything else is at ``path``.
+        """
         path = Path(path)
         _refuse_own_keys(manifest)
         with writing(path):
@@ -94,12 +97,12 @@ class RunWriter:
         }
         lock = Lock(path)
         try:
-            if in_the_way(path):  # somebody else was faster and has ended already
+            if in_the_way(path):  # another process was faster and has ended already
                 raise UsageError(exists(path))
             if (path / "run.json").exists():
                 log.info("%s held no row, so that it is begun anew.", path)
                 with writing(path):
-                    os.unlink(path / "run.json")  # first: its status.json will be that of another run
+                    os.unlink(path / "run.json")  # first: status.json will soon be that of another run
             writer = cls(path, lock, document, part=1)
             writer._fresh = True
             writer._begin(manifest.get("argv", ()))
@@ -120,9 +123,9 @@ class RunWriter:
     ) -> RunWriter:
         """Continue at ``part``, the number that :meth:`seal` gave to the checkpoint; later records move to aside/.
 
-        ``manifest`` replaces entries of run.json; what stood there before is kept with the new attempt. ``run_id``: the
-        run that the checkpoint names. Raises UsageError where that is another; "": it names none, and nothing is
-        checked.
+        ``manifest`` replaces entries of run.json; the former entries are kept with the new attempt. ``run_id``: the run
+        that the checkpoint names. Raises UsageError if that is another run; "": the checkpoint names none, and nothing
+        is checked.
         """
         path = Path(path)
         manifest = manifest or {}
@@ -160,15 +163,15 @@ class RunWriter:
 
     @property
     def run_id(self) -> str:
-        """The id of the run, which its checkpoints name."""
+        """Return the id of the run, which its checkpoints name."""
         return self._identity.run_id
 
     def _begin(self, argv: Sequence[str], **facts: Any) -> None:
         self._document["attempts"].append(
             {"started": _now(), "argv": list(argv), "pid": os.getpid(), "part": self._number, **facts}
         )
-        inventory.add(self.path, [])  # where there is none yet
-        # run.json last: where it stands, status.json stands too
+        inventory.add(self.path, [])  # makes the file if there is none
+        # run.json last: if it exists, status.json exists too
         self.set_status("running", self._last_step or 0)
         write_run_json(self.path, self._document)
 
@@ -179,8 +182,8 @@ class RunWriter:
         self.close()
 
     def open(self, tables: Sequence[Table]) -> None:
-        """Declare the tables that follow; those that hold a step, or an earlier attempt's, must have the same rows and
-        columns."""
+        """Declare the tables of the following steps. A table that holds a step, or is an earlier attempt's, must keep
+        its rows and columns; otherwise UsageError is raised."""
         self._check_writable()
         known: dict[str, Table] = {} if self._fresh else self._document["tables"]
         for table in tables:
@@ -197,7 +200,7 @@ class RunWriter:
         write_run_json(self.path, self._document)
 
     def append(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
-        """Appends one step with everything in it: it is in the run when this returns, and no part of it is if this
+        """Append one step with everything in it. The whole step is in the run when this returns, and none of it if this
         raises (of a step that was begun, no further part)."""
         begun = self._begun if self._begun is not None and self._begun.step == step else None
         if begun is None:
@@ -206,12 +209,12 @@ class RunWriter:
         self._begun = None
         metrics = {name: value for name, value in metrics.items() if name not in begun.names}
         tables = {name: cells for name, cells in tables.items() if name not in begun.names}
-        if (metrics or tables) and begun.number == self._number:  # else it was sealed as it was known then
+        if (metrics or tables) and begun.number == self._number:  # else the part was sealed with what was known then
             self._add(step, metrics, tables, rest=True)
 
     def begin(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
-        """Records what is known of a step by now: should the process die before it is appended whole, this much is
-        there."""
+        """Record the part of a step that is known by now. If the process dies before the step is appended whole, this
+        part is in the run."""
         self._add(step, metrics, tables)
         self._begun = _Begun(step, self._number, frozenset((*metrics, *tables)))
 
@@ -238,8 +241,8 @@ class RunWriter:
         self._last_step, self._fresh = step, False
 
     def _is_full(self, journal: Journal, metrics: Mapping[str, float | None]) -> bool:
-        """Return True if the journal is to become parts now: it is large, or its metrics would make a part that is
-        (a name that each step makes anew is a column of all rows)."""
+        """True if the journal is to become parts now: it is large, or its metrics would make a part that is too large
+        (a new name at each step is a column of all rows)."""
         self._names.update(metrics)
         return journal.size >= self.journal_limit or (journal.count + 1) * len(self._names) > MOST_CELLS // 10
 
@@ -255,9 +258,10 @@ class RunWriter:
         return journal
 
     def _keep_journal(self) -> None:
-        """Put the journal back where somebody removed, replaced or cut it while it was written, and say what is lost.
+        """Restore a journal that another process removed, replaced or cut, and warn about lost records.
 
-        What this process wrote it still holds, whatever became of the name."""
+        This process still holds its own records through the open descriptor, even if the name is gone.
+        """
         journal = self._journal
         if journal is None or not (changed := journal.changed()):
             return
@@ -276,7 +280,7 @@ class RunWriter:
         tell(f"{journal.path} {changed} while it was written: {kept}")
 
     def flush(self) -> None:
-        """Bring what was appended to the disk itself: a power cut leaves it."""
+        """Sync the appended steps to the disk, so that they survive a power cut."""
         self._check_process()
         self._keep_journal()
         if self._journal is not None:
@@ -309,14 +313,14 @@ class RunWriter:
         write_run_json(self.path, self._document)
 
     def incident(self, facts: Mapping[str, Any], rows: Sequence[Kept]) -> None:
-        """Records where the run first broke, and the rows around it; called again with more rows it writes them
-        anew."""
+        """Record the place at which the run first broke, and the rows around it. Another call with more rows replaces
+        them."""
         self._check_writable()
         with writing(self.path):
             write_incident(self.path, facts, rows, {table.name: table for table in self._tables}, self._identity)
 
     def close(self) -> None:
-        """Compact the journal and let go of the directory."""
+        """Turn the journal into parts and release the directory."""
         if self._closed or self._is_fork():
             return
         self._closed = True
@@ -342,14 +346,14 @@ class RunWriter:
         self._lock.check()
 
     def _roll(self) -> None:
-        """Close the journal; the next append starts another. An empty one stays: its number is not used up."""
+        """Close the journal; the next append starts another. An empty journal stays open: its number is not used up."""
         self._keep_journal()
         if self._journal is not None and (self._journal.size or self._journal.count):
             journal, self._journal, self._number = self._journal, None, self._number + 1
             journal.release()
 
     def _compact(self) -> None:
-        """Turn every closed journal into parts: also those that a crash or a full disk left behind."""
+        """Turn every closed journal into parts, also those that a crash or a full disk left behind."""
         with writing(self.path):
             for number, path in journals(self.path).items():
                 if number < self._number:
@@ -358,7 +362,7 @@ class RunWriter:
                         tell(f"{path}: {complaint}")
                     if records.left_out or records.table is None:
                         inventory.leave_out(self.path, number, records.left_out, self._identity)
-                    # only now: until all parts stand, readers take this journal for the missing ones
+                    # only now: until all parts exist, readers take this journal for the missing ones
                     if records.left_out:
                         os.replace(path, free_place(self.path, "damaged", path))
                     else:
@@ -382,7 +386,7 @@ def _adopt(path: Path, identity: Identity) -> None:
     """Give the JSON files that an older version wrote beside run.json and status.json a checksum and the run's id."""
     for name in (INCIDENT, EVALUATION):
         if os.path.lexists(path / name):
-            with suppress(InputError):  # it stays unreadable
+            with suppress(InputError):  # a damaged file stays unreadable
                 write_document(path, name, read_object(path, name)[0], identity)
 
 

@@ -1,4 +1,5 @@
-"""Sweeps: many runs, each its own process and run directory; what is finished is skipped, the rest is gone on with."""
+"""Sweeps: many runs, each in a process and a run directory of its own. Finished runs are skipped, the others
+continued."""
 
 from ..lr_find import Rungs
 from .grids import grid

@@ -1,4 +1,4 @@
-"""Writes a training run that has ended as one line of a ledger: what it was, what made it, how it ended."""
+"""The line of a ledger for a training run that has ended: its settings, its provenance, its end."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..store.layout import METRICS, flat
 from .identity import SOURCES, data_of, deciding, key_of
 
 COLUMNS = (
-    "key",  # what the run is, see identity.key_of
+    "key",  # the identity of the run, see identity.key_of
     *("label", "arch", "layers", "seed", "steps", "lr", "warmup", "T", "data"),  # layers: encoder and decoder together
-    "settings",  # what else differs from the defaults
+    "settings",  # other settings that differ from the defaults
     *("version", "git_revision", "torch", "cpu_capability", "device"),
     *("state", "verdict", "nll_gap", "accuracy_gap"),
     "evidence",  # the other numbers of the verdict by name
@@ -39,7 +39,7 @@ Cell = Mapping[str, str]  # a line by column
 
 
 def cell_of(run: Run) -> dict[str, str]:
-    """Writes the line of a training run that has ended."""
+    """Return the line of a training run that has ended."""
     manifest, status = run.manifest, run.status
     recorded = complete(run.config)
     config = validated(recorded)
@@ -67,14 +67,14 @@ def cell_of(run: Run) -> dict[str, str]:
 
 
 def last_row(run: Run) -> dict[str, float]:
-    """Returns the metrics of the last row, without those that were not given there; a NaN was measured."""
+    """Return the metrics of the last row, without those that were not given there; a NaN was measured."""
     table = run.arrow(METRICS)
     rows = table.slice(max(0, table.num_rows - 1)).to_pylist()
     return {name: value for row in rows for name, value in row.items() if name != "step" and value is not None}
 
 
 def _others(config: Config) -> Iterator[tuple[str, Any]]:
-    """Yields settings without a column that differ from the defaults, or from what the columns let expect."""
+    """Yield settings without a column that differ from the defaults, or from the value that the columns imply."""
     model, usual = config.model, deciding(Config().model_dump(mode="json"))
     if model.depth % 2 == 0 or model.stack != "encoder-decoder":
         layers = depth_layers(model.depth, model.stack)
@@ -86,7 +86,7 @@ def _others(config: Config) -> Iterator[tuple[str, Any]]:
 
 
 def _words(named: Mapping[str, Any]) -> str:
-    """Writes ``name=value name=value``, numbers with all their digits."""
+    """Return ``name=value name=value``, numbers with all their digits."""
     return " ".join(f"{name}={''.join(_text(value).split())}" for name, value in named.items())
 
 
@@ -101,7 +101,7 @@ def _is_number(value: Any) -> bool:
 
 
 def spread(cell: Cell) -> dict[str, Any]:
-    """Reads a line back: numbers as such, and the columns of name=value one by one."""
+    """Read a line back: numbers as numbers, and each entry of a column of name=value under its own name."""
     found: dict[str, Any] = {}
     for column, text in cell.items():
         if column in NAMED:
@@ -113,7 +113,7 @@ def spread(cell: Cell) -> dict[str, Any]:
 
 
 def _read(text: str) -> Any:
-    """Reads a number where it is one."""
+    """Return a number if the text is one, else the text; None for ""."""
     for kind in (int, float):
         try:
             return kind(text)

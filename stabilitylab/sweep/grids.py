@@ -1,4 +1,4 @@
-"""Makes experiments of any grid of settings: ``arch=deepnorm,branchnorm depth=12,36 seed=0..4 train.lr=1e-3,3e-4``."""
+"""Experiments of any grid of settings: ``arch=deepnorm,branchnorm depth=12,36 seed=0..4 train.lr=1e-3,3e-4``."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ SECTIONS = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig, "pro
 LIMIT = 100_000  # runs; a typo such as seed=0..10^9 should not fill the memory
 RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
 PIECE = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'[^']*'|\[[^\]]*\]|[^,]*?)\s*,""")
-IN_NAMES = ("arch", "depth", "seed")  # axes that stand in a run's name anyway
+IN_NAMES = ("arch", "depth", "seed")  # axes that a run's name says anyway
 
 
 def grid(
     axes: Sequence[str], base: Mapping[str, Any] | None = None, *, depth: int | None = None, kind: Kind = "train"
 ) -> list[Experiment]:
-    """Combines the values of ``axes`` in every way, the last axis fastest, over the settings ``base``.
+    """Combine the values of ``axes`` in every way, the last axis fastest, over the settings ``base``.
 
     An axis is KEY=VALUE,VALUE,... with a section.key, an option arch.KEY or one of :data:`ALIASES`; FIRST..LAST stands
     for all whole numbers from FIRST to LAST; a value that holds a comma is put in quotes. Raises UsageError for
-    whatever is wrong.
+    anything wrong.
     """
     parsed = [axis(text) for text in axes]
     if not parsed:
@@ -76,7 +76,7 @@ def grid(
 
 
 def axis(text: str) -> tuple[str, list[Any]]:
-    """Read KEY=VALUE,VALUE: the key, an alias where there is one, and all values. Raises UsageError."""
+    """Read KEY=VALUE,VALUE: return the key, by its alias if it has one, and all values. Raises UsageError."""
     key, equals, values = text.partition("=")
     key = key.strip()
     if not equals or not key or not values.strip():
@@ -93,7 +93,7 @@ def axis(text: str) -> tuple[str, list[Any]]:
 
 
 def _targets(key: str) -> tuple[str, ...]:
-    """Names the settings behind an axis."""
+    """Return the names of the settings behind an axis."""
     if key in ALIASES:
         return ALIASES[key]
     section, _, name = key.partition(".")
@@ -121,7 +121,7 @@ def _values(piece: str, axis: str) -> list[Any]:
 
 
 def _rejoined(pieces: Sequence[str]) -> list[str]:
-    """Joins what belongs together: ``text:SRC,TGT`` and ``hf:DATASET,SRC,TGT`` hold commas of their own."""
+    """Join the pieces of one value: ``text:SRC,TGT`` and ``hf:DATASET,SRC,TGT`` hold commas of their own."""
     whole: list[str] = []
     rest = list(pieces)
     while rest:
@@ -151,12 +151,12 @@ def _config(point: Mapping[str, Any], base: Mapping[str, Any], depth: int | None
 
 
 def _is_in_names(key: str) -> bool:
-    """Does a run's name say it anyway? Its label says the options of architectures."""
+    """True if a run's name says the value anyway; the label in the name says the options of architectures."""
     return key in IN_NAMES or _targets(key)[0].startswith("arch.")
 
 
 def _check_options(model: ModelConfig) -> None:
-    """Raises UsageError for an option that the architecture does not have: it shows now, not in every run."""
+    """Raise UsageError for an option that the architecture does not have, now and not in every run."""
     if not model.options:
         return
     archs = dict.fromkeys(registered_arch(name) for name in (model.arch, model.decoder_arch or model.arch))
@@ -175,15 +175,15 @@ def _arch(name: Any) -> Any:
 
 
 def registered_arch(name: str) -> str:
-    """Returns the registered spelling of an architecture; a wrong one shows now, not in every run of the grid."""
+    """Return the registered spelling of an architecture. A wrong name raises now, not in every run of the grid."""
     used = {spelling(control["arch"]): control["arch"] for control in CONTROLS.values()}
     return used.get(spelling(name)) or _registered().resolve(name)
 
 
 @cache
 def arch_facts() -> dict[str, dict[str, Any]]:
-    """Reads what ``list archs`` says of all architectures, by name, in a process of its own, since the models need
-    torch."""
+    """Return the facts of ``list archs`` about all architectures, by name. They come from a process of its own, since
+    the models need torch."""
     command = [sys.executable, "-m", "stabilitylab", "list", "archs", "--json"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:

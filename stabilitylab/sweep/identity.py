@@ -1,5 +1,4 @@
-"""Says what a training run is, wherever it was made: the settings that decide what it measures, and a key made of
-them."""
+"""The identity of a training run on any machine: the settings that decide its results, and a key made of them."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from ..inputs import regular
 from ..registry import spelling
 from ..store.layout import flat
 
-SCHEME = 1  # of the key: another way to make it must not meet an old one
+SCHEME = 1  # version of the key: keys of two versions must never be equal
 DIGITS = 16
 SOURCES = ("data.source", "data.valid")
 
@@ -26,9 +25,9 @@ Digests = Mapping[str, str]  # path -> sha256 of the file as it was
 
 
 def deciding(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Picks the settings that decide what a run measures, by section.key; an architecture has one spelling.
+    """Return the settings that decide the results of a run, by section.key, with one spelling of an architecture.
 
-    A setting that came after the run has the value that it had before there was such a setting.
+    A setting that is newer than the run has the value that corresponds to the time before it.
     """
     settings = {key: value for key, value in flat(complete(recorded)) if key not in neutral_settings()}
     for key in ("model.arch", "model.decoder_arch"):
@@ -42,11 +41,11 @@ def deciding(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def key_of(config: Config, digests: Digests | None = None) -> str:
-    """Hashes the deciding settings, in which files stand for their content, so that the key is the same on every
+    """Return the hash of the deciding settings, in which files stand for their content: the key is the same on every
     machine.
 
     ``digests``: of the files as a run that has ended read them; without them, as they are now. A setting marked
-    :class:`~stabilitylab.config.Later` is left out where it has the value from before, so that older keys stay true.
+    :class:`~stabilitylab.config.Later` is left out if it has the value from before, so that older keys stay valid.
     Raises InputError for a file that cannot be read.
     """
     recorded = config.model_dump(mode="json")
@@ -61,7 +60,7 @@ def key_of(config: Config, digests: Digests | None = None) -> str:
 
 
 def data_of(config: Config, digests: Digests | None = None) -> str:
-    """Names the data in words that hold on any machine, such as ``text:train.de@1f0c2a3b,train.en@9d8e7f60``."""
+    """Return the data in words that hold on any machine, such as ``text:train.de@1f0c2a3b,train.en@9d8e7f60``."""
     words = []
     for key, value in zip(SOURCES, (config.data.source, config.data.valid), strict=True):
         if (named := _named(config).get(key)) is not None:
@@ -74,7 +73,7 @@ def data_of(config: Config, digests: Digests | None = None) -> str:
 
 @dataclass(frozen=True)
 class _Named:
-    """Holds what a setting says of data that lie on this machine: files, or a folder and columns."""
+    """The data that a setting names on this machine: files, or a folder and columns."""
 
     scheme: str
     paths: tuple[Path, ...]
@@ -100,8 +99,8 @@ def _paths(files: str) -> tuple[Path, ...]:
 
 
 def content(path: Path) -> str:
-    """Hashes a file, or all files below a folder with their names (SHA-256)."""
-    if not os.path.isdir(path):  # of a name that is too long, Path.is_dir raises
+    """Return the SHA-256 of a file, or of all files below a folder with their names."""
+    if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         regular(path)
         try:
             return _file(str(path), path.stat().st_mtime_ns, path.stat().st_size)
@@ -116,6 +115,7 @@ def content(path: Path) -> str:
 
 @lru_cache(maxsize=256)
 def _file(path: str, changed: int, size: int) -> str:
-    """Hashes a file as it stands since ``changed``: corpora are read once, not once a run."""
+    """Return the SHA-256 of a file that has not changed since ``changed``; cached, so that corpora are read once, not
+    once a run."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Jobs: an experiment, its run directory, and what the disk says about it. Nothing here needs torch."""
+"""Jobs: an experiment, its run directory, and its state on the disk. Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ State = Literal["new", "running", "finished", "interrupted", "failed"]
 RUNNABLE: tuple[State, ...] = ("new", "interrupted", "failed")
 OWN_FOLDER = "sweep"  # below the folder of the runs: configurations, logs, directories that were moved aside
 ENDED = re.compile(r"\[exit (-?\d+)\]")  # the line with which the log of an attempt ends
-# Exit codes of what was asked to stop: by itself, or by the signal where it came before there was a run.
+# Exit codes of a process that was asked to stop: its own, or the signal's if it came before there was a run.
 STOPPED = tuple(code for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM) for code in (128 + number, -number))
-_TRAINING = ("train.", "probes.")  # says nothing about a run of one step, except for its seed
+_TRAINING = ("train.", "probes.")  # settings that do not change a run of one step, except for its seed
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a sweep as the disk shows it.
+    """One run of a sweep in its state on the disk.
 
     ``new``: no run directory; ``running``: a live process writes it; ``finished``: trained to its end, diverged or not;
-    ``interrupted``, ``failed``: with ``reason``. ``resumable``: from a checkpoint, be it that after the last update,
-    when only its end is missing. ``cell``: its line in the ``ledger``, which makes it finished where no run has ended
-    in its directory.
+    ``interrupted``, ``failed``: with ``reason``. ``resumable``: it has a checkpoint, possibly that of the last update,
+    when only its end is missing. ``cell``: its line in the ``ledger``, which makes it finished if no run has ended in
+    its directory.
     """
 
     experiment: Experiment
@@ -73,38 +73,40 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """Counts the updates of the whole run; 1 for a run of one step."""
+        """Return the number of updates of the whole run; 1 for a run of one step."""
         return self.experiment.config.train.steps if self.experiment.kind == "train" else 1
 
     @property
     def environment(self) -> dict[str, str]:
-        """Sets variables that its process needs before it starts: the OpenMP pool is sized once, plug-ins are named."""
+        """Return variables that the process needs before it starts: the OpenMP pool is sized once, plug-ins are
+        named."""
         plugins = {PLUGINS: ",".join(named)} if (named := named_plugins()) else {}
         return {"OMP_NUM_THREADS": str(self.experiment.config.train.threads), **plugins}
 
     @property
     def argv(self) -> list[str]:
-        """Gives the command that starts it, or goes on with it."""
+        """Return the command that starts or continues the run."""
         what = ["probe", "--resume", "auto"] if self.experiment.kind == "train" else ["onestep"]
         where = ["--config", str(self.config_path), "--name", self.name, "--out", str(self.out)]
         return [sys.executable, "-m", "stabilitylab", *what, *where, "-q"]
 
     def now(self) -> Job:
-        """Looks at the same job again."""
+        """Return the job in its present state."""
         return examine(self.experiment, self.out, self.ledger)
 
     def record(self) -> None:
-        """Append a training run that has ended here to the ledger, if there is one; what it holds is left alone."""
+        """Append a training run that has ended here to the ledger, if there is one. A line that the ledger has stays
+        unchanged."""
         ended_here = self.state == "finished" and self.cell is None and _has_line(self.experiment)
         if self.ledger is not None and ended_here and self.ledger.find(self.experiment.config) is None:
             self.ledger.add(Run.open(self.path))
 
 
 def plan(experiments: Iterable[Experiment], out: Path, ledger: Ledger | None = None) -> list[Job]:
-    """Makes a job of each experiment, its run directory being ``out/<name>``; what ``ledger`` holds is finished.
+    """Return a job for each experiment, with the run directory ``out/<name>``; runs in ``ledger`` are finished.
 
-    Raises UsageError where two have one name, or where a run of that name has another configuration, and InputError
-    where a run cannot be read.
+    Raises UsageError if two experiments have one name, or if a run of that name has another configuration, and
+    InputError if a run cannot be read.
     """
     experiments = list(experiments)
     for name, count in Counter(experiment.name for experiment in experiments).items():
@@ -114,7 +116,7 @@ def plan(experiments: Iterable[Experiment], out: Path, ledger: Ledger | None = N
 
 
 def examine(experiment: Experiment, out: Path, ledger: Ledger | None = None) -> Job:
-    """Looks at the run directory of ``experiment`` and, where none has ended there, into the ledger."""
+    """Return the job of ``experiment`` from its run directory and, if no run has ended there, from the ledger."""
     job = replace(_on_disk(experiment, out), ledger=ledger)
     if ledger is None or job.state not in RUNNABLE or not _has_line(experiment):
         return job
@@ -125,8 +127,7 @@ def examine(experiment: Experiment, out: Path, ledger: Ledger | None = None) -> 
 
 
 def _has_line(experiment: Experiment) -> bool:
-    """Says whether a ledger keeps it: what a run of one step measures are its tables, of which a ledger keeps
-    nothing."""
+    """True if a ledger keeps the run. It keeps no run of one step, whose results are tables."""
     return experiment.kind == "train"
 
 
@@ -174,12 +175,12 @@ def _not_begun(job: Job) -> Job:
 
 
 def _last_checkpoint(path: Path) -> int:
-    """Counts the updates in the newest checkpoint; 0 where there is none."""
+    """Return the number of updates in the newest checkpoint; 0 if there is none."""
     return max(checkpoints(path), default=0)
 
 
 def _check_same(run: Run, experiment: Experiment) -> None:
-    """Refuses a finished run of the same name that is not the same run."""
+    """Raise UsageError if a finished run of the same name is not the same run."""
     advice = "choose another --out, or move it away"
     if (kind := run.manifest.get("kind", "train")) != experiment.kind:
         raise UsageError(f"{run.path} is a run of kind {kind!r}, where {experiment.kind!r} is asked for: {advice}.")
@@ -192,9 +193,10 @@ def _check_same(run: Run, experiment: Experiment) -> None:
 
 
 def prepare(job: Job) -> Job:
-    """Make ``job`` ready to start, as it stands now: its configuration written, what cannot be resumed moved aside.
+    """Make ``job`` ready to start in its present state: write its configuration, and move a run aside that cannot be
+    resumed.
 
-    A job that has ended or is written by another process meanwhile is returned as it is, to be left alone.
+    A job that has ended, or that another process writes, is returned unchanged, to be left alone.
     """
     job = job.now()
     if job.state in RUNNABLE:
@@ -204,7 +206,7 @@ def prepare(job: Job) -> Job:
 
 
 def make_way(job: Job) -> None:
-    """Move a run aside that has not ended and has no checkpoint to go on from, so that it can start anew."""
+    """Move a run aside that has not ended and has no checkpoint to continue from, so that it can start anew."""
     if _must_make_way(job):
         _move_aside(job)
 
@@ -219,7 +221,7 @@ def _free_place(job: Job) -> Path:
 
 
 def _move_aside(job: Job) -> None:
-    """Keep a run that has no checkpoint to go on from, with its run.json renamed so that no report counts it."""
+    """Move a run without a checkpoint aside, and rename its run.json so that no report counts it."""
     lock = Lock(job.path)  # nobody may begin to write it while it moves
     try:
         place = _free_place(job)
@@ -232,8 +234,8 @@ def _move_aside(job: Job) -> None:
 
 
 def commands(jobs: Iterable[Job]) -> list[str]:
-    """Writes a shell line for each job that is still to be run, to be started in the current folder, and its
-    configuration. Where a run of one step is to be made anew, its line begins by moving the old directory aside."""
+    """Return a shell line for each job that is still to be run, to be started in the current folder, and write its
+    configuration. If a run of one step is made again, its line first moves the old directory aside."""
     lines = []
     for job in jobs:
         if job.state not in RUNNABLE:
@@ -255,7 +257,7 @@ def commands(jobs: Iterable[Job]) -> list[str]:
 
 
 def status_table(jobs: Iterable[Job]) -> list[dict[str, str]]:
-    """Puts each job into one row, in words: run, state, verdict, step, reason."""
+    """Return a row a job, in words: run, state, verdict, step, reason."""
     return [
         {
             "run": job.name,
@@ -275,7 +277,7 @@ def _reason(job: Job) -> str:
 
 
 def log_lines(path: Path) -> list[str]:
-    """Reads the end of a log, without empty lines."""
+    """Return the lines at the end of a log, without empty ones."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
         return [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
@@ -283,7 +285,7 @@ def log_lines(path: Path) -> list[str]:
 
 
 def last_words(job: Job) -> str:
-    """Finds the last line that the process of ``job`` wrote."""
+    """Return the last line that the process of ``job`` wrote."""
     words: Sequence[str] = [
         line for line in log_lines(job.log_path) if not ENDED.fullmatch(line) and not line.startswith("$ ")
     ]

@@ -1,4 +1,4 @@
-"""Starts the processes of a sweep: on this machine, or wherever Parsl's configuration says."""
+"""The processes of a sweep, started on this machine or through Parsl's configuration."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from ..errors import InputError, ResourceError, UsageError
 from ..store.files import is_locked, writing
 from .jobs import OWN_FOLDER, Job
 
-GRACE = 10.0  # seconds after which a process that was asked to stop, and has no run, is one that never began
+GRACE = 10.0  # seconds; a process that was asked to stop so long ago, and has no run, never began
 
-LOST = 60.0  # seconds that a run may go on writing after Parsl has lost sight of it
+LOST = 60.0  # seconds that a run may go on writing after Parsl has lost its process
 
 
 class Process(Protocol):
     """A job that was started."""
 
     def poll(self) -> int | None:
-        """Returns its exit code, negative for a signal; None while it runs."""
+        """Return its exit code, negative for a signal; None while it runs."""
         ...
 
     def stop(self, asked: int) -> None:
-        """Ask it to end, for the first time after a checkpoint, for the second at once; the third time it is killed."""
+        """Ask the process to end: the first time after a checkpoint, the second time at once; the third time it is
+        killed."""
         ...
 
 
 class Launcher(Protocol):
-    """Starts jobs; ``free`` says whether it takes another one."""
+    """Starts jobs; ``free`` is True if it takes another job."""
 
     def free(self) -> bool: ...
 
@@ -49,9 +50,9 @@ class Launcher(Protocol):
 
 
 class Local:
-    """Runs ``workers`` processes at a time on this machine, dealt out over ``gpus`` where some are named.
+    """Runs ``workers`` processes at a time on this machine, distributed over ``gpus`` if some are named.
 
-    They start at once, when none has taken its memory yet, so each is told how many share its device.
+    They start at once, before any of them has taken its memory, so each is told how many share its device.
     """
 
     def __init__(self, workers: int = 1, gpus: Sequence[str] = ()) -> None:
@@ -71,7 +72,7 @@ class Local:
         return process
 
     def close(self) -> None:
-        """Local processes have ended before this is called."""
+        """Do nothing: local processes have ended before this call."""
 
 
 class _LocalProcess:
@@ -102,7 +103,8 @@ def _opened_log(job: Job) -> IO[bytes]:
 
 
 class Parsl:
-    """Runs a job as one Parsl app; a stop is a file that the apps look for, since no signal reaches other machines."""
+    """Runs a job as one Parsl app. The apps check for a file that asks them to stop, since no signal reaches other
+    machines."""
 
     def __init__(self, out: Path, workers: int = 1, config: Path | None = None) -> None:
         try:
@@ -113,13 +115,13 @@ class Parsl:
             ) from error
         self._stop = out.resolve() / OWN_FOLDER / f".stop-{uuid.uuid4().hex}"
         settings = _parsl_config(config, workers)
-        if settings.run_dir == "runinfo":  # Parsl's default, which would lie in the current folder
+        if settings.run_dir == "runinfo":  # Parsl's default, a folder in the current one
             settings.run_dir = str(out.resolve() / OWN_FOLDER / "parsl")
         # Parsl looks for scripts of its own on PATH, where those of an environment that is not activated are not.
         os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
         try:
             self._kernel = parsl.DataFlowKernel(settings)
-        except Exception as error:  # whatever an executor of the user's raises where it cannot start
+        except Exception as error:  # an executor of the user's may raise anything if it cannot start
             raise ResourceError(f"Parsl cannot start its executors: {type(error).__name__}: {error}.") from error
         self._app = parsl.bash_app(data_flow_kernel=self._kernel)(shell_line)
 
@@ -136,14 +138,14 @@ class Parsl:
 
 
 def shell_line(line: str) -> str:
-    """Tells Parsl's workers the command."""
+    """Return the command for Parsl's workers."""
     return line
 
 
 def script(argv: Sequence[str], environment: dict[str, str], *, log: Path, stop: Path, folder: Path) -> str:
-    """Writes a bash script that runs ``argv`` in ``folder`` into ``log``, and once ``stop`` exists asks it to end.
+    """Return a bash script that runs ``argv`` in ``folder`` into ``log``, and once ``stop`` exists asks it to end.
 
-    Its exit code is that of ``argv``; ``argv`` does not begin where ``stop`` exists already.
+    Its exit code is that of ``argv``; ``argv`` does not begin if ``stop`` exists already.
     """
     command, q = shlex.join(argv), shlex.quote
     log_file, stop_file = q(str(log)), q(str(stop))
@@ -163,7 +165,7 @@ def script(argv: Sequence[str], environment: dict[str, str], *, log: Path, stop:
             "set +m",
             f"exec 2>> {log_file}",
             "while kill -0 $run 2> /dev/null; do",
-            f"  [ -z $asked ] && [ -e {stop_file} ] && asked=1 && kill -TERM $run",  # once: a second one means at once
+            f"  [ -z $asked ] && [ -e {stop_file} ] && asked=1 && kill -TERM $run",  # one only: a second means at once
             "  sleep 0.3",
             "done",
             "wait $run",
@@ -186,11 +188,11 @@ class _ParslProcess:
             return 0
         if (code := getattr(error, "exitcode", None)) is not None:
             return int(code)
-        if self._lost is None:  # not the run but Parsl failed: its node was taken away, say
+        if self._lost is None:  # Parsl failed, not the run: its node was taken away, for example
             self._lost = time.monotonic()
             with suppress(OSError), self._job.log_path.open("a") as log:
                 log.write(f"parsl: {type(error).__name__}: {error}\n")
-        at_work = is_locked(self._job.path) and time.monotonic() < self._lost + LOST  # on its checkpoint
+        at_work = is_locked(self._job.path) and time.monotonic() < self._lost + LOST  # it writes its checkpoint
         return None if at_work else 1
 
     def stop(self, asked: int) -> None:
@@ -208,7 +210,7 @@ def _parsl_config(path: Path | None, workers: int) -> Any:
         return Config(executors=[ThreadPoolExecutor(label="local", max_threads=workers)], initialize_logging=False)
     try:
         found = runpy.run_path(str(path)).get("config")
-    except Exception as error:  # it is the user's program: anything may go wrong in it
+    except Exception as error:  # the user's program may raise anything
         raise InputError(f"cannot read the Parsl configuration {path}: {type(error).__name__}: {error}.") from error
     if not isinstance(found, Config):
         raise UsageError(f"{path} must define 'config', a parsl.config.Config; see docs/sweeps.md.")

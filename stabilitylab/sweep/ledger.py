@@ -1,5 +1,4 @@
-"""Keeps the ledger of a sweep: a table of finished training runs, one line a cell, that outlives the machine that made
-them.
+"""The ledger of a sweep: a table of finished training runs, one line a cell, that outlives the machine that made them.
 
 A CSV for git: lines are only ever appended, and two branches that both did merge as a union.
 """
@@ -35,18 +34,18 @@ BOM = b"\xef\xbb\xbf"
 KEY = re.compile(rf"[0-9a-f]{{{DIGITS}}}")
 BEGINNING = re.compile(rf"[0-9a-f]{{0,{DIGITS}}}")
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")
-PATIENCE, POLL = 60.0, 0.02  # seconds for another process to finish its line
+PATIENCE, POLL = 60.0, 0.02  # seconds to wait for another process's line, and between two attempts
 
 
 class _Content(NamedTuple):
     columns: Sequence[str]
     cells: list[Cell]
     whole: int  # bytes up to the end of the last line that is whole
-    torn: str  # what stands behind them
+    torn: str  # the text behind it
 
 
 class Ledger:
-    """Reads and extends the table at ``path``, which need not exist yet; it is read again whenever it has changed."""
+    """The table at ``path``, which need not exist yet; it is read again whenever it has changed."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -57,12 +56,11 @@ class Ledger:
         return f"Ledger({str(self.path)!r})"
 
     def find(self, config: Config) -> Cell | None:
-        """Finds the line of the run that ``config`` describes, on whatever machine it was made."""
+        """Return the line of the run of ``config``, from any machine; None if there is none."""
         return self.cells().get(key_of(config))
 
     def cells(self) -> dict[str, Cell]:
-        """Returns the lines by key, of several with one key the last; a torn last line is not among them, and said
-        once.
+        """Return the lines by key; of several with one key the last. A torn last line is left out, with one warning.
 
         Raises InputError for a file that is no ledger, or has a damaged line.
         """
@@ -85,12 +83,11 @@ class Ledger:
         self._append(None)
 
     def add(self, run: Run) -> bool:
-        """Appends the line of a run that has ended, unless its key stands there already; returns whether it was
-        appended."""
+        """Append the line of a run that has ended, unless its key is there already; return True if it was appended."""
         return self._append(cell_of(run))
 
     def frame(self) -> pd.DataFrame:
-        """Puts all lines into a table of numbers and words, each setting and metric in a column of its own by name."""
+        """Return all lines as a table of numbers and words, with a column for each setting and metric."""
         import pandas as pd
 
         return pd.DataFrame([spread(cell) for cell in self.cells().values()])
@@ -101,7 +98,7 @@ class Ledger:
             with _opened(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, fcntl.LOCK_EX) as file:
                 content = _bytes(file)
                 found = _parsed(self.path, content)
-                if found.torn:  # whoever wrote it was killed; its run still stands where it was made
+                if found.torn:  # its writer was killed; the run's directory still exists
                     os.ftruncate(file, found.whole)
                     log.warning("%s ended in a torn line, which was removed: %r", self.path, found.torn)
                 columns = found.columns or COLUMNS
@@ -121,7 +118,7 @@ class Ledger:
 
 
 def _parsed(path: Path, content: bytes) -> _Content:
-    """Parses the lines of a ledger; the last one may be torn, any other damage is an error that names its line."""
+    """Parse the lines of a ledger; the last one may be torn, any other damage is an error that names its line."""
     columns: Sequence[str] = ()
     cells: list[Cell] = []
     *ended, rest = content.removeprefix(BOM).split(b"\n")
@@ -152,7 +149,7 @@ def _is_cell(fields: Sequence[str], columns: Sequence[str]) -> bool:
 
 
 def _is_torn(text: str, fields: Sequence[str], columns: Sequence[str]) -> bool:
-    """Could ``text`` be the beginning of a line? Anything else is not ours to remove."""
+    """True if ``text`` can be the beginning of a line. Anything else is not ours to remove."""
     if not columns:
         return ",".join(COLUMNS).startswith(text)
     return len(fields) <= len(columns) and BEGINNING.fullmatch(fields[0]) is not None
@@ -160,7 +157,7 @@ def _is_torn(text: str, fields: Sequence[str], columns: Sequence[str]) -> bool:
 
 @contextmanager
 def _opened(path: Path, flags: int, kind: int) -> Iterator[int]:
-    """Opens and locks the file that ``path`` names; git puts a new file there, whose lock is another one."""
+    """Open and lock the file at ``path``. If git has put a new file there meanwhile, open that one."""
     while True:
         file = os.open(path, flags, 0o666)
         try:
@@ -187,7 +184,7 @@ def _lock(path: Path, file: int, kind: int) -> None:
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-            return  # a line is one write at the end of the file, which few file systems tear
+            return  # no lock: a line is one write at the end of the file, which few file systems tear
 
 
 def _bytes(file: int) -> bytes:
@@ -197,7 +194,7 @@ def _bytes(file: int) -> bytes:
 
 
 def _append_to(file: int, text: str) -> None:
-    """Writes all of ``text`` to the disk, or nothing of it."""
+    """Write all of ``text`` to the disk, or nothing of it."""
     size = os.fstat(file).st_size
     try:
         write_all(file, text.encode())

@@ -1,4 +1,4 @@
-"""Chooses the learning rate of a configuration by runs of a sweep: ``sweep --choose-rate``."""
+"""The choice of the learning rate of a configuration by runs of a sweep: ``sweep --choose-rate``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .ledger import Ledger
 from .runner import Outcome
 
 TRIAL = ("lr", "updates", "seed", "loss", "source_worth", "eligible", "chosen")
-FAILED = ("diverged", "stuck")  # states of a decoder alone that make its rate ineligible
+FAILED = ("diverged", "stuck")  # verdicts on a model without a source that make its rate ineligible
 Runner = Callable[[Sequence[Job]], Outcome]
 
 
@@ -36,7 +36,7 @@ class SweptTrainer:
     """Runs trials as runs of a sweep, each a directory below ``out`` and a line of ``ledger``.
 
     ``experiment``: the run without its rate, seed and updates; ``horizon``: the updates of its schedule. A longer trial
-    goes on from the checkpoint of the shorter one where that lies below ``out``, and begins anew elsewhere.
+    continues from the checkpoint of the shorter one if that lies below ``out``, and begins anew elsewhere.
     """
 
     experiment: Experiment
@@ -58,7 +58,8 @@ class SweptTrainer:
         return Experiment(f"{self.experiment.name}-lr{trial.rate:g}-s{trial.seed}", changed)
 
     def run(self, trials: Sequence[RateTrial]) -> Mapping[RateTrial, RateResult]:
-        """Run what the ledger lacks. Raises Unfinished if the runs were stopped, or one of them failed."""
+        """Run the trials that the ledger lacks. Raises Unfinished if the runs were stopped, or if one of them
+        failed."""
         wanted = {trial: self.trial(trial) for trial in trials}
         missing = [experiment for experiment in wanted.values() if self.ledger.find(experiment.config) is None]
         if missing:
@@ -98,7 +99,7 @@ def result_of(cell: Cell) -> RateResult:
 
 
 def choose_rate(trainer: SweptTrainer, rungs: Rungs) -> Choice:
-    """Choose the rate of one configuration (:func:`stabilitylab.lr_find.choose`); what is finished is not run again."""
+    """Choose the rate of one configuration (:func:`stabilitylab.lr_find.choose`); finished trials are not run again."""
     return choose(replace(rungs, last=trainer.horizon), trainer)
 
 

@@ -1,4 +1,4 @@
-"""Runs a sweep: starts what is to be run, retries what failed, stops in good order."""
+"""The run of a sweep: start jobs, retry failures, stop in good order."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..store.files import writing
 from .jobs import RUNNABLE, STOPPED, Job, State, last_words, prepare
 from .launchers import Launcher, Local, Parsl, Process
 
-POLL, REFRESH = 0.1, 2.0  # seconds between looks at the processes, and at their run directories, at least
-REST = 50  # so many times as long as a look at them took comes no other: a long journal takes its time to read
+POLL, REFRESH = 0.1, 2.0  # least seconds between two looks at the processes, and at their run directories
+REST = 50  # the pause after a look at run directories, in units of its duration: a long journal is slow to read
 SIGNALS = {number.value: number.name for number in signal.Signals}
 USAGE = 2  # the exit code of a wrong setting: trying again is no use
 
 
 class Audience(Protocol):
-    """Hears how a sweep goes."""
+    """The receiver of a sweep's progress."""
 
     def planned(self, jobs: Sequence[Job]) -> None: ...
 
@@ -35,7 +35,7 @@ class Audience(Protocol):
 
 
 class Silent:
-    """Tells nobody."""
+    """An audience that ignores everything."""
 
     def planned(self, jobs: Sequence[Job]) -> None: ...
 
@@ -48,7 +48,7 @@ class Silent:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a sweep ended: its jobs as they stand now, and the signal that stopped it, if one did."""
+    """The end of a sweep: its jobs in their present state, and the signal that stopped it, if one did."""
 
     jobs: list[Job]
     signal: int | None = None
@@ -58,7 +58,7 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """Is 0 where all runs have ended; 1 where one failed, or another process still writes it; 128 + the signal that
+        """Return 0 if all runs have ended; 1 if one failed, or another process still writes it; 128 + the signal that
         stopped the sweep (130 for Ctrl-C)."""
         if self.signal is not None:
             return 128 + self.signal
@@ -90,12 +90,13 @@ def run(
     parsl_config: Path | None = None,
     until: float | None = None,
 ) -> Outcome:
-    """Run every job that is new, interrupted or failed, each in a process of its own; returns how all of them stand.
+    """Run every job that is new, interrupted or failed, each in a process of its own; return the jobs in their last
+    state.
 
-    ``workers`` at a time, dealt out over ``gpus`` (by CUDA_VISIBLE_DEVICES). A failed one is tried ``retries`` times
-    more, from its checkpoint where it has one. The first SIGINT, SIGTERM or SIGHUP asks the processes to stop after
-    a checkpoint; then a Ctrl-C a second later at once, and one more kills them (:mod:`stabilitylab.stopping`).
-    ``until``, a time of :func:`time.monotonic`, acts as a SIGTERM.
+    ``workers`` run at a time, distributed over ``gpus`` (by CUDA_VISIBLE_DEVICES). A failed job is tried ``retries``
+    times more, from its checkpoint if it has one. The first SIGINT, SIGTERM or SIGHUP asks the processes to stop after
+    a checkpoint; a Ctrl-C at least a second later stops them at once, and one more kills them
+    (:mod:`stabilitylab.stopping`). ``until``, a time of :func:`time.monotonic`, acts as a SIGTERM.
     """
     _check(jobs, workers, retries, gpus)
     audience = audience or Silent()
@@ -111,7 +112,7 @@ def run(
     crew = _crew(launcher, jobs[0].out, min(workers, len(waiting)), gpus, parsl_config)
     attempts: dict[str, int] = {}
     active: list[_Attempt] = []
-    look = 0.0  # when run directories are looked at next
+    look = 0.0  # time of the next look at run directories
     try:
         with listening() as caught:
             asked = 0
@@ -156,7 +157,7 @@ def run(
 
 
 def after_look(begun: float, ended: float) -> float:
-    """When run directories are looked at again: looking takes 2 % of a core at most."""
+    """Return the time at which run directories are read again: reading takes at most 2 % of a core."""
     return ended + max(REFRESH, REST * (ended - begun))
 
 
@@ -188,7 +189,8 @@ def _crew(
 
 
 def _prepared(job: Job) -> tuple[Job, bool]:
-    """Returns the job ready to start; or, since another process has taken or changed it meanwhile, as it stands."""
+    """Return the job ready to start and True; or, if another process has taken or changed it, its present state and
+    False."""
     try:
         job = prepare(job)
     except (InputError, UsageError) as error:
@@ -197,7 +199,8 @@ def _prepared(job: Job) -> tuple[Job, bool]:
 
 
 def _ended(attempt: _Attempt, code: int) -> tuple[Job, float]:
-    """Returns the job as its process left it; whatever did not finish, and is not written by anybody, has failed."""
+    """Return the job as its process left it, and its seconds. A job that did not finish, and that no process writes,
+    has failed."""
     seconds = time.monotonic() - attempt.started
     job = attempt.job
     with writing(job.log_path), job.log_path.open("a") as log:
@@ -214,7 +217,7 @@ def _ended(attempt: _Attempt, code: int) -> tuple[Job, float]:
 
 
 def _glimpse(job: Job) -> Job:
-    """Says how far it is, if that can be read at this moment."""
+    """Return the job in its present state, if that can be read at this moment; else as it was."""
     try:
         return job.now()
     except StabilityLabError:
@@ -222,7 +225,7 @@ def _glimpse(job: Job) -> Job:
 
 
 def _stop_all(active: Sequence[_Attempt]) -> None:
-    """Stops every process after an error of the sweep itself, so that none is left behind."""
+    """Stop every process after an error of the sweep itself, so that none is left behind."""
     for attempt in active:
         attempt.process.stop(1)
     for attempt in active:

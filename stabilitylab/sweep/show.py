@@ -1,4 +1,4 @@
-"""Shows how a sweep goes, on stderr: a live table on a terminal, a plain line for each run that ends elsewhere."""
+"""The progress of a sweep, on stderr: a live table on a terminal, a plain line for each run that ends elsewhere."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rich.text import Text
 from .jobs import RUNNABLE, Job
 
 SHOWN = 24  # runs at a time in the live table
-TROUBLES = 4  # and the failures that happened last
+TROUBLES = 4  # latest failures below the table
 
 
 class Display:
-    """Shows progress of a sweep on ``console``; a context manager, so that the terminal is left as it was found."""
+    """The progress of a sweep on ``console``; a context manager, so that the terminal is restored."""
 
     def __init__(self, console: Console, quiet: bool = False) -> None:
         self.console, self.quiet = console, quiet
@@ -36,7 +36,7 @@ class Display:
             self._live.stop()
 
     def planned(self, jobs: Sequence[Job]) -> None:
-        """Which jobs there are, and how they stood before."""
+        """Receive the jobs in their state before the sweep."""
         self._all = {job.name: job for job in jobs}
         self._began, self._work_before = time.monotonic(), self._work_done()
         todo, skipped = sum(job.state in RUNNABLE for job in jobs), [job for job in jobs if job.cell is not None]
@@ -53,7 +53,7 @@ class Display:
         self._update()
 
     def ended(self, job: Job, seconds: float, again: bool) -> None:
-        """A job has ended, and is or is not tried again."""
+        """Report a job that has ended, and if it is tried again."""
         self._running.pop(job.name, None)
         self._all[job.name] = job
         words = [f"{job.state}", job.verdict if job.state == "finished" else job.reason]
@@ -66,12 +66,12 @@ class Display:
         self._update()
 
     def progress(self, running: Sequence[Job]) -> None:
-        """How far those are that run."""
+        """Receive the present state of the running jobs."""
         self._running.update((job.name, job) for job in running if job.name in self._running)
         self._update()
 
     def panel(self) -> Group:
-        """Draws the live table: all runs as a bar, those that run as rows, the last failures as lines."""
+        """Return the live table: all runs as a bar, running ones as rows, the last failures as lines."""
         ended = sum(job.state not in RUNNABLE for job in self._all.values())
         head = Table.grid(padding=(0, 2))
         left = self.time_left()
@@ -91,7 +91,7 @@ class Display:
         )
 
     def time_left(self) -> float | None:
-        """Estimates the seconds left, taking a run's work as layers times updates; None before anything was done."""
+        """Estimate the seconds left, a run's work being layers times updates; None before any work was done."""
         done = self._work_done() - self._work_before
         return (time.monotonic() - self._began) * (self._work() - self._work_done()) / done if done > 0 else None
 

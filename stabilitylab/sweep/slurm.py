@@ -1,4 +1,4 @@
-"""Submits a sweep as Slurm arrays: once, and no process of ours has to outlive the ssh connection."""
+"""A sweep as Slurm arrays: submitted once, so that no process of ours has to outlive the ssh connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .jobs import OWN_FOLDER, RUNNABLE, Job, commands
 
 LARGEST = 1000  # tasks of an array: Slurm's MaxArraySize is 1001 unless it was configured
 WARNING = 120  # seconds before a time limit at which a task is asked to checkpoint
-OURS = ("--array", "-a", "--parsable")  # options of sbatch that are not the user's to give
+OURS = ("--array", "-a", "--parsable")  # options of sbatch that the sweep sets itself
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,11 @@ class Submitted:
 
 
 def submit(jobs: Sequence[Job], options: Sequence[str] = (), at_once: int | None = None) -> list[Submitted]:
-    """Submit every job that is new, interrupted or failed as a task of an array, ``at_once`` at a time; each is
-    ``probe --resume auto``, which continues its run, and says so where another task has it already.
+    """Submit every job that is new, interrupted or failed as a task of an array, ``at_once`` at a time.
 
-    ``options`` go to ``sbatch``. Raises ResourceError where there is no Slurm, or it refuses.
+    Each task is ``probe --resume auto``, which continues its run, and says so if another task has it already.
+    ``options`` go to ``sbatch``. Raises UsageError for an option that the sweep sets itself, ResourceError if there is
+    no Slurm or it refuses.
     """
     if wrong := [option for option in options if option.partition("=")[0] in OURS]:
         raise UsageError(f"--sbatch {wrong[0]!r} is said by the sweep itself: leave it out.")
@@ -55,7 +56,7 @@ def submit(jobs: Sequence[Job], options: Sequence[str] = (), at_once: int | None
 
 
 def _written(jobs: Sequence[Job], number: int, at_once: int | None) -> Path:
-    """Writes the script of an array beside its lines, one a task."""
+    """Write the script of an array beside its lines, one a task; return its path."""
     folder = (jobs[0].out / OWN_FOLDER / "slurm").resolve()
     stem = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-{number}"
     with writing(folder):
@@ -82,7 +83,7 @@ def _written(jobs: Sequence[Job], number: int, at_once: int | None) -> Path:
 
 
 def _lines(jobs: Sequence[Job]) -> Iterator[str]:
-    """Puts each job on one line: run it into its log, hand on what the shell alone is told, end as it ended."""
+    """Yield one line a job: run it into its log, pass on signals that reach only the shell, end with its exit code."""
     for job in jobs:
         (line,) = commands([job])
         log = shlex.quote(str(job.log_path.resolve()))
@@ -95,7 +96,7 @@ def _lines(jobs: Sequence[Job]) -> Iterator[str]:
 
 
 def _exec(line: str) -> str:
-    """Puts the line's last command in the shell's own place, so that a signal reaches it."""
+    """Return the line with its last command in the shell's own place, so that a signal reaches it."""
     moves, _, last = line.rpartition(" && ")
     return f"{moves} && exec env {last}" if moves else f"exec env {last}"
 

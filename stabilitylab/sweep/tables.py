@@ -1,5 +1,4 @@
-"""Plans the stability table as a user asks for it: names of architectures, depths, and which pairs of them there
-are."""
+"""The plan of the stability table that a user asks for: architectures, depths, and the pairs of them that exist."""
 
 from __future__ import annotations
 
@@ -16,10 +15,11 @@ ALL = "all"
 
 
 def table(ask: Recipe, archs: Sequence[str] = (ALL,), depths: Sequence[int] = ()) -> tuple[list[Experiment], str]:
-    """Plans the runs of every architecture at every depth and seed, with one sentence on what is left out: what a
-    scheme does not define, a depth that the kind of model cannot have; "" where all is there.
+    """Return the runs of every architecture at every depth and seed, and a sentence about missing ones; "" if none is
+    missing.
 
-    ``archs``: names, controls such as ``branchnorm T=1``, or ``all``. Raises UsageError where nothing is left.
+    A run is missing if a scheme is not defined for the stack, or if the kind of model cannot have the depth. ``archs``:
+    names, controls such as ``branchnorm T=1``, or ``all``. Raises UsageError if nothing is left.
     """
     names, wanted = _named(archs), [*dict.fromkeys(depths)]
     if wrong := next((str(depth) for depth in wanted if not 1 <= depth <= MAX_LAYERS), None):
@@ -43,7 +43,7 @@ def _named(archs: Sequence[str]) -> list[str]:
     controls = {spelling(name): name for name in CONTROLS}
     found: dict[str, None] = {}
     for name in archs:
-        if name == ALL:  # in the order of the papers' tables, and behind them what else is registered
+        if name == ALL:  # in the order of the papers' tables, followed by other registered ones
             found.update(dict.fromkeys((*SCHEMES, *(arch for arch in arch_facts() if arch not in SCHEMES))))
         else:
             found[controls.get(spelling(name)) or registered_arch(name)] = None

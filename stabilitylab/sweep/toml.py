@@ -1,4 +1,4 @@
-"""Writes a configuration as a TOML file that ``probe --config`` reads back as exactly the same configuration."""
+"""A configuration as a TOML file that ``probe --config`` reads back as exactly the same configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..config import Config
 
 
 def dumps(config: Config) -> str:
-    """Writes the resolved settings, section by section; what is None is left out, since TOML has no such value."""
+    """Return the resolved settings, section by section; None is left out, since TOML has no such value."""
     settings = config.model_dump()
     lines = [f"{key} = {_value(value)}" for key, value in settings.items() if not isinstance(value, Mapping)]
     for section, values in settings.items():
@@ -27,6 +27,6 @@ def _value(value: Any) -> str:
         return repr(value)
     if isinstance(value, Mapping):  # the options of an architecture: an inline table
         return f"{{{', '.join(f'{_value(str(key))} = {_value(one)}' for key, one in value.items())}}}"
-    if isinstance(value, str):  # JSON's escapes are TOML's; DEL alone is plain in JSON and forbidden in TOML
+    if isinstance(value, str):  # JSON's escapes are TOML's; only DEL is plain in JSON and forbidden in TOML
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return f"[{', '.join(map(_value, value))}]"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# refuses a capture without capturable=True, whose learning rate would stay what it was; renamed after torch 2.6
+# This method refuses a capture without capturable=True, which would freeze the learning rate; renamed after torch 2.6.
 CAPTURE_CHECK = next(
     name
     for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
@@ -21,7 +21,7 @@ CAPTURE_CHECK = next(
 
 @dataclass(frozen=True)
 class _Lists:
-    """What the fused kernel takes, of those parameters of a group that have a gradient."""
+    """The arguments of the fused kernel, for the parameters of a group that have a gradient."""
 
     present: tuple[bool, ...]
     parameters: list[Tensor]
@@ -32,13 +32,14 @@ class _Lists:
 
 
 class LeanAdamW(torch.optim.AdamW):
-    """``torch.optim.AdamW(fused=True)``, bit for bit and on any device, with its lists gathered once, not every update.
+    """``torch.optim.AdamW(fused=True)``, bit for bit and on any device, with its lists gathered once instead of at
+    every update.
 
-    The step counts lie in one tensor, so that one operator counts for all; ``state[p]["step"]`` is a view of it. State
-    and ``state_dict()`` are those of AdamW: each loads what the other saved. A parameter without a gradient is left
-    alone. No host read: an update can be captured in a CUDA graph, ``lr`` then being a 0-dim tensor on the device.
-
-    Not for DTensors (FSDP2), nor with a ``GradScaler`` that unscales inside the step: it unscales before it.
+    The step counts lie in one tensor, so that one operator increments all of them; ``state[p]["step"]`` is a view of
+    that tensor. State and ``state_dict()`` are those of AdamW: each optimizer loads a state that the other saved. A
+    parameter without a gradient stays unchanged. An update reads nothing back to the host, so it can be captured in a
+    CUDA graph; ``lr`` is then a 0-dim tensor on the device. DTensors (FSDP2) are not supported, nor a ``GradScaler``
+    that unscales inside the step: unscale the gradients before the step.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class LeanAdamW(torch.optim.AdamW):
         self._step_supports_amp_scaling = False
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # loading comes through here too
+        super().__setstate__(state)  # load_state_dict() calls this too
         self._lists = {}
 
     @torch.no_grad()
@@ -64,7 +65,7 @@ class LeanAdamW(torch.optim.AdamW):
         return self._step(closure)
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
-        """:meth:`step` without its hooks, which a subclass's own has."""
+        """Do :meth:`step` without its hooks; the ``step`` of a subclass has its own hooks."""
         getattr(self, CAPTURE_CHECK)()
         loss = None
         if closure is not None:
@@ -98,7 +99,8 @@ class LeanAdamW(torch.optim.AdamW):
         return loss
 
     def _gathered(self, group: dict[str, Any], present: tuple[bool, ...]) -> _Lists:
-        """The group's lists; makes the state that is missing and moves the step counts into a tensor of their own."""
+        """Return the lists of the group. Missing state is created, and the step counts move into a tensor of their
+        own."""
         parameters = list(itertools.compress(group["params"], present))
         if not parameters:
             return _Lists(present, [], [], [], [], torch.empty(0))
@@ -110,7 +112,8 @@ class LeanAdamW(torch.optim.AdamW):
         return _Lists(present, parameters, means, squares, views, count)
 
     def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Makes the state as AdamW's fused step does; by hand, as torch's own maker differs between versions."""
+        """Return the state of a parameter. A missing state is created as AdamW's fused step creates it; torch's own
+        function for that differs between versions."""
         if parameter.grad is not None and parameter.grad.is_sparse:
             raise RuntimeError("AdamW takes no sparse gradients: build the embedding with sparse=False")
         state = self.state[parameter]

@@ -1,4 +1,5 @@
-"""Checkpoints of a run: when they are due, written whole or not at all, the last two kept."""
+"""Checkpoints of a run: when the next one is due, and files that are written whole or not at all. The last two are
+kept."""
 
 from __future__ import annotations
 
@@ -22,9 +23,10 @@ clock = time.monotonic
 
 
 class Cadence:
-    """When the next checkpoint is due: ``checkpoint_minutes`` after the last one, or ``checkpoint_every`` updates.
+    """The time of the next checkpoint: ``checkpoint_minutes`` after the last one, or every ``checkpoint_every``
+    updates.
 
-    Clocks of several ranks differ, and all must write at once: the first rank's decides.
+    The clocks of several ranks differ, and all ranks must write at once: the clock of the first rank decides.
     """
 
     def __init__(self, train: TrainConfig, team: Team) -> None:
@@ -32,7 +34,7 @@ class Cadence:
         self.restart()
 
     def restart(self) -> None:
-        """A checkpoint was written, or training begins."""
+        """Start the clock anew: a checkpoint was written, or training begins."""
         self.last = clock()
 
     def due(self, row: int) -> bool:
@@ -43,8 +45,8 @@ class Cadence:
 
 
 def save(folder: Path, row: int, state: dict[str, Any], run_id: str = "") -> Path:
-    """Write ``state`` as ``folder/step-<row>.pt`` (with a digest and the run's id, fsynced, then renamed); the newest
-    two are kept."""
+    """Write ``state`` as ``folder/step-<row>.pt`` (with a digest and the run's id, fsynced, then renamed). Only the
+    newest two checkpoints are kept. Raises ResourceError if the file cannot be written."""
     path = inside(folder.parent, folder / f"step-{row:08d}.pt")
     temporary = folder / f".{path.name}.tmp"
     try:
@@ -66,7 +68,7 @@ def save(folder: Path, row: int, state: dict[str, Any], run_id: str = "") -> Pat
 
 
 def found(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, oldest first."""
+    """Return the checkpoints of a folder, oldest first."""
     return [*checkpoints(folder.parent, folder.name).values()]
 
 
@@ -77,8 +79,11 @@ def discard(folder: Path) -> None:
 
 
 def load(folder: Path, device: torch.device, identity: Identity = Identity()) -> dict[str, Any]:
-    """The newest checkpoint of ``folder``. Raises InputError where there is none, where it cannot be read or is not
-    what was written, and where it belongs to another run than ``identity``."""
+    """Return the newest checkpoint of ``folder``.
+
+    Raises InputError if there is no checkpoint, if it cannot be read, if its digest is wrong, or if it belongs to
+    another run than ``identity``.
+    """
     paths = found(folder)
     if not paths:
         raise InputError(f"no checkpoint in {folder}: the run cannot be resumed; start it again under another --name.")

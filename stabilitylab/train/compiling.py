@@ -17,16 +17,18 @@ from .ranks import Team
 log = logging.getLogger(__name__)
 
 BACKEND = "inductor"
-# Of layers, in one model: encoder's and decoder's, and in some architectures each stack's first ones.
+# The largest number of kinds of layers in one model: encoder and decoder, in some architectures their first layers too.
 KINDS = 8
-# What "auto" does: on a CPU compiled layers do not pay (docs/speed.md), and no GPU has run them yet.
+# True if "auto" compiles on a GPU; no GPU has run compiled layers yet. On a CPU they do not pay (docs/speed.md).
 COMPILED_BY_DEFAULT = False
 
 
 def is_compiled(config: Config, device: torch.device, team: Team) -> bool:
-    """What ``train.compile`` says for this device: "auto" as :data:`COMPILED_BY_DEFAULT` has it, on a GPU alone.
+    """True if the layers of this run are compiled: ``train.compile`` is "on", or "auto" on a GPU with
+    :data:`COMPILED_BY_DEFAULT`.
 
-    "on" raises UsageError where a setting is in the way, and ResourceError without a compiler.
+    With "on", a setting that excludes compilation raises UsageError, and a missing compiler raises ResourceError. With
+    "auto", layers then stay uncompiled.
     """
     asked = config.train.compile
     if asked == "off" or (asked == "auto" and not (COMPILED_BY_DEFAULT and device.type == "cuda")):
@@ -47,7 +49,7 @@ def is_compiled(config: Config, device: torch.device, team: Team) -> bool:
 
 
 def _missing(device: torch.device) -> str:
-    """What the compiler lacks on this machine."""
+    """Return the name of the compiler that this machine lacks; "" if it lacks none."""
     if BACKEND != "inductor":
         return ""
     if device.type == "cuda":
@@ -65,11 +67,11 @@ def _missing(device: torch.device) -> str:
 
 
 def compile_layers(model: Transformer, shapes: int) -> None:
-    """Has each layer compiled at its first call in each of ``shapes`` shapes of a batch; names, parameters and
-    checkpoints stay as they are.
+    """Have each layer compiled at its first call in each of ``shapes`` shapes of a batch. Names, parameters and
+    checkpoints do not change.
 
-    Layers of a kind share what is compiled, since nothing in it is a layer's own but tensors: parameters, alpha and the
-    keys of the probes' hooks.
+    Layers of one kind share the compiled code. Only tensors differ between them: parameters, alpha and the keys of the
+    probes' hooks.
     """
     from torch._dynamo import config
 
@@ -83,7 +85,7 @@ def compile_layers(model: Transformer, shapes: int) -> None:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Around what may compile: an architecture whose layers cannot be compiled becomes one sentence."""
+    """Turn the error of an architecture whose layers cannot be compiled into one sentence (UsageError)."""
     from torch._dynamo.exc import TorchDynamoException
 
     try:
@@ -95,7 +97,7 @@ def explained() -> Iterator[None]:
 
 @contextmanager
 def as_written(model: nn.Module) -> Iterator[None]:
-    """A pass whose batches come in many shapes runs what is compiled as it was written."""
+    """Run compiled layers as uncompiled code within this context, for passes whose batches come in many shapes."""
     compiled = any(module._compiled_call_impl is not None for module in model.modules())
     with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
         yield

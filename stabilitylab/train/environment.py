@@ -1,4 +1,4 @@
-"""The process and the machine: device, threads, denormals, and what a run records of them."""
+"""The process and the machine: device, threads, denormals, and the entries of run.json about them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from ..data import Batch
 from ..errors import ResourceError, UsageError
 from ..probes.numerics import numerics
 
-ALIGNMENT = {"cuda": 8}  # of lengths, by kind of device
+ALIGNMENT = {"cuda": 8}  # kind of device -> divisor of padded lengths
 
 
 def prepare_process(threads: int) -> None:
-    """Call before the first tensor operation: an OpenMP pool that exists already does not inherit the denormal mode.
+    """Set threads and the denormal mode. Call before the first tensor operation: an existing OpenMP pool does not
+    inherit the denormal mode.
 
     Deep Post-LN's activation gradients underflow into denormals, which makes the CPU's backward pass 2 to 10 times
-    slower; they are flushed to zero, and the run records that.
+    slower. Denormals are flushed to zero, and the run records that.
     """
     torch.set_flush_denormal(True)
     torch.set_num_threads(threads)
 
 
 def resolve_device(train: TrainConfig) -> torch.device:
-    """``train.device`` as a device that exists; ``auto`` is CUDA where there is one."""
+    """Return ``train.device`` as an existing device; ``auto`` is CUDA if there is one. Raises UsageError for an unknown
+    or unsupported device, ResourceError for a CUDA device that torch does not see."""
     if train.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -51,15 +53,15 @@ def resolve_device(train: TrainConfig) -> torch.device:
 
 
 def attention_kernels(train: TrainConfig, device: torch.device) -> tuple[str, ...] | None:
-    """What ``train.attention`` asks for on this device; None: torch's own choice."""
+    """Return the attention kernels for ``train.attention`` on this device; None: torch's own choice."""
     if train.attention == "math":
         return ("math",)
     return ("flash", "efficient", "math") if train.attention == "auto" and device.type == "cuda" else None
 
 
 def aligned(batch: Batch, device: torch.device) -> Batch:
-    """``batch`` as a device takes it best: the memory-efficient kernel of attention pads the mask in each layer unless
-    lengths are multiples of 8."""
+    """Return ``batch`` padded for the device: unless lengths are multiples of 8, the memory-efficient kernel of
+    attention pads the mask in each layer."""
     return batch.padded(alignment(device))
 
 
@@ -68,7 +70,7 @@ def alignment(device: torch.device) -> int:
 
 
 def provenance(train: TrainConfig, device: torch.device) -> dict[str, Any]:
-    """What made a run: versions, git revision of the working folder, device, threads, and how numbers are computed."""
+    """Return the provenance of a run: versions, git revision of the working folder, device, threads, numeric modes."""
     return {
         "stabilitylab": __version__,
         "python": platform.python_version(),
@@ -86,7 +88,7 @@ def provenance(train: TrainConfig, device: torch.device) -> dict[str, Any]:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the most that the CUDA allocator held, which nobody else could have, or the process's resident set."""
+    """Return bytes: the maximum that the CUDA allocator reserved, or on a CPU the resident set of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     return psutil.Process().memory_info().rss

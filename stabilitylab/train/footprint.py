@@ -1,4 +1,4 @@
-"""Parameters and memory of a run; activations are measured on models of one and two layers and extended."""
+"""Parameters and memory of a run; activations are measured on models of one and two layers and extrapolated."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from .environment import aligned
 from .graph_replays import some_run_directly
 from .recipe import token_losses
 
-# Bytes that a process takes beside its tensors: CUDA's context, kernels and the allocator's slack; Python and torch.
+# Bytes of a process beside its tensors. On a GPU: CUDA's context, kernels, the allocator's slack. Else: Python, torch.
 CONTEXT, PROCESS = 2**30, 2**29
 FEW = 4  # rows of the batches that are measured
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """``parameters`` exactly; ``state`` bytes of weights, gradients, Adam's moments and the copies that probes keep;
-    ``activations`` bytes that the forward pass of one micro-batch keeps for the backward pass; with activation
-    checkpointing the input of each layer, and the inside of the largest one. ``graphs``: what recorded updates hold
-    beside that where some run directly, since their memory is theirs alone."""
+    """The memory of a run. ``parameters``: their exact number. ``state``: bytes of weights, gradients, Adam's moments
+    and the copies that probes keep. ``activations``: bytes that the forward pass of one micro-batch keeps for the
+    backward pass; with activation checkpointing, the input of each layer and the inside of the largest layer.
+    ``graphs``: further bytes that recorded updates hold if some updates run directly, since graphs do not share their
+    memory."""
 
     parameters: int
     state: int
@@ -42,8 +43,9 @@ class Footprint:
 
 
 def estimate(config: Config, dataset: Dataset, device: torch.device | None = None, recorded: bool = False) -> Footprint:
-    """Activations are affine in the numbers of encoder and decoder layers and in the rows of a batch, so tiny models of
-    a layer or two and a few rows determine them, in the precision of the run. ``recorded``: updates are replayed."""
+    """Estimate the memory of a run. Activations are affine in the numbers of encoder and decoder layers and in the rows
+    of a batch. Models of one or two layers and a few rows determine them, in the precision of the run. ``recorded``:
+    updates are replayed."""
     device = device or torch.device("cpu")
     batch = aligned(max((dataset.micro_batch(step) for step in range(8)), key=lambda b: b.labels.numel()), device)
 
@@ -68,8 +70,9 @@ def estimate(config: Config, dataset: Dataset, device: torch.device | None = Non
 
 
 def _copies(config: Config, device: torch.device) -> int:
-    """Weights, gradients and Adam's two moments; theta_t and theta_0 of the probes, which on a GPU only take what is
-    left (:func:`stabilitylab.probes.parameters.copies.on_host`)."""
+    """Return the number of copies of the parameters: weights, gradients and Adam's two moments, and theta_t and theta_0
+    of the probes. On a GPU the probes' copies take only memory that is left
+    (:func:`stabilitylab.probes.parameters.copies.on_host`) and do not count."""
     probes, model = chosen(config.probes.names), config.model
     scheduled = any(ARCHS[name].scheduled for name in (model.arch, model.decoder_arch) if name)
     here = device.type != "cuda"
@@ -77,11 +80,11 @@ def _copies(config: Config, device: torch.device) -> int:
 
 
 def check_memory(footprint: Footprint, device: torch.device) -> None:
-    """Raises ResourceError before a run that cannot fit is started.
+    """Raise ResourceError before the start of a run that does not fit.
 
-    The runs of a sweep start at once, when what the others will take is still free: of several on one device, as the
-    sweep says by ``STABILITYLAB_RUNS_PER_DEVICE``, each has an equal part of the whole, less what a process takes by
-    itself.
+    The runs of a sweep start at once, while the memory that the others will take is still free. With several runs on
+    one device (``STABILITYLAB_RUNS_PER_DEVICE``, set by the sweep), each has an equal part of the whole memory, less
+    the memory of a process itself.
     """
     if device.type == "cuda":
         (free, whole), own = torch.cuda.mem_get_info(device), CONTEXT
@@ -118,13 +121,14 @@ def _measure(config: Config, layers: dict[str, int], dataset: Dataset, batch: Ba
 
 
 def _head(batch: Batch, rows: int) -> Batch:
-    """The first ``rows`` of a batch, in its padded shape."""
+    """Return the first ``rows`` rows of a batch, in its padded shape."""
     cut = {name: tensor[:rows] for name, tensor in batch.inputs.items()}
     return replace(batch, inputs=cut, labels=batch.labels[:rows], weight=batch.weight[:rows])
 
 
 def _kept(config: Config, model: torch.nn.Module, batch: Batch, parameters: Container[int]) -> int:
-    """Bytes that one forward pass keeps, weights aside; copies of them in another precision count."""
+    """Return the bytes that one forward pass keeps without the weights. Copies of weights in another precision
+    count."""
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -139,5 +143,5 @@ def _kept(config: Config, model: torch.nn.Module, batch: Batch, parameters: Cont
         with low:
             logits = model(**batch.inputs)
         loss, _ = token_losses(logits, batch.labels, batch.weight, 0.0)
-    del loss  # it held the graph, so that no storage could be freed and counted twice
+    del loss  # kept until here: the loss holds the graph, so that no storage was freed and its address counted twice
     return sum(kept.values())

@@ -1,4 +1,4 @@
-"""Updates on the device: done directly, or recorded once per shape and replayed as CUDA graphs."""
+"""Updates on the device: run directly, or recorded once per shape and replayed as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ log = logging.getLogger(__name__)
 
 Metrics = Mapping[str, float | None]
 Work = Callable[[Sequence[Batch], Tensor], Metrics]
-# Recorded updates: two (:func:`kinds`) for each combination of shapes that micro-batches come in; or shapes, where
-# halves of updates are recorded apart (:class:`~.micro_replays.ReplaysApart`).
+# The largest number of recorded updates, two (:func:`kinds`) for each combination of the shapes of micro-batches; of
+# shapes, if halves of updates are recorded separately (:class:`~.micro_replays.ReplaysApart`).
 MOST = 16
 
 
 class Directly:
-    """An update by running its code."""
+    """An update that runs its code."""
 
     def __init__(self, work: Work, device: torch.device) -> None:
         self._work, self._device = work, device
 
     def __call__(self, batches: Sequence[Batch], tokens: float) -> Metrics:
-        # a tensor here too: a GPU divides by one otherwise than by a number of the host
+        # a tensor, as in a recorded update: a GPU divides by a tensor and by a number of the host differently
         return self._work(batches, torch.full((), tokens, device=self._device))
 
 
 @dataclass
 class Recorded:
-    """An update that is replayed: where its batches and its number of tokens lie, what it yields, and how it runs."""
+    """A recorded update: its input batches, its number of tokens, its output and its replay."""
 
     batches: list[Batch]
     tokens: Tensor
@@ -52,7 +52,7 @@ class Recorded:
 
 
 class Update(Protocol):
-    """What is recorded: a whole update (``work``), or its halves, the first for each micro-batch."""
+    """The code to be recorded: a whole update (``work``), or its halves, the first for each micro-batch."""
 
     @property
     def model(self) -> torch.nn.Module: ...
@@ -72,14 +72,16 @@ class Update(Protocol):
 
 
 class Replays:
-    """An update by a replay of the same code, recorded once for each combination of shapes, probed and plain apart.
+    """An update by a replay of the same code. Each combination of shapes is recorded once, for probed and plain rows
+    separately.
 
-    The first update, and the first probed one, run as they are, which makes the optimizer's state and fills caches.
-    Every other kind is recorded when it first comes: what an update works in would be held twice if it also ran beside
-    what is recorded, as memory of graphs is theirs alone. Where that fails it runs as it is once, and is recorded the
-    next time; where that fails too, or from the 17th combination on, updates run directly. The largest is recorded
-    first, and others anew after it, since they find room in what it works in, and it does not in theirs. Layers that
-    are compiled are so in the first update of each shape, which runs directly too: no recording can hold a compiler.
+    The first update and the first probed one run directly, which creates the optimizer's state and fills caches. Every
+    other kind is recorded when it first comes. A direct run beside a recording would hold the working memory twice,
+    since graphs do not share their memory. If a recording fails, the update runs directly once and is recorded the next
+    time. If that fails too, or from the 17th combination on, updates run directly. The largest update is recorded
+    first, and smaller ones anew after it: they fit into its working memory, and it does not fit into theirs. Compiled
+    layers are compiled in the first update of each shape. That update runs directly too, since a compiler cannot run
+    within a recording.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Replays:
         self._update, self._device, self._recorder, self._watcher = update, device, recorder.another(), watcher
         self._required = required
         self._directly = Directly(update.work, device)
-        self._ran: set[bool] = set()  # probed, plain: what ran directly before anything else
+        self._ran: set[bool] = set()  # True: a probed update ran directly; False: a plain one
         self._tried: set[object] = set()
         self._compiled: set[object] = set()  # shapes
         self.recorded: dict[object, Recorded] = {}
@@ -100,10 +102,10 @@ class Replays:
         if self._failed:
             return self._directly(batches, tokens)
         compiles = self._compiles(batches)
-        # a plain update sets nothing up that a probed one does not
+        # a probed update sets up everything that a plain one does
         if not self._ran or (probed and True not in self._ran):
             self._ran.add(probed)
-            self._forget()  # of a run that was resumed at a plain row: recorded anew, they share this one's memory
+            self._forget()  # recordings of a run resumed at a plain row: they are made anew in this one's memory
             return self._recorder.warm_up(lambda: self._directly(batches, tokens))
         if compiles or (key not in self.recorded and not self._record(key, batches)):
             return self._recorder.warm_up(lambda: self._directly(batches, tokens))
@@ -114,7 +116,7 @@ class Replays:
         return self._watcher.replay(chosen.template, chosen.replay)
 
     def _compiles(self, batches: Sequence[Batch]) -> bool:
-        """Whether an update compiles layers, as the first one of a shape does."""
+        """True if this update compiles layers, as the first update of a shape does."""
         shapes = {batch.shapes for batch in batches} if self._update.compiled else set()
         new = not shapes <= self._compiled
         self._compiled |= shapes
@@ -141,8 +143,9 @@ class Replays:
         return True
 
     def _missed(self, key: object, why: str) -> None:
-        """After a recording that failed: it is tried once more, the next time that this kind comes."""
-        if key not in self._tried:  # what its first call sets up may be what cannot be recorded
+        """Handle a recording that failed. The first time, this kind is recorded again when it comes next; the second
+        time, all updates run directly, or ResourceError is raised if replays are required."""
+        if key not in self._tried:  # the cause may be a set-up that only the first call does
             self._tried.add(key)
             return
         if self._required:
@@ -151,7 +154,7 @@ class Replays:
             )
         log.warning("CUDA graphs are off: this update cannot be recorded (%s).", why)
         self._failed = True
-        self._forget()  # their memory is what updates will run in from now on
+        self._forget()  # updates will run in the memory of the recordings from now on
 
     def _forget(self) -> None:
         self.recorded.clear()
@@ -161,43 +164,44 @@ class Replays:
 
 
 def size_of(batches: Sequence[Batch]) -> int:
-    """Tokens of both sides, padding included."""
+    """Return the number of tokens of both sides, padding included."""
     return sum(mask.numel() for batch in batches for mask in batch.masks.values())
 
 
 def shapes_of(dataset: Dataset) -> int:
-    """In how many shapes micro-batches come."""
+    """Return the number of shapes of micro-batches."""
     return len({(bucket.rows, *bucket.lengths) for bucket in dataset.buckets})
 
 
 def kinds(shapes: int, accumulate: int) -> int:
-    """How many updates there are to be recorded, of micro-batches that come in so many shapes."""
+    """Return the number of updates to record: 2 * shapes ** accumulate (probed and plain, each combination of
+    shapes)."""
     return 2 * shapes**accumulate
 
 
 def are_apart(dataset: Dataset, accumulate: int) -> bool:
-    """Whether micro-batches and what follows them are recorded apart: there would be too many whole updates."""
+    """True if micro-batches and the rest of an update are recorded separately, since there are too many whole
+    updates."""
     return accumulate > 1 and kinds(shapes_of(dataset), accumulate) > MOST
 
 
 def some_run_directly(dataset: Dataset, accumulate: int) -> bool:
-    """Whether there are more kinds than are recorded."""
+    """True if there are more kinds of updates than are recorded."""
     shapes = shapes_of(dataset)
     return shapes > MOST if are_apart(dataset, accumulate) else kinds(shapes, accumulate) > MOST
 
 
-# What "auto" does on a GPU: False until one has run the recorder, whose capture of whole updates was tried with a
-# stand-in on a CPU alone, and where it went wrong it would do so in everybody's default run. True once
-# results/h200/ has the comparison of a recorded run with a direct one.
+# True if "auto" records on a GPU. It stays False until results/h200/ compares a recorded run with a direct one. The
+# capture of whole updates was tried only with a stand-in on a CPU, and a fault would break everybody's default run.
 RECORDED_BY_DEFAULT = False
 
 
 def recorder_for(config: Config, device: torch.device, team: Team) -> Recorder | None:
-    """What records updates on this device; None where they run directly.
+    """Return the recorder of updates on this device; None if updates run directly.
 
-    ``train.cuda_graphs``: "auto" records on a GPU once one has run this (:data:`RECORDED_BY_DEFAULT`) and where it can,
-    and says in one sentence why it does not; "on" raises ResourceError without a GPU and UsageError where a setting is
-    in the way.
+    ``train.cuda_graphs``: "auto" records on a GPU if :data:`RECORDED_BY_DEFAULT` is True and no setting excludes it;
+    otherwise the reason is logged in one sentence. "on" raises ResourceError without a GPU, and UsageError if a setting
+    excludes recording.
     """
     asked = config.train.cuda_graphs
     if asked == "off" or (device.type != "cuda" and asked == "auto"):

@@ -1,4 +1,4 @@
-"""What a run has shown of itself so far, and its state by the rules of :mod:`stabilitylab.verdict`."""
+"""The evaluations of a run so far, and its verdict by the rules of :mod:`stabilitylab.verdict`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ..verdict import Baseline, Evaluation, Verdict, divergence, judge
 
 
 class Judging:
-    """Keeps each evaluation of the held-out batch and the first number that was not finite: (row, sentence)."""
+    """The record of each evaluation of the held-out batch, and of the first number that was not finite: (row,
+    sentence)."""
 
     def __init__(self, config: Config, dataset: Dataset) -> None:
         self._train, self._dataset = config.train, dataset
@@ -30,13 +31,13 @@ class Judging:
 
     @property
     def ends_the_run(self) -> bool:
-        """Whether it has diverged and is to end there (``train.on_divergence``)."""
+        """True if the run has diverged and ``train.on_divergence`` ends it; False before the first evaluation."""
         if self._train.on_divergence == "continue" or not self.evaluations:
             return False
         return bool(self.non_finite or divergence(self.evaluations, self._train.steps, self._train.steps))
 
     def verdict(self, row: int, after: Mapping[str, float | None]) -> Verdict:
-        """The run's state; ``after``: its row after training, number ``row``."""
+        """Return the verdict on the run. ``after``: the row after training, number ``row``."""
         data, last = self._dataset, None
         if data.validation_unigram is not None:
             values = (after.get(f"validation_{name}") for name in ("nll", "accuracy"))

@@ -35,7 +35,7 @@ from .working_weights import WorkingWeights
 
 @dataclass(frozen=True)
 class Report:
-    """What a display may show after an update: the row's numbers and the wall seconds that it took."""
+    """The data of a display after an update: the numbers of the row and the wall seconds of the update."""
 
     row: int
     metrics: Mapping[str, float | None]
@@ -48,8 +48,8 @@ class Trainer:
 
     ``state``: a checkpoint to continue from. Row t of every table describes the model after t updates. Each rank of a
     ``team`` takes its sentences of every micro-batch; row t stands for the same global batch as in one process.
-    ``recorder``: whole updates are recorded with it and replayed, see :func:`.graph_replays.recorder_for`.
-    ``compiled``: so are its layers, see :func:`.compiling.is_compiled`.
+    ``recorder``: records whole updates and replays them, see :func:`.graph_replays.recorder_for`. ``compiled``: layers
+    are compiled, see :func:`.compiling.is_compiled`.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Trainer:
         ).to(device)
         torch.manual_seed(self.team.seed(train.seed))  # dropout; weights and batches have streams of their own
         if state is None:
-            self.model.calibrate(**self._micro_batch(0, 0).to(device).inputs)  # on every rank the whole batch
+            self.model.calibrate(**self._micro_batch(0, 0).to(device).inputs)  # each rank calibrates on the whole batch
         else:
             self._load_model(state)
         self.model.set_row(self.row)
@@ -85,7 +85,7 @@ class Trainer:
         if compiled:
             compile_layers(self.model, shapes_of(dataset))
         self.working = WorkingWeights(self.model) if train.working_weights else None
-        self.spread = self.team.spread(self.model, device)  # what is called: the model, or what wraps it
+        self.spread = self.team.spread(self.model, device)  # the module to call: the model or its wrapper
         first = partial(self._micro_batch, 0, 0)
         present = self._present
         self.passes = Passes(config, dataset, device, self.model, self.spread, self.working, first, present)
@@ -108,7 +108,7 @@ class Trainer:
             curvature_batch="update" if config.probes.curvature_batch == "update" else "fixed",
             tapped=() if state is None else self.team.own(state)["watcher"].get("tapped", ()),
         )
-        # on a GPU a row is looked at while the next one is computed, unless what it says may end the run
+        # on a GPU a row is read while the next one is computed, unless its numbers may end the run
         self.behind = int(device.type == "cuda" and train.on_divergence == "continue")
         self.apply: Directly | Replays | ReplaysApart = Directly(self.work, device)
         if recorder is not None:
@@ -151,7 +151,7 @@ class Trainer:
         return self.judging.verdict(self.row, after)
 
     def update(self) -> Mapping[str, float | None]:
-        """One optimizer update from theta_t to theta_{t+1}; returns row t's numbers."""
+        """Do one optimizer update from theta_t to theta_{t+1}; return the numbers of row t."""
         t = self.row
         started = time.perf_counter()
         self.model.set_row(t)
@@ -174,11 +174,11 @@ class Trainer:
         return metrics
 
     def rate(self, row: int) -> float:
-        """The learning rate of the update that ends row ``row``."""
+        """Return the learning rate of the update that ends row ``row``."""
         return learning_rate(self.config.train, row)
 
     def work(self, batches: Sequence[Batch], tokens: Tensor) -> Mapping[str, float | None]:
-        """The update on the device: nothing here depends on numbers of the host that change from row to row."""
+        """Do the update on the device. No operator depends on numbers of the host that change from row to row."""
         try:
             loss, nll = self.forward_backward(batches, tokens)
             return self.change(loss, nll)
@@ -186,7 +186,7 @@ class Trainer:
             self.forget()
 
     def change(self, loss: Tensor, nll: Tensor) -> Mapping[str, float | None]:
-        """The second half of an update: the row of theta_t, then theta_{t+1}."""
+        """Do the second half of an update: record the row of theta_t, then clip and step to theta_{t+1}."""
         metrics = self.watcher.step(loss=loss, nll=nll)
         if self.config.train.clip_norm:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.train.clip_norm)
@@ -196,16 +196,18 @@ class Trainer:
         return metrics
 
     def forget(self) -> None:
-        """Drops all gradients."""
+        """Drop all gradients."""
         self.optimizer.zero_grad(set_to_none=True)
         if self.working is not None:
             self.working.forget()
 
     def forward_backward(self, batches: Sequence[Batch], tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of the loss per real token of all micro-batches together; returns (loss, unsmoothed nll).
+        """Compute the gradients of the loss per real token of all micro-batches together; return (loss, unsmoothed
+        nll).
 
-        On several ranks ``tokens`` is those of all over the number of ranks, and both are this rank's sums times the
-        number of ranks, since gradients and metrics are averaged.
+        On several ranks ``tokens`` is the number of tokens of all ranks divided by the number of ranks. Both losses are
+        this rank's sums times the number of ranks, divided by all tokens, since gradients and metrics are averaged over
+        ranks.
         """
         loss_sum = nll_sum = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, start=1):
@@ -214,7 +216,7 @@ class Trainer:
         return loss_sum / tokens, nll_sum / tokens
 
     def micro_batch(self, batch: Batch, tokens: Tensor, last: bool) -> tuple[Tensor, Tensor]:
-        """Adds the gradients of one micro-batch; returns the sums of its losses, smoothed and not."""
+        """Add the gradients of one micro-batch; return the sums of its losses, smoothed and unsmoothed."""
         self.passes.masks = batch.masks
         compiling = explained() if self.compiled else nullcontext()
         with compiling, attention(self.passes.kernels), self.team.accumulating(self.spread, last=last):
@@ -270,7 +272,7 @@ class Trainer:
             torch.cuda.set_rng_state(own["cuda_rng"].cpu(), self.device)
 
     def _present(self) -> list[Batch]:
-        """The micro-batches of this row's update, whole."""
+        """Return the micro-batches of this row's update, each whole."""
         return [self._micro_batch(self.row, index) for index in range(self.config.train.accumulate)]
 
     def _micro_batch(self, row: int, index: int) -> Batch:

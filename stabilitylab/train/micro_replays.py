@@ -1,6 +1,6 @@
 # pyright: reportPrivateImportUsage=false
-"""Updates of several micro-batches, of which each half is recorded: as many recordings as shapes, not as their
-combinations."""
+"""Updates of several micro-batches, whose halves are recorded separately. The number of recordings grows with the
+shapes, not with their combinations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Key = tuple[bool, object, bool]  # probed, shapes, whether it is the last of its
 
 @dataclass
 class RecordedBatch:
-    """The recorded forward and backward pass of one micro-batch, and where the batch lies."""
+    """The recorded forward and backward pass of one micro-batch, and the batch that it reads."""
 
     batch: Batch
     replay: Callable[[], None]
@@ -35,10 +35,11 @@ class Change:
 
 
 class ReplaysApart(Replays):
-    """An update by replays of its halves, with the memory of whole updates' (:class:`~.graph_replays.Replays`).
+    """An update by replays of its halves, which share the memory of one recorder (:class:`~.graph_replays.Replays`).
 
-    Gradients and sums of losses pass from one recording to the next, so they lie in memory of their own; they begin at
-    0, and what had no gradient in the first update has none. From the 17th shape on updates run directly.
+    Gradients and sums of losses pass from one recording to the next, so they have memory of their own and are zeroed at
+    the start of an update. A parameter without a gradient in the first update never has one. From the 17th shape on
+    updates run directly.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class ReplaysApart(Replays):
         return self._watcher.replay(self.changes[probed].template, run)
 
     def _first(self, batches: Sequence[Batch], tokens: float) -> Metrics:
-        """An update that runs as it is, and tells which parameters have gradients."""
+        """Run an update directly, and list the parameters that have gradients."""
         try:
             sums = self._update.forward_backward(batches, torch.full((), tokens, device=self._device))
             self._owners = self._owners or [p for p in self._update.model.parameters() if p.grad is not None]
@@ -86,8 +87,8 @@ class ReplaysApart(Replays):
             self._update.forget()
 
     def _prepare(self, probed: bool, wanted: dict[Key, Batch]) -> bool:
-        """Records what is missing: largest first, and the rest of the update behind the micro-batches whose numbers it
-        takes."""
+        """Record the missing halves: micro-batches by size, largest first, then the rest of the update, which reads
+        their sums. False if the update must run directly."""
         missing = {key: batch for key, batch in wanted.items() if key not in self.pieces}
         if not missing:
             return True

@@ -15,15 +15,15 @@ from torch import Tensor
 from .adamw import CAPTURE_CHECK, LeanAdamW
 
 CHUNK = 1 << 14  # entries that one program of the kernel updates
-BLOCK = 1 << 10  # and at a time
-TABLES = 64  # pinned tables of gradients' addresses: one for each recorded update, which reads its own again
-SUMS = 4  # of a piece: squares of gradient, weight and update, and how many entries of the gradient are below eps
+BLOCK = 1 << 10  # entries that it updates at a time
+TABLES = 64  # pinned tables of gradients' addresses: one for each recorded update, which reads it at each replay
+SUMS = 4  # sums of a piece: squares of gradient, weight and update, and the count of gradient entries below eps
 
 Piece = tuple[Tensor, slice | None]  # a parameter, or some of its rows
 
 
 def has_kernel() -> bool:
-    """Whether Triton is installed, as it is with torch for CUDA."""
+    """True if Triton is installed, as it is with torch for CUDA."""
     try:
         import triton  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -33,29 +33,31 @@ def has_kernel() -> bool:
 
 @dataclass(frozen=True)
 class _Chunks:
-    """What the kernel walks over, of the parameters that have a gradient: each chunk lies in one piece."""
+    """The chunks of the parameters that have a gradient, one for each program of the kernel. Each chunk lies in one
+    piece."""
 
-    of_tensor: Tensor  # (chunks,) int64: which parameter,
-    of_piece: Tensor  # which piece,
-    start: Tensor  # its first entry, of the parameter's,
-    entries: Tensor  # and how many
+    of_tensor: Tensor  # (chunks,) int64: number of the parameter
+    of_piece: Tensor  # number of the piece
+    start: Tensor  # its first entry among the parameter's
+    entries: Tensor  # its number of entries
     addresses: Tensor  # (3, parameters) int64: of weights and both moments
     tables: list[Tensor]  # (parameters,) int64, pinned: for recordings to come
 
 
 class OnePassAdamW(LeanAdamW):
-    """:class:`LeanAdamW` whose step sums, for each piece of the parameters, g^2, theta_t^2, (theta_{t+1} - theta_t)^2,
-    in float64, and the entries of g below eps, in the pass that updates them.
+    """:class:`LeanAdamW` whose step sums g^2, theta_t^2 and (theta_{t+1} - theta_t)^2 for each piece of the parameters,
+    in float64, and counts the entries of g below eps, in the pass that updates them.
 
-    Every step does, asked or not, so that a run with probes is the run without. On a CPU, and where a tensor is not a
-    whole float32 one, the update is LeanAdamW's, bit for bit, and the sums are taken around it (:func:`around`).
-    ``force``: the kernel on a CPU, which needs Triton's interpreter.
+    On CUDA every step sums, with or without :meth:`measure`, so that a run with probes equals a run without. On a CPU,
+    or if a tensor is not a contiguous float32 one, the update is LeanAdamW's, bit for bit, and the sums are taken
+    around it (:func:`around`) once :meth:`measure` has been called. ``force``: use the kernel on a CPU, which needs
+    Triton's interpreter.
     """
 
     force = False
 
     def __init__(self, parameters: Any, lr: float | Tensor = 1e-3, **settings: Any) -> None:
-        self._pieces: list[Piece] = []  # what is measured; none: whole parameters, if in one pass
+        self._pieces: list[Piece] = []  # the pieces to measure; none: whole parameters, if in one pass
         self._sums: Tensor | None = None
         self._chunks: dict[int, tuple[tuple[bool, ...], _Chunks]] = {}
         self._recorded: list[Tensor] = []  # tables that recorded updates read again
@@ -66,14 +68,16 @@ class OnePassAdamW(LeanAdamW):
         self._chunks = {}
 
     def measure(self, pieces: Sequence[Piece]) -> None:
-        """The next step's sums are wanted, of these pieces; they cover each parameter once."""
+        """Ask for the sums of the next step. The pieces cover each parameter once; the pieces of the first call hold
+        for all steps."""
         if not self._pieces:
             self._pieces = list(pieces)
             self._chunks = {}
         self._sums = None
 
     def measured(self) -> Tensor | None:
-        """Of the step since: (pieces, 4) float64, 0 where a parameter had no gradient; None if there was none."""
+        """Return the sums of the step since :meth:`measure`: (pieces, 4) float64, 0 for a parameter without a gradient;
+        None if there was no step."""
         return self._sums
 
     @torch.no_grad()
@@ -107,7 +111,7 @@ class OnePassAdamW(LeanAdamW):
         return None
 
     def _table(self, chunks: _Chunks, gradients: Sequence[Tensor]) -> Tensor:
-        """Where the gradients lie, on the device."""
+        """Return the addresses of the gradients, on the device."""
         device = chunks.start.device
         table = torch.tensor([gradient.data_ptr() for gradient in gradients])
         if device.type != "cuda":
@@ -131,9 +135,9 @@ class OnePassAdamW(LeanAdamW):
 
 
 class around:
-    """Takes the sums of :class:`OnePassAdamW` around a step that is not measured: by torch, from a copy of the weights.
+    """The sums of :class:`OnePassAdamW` around a step that does not sum: by torch, from a copy of the weights.
 
-    What the kernel is held against.
+    Tests compare the kernel with these sums.
     """
 
     def __init__(self, pieces: Sequence[Piece], eps: dict[Tensor, float]) -> None:
@@ -150,7 +154,7 @@ class around:
                 continue
             rows = slice(None) if rows is None else rows
             g, old = gradient[rows].double(), self._old[parameter][rows]
-            moved = (parameter.detach()[rows] - old).double()  # in the weights' own type, as they are stored
+            moved = (parameter.detach()[rows] - old).double()  # rounded in the type of the weights, as stored
             below = (gradient[rows].abs() < self._eps[parameter]).sum()
             found = (g.square().sum(), old.double().square().sum(), moved.square().sum(), below)
             self._sums[place] = torch.stack([each.double() for each in found])

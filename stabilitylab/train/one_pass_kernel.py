@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false, reportUnknownMemberType=false
-"""The kernel of :mod:`.one_pass`, in Triton's Python: apart, since it needs Triton to be imported."""
+"""The Triton kernel of :mod:`.one_pass`, in a module of its own, since Triton must be installed to import it."""
 
 from __future__ import annotations
 

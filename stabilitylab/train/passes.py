@@ -1,4 +1,4 @@
-"""Forwards outside of an update: the held-out batch, the batch of curvature, the validation set."""
+"""Forward passes outside of an update: the held-out batch, the batch of curvature, the validation set."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ from .working_weights import WorkingWeights
 class Passes:
     """Runs a model on batches whose loss is measured and not trained.
 
-    ``called``: the model, or what wraps it for several ranks. ``first``: the first micro-batch of training, whole;
-    ``present``: those of the update that is being made.
-    ``masks``: the real tokens of the batch that the model has before it, which probes read; ``kernels``: those of
-    attention; both hold for training's own forwards too.
+    ``called``: the model, or its wrapper for several ranks. ``first``: the first micro-batch of training, whole;
+    ``present``: the micro-batches of the current update. ``masks``: the real tokens of the batch in the current pass,
+    which probes read; ``kernels``: the kernels of attention. Both hold for training's own forward passes too.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Passes:
 
     @contextmanager
     def _before_it(self, batch: Batch, kernels: Sequence[str] | None) -> Iterator[None]:
-        """While the model has ``batch`` before it, and not that of training."""
+        """Set masks, kernels and autocast for a forward pass of ``batch``; training's masks come back afterwards."""
         training_masks, self.masks = self.masks, batch.masks
         try:
             with attention(kernels), self.autocast():
@@ -64,7 +63,7 @@ class Passes:
             self.masks = training_masks
 
     def reference(self) -> dict[str, Tensor]:
-        """The reference pass: the fixed held-out batch under the current parameters and alpha."""
+        """Run the reference pass: the fixed held-out batch under the current parameters and alpha."""
         batch = self.held_out
         with self._before_it(batch, self.kernels):
             logits = self._called(**batch.inputs)
@@ -75,8 +74,11 @@ class Passes:
         }
 
     def curvature_loss(self) -> Tensor:
-        """What is trained, smoothed as there, of each real token of the batch that ``probes.curvature_batch`` names;
-        twice differentiable where attention's kernel is, which is its caller's to say where gradients are taken."""
+        """Return the training loss, with its label smoothing, of each real token of the batch named by
+        ``probes.curvature_batch``.
+
+        The loss is twice differentiable if attention's kernel is; the caller chooses the kernel.
+        """
         update = self._config.probes.curvature_batch == "update"
         batches = [own.to(self._device) for own in self._present()] if update else [self._curvature_batch]
         return torch.cat([self._smoothed(batch) for batch in batches])
@@ -96,12 +98,14 @@ class Passes:
 
     @cached_property
     def _curvature_batch(self) -> Batch:
-        """The one that is the same in each row."""
+        """Return the curvature batch that is the same in each row: the held-out batch, or the first micro-batch of
+        training."""
         held_out = self._config.probes.curvature_batch == "held-out"
         return self.held_out if held_out else self._first().to(self._device)
 
     def validate(self) -> dict[str, Tensor]:
-        """Loss and accuracy on the whole validation set, under the current parameters and alpha; {} without one."""
+        """Return loss and accuracy on the whole validation set, under the current parameters and alpha; {} without such
+        a set."""
         if not self._validation:
             return {}
         nll = right = torch.zeros((), dtype=torch.float64, device=self._device)

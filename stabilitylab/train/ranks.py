@@ -1,4 +1,5 @@
-"""The trainer on several ranks under torchrun: who is who, whose sentences are whose, and what a checkpoint needs."""
+"""The trainer on several ranks under torchrun: ranks, each rank's part of a batch, and each rank's part of a
+checkpoint."""
 
 from __future__ import annotations
 
@@ -35,11 +36,13 @@ class Team:
         return self.rank == 0
 
     def seed(self, seed: int) -> int:
-        """Returns this rank's seed of dropout: the first has a single process's, each other a stream of its own."""
+        """Return this rank's seed of dropout: the first rank has that of a single process, each other rank a stream of
+        its own."""
         return (seed + self.rank * STREAM) % 2**63
 
     def spread(self, model: Transformer, device: torch.device) -> nn.Module:
-        """What to call instead of ``model``; all ranks hold the same weights, since these depend on the seed alone."""
+        """Return the module to call instead of ``model``. All ranks hold the same weights, since weights depend on the
+        seed alone."""
         if self.kind == "ddp":
             where = [device.index] if device.type == "cuda" else None
             return nn.parallel.DistributedDataParallel(model, device_ids=where)
@@ -51,7 +54,7 @@ class Team:
             for stack in model.stacks.values():
                 for layer in stack.layers:
                     fully_shard(layer, mesh=mesh)
-            fully_shard(model, mesh=mesh)  # tied embeddings lie together, in the root's own group
+            fully_shard(model, mesh=mesh)  # the root's own group holds both tied embeddings
         return model
 
     def check(self, dataset: Dataset) -> None:
@@ -63,7 +66,7 @@ class Team:
             )
 
     def part(self, batch: Batch) -> Batch:
-        """This rank's sentences of a batch, in its padded shape."""
+        """Return this rank's sentences of a batch, in its padded shape."""
         if self.size == 1:
             return batch
         rows = torch.arange(len(batch.labels)).tensor_split(self.size)[self.rank]
@@ -79,11 +82,11 @@ class Team:
         )
 
     def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[Any]:
-        """Around a micro-batch: DDP exchanges gradients at the last one alone."""
+        """Return the context of a micro-batch, in which DDP exchanges gradients only at the last micro-batch."""
         return model.no_sync() if isinstance(model, nn.parallel.DistributedDataParallel) and not last else nullcontext()
 
     def largest(self, number: int) -> int:
-        """Returns the largest of the numbers that all ranks give."""
+        """Return the largest of the numbers of all ranks."""
         if self.size == 1:
             return number
         held = torch.tensor(number)
@@ -91,7 +94,7 @@ class Team:
         return int(held)
 
     def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Returns the whole state on the first rank, for which FSDP2 gathers its shards."""
+        """Return the whole state on the first rank; FSDP2 gathers its shards for it."""
         if self.kind != "fsdp":
             return optimizer.state_dict()
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
@@ -116,7 +119,7 @@ class Team:
         return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
     def gathered(self, own: dict[str, Any]) -> dict[str, Any]:
-        """What each rank alone knows, as a part of the first rank's checkpoint."""
+        """Return the parts of the checkpoint that differ by rank, gathered on the first rank."""
         if self.size == 1:
             return own
         own = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, own)
@@ -125,7 +128,7 @@ class Team:
         return {"ranks": everybody}
 
     def own(self, state: dict[str, Any]) -> dict[str, Any]:
-        """This rank's part of a checkpoint. Raises UsageError where another number of ranks wrote it."""
+        """Return this rank's part of a checkpoint. Raises UsageError if another number of ranks wrote it."""
         before = len(state.get("ranks", (None,)))
         if before != self.size:
             raise UsageError(
@@ -136,9 +139,9 @@ class Team:
 
 
 def gather_team(train: TrainConfig) -> Team:
-    """Joins the processes that torchrun started, for ``train.parallel``; one process needs nothing.
+    """Join the processes that torchrun started, for ``train.parallel``; one process needs nothing.
 
-    Raises UsageError where one is asked for without the other.
+    Raises UsageError for several processes without ``train.parallel``, and for ``train.parallel`` without torchrun.
     """
     started = "TORCHELASTIC_RUN_ID" in os.environ
     size = int(os.environ.get("WORLD_SIZE", 1)) if started else 1
@@ -161,7 +164,10 @@ def gather_team(train: TrainConfig) -> Team:
 
 
 def device_of(team: Team, device: torch.device, asked: str) -> torch.device:
-    """``device``, or each process's own GPU where several share the work."""
+    """Return ``device``, or the process's own GPU if several processes share the work.
+
+    Raises UsageError if ``--device`` names one GPU for all processes, ResourceError if there are too few GPUs.
+    """
     if team.kind == "none" or device.type != "cuda":
         return device
     if asked not in ("auto", "cuda"):

@@ -20,12 +20,12 @@ NO_WARMUP_PERIOD = 4000  # updates before an inverse-sqrt rate decays without wa
 
 
 def learning_rate(train: TrainConfig, update: int) -> float:
-    """Rate of the ``update``-th update, counted from 0 as fairseq does.
+    """Return the rate of the ``update``-th update, counted from 0 as fairseq does.
 
-    inverse_sqrt: linear from ``warmup_init_lr`` to ``lr`` over w = ``warmup`` updates, then lr * sqrt(w / update);
-    with warmup = 0: lr, and lr * sqrt(4000 / update) from update 4000 on. constant: the same ramp, then lr.
-    linear: the same ramp, then lr * (n - update) / (n - w), down to 0 after the last of n updates; n = ``horizon``, or
-    ``steps`` if no horizon is given.
+    inverse_sqrt: linear from ``warmup_init_lr`` to ``lr`` over w = ``warmup`` updates, then lr * sqrt(w / update); with
+    warmup = 0: lr, and lr * sqrt(4000 / update) from update 4000 on. constant: the same ramp, then lr. linear: the same
+    ramp, then lr * (n - update) / (n - w), down to 0 after the last of n updates; n = ``horizon``, or ``steps`` if no
+    horizon is given.
     """
     if update < train.warmup:
         return train.warmup_init_lr + (train.lr - train.warmup_init_lr) * update / train.warmup
@@ -40,11 +40,12 @@ def learning_rate(train: TrainConfig, update: int) -> float:
 def adamw(
     train: TrainConfig, parameters: Iterable[Parameter], *, device: torch.device | None = None, lean: bool = True
 ) -> torch.optim.AdamW:
-    """Fused AdamW over all parameters: decoupled decay, since Adam's L2 term would move weights with zero gradient at
+    """Fused AdamW over all parameters, with decoupled decay: Adam's L2 term would move weights with zero gradient at
     the full rate (BranchNorm's encoder while alpha is small).
 
-    ``device``: keep the rate there, as a tensor, so that a recorded update can be replayed with another. ``lean``: the
-    same updates with less work on the host, where every parameter is whole; FSDP2's shards take PyTorch's own.
+    ``device``: keep the rate there, as a tensor, so that a recorded update can be replayed with another rate. ``lean``:
+    do the same updates with less work on the host, if every parameter is whole; FSDP2's shards take PyTorch's own
+    optimizer.
     """
     parameters = list(parameters)
     rate = learning_rate(train, 0)
@@ -61,7 +62,7 @@ def adamw(
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Sets the learning rate of all groups; one that lies on a device is overwritten there."""
+    """Set the learning rate of all groups; a rate that is a tensor is overwritten in place."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
@@ -71,8 +72,11 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 @contextmanager
 def own_rates(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Around the loading of a checkpoint, which another device may have written: the rates are loaded, but where they
-    lie, and whether a recorded update reads them there, stays this run's matter."""
+    """Keep this run's own form of learning rates while a checkpoint is loaded, which another device may have written.
+
+    The values of the rates are loaded. The device of a rate, and ``capturable`` (a recorded update reads the rate on
+    the device), stay those of this run.
+    """
     own = [(group["lr"], group["capturable"]) for group in optimizer.param_groups]
     yield
     for group, (rate, capturable) in zip(optimizer.param_groups, own, strict=True):
@@ -84,8 +88,8 @@ def own_rates(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 def optimizer_of(
     train: TrainConfig, parameters: Iterable[Parameter], *, device: torch.device | None = None
 ) -> torch.optim.Optimizer:
-    """What ``train.optimizer`` asks for: AdamW, see :func:`adamw`, or RAdam (Liu et al. 2020, Admin's recipe) with
-    decoupled decay."""
+    """Return the optimizer of ``train.optimizer``: AdamW (:func:`adamw`), or RAdam (Liu et al. 2020, Admin's recipe)
+    with decoupled decay."""
     if train.optimizer == "adamw":
         return adamw(train, parameters, device=device)
     on_gpu = device is not None and device.type == "cuda"
@@ -102,17 +106,19 @@ def optimizer_of(
 
 
 def token_losses(logits: Tensor, labels: Tensor, weight: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """(smoothed cross-entropy, unsmoothed nll), in nats, each summed over tokens with ``weight`` (0 on padding).
+    """Return (smoothed cross-entropy, unsmoothed nll) in nats, each summed over tokens with ``weight`` (0 on padding).
 
-    Smoothed target: 1 - s + s/V on the label, s/V elsewhere, as in ``torch.nn.functional.cross_entropy``.
-    logits (B, T, V); labels (B, T) int64; weight (B, T). Differentiable once, in the logits.
+    Smoothed target: 1 - s + s/V on the label, s/V elsewhere, as in ``torch.nn.functional.cross_entropy``. logits (B, T,
+    V); labels (B, T) int64; weight (B, T). Differentiable once, in the logits.
     """
     return _TokenLosses.apply(logits, labels, weight, smoothing)  # pyright: ignore[reportReturnType]
 
 
 class _TokenLosses(torch.autograd.Function):
-    """Its gradient is written down, since autograd's makes five more tensors of the logits' size:
-    with a, b the factors of a token's nll and of its mean over the vocabulary, (a + b) p - b / V, less a at the label.
+    """The two losses with a gradient of their own, since autograd would make five more tensors of the logits' size.
+
+    With a, b the factors of a token's nll and of its mean over the vocabulary, the gradient is (a + b) p - b / V, less
+    a at the label.
     """
 
     @staticmethod
@@ -139,5 +145,5 @@ class _TokenLosses(torch.autograd.Function):
 
 
 def accuracy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-    """Share of the tokens with ``weight`` 1 whose label is the most probable token; logits (B, T, V)."""
+    """Return the share of the tokens with ``weight`` 1 whose label is the most probable token; logits (B, T, V)."""
     return ((logits.argmax(dim=-1) == labels) * weight).sum() / weight.sum()

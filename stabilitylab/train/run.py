@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Plan:
-    """A resolved configuration with what it will need."""
+    """A resolved configuration with the data, the device and the memory that its run needs."""
 
     config: Config
     dataset: Dataset
@@ -48,7 +48,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended: ``state`` finished | diverged | interrupted; ``signal`` is what interrupted it."""
+    """The end of a run: ``state`` is finished, diverged or interrupted; ``signal`` is the signal that interrupted
+    it."""
 
     path: Path
     state: str
@@ -58,7 +59,7 @@ class Result:
 
 
 def plan(config: Config) -> Plan:
-    """Load the data and measure what the run needs; raises ResourceError where it cannot fit."""
+    """Load the data and estimate the memory of the run; raises ResourceError if it does not fit."""
     prepare_process(config.train.threads)
     config = config.model_copy(update={"model": canonical(config.model)})
     chosen(config.probes.names)  # an unknown name shows now, not after the data were read
@@ -81,7 +82,7 @@ def plan(config: Config) -> Plan:
 
 
 class RunAudience(Protocol):
-    """Who is told how a run goes."""
+    """The receiver of a run's progress."""
 
     def opened(self, path: Path, manifest: Mapping[str, Any]) -> None: ...
 
@@ -89,7 +90,7 @@ class RunAudience(Protocol):
 
 
 class Nobody:
-    """The audience of the ranks beside the first."""
+    """The audience of all ranks except the first."""
 
     def opened(self, path: Path, manifest: Mapping[str, Any]) -> None: ...
 
@@ -97,7 +98,7 @@ class Nobody:
 
 
 def start(plan: Plan, out: Path, name: str | None, audience: RunAudience) -> Result:
-    """Run ``plan`` in a new directory ``out/name``; without a name one is made up that does not exist yet."""
+    """Run ``plan`` in a new directory ``out/name``; without a name, under an automatic name that does not exist yet."""
     facts = manifest(plan)
     path = from_first_rank(out / (name or free_name(plan.config, out)))
     with on_first_rank(lambda: RunWriter.create(path, facts)) or AbsentRun(path) as run:
@@ -107,8 +108,11 @@ def start(plan: Plan, out: Path, name: str | None, audience: RunAudience) -> Res
 
 
 def resume(path: Path, steps: int | None, audience: RunAudience) -> Result:
-    """Continue the run at ``path`` from its newest checkpoint, to ``steps`` updates in all if given; of a run that was
-    killed after the last update, the last held-out pass and the verdict are made."""
+    """Continue the run at ``path`` from its newest checkpoint, to ``steps`` updates in all if given.
+
+    For a run that was killed after the last update, only the last held-out pass and the verdict are made. Raises
+    UsageError for a run that has all its steps, InputError if its data have changed.
+    """
     stored = Run.open(path)
     config = validated(complete(stored.config))
     if steps is not None:
@@ -129,13 +133,14 @@ def resume(path: Path, steps: int | None, audience: RunAudience) -> Result:
 
 
 def join(config: Config) -> None:
-    """What comes before everything else in a process that trains: its numbers' mode, and its team under torchrun."""
+    """Prepare a process that trains, before everything else: its numeric modes, and its process group under
+    torchrun."""
     prepare_process(config.train.threads)
     gather_team(config.train)
 
 
 def manifest(plan: Plan) -> dict[str, Any]:
-    """What run.json records beside the tables' definitions."""
+    """Return the entries of run.json beside the definitions of tables."""
     config, data = plan.config, plan.dataset
     return {
         "label": label(config.model),
@@ -155,13 +160,14 @@ def manifest(plan: Plan) -> dict[str, Any]:
 
 
 def automatic_name(config: Config) -> str:
-    """Such as ``branchnorm-200-s0``."""
+    """Return a name made from the configuration, such as ``branchnorm-200-s0``."""
     words = label(canonical(config.model)).replace(" ", "-").replace("/", "-")
     return f"{words}-{config.model.depth}-s{config.train.seed}"
 
 
 def free_name(config: Config, out: Path, kind: str = "") -> str:
-    """``kind`` and :func:`automatic_name`, or the first of ``branchnorm-200-s0-2``, ``-3``, ... that does not exist."""
+    """Return ``kind`` + :func:`automatic_name`, or the first of ``branchnorm-200-s0-2``, ``-3``, ... that does not
+    exist."""
     base = kind + automatic_name(config)
     if not (out / base).exists():
         return base
@@ -171,7 +177,7 @@ def free_name(config: Config, out: Path, kind: str = "") -> str:
 def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | None, audience: RunAudience) -> Result:
     trainer = None
     try:
-        # several ranks hear of one Ctrl-C more than once, and torchrun sees to the end itself
+        # one Ctrl-C reaches several ranks more than once, and torchrun ends them itself
         with listening(at_once=plan.team.size == 1) as caught:
             given = plan.config, plan.dataset, run, plan.device, state, plan.team, plan.recorder, plan.compiled
             trainer = Trainer(*given)
@@ -195,10 +201,10 @@ def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | N
         return Result(run.path, ended, trainer.row, verdict)
     except BaseException as error:
         if trainer is not None:
-            with suppress(Exception):  # what went wrong first may well have taken the device with it
+            with suppress(Exception):  # the first error may have made the device unusable
                 trainer.watcher.salvage()
         reason = "a second Ctrl-C" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
-        with suppress(ResourceError):  # a full disk must not hide what went wrong first
+        with suppress(ResourceError):  # a full disk must not hide the first error
             state_now = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             run.set_status(state_now, trainer.row if trainer else 0, reason)
         if isinstance(error, RuntimeError) and "memory" in str(error):
@@ -213,6 +219,6 @@ def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | N
 
 
 def agreed(caught: Requests, team: Team) -> bool:
-    """Whether any rank of the team was asked to stop: all stop after the same update, with the same signal."""
+    """True if any rank was asked to stop. All ranks stop after the same update, with the same signal."""
     caught.signal = team.largest(caught.signal or 0) or None
     return caught.signal is not None

@@ -1,5 +1,5 @@
 # pyright: reportPrivateImportUsage=false
-"""Working weights: what a bf16 run multiplies with, made once an update instead of at each use."""
+"""Working weights: the bf16 matrices of a bf16 run, cast once an update instead of at each use."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..models.sublayers import Linear
 
 
 class WorkingWeights:
-    """bf16 copies of the matrices and biases of ``model``, but for those that something else uses too (a tied output).
+    """bf16 copies of the matrices and biases of ``model``, except those that another module uses too (a tied output).
 
-    Under autocast each weight is cast where it is used, and each gradient back. Here one call casts all
-    (:meth:`refresh`, after each update) and one call hands a micro-batch's gradients on (:meth:`widen`): the same
-    numbers. Passes without gradients take the weights themselves, which the held-out pass exchanges.
+    Under autocast each weight is cast at each use, and each gradient back. Here one call casts all weights
+    (:meth:`refresh`, after each update), and one call passes a micro-batch's gradients on (:meth:`widen`); the numbers
+    are the same. Passes without gradients read the weights themselves, which the held-out pass exchanges.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -36,12 +36,13 @@ class WorkingWeights:
                 self._working += working
 
     def refresh(self) -> None:
-        """The weights as they are now."""
+        """Copy the current weights into the working weights."""
         with torch.no_grad():
             torch._foreach_copy_(self._working, self.weights)
 
     def widen(self) -> None:
-        """Adds the gradients of the working weights to those of the weights; what has none gets none."""
+        """Add the gradients of the working weights to those of the weights. A weight whose copy has no gradient gets
+        none."""
         pairs = [(own, short.grad) for own, short in zip(self.weights, self._working, strict=True)]
         found = [(own, grad) for own, grad in pairs if grad is not None]
         with torch.no_grad():
@@ -56,7 +57,7 @@ class WorkingWeights:
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Passes with gradients take the weights themselves too."""
+        """Use the weights themselves, not the working weights, within this context, also in passes with gradients."""
         held = [(module, module.working) for module in self._modules]
         for module in self._modules:
             module.working = None
@@ -67,6 +68,6 @@ class WorkingWeights:
                 module.working = working
 
     def forget(self) -> None:
-        """Drops gradients that were not handed on, as of an update that failed."""
+        """Drop gradients that were not passed on, such as those of an update that failed."""
         for short in self._working:
             short.grad = None

@@ -25,9 +25,9 @@ EVERY = sorted(ARCHS)
 @pytest.mark.parametrize("name", EVERY)
 def test_each_has_a_formula_and_a_source_of_its_own(name) -> None:
     said = facts(name, 100, 100)
-    assert said["formula"]
-    assert said["source"]
-    assert not said["source"].endswith(".")
+    assert said["formula"], f"the docstring of {name} does not begin with a formula"
+    assert said["source"], f"the docstring of {name} has no source: two spaces and the paper after the formula"
+    assert not said["source"].endswith("."), f"the source of {name} ends with a full stop"
     assert "  " not in f"{said['formula']} {said['source']} {said['remarks']}"
     assert inspect.getdoc(ARCHS[name]) != inspect.getdoc(ARCHS[name].__base__)
 
@@ -71,7 +71,8 @@ def test_notes_are_read_from_the_sources_as_the_classes_have_them() -> None:
             entry.takes_alpha,
             dict(entry.recipe),
         )
-        assert all((said.title, said.look, said.gains))
+        lacking = [field for field in ("title", "look", "gains") if not getattr(said, field)]
+        assert lacking == [], f"@arch({name!r}, ...) lacks these"
     assert len({note(name).rank for name in EVERY}) == len(EVERY)
 
 

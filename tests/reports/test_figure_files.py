@@ -23,18 +23,20 @@ def home(id: str) -> str:
 
 @pytest.mark.parametrize("id", FIGURES)
 def test_an_id_names_the_file_of_its_figure(id: str) -> None:
-    assert FIGURES[id].__module__ == home(id)
+    assert FIGURES[id].__module__ == home(id), f"move the figure {id} to this module"
 
 
 @pytest.mark.parametrize("id", SWEEPS)
 def test_the_runs_of_a_figure_stand_in_its_file_and_say_what_they_are(id: str) -> None:
-    assert SWEEPS[id].runs.__module__ == home(id)
-    assert (SWEEPS[id].runs.__doc__ or "").split(" ")[0].rstrip(".").endswith("s")  # a verb
+    assert SWEEPS[id].runs.__module__ == home(id), f"move the runs of {id} to this module"
+    opening = (SWEEPS[id].runs.__doc__ or "").split(" ")[0].rstrip(".")
+    assert opening.endswith("s"), f"the docstring of the runs of {id} starts with no verb in -s: {opening!r}"
 
 
 @pytest.mark.parametrize("id", sorted(CLAIMS))
 def test_a_claim_stands_in_the_folder_of_the_figure_that_shows_it(id: str) -> None:
-    assert CLAIMS[id].measure.__module__.rpartition(".")[0] == home(CLAIMS[id].figure).rpartition(".")[0]
+    folder = home(CLAIMS[id].figure).rpartition(".")[0]
+    assert CLAIMS[id].measure.__module__.rpartition(".")[0] == folder, f"move the claim {id} beside {CLAIMS[id].figure}"
 
 
 def pictures(source: str) -> list[set[str]]:
@@ -48,8 +50,9 @@ def pictures(source: str) -> list[set[str]]:
 def test_every_picture_says_what_its_runs_are(id: str) -> None:
     cls = next(cls for cls in FIGURES[id].__mro__ if "picture" in vars(cls))
     found = pictures(Path(inspect.getsourcefile(cls) or "").read_text(encoding="utf-8"))
-    assert found
-    assert all("provenance" in keywords for keywords in found)
+    assert found, f"{id}: its file makes no Picture"
+    without = [sorted(keywords) for keywords in found if "provenance" not in keywords]
+    assert without == [], f"{id}: a Picture with these keywords has no provenance="
 
 
 def test_a_picture_without_provenance_is_found() -> None:

@@ -39,14 +39,17 @@ def old(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", sorted(PROBES))
 def test_no_column_of_a_probe_is_hidden_by_pandas(name) -> None:
-    assert [column for column in PROBES[name].columns if hasattr(pd.DataFrame, column)] == []
+    hidden = [column for column in PROBES[name].columns if hasattr(pd.DataFrame, column)]
+    assert hidden == [], f"columns of {name} have names of pandas' methods: rename them"
 
 
 def test_no_column_of_places_is_hidden_by_pandas() -> None:
     names = part_schema(Table("", (), ())).names
     assert "stack_name" in names
-    assert [name for name in (*names, *RENAMED.values()) if hasattr(pd.DataFrame, name)] == []
-    assert all(hasattr(pd.DataFrame, name) for name in RENAMED)  # nothing else was renamed
+    hidden = [name for name in (*names, *RENAMED.values()) if hasattr(pd.DataFrame, name)]
+    assert hidden == [], "columns of places have names of pandas' methods: rename them"
+    needless = [name for name in RENAMED if not hasattr(pd.DataFrame, name)]
+    assert needless == [], "RENAMED has names that pandas does not use"
 
 
 def test_a_run_of_before_is_read_under_the_new_name(old) -> None:

@@ -63,11 +63,13 @@ class Admin(PostLN):
     @staticmethod
     @torch.no_grad()
     def finalize(stack: Any) -> None:
-        r"""LN(omega_i x_{i-1} + f_i(x_{i-1})) as Post-LN over the stream omega_i x_{i-1}, exactly.  Admin, App. C.
+        r"""Turn LN(omega_i x_{i-1} + f_i(x_{i-1})) into Post-LN over the stream omega_i x_{i-1}, exactly.  Admin, App.
+        C.
 
         The norm below takes omega_i into its gain and bias, and the columns of the matrices that the stream feeds are
-        divided by it. Below the first sub-layer there is no norm, and neither a tied embedding nor sinusoidal positions
-        can absorb a factor: omega_1 stays, as the stack's explicit ``input_scale``.
+        divided by omega_i. Below the first sub-layer there is no norm, and neither a tied embedding nor sinusoidal
+        positions can absorb a factor: omega_1 stays, as the stack's explicit ``input_scale``. Raises UsageError if an
+        omega is 0.
         """
         admins = [residual for residual in stack.residuals() if isinstance(residual, Admin)]
         if not all(bool(admin.omega.all()) for admin in admins):

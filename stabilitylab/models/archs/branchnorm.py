@@ -36,7 +36,7 @@ class BranchNorm(PostLN):
     def __init__(self, f: SubLayer, place: Place, **given: Any) -> None:
         super().__init__(f, place, **given)
         self.scaled_branch = nn.Identity()
-        # in a tuple: the model registers it once, not every sub-layer again
+        # in a tuple: the model registers the schedule once, not every sub-layer again
         self._schedule: tuple[Schedule] = (given["schedule"],)
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:

@@ -12,10 +12,10 @@ from .postln import PostLN
 
 
 def deepnorm_constants(stack: str, encoder_layers: int, decoder_layers: int) -> tuple[float, float]:
-    r"""(alpha, beta).  DeepNet, Figure 2, with its 0.87 (torchscale's encoder has 1.15 there).
+    r"""Return (alpha, beta).  DeepNet, Figure 2, with its 0.87 (torchscale's encoder has 1.15 there).
 
-    Encoder-decoder: .81 (N^4 M)^{1/16}, .87 (N^4 M)^{-1/16} and (3M)^{1/4}, (12M)^{-1/4}; a single stack of L
-    layers: (2L)^{1/4}, (8L)^{-1/4}.
+    Encoder-decoder: .81 (N^4 M)^{1/16}, .87 (N^4 M)^{-1/16} and (3M)^{1/4}, (12M)^{-1/4}; a single stack of L layers:
+    (2L)^{1/4}, (8L)^{-1/4}.
     """
     n, m = encoder_layers, decoder_layers
     if not (n and m):
@@ -26,7 +26,8 @@ def deepnorm_constants(stack: str, encoder_layers: int, decoder_layers: int) -> 
 
 
 def deepnorm_gain(place: Place, matrix: str) -> float:
-    """DeepNet, Figure 2: beta on v, out, fc1 and fc2 of every sub-layer; q and k keep 1."""
+    """Return the gain of a matrix.  DeepNet, Figure 2: beta on v, out, fc1 and fc2 of every sub-layer; q and k keep
+    1."""
     if matrix in ("q", "k"):
         return 1.0
     return deepnorm_constants(place.stack, place.encoder_layers, place.decoder_layers)[1]

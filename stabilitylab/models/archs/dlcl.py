@@ -13,7 +13,7 @@ History = tuple[Tensor, ...]
 
 
 class Combination(Trunk):
-    r"""In front of layer l+1, and behind the last: sum_{k <= l} W_{lk} LN_k(y_k), y_k the output of layer k.
+    r"""The stream in front of layer l+1, and behind the last: sum_{k <= l} W_{lk} LN_k(y_k), y_k the output of layer k.
 
     y_0, the embedding, is not normalised. W starts as the average, W_{lk} = 1 / (l + 1); its upper triangle is unused.
     Work grows with the square of the depth.
@@ -46,7 +46,7 @@ class Combination(Trunk):
 
 
 class NormalisedCombination(Combination):
-    """LN_l(sum_{k <= l} W_{lk} y_k); the embedding, l = 0, is not normalised."""
+    """The stream LN_l(sum_{k <= l} W_{lk} y_k); the embedding, l = 0, is not normalised."""
 
     def after(self, stream: History, y: Tensor) -> History:
         return (*stream, y)

@@ -23,7 +23,7 @@ class LayerNormScaling(PreLN):
 
     def __init__(self, f: SubLayer, place: Place, **given: Any) -> None:
         super().__init__(f, place, **given)
-        # no number of Python, of which compiled layers would have one code each; a 0-dim tensor promotes nothing
+        # no Python number: each compiled layer would need code of its own for it; a 0-dim tensor promotes nothing
         scale = torch.tensor(place.layer**-0.5, dtype=torch.float64)
         self.register_buffer("scale", scale, persistent=False)
 

@@ -12,7 +12,7 @@ Streams = tuple[Tensor, Tensor]
 
 
 class Dual(Trunk):
-    """Both streams start as the embedding and end as x + LN(d)."""
+    """Two streams that both start as the embedding; the stack ends in x + LN(d)."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)

@@ -24,7 +24,7 @@ class ReZero(Residual):
     def __init__(self, f: SubLayer, place: Place, **given: Any) -> None:
         super().__init__(f, place, **given)
         below = given.get("below")
-        # registered by all that share it: a wrapper that replaces parameters (FSDP2) must find every owner
+        # registered by all sub-layers that share it: a wrapper that replaces parameters (FSDP2) must find every owner
         self.scale = below.scale if isinstance(below, ReZero) else nn.Parameter(torch.zeros(1))
         self.scaled_branch = nn.Identity()
 

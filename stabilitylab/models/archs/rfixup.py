@@ -24,7 +24,7 @@ class Shift(nn.Module):
 
 
 class RFixupTrunk(Trunk):
-    """s (x - b) ends an encoder, x - b a decoder."""
+    """The end of a stack: s (x - b) for an encoder, x - b for a decoder."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)

@@ -26,7 +26,7 @@ class Sandwich(PreLN):
 
 
 class EmbeddingNorm(Trunk):
-    """LN(x_0) enters the first layer."""
+    """The norm of the embedding: LN(x_0) enters the first layer."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)

@@ -11,7 +11,8 @@ from .preln import PreLN
 
 
 def subln_gamma(place: Place) -> float:
-    r"""sqrt(ln(3M) ln(2N) / 3) for an encoder below a decoder, sqrt(ln 3M) for that; a single stack: sqrt(ln 2L)."""
+    r"""Return gamma: sqrt(ln(3M) ln(2N) / 3) for an encoder below a decoder, sqrt(ln 3M) for that decoder; sqrt(ln 2L)
+    for a single stack."""
     n, m = place.encoder_layers, place.decoder_layers
     if not (n and m):
         return math.sqrt(math.log(2 * (n + m)))

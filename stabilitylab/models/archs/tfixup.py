@@ -10,7 +10,8 @@ from ..base import Place, Residual, arch
 
 
 def tfixup_constants(place: Place) -> tuple[float, float]:
-    """(gain of v, out, fc1, fc2; gain of the embedding) of a stack: .67 N^{-1/4} and (9N)^{-1/4}; (9M)^{-1/4} both."""
+    """Return (gain of v, out, fc1, fc2; gain of the embedding) of a stack: .67 N^{-1/4} and (9N)^{-1/4} for an encoder,
+    (9M)^{-1/4} twice for a decoder."""
     embedding = (9 * place.layers) ** -0.25
     return (0.67 * place.layers**-0.25 if place.stack == "encoder" else embedding), embedding
 

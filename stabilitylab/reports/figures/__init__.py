@@ -1,1 +1,1 @@
-"""Holds a folder a paper and a module a figure: its panels, the claims that it shows, and the runs that it needs."""
+"""The figures: a folder a paper and a module a figure, with its panels, the claims that it shows, and its runs."""

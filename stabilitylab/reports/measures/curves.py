@@ -44,7 +44,7 @@ def log_over_best(depths: Sequence[float], values: Sequence[float]) -> float:
     best."""
     found = curves(depths, values)
     log = found["logarithmic"]
-    own = log.aic if log.slope >= 0 else len(values) * math.log(np.var(values)) + 2 * 3  # of values that fall: A = 0
+    own = log.aic if log.slope >= 0 else len(values) * math.log(np.var(values)) + 2 * 3  # falling values: A = 0
     return own - min(curve.aic for curve in found.values())
 
 

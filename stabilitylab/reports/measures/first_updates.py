@@ -129,7 +129,7 @@ def half_way(record: Record) -> tuple[int, int, int]:
     ends = data.pivot_table(index="step", columns="layer", values="value")
     with np.errstate(divide="ignore"):
         lost = -np.log(ends[ends.columns.min()] / ends[ends.columns.max()])
-    lost -= lost.iloc[0]  # what is lost since the start; it vanishes at initialisation, too
+    lost -= lost.iloc[0]  # the loss of gradient since the start: some is lost at initialisation already
     inputs = norm_inputs(record, "value")
     grown = {step: value - inputs[min(inputs)] for step, value in inputs.items()}
     return _crossing(moved(record)), _crossing(grown), _crossing(dict(zip(lost.index, lost, strict=True)))

@@ -11,7 +11,7 @@ from ..base import MissingRuns
 from ..claims import Effect, Share, described
 from ..collection import Runs
 
-OWN, FAIRSEQS = " gain=1", ""  # what the label of a Post-LN ends in
+OWN, FAIRSEQS = " gain=1", ""  # endings of a Post-LN's label
 WORDS = {OWN: "gain 1", FAIRSEQS: "fairseq's gain"}  # DeepNet's first: where it is there, it decides
 
 

@@ -40,7 +40,7 @@ class Quality:
 
     is_bleu: bool
     values: dict[str, float]
-    cut: str = ""  # what the axis says of sources that were not translated whole
+    cut: str = ""  # the axis's words about sources that were cut
 
     @property
     def axis(self) -> str:

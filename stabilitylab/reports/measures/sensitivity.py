@@ -13,7 +13,7 @@ from ..collection import Record, Runs
 from .comparison import comparable, failed, last_nll
 
 AXES = ("train.warmup", "train.lr")
-SLACK = 1e-6  # of a rate: rounding
+SLACK = 1e-6  # relative, of a rate: rounding
 PAPER_WIDTH = 512  # of the models whose learning rates the papers give
 Cell = tuple[int, float]  # warm-up, learning rate
 

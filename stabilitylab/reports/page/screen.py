@@ -21,7 +21,7 @@ MARKERS = {
     "h": "hexagon", "p": "pentagon", "*": "star", "none": "circle",
 }  # fmt: skip
 DIGITS = 5  # significant ones that are embedded
-# What a heat map's cell holds: no such cell, a finding, or FIRST + its place among LEVELS steps from lowest to highest.
+# The code of a heat map's cell: no such cell, a finding, or FIRST + its place among LEVELS steps from low to high.
 BLANK, FIRST, LEVELS = 0, 1 + max(FINDINGS), 1 << 14
 
 

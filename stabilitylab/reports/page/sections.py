@@ -105,7 +105,7 @@ def _switches(picture: Picture) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for one in (one for panel in picture.panels for one in panel.series if not one.faint):
         look = screen.look(one)
-        if one.detail:  # its dash says something else, which stands below the panel
+        if one.detail:  # its dash has another meaning, named below the panel
             look["dash"] = "solid"
         found.setdefault(screen.key(one), look | {"line": one.kind == "line"})
     return [{"name": name, **look} for name, look in found.items()]

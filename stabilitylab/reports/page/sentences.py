@@ -31,7 +31,7 @@ def sentence(record: Record, found: Diagnosis | None) -> str:
     2×10⁸-fold from layer 100 to layer 1 at step 0.``"""
     said = [f"{heading(record)}: {standing(record, found)}"]
     if found is not None:
-        weak = [event.kind for event in found.cause.together] == ["vanishing_gradient"]  # which a fold tells in short
+        weak = [event.kind for event in found.cause.together] == ["vanishing_gradient"]  # the fold says that in short
         said.append((weak and fall(record)) or trouble(found) or fall(record) or _nothing(record, found))
         said.append(found.headroom)
     said.append(record.undiagnosed)

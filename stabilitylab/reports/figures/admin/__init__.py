@@ -1,1 +1,1 @@
-"""Holds Admin's figures (Liu et al. 2020), a module a figure."""
+"""Admin's figures (Liu et al. 2020), a module a figure."""

@@ -1,4 +1,4 @@
-"""Layer dependency, which Admin's maps show: how much of each sub-layer's output comes from which branch."""
+"""Layer dependency, the subject of Admin's maps: the share of each branch in the output of each sub-layer."""
 
 from __future__ import annotations
 
@@ -19,32 +19,31 @@ from ...measures.provenance import provenance
 TABLE = "branch_variance"
 PARTS = ("branch", "shortcut", "total")
 MAPPED = (6, 18)  # layers of the paper's maps
-MOST_LAYERS = 200  # of a map: more cells than that are no picture
-# Architectures whose stream is a plain sum; that of the others is normalised at each sub-layer.
+MOST_LAYERS = 200  # layers of a map: a map with more cells cannot be read
+# Architectures whose stream is a plain sum; the stream of the others is normalised at each sub-layer.
 SUMS = ("preln", "rezero", "rfixup", "tfixup", "normformer", "subln", "sandwich", "periln", "layernorm-scaling")
 UNDEFINED = ("dlcl", "dlcl-post")  # a layer's input is a learnt mixture of all before it
 
 
 def variances(record: Record, step: int | None) -> dict[str, np.ndarray]:
-    """Reads branch, shortcut, total of the encoder's sub-layers from the bottom up, at ``step`` (None: the last)."""
+    """Return branch, shortcut, total of the encoder's sub-layers from the bottom up, at ``step`` (None: the last)."""
     data = record.at(TABLE, step, PARTS)
     data = data[data["stack_name"] == "encoder"]
     return {part: data[part].to_numpy(float) for part in PARTS}
 
 
 def own_share(record: Record, step: int | None) -> np.ndarray:
-    """Measures beta_ii^2 = Var(branch_i) / Var(sum_i) of the encoder's sub-layers."""
+    """Return beta_ii^2 = Var(branch_i) / Var(sum_i) of the encoder's sub-layers."""
     found = variances(record, step)
     return found["branch"] / found["total"]
 
 
 def dependency_map(found: dict[str, np.ndarray], *, renormalised: bool) -> np.ndarray:
-    """Makes beta_ij, (i, j), of these variances: the share of branch j in the normalised output i; 0 above the
+    """Return beta_ij, (i, j), of these variances: the share of branch j in the normalised output i; 0 above the
     diagonal.
 
-    beta_ii^2 = Var(a_i) / Var(s x + a_i); where each sum is ``renormalised`` (Post-LN),
-    beta_ij = beta_{i-1,j} sqrt(1 - beta_ii^2); else (Pre-LN) beta_ij = Std(a_j) / Std(sum_i). Branches are taken to be
-    uncorrelated.
+    beta_ii^2 = Var(a_i) / Var(s x + a_i). If each sum is ``renormalised`` (Post-LN), beta_ij = beta_{i-1,j} sqrt(1 -
+    beta_ii^2); else (Pre-LN) beta_ij = Std(a_j) / Std(sum_i). Branches are assumed to be uncorrelated.
     """
     branch, total = found["branch"], found["total"]
     if not renormalised:
@@ -57,22 +56,22 @@ def dependency_map(found: dict[str, np.ndarray], *, renormalised: bool) -> np.nd
 
 
 def layer_dependency(record: Record, step: int | None) -> np.ndarray:
-    """Measures beta_ij of the record's encoder at ``step`` (None: the last)."""
+    """Return beta_ij of the record's encoder at ``step`` (None: the last)."""
     return dependency_map(variances(record, step), renormalised=style.family(record.label) not in SUMS)
 
 
 def measured_over_assumed(record: Record, step: int | None) -> float:
-    """Measures (Var(branch) + Var(shortcut)) / Var(sum), mean over sub-layers: 1 where the two are uncorrelated."""
+    """Return (Var(branch) + Var(shortcut)) / Var(sum), mean over sub-layers: 1 if the two are uncorrelated."""
     found = variances(record, step)
     return float(((found["branch"] + found["shortcut"]) / found["total"]).mean())
 
 
 class LayerDependency(Figure):
-    """Maps encoders whose depth is nearer to ``layers`` than to the other of MAPPED, as a ratio."""
+    """Maps of encoders whose depth is nearer to ``layers`` than to the other of MAPPED, as a ratio."""
 
     layers: ClassVar[int]
-    shown: ClassVar[Sequence[str]]  # where there are any of them; else all
-    papers: ClassVar[Sequence[str]]  # of these the paper's; the others are controls
+    shown: ClassVar[Sequence[str]]  # these labels, if any is there; else all
+    papers: ClassVar[Sequence[str]]  # the paper's own among ``shown``; the others are controls
 
     def picture(self, runs: Runs) -> Picture:
         fit = runs.where(self._is_mapped, table=TABLE)
@@ -104,7 +103,7 @@ class LayerDependency(Figure):
         )  # fmt: skip
 
     def _worth(self, group: Runs) -> tuple[int, int, float, int]:
-        """The paper's architectures first, then any."""
+        """Return the sort key of a group: the paper's architectures first, then any."""
         papers = len({*self.papers} & {*group.labels})
         return papers, len(group.labels), -_apart(group[0].layers[0], self.layers), len(group)
 
@@ -142,7 +141,7 @@ def _panel(runs: Runs, label: str, step: int | None) -> Panel:
 
 
 def _sums(record: Record, step: int | None) -> float:
-    """Averages sum_j beta_ij^2 over the upper half of outputs."""
+    """Return the mean of sum_j beta_ij^2 over the upper half of outputs."""
     squares = (layer_dependency(record, step) ** 2).sum(1)
     return float(squares[len(squares) // 2 :].mean())
 
@@ -162,7 +161,7 @@ def _validity(group: Runs, labels: Sequence[str], step: int | None) -> str:
 
 
 def upper(record: Record, step: int | None) -> float:
-    """Averages beta_ii^2 over the last half of the sub-layers."""
+    """Return the mean of beta_ii^2 over the last half of the sub-layers."""
     share = own_share(record, step)
     return float(share[len(share) // 2 :].mean())
 
@@ -180,7 +179,7 @@ def _finding(group: Runs, labels: Sequence[str], trained: bool) -> str:
 
 
 def trained_pairs(runs: Runs, first: str, second: str) -> Pairs:
-    """Pairs runs of two labels by seed that trained: of all comparable groups the one with most of them."""
+    """Return the pairs of runs of two labels, by seed, that trained; of all comparable groups that with most pairs."""
     fit = runs.where(lambda run: run.verdict == "trained" and trained(run), label=(first, second), table=TABLE)
     found = [pairs(group.where(label=first), group.where(label=second)) for group in grouped(fit)]
     return max(found, key=len, default=[])

@@ -1,4 +1,4 @@
-"""Admin, Figure 3: how the gradient of the activations falls from layer to layer at initialisation."""
+"""Admin, Figure 3: the fall of the activations' gradient from layer to layer at initialisation."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from ...statistics import Region, r_squared, slope
 PAPERS = ("postln", "preln", "admin")  # series of the paper
 DEPTH = 18  # layers a side of the paper's models
 DEPTHS = range(6, 51)  # layers a side over which the vanishing is followed
-LONG = 3000  # updates, after which a model that fails has failed
+LONG = 3000  # updates after which a model that is going to fail has failed
 FAST = "claims:fast"
 MIXED = "postln/preln"
 DEEP = 50  # layers a side
 SETTING = {OWN: " --set model.init=xavier-1", FAIRSEQS: ""}  # of a sweep
-EARLY = 20  # updates over which Adam has to balance them in a deep model
+EARLY = 20  # updates within which Adam has to balance the gradients in a deep model
 
 
 @figure("admin:3", title="Relative gradient by layer at initialisation", source="Admin, Figure 3 and Table 1")
 class RelativeGradient(Figure):
-    """||dE/dx_l|| over the largest of its stack at step 0, by layer; 1 everywhere where nothing vanishes or explodes.
+    """The norm ||dE/dx_l|| over the largest of its stack at step 0, by layer; 1 everywhere if nothing vanishes or
+    explodes.
 
     From one-step runs (float64), or the first row of training runs. Inferred: the batch; the paper's is its first one.
     """
@@ -82,7 +83,7 @@ def _finding(group: Runs) -> str:
 def _ratio(
     name: str, runs: Runs, label: str, stack: str, reproduced: Region | None = None, contradicted: Region | None = None
 ) -> Effect:
-    """Measures the gradient at the first over that at the last of 18 layers a side."""
+    """Return the gradient at the first layer over that at the last of 18 layers a side."""
     found = at_initialisation(runs, label, DEPTH, TABLE)
     ratios = {seed: first_over_last(gradients(record, stack)) for seed, record in found.items()}
     return Effect(name, ratios, reproduced, contradicted, log=True, of=found.values())
@@ -141,7 +142,7 @@ def exponential_in_depth(runs: Runs) -> list[Effect]:
         found: dict[int, list[tuple[int, float]]] = {seed: [] for seed in group.seeds}
         for record in group:
             ratio = first_over_last(gradients(record, "decoder"))
-            if ratio > 0:  # 0: below what a float32 holds, so no number that a line could go through
+            if ratio > 0:  # 0: too small for a float32, and no point for a line
                 found[record.seed].append((record.depth, math.log(ratio)))
         found = {seed: sorted(points) for seed, points in found.items() if len(points) > 2}
         if sum(map(len, found.values())) > sum(map(len, best.values())):
@@ -197,7 +198,7 @@ def preln_decoder_cures_vanishing(runs: Runs) -> list[Effect | Share]:
     ratio = _ratio("first / last, decoder", runs, MIXED, "decoder")
     name, regions = "mixed models that failed", (Region(low=0.5), Region(high=0.5))
     groups = [group for group in _long(runs).groups() if MIXED in group.labels]
-    if not groups:  # a share without a value: the ratio alone decides nothing of what trains
+    if not groups:  # a share without a value: the ratio alone does not say which models train
         return [Share(f"{name} (no runs of {LONG:,} updates)", {}, *regions), ratio]
     mixed, pure = (groups[0].where(label=label) for label in (MIXED, "preln"))
     found: list[Effect | Share] = [Share(name, lost_by_seed(mixed), *regions, of=mixed), ratio]

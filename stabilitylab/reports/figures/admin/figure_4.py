@@ -1,4 +1,4 @@
-"""Admin, Figure 4: how far the output moves when the weights do, against depth."""
+"""Admin, Figure 4: the change of the output when the weights change, against depth."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .figure_3 import FAST
 TABLE = "perturbation"
 KINDS = {"random": "random, 1e-4", "gradient": "along the gradient, 1e-6"}
 PAPERS = ("postln", "preln", "admin")  # the paper's own three
-FITTED = (*PAPERS, "deepnorm", "branchnorm T=1")  # one of each initialisation: what is equal must not count twice
+FITTED = (*PAPERS, "deepnorm", "branchnorm T=1")  # one of each initialisation: equal models must not count twice
 FEWEST = 4  # depths through which a growth is fitted
 DEEPEST = 50  # layers a side up to which all architectures were measured
 SUBLAYERS = 2  # of an encoder layer
 
 
 def output_changes(record: Record) -> dict[str, float]:
-    """Reads the mean square change of the encoder's normalised output, by kind of perturbation; NaN without an
+    """Return the mean square change of the encoder's normalised output, by kind of perturbation; NaN without an
     encoder."""
     data = record.at(TABLE, 0, [*KINDS])
     data = data[(data["stack_name"] == "encoder") & (data["layer"] == 0)]
@@ -38,7 +38,7 @@ def output_changes(record: Record) -> dict[str, float]:
 
 
 def output_change(record: Record) -> float:
-    """Reads that under random perturbation."""
+    """Return the change under random perturbation."""
     return output_changes(record)["random"]
 
 
@@ -47,8 +47,8 @@ def encoder_layers(runs: Runs) -> list[int]:
 
 
 def one_step(runs: Runs) -> tuple[Runs, list[str]]:
-    """Picks the richest group of one-step runs with perturbed encoders that differ in depth, architecture and seed
-    alone, and writes the note on what it leaves out."""
+    """Return the richest group of one-step runs with perturbed encoders that differ only in depth, architecture and
+    seed, and a note on the runs that it leaves out."""
     fit = runs.where(lambda run: run.layers[0] > 0, kind="onestep", table=TABLE)
     groups = comparable(fit, *LAYERS)
     if not groups:
@@ -88,7 +88,7 @@ class OutputChange(Figure):
 
 
 def _deepest(group: Runs) -> tuple[int, Runs]:
-    """Picks the deepest encoders of which there are most of the paper's architectures."""
+    """Return the deepest encoders for which most of the paper's architectures exist."""
     by_depth = {n: group.where(lambda run, n=n: run.layers[0] == n) for n in encoder_layers(group)}
     most = max(by_depth, key=lambda n: (len(by_depth[n].where(label=PAPERS).labels), n))
     return most, by_depth[most]
@@ -111,7 +111,7 @@ def _along(runs: Runs, title: str, kind: str) -> Panel:
 
 
 def _first_alpha(group: Runs) -> list[str]:
-    """Notes BranchNorm's alpha: at the first row its branches are all but closed, whence its place far below the
+    """Return a note on BranchNorm's alpha: at the first row its branches are nearly closed, so it lies far below the
     others."""
     known = (run.metrics["alpha"].iloc[0] for run in group.where(label="branchnorm") if "alpha" in run.metrics)
     alphas = sorted({float(alpha) for alpha in known if alpha == alpha})
@@ -123,9 +123,9 @@ def _panel(title: str, x: str, lines: list[Series], ticks: list[int] | None = No
 
 
 def growth(changes: Mapping[Record, float]) -> dict[int, dict[str, float]]:
-    """Fits, seed by seed, the exponent of N ("power"), and the AIC of a + b N ("linear") and of a + b log N ("log"), of
-    the output's change in runs that differ in depth and seed alone, N the encoder's layers. Seeds with too few depths
-    are left out."""
+    """Fit the output's change in runs that differ only in depth and seed, seed by seed: the exponent of N ("power"),
+    and the AIC of a + b N ("linear") and of a + b log N ("log"), N the encoder's layers. Seeds with too few depths are
+    left out."""
     found = {}
     for seed in {record.seed: None for record in changes}:
         own = {record.layers[0]: change for record, change in changes.items() if record.seed == seed and change > 0}
@@ -215,21 +215,21 @@ def preln_and_admin_are_logarithmic(runs: Runs) -> list[Effect]:
 
 
 def deepnorm_beta(n: int, m: int) -> float:
-    """Computes beta of DeepNet, Figure 2, for an encoder of n layers below m of a decoder; here again, since reports
+    """Return beta of DeepNet, Figure 2, for an encoder of n layers below m of a decoder; repeated here, since reports
     import no model."""
     return 0.87 * (n**4 * m) ** (-1 / 16) if m else (8 * n) ** -0.25
 
 
 def dependency(record: Record) -> float:
-    """Sums beta_ii^2 of the encoder at initialisation, beta_ii^2 = Var(branch) / Var(sum)."""
+    """Return the sum of beta_ii^2 of the encoder at initialisation, beta_ii^2 = Var(branch) / Var(sum)."""
     data = record.at("branch_variance", 0, ["branch", "total"])
     data = data[data["stack_name"] == "encoder"]
     return float((data["branch"] / data["total"]).sum())
 
 
 def relative_dependency(record: Record) -> float:
-    """Sums beta_ii^2 / g^2, g the gain with which the branches were drawn: it is the relative change of the weights
-    that moves a branch, and equal steps change weights drawn small by more."""
+    """Return the sum of beta_ii^2 / g^2, g the gain of the branches' initial weights. The relative change of the
+    weights moves a branch, and equal steps change small weights by more."""
     drawn_small = style.family(record.label) in ("deepnorm", "branchnorm")
     return dependency(record) / (deepnorm_beta(*record.layers) if drawn_small else 1.0) ** 2
 

@@ -1,4 +1,4 @@
-"""Admin, Figure 5: gradients of different parameters range widely, what Adam makes of them does not."""
+"""Admin, Figure 5: gradients of different parameters range widely, Adam's updates do not."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from ...measures.provenance import provenance
 from ...statistics import Region
 from ..branchnorm.figure_8 import comparison
 
-QUANTITIES = {  # what is compared: table, column, dash
+QUANTITIES = {  # the compared quantities: table, column, dash
     "gradient": ("grad_norm", "value", "solid"),
     "update": ("update_ratio", "rms", "dashed"),
 }
 TABLES = tuple(table for table, *_ in QUANTITIES.values())
 SHOWN = ("postln", "preln", "admin")
-MOST_PANELS = 3  # of distributions, beside that of the widths
-SETTLED = 500  # updates, of whose second half the claim is about
-ENDS = (5, 95)  # percentiles between which a width is taken
-PLACES, LEAST = 61, 1e-12  # of a distribution: points, and the smallest number over the largest that is looked at
+MOST_PANELS = 3  # panels of distributions, beside that of the widths
+SETTLED = 500  # least updates of a run for the claim, which is about the second half
+ENDS = (5, 95)  # percentiles between which a width is measured
+PLACES, LEAST = 61, 1e-12  # points of a distribution, and the smallest number over the largest in it
 
 
 def _values(record: Record, quantity: str) -> Frame:
-    """Reads step, site and the number of the sub-layers of all layers, which have about equally many entries."""
+    """Return step, site and the number of the sub-layers of all layers, which have about equally many entries."""
     table, column, _ = QUANTITIES[quantity]
     data = record.frame(table, [column])
     return data.loc[data["layer"] > 0, ["step", "site", column]].rename(columns={column: "value"})
 
 
 def settled(record: Record, quantity: str) -> np.ndarray:
-    """Averages each sub-layer over the probed steps of the run's second half."""
+    """Return the mean of each sub-layer over the probed steps of the run's second half."""
     data = _values(record, quantity)
     late = data[data["step"] >= data["step"].max() / 2]
     return late.groupby("site", observed=True)["value"].mean().to_numpy()
 
 
 def decades(values: np.ndarray) -> float:
-    """Measures log10(p95 / p5): infinite where p5 is 0, NaN where a value is."""
-    with np.errstate(divide="ignore", invalid="ignore"):  # a sub-layer that never moves is infinitely far below
+    """Return log10(p95 / p5): infinite if p5 is 0, NaN if a value is."""
+    with np.errstate(divide="ignore", invalid="ignore"):  # a sub-layer that never moves has log10(0) = -inf
         low, high = np.percentile(np.log10(values), ENDS)
         return float(high - low)
 
@@ -77,7 +77,7 @@ class GradientsAndUpdates(Figure):
 
 
 def _left_out(runs: Runs, labels: Sequence[str]) -> list[str]:
-    """Notes architectures that are not drawn, and runs that diverged."""
+    """Return notes on architectures that are not drawn, and on runs that diverged."""
     known = runs.where(kind="train", table=TABLES)
     others = [style.title(label) for label in known.labels if label not in labels]
     notes = [f"Not drawn: {', '.join(others)}."] if others else []
@@ -86,12 +86,12 @@ def _left_out(runs: Runs, labels: Sequence[str]) -> list[str]:
 
 
 def _is_told(run: Record) -> bool:
-    """Says whether a run is told of: a diverged one has numbers that are not finite, or of a model that is no more."""
+    """True if a run is drawn. A diverged run is not: its numbers are not finite, or belong to a broken model."""
     return run.verdict != "diverged"
 
 
 def _relative(runs: Runs, quantity: str) -> list[np.ndarray]:
-    """Divides the values of each run's sub-layers by the largest."""
+    """Return the values of each run's sub-layers over the largest."""
     found = [values[np.isfinite(values)] for values in (settled(record, quantity) for record in runs)]
     return [values / values.max() for values in found if len(values) and values.max() > 0]
 
@@ -114,7 +114,7 @@ def _widths(group: Runs) -> Panel:
 
 
 def _width(runs: Runs, label: str, quantity: str) -> Series | None:
-    """Draws the width at each probed step; row t tells of update t + 1."""
+    """Return the width at each probed step; row t shows update t + 1."""
     spread = Spread()
     for record in runs:
         by_step = _values(record, quantity).groupby("step", observed=True)["value"]

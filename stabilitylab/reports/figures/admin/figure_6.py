@@ -19,11 +19,11 @@ from .figure_3 import DEPTH, FAST
 
 @figure("admin:6", title="Layer dependency of a shallow encoder", source="Admin, Figures 6 and 7")
 class ShallowDependency(LayerDependency):
-    """beta_ij: the share (standard deviation) of residual branch j in the normalised output of sub-layer i; encoders of
-    about 6 layers.
+    """Layer dependency beta_ij: the share (standard deviation) of residual branch j in the normalised output of
+    sub-layer i; encoders of about 6 layers.
 
-    At initialisation and, where a training run recorded branch_variance, after training. What is missing from
-    sum_j beta_ij^2 = 1 is the embedding's share, or correlation between branches, which the definition leaves out.
+    At initialisation and, if a training run recorded branch_variance, after training. The remainder of sum_j beta_ij^2
+    = 1 is the embedding's share, or correlation between branches, which the definition leaves out.
     """
 
     layers = 6
@@ -83,7 +83,7 @@ def own_branch(runs: Runs) -> list[Effect]:
 
 
 def _at_initialisation(runs: Runs) -> list[Effect]:
-    """Measures the same before training, where there are such runs."""
+    """Return the same effects before training, if there are such runs."""
     try:
         postln, preln = (at_initialisation(runs, label, DEPTH, TABLE) for label in ("postln", "preln"))
     except MissingRuns:

@@ -21,7 +21,8 @@ BOTH = ("admin", "preln")
 
 @figure("admin:7", title="Layer dependency of a deep encoder", source="Admin, maps of 18-layer models")
 class DeepDependency(LayerDependency):
-    """beta_ij, as in admin:6, of encoders of about 18 layers, Admin beside Pre-LN, and Post-LN where it trained.
+    """Layer dependency beta_ij, as in admin:6, of encoders of about 18 layers, Admin beside Pre-LN, and Post-LN if it
+    trained.
 
     At initialisation and after training. The paper maps Admin and Pre-LN; Post-LN, which does not train there at that
     depth, is ours.
@@ -58,7 +59,7 @@ def starts_as_preln(runs: Runs) -> list[Effect]:
 
 
 def _at_initialisation(deep: Runs) -> list[Effect]:
-    """Measures how far they are apart before training, where there are such runs."""
+    """Return the difference before training, if there are such runs."""
     try:
         admin, preln = (at_initialisation(deep, label, DEPTH, TABLE) for label in BOTH)
     except MissingRuns:

@@ -1,4 +1,4 @@
-"""Admin's grid of learning rate and beta2, without warm-up: who converges where, and how well."""
+"""Admin's grid of learning rate and beta2, without warm-up: the settings at which models converge, and their loss."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ def setting(record: Record) -> Setting:
 
 
 def _ticks(runs: Runs) -> tuple[list[float], list[float]]:
-    """Lists the learning rates and the betas."""
+    """Return the learning rates and the betas."""
     lrs, betas = zip(*map(setting, runs), strict=True)
     return sorted({*lrs}), sorted({*betas})
 
 
 def grids(runs: Runs) -> list[Runs]:
-    """Groups ended training runs that differ in architecture, seed, learning rate and beta2 alone, of at least two
-    learning rates and two betas; the richest first."""
+    """Return groups of ended training runs that differ only in architecture, seed, learning rate and beta2, with at
+    least two learning rates and two betas; the richest first."""
     ended = runs.where(lambda run: bool(run.verdict), kind="train")
     return [group for group in comparable(ended, *AXES) if min(map(len, _ticks(group))) > 1]
 
 
 @figure("admin:grid", title="Learning rate and beta2 without warm-up", source="Admin, grid of learning rate and beta2")
 class RateAndBeta2(Figure):
-    """How runs end at each learning rate and beta2 of Adam, and their held-out cross-entropy after training minus that
-    of the unigram baseline [nats a token, mean over the seeds that converged]; then Post-LN's minus Pre-LN's, where
-    both converged. Converged: neither diverged nor stuck at that baseline, as stabilitylab judges any run. The paper's
-    numbers are BLEU.
+    """The outcome of runs at each learning rate and beta2 of Adam, and their held-out cross-entropy after training
+    minus that of the unigram baseline [nats a token, mean over the seeds that converged]; then Post-LN's minus
+    Pre-LN's, where both converged. Converged: neither diverged nor stuck at that baseline, as stabilitylab judges any
+    run. The paper's numbers are BLEU.
 
     The paper has 6L-6L on IWSLT'14, learning rates 1 to 5e-4, and (in its repository) RAdam, one warm-up update and a
     rate that falls linearly to 0. At scale tiny: AdamW and ten times the learning rates, where the rule of
-    branchnorm:6, 512 / width, would have eight times; where Post-LN begins to fail there says nothing about the paper's
-    size. Inferred: how the paper tells diverged from converged.
+    branchnorm:6, 512 / width, would have eight times. The rate at which Post-LN begins to fail there says nothing about
+    the paper's size. Inferred: the paper's criterion of convergence.
     """
 
     def picture(self, runs: Runs) -> Picture:
@@ -89,13 +89,13 @@ class RateAndBeta2(Figure):
 
 
 def _papers_rates(group: Runs) -> str:
-    """Notes the paper's learning rates as they count at the width of these runs."""
+    """Return a note on the paper's learning rates, converted to the width of these runs."""
     low, high = (at_width(rate, group[0].width) for rate in PAPER_RATES)
     return f"The paper's learning rates times {PAPER_WIDTH} / width are {low:g} to {high:g} here."
 
 
 def _ends(runs: Runs, label: str, ticks: tuple[list[float], list[float]]) -> Panel:
-    """Draws a table of one architecture: how its runs ended at each setting."""
+    """Return a table of one architecture: the outcome of its runs at each setting."""
     cells = {at: [run for run in runs if setting(run) == at] for at in {setting(run) for run in runs}}
     values = {at: _mean([last_nll(run) - run.baseline for run in own if not failed(run)]) for at, own in cells.items()}
     seeds = {at: len(own) for at, own in cells.items()}
@@ -122,7 +122,7 @@ def _table(
     title: str, ticks: tuple[list[float], list[float]], values: dict[Setting, float], marks: dict[Setting, int],
     words: dict[Setting, str], seeds: dict[Setting, int], unit: str,
 ) -> Panel:  # fmt: skip
-    """Lays learning rates downwards, betas to the right; a cell is empty where there is no run."""
+    """Lay out learning rates downwards, betas to the right; a cell is empty without a run."""
     lrs, betas = ticks
     places = [[(lr, beta2) for beta2 in betas] for lr in lrs]
     heat = Map(
@@ -142,7 +142,7 @@ def _table(
 
 
 def paired(runs: Runs) -> Paired:
-    """Pairs the runs of both architectures whose state can be told, by setting and seed."""
+    """Return the pairs of runs of both architectures with a verdict, by setting and seed."""
     known = decided(runs)
     first, second = ({(setting(run), run.seed): run for run in known.where(label=label)} for label in BOTH)
     return [(*at, first[at], second[at]) for at in sorted(first.keys() & second.keys())]
@@ -178,7 +178,7 @@ def _finding(group: Runs, both: Paired) -> str:
 
 
 def _cold(runs: Runs) -> Paired:
-    """Picks the pairs of the grid without warm-up that has most of them. Raises MissingRuns."""
+    """Return the pairs of the grid without warm-up that has most pairs. Raises MissingRuns."""
     cold = runs.where(lambda run: int(run.settings.get("train.warmup", 0)) <= COLD, label=BOTH)
     best = max((paired(group) for group in grids(cold)), key=len, default=[])
     if not best:

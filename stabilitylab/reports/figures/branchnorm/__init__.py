@@ -1,1 +1,1 @@
-"""Holds BranchNorm's figures (Liu et al. 2023), a module a figure."""
+"""BranchNorm's figures (Liu et al. 2023), a module a figure."""

@@ -1,4 +1,4 @@
-"""BranchNorm, Figure 1: what DeepNorm costs where a plain Post-LN trains as well."""
+"""BranchNorm, Figure 1: DeepNorm's loss of quality where a plain Post-LN trains as well."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ POST_LNS = [f"postln{ending}" for ending in WORDS]  # of gain 1, and fairseq's
 
 
 def _sweeps(runs: Runs, postln: str, fit: Callable[[Record], bool]) -> list[tuple[Runs, Gaps]]:
-    """Compares runs of both, with DeepNorm's final nll minus Post-LN's between those that ``fit``, best last: gaps at
-    several depths, which alone can grow, come before a longer training."""
+    """Return comparable runs of both, with DeepNorm's final nll minus Post-LN's between those that ``fit``, best last:
+    gaps at several depths, which alone can grow, come before a longer training."""
     groups = comparable(runs.where(even, kind="train", label=(postln, DEEPNORM)), *LAYERS)
     both = [group for group in groups if len(group.labels) == 2]
     found = [(group, gaps_of(group.where(fit), DEEPNORM, postln)) for group in both]
@@ -92,7 +92,7 @@ def _unit(scores: Quality) -> str:
 
 
 def _gaps(group: Runs, scores: Quality, labels: tuple[str, str]) -> Gaps:
-    """Subtracts DeepNorm's quality from Post-LN's, by depth and seed, where both trained."""
+    """Return Post-LN's quality minus DeepNorm's, by depth and seed, where both trained."""
     gaps: Gaps = {}
     trained = group.where(lambda run: not failed(run))
     for depth in group.depths:
@@ -111,7 +111,7 @@ def _line(gaps: Gaps) -> Series:
 
 
 def _lost(group: Runs, label: str) -> str:
-    """Says at which depths the runs of a label failed, of how many."""
+    """Say at which depths runs of a label failed, and the number of runs there."""
     own = group.where(label=label)
     found = []
     for depth in own.depths:
@@ -135,7 +135,7 @@ def _finding(gaps: Gaps, unit: str) -> str:
 
 
 def _slopes(gaps: Gaps) -> dict[int, float]:
-    """Fits each seed's gap with depth by least squares, of seeds that have all depths; none for one depth."""
+    """Fit each seed's gap with depth by least squares, for seeds that have all depths; {} for one depth."""
     if len(gaps) < 2:
         return {}
     seeds = sorted(set.intersection(*map(set, gaps.values())))
@@ -179,7 +179,7 @@ def _undertrained(runs: Runs, gain: str) -> list[Effect]:
 
 
 def _fell(runs: Runs, postln: str) -> str:
-    """Says how much the loss of those that trained still fell, in the group that comes nearest."""
+    """Say how much the loss of the trained runs still fell, in the group that comes nearest."""
     group = next((group for group, gaps in reversed(_sweeps(runs, postln, _trained)) if gaps), Runs([]))
     falls = [fall for run in group.where(_trained) if math.isfinite(fall := last_fall(run))]
     if not falls:

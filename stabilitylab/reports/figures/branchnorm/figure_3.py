@@ -1,4 +1,4 @@
-"""BranchNorm, Figure 3: gradient norm and loss at the very beginning, and what makes the gradient smooth."""
+"""BranchNorm, Figure 3: gradient norm and loss at the very beginning, and the cause of the smooth gradient."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Beginning(Figure):
     """Global L2 norm of the gradient over all parameters before clipping, and the unsmoothed training loss in bits.
 
     Inferred from the labels (fairseq's gnorm and nll_loss): the paper states neither model nor data nor range. The norm
-    holds branch weights, whose gradient alpha_t multiplies; the last panel takes that apart. Lines are means of so many
-    updates, what they are means of stands faintly behind them.
+    holds branch weights, whose gradient alpha_t multiplies; the last panel separates these. Lines are means over
+    several updates, and the single updates stand faintly behind them.
     """
 
     def picture(self, runs: Runs) -> Picture:
@@ -84,7 +84,7 @@ class Beginning(Figure):
 
 
 def _line(group: Runs, label: str, values: Values, log: bool, **look: object) -> Series | None:
-    """Draws the first updates of all runs of a label; rows without the value (the one after training) are left out."""
+    """Return the first updates of all runs of a label; rows without the value (the one after training) are left out."""
     spread = Spread(log=log)
     for record in group.where(label=label):
         found, steps = values(record), steps_of(record)
@@ -94,7 +94,7 @@ def _line(group: Runs, label: str, values: Values, log: bool, **look: object) ->
 
 
 def _curves(group: Runs) -> list[Panel]:
-    """Draws gradient norm and loss, each with its own axis, one above the other."""
+    """Return the panels of gradient norm and loss, each with its own axis, one above the other."""
     norms, losses = (
         [one for label in group.labels if (line := _line(group, label, values, log)) for one in smoothed(line, WINDOW)]
         for values, log in ((total, True), (bits, False))
@@ -133,7 +133,7 @@ def _finding(group: Runs) -> str:
 
 
 def _course(group: Runs) -> str:
-    """Says where gradient norm and loss begin and where they get to, for runs that leave nothing to compare."""
+    """Say where gradient norm and loss begin and end, for runs that cannot be compared."""
     parts = []
     for label in group.labels:
         norm, loss = _line(group, label, total, True), _line(group, label, bits, False)
@@ -146,7 +146,8 @@ def _course(group: Runs) -> str:
 
 
 def _at_initialisation(runs: Runs, label: str) -> Pairs:
-    """Pairs one-step runs (float64) with alpha = 0 and of ``label`` by seed, of the group with the most seeds."""
+    """Return the pairs of one-step runs (float64) with alpha = 0 and of ``label``, by seed, of the group with the most
+    seeds."""
     ready = runs.where(
         lambda run: run.label != FIRST or run.settings["model.T"] == PAPER_RAMP,
         kind="onestep", label=(STILL, label), table="activation_grad_norm",
@@ -203,8 +204,8 @@ def due_to_alpha(runs: Runs) -> list[Effect]:
 
 
 def _early(runs: Runs, name: str, last: int) -> Pairs:
-    """Pairs BranchNorm and DeepNorm by seed, where the metric ``name`` is on record at all steps from 0 to ``last``; of
-    several such groups one that has the norms, too, which are the runs that the figure is about."""
+    """Return the pairs of BranchNorm and DeepNorm, by seed, with the metric ``name`` at all steps from 0 to ``last``.
+    Of several such groups, one with gradient norms is preferred: its runs are those of the figure."""
     fit = runs.where(lambda run: complete(run, name, last), kind="train", label=("branchnorm", "deepnorm"))
     groups = comparable(with_the_protocols_ramp(fit))
     found = [pairs(group.where(label="branchnorm"), group.where(label="deepnorm")) for group in groups]

@@ -1,4 +1,4 @@
-"""BranchNorm, Figure 4: quality over the training, and after how many updates each architecture gets how far."""
+"""BranchNorm, Figure 4: quality over the training, and the number of updates to given levels for each architecture."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from ...measures.quality import curve, mean_nll, quality
 
 ABLATION = "branchnorm T=1"  # Post-LN drawn as DeepNorm: BranchNorm without its ramp
 SHOWN = ("deepnorm", "branchnorm", ABLATION, "postln gain=1", "deepnorm alpha-only gain=1")
-LEVEL = 0.5  # nats between the levels whose first update is looked up
+LEVEL = 0.5  # nats between two levels
 
 
 def first_update(record: Record, level: float) -> float:
-    """Finds the update at which the held-out nll first falls to ``level``, between measurements in a straight line; NaN
-    where it never does."""
+    """Return the update at which the held-out nll first falls to ``level``, by linear interpolation between
+    measurements; NaN if it never does."""
     steps, nll = curve(record)
     below = np.flatnonzero(nll <= level)
     if not len(below):
@@ -47,8 +47,8 @@ class QualityOverUpdates(Figure):
     update at which it falls to given levels (linear between measurements); BLEU where the runs were evaluated.
 
     Inferred: the paper has test BLEU of checkpoints from 20,000 updates on and says "better" without a measure of it.
-    BranchNorm without a ramp (T = 1) stands beside the two: what is left of the difference is not the ramp's. So do,
-    where they were trained, a Post-LN of Xavier gain 1 and DeepNorm's alpha alone.
+    BranchNorm without a ramp (T = 1) stands beside the two: a difference that it shows too is not due to the ramp. A
+    Post-LN of Xavier gain 1 and DeepNorm's alpha alone are drawn if they were trained.
     """
 
     def picture(self, runs: Runs) -> Picture:
@@ -71,7 +71,7 @@ class QualityOverUpdates(Figure):
 
 
 def _group(runs: Runs) -> Runs:
-    """Picks DeepNorm and BranchNorm trained longest at the same settings, with enough seeds of both."""
+    """Return DeepNorm and BranchNorm trained longest at the same settings, with enough seeds of both."""
     ended = runs.where(lambda run: run.ended and len(run.held_out()) > 1, kind="train", label=SHOWN)
     both = [(group, pairs(*(group.where(label=label) for label in SHOWN[:2]))) for group in comparable(ended)]
     both = [(group, compared) for group, compared in both if compared]
@@ -88,7 +88,7 @@ def _group(runs: Runs) -> Runs:
 
 
 def _against_deepnorm(group: Runs) -> Panel:
-    """Draws each label minus DeepNorm, of runs with one seed, where both were measured."""
+    """Return each label minus DeepNorm, for runs with one seed, where both were measured."""
     trained = group.where(lambda run: not failed(run))
     lines = []
     for label in SHOWN[1:]:
@@ -104,7 +104,7 @@ def _against_deepnorm(group: Runs) -> Panel:
 
 
 def _levels(group: Runs) -> list[float]:
-    """Lists multiples of half a nat that every run that trained comes down to, from above; none where that is none."""
+    """Return the multiples of half a nat that every trained run reaches from above; [] if there are none."""
     curves = [curve(run)[1] for run in group if not failed(run)]
     if not curves:
         return []
@@ -121,7 +121,7 @@ def _reached(group: Runs, levels: Sequence[float]) -> Panel:
 
 
 def _bleu(group: Runs) -> list[Panel]:
-    """Draws BLEU at the update where the runs were evaluated; nothing where they were not all, or not alike."""
+    """Return BLEU at the update of the evaluation; [] unless all runs were evaluated alike."""
     scores = quality(group)
     if not scores.is_bleu:
         return []

@@ -35,8 +35,8 @@ Slopes = dict[int, dict[float, float]]  # seed -> share of the data -> slope of 
 
 
 def by_share(runs: Runs) -> dict[float, Runs]:
-    """Sorts runs by their share of the data, smallest first; where one has runs of several dropouts, it keeps the
-    commonest."""
+    """Return runs by their share of the data, smallest first. Of runs with several dropouts at one share, the commonest
+    dropout is kept."""
     found = {}
     for share in sorted({share_of(record) for record in runs}):
         own = runs.where(lambda record, share=share: share_of(record) == share)
@@ -46,7 +46,7 @@ def by_share(runs: Runs) -> dict[float, Runs]:
 
 
 def depth_sweeps(runs: Runs) -> list[Runs]:
-    """Groups comparable training runs at any depth and share of the data."""
+    """Return groups of comparable training runs at any depth and share of the data."""
     free = (*LAYERS, SHARE, DROPOUT)
     groups = grouped(runs.where(even, kind="train"), *free)
     return [Runs(run for own in by_share(one_ramp(g, *free)[0]).values() for run in own) for g in groups]
@@ -90,7 +90,7 @@ class QualityAgainstDepth(Figure):
 
 
 def _group(runs: Runs) -> tuple[Runs, list[str]]:
-    """Picks the comparable runs with most depths and sizes that have ended, and writes notes."""
+    """Return the comparable runs with most depths and sizes that have ended, and notes."""
     sweeps = depth_sweeps(runs)
     ended = [own for sweep in sweeps if (own := sweep.where(lambda run: run.ended and not math.isnan(last_nll(run))))]
     if not ended:
@@ -118,7 +118,7 @@ def percent(share: float) -> str:
 
 
 def _series(runs: Runs, measured: Quality) -> list[Series]:
-    """Draws a line through the runs that learned, and crosses for those that did not, label by label."""
+    """Return a line through the runs that learned, and crosses for the others, label by label."""
     values = measured.values
     drawn = [values[run.name] for run in runs if run.verdict != "diverged"]
     worst = 0.0 if measured.is_bleu else max(drawn, default=_unigram(runs))
@@ -140,19 +140,19 @@ def _series(runs: Runs, measured: Quality) -> list[Series]:
 
 
 def _baseline(runs: Runs, measured: Quality) -> list[Reference]:
-    """Draws the line below which a model has learned more than how often each token occurs."""
+    """Return the line of the unigram baseline: a model below it has learned more than token frequencies."""
     known = [run.baseline for run in runs if math.isfinite(run.baseline)]
     return [Reference(float(np.mean(known)), "unigram baseline")] if known and not measured.is_bleu else []
 
 
 def _unigram(runs: Runs) -> float:
-    """Reads the cross-entropy of the unigram baseline: where runs stand that learned nothing, if none else gives a
-    height."""
+    """Return the cross-entropy of the unigram baseline: the height of runs that learned nothing, if no other run gives
+    one."""
     return float(runs[0].run.manifest.get("unigram", {}).get("cross_entropy", 1.0))
 
 
 def _finding(shares: dict[float, Runs], measured: dict[float, Quality]) -> str:
-    """Says what depth changed at each size of the data, by architecture, and how many runs failed."""
+    """Say what depth changed at each size of the data, by architecture, and how many runs failed."""
     everything = Runs(run for own in shares.values() for run in own)
     depths = everything.depths
     ends = (depths[0], depths[-1])
@@ -181,7 +181,7 @@ def _seeds(runs: Runs) -> str:
 
 
 def _means(runs: Runs, measured: Quality, depths: Sequence[int]) -> list[float]:
-    """Averages, at each depth, over the runs that trained; NaN where none did."""
+    """Return the mean at each depth over the runs that trained; NaN if none did."""
     found = []
     for depth in depths:
         own = [measured.values[run.name] for run in runs if run.depth == depth and not failed(run)]
@@ -225,7 +225,7 @@ def depth_needs_data(runs: Runs) -> list[Effect]:
 
 
 def _slopes(runs: Runs, measured: Quality) -> Slopes:
-    """Fits slopes of seeds that have two depths or more at each of two sizes or more."""
+    """Fit slopes of seeds that have two depths or more at each of two sizes or more."""
     shares = by_share(runs)
     found: Slopes = {}
     for seed in runs.seeds:

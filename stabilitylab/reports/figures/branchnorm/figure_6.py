@@ -1,4 +1,4 @@
-"""BranchNorm, Figure 6: which warm-ups and learning rates a model survives, and how much the rate matters."""
+"""BranchNorm, Figure 6: the warm-ups and learning rates at which a model trains, and the sensitivity to the rate."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ from ...style import of_amounts
 PAPER_RATES = (5e-4, 1.5e-3)  # the least and the largest of the paper, whose models are 512 wide
 BOTH = ("branchnorm", "deepnorm")
 MARKERS = "ovs^DP"  # of warm-ups, shortest first
-LEAST = 4  # warm-ups, and learning rates, of a grid that is judged
-NEAR = 0.06  # of the axis: ticks closer than that would lie on one another
+LEAST = 4  # least warm-ups, and learning rates, of a grid for the claim
+NEAR = 0.06  # share of the axis: ticks that are closer would overlap
 
 
 @figure("branchnorm:6", title="Warm-up and learning rate", source="BranchNorm, Figure 6; Wortsman et al. 2023")
 class WarmupAndRate(Figure):
-    """For each architecture held-out nll after training [nats/token] against the learning rate, a line a warm-up: mean
-    over the seeds that trained, a cross for each that did not. Beside the controls the same as maps, with counts.
+    """For each architecture the held-out nll after training [nats/token] against the learning rate, a line a warm-up:
+    mean over the seeds that trained, a cross for each that did not. Beside the controls the same as maps, with counts.
 
-    The last panel has one number for each warm-up and both architectures: the mean over rates of min(loss, unigram
-    baseline), at which runs stand that diverged or are stuck, minus the least that either has at that seed anywhere in
-    the grid [nats/token], as claim C48, with the 95 % t-interval over seeds. Beside the controls, and alone where one
-    of the two is missing, the sensitivity to the learning rate of Wortsman et al. (2023, 2309.14322): mean over rates
-    of min(loss, loss at initialisation), minus the architecture's own least. Inferred: the paper changes one of the two
-    at a time, shows BLEU, and states no number.
+    The last panel has one number for each warm-up and both architectures, as in claim C48, with the 95 % t-interval
+    over seeds: the mean over rates of min(loss, unigram baseline), minus the least loss of either architecture at that
+    seed anywhere in the grid [nats/token]. Runs that diverged or are stuck count at the baseline. Beside the controls,
+    and alone if one of the two is missing, the sensitivity to the learning rate of Wortsman et al. (2023, 2309.14322):
+    mean over rates of min(loss, loss at initialisation), minus the architecture's own least. Inferred: the paper
+    changes one of the two at a time, shows BLEU, and states no number.
     """
 
     def picture(self, runs: Runs) -> Picture:
@@ -96,7 +96,7 @@ class WarmupAndRate(Figure):
 
 
 def _losses(grid: RateGrid, label: str) -> Panel:
-    """Draws the loss over learning rates, a line a warm-up, the longer the darker; runs that failed are crosses."""
+    """Return the loss over learning rates, a line a warm-up, the longer the darker; runs that failed are crosses."""
     own = grid.runs.where(label=label)
     values = {run.name: last_nll(run) for run in grid.runs}
     bad, shades = worst(grid.runs, values), of_amounts(len(grid.warmups))
@@ -113,7 +113,7 @@ def _losses(grid: RateGrid, label: str) -> Panel:
 
 
 def _decay(runs: Runs) -> list[str]:
-    """Says what a warm-up changes besides the first updates."""
+    """Say what a warm-up changes besides the first updates."""
     if runs[0].settings.get("train.schedule") != "inverse_sqrt":
         return []
     return [
@@ -147,7 +147,7 @@ Numbers = dict[str, list[dict[int, float]]]  # label -> for each warm-up: seed -
 
 
 def _known(runs: Runs) -> Runs:
-    """Leaves out those whose loss or baseline is unknown."""
+    """Return the runs whose loss and baseline are known."""
     return runs.where(lambda run: not math.isnan(run.baseline) and not math.isnan(last_nll(run)))
 
 
@@ -167,7 +167,7 @@ def _over_warmups(grid: RateGrid, numbers: Numbers, least: str) -> list[Panel]:
 
 
 def _apart(places: Sequence[int]) -> list[int]:
-    """Keeps those that stand far enough from the one before to be read."""
+    """Return the ticks that are far enough from the one before to be read."""
     kept: list[int] = []
     for place in places:
         if not kept or place - kept[-1] > NEAR * (places[-1] - places[0]):
@@ -195,8 +195,8 @@ def _finding(grid: RateGrid, numbers: Numbers, common: dict[str, dict[int, float
 
 
 def _judged(runs: Runs) -> RateGrid:
-    """Picks the grid of both in which most runs can be compared, of enough warm-ups and of the paper's rates at their
-    width.
+    """Return the grid of both architectures in which most runs can be compared, with enough warm-ups and the paper's
+    rates at their width.
 
     Raises MissingRuns.
     """

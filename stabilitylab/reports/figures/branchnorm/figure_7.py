@@ -1,4 +1,4 @@
-"""BranchNorm, Figure 7: how alpha grows to 1, and whether the way matters."""
+"""BranchNorm, Figure 7: the growth of alpha to 1, and the effect of its shape."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LOOKS = {"linear": ("D", "solid"), "exp": ("o", "dashed"), "sigmoid": ("s", "dot
 
 @figure("branchnorm:7", title="Growth strategies of alpha", source="BranchNorm, Figure 7")
 class GrowthStrategies(Figure):
-    """alpha_t as each run recorded it, the held-out cross-entropy [nats/token] that goes with it, and at its end the
-    difference to linear growth, seed by seed, with the margin within which C39 calls two shapes equal.
+    """The course of alpha_t as each run recorded it, the held-out cross-entropy [nats/token] of the run, and at its end
+    the difference to linear growth, seed by seed, with the margin within which C39 calls two shapes equal.
 
     alpha_t = g(t / T), then 1. Inferred: the paper names exponential and sigmoid growth without a formula; ours are
     g(s) = (1 - e^{-5s}) / (1 - e^{-5}), and the logistic function of 10 (s - 1/2) mapped onto [0, 1].
@@ -53,7 +53,7 @@ def _of(group: Runs, name: str) -> Runs:
 
 
 def _group(runs: Runs) -> Runs:
-    """Picks runs of one T that differ in the shape of the ramp alone: of most shapes, then most runs, then the
+    """Return runs of one T that differ only in the shape of the ramp: with most shapes, then most runs, then the
     longest."""
     ended = ramped(runs).where(lambda run: run.ended and run.label != "branchnorm T=1")
     found = [
@@ -73,7 +73,7 @@ def _shapes(group: Runs) -> list[str]:
 
 
 def _lines(group: Runs, column: str, most: float = float("inf")) -> Iterator[Series]:
-    """Draws a line a shape: a metric at the updates where it was measured, up to ``most`` of them."""
+    """Yield a line a shape: a metric at the updates where it was measured, up to ``most`` of them."""
     for name in _shapes(group):
         own, spread = _of(group, name), Spread()
         for record in own:
@@ -86,8 +86,8 @@ def _lines(group: Runs, column: str, most: float = float("inf")) -> Iterator[Ser
 
 
 def _differences(group: Runs, lost: bool = False) -> dict[str, dict[int, float]]:
-    """Subtracts the final nll of linear growth, where it trained, from that of each shape, seed by seed, where that
-    one trained too; ``lost``: where it diverged or is stuck."""
+    """Return the final nll of each shape minus that of linear growth, seed by seed, where both trained; ``lost``: where
+    the shape diverged or is stuck."""
     found = {
         name: {
             seed: last_nll(one) - last_nll(linear)
@@ -101,7 +101,7 @@ def _differences(group: Runs, lost: bool = False) -> dict[str, dict[int, float]]
 
 
 def _margin(gaps: dict[str, dict[int, float]], failures: dict[str, dict[int, float]]) -> Panel:
-    """Draws the difference of each seed: so few are drawn as what they are."""
+    """Return a panel with the difference of each seed, drawn as points, since there are few."""
     points = [
         Series(
             f"{name} growth", [*by_seed], [*by_seed.values()], arch="branchnorm", kind="points",

@@ -1,4 +1,4 @@
-"""BranchNorm, Figure 8: how alike adjacent layers are, with what a dead encoder would look like beside it."""
+"""BranchNorm, Figure 8: the similarity of adjacent layers, beside that of a dead encoder."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ LATE = 0.2  # share of T by which the probe at the end of the ramp may come late
 
 @figure("branchnorm:8", title="Cosine similarity of adjacent layers", source="BranchNorm, Figure 8")
 class AdjacentSimilarity(Figure):
-    """1 - cos(h_{l-1}, h_l) per token between full-layer outputs, mean over the real tokens of the held-out batch in
-    eval mode, on a logarithmic axis, as cosines near 1 cannot be told apart.
+    """The distance 1 - cos(h_{l-1}, h_l) per token between full-layer outputs, mean over the real tokens of the
+    held-out batch in eval mode, on a logarithmic axis, since cosines near 1 cannot be distinguished on a linear one.
 
     Inferred: the paper states neither position nor averaging nor pooling, and its axis shows 18 layers where its text
-    says 200. Among the controls stand held-out loss and encoder gradient: an encoder that does not learn is similar,
-    too.
+    says 200. The controls show held-out loss and encoder gradient: the layers of an encoder that does not learn are
+    similar, too.
     """
 
     def picture(self, runs: Runs) -> Picture:
@@ -65,7 +65,7 @@ def _finding(group: Runs) -> str:
 
 
 def _levels(group: Runs) -> str:
-    """Names each architecture's median, where DeepNorm and BranchNorm cannot be compared."""
+    """Name each architecture's median, if DeepNorm and BranchNorm cannot be compared."""
     parts = []
     for label in group.labels:
         own = group.where(label=label)
@@ -110,10 +110,10 @@ def similarity_after_training(runs: Runs) -> list[Effect | Share]:
 
 
 def _differences(compared: Pairs, step: Callable[[Record], int | None] = lambda run: None) -> dict[int, np.ndarray]:
-    """Subtracts the second from the first at all layers of both stacks, by seed, at the ``step`` that the second says
+    """Return the first minus the second at all layers of both stacks, by seed, at the ``step`` that the second defines
     (None: the last).
 
-    Raises MissingRuns where a stack has a single layer.
+    Raises MissingRuns if a stack has a single layer.
     """
     found = {seed: _all(differences(a, b, TABLE, "raw", step(b), FIRST)) for seed, a, b in compared}
     if not all(map(len, found.values())):
@@ -175,7 +175,7 @@ def _steps(record: Record) -> np.ndarray:
 
 
 def _difference_at_equal_beta(first: Record, second: Record) -> float:
-    """Fits the coefficient of ``first`` in a least-squares fit of the cosine on it, the layer's beta_ii^2 and the
+    """Return the coefficient of ``first`` in a least-squares fit of the cosine on it, the layer's beta_ii^2 and the
     stack."""
     rows = []
     for is_first, record in ((1.0, first), (0.0, second)):

@@ -48,7 +48,7 @@ def _finding(group: Runs) -> str:
 
 
 def _levels(group: Runs) -> str:
-    """Names each architecture's mean, where BranchNorm and DeepNorm cannot be compared."""
+    """Name each architecture's mean, if BranchNorm and DeepNorm cannot be compared."""
     parts = []
     for label in group.labels:
         own = group.where(label=label)
@@ -109,8 +109,7 @@ def sparser_with_training(runs: Runs) -> list[Effect]:
 def _trends(
     runs: Runs, label: str, reproduced: Region | None = None, contradicted: Region | None = None
 ) -> list[Effect]:
-    """Measures the trend of the runs trained longest, with enough seeds, and then the deepest; none where there are
-    none."""
+    """Return the trend of the runs trained longest, with enough seeds, then of the deepest; [] if there are none."""
     trained = runs.where(lambda run: not failed(run), kind="train", label=label, table=TABLE)
     found = [
         (group, {run.seed: rho for run in group if np.isfinite(rho := _trend(run))}) for group in comparable(trained)
@@ -129,7 +128,7 @@ def _trends(
 
 
 def _trend(record: Record) -> float:
-    """Measures Spearman's rho of the mean over all layers with the step; NaN where it is undefined."""
+    """Return Spearman's rho of the mean over all layers with the step; NaN if it is undefined."""
     by_step = record.frame(TABLE, [COLUMN]).groupby("step")[COLUMN].mean()
     if len(by_step) < 3 or by_step.nunique() < 2:
         return float("nan")

@@ -1,4 +1,4 @@
-"""BranchNorm, Section 5.1: does the length of alpha's ramp matter?"""
+"""BranchNorm, Section 5.1: the effect of the length of alpha's ramp."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ...measures.provenance import provenance
 from ...style import DASHES, of_amounts
 
 RAMP, RATE = "model.T", "train.lr"
-LONGEST_RAMP = 0.2  # of the run: the paper's largest T
+LONGEST_RAMP = 0.2  # share of the run: the paper's largest T
 MARKERS = "Dos^"  # of learning rates, lowest first
 Gaps = dict[int, dict[int, float]]  # T -> seed -> final nll minus that at the reference
 
@@ -32,8 +32,8 @@ class LengthOfRamp(Figure):
     of equivalence.
 
     The paper has T of 100, 400, 4000 and 20000 in 100,000 updates, and no number. T = 1 is no ramp at all. Inferred:
-    its T as shares of the run, and two learning rates, since a larger one asks more of a ramp. All differences are to
-    one ramp, where models trained on it at every rate.
+    its T as shares of the run, and two learning rates, since a larger rate needs a longer ramp. All differences are to
+    one ramp, if models trained on it at every rate.
     """
 
     def picture(self, runs: Runs) -> Picture:
@@ -64,7 +64,7 @@ class LengthOfRamp(Figure):
         look = {"log_x": True, "ticks": ramps}
         panels = [Panel("After training", "T [updates]", "held-out nll [nats/token]", ends, beyond, **look)]
         if differences:
-            limits = [  # one name for all three, which lie close together where a ramp matters
+            limits = [  # one name for all three, which lie close together if the ramp matters
                 Reference(EQUIVALENT, f"the shortest ramp, {EQUIVALENT:g} on either side"),
                 Reference(0.0, ""),
                 Reference(-EQUIVALENT, ""),
@@ -91,8 +91,8 @@ def _rate(record: Record) -> float:
 
 
 def _group(runs: Runs) -> Runs:
-    """Picks linear ramps that differ in T and learning rate alone, of learning rates with two T or more: of most T at
-    one learning rate, then of most learning rates, then of most runs."""
+    """Return linear ramps that differ only in T and learning rate, at learning rates with two T or more: with most T at
+    one learning rate, then most learning rates, then most runs."""
     linear = ramped(runs).where(lambda run: run.ended and not math.isnan(last_nll(run)), model__growth="linear")
     found = []
     for group in linear.groups(RAMP, RATE):
@@ -113,14 +113,14 @@ def _trained(own: Runs) -> list[int]:
 
 
 def _shared(rates: Sequence[Runs]) -> int:
-    """Finds the shortest ramp (of two updates or more) on which models trained at every rate; 0: there is none."""
+    """Return the shortest ramp (of two updates or more) on which models trained at every rate; 0 if there is none."""
     common = set.intersection(*({*_trained(own)} for own in rates))
     return min((T for T in common if T > 1), default=0)
 
 
 def _differences(own: Runs, shared: int) -> tuple[int, Gaps]:
-    """Finds what each T differs by from the ``shared`` ramp, or without it from the shortest on which models trained;
-    T = 1 is none unless alone."""
+    """Return the ramp of reference and the difference of each T to it. The reference is the ``shared`` ramp, or without
+    it the shortest on which models trained; T = 1 only if it is the only one."""
     trained = own.where(lambda run: not failed(run))
     ramps = _trained(own)
     if not ramps:
@@ -142,7 +142,7 @@ def _line(gaps: Gaps, name: str, **look: Any) -> Series:
 
 
 def _said(name: str, base: int, gaps: Gaps, own: Runs) -> str:
-    """Names the T whose mean differs most from the reference, with its interval."""
+    """Name the T whose mean differs most from the reference, with its interval."""
     others = {T: [*by_seed.values()] for T, by_seed in gaps.items() if base != T}
     if not others:
         return f"at {name} no two ramps trained with the same seeds ({sum(map(failed, own))} of {len(own)} runs failed)"

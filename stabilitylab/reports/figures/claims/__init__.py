@@ -1,1 +1,1 @@
-"""Lists runs that decide claims of several figures, and which no figure draws."""
+"""Runs that decide claims of several figures, and that no figure draws."""

@@ -1,4 +1,4 @@
-"""Lists the runs that decide every claim on one step: ``stabilitylab claims --fast``."""
+"""The runs that decide every claim on one step: ``stabilitylab claims --fast``."""
 
 from __future__ import annotations
 

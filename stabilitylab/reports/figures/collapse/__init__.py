@@ -1,1 +1,1 @@
-"""Holds the figures of the collapse of encoders, which are ours: no paper has them."""
+"""The figures of the collapse of encoders, which are ours: no paper has them."""

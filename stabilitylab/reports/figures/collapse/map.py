@@ -1,4 +1,4 @@
-"""The map of collapse: at which rates, ramps and warm-ups an encoder-decoder reads its source."""
+"""The map of collapse: the rates, ramps and warm-ups at which an encoder-decoder reads its source."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ...measures.comparison import counted
 from ...measures.provenance import provenance
 
 State = Literal["reads", "constant", "unread", "failed"]
-JUDGED = 600  # updates behind warm-up, after which a model is judged; some read later
-CONSTANT = 1e-4  # 1 - cosine between sentences, below which an encoder that is not read is a constant function
+JUDGED = 600  # a model is judged so many updates after its warm-up; some read later
+CONSTANT = 1e-4  # an encoder that is not read is a constant function if 1 - cosine between sentences is below this
 LATER = 3000  # updates of the one run of each cell that goes on
 PLACE = ("model.encoder_layers", "train.warmup")
 AXES = ("train.lr", "train.warmup", "train.steps", "model.encoder_layers", "model.decoder_layers")
 
 
 def state_at(record: Record, update: int) -> State | None:
-    """The state of a run at the measurement nearest to ``update``, at most a tenth away; None without one.
+    """Return the state of a run at the measurement nearest to ``update``, at most a tenth away; None without one.
 
     ``reads``: the source is worth at least .1 nats a token. ``constant``: it is not, and 1 - cosine between sentences
     is below 1e-4. ``unread``: neither. ``failed``: the numbers are not finite.
@@ -46,12 +46,12 @@ def state_at(record: Record, update: int) -> State | None:
 
 
 def judged_at(record: Record) -> int:
-    """The update at which a run of the map is judged: 600 behind its warm-up."""
+    """Return the update at which a run of the map is judged: 600 behind its warm-up."""
     return int(record.settings["train.warmup"]) + JUDGED
 
 
 def row_of(record: Record) -> tuple[str, int]:
-    """The row of the map: BranchNorm and T, or the label and 0 for an architecture without a ramp."""
+    """Return the row of the map: BranchNorm and T, or the label and 0 for an architecture without a ramp."""
     if record.settings.get("model.arch") == protocol.BRANCH:
         return protocol.BRANCH, int(record.settings["model.T"])
     return record.label, 0
@@ -144,7 +144,7 @@ def _share(runs: Sequence[Record]) -> float:
 
 
 def _words(runs: Sequence[Record]) -> str:
-    """``4/6``, the constant encoders, and whether the run that went on reads later."""
+    """Return ``4/6``, the constant encoders, and a word if the run that went on reads later."""
     if not runs:
         return ""
     states = [state_at(run, judged_at(run)) for run in runs]
@@ -158,7 +158,7 @@ def _words(runs: Sequence[Record]) -> str:
 
 
 def _finding(group: Runs) -> str:
-    """The largest rate at which every seed reads, for each row of the deepest place with the longest warm-up."""
+    """Say the largest rate at which every seed reads, for each row of the deepest place with the longest warm-up."""
     place = max({_place(run) for run in group})
     own = group.where(lambda run: _place(run) == place)
     said = []

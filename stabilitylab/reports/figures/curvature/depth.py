@@ -1,4 +1,5 @@
-"""The critical rate of the first update against depth, for every architecture: what initialisation says of warm-up."""
+"""The critical rate of the first update against depth, for every architecture: the need for a warm-up by
+initialisation."""
 
 from __future__ import annotations
 
@@ -37,9 +38,9 @@ def from_initialisation(ask: Recipe) -> Iterator[Experiment]:
 
 @figure("curvature:depth", title="Critical rate at initialisation against depth", source="2601.16979, 2207.14484")
 class CriticalRateAgainstDepth(Figure):
-    """The largest rate at which the first update of AdamW does not raise the loss of its own batch, by depth; and, each
-    on an axis of its own since they are different things, preconditioned sharpness over Adam's edge at the full rate
-    and the Hessian's sharpness. Float64, dropout off; no paper draws this: ours."""
+    """The largest rate at which the first update of AdamW does not raise the loss of its own batch, by depth. Two more
+    quantities have an axis of their own: preconditioned sharpness over Adam's edge at the full rate, and the Hessian's
+    sharpness. Float64, dropout off; no paper draws this: ours."""
 
     def picture(self, runs: Runs) -> Picture:
         groups = runs.where(kind="onestep", table="critical_sharpness").groups(*LAYERS)
@@ -76,7 +77,7 @@ class CriticalRateAgainstDepth(Figure):
 
 
 def number(record: Record, table: str, column: str) -> float:
-    """Reads a number of the one row; NaN where it is missing or may decide nothing."""
+    """Return a number of the only row; NaN if it is missing or not decisive."""
     known = [
         name for name in ("residual", "converged", "state", "low", "high") if name in record.run.table(table).columns
     ]
@@ -88,7 +89,7 @@ def number(record: Record, table: str, column: str) -> float:
 
 
 def _finding(group: Runs, rate: float) -> str:
-    """Says who needs a warm-up by this measure, and how critical rate and sharpness go with depth."""
+    """Say which architectures need a warm-up by this measure, and how critical rate and sharpness depend on depth."""
     deepest = max(group.depths)
     below = []
     for label in group.labels:
@@ -107,7 +108,7 @@ def _finding(group: Runs, rate: float) -> str:
 
 
 def _goes(group: Runs, table: str, column: str, name: str) -> str:
-    """The architectures between whose powers of the number of layers all others lie."""
+    """Name the architectures with the least and the largest power of the number of layers."""
     powers = {}
     for label in group.labels:
         points = [(run.depth, number(run, table, column)) for run in group.where(label=label, table=table)]

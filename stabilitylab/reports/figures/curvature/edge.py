@@ -22,7 +22,7 @@ from ...statistics import Region
 PAPER = "Curvature"
 SIX = (3, 4, 5, 6, 7, 8)
 RATES = (1e-3, 3e-4)  # the first decides
-# 33 pairs are what .004 of the synthetic text leaves: one batch, the same in each update
+# .004 of the synthetic text is 33 pairs: one batch, the same in each update
 FULL_BATCH = {
     "model": {"d_model": 32, "d_ffn": 64, "heads": 2},
     "data": {"sentences": 33, "fraction": 0.004, "max_length": 12, "held_out": 16, "validation": 0, "vocab_size": 200},
@@ -49,7 +49,7 @@ def full_batch(ask: Recipe) -> Iterator[Experiment]:
 
 
 def full_batch_runs(runs: Runs, table: str, beta1: float, rate: float = RATES[0]) -> Runs:
-    """Picks the ended runs of :func:`full_batch` of one momentum and rate."""
+    """Return the ended runs of :func:`full_batch` of one momentum and rate."""
     found = runs.where(
         lambda run: run.ended, kind="train", table=table, probes__curvature_batch="training", train__beta1=beta1,
         train__lr=rate,
@@ -60,7 +60,7 @@ def full_batch_runs(runs: Runs, table: str, beta1: float, rate: float = RATES[0]
 
 
 def rows(record: Record, table: str, column: str) -> Any:
-    """Reads step and a column of the rows that may decide anything: a residual of 5 % or less, of an eigenvalue."""
+    """Return step and a column of the decisive rows: for an eigenvalue, those with a residual of 5 % or less."""
     known = [name for name in ("residual", "converged") if name in record.run.table(table).columns]
     data = record.frame(table, list(dict.fromkeys((column, *known))))
     chosen = decisive(table, column, lambda name: data[name].to_numpy(float) if name in known else None)
@@ -147,7 +147,7 @@ def _finding(runs: Runs) -> str:
 
 
 def settles(runs: Runs) -> list[Effect]:
-    """Median of to_edge over the second half of a run."""
+    """Return the median of to_edge over the second half of a run."""
     found = []
     for rate in RATES:
         try:
@@ -168,8 +168,8 @@ def settles(runs: Runs) -> list[Effect]:
 
 
 def told(runs: Runs) -> list[Effect]:
-    """Mean of two shares of a run's rows: of those whose update raised the training loss, how many had a curvature
-    along the gradient above 2 / lr, and of the others, how many had not."""
+    """Return the mean of two shares of a run's rows: of the rows whose update raised the training loss, the share with
+    a curvature along the gradient above 2 / lr; of the others, the share without."""
     own = full_batch_runs(runs, "preconditioned_sharpness", 0.0)
     values, rising = {}, {}
     for run in own:
@@ -189,7 +189,7 @@ def told(runs: Runs) -> list[Effect]:
 
 
 def sharpens(runs: Runs) -> list[Effect]:
-    """Sharpness in the last row of warm-up over that of row 0, of runs of which both have converged."""
+    """Return sharpness in the last row of warm-up over that of row 0, for runs in which both have converged."""
     own = full_batch_runs(runs, "sharpness", 0.9)
     values = {}
     for run in own:

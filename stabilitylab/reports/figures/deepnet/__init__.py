@@ -1,1 +1,1 @@
-"""Holds DeepNet's figures (Wang et al. 2022), a module a figure."""
+"""DeepNet's figures (Wang et al. 2022), a module a figure."""

@@ -33,8 +33,9 @@ class LargerGradients(Figure):
     """Norm of the loss's gradient with respect to each decoder layer's parameters at initialisation, by layer (a) and
     of the last layer by depth (b); held-out loss against updates (c).
 
-    Both drawn as DeepNet writes, Xavier gain 1 for every matrix; fairseq's, with q, k and v over sqrt(2), beside them
-    (dashed). Inferred: the paper says neither which tensor nor which step; here all parameters of a layer, at step 0.
+    Both are drawn as DeepNet defines them, Xavier gain 1 for every matrix; fairseq's, with q, k and v over sqrt(2),
+    stand beside them (dashed). Inferred: the paper says neither which tensor nor which step; here all parameters of a
+    layer, at step 0.
     """
 
     def picture(self, runs: Runs) -> Picture:
@@ -69,7 +70,7 @@ def _at(runs: Runs, depth: int) -> Runs:
 
 
 def _last(record: Record, step: int = 0) -> float:
-    """Reads the gradient norm of the last decoder layer at the probed step nearest to ``step``."""
+    """Return the gradient norm of the last decoder layer at the probed step nearest to ``step``."""
     values = layer_values(record, "grad_norm", "value", "decoder", step)
     return values[max(values)] if values else math.nan
 
@@ -141,7 +142,7 @@ def _reached_later(record: Record) -> bool:
 
 
 def _ratios(when: str, runs: Runs, step: int, gain: str) -> list[Effect]:
-    """Divides last gradients at each depth, by seed, of the comparable runs of most depths."""
+    """Return the ratios of last gradients at each depth, by seed, for the comparable runs of most depths."""
     best: dict[int, list[tuple[int, Record, Record]]] = {}
     for group in runs.groups(*LAYERS):
         found = {depth: own for depth in group.depths if 6 <= depth <= 24 and (own := _pairs(group, depth, gain))}

@@ -47,7 +47,7 @@ def _name(label: str, updates: int) -> str:
 @figure("deepnet:4", title="The first updates: model update, norm inputs, gradient", source="DeepNet, Figure 4")
 class FirstUpdates(Figure):
     """(a) ‖F(x; theta_i) - F(x; theta_0)‖ per token at the decoder's output; (b, c) mean input of the norms behind
-    feed-forward networks and attention, over what it was at the start; (d) gradient norm by decoder layer.
+    feed-forward networks and attention, over its value at the start; (d) gradient norm by decoder layer.
 
     Inferred: "input from FFN to LN" may be the sum or the branch alone, so the branch stands beside the controls.
     """
@@ -97,7 +97,7 @@ def _over_steps(runs: Runs, arm: tuple[str, int], values: Values) -> Series:
 
 
 def _inputs(own: dict[tuple[str, int], Runs], ffn: bool, branch: bool = False) -> Panel:
-    """Draws what enters the norms behind one kind of sub-layer, or the ``branch`` alone, over what it was first."""
+    """Return the inputs of the norms behind one kind of sub-layer, or the ``branch`` alone, over their first value."""
     column = "branch" if branch else "value"
 
     def values(record: Record) -> dict[int, float]:
@@ -127,7 +127,7 @@ def _gradients(own: dict[tuple[str, int], Runs]) -> Panel:
 
 
 def _finding(own: dict[tuple[str, int], Runs]) -> str:
-    """Compares ||dF|| at the last of the first 30 updates that every run has."""
+    """Compare ||dF|| at the last of the first 30 updates that every run has."""
     curves = {arm: [moved(record) for record in runs] for arm, runs in own.items()}
     shared = set.intersection(*(set(curve) for found in curves.values() for curve in found))
     last = max((step for step in shared if step <= FIRST), default=0)
@@ -178,7 +178,7 @@ def _thirty(
     reproduced: Region | None = None,
     contradicted: Region | None = None,
 ) -> Effect:
-    """Divides ||dF|| after 30 updates of the first by that of the second."""
+    """Return ||dF|| of the first over that of the second, after 30 updates."""
     seeds = sorted(first.keys() & second.keys())
     ratio = {seed: moved(first[seed])[FIRST] / moved(second[seed])[FIRST] for seed in seeds}
     of = [own[seed] for own in (first, second) for seed in seeds]

@@ -1,4 +1,4 @@
-"""DeepNet, Figure 5: the size of a model update against depth, and for which parameters it stays constant."""
+"""DeepNet, Figure 5: the size of a model update against depth, and the parameters for which it stays constant."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ GAIN = "; Post-LN of Xavier gain 1, and beside it of fairseq's gain (which decid
 
 @figure("deepnet:5", title="Model update against depth", source="DeepNet, Figure 5 and Theorem 4.3")
 class UpdateAgainstDepth(Figure):
-    """‖ΔF‖ per token of one update from initialisation, in units of the learning rate, by depth; apart by group of
-    parameters for DeepNorm; and, from training runs of several depths, ‖ΔF‖ after 10 and 100 updates under sqrt(2d).
+    """The change ‖ΔF‖ per token of one update from initialisation, in units of the learning rate, by depth; for
+    DeepNorm by group of parameters; and, from training runs of several depths, ‖ΔF‖ after 10 and 100 updates under
+    sqrt(2d).
 
-    Inferred: the paper says "early stage" and no step. ‖ΔF‖ saturates at sqrt(2d) within some ten updates, where
-    every architecture looks alike, so depths are compared by one update at lr 1e-6 in float64.
+    Inferred: the paper says "early stage" and no step. ‖ΔF‖ saturates at sqrt(2d) within some ten updates, where every
+    architecture looks alike, so depths are compared by one update at lr 1e-6 in float64.
     """
 
     def picture(self, runs: Runs) -> Picture:
@@ -77,7 +78,7 @@ class UpdateAgainstDepth(Figure):
 
 
 def _against_depth(group: Runs, label: str) -> list[Series]:
-    """Draws the update over depth, and faintly the power law of its mean exponent through its middle."""
+    """Return the update over depth, and faintly the power law of its mean exponent through its middle."""
     own = group.where(label=label)
     points = by_label(own, lambda run: {run.depth: rate(run, "adam", "all")}, log=True)
     line = replace(points[0], dash=shown_dash(group.labels, label))
@@ -89,7 +90,7 @@ def _against_depth(group: Runs, label: str) -> list[Series]:
 
 
 def _law(line: Series, exponent: float) -> Series:
-    """Draws N^exponent through the geometric middle of a line."""
+    """Return N^exponent through the geometric middle of a line."""
     x = np.asarray(line.x, float)
     level = np.exp(np.mean(np.log(line.y) - exponent * np.log(x)))
     return replace(line, y=(level * x**exponent).tolist(), low=None, high=None, detail="slope", faint=True)
@@ -112,7 +113,7 @@ def _by_group(runs: Runs, label: str) -> Panel:
 
 
 def _growth(runs: Runs, label: str) -> list[str]:
-    """Notes the exponent of N for each group of parameters, mean over seeds."""
+    """Return notes on the exponent of N for each group of parameters, mean over seeds."""
     found = []
     for optimizer, (name, _) in OPTIMIZERS.items():
         means = {group: _mean_exponent(runs, optimizer, group) for group in GROUPS}

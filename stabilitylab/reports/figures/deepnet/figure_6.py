@@ -23,7 +23,7 @@ from ...stability import own_recipes, recipe_notes, table_groups
 from ...statistics import Region, slope
 from .figure_8 import fits
 
-FAMILIES: dict[str, tuple[str, ...]] = {  # nineteen lines in one panel are too many: like stands beside like
+FAMILIES: dict[str, tuple[str, ...]] = {  # nineteen lines in one panel are too many: a panel has one family
     "The papers' own": ("postln", "postln-init", "preln", "deepnorm", "branchnorm", "admin"),
     "Smaller or no branches at first": ("dsinit", "dsinit-code", "rezero", "rfixup", "tfixup"),
     "More norms": ("normformer", "subln", "sandwich", "periln", "layernorm-scaling"),
@@ -65,7 +65,7 @@ class QualityOfAll(Figure):
 
 
 def _group(runs: Runs) -> Runs:
-    """Picks the comparable runs with most architectures at most depths."""
+    """Return the comparable runs with most architectures at most depths."""
     groups = [g for g in table_groups(runs) if any(not math.isnan(last_nll(run)) for run in g)]
     if not groups:
         raise MissingRuns("no run of `probe` has ended with a held-out loss", command("deepnet:6"))
@@ -74,8 +74,7 @@ def _group(runs: Runs) -> Runs:
 
 
 def families(labels: Sequence[str]) -> dict[str, list[str]]:
-    """Sorts ``labels`` by the title under which they belong; controls go with their architecture, strangers come
-    last."""
+    """Return ``labels`` by the title of their family; controls go with their architecture, unknown labels come last."""
     home = {arch: title for title, archs in FAMILIES.items() for arch in archs}
     found: dict[str, list[str]] = {title: [] for title in (*FAMILIES, "Others")}
     for label in labels:
@@ -101,7 +100,7 @@ def _panel(
 
 
 def _finding(group: Runs, measured: Quality) -> str:
-    """Says who is best at the deepest depth, how DeepNorm moves with depth, and how many runs failed."""
+    """Say which architecture is best at the deepest depth, how DeepNorm depends on depth, and how many runs failed."""
     depth = group.depths[-1]
     deepest = group.where(lambda run: run.depth == depth and not failed(run))
     means = {label: _mean(deepest.where(label=label), measured) for label in deepest.labels}

@@ -1,4 +1,4 @@
-"""DeepNet, Figure 7: does it train at other learning rates, batches and widths? And claims C50 and C51."""
+"""DeepNet, Figure 7: training at other learning rates, batches and widths. And claims C50 and C51."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ...measures.quality import mean_nll
 from ...statistics import Region, slope
 
 LABEL = "deepnorm"
-AXES: dict[str, tuple[str, ...]] = {  # what varies in a panel -> the settings behind it
+AXES: dict[str, tuple[str, ...]] = {  # the varied quantity of a panel -> its settings
     "learning rate": ("train.lr",),
     "batch": ("data.sentences", "train.accumulate"),
     "width": ("model.d_model", "model.d_ffn", "model.heads"),
@@ -41,14 +41,15 @@ def value_of(record: Record, axis: str) -> Value:
 
 
 def amount(value: Value, axis: str) -> float:
-    """Returns the number that a value stands for: the rate, sentences an update, d_model."""
+    """Return the number that a value stands for: the rate, sentences an update, d_model."""
     return float(value[0]) * (float(value[1] or 1) if axis == "batch" else 1.0)
 
 
 def one_at_a_time(runs: Runs) -> Panels:
-    """Picks ended runs of DeepNorm that vary in one axis about one baseline: that with most axes, then most runs.
+    """Return ended runs of DeepNorm that vary in one setting about one baseline: that with most settings, then most
+    runs.
 
-    Raises MissingRuns where nothing varies.
+    Raises MissingRuns if nothing varies.
     """
     fit = runs.where(lambda run: run.ended and run.verdict != "", kind="train", label=LABEL)
     kin: dict[str, dict[str, list[Record]]] = {axis: {} for axis in AXES}
@@ -76,7 +77,7 @@ def _richness(panels: Panels) -> tuple[int, int]:
 
 
 def _key(record: Record, free: Sequence[str]) -> str:
-    """Lists all settings in which runs must agree, but for ``free``."""
+    """Return all settings in which runs must agree, except ``free``."""
     own = {key: value for key, value in record.settings.items() if key not in FREE and key not in free}
     return json.dumps(sorted(own.items()), default=str)
 
@@ -106,13 +107,13 @@ class OneSettingAtATime(Figure):
 
 
 def everything(panels: Panels) -> Runs:
-    """Lists all runs of the panels, the baseline's once."""
+    """Return all runs of the panels, the baseline's once."""
     found = {id(run): run for values in panels.values() for runs in values.values() for run in runs}
     return Runs(found.values())
 
 
 def baseline(panels: Panels, axis: str) -> Value:
-    """Finds the value that the runs of all other panels have; where there is no other panel, the middle one."""
+    """Return the value that the runs of all other panels have; without another panel, the middle value."""
     for other, values in panels.items():
         if other != axis:
             return value_of(next(iter(values.values()))[0], axis)
@@ -133,7 +134,7 @@ def _panel(axis: str, values: dict[Value, Runs], middle: Value) -> Panel:
 
 
 def name(value: Value, axis: str) -> str:
-    """Names a value such as ``lr 0.001``, ``16 sentences``, ``64-128-2``."""
+    """Return the name of a value, such as ``lr 0.001``, ``16 sentences``, ``64-128-2``."""
     if axis == "learning rate":
         return f"lr {value[0]:g}"
     if axis == "batch":
@@ -142,7 +143,7 @@ def name(value: Value, axis: str) -> str:
 
 
 def _said(axis: str, values: dict[Value, Runs]) -> str:
-    """Says how each value ended, by the mean over the runs that did not fail."""
+    """Say how runs at each value ended, by the mean over the runs that did not fail."""
     ends = []
     for value, runs in values.items():
         last = [last_nll(run) for run in runs if not failed(run)]
@@ -196,7 +197,7 @@ def faster_with_more(runs: Runs) -> list[Effect]:
 
 
 def _largest(slopes: list[float]) -> float:
-    """Returns the largest; NaN where one is not known."""
+    """Return the largest slope; NaN if one is not known."""
     return math.nan if any(map(math.isnan, slopes)) else max(slopes)
 
 

@@ -56,7 +56,7 @@ class LogarithmOfDepth(Figure):
 
 
 def _group(runs: Runs) -> Runs:
-    """Picks the comparable DeepNorm runs that trained at most depths."""
+    """Return the comparable DeepNorm runs that trained at most depths."""
     own = runs.where(lambda run: even(run) and run.ended and run.verdict != "", kind="train", label=LABEL)
     own = own.where(lambda run: failed(run) or math.isfinite(last_nll(run)))
     groups = [group for group in comparable(own, *LAYERS) if not all(map(failed, group))]
@@ -66,7 +66,7 @@ def _group(runs: Runs) -> Runs:
 
 
 def by_seed(runs: Runs, measured: Quality) -> Points:
-    """Maps seed to depth to finite quality of these runs."""
+    """Return seed -> depth -> finite quality of these runs."""
     found: Points = {}
     for run in runs:
         if math.isfinite(value := measured.gain(run)):
@@ -75,7 +75,7 @@ def by_seed(runs: Runs, measured: Quality) -> Points:
 
 
 def fits(runs: Runs, least: int, fit: Callable[[Sequence[float], Sequence[float]], float]) -> dict[int, float]:
-    """Applies ``fit`` to quality on depth, of seeds with ``least`` depths; NaN for one that failed at any of them."""
+    """Apply ``fit`` to quality on depth, for seeds with ``least`` depths; NaN for a seed that failed at any depth."""
     measured = quality(runs)
     found = {}
     for seed in runs.seeds:
@@ -103,7 +103,7 @@ def _quality_panel(runs: Runs, measured: Quality, means: dict[int, float], fitte
 
 
 def _left_panel(points: Points, measured: Quality, means: dict[int, float], fitted: dict[str, Curve]) -> Panel:
-    """Draws what each curve leaves of every seed: a shape that fits leaves noise about 0."""
+    """Return the residuals of each curve for every seed: a shape that fits leaves noise about 0."""
     lines = []
     for name, curve in fitted.items():
         spread = Spread()

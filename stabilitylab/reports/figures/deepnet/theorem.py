@@ -120,7 +120,8 @@ def lemma_of_magnitude(runs: Runs) -> list[Effect]:
     sweep=FAST,
 )
 def encoder_moves_the_decoder(runs: Runs) -> list[Effect | Share]:
-    """Measures with Adam, as in all of the paper's experiments; its argument is about any update of the encoder."""
+    """Return the effects with Adam, as in all of the paper's experiments; its argument covers any update of the
+    encoder."""
     regions = Region(low=0.3), Region(high=0.3)
     found = by_gain(
         runs,

@@ -1,1 +1,1 @@
-"""Holds tables of the papers, a module a table."""
+"""Tables of the papers, a module a table."""

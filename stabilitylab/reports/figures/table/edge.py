@@ -1,4 +1,4 @@
-"""The edge: up to which learning rate an architecture trains, against depth, with warm-up and without."""
+"""The highest stable learning rate of an architecture, against depth, with warm-up and without."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class EdgeTable(Figure):
     r"""The learning rate between the largest that trained and the smallest above it that failed (geometric mean),
     against encoder and decoder layers together: mean over seeds of its logarithm, and the range; a panel a warm-up.
 
-    Trained: 0.25 nats below the unigram baseline at the run's end. Failed: stuck or diverged. What trains at a rate is
-    taken to train at every smaller one that was not tried: the edge lies below the smallest rate that did not train.
-    Schedules differ in what their peak means: runs of one figure share theirs.
+    Trained: 0.25 nats below the unigram baseline at the run's end. Failed: stuck or diverged. An architecture that
+    trains at a rate is assumed to train at every smaller rate that was not tried: the highest stable rate lies below
+    the smallest rate that did not train. Schedules differ in the meaning of their peak: runs of one figure share a
+    schedule.
     """
 
     def picture(self, runs: Runs) -> Picture:
@@ -49,7 +50,7 @@ class EdgeTable(Figure):
 
 
 def edges_of(runs: Runs) -> Edges:
-    """(largest rate that trained, smallest above it that failed) of each seed that has both."""
+    """Return (largest rate that trained, smallest above it that failed) of each seed that has both."""
     tried: dict[tuple[str, int, int], dict[int, list[Record]]] = {}
     for run in runs:
         key = run.label, sum(run.layers), int(run.settings["train.warmup"])
@@ -101,7 +102,7 @@ def _open(group: Runs, edges: Edges) -> list[str]:
 
 
 def _finding(edges: Edges) -> str:
-    """Says of the deepest depth which architectures have the highest and the lowest edge, with the longest warm-up."""
+    """Say which architectures have the highest and the lowest edge at the deepest depth, with the longest warm-up."""
     depth = max(layers for _, layers, _ in edges)
     warmup = max(warmup for _, layers, warmup in edges if layers == depth)
     deep = {label: own for (label, layers, w), own in edges.items() if (layers, w) == (depth, warmup)}

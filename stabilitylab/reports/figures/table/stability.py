@@ -1,4 +1,4 @@
-"""The stability table: which architecture trains at which depth. The papers' Tables 1 and 2 for anybody's runs."""
+"""The stability table: the depths at which each architecture trains. The papers' Tables 1 and 2 for any runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ...stability import (
 )
 from ...statistics import Region
 
-MARK = "*"  # of an architecture with a recipe of its own
+MARK = "*"  # marks an architecture with a recipe of its own
 LONG, DEEP = 3000, 50  # updates, and layers a side, from which divergence is judged
 COMMAND = f"stabilitylab sweep --grid arch=postln,deepnorm,branchnorm,admin depth=36,100 seed=3..8 steps={LONG}"
 
@@ -38,12 +38,13 @@ COMMAND = f"stabilitylab sweep --grid arch=postln,deepnorm,branchnorm,admin dept
 @figure("table:stability", title="Which architecture trains at which depth",
         source="BranchNorm, Tables 1 and 2; DeepNet, Table 1")  # fmt: skip
 class StabilityTable(Figure):
-    r"""nll - unigram: held-out cross-entropy after training minus that of the training set's unigram distribution
-    [nats/token], mean over seeds, without the runs that diverged; BLEU where all that trained were evaluated alike.
+    r"""The gap nll - unigram: held-out cross-entropy after training minus that of the training set's unigram
+    distribution [nats/token], mean over seeds, without the runs that diverged; BLEU if all trained runs were evaluated
+    alike.
 
-    A cell is marked stuck or diverged where more than half of its seeds are; its text has the counts, and parentheses
-    where seeds are not yet "trained", 0.25 nats below the baseline. Depth counts encoder and decoder layers
-    together. Inferred: the papers say "diverged" of single runs and name no criterion.
+    A cell is marked stuck or diverged if more than half of its seeds are; its text has the counts, and parentheses if
+    seeds are not yet "trained", 0.25 nats below the baseline. Depth counts encoder and decoder layers together.
+    Inferred: the papers say "diverged" of single runs and name no criterion.
     """
 
     def picture(self, runs: Runs) -> Picture:
@@ -66,7 +67,7 @@ class StabilityTable(Figure):
 
 
 def with_bleu(table: Frame, group: Runs, measured: Quality) -> Frame:
-    """Adds a column ``bleu``: the mean over the seeds that did not fail; NaN where all did."""
+    """Return the table with a column ``bleu``: the mean over the seeds that did not fail; NaN if all did."""
 
     def mean(row: Frame) -> float:
         own = group.where(lambda run: layers_in_all(run) == row["depth"] and not failed(run), label=row["arch"])
@@ -77,14 +78,14 @@ def with_bleu(table: Frame, group: Runs, measured: Quality) -> Frame:
 
 
 def _key(panel: Panel, group: Runs) -> str:
-    """Explains what stands in cells, and footnotes recipes."""
+    """Explain the content of cells, and footnote recipes."""
     means = {"(": "(in parentheses): a seed not 0.25 nats below the baseline", "/": "1/3 stuck: one of three seeds"}
     recipes = [f"{MARK} {style.title(label)}: {recipe}" for label, recipe in own_recipes(group).items()]
     return " · ".join([*signs([panel], means), *recipes])
 
 
 def _map(table: Frame, bleu: bool, apart: Collection[str] = ()) -> Map:
-    """Lays out the cells; architectures ``apart`` have a recipe of their own and a mark."""
+    """Lay out the cells; architectures ``apart`` have a recipe of their own and a mark."""
     archs, depths = list(dict.fromkeys(table["arch"])), sorted(set(table["depth"]))
     z = np.full((len(archs), len(depths)), np.nan)
     finding, text, seeds = np.zeros(z.shape, int), np.full(z.shape, "", object), np.zeros(z.shape, int)
@@ -103,7 +104,8 @@ def _map(table: Frame, bleu: bool, apart: Collection[str] = ()) -> Map:
 
 
 def _finding(group: Runs, table: Frame) -> str:
-    """Says of the deepest depth who trained there with all seeds, who with none; and how many runs failed in all."""
+    """Say which architectures trained at the deepest depth with all seeds, and which with none; and how many runs
+    failed."""
     depth = int(table["depth"].max())
     deepest = table[table["depth"] == depth]
     whole = [style.title(row.arch) for row in deepest.itertuples() if row.trained + row.learning == row.seeds]
@@ -131,15 +133,15 @@ def _notes(runs: Runs, group: Runs, table: Frame) -> list[str]:
 
 
 def _long(runs: Runs) -> Runs:
-    """Picks runs with a verdict of the richest comparable group that were trained for so long, with the protocol's
+    """Return runs with a verdict of the richest comparable group that were trained long enough, with the protocol's
     ramp."""
     groups = comparable(with_the_protocols_ramp(judged(runs).where(lambda run: run.updates >= LONG)), *LAYERS)
     return groups[0] if groups else Runs([])
 
 
 def _arm(runs: Runs, label: str, exactly: int | None = None) -> Runs:
-    """Picks those of an architecture with ``exactly`` so many layers a side (None: as deep as divergence is judged at,
-    of each seed the shallowest)."""
+    """Return the runs of an architecture with ``exactly`` so many layers a side. None: as deep as divergence is judged
+    at, of each seed the shallowest."""
     found = runs.where(lambda run: run.depth >= DEEP if exactly is None else run.depth == exactly, label=label)
     if not found:
         depth = f"{DEEP} layers a side or more" if exactly is None else f"{exactly} layers a side"
