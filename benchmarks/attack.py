@@ -269,7 +269,7 @@ def toml(chance: random.Random, run: Path) -> None:
 
 def text(chance: random.Random, run: Path) -> None:
     """Two files of random bytes as parallel text."""
-    from stabilitylab.data.text import Bounds, load_text
+    from stabilitylab.data.sources.text import Bounds, load_text
 
     lines = b"".join(f"w{i} v{i % 7} u{i % 11}\n".encode() for i in range(200))
     paths = []

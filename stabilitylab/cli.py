@@ -129,8 +129,8 @@ def _root(
         list[str] | None,
         typer.Option(
             metavar="MODULE",
-            help="Import this module first, for the archs, probes, figures, detectors and commands that it adds; "
-            f"before or behind the command, repeatable, or in {PLUGINS}.",
+            help="Import this module first, for the archs, probes, figures, detectors, data sources and commands that "
+            f"it adds; before or behind the command, repeatable, or in {PLUGINS}.",
         ),
     ] = None,
 ) -> None: ...

@@ -128,7 +128,7 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """The source of the text, and its division into batches."""
 
-    source: str = "synthetic"  # synthetic | text:SRC,TGT | hf:DATASET,SRC_COLUMN,TGT_COLUMN
+    source: str = "synthetic"  # a form of `stabilitylab list sources`, such as text:SRC,TGT
     valid: str | None = None  # SRC,TGT held-out files (text) or a split name (hf); None: cut from the training text
     vocab_size: int = Field(default=2000, ge=64, le=1_000_000)  # joint BPE size
     sentences: int = Field(default=16, ge=1, le=SENTENCES)  # rows of a batch in the longest shape bucket

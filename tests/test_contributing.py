@@ -16,7 +16,7 @@ from stabilitylab.registry import PLUGINS
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-RECIPES = dict(zip(("arch", "probe", "figure", "detector", "command"), BLOCKS, strict=True))
+RECIPES = dict(zip(("arch", "probe", "figure", "detector", "source", "command"), BLOCKS, strict=True))
 SMALL = ("data.sentences=4", "data.held_out=6", "data.validation=40")
 FAST = ("--depth", "2", "--steps", "3", "--quiet", *(word for setting in SMALL for word in ("--set", setting)))
 
@@ -49,6 +49,7 @@ def test_the_registries_find_each(folder: Path) -> None:
         "probes": ["spread"],
         "figures": ["mine:1"],
         "detectors": ["high_loss"],
+        "sources": ["copied"],
         "sweeps": ["mine:1"],
         "commands": ["count"],
     }
@@ -64,7 +65,7 @@ def test_the_figures_runs_are_planned(folder: Path) -> None:
 @pytest.mark.slow
 def test_they_work_together(folder: Path) -> None:
     chosen = ("--arch", "shrunk", "--set", "arch.kappa=0.3", "--probes", "default,spread", "--seed", "3")
-    run = stabilitylab(folder, "probe", *chosen, *FAST).strip()
+    run = stabilitylab(folder, "probe", "--data", "copied:30", *chosen, *FAST).strip()
     assert (folder / run / "probes" / "spread").is_dir()
     assert stabilitylab(folder, "count") == "1\n"
     assert "high_loss" in json.loads(stabilitylab(folder, "diagnose", run, "--json"))["checked"]

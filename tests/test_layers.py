@@ -12,7 +12,7 @@ from imports import PACKAGE, circles, graph, imported, modules
 
 from stabilitylab.commands.listing import registries
 
-KINDS = ("archs", "probes", "figures", "detectors", "sweeps", "commands")
+KINDS = ("archs", "probes", "figures", "detectors", "sources", "sweeps", "commands")
 
 LEVEL = {
     **dict.fromkeys(

@@ -55,9 +55,7 @@ def test_the_wheel_probes_reports_and_diagnoses_in_an_empty_environment(dist: di
     assert "runs/postln-2-s0" in diagnosed.stdout
 
 
-def test_the_example_plugin_adds_an_arch_a_probe_a_figure_a_claim_and_a_detector(
-    dist: dict[str, Path], tmp_path: Path
-) -> None:
+def test_the_example_plugin_adds_one_of_each(dist: dict[str, Path], tmp_path: Path) -> None:
     env = Environment(tmp_path)
     env.install(dist["wheel"], *built(ROOT / "examples" / "plugin", tmp_path / "plugin", "wheel"))
     listed = json.loads(env.run("list", "--json").stdout)
@@ -67,11 +65,14 @@ def test_the_example_plugin_adds_an_arch_a_probe_a_figure_a_claim_and_a_detector
         ("figures", "example:1", "figure"),
         ("sweeps", "example:1", "figure"),
         ("detectors", "large_entry", "detector"),
+        ("sources", "reversed", "source"),
         ("commands", "hello", "hello"),
     ):
         assert listed["from"][kind][name] == f"stabilitylab_example.{module} (stabilitylab-example 0.1.0)"
     assert listed["archs"]["damped"]["options"] == {"kappa": 0.5}
     assert listed["left_out"] == {}
+    read = env.run("probe", "--depth", "2", "--data", "reversed:30", "--name", "backwards", *FAST)
+    assert read.returncode == 0, read.stderr
     assert env.run("hello", "--name", "you").stdout == "hello, you\n"
     planned = env.run("sweep", "example:1", "--print")
     assert planned.stdout.count("--name damped-2-s") == 3, planned.stderr

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @command("list", rank=120)
 def list_(
     what: Annotated[
-        Literal["archs", "probes", "figures", "detectors", "sweeps", "commands", "presets"] | None,
+        Literal["archs", "probes", "figures", "detectors", "sources", "sweeps", "commands", "presets"] | None,
         typer.Argument(help="Only these."),
     ] = None,
     name: Annotated[str | None, typer.Argument(help="Only this one of them, with all that is known of it.")] = None,
@@ -35,7 +35,8 @@ def list_(
     ] = "encoder-decoder",
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Architectures, probes, figures, detectors, sweeps, commands and presets, a line each; with a name the rest."""
+    """Architectures, probes, figures, detectors, sources of data, sweeps, commands and presets, a line each; with a name
+    the rest."""
     from ..config import depth_layers  # here, since it takes its time
 
     layers = depth_layers(depth, stack)
@@ -82,19 +83,26 @@ def _one(kind: str, name: str, layers: tuple[int, int], at: str, as_json: bool) 
 
     registry = registries([kind]).get(kind)
     if registry is None:
-        raise UsageError(f"'list {kind} {name}': only archs, probes, figures, detectors and commands have more to say.")
+        raise UsageError(
+            f"'list {kind} {name}': only archs, probes, figures, detectors, sources and commands have more to say."
+        )
     known = registry.resolve(name)
     if kind == "archs":
         found = facts(known, *layers)
         told = arch_lines(found, at)
     else:
         entry = registry[known]
-        text = inspect.getdoc(getattr(entry, "function", getattr(entry, "find", entry))) or str(entry)
+        text = inspect.getdoc(_told(entry)) or str(entry)
         found, told = {"text": text}, text.splitlines()
     if as_json:
         print(json.dumps({known: found, "from": registry.origin(known)}, indent=2))
         return
     print("\n".join([known, *(f"    {line}".rstrip() for line in [*told, f"from: {registry.origin(known)}"])]))
+
+
+def _told(entry: Any) -> Any:
+    """Return the function of an entry, whose docstring is about it; the entry itself if it is a class."""
+    return next((found for name in ("function", "find", "load") if (found := getattr(entry, name, None))), entry)
 
 
 def arch_lines(facts: dict[str, Any], at: str) -> list[str]:
@@ -146,6 +154,7 @@ def runs(
 def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, Any]]:
     """Return archs (with their facts), probes, figures and presets (one line each), read from the registries."""
     from ..config import PRESETS, ModelConfig
+    from ..data.source import SOURCES
     from ..diagnose.events import DETECTORS
     from ..experiments import SWEEPS
     from ..models import ARCHS
@@ -166,6 +175,7 @@ def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, A
         "probes": {name: first_line(PROBES[name]) for name in sorted(PROBES)},
         "figures": {id: f"{FIGURES[id].title} ({FIGURES[id].source})" for id in sorted(FIGURES)},
         "detectors": {kind: f"{DETECTORS[kind].title}; reads {', '.join(DETECTORS[kind].reads)}" for kind in DETECTORS},
+        "sources": {name: f"{SOURCES[name].form}: {first_line(SOURCES[name].load)}" for name in SOURCES},
         "sweeps": {name: first_line(SWEEPS[name].runs) for name in sorted(SWEEPS)},
         "commands": {name: first_line(COMMANDS[name].function) for name in sorted(COMMANDS)},
         "presets": presets,
@@ -174,6 +184,7 @@ def catalogue(encoder_layers: int, decoder_layers: int) -> dict[str, dict[str, A
 
 def registries(kinds: Iterable[str]) -> dict[str, Registry[Any]]:
     """Return the registries of these kinds; presets have none."""
+    from ..data.source import SOURCES
     from ..diagnose.events import DETECTORS
     from ..experiments import SWEEPS
     from ..models import ARCHS
@@ -181,7 +192,7 @@ def registries(kinds: Iterable[str]) -> dict[str, Registry[Any]]:
     from ..reports.base import FIGURES
 
     known: dict[str, Registry[Any]] = {"archs": ARCHS, "probes": PROBES, "figures": FIGURES}
-    known |= {"detectors": DETECTORS, "sweeps": SWEEPS, "commands": COMMANDS}
+    known |= {"detectors": DETECTORS, "sources": SOURCES, "sweeps": SWEEPS, "commands": COMMANDS}
     return {kind: known[kind] for kind in kinds if kind in known}
 
 

@@ -53,7 +53,10 @@ def probe(
     ] = None,
     data: Annotated[
         str | None,
-        _data(help="synthetic, text:SRC,TGT (plain or .gz) or hf:DATASET,SRC,TGT.", show_default="synthetic"),
+        _data(
+            help="synthetic, text:SRC,TGT (plain or .gz) or hf:DATASET,SRC,TGT; 'list sources' has all.",
+            show_default="synthetic",
+        ),
     ] = None,
     valid: Annotated[str | None, _data(help="Held-out SRC,TGT files (text) or split (hf).")] = None,
     steps: Annotated[int | None, _training(help="Optimizer updates.", show_default="by preset")] = None,

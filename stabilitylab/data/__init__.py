@@ -1,39 +1,40 @@
-"""Data as fixed-shape batches: a synthetic translation task, local parallel text or a hub data set."""
+"""Data as fixed-shape batches of a corpus, which a data source makes.
+
+Batches load on first use, so that whoever only looks into the registry of sources needs no torch.
+"""
 
 from __future__ import annotations
 
-from ..config import DataConfig, Stack
-from ..errors import UsageError
-from .batches import Batch
-from .dataset import Dataset
-from .unigram import Unigram
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Batch", "Dataset", "Unigram", "load_data"]
+from .corpus import SPECIALS, Corpus, Pairs, Sentences
+from .source import SOURCES, DataSource, Files, source
+
+if TYPE_CHECKING:
+    from .batches import Batch
+    from .dataset import Dataset, load_data
+    from .unigram import Unigram
+
+_HOME = {"Batch": "batches", "Dataset": "dataset", "Unigram": "unigram", "load_data": "dataset"}
+
+__all__ = [
+    "SOURCES",
+    "SPECIALS",
+    "Batch",
+    "Corpus",
+    "DataSource",
+    "Dataset",
+    "Files",
+    "Pairs",
+    "Sentences",
+    "Unigram",
+    "load_data",
+    "source",
+]
 
 
-def load_data(config: DataConfig, *, stack: Stack) -> Dataset:
-    """Load the data that ``config.source`` names: ``synthetic``, ``text:SRC,TGT`` or
-    ``hf:DATASET,SRC_COLUMN,TGT_COLUMN``.
-
-    Each source has a module of its own, which is imported only when it is needed.
-    """
-    scheme, _, rest = config.source.partition(":")
-    if config.source == "synthetic":
-        if config.valid is not None:
-            raise UsageError("data.valid does not go with the synthetic task, which holds out sentences of its own.")
-        from .synthetic import load_synthetic
-
-        corpus = load_synthetic(config.vocab_size)
-    elif scheme == "text":
-        from .text import Bounds, load_text
-
-        corpus = load_text(rest, config.valid, config.vocab_size, Bounds.of(config))
-    elif scheme == "hf":
-        from .hub import load_hub
-
-        corpus = load_hub(rest, config.valid, config.vocab_size)
-    else:
-        raise UsageError(
-            f"unknown data {config.source!r}; choose synthetic, text:SRC,TGT or hf:DATASET,SRC_COLUMN,TGT_COLUMN."
-        )
-    return Dataset(corpus, config, stack)
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'stabilitylab.data' has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -16,11 +16,21 @@ from .batches import Batch, make_batch
 from .buckets import choose_buckets
 from .corpus import BOS, EOS, PAD, Corpus, Rows
 from .passage import Passage
+from .source import named
+from .sources.text import Bounds, read_pair
 from .split import HELD_OUT, MASKING, ORDER, VALIDATION, split, stream
-from .text import Bounds, read_pair
 from .unigram import Unigram, entropy
 
 VALIDATION_ROWS = 64  # sentences of a batch of the validation set
+
+
+def load_data(config: DataConfig, *, stack: Stack) -> Dataset:
+    """Load the data that ``config.source`` names, as ``stabilitylab list sources`` writes it.
+
+    Raises UsageError for an unknown source, and whatever the source raises.
+    """
+    found, spec = named(config.source)
+    return Dataset(found.load(spec, config), config, stack)
 
 
 class Dataset:

@@ -6,16 +6,18 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config import Config, complete, later_settings, neutral_settings
 from ..errors import InputError
 from ..inputs import regular
 from ..registry import spelling
 from ..store.layout import flat
+
+if TYPE_CHECKING:
+    from ..data.source import Files
 
 SCHEME = 1  # version of the key: keys of two versions must never be equal
 DIGITS = 16
@@ -53,8 +55,8 @@ def key_of(config: Config, digests: Digests | None = None) -> str:
     for key, before in flat(later_settings()):
         if settings.get(key) == before:
             settings.pop(key, None)
-    for key, named in _named(config).items():
-        settings[key] = [named.scheme, *named.columns, *named.digests(digests)]
+    for key, (name, files) in _named(config).items():
+        settings[key] = [name, *files.words, *_digests(files, digests)]
     text = json.dumps([SCHEME, settings], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
@@ -64,38 +66,26 @@ def data_of(config: Config, digests: Digests | None = None) -> str:
     words = []
     for key, value in zip(SOURCES, (config.data.source, config.data.valid), strict=True):
         if (named := _named(config).get(key)) is not None:
-            files = [f"{path.name}@{d[:8]}" for path, d in zip(named.paths, named.digests(digests), strict=True)]
-            value = f"{named.scheme}:{','.join((*files, *named.columns))}"
+            name, files = named
+            known = [f"{path.name}@{d[:8]}" for path, d in zip(files.paths, _digests(files, digests), strict=True)]
+            value = f"{name}:{','.join((*known, *files.words))}"
         if value is not None:
             words.append(f"valid {value.removeprefix('text:')}" if key == "data.valid" else value)
     return " ".join(words)
 
 
-@dataclass(frozen=True)
-class _Named:
-    """The data that a setting names on this machine: files, or a folder and columns."""
+def _named(config: Config) -> dict[str, tuple[str, Files]]:
+    """Return (name of the source, files) of each setting that names files on this machine."""
+    from ..data.source import SOURCES as KNOWN  # here, since the batches of that package need torch
 
-    scheme: str
-    paths: tuple[Path, ...]
-    columns: tuple[str, ...] = ()
-
-    def digests(self, known: Digests | None) -> list[str]:
-        return [(known or {}).get(str(path)) or content(path) for path in self.paths]
+    name, _, spec = config.data.source.partition(":")
+    if name not in [*KNOWN]:
+        return {}
+    return {key: (name, files) for key, files in KNOWN[name].files(spec, config.data.valid).items()}
 
 
-def _named(config: Config) -> dict[str, _Named]:
-    scheme, _, rest = config.data.source.partition(":")
-    if scheme == "text":
-        files = zip(SOURCES, (rest, config.data.valid), strict=True)
-        return {key: _Named(scheme, _paths(names)) for key, names in files if names is not None}
-    folder, *columns = rest.split(",")
-    if scheme == "hf" and (path := _paths(folder)[0]).is_dir():
-        return {"data.source": _Named(scheme, (path,), tuple(columns))}
-    return {}
-
-
-def _paths(files: str) -> tuple[Path, ...]:
-    return tuple(Path(name.strip()).expanduser() for name in files.split(","))
+def _digests(files: Files, known: Digests | None) -> list[str]:
+    return [(known or {}).get(str(path)) or content(path) for path in files.paths]
 
 
 def content(path: Path) -> str:

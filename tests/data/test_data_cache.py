@@ -15,7 +15,8 @@ import pytest
 from invented_text import Writer, invented
 
 from stabilitylab.config import DataConfig
-from stabilitylab.data import bpe, cache, load_data, text
+from stabilitylab.data import bpe, cache, load_data
+from stabilitylab.data.sources import text
 
 
 @pytest.fixture

@@ -12,7 +12,15 @@ import pytest
 from stabilitylab.config import DataConfig
 from stabilitylab.data import Dataset, load_data
 from stabilitylab.data.corpus import EOS, PAD, SPECIALS
-from stabilitylab.data.synthetic import CLASSES, LONGEST, SHORTEST, Task, load_synthetic, make_task, target_names
+from stabilitylab.data.sources.synthetic import (
+    CLASSES,
+    LONGEST,
+    SHORTEST,
+    Task,
+    load_synthetic,
+    make_task,
+    target_names,
+)
 from stabilitylab.errors import UsageError
 
 FIRST = len(SPECIALS)

@@ -228,7 +228,7 @@ def test_a_validation_text_of_the_wrong_form(write_pair: Writer) -> None:
 
 @pytest.mark.parametrize("source", ["", "wmt14", "synthetic:hard", "Text:a,b", "file:a,b"])
 def test_an_unknown_source_lists_the_choices(source: str) -> None:
-    with pytest.raises(UsageError, match=r"choose synthetic, text:SRC,TGT or hf:"):
+    with pytest.raises(UsageError, match=r"choose hf:DATASET,SRC_COLUMN,TGT_COLUMN, synthetic or text:SRC,TGT\."):
         load_data(DataConfig(source=source), stack="decoder")
 
 

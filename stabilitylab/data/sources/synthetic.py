@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .corpus import PAD, SPECIALS, Corpus, Pairs, Sentences
+from ...config import DataConfig
+from ...errors import UsageError
+from ..corpus import PAD, SPECIALS, Corpus, Pairs, Sentences
+from ..source import source
 
 SEED = 20230505  # of the task itself; the configuration's seed only orders its batches
 PAIRS = 20_000
@@ -129,6 +132,14 @@ def make_task(vocabulary: int = VOCABULARY, seed: int = SEED) -> Task:
     translations = np.zeros((words, 3), np.int64)
     translations[odds > 0] = random.permutation(np.count_nonzero(odds))
     return Task(classes, chain, translations, odds)
+
+
+@source("synthetic")
+def synthetic(spec: str, config: DataConfig) -> Corpus:
+    """Translates a made-up language, of which the best possible loss is known."""
+    if config.valid is not None:
+        raise UsageError("data.valid does not go with the synthetic task, which holds out sentences of its own.")
+    return load_synthetic(config.vocab_size)
 
 
 def load_synthetic(vocab_size: int) -> Corpus:

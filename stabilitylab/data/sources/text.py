@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from ..config import DataConfig
-from ..errors import InputError, UsageError
-from ..inputs import contents, unpacked
-from . import bpe
-from .corpus import Corpus
+from ...config import DataConfig
+from ...errors import InputError, UsageError
+from ...inputs import contents, unpacked
+from .. import bpe
+from ..corpus import Corpus
+from ..source import Files, source
 
 MORE = "--set data.max_file_mb"
 
@@ -27,6 +28,21 @@ class Bounds(NamedTuple):
     @classmethod
     def of(cls, config: DataConfig) -> Bounds:
         return cls(config.max_file_mb * 1_000_000, config.max_line_kb * 1000)
+
+
+def text_files(spec: str, valid: str | None) -> Mapping[str, Files]:
+    """Return the two files of each setting."""
+
+    def paths(names: str) -> Files:
+        return Files(tuple(Path(name.strip()).expanduser() for name in names.split(",")))
+
+    return {"data.source": paths(spec), **({"data.valid": paths(valid)} if valid is not None else {})}
+
+
+@source("text", "text:SRC,TGT", files=text_files)
+def text(spec: str, config: DataConfig) -> Corpus:
+    """Reads two local files of parallel text, plain or .gz, and trains a joint BPE on them."""
+    return load_text(spec, config.valid, config.vocab_size, Bounds.of(config))
 
 
 def load_text(files: str, valid: str | None, vocab_size: int, bounds: Bounds = Bounds()) -> Corpus:

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, ResourceError, UsageError
-from . import bpe
-from .corpus import Corpus
+from ...config import DataConfig
+from ...errors import InputError, ResourceError, UsageError
+from .. import bpe
+from ..corpus import Corpus
+from ..source import Files, source
+
+
+def hub_files(spec: str, valid: str | None) -> Mapping[str, Files]:
+    """Return the folder of a data set that is on this machine, and its columns; nothing for a name on the hub."""
+    folder, *columns = spec.split(",")
+    path = Path(folder.strip()).expanduser()
+    return {"data.source": Files((path,), tuple(columns))} if path.is_dir() else {}
+
+
+@source("hf", "hf:DATASET,SRC_COLUMN,TGT_COLUMN", files=hub_files)
+def hub(spec: str, config: DataConfig) -> Corpus:
+    """Reads two columns of a data set of the Hugging Face hub, or of a folder that ``datasets`` wrote."""
+    return load_hub(spec, config.valid, config.vocab_size)
 
 
 def load_hub(spec: str, valid: str | None, vocab_size: int) -> Corpus:

@@ -1,0 +1,1 @@
+"""The data sources of this package, one a file; each registers itself."""
