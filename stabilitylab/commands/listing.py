@@ -35,8 +35,9 @@ def list_(
     ] = "encoder-decoder",
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Architectures, probes, figures, detectors, sources of data, sweeps, commands and presets, a line each; with a name
-    the rest."""
+    """Architectures, probes, figures, detectors, data sources, sweeps, commands and presets, a line each.
+
+    With a name: everything that is known of that one."""
     from ..config import depth_layers  # here, since it takes its time
 
     layers = depth_layers(depth, stack)
