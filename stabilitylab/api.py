@@ -28,7 +28,9 @@ from .probes import (
     Optimizers,
     Sites,
     Watcher,
+    WatchOptions,
     find_sites,
+    keywords,
     split_sites,
 )
 from .probes.numerics import numerics
@@ -49,10 +51,10 @@ class RunWatcher(Watcher):
     """A :class:`~stabilitylab.probes.Watcher` that owns its run directory ``run.path`` and says how the run ended."""
 
     def __init__(
-        self, model: nn.Module, run: RunWriter | AbsentRun, *, sink: Sink | None = None, **options: Any
+        self, model: nn.Module, run: RunWriter | AbsentRun, options: WatchOptions, sink: Sink | None = None
     ) -> None:
         self.run = run
-        super().__init__(model, sink or run, **options)
+        super().__init__(model, sink or run, **keywords(options))
         if self.dropped and is_first_rank():
             log.warning("%s: not recorded: %s.", run.path, "; ".join(f"{name} {why}" for name, why in self.dropped))
 
@@ -236,10 +238,7 @@ def watch(
         update_every = "log" if reference == "first batch" else every
     run = create() if parallel == "off" else on_first_rank(create) or AbsentRun(out)
     try:
-        watcher = RunWatcher(
-            model,
-            run,
-            sink=heard() if parallel == "off" else on_first_rank(heard),
+        options = WatchOptions(
             probes=probes,
             every=every,
             update_every=update_every,
@@ -259,6 +258,7 @@ def watch(
             strict=strict,
             tapped=() if resume is None else resume["watcher"].get("tapped", ()),
         )
+        watcher = RunWatcher(model, run, options, heard() if parallel == "off" else on_first_rank(heard))
         if resume is not None:
             watcher.load_state_dict(resume["watcher"])
         return watcher

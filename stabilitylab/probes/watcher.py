@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import UsageError
 from ..schema import Cells, Sink, Table
-from ._engine.cadence import Cadence, checked
-from ._engine.curvature_rows import CurvatureBatch, CurvatureCadence, checked_batch, checked_curvature
-from ._engine.masks import Mask
+from ._engine.cadence import Cadence
 from ._engine.neutral_pass import Audit
-from ._engine.recorder import Recorder
-from ._engine.reference_rows import AlphaSchedule, ReferenceRows
+from ._engine.options import WatchOptions, takes
+from ._engine.reference_rows import ReferenceRows
 from ._engine.row import Metrics, RowMetrics, RowRecord, State
-from ._engine.selection import Names
-from ._engine.tapped import Place
-from ._engine.watchable import Optimizers, check_unscaled
+from ._engine.watchable import check_unscaled
 from ._watching.assembly import Assembly
 from ._watching.contents import Contents
 from ._watching.course import Course
 from ._watching.delivery import Delivery
 from .incidents.report import Incident
 from .parameters.pieces import Parameters
-from .parameters.ranks import Parallel
-from .parameters.sharing import Share
 from .places.sites import Sites
-
-if TYPE_CHECKING:
-    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 
 class Watcher(Course):
@@ -56,7 +47,7 @@ class Watcher(Course):
       "first batch": copies of what the model's first training forward was given.
     - ``curvature_loss``: returns the loss of a fixed batch, one number or one a token or sentence, for the probes of
       curvature; what ``reference`` returns does too, as a number or as ``.loss``. ``curvature_every``: their rows, a
-      number, "log" or "auto" (see :func:`~._engine.curvature_rows.is_curved`). ``curvature_batch``: "fixed", or
+      number, "log" or "auto" (see :func:`~._engine.cadence.is_curved`). ``curvature_batch``: "fixed", or
       "update" for the batch that each row's update is made of, as critical sharpness is defined: what the model returns
       for it is the loss, or what ``curvature_loss`` returns between the optimizer's step and the next forward.
     - ``measured``: rows at which ``reference`` is run for these numbers alone, beside those of ``update_every``.
@@ -84,60 +75,11 @@ class Watcher(Course):
     optimizer's step. ``flush``, ``finish`` and ``state_dict`` (this rank's shards) are for all ranks at once.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        sink: Sink,
-        *,
-        probes: Names = "default",
-        every: Cadence = "log",
-        update_every: Cadence = "log",
-        optimizer: Optimizers = None,
-        scaler: torch.amp.GradScaler | None = None,
-        mask: Mask | Callable[[], Mask | None] | None = None,
-        schedule: AlphaSchedule | None = None,
-        reference: Callable[[], Any] | Literal["first batch"] | None = None,
-        output_site: str | None = None,
-        sites: str | Mapping[str, str] | None = None,
-        total_every_step: bool = True,
-        parallel: Parallel | PipelineScheduleSingle = "auto",
-        share: Share | None = None,
-        recorder: Recorder | None = None,
-        measured: Callable[[int], bool] = lambda row: False,
-        curvature_every: CurvatureCadence = "auto",
-        curvature_loss: Callable[[], torch.Tensor] | None = None,
-        curvature_batch: CurvatureBatch = "fixed",
-        restore: bool = False,
-        strict: bool = False,
-        tapped: Sequence[Place] = (),
-    ) -> None:
-        self.every: Cadence = checked(every, "every")
-        self.update_every: Cadence = checked(update_every, "update_every")
-        self._parts = Assembly(
-            model,
-            sink,
-            probes=probes,
-            update_every=self.update_every,
-            optimizer=optimizer,
-            scaler=scaler,
-            mask=mask,
-            schedule=schedule,
-            reference=reference,
-            output_site=output_site,
-            sites=sites,
-            parallel=parallel,
-            share=share,
-            recorder=recorder,
-            measured=measured,
-            curvature_every=checked_curvature(curvature_every),
-            curvature_loss=curvature_loss,
-            curvature_batch=checked_batch(curvature_batch),
-            strict=strict,
-            tapped=tapped,
-            declare=self._declare,
-            restore=restore,
-            audit=Audit(changed=self._note_audit),
-        )
+    @takes(WatchOptions)
+    def __init__(self, model: nn.Module, sink: Sink, options: WatchOptions) -> None:
+        self.every: Cadence = options.every
+        self.update_every: Cadence = options.update_every
+        self._parts = Assembly(model, sink, options, self._declare, Audit(changed=self._note_audit))
         self.sink: Sink = self._parts.sink  # the caller's, or on other ranks than the first, nothing
         self.parameters: Parameters = self._parts.parameters
         self.unseen: Mapping[str, list[str]] = self._parts.notices.unseen  # table -> places that no call came by
@@ -145,7 +87,7 @@ class Watcher(Course):
         self.ended: Mapping[str, str] = self._parts.guard.ended  # table -> why it ended before the run
         self.audit: dict[str, Any] = self._parts.audit.facts  # what was checked of the model and the loop
         self.not_neutral: Sequence[str] = self._parts.audit.not_neutral  # what watching changed and could not undo
-        self._contents = Contents(self._parts, self.every, total_every_step)
+        self._contents = Contents(self._parts, self.every, options.total_every_step)
         self._delivery = Delivery(self._parts, self._contents)
         super().__init__()
         self._parts.after_steps(self._updated)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,18 +17,17 @@ from ..curvature.landscape import Landscape
 from ..parameters.pieces import Parameters
 from ..parameters.ranks import Ranks
 from .board import Board
-from .cadence import REFERENCE_FINENESS, checked, is_due
+from .cadence import CurvatureCadence, is_curved
 from .evaluation import evaluation, random_states_kept
 from .first_batch import FirstBatch
 from .guard import Guard
 from .neutral_pass import Audit, NeutralPass
+from .options import CurvatureBatch
 from .row import RowRecord
 from .selection import LOSS
 from .update_batch import UpdateBatch
 from .watchable import with_hooks
 
-CurvatureCadence = int | Literal["auto", "log"]
-CurvatureBatch = Literal["fixed", "update"]
 UNSEEN = (
     "curvature_batch='update' saw no training forward of the whole model: call the model itself, or give "
     "curvature_loss=, a function that returns the loss of the batch that was trained on."
@@ -37,30 +36,6 @@ WRITTEN = (
     "its forward writes {names}, put back before a backward could use what was written: leave out the probes of "
     "curvature that take gradients, and keep critical_sharpness"
 )
-EVERY, LONG = 200, 20_000  # "auto": so many updates between rows, and from that update on 1 % of those before
-
-
-def checked_curvature(every: CurvatureCadence) -> CurvatureCadence:
-    return "auto" if every == "auto" else checked(every, "curvature_every")
-
-
-def checked_batch(batch: CurvatureBatch) -> CurvatureBatch:
-    if batch not in get_args(CurvatureBatch):
-        known = " or ".join(map(repr, get_args(CurvatureBatch)))
-        raise UsageError(f"curvature_batch = {batch!r} must be {known}.")
-    return batch
-
-
-def is_curved(row: int, every: CurvatureCadence) -> bool:
-    """``"auto"``: every 200th row up to 20,000, then 1 % apart; ``"log"``: row 0, then 20 % apart; n: every n-th."""
-    if every != "auto":
-        return is_due(row, every, REFERENCE_FINENESS)
-    if row <= LONG:
-        return row % EVERY == 0
-    due = LONG
-    while due < row:
-        due += math.ceil(due / 100)
-    return due == row
 
 
 class PassOver(Exception):

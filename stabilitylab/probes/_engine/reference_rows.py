@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,16 +20,11 @@ from .first_batch import FirstBatch
 from .guard import Guard
 from .masks import Masks
 from .neutral_pass import Audit, NeutralPass
+from .options import AlphaSchedule
 from .recorder import Recorder
 from .reference_pass import ReferencePass
 from .row import RowRecord
 from .tapped import Tapped
-
-
-class AlphaSchedule(Protocol):
-    """A constant of the residual formula that changes in time (BranchNorm's alpha)."""
-
-    def get(self) -> float: ...
 
 
 @dataclass

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-import torch
 from torch import nn
 
 from ...errors import UsageError
 from ...schema import Sink, Table
 from .._engine.board import Board, CleanPasses, allocate, lay_out_anew
-from .._engine.cadence import Cadence
-from .._engine.curvature_rows import CurvatureBatch, CurvatureCadence, CurvatureRows
+from .._engine.curvature_rows import CurvatureRows
 from .._engine.first_batch import FirstBatch
 from .._engine.guard import Guard
 from .._engine.hooks import RootHook
@@ -21,29 +19,24 @@ from .._engine.leftover import Leftover
 from .._engine.masks import Mask, Masks
 from .._engine.neutral_pass import Audit
 from .._engine.notices import Notices
-from .._engine.recorder import Recorder
-from .._engine.reference_rows import AlphaSchedule, ReferenceRows
+from .._engine.options import WatchOptions
+from .._engine.reference_rows import ReferenceRows
 from .._engine.selection import Names, boards_for, chosen, extended, find_sites, left_out, split_sites
 from .._engine.stages import agreed, check_for_stages
 from .._engine.tapped import Place, Tapped, mentions
 from .._engine.training_pass import TrainingPass
-from .._engine.watchable import Optimizers, as_tuple, check_arguments, check_current, check_watchable, compiled_modules
+from .._engine.watchable import as_tuple, check_arguments, check_current, check_watchable, compiled_modules
 from ..base import PROBES, When
 from ..incidents.report import Forensics
 from ..parameters.pieces import Parameters
 from ..parameters.pipeline import Pipeline
-from ..parameters.ranks import NullSink, Parallel
-from ..parameters.sharing import Share
+from ..parameters.ranks import NullSink
 from ..parameters.spreading import spread_out
 from ..places.sites import Sites
 
-if TYPE_CHECKING:
-    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
-
 
 class Assembly:
-    """The parts of a watcher; the arguments are those of :class:`~stabilitylab.probes.Watcher`, and ``declare``, which
-    tells the sink which tables there are.
+    """The parts of a watcher; ``declare`` tells the sink which tables there are.
 
     Raises UsageError for a model or an argument that cannot serve, before anything is attached or written.
     """
@@ -52,44 +45,27 @@ class Assembly:
         self,
         model: nn.Module,
         sink: Sink,
-        *,
-        probes: Names,
-        update_every: Cadence,
-        optimizer: Optimizers,
-        scaler: torch.amp.GradScaler | None,
-        mask: Mask | Callable[[], Mask | None] | None,
-        schedule: AlphaSchedule | None,
-        reference: Callable[[], Any] | Literal["first batch"] | None,
-        output_site: str | None,
-        sites: str | Mapping[str, str] | None,
-        parallel: Parallel | PipelineScheduleSingle,
-        share: Share | None,
-        recorder: Recorder | None,
-        measured: Callable[[int], bool],
-        curvature_every: CurvatureCadence,
-        curvature_loss: Callable[[], torch.Tensor] | None,
-        curvature_batch: CurvatureBatch,
-        strict: bool,
-        tapped: Sequence[Place],
+        options: WatchOptions,
         declare: Callable[[], None],
-        restore: bool = False,
-        audit: Audit | None = None,
+        audit: Audit,
     ) -> None:
+        probes, mask, scaler, recorder = options.probes, options.mask, options.scaler, options.recorder
+        reference = options.reference
         check_watchable(model)
-        check_arguments(optimizer, scaler, mask, reference)
-        own, narrowed = split_sites(sites)
-        self.model, self.optimizers, self.scaler = model, as_tuple(optimizer), scaler
-        self.ranks = ranks = spread_out(model, parallel, share)
+        check_arguments(options.optimizer, scaler, mask, reference)
+        own, narrowed = split_sites(options.sites)
+        self.model, self.optimizers, self.scaler = model, as_tuple(options.optimizer), scaler
+        self.ranks = ranks = spread_out(model, options.parallel, options.share)
         self.stages = ranks if isinstance(ranks, Pipeline) else None
         if self.stages is not None:
             check_for_stages(model, mask, reference)
             reference = None
-        self.sites = find_sites(model, output_site, own)
+        self.sites = find_sites(model, options.output_site, own)
         if ranks is not None:
             self.sites = ranks.own_sites(self.sites)
         self.sink = sink if ranks is None or ranks.rank == 0 else NullSink()
         self.parameters = Parameters(model, self.sites.place, self.optimizers, ranks)
-        loss = curvature_loss or curvature_batch == "update"
+        loss = options.curvature_loss or options.curvature_batch == "update"
         given = {"optimizer": self.optimizers, "reference": reference, "loss": loss}
         lacks = [name for name, one in given.items() if not one]
         self._named = {name for name, named in chosen(probes).items() if named and self.stages is None}
@@ -103,7 +79,7 @@ class Assembly:
             ranks.check_alike([board.table for board in self.boards])
 
         scaled = scaler is not None and scaler.is_enabled()
-        self.guard, self.audit = Guard(strict), audit or Audit()
+        self.guard, self.audit = Guard(options.strict), audit
         self.notices = Notices(model, ranks is None or ranks.rank == 0 or self.stages is not None, scaled)
         self.notices.left_out(left_out(self.sites, chosen(probes)))
         self.clean = CleanPasses(sums) if ranks is None else None
@@ -133,29 +109,29 @@ class Assembly:
                 self._masks(self._first.mask if self._first else mask),
                 self.guard,
                 reference,
-                update_every,
-                schedule,
+                options.update_every,
+                options.schedule,
                 self.parameters,
                 ranks,
                 recorder,
-                measured,
+                options.measured,
                 self.audit,
-                restore,
+                options.restore,
             )
         self.curvature = CurvatureRows(
             model,
             self.on("curvature"),
             self.guard,
-            curvature_every,
-            curvature_loss,
+            options.curvature_every,
+            options.curvature_loss,
             reference,
             self.parameters,
             ranks,
-            curvature_batch,
+            options.curvature_batch,
             self.audit,
-            restore,
+            options.restore,
         )
-        self.tapped = self._taps(probes, tapped)
+        self.tapped = self._taps(probes, options.tapped)
         self.training.tapped = self.tapped
         if self.reference is not None:
             self.reference.tap(self.tapped)
