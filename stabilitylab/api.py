@@ -80,7 +80,7 @@ class RunWatcher(Watcher):
         self, loss: torch.Tensor | float | None = None, **metrics: torch.Tensor | float | None
     ) -> Mapping[str, float | None]:
         row = super().step(loss, **metrics)
-        if self.t == 1 and self._parts.stages is None:  # a stage knows its own places alone
+        if self.t == 1 and self._watched.stages is None:  # a stage knows its own places alone
             self.run.record(places_untrained=untrained(self.parameters), audit=dict(self.audit), **self._classes())
         return row
 
@@ -89,7 +89,7 @@ class RunWatcher(Watcher):
     def _classes(self) -> dict[str, int]:
         """The number of classes, where the model has one projection onto its vocabulary, all of it on this rank."""
         heads = [site.module for site in self.sites.logits]
-        alone = self._parts.ranks is None and len(heads) == 1
+        alone = self._watched.ranks is None and len(heads) == 1
         return {"classes": heads[0].out_features} if alone and isinstance(heads[0], nn.Linear) else {}
 
     def checkpoint(self) -> dict[str, Any]:

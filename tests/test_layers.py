@@ -100,6 +100,7 @@ INSIDE = {
         ("probes.library",),
         ("probes._engine",),
         ("probes.incidents",),
+        ("probes.instruments",),
         ("probes._watching",),
         ("probes.watcher",),
         ("probes",),

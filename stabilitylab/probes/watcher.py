@@ -17,11 +17,17 @@ from ._engine.options import WatchOptions, takes
 from ._engine.reference_rows import ReferenceRows
 from ._engine.row import Metrics, RowMetrics, RowRecord, State
 from ._engine.watchable import check_unscaled
+from ._engine.watched import Watched
 from ._watching.assembly import Assembly
-from ._watching.contents import Contents
 from ._watching.course import Course
 from ._watching.delivery import Delivery
 from .incidents.report import Incident
+from .instruments.agreement import Agreement
+from .instruments.instrument import Instruments
+from .instruments.leftover import LeftoverGradients
+from .instruments.loop_checks import LoopChecks
+from .instruments.parameter_tables import ParameterTables
+from .instruments.training_pass import TrainingRows
 from .parameters.pieces import Parameters
 from .places.sites import Sites
 
@@ -79,35 +85,53 @@ class Watcher(Course):
     def __init__(self, model: nn.Module, sink: Sink, options: WatchOptions) -> None:
         self.every: Cadence = options.every
         self.update_every: Cadence = options.update_every
-        self._parts = Assembly(model, sink, options, self._declare, Audit(changed=self._note_audit))
-        self.sink: Sink = self._parts.sink  # the caller's, or on other ranks than the first, nothing
-        self.parameters: Parameters = self._parts.parameters
-        self.unseen: Mapping[str, list[str]] = self._parts.notices.unseen  # table -> places that no call came by
-        self.loop_warnings: Sequence[str] = self._parts.notices.loop_warnings
-        self.ended: Mapping[str, str] = self._parts.guard.ended  # table -> why it ended before the run
-        self.audit: dict[str, Any] = self._parts.audit.facts  # what was checked of the model and the loop
-        self.not_neutral: Sequence[str] = self._parts.audit.not_neutral  # what watching changed and could not undo
-        self._contents = Contents(self._parts, self.every, options.total_every_step)
-        self._delivery = Delivery(self._parts, self._contents)
+        self._watched = watched = Watched(model, sink, options, self._declare, Audit(changed=self._note_audit))
+        self._training = training = TrainingRows()
+        self._checks = checks = LoopChecks(training)
+        self._instruments = Instruments(
+            [Agreement(), ParameterTables(), training, checks, LeftoverGradients(training, checks)], watched
+        )
+        self._parts = Assembly(watched, training)
+        watched.await_layout()
+        self.sink: Sink = watched.sink  # the caller's, or on other ranks than the first, nothing
+        self.parameters: Parameters = watched.parameters
+        self.unseen: Mapping[str, list[str]] = checks.unseen  # table -> places that no call came by
+        self.loop_warnings: Sequence[str] = checks.warnings
+        self.ended: Mapping[str, str] = watched.guard.ended  # table -> why it ended before the run
+        self.audit: dict[str, Any] = watched.audit.facts  # what was checked of the model and the loop
+        self.not_neutral: Sequence[str] = watched.audit.not_neutral  # what watching changed and could not undo
+        self._delivery = Delivery(watched, self._instruments, checks, self._parts)
         super().__init__()
-        self._parts.after_steps(self._updated)
+        self._handles = [
+            optimizer.register_step_post_hook(lambda *_, number=number: self._updated(number))
+            for number, optimizer in enumerate(watched.optimizers)
+        ]
         self._declare()
         self._arm()
 
     @property
     def sites(self) -> Sites:
         """Where probes look; what the model shows by ``tap`` comes in its first pass."""
-        return self._parts.sites
+        return self._watched.sites
 
     @property
     def dropped(self) -> Sequence[tuple[str, str]]:
         """(probe, why it is not recorded)."""
-        return self._parts.dropped
+        return self._watched.dropped
 
     @property
     def tables(self) -> dict[str, Table]:
         """What is recorded: the definitions of the tables, by name."""
-        return self._parts.tables
+        return self._watched.tables
+
+    @property
+    def total_every_step(self) -> bool:
+        """True where each row has the norm of the whole gradient, probed or not."""
+        return self._watched.total
+
+    @total_every_step.setter
+    def total_every_step(self, wanted: bool) -> None:
+        self._watched.total = wanted
 
     @property
     def last(self) -> tuple[int, dict[str, float | None], dict[str, Cells]] | None:
@@ -126,25 +150,28 @@ class Watcher(Course):
         after the optimizer's step keeps the one copy a row; not looking at all keeps the host from waiting for it.
         """
         self._check_open()
-        parts, template = self._parts, self._template
-        parts.lay_out()
-        for optimizer in parts.optimizers:
-            check_unscaled(parts.scaler, optimizer)
-        parts.settle_places(self.t)
+        watched, reference, template = self._watched, self._parts.reference, self._template
+        watched.lay_out()
+        for optimizer in watched.optimizers:
+            check_unscaled(watched.scaler, optimizer)
+        self._parts.settle_places(self.t)
         with self._timed():
             if template is None:
                 self._delivery.send()
-            row = template or RowRecord(self.t, parts.parameters.device, parts.ranks)
-            if loss is not None or parts.stages is not None:  # of a pipeline, the last stage alone has one
+            row = template or RowRecord(self.t, watched.parameters.device, watched.ranks)
+            if loss is not None or watched.stages is not None:  # of a pipeline, the last stage alone has one
                 row.metric("loss", loss)
             for name, value in metrics.items():
                 row.metric(name, value)
             with torch.no_grad():
-                self._contents.fill(row, self.t)
-                if template is None and parts.reference is not None:
-                    parts.reference.fill(row)
-                    if parts.reference.due(self.t) and not parts.reference.refused:
-                        self._look_at_reference(parts.reference)
+                self._instruments.call("after_backward", row)
+                if template is None and self._parts.curvature.due(self.t):
+                    row.owe()
+                    self._parts.curvature.start()
+                if template is None and reference is not None:
+                    reference.fill(row)
+                    if reference.due(self.t) and not reference.refused:
+                        self._look_at_reference(reference)
             self._delivery.hold(row)
             if template is None:
                 if row.state is not State.OWED:
@@ -152,8 +179,6 @@ class Watcher(Course):
                 self._delivery.begin()
                 self.t += 1
                 self._arm()
-                if not parts.optimizers and parts.training.attached:
-                    parts.leftover.note()
         return RowMetrics(row)
 
     def note(self, **metrics: torch.Tensor | float | None) -> None:
@@ -179,11 +204,10 @@ class Watcher(Course):
         self._check_open()
         self._delivery.send()
         self._state = "finished"
-        if not self.t:
-            self._parts.notices.never()
+        row = RowRecord(self.t, self._watched.parameters.device, self._watched.ranks)
+        self._instruments.call("finish", row)
         if self._parts.reference is None:
             return {}
-        row = RowRecord(self.t, self._parts.parameters.device, self._parts.ranks)
         for name, value in metrics.items():
             row.metric(name, value)
         with torch.no_grad():
@@ -198,6 +222,10 @@ class Watcher(Course):
             self._state = "closed"
             self._parts.forensics.finish()
             self._parts.close()
+            self._instruments.close()
+            self._watched.close()
+            for handle in self._handles:
+                handle.remove()
             self.sink.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -233,19 +261,17 @@ class Watcher(Course):
         self.sink.open(list(self.tables.values()))
 
     def _look_at_reference(self, reference: ReferenceRows) -> None:
-        notices, boards = self._parts.notices, self._parts.on("reference")
+        boards = self._watched.on("reference")
         if reference.ready:
-            notices.look(self.t, "reference", boards, reference.order)
+            self._checks.look(self.t, "reference", boards, reference.order)
         else:
-            notices.no_batch(self.t, self._parts.training, boards)
+            self._checks.no_batch(self.t, boards)
 
     def _note_audit(self) -> None:
         """Called when what was checked of the run has changed; a subclass records it at once."""
 
     def _updated(self, number: int) -> None:
         """An optimizer has stepped."""
-        self._contents.early |= self._delivery.row is None and self.t == 0
         with self._timed():
-            if self._parts.training.attached:
-                self._parts.leftover.note(number)
+            self._instruments.call("after_step", number)
             self._delivery.stepped(number)

@@ -29,6 +29,13 @@ class Guard:
             raise error
         self._end([board], f"its probe raised {said(error)}", error)
 
+    def instrument(self, name: str, boards: Iterable[Board], error: Exception) -> None:
+        """An instrument itself raised: its tables end."""
+        if self.strict or self.recording:
+            raise error
+        if not self._end(boards, f"{name} raised {said(error)}", error):
+            log.warning("no more of %s, which raised %s. Training goes on.", name, said(error))
+
     def reference(self, boards: Iterable[Board], error: Exception, own: bool) -> None:
         """The held-out pass raised; ``own``: the caller's own function."""
         if self.strict or self.recording or (self.trying and own):

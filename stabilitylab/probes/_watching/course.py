@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from ...errors import UsageError
 from .._engine.row import Metrics, RowMetrics, Template
+from .._engine.watched import Watched
+from ..instruments.instrument import Instruments
+from ..instruments.training_pass import TrainingRows
 from .assembly import Assembly
-from .contents import Contents
 from .delivery import Delivery
 
 
@@ -28,8 +30,10 @@ class Cost:
 class Course:
     """What a watcher has besides its arguments and its rows' content: their count, its hooks' presence, its cost."""
 
+    _watched: Watched
+    _instruments: Instruments
+    _training: TrainingRows
     _parts: Assembly
-    _contents: Contents
     _delivery: Delivery
 
     def __init__(self) -> None:
@@ -45,7 +49,7 @@ class Course:
 
     def due(self, row: int) -> bool:
         """Whether the training pass of this row is probed, by what is recorded in it."""
-        return self._contents.due(row)
+        return self._watched.due(row)
 
     def due_reference(self, row: int) -> bool:
         """Whether the reference pass is recorded at this row."""
@@ -55,7 +59,7 @@ class Course:
     def cost(self) -> Cost:
         parts, reference = self._parts, self._parts.reference
         apart = (reference.seconds if reference else 0.0, parts.curvature.seconds)
-        return Cost(parts.training.seconds, self._step_seconds, *apart)
+        return Cost(self._training.passes.seconds, self._step_seconds, *apart)
 
     @contextmanager
     def recording(self) -> Iterator[Template]:
@@ -64,7 +68,7 @@ class Course:
         self._check_open()
         try:
             with self._delivery.set_aside():
-                self._template = template = Template(self._parts.parameters.device)
+                self._template = template = Template(self.t, self._watched.parameters.device)
                 self._arm()
                 yield template
         finally:
@@ -74,8 +78,7 @@ class Course:
     def end_pass(self, more: bool) -> None:
         """Adds up what a micro-batch has left, where it is recorded apart from the next ones (``more``) and from
         ``step``, which otherwise do."""
-        if self._parts.training.attached:
-            self._parts.training.end(more)
+        self._training.end_pass(more)
 
     def replay(self, template: Template, run: Callable[[], None]) -> Metrics:
         """Row t by ``run``, which replays what was recorded with ``template``, in place of ``step`` and all around it.
@@ -91,13 +94,8 @@ class Course:
         return RowMetrics(row)
 
     def _arm(self) -> None:
-        """Hooks for the coming row: there while it is probed, gone (and free of cost) while it is not."""
-        training = self._parts.training
-        training.start_row()
-        if self.due(self.t):
-            training.attach()
-        else:
-            training.detach()
+        """Prepares the coming row."""
+        self._instruments.call("before_forward", self.t)
         self._parts.curvature.arm(self.t)
 
     @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -11,25 +12,27 @@ import torch
 
 from ...schema import Cells
 from .._engine.board import Board
-from .._engine.row import RowRecord, State, Template
+from .._engine.row import Metrics, RowRecord, State, Template
+from .._engine.watched import Watched
 from ..incidents.report import Incident
+from ..instruments.instrument import Instruments
+from ..instruments.loop_checks import LoopChecks
 from .assembly import Assembly
-from .contents import Contents
 
 
 class Delivery:
     """Holds the row that waits: for the optimizers' steps, or for its copy to arrive."""
 
-    def __init__(self, parts: Assembly, contents: Contents) -> None:
+    def __init__(self, watched: Watched, instruments: Instruments, checks: LoopChecks, parts: Assembly) -> None:
         self.row: RowRecord | None = None
         self.last: tuple[int, dict[str, float | None], dict[str, Cells]] | None = None  # what the sink got last
-        self._parts, self._contents = parts, contents
+        self._watched, self._instruments, self._checks, self._parts = watched, instruments, checks, parts
         self._steps: set[int] = set()  # optimizers whose step the row still waits for
 
     def hold(self, row: RowRecord) -> None:
         """This row comes next; one that is owed numbers waits for the steps of all optimizers."""
         self.row = row
-        self._steps = set(range(len(self._parts.optimizers))) if row.state is State.OWED else set()
+        self._steps = set(range(len(self._watched.optimizers))) if row.state is State.OWED else set()
 
     def stepped(self, number: int) -> None:
         """An optimizer has stepped."""
@@ -41,7 +44,9 @@ class Delivery:
         """Adds to the row what the update did. One that never came left the parameters as they were: numbers of 0."""
         if self.row is not None and self.row.state is State.OWED:
             with torch.no_grad():
-                self._contents.complete(self.row)
+                self._instruments.call("after_update", self.row)
+                if not isinstance(self.row, Template) and self._parts.curvature.due(self.row.step):
+                    self._parts.curvature.fill(self.row)
             self.row.ship()
 
     def settle(self, alone: bool = False) -> None:
@@ -49,7 +54,7 @@ class Delivery:
         without the other ranks, which may be elsewhere, so that one that they are needed for is given up."""
         if alone and self.row is not None and self.row.waits:
             self.row = None
-        if self._parts.scaler is not None:
+        if self._watched.scaler is not None:
             self.complete()
         elif self.row is not None and self.row.state is State.OWED:
             self._parts.curvature.skip()
@@ -63,22 +68,21 @@ class Delivery:
             row, self.row = self.row, None
             row.ship()
             metrics, tables = row.read()
-            for board in self._parts.boards:
+            for board in self._watched.boards:
                 if board.table.name in row.ended:
                     self._ended(board)
-            self._parts.guard.trying = False
-            if warning := self._parts.leftover.tell(row.step, row.aside["left"]):
-                self._parts.notices.warn(row.step, warning)
+            self._watched.guard.trying = False
+            self._instruments.call("row_read", row)
             if self._parts.reference is not None:
                 self._parts.reference.neutrality.tell(row)
             self.last = (row.step, metrics, tables)
-            self._parts.sink.append(*self.last)
-            if self._parts.stages is None:  # which have the places of their own
+            self._watched.sink.append(*self.last)
+            if self._watched.stages is None:  # which have the places of their own
                 self._parts.forensics.examine(*self.last, row.broken, row.aside)
 
     def _ended(self, board: Board) -> None:
         """A table ended on another rank, or on all, which found that they do not agree."""
-        ranks, guard = self._parts.ranks, self._parts.guard
+        ranks, guard = self._watched.ranks, self._watched.guard
         if ranks is not None and not board.ended and (why := ranks.apart.get(board.table.name)):
             guard.disagree([board], why, ranks.rank == 0)
         else:
@@ -87,30 +91,43 @@ class Delivery:
     def begin(self) -> None:
         """What is known of the row to a sink that takes it (``begin``): where reading it waits for nothing, and on a
         GPU too once a number was not finite, since then each row may be the last."""
-        begin = getattr(self._parts.sink, "begin", None)
+        begin = getattr(self._watched.sink, "begin", None)
         if self.row is None or begin is None or self.row.waits:
             return
-        if self._parts.parameters.device.type == "cpu" or self._parts.forensics.incident is not None:
+        if self._reads_at_once():
             metrics, tables = self.row.read()
-            self._contents.look_closer(self.row, metrics)
+            self._look_closer(self.row, metrics)
             begin(self.row.step, metrics, tables)
+
+    def _reads_at_once(self) -> bool:
+        return self._watched.parameters.device.type == "cpu" or self._parts.forensics.incident is not None
+
+    def _look_closer(self, row: RowRecord, metrics: Metrics) -> None:
+        """At a row that is not probed whose loss is NaN or inf: whether a parameter was so before. That can be asked
+        where the row is read at once, since the optimizer's step leaves hardly a parameter finite."""
+        watched, loss = self._watched, metrics.get("loss")
+        if loss is None or math.isfinite(loss) or self._parts.forensics.incident is not None or watched.due(row.step):
+            return
+        if watched.optimizers and watched.ranks is None and not self._checks.early:  # else it may have stepped already
+            with torch.no_grad():
+                row.aside["pieces"]["theta"] = watched.parameters.squares(watched.parameters.tensors).cpu().numpy()
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
         """Around device work that is recorded instead of done: it ends no row and leaves no number behind."""
         pending, self.row = self.row, None
-        self._parts.guard.recording = True
+        self._watched.guard.recording = True
         try:
             yield
         finally:
-            self._parts.guard.recording = False
+            self._watched.guard.recording = False
             self.row = pending
-            for board in self._parts.boards:
+            for board in self._watched.boards:
                 board.clear()
 
     def replay(self, t: int, template: Template, run: Callable[[], None]) -> RowRecord:
         """Row t by ``run``, which replays what was recorded with ``template``; it is held, the one before is sent."""
-        row, curvature = RowRecord(t, self._parts.parameters.device), self._parts.curvature
+        row, curvature = RowRecord(t, self._watched.parameters.device), self._parts.curvature
         with torch.no_grad():
             if self._parts.reference is not None:
                 self._parts.reference.fill(row)
@@ -134,7 +151,7 @@ class Delivery:
             "curvature": self._parts.curvature.state_dict(),
             "incident": None if incident is None else asdict(incident),
             "tapped": self._parts.tapped.places,
-            "not_neutral": [*self._parts.audit.not_neutral],
+            "not_neutral": [*self._watched.audit.not_neutral],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -143,7 +160,7 @@ class Delivery:
         self.row = RowRecord.from_state(state["pending"]) if state["pending"] else None
         if (incident := state.get("incident")) is not None:
             self._parts.forensics.incident = Incident(**incident)  # a run has one, the first
-        self._parts.audit.not_neutral += state.get("not_neutral", ())
+        self._watched.audit.not_neutral += state.get("not_neutral", ())
         if self._parts.reference is not None and state["reference"] is not None:
             self._parts.reference.load_state_dict(state["reference"])
         if (curvature := state.get("curvature")) is not None:
