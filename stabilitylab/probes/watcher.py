@@ -14,7 +14,6 @@ from ..schema import Cells, Sink, Table
 from ._engine.cadence import Cadence
 from ._engine.neutral_pass import Audit
 from ._engine.options import WatchOptions, takes
-from ._engine.reference_rows import ReferenceRows
 from ._engine.row import Metrics, RowMetrics, RowRecord, State
 from ._engine.watchable import check_unscaled
 from ._engine.watched import Watched
@@ -23,10 +22,12 @@ from ._watching.course import Course
 from ._watching.delivery import Delivery
 from .incidents.report import Incident
 from .instruments.agreement import Agreement
+from .instruments.curvature_rows import CurvatureRows
 from .instruments.instrument import Instruments
 from .instruments.leftover import LeftoverGradients
 from .instruments.loop_checks import LoopChecks
 from .instruments.parameter_tables import ParameterTables
+from .instruments.reference_rows import ReferenceRows
 from .instruments.training_pass import TrainingRows
 from .parameters.pieces import Parameters
 from .places.sites import Sites
@@ -88,10 +89,19 @@ class Watcher(Course):
         self._watched = watched = Watched(model, sink, options, self._declare, Audit(changed=self._note_audit))
         self._training = training = TrainingRows()
         self._checks = checks = LoopChecks(training)
-        self._instruments = Instruments(
-            [Agreement(), ParameterTables(), training, checks, LeftoverGradients(training, checks)], watched
-        )
-        self._parts = Assembly(watched, training)
+        self._reference = reference = None if watched.reference is None else ReferenceRows(training, checks)
+        self._curvature = curvature = CurvatureRows(reference)
+        listed = [
+            Agreement(),
+            ParameterTables(),
+            training,
+            checks,
+            LeftoverGradients(training, checks),
+            *([reference] if reference is not None else []),
+            curvature,
+        ]
+        self._instruments = Instruments(listed, watched)
+        self._parts = Assembly(watched, training, reference)
         watched.await_layout()
         self.sink: Sink = watched.sink  # the caller's, or on other ranks than the first, nothing
         self.parameters: Parameters = watched.parameters
@@ -150,7 +160,7 @@ class Watcher(Course):
         after the optimizer's step keeps the one copy a row; not looking at all keeps the host from waiting for it.
         """
         self._check_open()
-        watched, reference, template = self._watched, self._parts.reference, self._template
+        watched, template = self._watched, self._template
         watched.lay_out()
         for optimizer in watched.optimizers:
             check_unscaled(watched.scaler, optimizer)
@@ -165,13 +175,8 @@ class Watcher(Course):
                 row.metric(name, value)
             with torch.no_grad():
                 self._instruments.call("after_backward", row)
-                if template is None and self._parts.curvature.due(self.t):
-                    row.owe()
-                    self._parts.curvature.start()
-                if template is None and reference is not None:
-                    reference.fill(row)
-                    if reference.due(self.t) and not reference.refused:
-                        self._look_at_reference(reference)
+                if row.is_live:
+                    self._instruments.call("host", row)
             self._delivery.hold(row)
             if template is None:
                 if row.state is not State.OWED:
@@ -205,13 +210,12 @@ class Watcher(Course):
         self._delivery.send()
         self._state = "finished"
         row = RowRecord(self.t, self._watched.parameters.device, self._watched.ranks)
-        self._instruments.call("finish", row)
-        if self._parts.reference is None:
-            return {}
         for name, value in metrics.items():
             row.metric(name, value)
         with torch.no_grad():
-            self._parts.reference.fill(row, last=True)
+            self._instruments.call("finish", row)
+        if self._reference is None:
+            return {}
         self._delivery.hold(row)
         self._delivery.send()
         return self.last[1] if self.last else {}
@@ -259,13 +263,6 @@ class Watcher(Course):
 
     def _declare(self) -> None:
         self.sink.open(list(self.tables.values()))
-
-    def _look_at_reference(self, reference: ReferenceRows) -> None:
-        boards = self._watched.on("reference")
-        if reference.ready:
-            self._checks.look(self.t, "reference", boards, reference.order)
-        else:
-            self._checks.no_batch(self.t, boards)
 
     def _note_audit(self) -> None:
         """Called when what was checked of the run has changed; a subclass records it at once."""

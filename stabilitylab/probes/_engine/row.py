@@ -59,6 +59,8 @@ class RowRecord:
     On several ranks ``ship`` first adds up what they have: each rank must come to it, and nothing is read before.
     """
 
+    is_live = True  # of an update that is done as it is, or replayed
+
     def __init__(self, step: int, device: torch.device, ranks: Ranks | None = None) -> None:
         self.step, self.state = step, State.OPEN
         self.broken: dict[str, np.ndarray] = {}  # table -> (rows, columns) True where a recorded number is not finite
@@ -221,6 +223,8 @@ class Template(RowRecord):
 
     ``step``: the coming row when it was recorded, which is probed if the rows are that are replayed with it.
     """
+
+    is_live = False  # of one that is recorded instead of done
 
     def __init__(self, step: int, device: torch.device) -> None:
         super().__init__(step, device)

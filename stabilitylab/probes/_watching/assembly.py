@@ -1,63 +1,29 @@
-"""The parts of a watcher that are no instruments yet: the reference pass, curvature, taps, the report of a NaN."""
+"""The parts of a watcher that are no instruments yet: taps, the report of a NaN."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ...errors import UsageError
-from .._engine.curvature_rows import CurvatureRows
-from .._engine.first_batch import FirstBatch
-from .._engine.reference_rows import ReferenceRows
 from .._engine.selection import chosen
 from .._engine.tapped import Place, Tapped
 from .._engine.watchable import compiled_modules
 from .._engine.watched import Watched
 from ..base import PROBES
 from ..incidents.report import Forensics
+from ..instruments.reference_rows import ReferenceRows
 from ..instruments.training_pass import TrainingRows
 from ..places.sites import Sites
 
 
 class Assembly:
-    """Made from the model as it is watched, and from the rows of its training pass."""
+    """Made from the model as it is watched, and from the rows of its two passes."""
 
-    def __init__(self, watched: Watched, training: TrainingRows) -> None:
-        options, model, ranks = watched.options, watched.model, watched.ranks
-        self._watched, self._training = watched, training
-        self._named = {name for name, named in chosen(options.probes).items() if named and watched.stages is None}
-        self.reference, self._first = None, None
-        reference = watched.reference
-        if isinstance(reference, str):
-            reference = self._first = FirstBatch(model, training.passes.masks)
-        if reference is not None:
-            self.reference = ReferenceRows(
-                model,
-                watched.on("reference"),
-                watched.masks(self._first.mask if self._first else options.mask),
-                watched.guard,
-                reference,
-                options.update_every,
-                options.schedule,
-                watched.parameters,
-                ranks,
-                options.recorder,
-                options.measured,
-                watched.audit,
-                options.restore,
-            )
-        self.curvature = CurvatureRows(
-            model,
-            watched.on("curvature"),
-            watched.guard,
-            options.curvature_every,
-            options.curvature_loss,
-            reference,
-            watched.parameters,
-            ranks,
-            options.curvature_batch,
-            watched.audit,
-            options.restore,
-        )
+    def __init__(self, watched: Watched, training: TrainingRows, reference: ReferenceRows | None) -> None:
+        self._watched, self._training, self.reference = watched, training, reference
+        self._named = {
+            name for name, named in chosen(watched.options.probes).items() if named and watched.stages is None
+        }
         self.tapped = self._taps()
         training.passes.tapped = self.tapped
         if self.reference is not None:
@@ -82,10 +48,7 @@ class Assembly:
         self.tapped.settle()
 
     def close(self) -> None:
-        self.curvature.close()
         self.tapped.close(bool(compiled_modules(self._watched.model)))
-        if self._first is not None:
-            self._first.close()
 
     def _taps(self) -> Tapped:
         why_not = ""

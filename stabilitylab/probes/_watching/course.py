@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from ...errors import UsageError
 from .._engine.row import Metrics, RowMetrics, Template
 from .._engine.watched import Watched
+from ..instruments.curvature_rows import CurvatureRows
 from ..instruments.instrument import Instruments
+from ..instruments.reference_rows import ReferenceRows
 from ..instruments.training_pass import TrainingRows
-from .assembly import Assembly
 from .delivery import Delivery
 
 
@@ -33,7 +34,8 @@ class Course:
     _watched: Watched
     _instruments: Instruments
     _training: TrainingRows
-    _parts: Assembly
+    _reference: ReferenceRows | None
+    _curvature: CurvatureRows
     _delivery: Delivery
 
     def __init__(self) -> None:
@@ -53,12 +55,11 @@ class Course:
 
     def due_reference(self, row: int) -> bool:
         """Whether the reference pass is recorded at this row."""
-        return self._parts.reference is not None and self._parts.reference.due(row)
+        return self._reference is not None and self._reference.due(row)
 
     @property
     def cost(self) -> Cost:
-        parts, reference = self._parts, self._parts.reference
-        apart = (reference.seconds if reference else 0.0, parts.curvature.seconds)
+        apart = (self._reference.seconds if self._reference else 0.0, self._curvature.seconds)
         return Cost(self._training.passes.seconds, self._step_seconds, *apart)
 
     @contextmanager
@@ -96,7 +97,6 @@ class Course:
     def _arm(self) -> None:
         """Prepares the coming row."""
         self._instruments.call("before_forward", self.t)
-        self._parts.curvature.arm(self.t)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

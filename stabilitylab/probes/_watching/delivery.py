@@ -45,8 +45,8 @@ class Delivery:
         if self.row is not None and self.row.state is State.OWED:
             with torch.no_grad():
                 self._instruments.call("after_update", self.row)
-                if not isinstance(self.row, Template) and self._parts.curvature.due(self.row.step):
-                    self._parts.curvature.fill(self.row)
+                if self.row.is_live:
+                    self._instruments.call("host_after_update", self.row)
             self.row.ship()
 
     def settle(self, alone: bool = False) -> None:
@@ -54,10 +54,11 @@ class Delivery:
         without the other ranks, which may be elsewhere, so that one that they are needed for is given up."""
         if alone and self.row is not None and self.row.waits:
             self.row = None
+            self._instruments.call("abort")
         if self._watched.scaler is not None:
             self.complete()
         elif self.row is not None and self.row.state is State.OWED:
-            self._parts.curvature.skip()
+            self._instruments.call("skipped", self.row)
             self.row.ship()
             self.row.state = State.SHIPPED
 
@@ -73,8 +74,6 @@ class Delivery:
                     self._ended(board)
             self._watched.guard.trying = False
             self._instruments.call("row_read", row)
-            if self._parts.reference is not None:
-                self._parts.reference.neutrality.tell(row)
             self.last = (row.step, metrics, tables)
             self._watched.sink.append(*self.last)
             if self._watched.stages is None:  # which have the places of their own
@@ -127,16 +126,12 @@ class Delivery:
 
     def replay(self, t: int, template: Template, run: Callable[[], None]) -> RowRecord:
         """Row t by ``run``, which replays what was recorded with ``template``; it is held, the one before is sent."""
-        row, curvature = RowRecord(t, self._watched.parameters.device), self._parts.curvature
+        row = RowRecord(t, self._watched.parameters.device)
         with torch.no_grad():
-            if self._parts.reference is not None:
-                self._parts.reference.fill(row)
-            if curved := curvature.due(t):
-                curvature.start()
+            self._instruments.call("host", row)
             run()
             row.adopt(template)
-            if curved:
-                curvature.fill(row)
+            self._instruments.call("host_after_update", row)
             row.ship()
         self.send()
         self.hold(row)
@@ -144,11 +139,11 @@ class Delivery:
 
     def state_dict(self) -> dict[str, Any]:
         """The row that waits, what the coming ones are compared with, and where the run first broke."""
-        reference, incident = self._parts.reference, self._parts.forensics.incident
+        incident = self._parts.forensics.incident
         return {
             "pending": self.row and self.row.state_dict(),
-            "reference": reference and reference.state_dict(),
-            "curvature": self._parts.curvature.state_dict(),
+            "reference": None,
+            **self._instruments.state_dict(),
             "incident": None if incident is None else asdict(incident),
             "tapped": self._parts.tapped.places,
             "not_neutral": [*self._watched.audit.not_neutral],
@@ -161,7 +156,4 @@ class Delivery:
         if (incident := state.get("incident")) is not None:
             self._parts.forensics.incident = Incident(**incident)  # a run has one, the first
         self._watched.audit.not_neutral += state.get("not_neutral", ())
-        if self._parts.reference is not None and state["reference"] is not None:
-            self._parts.reference.load_state_dict(state["reference"])
-        if (curvature := state.get("curvature")) is not None:
-            self._parts.curvature.load_state_dict(curvature)
+        self._instruments.load_state_dict(state)
