@@ -101,7 +101,6 @@ INSIDE = {
         ("probes._engine",),
         ("probes.incidents",),
         ("probes.instruments",),
-        ("probes._watching",),
         ("probes.watcher",),
         ("probes",),
     ),

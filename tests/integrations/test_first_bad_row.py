@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import stabilitylab as sl
-from stabilitylab.probes._watching.delivery import Delivery
+from stabilitylab.probes import Watcher
 from stabilitylab.store import Run
 
 
@@ -16,7 +16,7 @@ def test_from_the_first_bad_number_on_each_row_is_journalled_at_its_own_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What decides is asked as it would be asked on a GPU; a copy of the run is what ``kill -9`` would leave."""
-    monkeypatch.setattr(Delivery, "_reads_at_once", lambda self: self._parts.forensics.incident is not None)
+    monkeypatch.setattr(Watcher, "_reads_at_once", lambda self: self.incident is not None)
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))
     last = []
     with sl.watch(model, out=tmp_path / "run", every=1, probes="grad_norm") as w:
