@@ -32,7 +32,7 @@ def trainer(plan: Plan, folder: Path, *, bare: bool = False) -> Trainer:
     run = RunWriter.create(folder, {"config": {}})
     own = {"recorder": plan.recorder, "compiled": plan.compiled}
     made = Trainer(plan.config, plan.dataset, run, plan.device, **own)
-    made.watcher._contents.total = not bare
+    made.watcher.total_every_step = not bare
     return made
 
 

@@ -28,7 +28,9 @@ from .probes import (
     Optimizers,
     Sites,
     Watcher,
+    WatchOptions,
     find_sites,
+    keywords,
     split_sites,
 )
 from .probes.numerics import numerics
@@ -50,10 +52,10 @@ class RunWatcher(Watcher):
     ended."""
 
     def __init__(
-        self, model: nn.Module, run: RunWriter | AbsentRun, *, sink: Sink | None = None, **options: Any
+        self, model: nn.Module, run: RunWriter | AbsentRun, options: WatchOptions, sink: Sink | None = None
     ) -> None:
         self.run = run
-        super().__init__(model, sink or run, **options)
+        super().__init__(model, sink or run, **keywords(options))
         if self.dropped and is_first_rank():
             log.warning("%s: not recorded: %s.", run.path, "; ".join(f"{name} {why}" for name, why in self.dropped))
 
@@ -80,7 +82,7 @@ class RunWatcher(Watcher):
         self, loss: torch.Tensor | float | None = None, **metrics: torch.Tensor | float | None
     ) -> Mapping[str, float | None]:
         row = super().step(loss, **metrics)
-        if self.t == 1 and self._parts.stages is None:  # a stage knows only its own places
+        if self.t == 1 and self._watched.stages is None:  # a stage knows only its own places
             self.run.record(places_untrained=untrained(self.parameters), audit=dict(self.audit), **self._classes())
         return row
 
@@ -90,7 +92,7 @@ class RunWatcher(Watcher):
         """Return the number of classes, if the model has one projection onto its vocabulary, all of it on this rank;
         else {}."""
         heads = [site.module for site in self.sites.logits]
-        alone = self._parts.ranks is None and len(heads) == 1
+        alone = self._watched.ranks is None and len(heads) == 1
         return {"classes": heads[0].out_features} if alone and isinstance(heads[0], nn.Linear) else {}
 
     def checkpoint(self) -> dict[str, Any]:
@@ -244,10 +246,7 @@ def watch(
         update_every = "log" if reference == "first batch" else every
     run = create() if parallel == "off" else on_first_rank(create) or AbsentRun(out)
     try:
-        watcher = RunWatcher(
-            model,
-            run,
-            sink=heard() if parallel == "off" else on_first_rank(heard),
+        options = WatchOptions(
             probes=probes,
             every=every,
             update_every=update_every,
@@ -267,6 +266,7 @@ def watch(
             strict=strict,
             tapped=() if resume is None else resume["watcher"].get("tapped", ()),
         )
+        watcher = RunWatcher(model, run, options, heard() if parallel == "off" else on_first_rank(heard))
         if resume is not None:
             watcher.load_state_dict(resume["watcher"])
         return watcher

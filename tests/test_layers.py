@@ -101,7 +101,7 @@ INSIDE = {
         ("probes.library",),
         ("probes._engine",),
         ("probes.incidents",),
-        ("probes._watching",),
+        ("probes.instruments",),
         ("probes.watcher",),
         ("probes",),
     ),

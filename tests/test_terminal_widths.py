@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from stabilitylab.commands import COMMANDS
-from stabilitylab.probes._watching.course import Cost
+from stabilitylab.probes.watcher import Cost
 from stabilitylab.schema import Cells, Row, Table
 from stabilitylab.store import RunWriter
 from stabilitylab.terminal import Field, LiveDisplay, print_table, sparkline, strips

@@ -3,12 +3,11 @@
 ``base`` and ``rules`` are what an author reads, ``library`` holds the probes, ``places`` says where they may look.
 """
 
-from ._engine.cadence import Cadence, is_due
-from ._engine.curvature_rows import CurvatureBatch, CurvatureCadence
+from ._engine.cadence import Cadence, CurvatureCadence, is_due
 from ._engine.evaluation import evaluation, random_states_kept
 from ._engine.masks import Mask
+from ._engine.options import AlphaSchedule, CurvatureBatch, WatchOptions, keywords
 from ._engine.recorder import CudaGraphs, Recorder, attempt
-from ._engine.reference_rows import AlphaSchedule
 from ._engine.row import Template
 from ._engine.selection import Names, chosen, find_sites, split_sites
 from ._engine.watchable import Optimizers
@@ -45,12 +44,14 @@ __all__ = [
     "Sum",
     "Template",
     "Total",
+    "WatchOptions",
     "Watcher",
     "attempt",
     "chosen",
     "evaluation",
     "find_sites",
     "is_due",
+    "keywords",
     "probe",
     "random_states_kept",
     "split_sites",

@@ -2,40 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import UsageError
 from ..schema import Cells, Sink, Table
-from ._engine.cadence import Cadence, checked
-from ._engine.curvature_rows import CurvatureBatch, CurvatureCadence, checked_batch, checked_curvature
-from ._engine.masks import Mask
+from ._engine.board import Board
+from ._engine.cadence import Cadence
 from ._engine.neutral_pass import Audit
-from ._engine.recorder import Recorder
-from ._engine.reference_rows import AlphaSchedule, ReferenceRows
-from ._engine.row import Metrics, RowMetrics, RowRecord, State
-from ._engine.selection import Names
-from ._engine.tapped import Place
-from ._engine.watchable import Optimizers, check_unscaled
-from ._watching.assembly import Assembly
-from ._watching.contents import Contents
-from ._watching.course import Course
-from ._watching.delivery import Delivery
+from ._engine.options import WatchOptions, takes
+from ._engine.row import Metrics, RowMetrics, RowRecord, State, Template
+from ._engine.watchable import check_unscaled
+from ._engine.watched import Watched
 from .incidents.report import Incident
+from .instruments.agreement import Agreement
+from .instruments.curvature_rows import CurvatureRows
+from .instruments.forensics import Forensics
+from .instruments.instrument import Instrument, Instruments
+from .instruments.leftover import LeftoverGradients
+from .instruments.loop_checks import LoopChecks
+from .instruments.neutrality import Neutrality
+from .instruments.parameter_tables import ParameterTables
+from .instruments.reference_rows import ReferenceRows
+from .instruments.taps import Taps
+from .instruments.training_pass import TrainingRows
 from .parameters.pieces import Parameters
-from .parameters.ranks import Parallel
-from .parameters.sharing import Share
 from .places.sites import Sites
 
-if TYPE_CHECKING:
-    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+@dataclass
+class Cost:
+    """Wall seconds that watching took so far: in hooks, in ``step``, and apart in reference passes and at curvature."""
+
+    hooks: float = 0.0
+    step: float = 0.0
+    reference: float = 0.0
+    curvature: float = 0.0
 
 
-class Watcher(Course):
+class Watcher:
     """Records probes of ``model`` into ``sink``, one row per optimizer update; use it as a context manager.
 
     Each update: forward, backward, (``scaler.unscale_``), ``watcher.step(loss=loss)``, (clipping), optimizer's step.
@@ -56,7 +69,7 @@ class Watcher(Course):
       "first batch": copies of what the model's first training forward was given.
     - ``curvature_loss``: returns the loss of a fixed batch, one number or one a token or sentence, for the probes of
       curvature; what ``reference`` returns does too, as a number or as ``.loss``. ``curvature_every``: their rows, a
-      number, "log" or "auto" (see :func:`~._engine.curvature_rows.is_curved`). ``curvature_batch``: "fixed", or
+      number, "log" or "auto" (see :func:`~._engine.cadence.is_curved`). ``curvature_batch``: "fixed", or
       "update" for the batch that each row's update is made of, as critical sharpness is defined: what the model returns
       for it is the loss, or what ``curvature_loss`` returns between the optimizer's step and the next forward.
     - ``measured``: rows at which ``reference`` is run for these numbers alone, beside those of ``update_every``.
@@ -84,98 +97,94 @@ class Watcher(Course):
     optimizer's step. ``flush``, ``finish`` and ``state_dict`` (this rank's shards) are for all ranks at once.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        sink: Sink,
-        *,
-        probes: Names = "default",
-        every: Cadence = "log",
-        update_every: Cadence = "log",
-        optimizer: Optimizers = None,
-        scaler: torch.amp.GradScaler | None = None,
-        mask: Mask | Callable[[], Mask | None] | None = None,
-        schedule: AlphaSchedule | None = None,
-        reference: Callable[[], Any] | Literal["first batch"] | None = None,
-        output_site: str | None = None,
-        sites: str | Mapping[str, str] | None = None,
-        total_every_step: bool = True,
-        parallel: Parallel | PipelineScheduleSingle = "auto",
-        share: Share | None = None,
-        recorder: Recorder | None = None,
-        measured: Callable[[int], bool] = lambda row: False,
-        curvature_every: CurvatureCadence = "auto",
-        curvature_loss: Callable[[], torch.Tensor] | None = None,
-        curvature_batch: CurvatureBatch = "fixed",
-        restore: bool = False,
-        strict: bool = False,
-        tapped: Sequence[Place] = (),
-    ) -> None:
-        self.every: Cadence = checked(every, "every")
-        self.update_every: Cadence = checked(update_every, "update_every")
-        self._parts = Assembly(
-            model,
-            sink,
-            probes=probes,
-            update_every=self.update_every,
-            optimizer=optimizer,
-            scaler=scaler,
-            mask=mask,
-            schedule=schedule,
-            reference=reference,
-            output_site=output_site,
-            sites=sites,
-            parallel=parallel,
-            share=share,
-            recorder=recorder,
-            measured=measured,
-            curvature_every=checked_curvature(curvature_every),
-            curvature_loss=curvature_loss,
-            curvature_batch=checked_batch(curvature_batch),
-            strict=strict,
-            tapped=tapped,
-            declare=self._declare,
-            restore=restore,
-            audit=Audit(changed=self._note_audit),
-        )
-        self.sink: Sink = self._parts.sink  # the caller's, or on other ranks than the first, nothing
-        self.parameters: Parameters = self._parts.parameters
-        self.unseen: Mapping[str, list[str]] = self._parts.notices.unseen  # table -> places that no call came by
-        self.loop_warnings: Sequence[str] = self._parts.notices.loop_warnings
-        self.ended: Mapping[str, str] = self._parts.guard.ended  # table -> why it ended before the run
-        self.audit: dict[str, Any] = self._parts.audit.facts  # what was checked of the model and the loop
-        self.not_neutral: Sequence[str] = self._parts.audit.not_neutral  # what watching changed and could not undo
-        self._contents = Contents(self._parts, self.every, total_every_step)
-        self._delivery = Delivery(self._parts, self._contents)
-        super().__init__()
-        self._parts.after_steps(self._updated)
+    @takes(WatchOptions)
+    def __init__(self, model: nn.Module, sink: Sink, options: WatchOptions) -> None:
+        self.every: Cadence = options.every
+        self.update_every: Cadence = options.update_every
+        self.t = 0
+        self.last: tuple[int, dict[str, float | None], dict[str, Cells]] | None = None
+        self._row: RowRecord | None = None  # waits for the optimizers' steps, or for its copy to arrive
+        self._steps: set[int] = set()  # optimizers whose step it still waits for
+        self._template: Template | None = None  # while an update is recorded for replays
+        self._settled = False
+        self._step_seconds = 0.0
+        self._state = "open"
+        self._process = os.getpid()
+        self._watched = watched = Watched(model, sink, options, self._declare, Audit(changed=self._note_audit))
+        self._training = training = TrainingRows()
+        self._checks = checks = LoopChecks(training)
+        self._reference = reference = None if watched.reference is None else ReferenceRows(training, checks)
+        self._curvature = CurvatureRows(reference)
+        self._forensics = Forensics(training, reference, checks)
+        listed: list[Instrument] = [
+            Agreement(),
+            ParameterTables(),
+            training,
+            checks,
+            LeftoverGradients(training, checks),
+            *([] if reference is None else [reference]),
+            self._curvature,
+            Taps(training, reference),
+            self._forensics,
+            Neutrality(),
+        ]
+        self._instruments = Instruments(listed, watched)
+        watched.await_layout()
+        self.sink: Sink = watched.sink  # the caller's, or on other ranks than the first, nothing
+        self.parameters: Parameters = watched.parameters
+        self.unseen: Mapping[str, list[str]] = self._checks.unseen  # table -> places that no call came by
+        self.loop_warnings: Sequence[str] = self._checks.warnings
+        self.ended: Mapping[str, str] = watched.guard.ended  # table -> why it ended before the run
+        self.audit: dict[str, Any] = watched.audit.facts  # what was checked of the model and the loop
+        self.not_neutral: Sequence[str] = watched.audit.not_neutral  # what watching changed and could not undo
+        self._handles = [
+            optimizer.register_step_post_hook(lambda *_, number=number: self._stepped(number))
+            for number, optimizer in enumerate(watched.optimizers)
+        ]
         self._declare()
-        self._arm()
+        self._begin_row()
 
     @property
     def sites(self) -> Sites:
         """Where probes look; what the model shows by ``tap`` comes in its first pass."""
-        return self._parts.sites
+        return self._watched.sites
 
     @property
     def dropped(self) -> Sequence[tuple[str, str]]:
         """(probe, why it is not recorded)."""
-        return self._parts.dropped
+        return self._watched.dropped
 
     @property
     def tables(self) -> dict[str, Table]:
         """What is recorded: the definitions of the tables, by name."""
-        return self._parts.tables
+        return self._watched.tables
 
     @property
-    def last(self) -> tuple[int, dict[str, float | None], dict[str, Cells]] | None:
-        """The row that the sink got last: its number, metrics and tables."""
-        return self._delivery.last
+    def total_every_step(self) -> bool:
+        """True where each row has the norm of the whole gradient, probed or not."""
+        return self._watched.total
+
+    @total_every_step.setter
+    def total_every_step(self, wanted: bool) -> None:
+        self._watched.total = wanted
 
     @property
     def incident(self) -> Incident | None:
         """Where the run first broke, if a recorded number was NaN or inf; known once the row reached the sink."""
-        return self._parts.forensics.incident
+        return self._forensics.incident
+
+    @property
+    def cost(self) -> Cost:
+        apart = (self._reference.seconds if self._reference else 0.0, self._curvature.seconds)
+        return Cost(self._training.passes.seconds, self._step_seconds, *apart)
+
+    def due(self, row: int) -> bool:
+        """Whether the training pass of this row is probed, by what is recorded in it."""
+        return self._watched.due(row)
+
+    def due_reference(self, row: int) -> bool:
+        """Whether the reference pass is recorded at this row."""
+        return self._reference is not None and self._reference.due(row)
 
     def step(self, loss: torch.Tensor | float | None = None, **metrics: torch.Tensor | float | None) -> Metrics:
         """Ends row t: call it after backward (and unscale), before clipping and the optimizer's step.
@@ -184,78 +193,77 @@ class Watcher(Course):
         after the optimizer's step keeps the one copy a row; not looking at all keeps the host from waiting for it.
         """
         self._check_open()
-        parts, template = self._parts, self._template
-        parts.lay_out()
-        for optimizer in parts.optimizers:
-            check_unscaled(parts.scaler, optimizer)
-        parts.settle_places(self.t)
+        watched = self._watched
+        watched.lay_out()
+        for optimizer in watched.optimizers:
+            check_unscaled(watched.scaler, optimizer)
+        if not self._settled:
+            self._settled = True
+            self._instruments.call("settle", self.t)
         with self._timed():
-            if template is None:
-                self._delivery.send()
-            row = template or RowRecord(self.t, parts.parameters.device, parts.ranks)
-            if loss is not None or parts.stages is not None:  # of a pipeline, the last stage alone has one
+            row = self._next_row()
+            if loss is not None or watched.stages is not None:  # of a pipeline, the last stage alone has one
                 row.metric("loss", loss)
             for name, value in metrics.items():
                 row.metric(name, value)
             with torch.no_grad():
-                self._contents.fill(row, self.t)
-                if template is None and parts.reference is not None:
-                    parts.reference.fill(row)
-                    if parts.reference.due(self.t) and not parts.reference.refused:
-                        self._look_at_reference(parts.reference)
-            self._delivery.hold(row)
-            if template is None:
+                self._instruments.call("after_backward", row)
+                if row.is_live:
+                    self._instruments.call("host", row)
+            self._hold(row)
+            if row.is_live:
                 if row.state is not State.OWED:
                     row.ship()
-                self._delivery.begin()
+                self._begin_early()
                 self.t += 1
-                self._arm()
-                if not parts.optimizers and parts.training.attached:
-                    parts.leftover.note()
+                self._begin_row()
         return RowMetrics(row)
 
     def note(self, **metrics: torch.Tensor | float | None) -> None:
         """Adds metrics to the row that ``step`` ended last, such as what the rest of the update took."""
-        if self._delivery.row is None:
+        if self._row is None:
             raise UsageError("there is no pending row to add to: call note() after step(), before the next.")
         for name, value in metrics.items():
-            self._delivery.row.metric(name, value, own=True)
+            self._row.metric(name, value, own=True)
 
     def flush(self) -> None:
         """Sends the pending row now: for interruptions, between the optimizer's step and the next forward."""
-        self._delivery.settle()
-        self._delivery.send()
+        self._settle()
+        self._send()
 
     def salvage(self) -> None:
         """After an error: the pending row, unless other ranks, which may be elsewhere now, are needed for it."""
-        self._delivery.settle(alone=True)
-        self._delivery.send()
+        if self._row is not None and self._row.waits:
+            self._row = None
+            self._instruments.call("abort")
+        self._settle()
+        self._send()
 
     def finish(self, **metrics: torch.Tensor | float | None) -> Metrics:
         """Sends the pending row, then row N, "after training": the reference pass alone, and ``metrics`` that were
         measured by then. Returns row N's metrics."""
         self._check_open()
-        self._delivery.send()
+        self._send()
         self._state = "finished"
-        if not self.t:
-            self._parts.notices.never()
-        if self._parts.reference is None:
-            return {}
-        row = RowRecord(self.t, self._parts.parameters.device, self._parts.ranks)
+        row = RowRecord(self.t, self._watched.parameters.device, self._watched.ranks)
         for name, value in metrics.items():
             row.metric(name, value)
         with torch.no_grad():
-            self._parts.reference.fill(row, last=True)
-        self._delivery.hold(row)
-        self._delivery.send()
+            self._instruments.call("finish", row)
+        if self._reference is None:
+            return {}
+        self._hold(row)
+        self._send()
         return self.last[1] if self.last else {}
 
     def close(self) -> None:
         """Removes every hook and closes the sink; closing twice is fine. In a forked child it does nothing."""
         if self._state != "closed" and not self._is_fork():
             self._state = "closed"
-            self._parts.forensics.finish()
-            self._parts.close()
+            self._instruments.close()
+            self._watched.close()
+            for handle in self._handles:
+                handle.remove()
             self.sink.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -263,13 +271,59 @@ class Watcher(Course):
 
         Take it between the optimizer's step and the next forward. The pending row is in it, unless it was flushed.
         """
-        self._delivery.settle()
-        return {"t": self.t, **self._delivery.state_dict()}
+        self._settle()
+        pending = self._row and self._row.state_dict()
+        return {"t": self.t, "pending": pending, "reference": None, **self._instruments.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.t = state["t"]
-        self._delivery.load_state_dict(state)
-        self._arm()
+        self._row = RowRecord.from_state(state["pending"]) if state["pending"] else None
+        self._instruments.load_state_dict(state)
+        self._begin_row()
+
+    @contextmanager
+    def recording(self) -> Iterator[Template]:
+        """Around the device work of an update - forward, backward, ``step``, optimizer, :meth:`Template.pack` - while
+        it is recorded instead of done: ``step`` computes a row like the coming one and neither sends nor ends any."""
+        self._check_open()
+        watched, pending = self._watched, self._row
+        self._row, self._template = None, Template(self.t, self._watched.parameters.device)
+        watched.guard.recording = True
+        try:
+            self._begin_row()
+            yield self._template
+        finally:
+            watched.guard.recording = False
+            self._row, self._template = pending, None
+            for board in watched.boards:
+                board.clear()
+            self._begin_row()
+
+    def end_pass(self, more: bool) -> None:
+        """Adds up what a micro-batch has left, where it is recorded apart from the next ones (``more``) and from
+        ``step``, which otherwise do."""
+        self._training.end_pass(more)
+
+    def replay(self, template: Template, run: Callable[[], None]) -> Metrics:
+        """Row t by ``run``, which replays what was recorded with ``template``, in place of ``step`` and all around it.
+
+        The reference pass comes first, since the optimizer's step is in the replay; the row before is read last, while
+        the device is busy with this one. Metrics that the host knows are added by :meth:`note`.
+        """
+        self._check_open()
+        with self._timed():
+            row = RowRecord(self.t, self._watched.parameters.device)
+            with torch.no_grad():
+                self._instruments.call("host", row)
+                run()
+                row.adopt(template)
+                self._instruments.call("host_after_update", row)
+                row.ship()
+            self._send()
+            self._hold(row)
+            self.t += 1
+            self._begin_row()
+        return RowMetrics(row)
 
     def __enter__(self) -> Watcher:
         return self
@@ -290,20 +344,99 @@ class Watcher(Course):
     def _declare(self) -> None:
         self.sink.open(list(self.tables.values()))
 
-    def _look_at_reference(self, reference: ReferenceRows) -> None:
-        notices, boards = self._parts.notices, self._parts.on("reference")
-        if reference.ready:
-            notices.look(self.t, "reference", boards, reference.order)
-        else:
-            notices.no_batch(self.t, self._parts.training, boards)
-
     def _note_audit(self) -> None:
         """Called when what was checked of the run has changed; a subclass records it at once."""
 
-    def _updated(self, number: int) -> None:
+    def _begin_row(self) -> None:
+        self._instruments.call("before_forward", self.t)
+
+    def _next_row(self) -> RowRecord:
+        """The row that this ``step`` fills; the one before is sent, unless the update is recorded."""
+        if self._template is not None:
+            return self._template
+        self._send()
+        return RowRecord(self.t, self._watched.parameters.device, self._watched.ranks)
+
+    def _hold(self, row: RowRecord) -> None:
+        """This row is sent next; one that is owed numbers waits for the steps of all optimizers."""
+        self._row = row
+        self._steps = set(range(len(self._watched.optimizers))) if row.state is State.OWED else set()
+
+    def _stepped(self, number: int) -> None:
         """An optimizer has stepped."""
-        self._contents.early |= self._delivery.row is None and self.t == 0
         with self._timed():
-            if self._parts.training.attached:
-                self._parts.leftover.note(number)
-            self._delivery.stepped(number)
+            self._instruments.call("after_step", number)
+            self._steps.discard(number)
+            if not self._steps:
+                self._complete()
+
+    def _complete(self) -> None:
+        """Adds to the row what the update did. One that never came left the parameters as they were: numbers of 0."""
+        row = self._row
+        if row is not None and row.state is State.OWED:
+            with torch.no_grad():
+                self._instruments.call("after_update", row)
+                if row.is_live:
+                    self._instruments.call("host_after_update", row)
+            row.ship()
+
+    def _settle(self) -> None:
+        """The row as far as it is known: a scaler skipped the update, or the interruption came before it."""
+        if self._watched.scaler is not None:
+            self._complete()
+        elif self._row is not None and self._row.state is State.OWED:
+            self._instruments.call("skipped", self._row)
+            self._row.ship()
+            self._row.state = State.SHIPPED
+
+    def _begin_early(self) -> None:
+        """What is known of the row to a sink that takes it (``begin``): where reading it waits for nothing, and on a
+        GPU too once a number was not finite, since then each row may be the last."""
+        begin = getattr(self.sink, "begin", None)
+        if self._row is None or begin is None or self._row.waits or not self._reads_at_once():
+            return
+        metrics, tables = self._row.read()
+        self._instruments.call("row_begun", self._row, metrics)
+        begin(self._row.step, metrics, tables)
+
+    def _reads_at_once(self) -> bool:
+        return self._watched.parameters.device.type == "cpu" or self.incident is not None
+
+    def _send(self) -> None:
+        """The row to the sink, which waits for the device."""
+        self._complete()
+        if self._row is None:
+            return
+        row, self._row = self._row, None
+        row.ship()
+        metrics, tables = row.read()
+        for board in self._watched.boards:
+            if board.table.name in row.ended:
+                self._end(board)
+        self._watched.guard.trying = False
+        self._instruments.call("row_read", row)
+        self.last = (row.step, metrics, tables)
+        self._watched.sink.append(*self.last)
+        self._instruments.call("row_sent", row)
+
+    def _end(self, board: Board) -> None:
+        """A table ended on another rank, or on all, which found that they do not agree."""
+        ranks, guard = self._watched.ranks, self._watched.guard
+        if ranks is not None and not board.ended and (why := ranks.apart.get(board.table.name)):
+            guard.disagree([board], why, ranks.rank == 0)
+        else:
+            guard.elsewhere(board)
+
+    def _is_fork(self) -> bool:
+        """Return True in a forked child of the process that watches: the record is the parent's to end."""
+        return os.getpid() != self._process
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began, apart = time.perf_counter(), self.cost.reference + self.cost.curvature
+        yield
+        self._step_seconds += time.perf_counter() - began - (self.cost.reference + self.cost.curvature - apart)
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            raise UsageError(f"this watcher is {self._state}: make a new one to record more.")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from stabilitylab.decisive import BOUND, CONVERGED, FOUND
 from stabilitylab.errors import UsageError
 from stabilitylab.probes import Watcher
-from stabilitylab.probes._engine.curvature_rows import is_curved
+from stabilitylab.probes._engine.cadence import is_curved
 from stabilitylab.probes.library.preconditioned_sharpness import OfTheHessian
 
 NAMES = ("critical_sharpness", "preconditioned_sharpness", "sharpness")

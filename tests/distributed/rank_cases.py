@@ -134,7 +134,7 @@ def bf16(folder: Path) -> Any:
 
 
 def model_of(watcher: Watcher) -> torch.nn.Module:
-    return watcher._parts.model
+    return watcher._watched.model
 
 
 class Experts(torch.nn.Module):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import stabilitylab as sl
-from stabilitylab.probes._watching.delivery import Delivery
+from stabilitylab.probes import Watcher
 from stabilitylab.store import Run
 
 
@@ -17,17 +16,7 @@ def test_from_the_first_bad_number_on_each_row_is_journalled_at_its_own_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What decides is asked as it would be asked on a GPU; a copy of the run is what ``kill -9`` would leave."""
-    begin = Delivery.begin
-
-    def as_on_a_gpu(self: Delivery) -> None:
-        parts, device = self._parts, SimpleNamespace(device=torch.device("cuda"))
-        self._parts = SimpleNamespace(sink=parts.sink, parameters=device, forensics=parts.forensics)
-        try:
-            begin(self)
-        finally:
-            self._parts = parts
-
-    monkeypatch.setattr(Delivery, "begin", as_on_a_gpu)
+    monkeypatch.setattr(Watcher, "_reads_at_once", lambda self: self.incident is not None)
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))
     last = []
     with sl.watch(model, out=tmp_path / "run", every=1, probes="grad_norm") as w:

@@ -213,7 +213,7 @@ def test_what_waits_on_the_device_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
             nonlocal most
             most = max(most, self._held)
 
-    monkeypatch.setattr("stabilitylab.probes._watching.assembly.TrainingPass", Counted)
+    monkeypatch.setattr("stabilitylab.probes.instruments.training_pass.TrainingPass", Counted)
     sink, watcher = watch(model)
     loss_of(model, inputs)
     watcher.step()

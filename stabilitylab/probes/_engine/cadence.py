@@ -8,7 +8,9 @@ from typing import Literal
 from ...errors import UsageError
 
 FINENESS, REFERENCE_FINENESS = 10, 5
+EVERY, LONG = 200, 20_000  # "auto": so many updates between rows, and from that update on 1 % of those before
 Cadence = int | Literal["log"]
+CurvatureCadence = int | Literal["auto", "log"]
 
 
 def checked(every: int | str, name: str) -> Cadence:
@@ -30,4 +32,20 @@ def is_due(row: int, every: Cadence, fineness: int = FINENESS) -> bool:
     due = 0
     while due < row:
         due += max(1, math.ceil(due / fineness))
+    return due == row
+
+
+def checked_curvature(every: CurvatureCadence) -> CurvatureCadence:
+    return "auto" if every == "auto" else checked(every, "curvature_every")
+
+
+def is_curved(row: int, every: CurvatureCadence) -> bool:
+    """``"auto"``: every 200th row up to 20,000, then 1 % apart; ``"log"``: row 0, then 20 % apart; n: every n-th."""
+    if every != "auto":
+        return is_due(row, every, REFERENCE_FINENESS)
+    if row <= LONG:
+        return row % EVERY == 0
+    due = LONG
+    while due < row:
+        due += math.ceil(due / 100)
     return due == row

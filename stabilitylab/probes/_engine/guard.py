@@ -23,15 +23,25 @@ class Guard:
         self.strict, self.trying = strict, True
         self.recording = False  # device work is recorded: what cannot be is done as it is, and fails or not
         self.ended: dict[str, str] = {}  # table -> why
+        self._heard: Exception | None = None  # of the caller's function: the caller is to hear it
 
     def __call__(self, board: Board, error: Exception) -> None:
         if self.strict or self.recording or (self.trying and isinstance(error, UsageError)):
             raise error
         self._end([board], f"its probe raised {said(error)}", error)
 
+    def instrument(self, name: str, boards: Iterable[Board], error: Exception) -> None:
+        """An instrument itself raised: its tables end."""
+        heard, self._heard = self._heard, None
+        if self.strict or self.recording or error is heard:
+            raise error
+        if not self._end(boards, f"{name} raised {said(error)}", error):
+            log.warning("no more of %s, which raised %s. Training goes on.", name, said(error))
+
     def reference(self, boards: Iterable[Board], error: Exception, own: bool) -> None:
         """The held-out pass raised; ``own``: the caller's own function."""
         if self.strict or self.recording or (self.trying and own):
+            self._heard = error
             raise error
         self._end(boards, f"the held-out pass raised {said(error)}", error)
 

@@ -59,6 +59,8 @@ class RowRecord:
     On several ranks ``ship`` first adds up what they have: each rank must come to it, and nothing is read before.
     """
 
+    is_live = True  # of an update that is done as it is, or replayed
+
     def __init__(self, step: int, device: torch.device, ranks: Ranks | None = None) -> None:
         self.step, self.state = step, State.OPEN
         self.broken: dict[str, np.ndarray] = {}  # table -> (rows, columns) True where a recorded number is not finite
@@ -69,6 +71,15 @@ class RowRecord:
         self._tables: dict[str, Cells] = {}
         self._entries: list[Entry] = []
         self._shipments: list[Shipment] = []
+        self._added: set[str] = set()  # tables
+
+    def has(self, board: Board) -> bool:
+        """Return True if the table was added."""
+        return board.table.name in self._added
+
+    def owe(self) -> None:
+        """More numbers come once all optimizers have stepped."""
+        self.state = State.OWED
 
     def __contains__(self, metric: str) -> bool:
         return metric in self._metrics
@@ -99,6 +110,7 @@ class RowRecord:
 
     def table(self, board: Board) -> None:
         """What the board has added up, which is empty then."""
+        self._added.add(board.table.name)
         if self._ranks is None and board.ended:
             board.clear()
         else:
@@ -207,10 +219,15 @@ class RowRecord:
 
 
 class Template(RowRecord):
-    """A row that is computed over and over by replays of what was recorded: all its numbers stay in one tensor."""
+    """A row that is computed over and over by replays of what was recorded: all its numbers stay in one tensor.
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(0, device)
+    ``step``: the coming row when it was recorded, which is probed if the rows are that are replayed with it.
+    """
+
+    is_live = False  # of one that is recorded instead of done
+
+    def __init__(self, step: int, device: torch.device) -> None:
+        super().__init__(step, device)
 
     @property
     def metrics(self) -> Metrics:

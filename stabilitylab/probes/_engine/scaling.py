@@ -51,7 +51,12 @@ def _of_parameters(boards: Sequence[Board], parameters: Parameters, total: bool)
 
 
 def _held() -> torch.amp.GradScaler | None:
-    """The one that the calling loop holds, by a name or as ``self.scaler``."""
+    """The one that the calling loop holds, by a name or as ``self.scaler``.
+
+    Looks through the callers' frames, once a run, at its first row: a scaler that was not given is known to nobody but
+    the loop. Its scaled gradients look like any others, and a scaler leaves no mark on an optimizer, so this warning
+    could not come without it.
+    """
     frame: Any = sys._getframe(1)
     for _ in range(FRAMES):
         if frame is None:

@@ -168,7 +168,12 @@ class Tapped:
                 self._behind(board, row, count)
 
     def of_running(self) -> nn.Module | None:
-        """The innermost module of the model that is running; None while it is not."""
+        """The innermost module of the model that is running; None while it is not.
+
+        Looks through the callers' frames, where ``tap`` was called without an owner and a row is probed. Without that
+        every module of the model would need hooks that keep a stack of what runs, in rows that are not probed too, and
+        hooks of ours on all modules change what torch.compile sees.
+        """
         frame: Any = sys._getframe(2)
         while frame is not None:
             code = frame.f_code

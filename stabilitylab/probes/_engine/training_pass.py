@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,7 +15,6 @@ from ..parameters.ranks import Ranks
 from .board import Board, CleanPasses
 from .guard import Guard
 from .hooks import Hook, in_backward
-from .leftover import Leftover
 from .masks import Masks
 from .passes import Pass, Wanted
 from .watchable import compiled_modules
@@ -28,7 +27,7 @@ class TrainingPass(Pass):
     had no ordinary forward since ``start_row`` - those that reentrant checkpointing first runs without gradients.
     """
 
-    leftover: Leftover | None = None
+    on_output: Callable[[Any], None] | None = None  # is given what the model returned
 
     def __init__(
         self,
@@ -143,8 +142,8 @@ class TrainingPass(Pass):
 
     def _leave(self, *given: Any) -> None:
         super()._leave(*given)
-        if self.leftover is not None and torch.is_grad_enabled() and self.model.training and not in_backward():
-            self.leftover.forward(given[-1])
+        if self.on_output is not None and torch.is_grad_enabled() and self.model.training and not in_backward():
+            self.on_output(given[-1])
 
     def _loss_scale(self, scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:
         if self._scale is None:

@@ -5,30 +5,28 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...errors import StabilityLabError, UsageError, listed
+from .._engine.board import Board
+from .._engine.cadence import CurvatureCadence, is_curved
+from .._engine.evaluation import evaluation, random_states_kept
+from .._engine.first_batch import FirstBatch
+from .._engine.neutral_pass import NeutralPass
+from .._engine.row import RowRecord
+from .._engine.selection import LOSS
+from .._engine.update_batch import UpdateBatch
+from .._engine.watchable import with_hooks
+from .._engine.watched import Watched
 from ..base import Collected, CurvatureProbe
 from ..curvature.landscape import Landscape
-from ..parameters.pieces import Parameters
-from ..parameters.ranks import Ranks
-from .board import Board
-from .cadence import REFERENCE_FINENESS, checked, is_due
-from .evaluation import evaluation, random_states_kept
-from .first_batch import FirstBatch
-from .guard import Guard
-from .neutral_pass import Audit, NeutralPass
-from .row import RowRecord
-from .selection import LOSS
-from .update_batch import UpdateBatch
-from .watchable import with_hooks
+from .instrument import Instrument
+from .reference_rows import ReferenceRows
 
-CurvatureCadence = int | Literal["auto", "log"]
-CurvatureBatch = Literal["fixed", "update"]
 UNSEEN = (
     "curvature_batch='update' saw no training forward of the whole model: call the model itself, or give "
     "curvature_loss=, a function that returns the loss of the batch that was trained on."
@@ -37,82 +35,69 @@ WRITTEN = (
     "its forward writes {names}, put back before a backward could use what was written: leave out the probes of "
     "curvature that take gradients, and keep critical_sharpness"
 )
-EVERY, LONG = 200, 20_000  # "auto": so many updates between rows, and from that update on 1 % of those before
-
-
-def checked_curvature(every: CurvatureCadence) -> CurvatureCadence:
-    return "auto" if every == "auto" else checked(every, "curvature_every")
-
-
-def checked_batch(batch: CurvatureBatch) -> CurvatureBatch:
-    if batch not in get_args(CurvatureBatch):
-        known = " or ".join(map(repr, get_args(CurvatureBatch)))
-        raise UsageError(f"curvature_batch = {batch!r} must be {known}.")
-    return batch
-
-
-def is_curved(row: int, every: CurvatureCadence) -> bool:
-    """``"auto"``: every 200th row up to 20,000, then 1 % apart; ``"log"``: row 0, then 20 % apart; n: every n-th."""
-    if every != "auto":
-        return is_due(row, every, REFERENCE_FINENESS)
-    if row <= LONG:
-        return row % EVERY == 0
-    due = LONG
-    while due < row:
-        due += math.ceil(due / 100)
-    return due == row
 
 
 class PassOver(Exception):
     """A look at curvature ends before its numbers are there."""
 
 
-class CurvatureRows:
+class CurvatureRows(Instrument):
     """Looks at the loss between the optimizer's step and the next forward; the model is afterwards bit for bit what it
     was, and so are training flags and random states.
 
-    ``loss``: the caller's; else what ``reference`` returns. ``every``: rows at which it is looked at. ``batch``:
-    "update" for the loss of the batch that each row's update is made of, which ``loss`` returns, or else the model for
-    the arguments that it was given in the row.
+    The loss is the caller's (``curvature_loss``); else what the reference pass returns; or that of the batch that each
+    row's update is made of, which the caller's function returns, or else the model for the arguments that it was given
+    in the row.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        boards: Sequence[Board],
-        guard: Guard,
-        every: CurvatureCadence,
-        loss: Callable[[], Any] | None,
-        reference: Callable[[], Any] | FirstBatch | None,
-        parameters: Parameters,
-        ranks: Ranks | None = None,
-        batch: CurvatureBatch = "fixed",
-        audit: Audit | None = None,
-        restore: bool = False,
-    ) -> None:
+    talks = True
+
+    def __init__(self, reference: ReferenceRows | None) -> None:
+        self._given = reference
         self.seconds = 0.0
-        self.neutrality = NeutralPass("curvature", model, lambda: boards, guard, audit or Audit(), ranks, restore)
-        self._model, self._boards, self._guard = model, boards, guard
-        self._every: CurvatureCadence = every
-        self._loss, self._of_update = loss, batch == "update"
-        self._reference: Callable[[], Any] | FirstBatch | UpdateBatch | None = reference
-        if self._of_update and boards:
-            self._reference = UpdateBatch(model) if loss is None else None
-        self._parameters, self._ranks = parameters, ranks
         self._landscape: Landscape | None = None
-        self._memory: dict[str, dict[str, Any]] = {board.table.name: {} for board in boards}
         self._started = False
         self._row, self._any = 0, False  # the row, and whether a probe has numbers in it
 
-    def due(self, row: int) -> bool:
-        return bool(self._boards) and is_curved(row, self._every)
+    def open(self, watched: Watched) -> None:
+        options, model, guard, ranks = watched.options, watched.model, watched.guard, watched.ranks
+        self._boards = boards = watched.on("curvature")
+        self.neutrality = NeutralPass("curvature", model, lambda: boards, guard, watched.audit, ranks, options.restore)
+        self._model, self._guard, self._parameters, self._ranks = model, guard, watched.parameters, ranks
+        self._every: CurvatureCadence = options.curvature_every
+        self._loss, self._of_update = options.curvature_loss, options.curvature_batch == "update"
+        self._reference: Callable[[], Any] | FirstBatch | UpdateBatch | None = self._given and self._given.given
+        if self._of_update and boards:
+            self._reference = UpdateBatch(model) if self._loss is None else None
+        self._memory: dict[str, dict[str, Any]] = {board.table.name: {} for board in boards}
 
-    def arm(self, row: int) -> None:
-        """Prepare a row, before its forwards."""
+    @property
+    def boards(self) -> Sequence[Board]:
+        return self._boards
+
+    def due(self, t: int) -> bool:
+        return bool(self._boards) and is_curved(t, self._every)
+
+    def before_forward(self, t: int) -> None:
         if isinstance(self._reference, UpdateBatch):
-            self._reference.begin(self.due(row) and not self.neutrality.over)
+            self._reference.begin(self.due(t) and not self.neutrality.over)
 
-    def start(self) -> None:
+    def host(self, row: RowRecord) -> None:
+        if self.due(row.step):
+            row.owe()
+            self._start()
+
+    def host_after_update(self, row: RowRecord) -> None:
+        if self.due(row.step):
+            self._fill(row)
+
+    def skipped(self, row: RowRecord) -> None:
+        self._skip()
+
+    def abort(self) -> None:
+        self._skip()
+
+    def _start(self) -> None:
         """Before the optimizer's step of a due row."""
         began = time.perf_counter()
         self._started = False
@@ -137,7 +122,7 @@ class CurvatureRows:
             self._end(error)
         self.seconds += time.perf_counter() - began
 
-    def fill(self, record: RowRecord) -> None:
+    def _fill(self, record: RowRecord) -> None:
         """Adds the tables, after the step of every optimizer."""
         began = time.perf_counter()
         landscape, started, self._started = self._landscape, self._started, False
@@ -160,7 +145,7 @@ class CurvatureRows:
         self.neutrality.settle()
         self.seconds += time.perf_counter() - began
 
-    def skip(self) -> None:
+    def _skip(self) -> None:
         """No step came."""
         self._started = False
         if isinstance(self._reference, UpdateBatch):
@@ -171,11 +156,11 @@ class CurvatureRows:
             self._reference.close()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"memory": self._memory}
+        return {"curvature": {"memory": self._memory}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        device = self._parameters.device
-        for name, memory in state["memory"].items():
+        device, known = self._parameters.device, state.get("curvature") or {"memory": {}}
+        for name, memory in known["memory"].items():
             if name in self._memory:
                 self._memory[name] = {key: _moved(value, device) for key, value in memory.items()}
 

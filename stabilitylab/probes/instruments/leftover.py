@@ -10,9 +10,12 @@ from typing import Any
 
 import torch
 
+from .._engine.row import RowRecord
+from .._engine.watched import Watched
 from ..parameters.layouts import local
-from ..parameters.pieces import Parameters
-from .row import RowRecord
+from .instrument import Instrument
+from .loop_checks import LoopChecks
+from .training_pass import TrainingRows
 
 WITNESSES = 4  # parameters that are looked at, the smallest: what is held of them costs no memory
 LOOKS = 8  # after so many that found nothing but zeros the loop is taken to write them
@@ -36,22 +39,50 @@ class Witness:
         return same and (self.moved or self.parameter._version > self.version)
 
 
-class Leftover:
+class LeftoverGradients(Instrument):
     """Looks when a backward reaches the model's output: before that forward would be too early, since many a loop calls
     ``zero_grad`` between the two; and the first gradient of the update hides what was there.
 
     The look is one number on the device, which travels with its row. It ends for good where none is there any more.
     """
 
-    def __init__(self, parameters: Parameters, able: bool) -> None:
-        self.wanted = able
-        self._parameters = parameters
+    def __init__(self, training: TrainingRows, checks: LoopChecks) -> None:
+        self._training, self._checks = training, checks
         self._witnesses: list[Witness] = []
         self._found: torch.Tensor | None = None
         self._rows: list[int] = []  # where gradients were left
         self._zeros = 0
+        self._ended = False  # a row has ended, and the next one has not begun
 
-    def note(self, number: int | None = None) -> None:
+    def open(self, watched: Watched) -> None:
+        self._watched, self._parameters = watched, watched.parameters
+        # what is recorded for replays is a loop of ours
+        ours = watched.options.recorder is not None
+        self.wanted = not ours and watched.stages is None and not self._training.is_compiled
+        self._training.passes.on_output = self._forward
+
+    def before_forward(self, t: int) -> None:
+        if self._ended and not self._watched.optimizers and self._training.passes.attached:
+            self._note()
+        self._ended = False
+
+    def after_step(self, number: int) -> None:
+        if self._training.passes.attached:
+            self._note(number)
+
+    def after_backward(self, row: RowRecord) -> None:
+        """What was found goes with the row; an optimizer that steps now and then is looked at after its steps alone."""
+        if self._found is not None and self._watched.due(row.step):
+            row.set_aside("left", "gradients", self._found)
+        self._found = None
+        self._witnesses.clear()
+        self._ended = True
+
+    def row_read(self, row: RowRecord) -> None:
+        if warning := self._wrong(row.step, row.aside["left"]):
+            self._checks.warn(row.step, warning)
+
+    def _note(self, number: int | None = None) -> None:
         """The optimizer of this number has stepped; None: it will, and is not known."""
         if not self.wanted:
             return
@@ -62,7 +93,7 @@ class Leftover:
             if (gradient := p.grad) is not None:
                 self._witnesses.append(Witness(p, p._version, gradient, gradient._version, number is not None))
 
-    def forward(self, output: Any) -> None:
+    def _forward(self, output: Any) -> None:
         """A forward in training mode has ended."""
         if self.wanted and self._witnesses and self._found is None:
             for tensor in _tensors(output):
@@ -70,14 +101,7 @@ class Leftover:
                     with suppress(RuntimeError):  # a tensor of another kind, which takes no hook
                         tensor.register_hook(self._look)
 
-    def end_row(self, row: RowRecord, probed: bool) -> None:
-        """What was found goes with the row; an optimizer that steps now and then is looked at after its steps alone."""
-        if self._found is not None and probed:
-            row.set_aside("left", "gradients", self._found)
-        self._found = None
-        self._witnesses.clear()
-
-    def tell(self, row: int, left: Mapping[str, Any]) -> str:
+    def _wrong(self, row: int, left: Mapping[str, Any]) -> str:
         """What is wrong, by the number that has come with a row: at the second look in a row that found gradients."""
         if not self.wanted or "gradients" not in left:
             return ""

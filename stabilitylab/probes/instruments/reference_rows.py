@@ -5,31 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import nn
 
+from .._engine.board import Board
+from .._engine.cadence import REFERENCE_FINENESS, is_due
+from .._engine.first_batch import FirstBatch
+from .._engine.neutral_pass import NeutralPass
+from .._engine.reference_pass import ReferencePass
+from .._engine.row import RowRecord
+from .._engine.tapped import Tapped
+from .._engine.watched import Watched
 from ..library.representations import ModelUpdate, Output, distances
 from ..parameters.copies import kept, parameters_set
-from ..parameters.pieces import Parameters
-from ..parameters.ranks import Ranks
-from .board import Board
-from .cadence import REFERENCE_FINENESS, Cadence, is_due
-from .first_batch import FirstBatch
-from .guard import Guard
-from .masks import Masks
-from .neutral_pass import Audit, NeutralPass
-from .recorder import Recorder
-from .reference_pass import ReferencePass
-from .row import RowRecord
-from .tapped import Tapped
-
-
-class AlphaSchedule(Protocol):
-    """A constant of the residual formula that changes in time (BranchNorm's alpha)."""
-
-    def get(self) -> float: ...
+from .instrument import Instrument
+from .loop_checks import LoopChecks
+from .training_pass import TrainingRows
 
 
 @dataclass
@@ -41,36 +33,45 @@ class Start:
     theta: list[torch.Tensor] = field(default_factory=list)
 
 
-class ReferenceRows:
-    """Runs the reference pass at due rows, and for its outputs alone at the rows before those (``model_update``)."""
+class ReferenceRows(Instrument):
+    """Runs the reference pass at due rows, and for its outputs alone at the rows before those (``model_update``).
 
-    def __init__(
-        self,
-        model: nn.Module,
-        boards: Sequence[Board],
-        masks: Masks,
-        guard: Guard,
-        reference: Callable[[], Any],
-        every: Cadence,
-        schedule: AlphaSchedule | None,
-        parameters: Parameters,
-        ranks: Ranks | None = None,
-        recorder: Recorder | None = None,
-        measured: Callable[[int], bool] = lambda row: False,
-        audit: Audit | None = None,
-        restore: bool = False,
-    ) -> None:
+    ``given``: what is run, the caller's function or the first batch.
+    """
+
+    talks = True
+
+    def __init__(self, training: TrainingRows, checks: LoopChecks) -> None:
+        self._training, self._checks = training, checks
         self.seconds = 0.0
-        self.neutrality = NeutralPass("reference", model, lambda: self._boards, guard, audit or Audit(), ranks, restore)
-        self._measured = measured
-        self._boards, self._guard, self._reference = boards, guard, reference
-        self._every: Cadence = every
-        self._schedule, self._parameters = schedule, parameters
-        self._update = next((board for board in boards if isinstance(board.probe, ModelUpdate)), None)
-        others = [board for board in boards if board is not self._update]
-        self._pass = ReferencePass(model, others, masks, guard, reference, self._update, recorder, ranks)
         self._start: Start | None = None
         self._previous: tuple[int, list[Output]] | None = None
+
+    def open(self, watched: Watched) -> None:
+        options, mask, ranks = watched.options, watched.options.mask, watched.ranks
+        assert watched.reference is not None
+        self.given: Callable[[], Any] | FirstBatch
+        if isinstance(watched.reference, str):
+            self.given = FirstBatch(watched.model, self._training.passes.masks)
+            mask = self.given.mask
+        else:
+            self.given = watched.reference
+        self._boards: Sequence[Board] = watched.on("reference")
+        self._guard, self._options, self._parameters = watched.guard, options, watched.parameters
+        guard, audit = watched.guard, watched.audit
+        self.neutrality = NeutralPass(
+            "reference", watched.model, lambda: self._boards, guard, audit, ranks, options.restore
+        )
+        self._update = next((board for board in self._boards if isinstance(board.probe, ModelUpdate)), None)
+        others = [board for board in self._boards if board is not self._update]
+        masks, recorder = watched.masks(mask), options.recorder
+        self._pass = ReferencePass(
+            watched.model, others, masks, watched.guard, self.given, self._update, recorder, ranks
+        )
+
+    @property
+    def boards(self) -> Sequence[Board]:
+        return self._boards
 
     def add(self, board: Board) -> None:
         """A board of what the model shows alone."""
@@ -90,37 +91,55 @@ class ReferenceRows:
     @property
     def refused(self) -> bool:
         """True if no pass comes, since the first batch cannot be copied."""
-        return isinstance(self._reference, FirstBatch) and bool(self._reference.refused)
+        return isinstance(self.given, FirstBatch) and bool(self.given.refused)
 
-    def due(self, row: int) -> bool:
-        return is_due(row, self._every, REFERENCE_FINENESS)
+    def due(self, t: int) -> bool:
+        return is_due(t, self._options.update_every, REFERENCE_FINENESS)
 
     @property
     def ready(self) -> bool:
         """False while the first batch, which the pass is to run on, was not seen."""
-        return not isinstance(self._reference, FirstBatch) or self._reference.ready
+        return not isinstance(self.given, FirstBatch) or self.given.ready
 
-    def fill(self, record: RowRecord, last: bool = False) -> None:
+    def host(self, row: RowRecord) -> None:
+        self._fill(row)
+        if self.due(row.step) and not self.refused:
+            if self.ready:
+                self._checks.look(row.step, "reference", self._boards, self.order)
+            else:
+                self._checks.no_batch(row.step, self._boards)
+
+    def row_read(self, row: RowRecord) -> None:
+        self.neutrality.tell(row)
+
+    def finish(self, row: RowRecord) -> None:
+        self._fill(row, last=True)
+
+    def close(self) -> None:
+        if isinstance(self.given, FirstBatch):
+            self.given.close()
+
+    def _fill(self, record: RowRecord, last: bool = False) -> None:
         """Adds the reference tables and metrics to ``record``, if its row is due or the last; the metrics alone where
         they are wanted apart from the tables."""
         due = last or self.due(record.step)
-        if isinstance(self._reference, FirstBatch):
-            if self._reference.refused:
-                self.neutrality.end(self._reference.refused)
-            elif not self._reference.ready:
+        if isinstance(self.given, FirstBatch):
+            if self.given.refused:
+                self.neutrality.end(self.given.refused)
+            elif not self.given.ready:
                 return  # no forward of the whole model came yet
         if self.neutrality.over:
             self.neutrality.settle()  # first: this row has no numbers
             self._end_row(record, due)
             return
-        wanted = due or self._measured(record.step)
+        wanted = due or self._options.measured(record.step)
         if not wanted and not (self._update and self.due(record.step + 1)):
             return
         began = time.perf_counter()
         try:
             outputs, metrics = self._run(record.step, record=due)
         except Exception as error:
-            self._guard.reference(self._boards, error, own=not isinstance(self._reference, FirstBatch))
+            self._guard.reference(self._boards, error, own=not isinstance(self.given, FirstBatch))
             outputs, metrics = [], {}
         if wanted:
             for name, value in metrics.items():
@@ -133,17 +152,21 @@ class ReferenceRows:
 
     def state_dict(self) -> dict[str, Any]:
         start, previous = self._start, self._previous
-        first = self._reference.state_dict() if isinstance(self._reference, FirstBatch) else None
-        return {
+        first = self.given.state_dict() if isinstance(self.given, FirstBatch) else None
+        own = {
             "first": first,
             "start": start and {"outputs": _packed(start.outputs), "alpha": start.alpha, "theta": start.theta},
             "previous": previous and (previous[0], _packed(previous[1])),
         }
+        return {"reference": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        state = state["reference"]
+        if state is None:
+            return
         device, start, previous = self._parameters.device, state["start"], state["previous"]
-        if isinstance(self._reference, FirstBatch):
-            self._reference.load_state_dict(state.get("first"), device)
+        if isinstance(self.given, FirstBatch):
+            self.given.load_state_dict(state.get("first"), device)
         if start is not None:
             theta = kept([tensor.to(device) for tensor in start["theta"]])
             self._start = Start(_unpacked(start["outputs"], device), start["alpha"], theta)
@@ -162,9 +185,9 @@ class ReferenceRows:
             return self._pass.run(record)
 
     def _compare(self, board: Board, row: int, now: list[Output]) -> None:
-        alpha = None if self._schedule is None else self._schedule.get()
+        alpha = None if self._options.schedule is None else self._options.schedule.get()
         if self._start is None:
-            self._start = Start(now, alpha, [] if self._schedule is None else kept(self._parameters.tensors))
+            self._start = Start(now, alpha, [] if self._options.schedule is None else kept(self._parameters.tensors))
         moved = distances(now, self._start.outputs)
         numbers = {"cumulative": moved, "parameters": moved, "schedule": [torch.zeros_like(each) for each in moved]}
         if alpha != self._start.alpha:

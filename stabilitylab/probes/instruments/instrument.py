@@ -1,0 +1,164 @@
+"""The base of instruments, and the list of them that a watcher calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from ...errors import StabilityLabError
+from .._engine.board import Board
+from .._engine.row import Metrics, RowRecord
+from .._engine.watched import Watched
+
+Moment = Literal[
+    "settle",
+    "before_forward",
+    "after_backward",
+    "host",
+    "row_begun",
+    "after_step",
+    "after_update",
+    "host_after_update",
+    "skipped",
+    "row_read",
+    "row_sent",
+    "finish",
+    "abort",
+    "close",
+]
+
+
+class Instrument:
+    """Looks at one thing of training, with a state of its own; every method is optional.
+
+    Row t describes theta_t. ``after_backward`` and ``after_update`` ask for device work alone, so that they can be
+    recorded and replayed; passes of an instrument's own and reads by the host belong into ``host`` and
+    ``host_after_update``, which come for each row, never while an update is recorded. An instrument that has numbers
+    to come after the optimizers' steps says so by :meth:`RowRecord.owe`. ``talks``: its methods exchange messages with
+    other ranks, so that one rank cannot go on without it.
+    """
+
+    talks = False
+
+    @property
+    def boards(self) -> Sequence[Board]:
+        """The tables that this instrument fills."""
+        return ()
+
+    def open(self, watched: Watched) -> None:
+        """Prepare for the model: its places, parameters, optimizers and tables are known."""
+
+    def settle(self, t: int) -> None:
+        """The model has run in training for the first time, when ``step`` is first called."""
+
+    def due(self, t: int) -> bool:
+        """Return True if row t gets numbers of this instrument."""
+        return False
+
+    def before_forward(self, t: int) -> None:
+        """Row t begins: all optimizers have made their steps of row t - 1."""
+
+    def after_backward(self, row: RowRecord) -> None:
+        """``step`` was called: the gradients of theta_t are there."""
+
+    def host(self, row: RowRecord) -> None:
+        """Extra passes before the optimizers' steps; before the replay, where the update is replayed."""
+
+    def row_begun(self, row: RowRecord, metrics: Metrics) -> None:
+        """What is known of the row before the optimizers' steps is on the host: on a CPU, in one process."""
+
+    def after_step(self, number: int) -> None:
+        """The optimizer of this number has stepped."""
+
+    def after_update(self, row: RowRecord) -> None:
+        """All optimizers have stepped, or never will; called where :meth:`RowRecord.owe` was."""
+
+    def host_after_update(self, row: RowRecord) -> None:
+        """Extra passes between the optimizers' steps and the next forward; called where :meth:`RowRecord.owe` was."""
+
+    def skipped(self, row: RowRecord) -> None:
+        """No optimizer will step in this row: training was interrupted before that."""
+
+    def row_read(self, row: RowRecord) -> None:
+        """All numbers of the row are on the host, and the sink gets them next."""
+
+    def row_sent(self, row: RowRecord) -> None:
+        """The sink has the row."""
+
+    def finish(self, row: RowRecord) -> None:
+        """Row N, "after training"."""
+
+    def abort(self) -> None:
+        """Training ended with an error: other ranks may be elsewhere, so no message to them."""
+
+    def close(self) -> None:
+        """Take away all hooks."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs, by names that no other instrument uses."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what :meth:`state_dict` returned, among what those of others did."""
+
+    def share(self, moment: Moment, row: RowRecord) -> Sequence[Board]:
+        """Return the tables that this moment adds to the row: where the instrument failed they are shipped empty, since
+        other ranks wait for them."""
+        return ()
+
+
+class Instruments:
+    """Calls instruments in order, and takes their errors: the tables of one that raised end, and training goes on.
+
+    An error of ours, which says what to do, is raised, and so is any error where the watcher is strict, while an update
+    is recorded, and where other ranks would wait for the instrument.
+    """
+
+    def __init__(self, instruments: Iterable[Instrument], watched: Watched) -> None:
+        self._all, self._watched = tuple(instruments), watched
+        self._failed: set[Instrument] = set()
+        self._having = {
+            moment: tuple(each for each in self._all if getattr(type(each), moment) is not getattr(Instrument, moment))
+            for moment in get_args(Moment)
+        }
+        for each in self._all:
+            each.open(watched)
+
+    def __iter__(self) -> Iterator[Instrument]:
+        return iter(self._all)
+
+    def call(self, moment: Moment, *given: Any) -> None:
+        """Call a method of each instrument that has it."""
+        for each in self._having[moment]:
+            if each not in self._failed:
+                try:
+                    getattr(each, moment)(*given)
+                except Exception as error:
+                    self._fail(each, error)
+            if self._failed and each in self._failed:
+                self._ship(each, moment, *given)
+
+    def close(self) -> None:
+        """Close all, the last one first."""
+        for each in reversed(self._having["close"]):
+            each.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: value for each in self._all for name, value in each.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for each in self._all:
+            each.load_state_dict(state)
+
+    def _fail(self, failed: Instrument, error: Exception) -> None:
+        ranks, guard = self._watched.ranks, self._watched.guard
+        if isinstance(error, StabilityLabError) or (failed.talks and ranks is not None):
+            raise error
+        guard.instrument(type(failed).__name__, failed.boards, error)
+        self._failed.add(failed)
+
+    def _ship(self, failed: Instrument, moment: Moment, *given: Any) -> None:
+        for row in given:
+            for board in failed.share(moment, row) if isinstance(row, RowRecord) else ():
+                if not row.has(board):
+                    row.table(board)

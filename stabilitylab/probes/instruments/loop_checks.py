@@ -1,0 +1,168 @@
+"""What is wrong with the loop around a watcher: places that nothing came by, a step() in the wrong place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from .._engine.board import Board
+from .._engine.hooks import forget_compiled
+from .._engine.row import RowRecord
+from .._engine.scaling import forgotten_scaler
+from .._engine.selection import chosen, left_out
+from .._engine.unseen import missed, say, say_missed, unseen
+from .._engine.watchable import SPLIT, compiled_modules
+from .._engine.watched import Watched
+from ..parameters.pieces import Parameters
+from .instrument import Instrument
+from .training_pass import COMPILED, TrainingRows
+
+log = logging.getLogger("stabilitylab")
+
+SHARED = (
+    "another model of its class may be compiled without probes, whose code it shares: watch that one too, or give this "
+    "one a class of its own (class Watched(Model): pass)"
+)
+
+
+class LoopChecks(Instrument):
+    """Says each thing once, on the first rank alone, or on each stage of a pipeline.
+
+    ``unseen``: table -> places that no call of the first probed rows came by. ``warnings``: what was said of the loop.
+    ``early``: an optimizer stepped before the first row.
+    """
+
+    def __init__(self, training: TrainingRows) -> None:
+        self._training = training
+        self.unseen: dict[str, list[str]] = {}
+        self.warnings: list[str] = []
+        self.early = False
+        self._coming = 0  # the row whose forward comes next
+        self._begun = False  # step() was called
+        self._looked: set[str] = set()  # kinds of pass of which that is known
+        self._warned = self._again = self._asked = self._waited = False
+
+    def open(self, watched: Watched) -> None:
+        self._watched = watched
+        self._note_missed(None, left_out(watched.sites, chosen(watched.options.probes)))
+
+    def before_forward(self, t: int) -> None:
+        self._coming = t
+
+    def after_step(self, number: int) -> None:
+        self.early |= self._coming == 0 and not self._begun
+
+    def after_backward(self, row: RowRecord) -> None:
+        self._begun = True
+        training = self._training.passes
+        if self._watched.in_turn(row.step):
+            self._look_at_loop(row.step)
+        if self._watched.due(row.step) and training.order:  # else there was no forward pass to be seen, as was said
+            self.look(row.step, "training", self._training.boards, training.order)
+
+    def look(self, row: int, which: str, boards: Sequence[Board], called: Mapping[tuple[str, int], int]) -> None:
+        """Once for each kind of pass: which places it did not come by."""
+        if which in self._looked:
+            return
+        self._looked.add(which)
+        if found := unseen(boards, called):
+            self._note(found)
+            if self._watched.first:
+                say(row, which, found)
+        if without := missed(boards):
+            self._note_missed(row, without)
+
+    def no_batch(self, row: int, boards: Sequence[Board]) -> None:
+        """Says once why no first batch was kept for the reference pass; ``boards``: those that wait for it."""
+        if self._waited or not boards:
+            return
+        self._waited = True
+        self._note(unseen(boards, {}))
+        if self._training.passes.compiled:
+            why = "the model runs inside a compiled function, where its arguments are not seen"
+        elif self._training.passes.called:
+            why = "only parts of the model were called, in training mode with gradients on, and not the model itself"
+        else:
+            why = "no forward of the model in training mode with gradients on was seen"
+        self._say(
+            f"row {row}: the reference pass has no batch, since {why}: give reference=, a function that runs the model "
+            "on a fixed batch"
+        )
+
+    def warn(self, row: int, text: str) -> None:
+        """Warns of what showed once the row was read, unless something else was wrong before."""
+        if not self._warned:
+            self._tell(row, text)
+
+    def finish(self, row: RowRecord) -> None:
+        if not row.step:
+            self._say(
+                "step() was never called: no update is recorded; call step(loss=loss) once per update, after backward "
+                "and before optimizer.step"
+            )
+
+    def _look_at_loop(self, row: int) -> None:
+        """Warns of a loop in which step() stands in the wrong place, or that never trains."""
+        training, watched, parameters = self._training.passes, self._watched, self._watched.parameters
+        missed = bool(training.boards) and not training.called and not training.left_out
+        compiled = missed and bool(compiled_modules(watched.model))
+        if compiled and not self._again and forget_compiled():
+            self._again = True
+            training.stay()
+            if watched.first:
+                log.warning("row %d: the forward pass was not seen, since %s", row, COMPILED)
+            return
+        if compiled and self._again and not self._warned:
+            self._tell(row, f"the forward pass was not seen again: {SHARED}")
+        if self._warned:
+            return
+        if (
+            not watched.scaled
+            and not self._asked
+            and (warning := forgotten_scaler(watched.boards, parameters, watched.total))
+        ):
+            self._tell(row, warning)
+        self._asked = True
+        if not parameters.have_gradients:
+            self._tell(row, _no_gradient(parameters))
+        elif training.boards and not training.called:
+            self._tell(
+                row,
+                f"there is no number of the forward pass: {SPLIT}"
+                if training.left_out
+                else "there is no number of the forward pass: watch sees forwards in training mode with gradients on, "
+                "so call model.train() before them, and step() after each backward; and a model that torch.compile has "
+                "run already as what torch.compile returned",
+            )
+        elif self.early:
+            self._tell(
+                row,
+                "the optimizer's step came before this one: call step() after backward and before optimizer.step",
+            )
+
+    def _note(self, found: Mapping[str, Sequence[str]]) -> None:
+        self.unseen |= {table: [*self.unseen.get(table, []), *places] for table, places in found.items()}
+
+    def _note_missed(self, row: int | None, found: Mapping[str, Mapping[str, str]]) -> None:
+        """Modules that have no number, and why."""
+        self._note({table: list(places) for table, places in found.items()})
+        if self._watched.first:
+            say_missed(row, found)
+
+    def _tell(self, row: int, text: str) -> None:
+        self._warned = True
+        self._say(f"row {row}: {text.rstrip('.')}")
+
+    def _say(self, text: str) -> None:
+        self.warnings.append(text)
+        if self._watched.first:
+            log.warning("%s.", self.warnings[-1])
+
+
+def _no_gradient(parameters: Parameters) -> str:
+    if any(getattr(tensor, "_post_accumulate_grad_hooks", None) for tensor in parameters.originals):
+        return (
+            "no parameter has a gradient after backward, since the optimizer steps inside it: give optimizer=None and "
+            "probes='-grad_norm'; what activations and their gradients tell is recorded"
+        )
+    return "no parameter has a gradient: call step() after backward and before zero_grad"

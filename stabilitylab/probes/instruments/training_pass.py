@@ -1,0 +1,85 @@
+"""The rows of the training pass: when hooks are on the model, and what they measured."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from ...errors import UsageError
+from .._engine.board import Board
+from .._engine.hooks import forget_compiled
+from .._engine.row import RowRecord
+from .._engine.training_pass import TrainingPass
+from .._engine.watchable import SPLIT, compiled_modules, split_by_ddp
+from .._engine.watched import Watched
+from .instrument import Instrument, Moment
+
+log = logging.getLogger("stabilitylab")
+
+COMPILED = "the model is compiled already, and will be once more at its next call, with the probes inside."
+
+
+class TrainingRows(Instrument):
+    """Puts hooks on the model while the coming row is probed, and takes them away, at no cost, while it is not.
+
+    ``passes``: the hooks. ``is_compiled``: parts of the model were compiled before the watch.
+    """
+
+    def open(self, watched: Watched) -> None:
+        self._watched = watched
+        self.passes = TrainingPass(
+            watched.model,
+            watched.on("forward", "backward"),
+            watched.masks(watched.options.mask),
+            watched.guard,
+            watched.scaler,
+            watched.ranks,
+            watched.clean,
+            watched.options.recorder is not None,
+        )
+        self.is_compiled = self._compiled()
+        if self.is_compiled:
+            self.passes.stay()
+
+    @property
+    def boards(self) -> Sequence[Board]:
+        return self._watched.on("forward", "backward")
+
+    def due(self, t: int) -> bool:
+        return self._watched.due(t)
+
+    def before_forward(self, t: int) -> None:
+        self.passes.start_row()
+        if self.due(t):
+            self.passes.attach()
+        else:
+            self.passes.detach()
+
+    def after_backward(self, row: RowRecord) -> None:
+        if not self.due(row.step):
+            return
+        self.passes.end()
+        for board in self.boards:
+            row.table(board)
+        for name, clean in (self._watched.clean.take(self.boards) if self._watched.clean else {}).items():
+            row.set_aside("clean", name, clean)
+
+    def end_pass(self, more: bool) -> None:
+        """Adds up what a micro-batch has left, before ``step`` does."""
+        if self.passes.attached:
+            self.passes.end(more)
+
+    def close(self) -> None:
+        self.passes.close()
+
+    def share(self, moment: Moment, row: RowRecord) -> Sequence[Board]:
+        return self.boards if moment == "after_backward" and self.due(row.step) else ()
+
+    def _compiled(self) -> bool:
+        """Whether parts of the model are compiled; what was compiled before the hooks came is compiled anew."""
+        found = bool(compiled_modules(self._watched.model))
+        if found and split_by_ddp(self._watched.model):
+            raise UsageError(f"{SPLIT}.")
+        if found and forget_compiled() and self._watched.first:
+            log.info("%s", COMPILED)
+        return found
