@@ -19,9 +19,7 @@ REMAINING: dict[str, int] = {
     "probes/_engine/first_batch.py": 1,
     "probes/_engine/guard.py": 1,
     "probes/_engine/hooks.py": 2,
-    "probes/_engine/leftover.py": 4,
     "probes/_engine/masks.py": 3,
-    "probes/_engine/notices.py": 2,
     "probes/_engine/passes.py": 5,
     "probes/_engine/recorder.py": 3,
     "probes/_engine/row.py": 4,
@@ -29,11 +27,6 @@ REMAINING: dict[str, int] = {
     "probes/_engine/selection.py": 3,
     "probes/_engine/tapped.py": 3,
     "probes/_engine/watchable.py": 2,
-    "probes/_watching/__init__.py": 1,
-    "probes/_watching/assembly.py": 3,
-    "probes/_watching/contents.py": 3,
-    "probes/_watching/course.py": 3,
-    "probes/_watching/delivery.py": 1,
     "probes/base.py": 3,
     "probes/curvature/__init__.py": 1,
     "probes/curvature/critical.py": 1,
@@ -76,7 +69,6 @@ REMAINING: dict[str, int] = {
     "probes/places/sites.py": 3,
     "probes/places/structure.py": 4,
     "probes/rules.py": 1,
-    "probes/watcher.py": 4,
 }
 
 

@@ -146,7 +146,7 @@ class Watcher:
 
     @property
     def sites(self) -> Sites:
-        """Where probes look; what the model shows by ``tap`` comes in its first pass."""
+        """The places of the probes; those that the model shows by ``tap`` come in its first pass."""
         return self._watched.sites
 
     @property
@@ -156,7 +156,7 @@ class Watcher:
 
     @property
     def tables(self) -> dict[str, Table]:
-        """What is recorded: the definitions of the tables, by name."""
+        """The definitions of the recorded tables, by name."""
         return self._watched.tables
 
     @property
@@ -170,7 +170,7 @@ class Watcher:
 
     @property
     def incident(self) -> Incident | None:
-        """Where the run first broke, if a recorded number was NaN or inf; known once the row reached the sink."""
+        """The first place that broke, if a recorded number was NaN or inf; known once the row reached the sink."""
         return self._forensics.incident
 
     @property
@@ -179,11 +179,11 @@ class Watcher:
         return Cost(self._training.passes.seconds, self._step_seconds, *apart)
 
     def due(self, row: int) -> bool:
-        """Whether the training pass of this row is probed, by what is recorded in it."""
+        """Return True if the training pass of this row is probed, by what is recorded in it."""
         return self._watched.due(row)
 
     def due_reference(self, row: int) -> bool:
-        """Whether the reference pass is recorded at this row."""
+        """Return True if the reference pass is recorded at this row."""
         return self._reference is not None and self._reference.due(row)
 
     def step(self, loss: torch.Tensor | float | None = None, **metrics: torch.Tensor | float | None) -> Metrics:
@@ -267,7 +267,7 @@ class Watcher:
             self.sink.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to write the rows that an uninterrupted one would have written.
+        """Return the state that a resumed run needs to write the rows that an uninterrupted one would have written.
 
         Take it between the optimizer's step and the next forward. The pending row is in it, unless it was flushed.
         """
@@ -390,8 +390,8 @@ class Watcher:
             self._row.state = State.SHIPPED
 
     def _begin_early(self) -> None:
-        """What is known of the row to a sink that takes it (``begin``): where reading it waits for nothing, and on a
-        GPU too once a number was not finite, since then each row may be the last."""
+        """Give the known numbers of the row to a sink that takes them (``begin``): if reading them waits for nothing, and
+        on a GPU too once a number was not finite, since each row may then be the last."""
         begin = getattr(self.sink, "begin", None)
         if self._row is None or begin is None or self._row.waits or not self._reads_at_once():
             return

@@ -43,7 +43,7 @@ def _never(row: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchOptions:
-    """What a watcher is asked for; :class:`~stabilitylab.probes.Watcher` says what each option means.
+    """The options of a watcher; :class:`~stabilitylab.probes.Watcher` says what each of them means.
 
     Raises UsageError for a cadence or a batch that does not exist.
     """

@@ -79,7 +79,7 @@ class Watched:
 
     @property
     def tables(self) -> dict[str, Table]:
-        """What is recorded, over all stages of a pipeline: the definitions of the tables, by name."""
+        """The definitions of all tables by name, those of every stage of a pipeline among them."""
         tables = [board.table for board in self.boards] if self.stages is None else self.stages.tables
         return {table.name: table for table in tables}
 

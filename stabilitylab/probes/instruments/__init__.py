@@ -1,1 +1,1 @@
-"""What a watcher is made of: instruments, one concern a file, each with its own cadence and its own state."""
+"""The instruments of a watcher, one concern a file, each with its own cadence and its own state."""

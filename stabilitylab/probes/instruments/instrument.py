@@ -65,7 +65,7 @@ class Instrument:
         """Extra passes before the optimizers' steps; before the replay, where the update is replayed."""
 
     def row_begun(self, row: RowRecord, metrics: Metrics) -> None:
-        """What is known of the row before the optimizers' steps is on the host: on a CPU, in one process."""
+        """Look at the numbers that are on the host before the optimizers step: on a CPU, in one process."""
 
     def after_step(self, number: int) -> None:
         """The optimizer of this number has stepped."""

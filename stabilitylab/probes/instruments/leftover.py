@@ -1,4 +1,4 @@
-"""Whether gradients of the update before are still there when the next backward begins."""
+"""The check of gradients that are left from the update before when the next backward begins."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Witness:
     moved: bool
 
     def left(self) -> bool:
-        """Whether that gradient is still the parameter's, with at most one write since: a clipping, a zeroing, which
-        its value tells, or the first gradient that is added to it."""
+        """True if that gradient is still the parameter's, with at most one write since: a clipping, a zeroing (its value
+        tells), or the first gradient that is added to it."""
         same = self.parameter.grad is self.gradient and self.gradient._version <= self.written + 1
         return same and (self.moved or self.parameter._version > self.version)
 
@@ -71,7 +71,7 @@ class LeftoverGradients(Instrument):
             self._note(number)
 
     def after_backward(self, row: RowRecord) -> None:
-        """What was found goes with the row; an optimizer that steps now and then is looked at after its steps alone."""
+        """Add what was found to the row. An optimizer that steps now and then is looked at after its steps alone."""
         if self._found is not None and self._watched.due(row.step):
             row.set_aside("left", "gradients", self._found)
         self._found = None
@@ -102,7 +102,8 @@ class LeftoverGradients(Instrument):
                         tensor.register_hook(self._look)
 
     def _wrong(self, row: int, left: Mapping[str, Any]) -> str:
-        """What is wrong, by the number that has come with a row: at the second look in a row that found gradients."""
+        """Return a warning at the second look in a row that found gradients, by the number that has come with a row; else
+        ""."""
         if not self.wanted or "gradients" not in left:
             return ""
         if not left["gradients"][0]:

@@ -1,4 +1,4 @@
-"""What is wrong with the loop around a watcher: places that nothing came by, a step() in the wrong place."""
+"""The checks of the loop around a watcher: places that no pass came by, and a step() in the wrong place."""
 
 from __future__ import annotations
 

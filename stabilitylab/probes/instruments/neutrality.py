@@ -1,4 +1,4 @@
-"""What watching changed of the model and could not undo: a resumed run still says it."""
+"""The changes of the model by watching that could not be undone: a resumed run still says them."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class ParameterTables(Instrument):
         return self._boards("step" if moment == "after_backward" else "update")
 
     def _boards(self, when: When) -> list[Board]:
-        """Those of "step" or "update"; what an optimizer sums in its own step comes with the update."""
+        """Return the boards of "step" or "update". The sums of an optimizer's own step come with the update."""
         later = self._watched.parameters.measuring is not None
         return [each for each in self.boards if ("update" if later and each.probe.in_step else each.probe.on) == when]
 

@@ -60,7 +60,7 @@ class Taps(Instrument):
         return {"tapped": self._tapped.places}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """What an earlier attempt of the run knew of the values that the model shows."""
+        """Take over what an earlier attempt of the run knew of the values that the model shows."""
         if (known := state.get("tapped")) is not None:
             if self._tapped.recall(self._watched.boards, known):
                 self._watched.declare()
