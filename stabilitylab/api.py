@@ -30,7 +30,6 @@ from .probes import (
     Watcher,
     WatchOptions,
     find_sites,
-    keywords,
     split_sites,
 )
 from .probes.numerics import numerics
@@ -55,7 +54,7 @@ class RunWatcher(Watcher):
         self, model: nn.Module, run: RunWriter | AbsentRun, options: WatchOptions, sink: Sink | None = None
     ) -> None:
         self.run = run
-        super().__init__(model, sink or run, **keywords(options))
+        super().__init__(model, sink or run, **options.keywords())
         if self.dropped and is_first_rank():
             log.warning("%s: not recorded: %s.", run.path, "; ".join(f"{name} {why}" for name, why in self.dropped))
 

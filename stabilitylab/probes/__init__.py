@@ -6,7 +6,7 @@
 from ._engine.cadence import Cadence, CurvatureCadence, is_due
 from ._engine.evaluation import evaluation, random_states_kept
 from ._engine.masks import Mask
-from ._engine.options import AlphaSchedule, CurvatureBatch, WatchOptions, keywords
+from ._engine.options import AlphaSchedule, CurvatureBatch, WatchOptions
 from ._engine.recorder import CudaGraphs, Recorder, attempt
 from ._engine.row import Template
 from ._engine.selection import Names, chosen, find_sites, split_sites
@@ -51,7 +51,6 @@ __all__ = [
     "evaluation",
     "find_sites",
     "is_due",
-    "keywords",
     "probe",
     "random_states_kept",
     "split_sites",

@@ -29,7 +29,7 @@ from .instruments.forensics import Forensics
 from .instruments.instrument import Instrument, Instruments
 from .instruments.leftover import LeftoverGradients
 from .instruments.loop_checks import LoopChecks
-from .instruments.neutrality import Neutrality
+from .instruments.neutrality import NeutralityRecord
 from .instruments.parameter_tables import ParameterTables
 from .instruments.reference_rows import ReferenceRows
 from .instruments.taps import Taps
@@ -126,7 +126,7 @@ class Watcher:
             self._curvature,
             Taps(training, reference),
             self._forensics,
-            Neutrality(),
+            NeutralityRecord(),
         ]
         self._instruments = Instruments(listed, watched)
         watched.await_layout()
@@ -390,8 +390,8 @@ class Watcher:
             self._row.state = State.SHIPPED
 
     def _begin_early(self) -> None:
-        """Give the known numbers of the row to a sink that takes them (``begin``): if reading them waits for nothing, and
-        on a GPU too once a number was not finite, since each row may then be the last."""
+        """Give the known numbers of the row to a sink that takes them (``begin``): if reading them waits for nothing,
+        and on a GPU too once a number was not finite, since each row may then be the last."""
         begin = getattr(self.sink, "begin", None)
         if self._row is None or begin is None or self._row.waits or not self._reads_at_once():
             return

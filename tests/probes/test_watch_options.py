@@ -10,7 +10,7 @@ from probe_toys import ListSink, Toy
 
 from stabilitylab.api import watch
 from stabilitylab.errors import UsageError
-from stabilitylab.probes import Watcher, WatchOptions, keywords
+from stabilitylab.probes import Watcher, WatchOptions
 
 OWN = {"total_every_step", "recorder", "measured", "tapped"}  # of a watcher alone; watch() has no use for them
 OTHER = {"reference": "first batch", "update_every": None}  # watch()'s own defaults
@@ -44,4 +44,4 @@ def test_options_are_checked_and_stay_as_they_are() -> None:
         WatchOptions(curvature_batch="none")  # type: ignore[arg-type]
     with pytest.raises(FrozenInstanceError):
         WatchOptions().every = 3  # type: ignore[misc]
-    assert keywords(WatchOptions(every=3))["every"] == 3
+    assert WatchOptions(every=3).keywords()["every"] == 3

@@ -78,10 +78,9 @@ class WatchOptions:
             known = " or ".join(map(repr, get_args(CurvatureBatch)))
             raise UsageError(f"curvature_batch = {self.curvature_batch!r} must be {known}.")
 
-
-def keywords(options: object) -> dict[str, Any]:
-    """Return the options by name, as a function that takes them as keywords wants them."""
-    return {field.name: getattr(options, field.name) for field in fields(options)}  # pyright: ignore[reportArgumentType]
+    def keywords(self) -> dict[str, Any]:
+        """Return the options by name, for a function that takes them as keywords."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def takes(

@@ -33,8 +33,8 @@ class Witness:
     moved: bool
 
     def left(self) -> bool:
-        """True if that gradient is still the parameter's, with at most one write since: a clipping, a zeroing (its value
-        tells), or the first gradient that is added to it."""
+        """True if that gradient is still the parameter's, with at most one write since: a clipping, a zeroing (which
+        its value tells), or the first gradient that is added to it."""
         same = self.parameter.grad is self.gradient and self.gradient._version <= self.written + 1
         return same and (self.moved or self.parameter._version > self.version)
 
@@ -102,8 +102,8 @@ class LeftoverGradients(Instrument):
                         tensor.register_hook(self._look)
 
     def _wrong(self, row: int, left: Mapping[str, Any]) -> str:
-        """Return a warning at the second look in a row that found gradients, by the number that has come with a row; else
-        ""."""
+        """Return a warning at the second look in a row that found gradients, by the number that has come with a row;
+        else ""."""
         if not self.wanted or "gradients" not in left:
             return ""
         if not left["gradients"][0]:

@@ -9,7 +9,7 @@ from .._engine.watched import Watched
 from .instrument import Instrument
 
 
-class Neutrality(Instrument):
+class NeutralityRecord(Instrument):
     """Keeps the reasons why training is not that of an unwatched run; the passes of our own find them
     (:class:`~.._engine.neutral_pass.NeutralPass`)."""
 

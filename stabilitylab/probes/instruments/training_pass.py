@@ -76,7 +76,7 @@ class TrainingRows(Instrument):
         return self.boards if moment == "after_backward" and self.due(row.step) else ()
 
     def _compiled(self) -> bool:
-        """Return True if parts of the model are compiled. Code that was compiled before the hooks came is compiled anew."""
+        """Return True if parts of the model are compiled. Code from before the hooks came is compiled anew."""
         found = bool(compiled_modules(self._watched.model))
         if found and split_by_ddp(self._watched.model):
             raise UsageError(f"{SPLIT}.")
