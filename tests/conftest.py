@@ -69,10 +69,11 @@ def multi30k() -> Path:
 
 @pytest.fixture(autouse=True)
 def log_as_it_begins() -> None:
-    """Undoes what tests before did to the package's logger: a rank that is silent, a library that disables loggers."""
-    log = logging.getLogger("stabilitylab")
-    log.setLevel(logging.NOTSET)
-    log.disabled, log.propagate = False, True
+    """Undoes what tests before did to the package's loggers: a rank that is silent, a library that disables loggers."""
+    own = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "stabilitylab"]
+    for log in map(logging.getLogger, own):
+        log.setLevel(logging.NOTSET)
+        log.disabled, log.propagate = False, True
     logging.disable(logging.NOTSET)
 
 
