@@ -21,6 +21,7 @@ from rest_slow import rest_slow
 
 from stabilitylab.errors import ResourceError, UsageError
 from stabilitylab.store import Run
+from stabilitylab.store.layout import journals
 from stabilitylab.train import checkpoint, resume, start
 from stabilitylab.train.ranks import Team, device_of
 
@@ -182,14 +183,14 @@ def test_torchrun_prints_one_object_and_shows_one_progress(tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_sigterm_to_torchrun_leaves_a_checkpoint(kind: str, tmp_path: Path) -> None:
     process = torchrun(tmp_path, "--parallel", kind, "--steps", "100000", "--every", "1")
-    status = tmp_path / "run" / "status.json"
-    until = time.monotonic() + 100
-    while not (status.exists() and len(list((tmp_path / "run").rglob("*.arrow*")))) and time.monotonic() < until:
+    run, until = tmp_path / "run", time.monotonic() + 100
+    while not (run.is_dir() and any(path.stat().st_size for path in journals(run).values())):
+        assert time.monotonic() < until, "no row was written"
         time.sleep(0.2)
     time.sleep(2)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
-    run = Run.open(tmp_path / "run")
-    assert run.status.state == "interrupted"
-    assert run.status.reason.startswith("SIGTERM; continue with --resume")
-    assert len(checkpoint.found(tmp_path / "run" / "checkpoints")) == 1
+    status = Run.open(run).status
+    assert status.state == "interrupted"
+    assert status.reason.startswith("SIGTERM; continue with --resume")
+    assert len(checkpoint.found(run / "checkpoints")) == 1
