@@ -71,7 +71,7 @@ def test_the_example_plugin_adds_one_of_each(dist: dict[str, Path], tmp_path: Pa
         assert listed["from"][kind][name] == f"stabilitylab_example.{module} (stabilitylab-example 0.1.0)"
     assert listed["archs"]["damped"]["options"] == {"kappa": 0.5}
     assert listed["left_out"] == {}
-    read = env.run("probe", "--depth", "2", "--data", "reversed:30", "--name", "backwards", *FAST)
+    read = env.run("probe", "--depth", "2", "--data", "reversed:30", "--out", "others", *FAST)
     assert read.returncode == 0, read.stderr
     assert env.run("hello", "--name", "you").stdout == "hello, you\n"
     planned = env.run("sweep", "example:1", "--print")
