@@ -10,7 +10,7 @@ from typing import Any
 from ..config import Config, complete, depth_layers, validated
 from ..store import Run
 from ..store.layout import METRICS, flat
-from .identity import SOURCES, data_of, deciding, key_of
+from .identity import DATA, data_of, deciding, key_of
 
 COLUMNS = (
     "key",  # the identity of the run, see identity.key_of
@@ -81,7 +81,7 @@ def _others(config: Config) -> Iterator[tuple[str, Any]]:
         usual |= zip(("model.encoder_layers", "model.decoder_layers"), layers, strict=True)
     usual["data.seed"] = config.train.seed
     for key, value in deciding(config.model_dump(mode="json")).items():
-        if value != usual[key] and key not in (*OWN, *SOURCES):
+        if value != usual[key] and key not in (*OWN, *DATA):
             yield key, value
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SCHEME = 1  # version of the key: keys of two versions must never be equal
 DIGITS = 16
-SOURCES = ("data.source", "data.valid")
+DATA = ("data.source", "data.valid")
 
 Digests = Mapping[str, str]  # path -> sha256 of the file as it was
 
@@ -64,7 +64,7 @@ def key_of(config: Config, digests: Digests | None = None) -> str:
 def data_of(config: Config, digests: Digests | None = None) -> str:
     """Return the data in words that hold on any machine, such as ``text:train.de@1f0c2a3b,train.en@9d8e7f60``."""
     words = []
-    for key, value in zip(SOURCES, (config.data.source, config.data.valid), strict=True):
+    for key, value in zip(DATA, (config.data.source, config.data.valid), strict=True):
         if (named := _named(config).get(key)) is not None:
             name, files = named
             known = [f"{path.name}@{d[:8]}" for path, d in zip(files.paths, _digests(files, digests), strict=True)]
@@ -76,12 +76,12 @@ def data_of(config: Config, digests: Digests | None = None) -> str:
 
 def _named(config: Config) -> dict[str, tuple[str, Files]]:
     """Return (name of the source, files) of each setting that names files on this machine."""
-    from ..data.source import SOURCES as KNOWN  # here, since the batches of that package need torch
+    from ..data.source import SOURCES  # here, since the batches of that package need torch
 
     name, _, spec = config.data.source.partition(":")
-    if name not in [*KNOWN]:
+    if name not in [*SOURCES]:
         return {}
-    return {key: (name, files) for key, files in KNOWN[name].files(spec, config.data.valid).items()}
+    return {key: (name, files) for key, files in SOURCES[name].files(spec, config.data.valid).items()}
 
 
 def _digests(files: Files, known: Digests | None) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,6 +53,26 @@ def test_instruments_are_called_in_order_and_closed_in_reverse() -> None:
     assert own.state_dict() == {"a": 2, "b": 2}
     own.close()
     assert calls == ["a before 3", "b before 3", "b close", "a close"]
+
+
+def test_one_that_cannot_be_closed_leaves_none_open() -> None:
+    class Stuck(Noted):
+        def close(self) -> None:
+            raise RuntimeError("stuck")
+
+    calls: list[str] = []
+    own = listed(Noted("a", calls), Stuck("b", calls), Noted("c", calls))
+    with pytest.raises(RuntimeError, match="stuck"):
+        own.close()
+    assert calls == ["c close", "a close"]
+
+
+def test_the_page_about_the_house_lists_every_instrument() -> None:
+    with Watcher(Toy(), ListSink(), reference="first batch") as watcher:
+        page = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+        text = page.read_text(encoding="utf-8").partition("## The watcher")[2].partition("\n## ")[0]
+        listed_there = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+        assert listed_there == [type(each).__name__ for each in watcher._instruments._all]
 
 
 def test_one_that_raises_is_called_no_more_and_the_others_are(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Literal, get_args
 
 from ...errors import StabilityLabError
@@ -124,9 +125,6 @@ class Instruments:
         for each in self._all:
             each.open(watched)
 
-    def __iter__(self) -> Iterator[Instrument]:
-        return iter(self._all)
-
     def call(self, moment: Moment, *given: Any) -> None:
         """Call a method of each instrument that has it."""
         for each in self._having[moment]:
@@ -139,9 +137,10 @@ class Instruments:
                 self._ship(each, moment, *given)
 
     def close(self) -> None:
-        """Close all, the last one first."""
-        for each in reversed(self._having["close"]):
-            each.close()
+        """Close all, the last one first; an error of one is raised once the others are closed."""
+        with ExitStack() as closing:
+            for each in self._having["close"]:
+                closing.callback(each.close)
 
     def state_dict(self) -> dict[str, Any]:
         return {name: value for each in self._all for name, value in each.state_dict().items()}
