@@ -20,9 +20,10 @@ class Tally:
 
     def __str__(self) -> str:
         """Writes ``BranchNorm: 2 reproduced, 1 contradicted, of which 1 survives Holm over the 20 published claims of
-        that paper``."""
+        that paper``; without Holm where none was testable."""
         found = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items() if count)
-        if self.survive is None:
+        judged = any(count for verdict, count in self.counts.items() if verdict != "not testable")
+        if self.survive is None or not judged:
             return f"{self.name}: {found}"
         many = "survives" if self.survive == 1 else "survive"
         over = f"the {self.listed} published claims of that paper" if self.listed > 1 else "that one published claim"

@@ -34,7 +34,7 @@ from stabilitylab.reports.claims import (
     together,
 )
 from stabilitylab.reports.collection import Runs, pairs
-from stabilitylab.reports.headline import headline, tallies
+from stabilitylab.reports.headline import Tally, headline, tallies
 from stabilitylab.reports.measures.comparison import both
 from stabilitylab.reports.statistics import Region
 from stabilitylab.store.layout import plain
@@ -252,6 +252,7 @@ def test_a_tally_says_over_what_holm_goes() -> None:
         "DeepNet: 1 reproduced, of which 0 survive Holm over the 3 published claims of that paper"
     ]
     assert tallies([]) == []
+    assert str(Tally("DeepNet", {"not testable": 3}, 0, 3)) == "DeepNet: 3 not testable"
 
 
 def test_every_claim_of_the_plan_is_registered() -> None:
