@@ -1,4 +1,4 @@
-"""How curved the loss is around a model's parameters: numbers that need a loss, and no probe's places."""
+"""Curvature of the loss around a model's parameters: numbers that need a loss and none of the places of probes."""
 
 from .critical import Critical, critical_rate, crossing
 from .eigen import Eigen, largest_eigenvalue

@@ -1,4 +1,4 @@
-"""The critical learning rate: how far one may go along an update before the loss rises, from forward passes alone."""
+"""The critical learning rate: the rate along an update at which the loss begins to rise, from forward passes alone."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-WIDEN = 1.25  # factor of the first step away from a guess; each further one goes as far again in logs
-FAR = 1e3  # the furthest that a quadratic is believed beyond what was seen
-TOLERANCE = 1.06  # high over low at which a search ends: the rate is known to 3 %
-BELOW = 3  # halvings at which a search for the first crossing looks below the one that it found
-UNSURE = 2.0  # high over low up to which a crossing counts as found where the loss is noisy
+WIDEN = 1.25  # factor of the first step away from a guess; each further step is twice as long in logs
+FAR = 1e3  # largest factor beyond the tried rates up to which a quadratic is believed
+TOLERANCE = 1.06  # high / low at which a search ends: the rate is known to 3 %
+BELOW = 3  # number of halvings of a crossing at which a search looks for an earlier one
+UNSURE = 2.0  # largest high / low at which a crossing counts as found if the loss is noisy
 
 
 @dataclass(frozen=True)
 class Critical:
-    """``rate``: the geometric middle of ``low``, where the loss did not rise, and ``high``, where it did.
+    """The result of a search for the critical rate. ``rate``: the geometric middle of ``low``, where the loss did not
+    rise, and ``high``, where it did.
 
-    ``state``: "beyond" where it rose at no rate that was tried (``rate`` is the largest of them, ``high`` infinite),
-    "below" where it rose at all of them (``rate`` is the smallest, ``low`` 0), "noise" where it changed by less than
-    the noise floor on one side of the crossing or on both. ``passes``: forwards that were needed.
+    ``state``: "beyond" if the loss rose at no rate that was tried (``rate`` is the largest of them, ``high`` infinite),
+    "below" if it rose at all of them (``rate`` is the smallest, ``low`` 0), "noise" if the loss changed by less than
+    the noise floor on one side of the crossing or on both. ``passes``: the number of forwards that were needed.
     """
 
     rate: float
@@ -32,11 +33,12 @@ class Critical:
 
     @property
     def sharpness(self) -> float:
-        """2 over the critical rate: of a quadratic loss and the direction of its gradient the curvature along it."""
+        """2 over the critical rate. For a quadratic loss and the direction of its gradient this is the curvature along
+        that direction."""
         return 2 / self.rate if self.rate > 0 else math.inf
 
 
-Points = list[tuple[float, float]]  # (rate, by how much the loss has risen there)
+Points = list[tuple[float, float]]  # (rate, rise of the loss at that rate)
 
 
 def critical_rate(
@@ -49,22 +51,23 @@ def critical_rate(
     floor: float = 0.0,
     first: bool = False,
 ) -> Critical:
-    """A rate beyond which the loss lies above ``base``, searched from ``guess`` > 0 on.
+    """Find a rate beyond which the loss lies above ``base``; the search starts from ``guess`` > 0.
 
-    ``loss_at(rate)`` is the loss after one update at that rate along a fixed direction, ``base`` the loss without it; a
-    loss that is not finite has risen. Brackets by growing factors, or by where a quadratic through what was seen
-    crosses, then halves the bracket in logs, with at most ``passes`` evaluations: four suffice where the last row's
-    rate is the guess and lies within a quarter. Where the loss crosses ``base`` several times, it is a crossing near
-    the guess and need not be the first one.
+    ``loss_at(rate)`` is the loss after one update at that rate along a fixed direction. ``base`` is the loss without
+    the update. A loss that is not finite has risen. The search brackets the rate by growing factors, or by the point
+    where a quadratic through earlier points crosses. Then it halves the bracket in logs, with at most ``passes``
+    evaluations. Four evaluations suffice if the guess is the last row's rate and lies within a quarter of the new one.
+    If the loss crosses ``base`` several times, the search finds a crossing near the guess, which need not be the first
+    one.
 
-    ``first``: the smallest rate at which the loss rises, as the paper defines the critical rate. The search then looks
-    at 1/2, 1/4 and 1/8 of a crossing too (beyond ``passes``) and goes on below where the loss has risen there.
-    ``floor``: what the loss changes by without an update (its noise). A crossing is found where the loss fell by more
-    below it and rose by more above it, at rates a factor of 2 apart or less (or as far as ``passes`` left the bracket
-    without noise); where the search saw no such rates, up to two more are tried.
+    ``first``: find the smallest rate at which the loss rises, as the paper defines the critical rate. The search then
+    looks at 1/2, 1/4 and 1/8 of a crossing too (beyond ``passes``) and goes on below if the loss has risen there.
+    ``floor``: the change of the loss without an update (its noise). A crossing is found if the loss fell by more than
+    the floor below it and rose by more above it, at rates a factor of 2 apart or less (or as far as ``passes`` left the
+    bracket without noise). If the search saw no such rates, up to two more are tried.
 
-    Kalra et al. 2026 (2601.16979), who call 2 over it the critical sharpness. Raises ValueError for a guess that is
-    not positive.
+    Source: Kalra et al. 2026 (2601.16979), who call 2 / rate the critical sharpness. Raises ValueError for a guess that
+    is not positive.
     """
     if not (guess > 0 and math.isfinite(guess)):
         raise ValueError(f"the guess of a critical rate is {guess}: give a positive number, such as the present rate.")
@@ -94,7 +97,7 @@ def _bracket(
             high = rate
         if low > 0 and high <= low * tolerance:
             break
-        told = crossing(points) if len(points) % 4 else math.nan  # never trusted without end
+        told = crossing(points) if len(points) % 4 else math.nan  # every fourth step goes without the quadratic
         if low > 0 and math.isfinite(high):
             rate = math.sqrt(low * high)
             if high > low * WIDEN * tolerance and low < told < high and len(points) % 2:
@@ -112,7 +115,7 @@ def _bracket(
 def _first(
     rise: Callable[[float], float], low: float, high: float, tolerance: float, floor: float
 ) -> tuple[float, float]:
-    """The lowest crossing that halvings below ``low`` show, between rates as near as ``tolerance``."""
+    """Return the bracket of the lowest crossing that halvings below ``low`` show, as narrow as ``tolerance``."""
     if low == 0:
         return low, high
     rates = [low / 2**n for n in range(1, BELOW + 1)]
@@ -128,7 +131,7 @@ def _first(
 
 
 def _clear(rise: Callable[[float], float], points: Points, low: float, high: float, floor: float) -> Critical:
-    """The crossing between the nearest rates at which the loss fell and rose by more than its noise."""
+    """Return the crossing between the nearest rates at which the loss fell and rose by more than its noise."""
 
     def ends() -> tuple[float, float]:
         fell = [rate for rate, by in points if rate <= low and by < -floor]
@@ -137,7 +140,7 @@ def _clear(rise: Callable[[float], float], points: Points, low: float, high: flo
 
     if low > 0 and math.isfinite(high):
         middle, (clear_low, clear_high) = math.sqrt(low * high), ends()
-        widest = max(UNSURE, high / low)  # a bracket that few passes left wide is not for that noisy
+        widest = max(UNSURE, high / low)  # a bracket that is wide for lack of passes is not noisy
         aside = math.sqrt(widest)
         if clear_low * widest < clear_high:
             if clear_low < low:
@@ -163,9 +166,10 @@ def _told(low: float, high: float, used: int) -> Critical:
 
 
 def crossing(points: Sequence[tuple[float, float]]) -> float:
-    """Where a loss that has risen by d at each rate r is back at 0: the zero of d / r, a straight line for a quadratic
-    loss, through two neighbours of different sign or else the two points next to it. 0 where it rises from the start,
-    NaN where two points do not tell."""
+    """Return the rate r at which a loss is back at its level at 0, given its rise d at some rates: the zero of d / r,
+    which is a straight line in r for a quadratic loss. The line goes through two neighbours of different sign, or else
+    through the two points next to the zero. The result is 0 if the loss rises from the start, and NaN if two points do
+    not tell."""
     known = sorted((rate, rise / rate) for rate, rise in points if math.isfinite(rise))
     if len(known) < 2:
         return math.nan

@@ -12,16 +12,17 @@ from torch import Tensor
 
 from .products import Vector, dot
 
-TOLERANCE = 0.01  # of the eigenvalue, which its residual bounds: |lambda - value| <= residual
-VANISHES = 1e-10  # of the operator's size: the space that the start spans is exhausted
+TOLERANCE = 0.01  # share of the eigenvalue; the residual bounds its error: |lambda - value| <= residual
+VANISHES = 1e-10  # share of the operator's size below which the Krylov space of the start is exhausted
 
 
 @dataclass(frozen=True)
 class Eigen:
-    """The largest Ritz value of a Krylov space, and how far it may be off: some eigenvalue lies within ``residual``.
+    """The largest Ritz value of a Krylov space, and its error bound: some eigenvalue lies within ``residual`` of
+    ``value``.
 
-    ``converged``: the residual is at most the tolerance's share of the value. ``vector``: of unit length, the start of
-    the next search.
+    ``converged``: the residual is at most the tolerance times the value. ``vector``: of unit length, the start of the
+    next search.
     """
 
     value: float
@@ -39,12 +40,13 @@ def largest_eigenvalue(
     tolerance: float = TOLERANCE,
     inner: Callable[[Sequence[Tensor], Sequence[Tensor]], float] = dot,
 ) -> Eigen:
-    """The algebraically largest eigenvalue of a symmetric ``product`` by Lanczos' method, from ``start``.
+    """Find the algebraically largest eigenvalue of a symmetric ``product`` by Lanczos' method, from ``start``.
 
-    Every vector is made orthogonal to all before it, twice, so that rounding makes no copies of an eigenvalue; it takes
-    as many vectors of the model's size as products. Ends early where the residual is small enough. A start that is
-    orthogonal to the wanted eigenvector finds another one: give a random vector, or that of the last search. ``inner``:
-    the inner product, where a vector is spread over ranks. Raises ValueError for a start of length 0.
+    Every vector is made orthogonal to all vectors before it, twice, so that rounding makes no copies of an eigenvalue.
+    The memory is one vector of the model's size per product. The search ends early if the residual is small enough. A
+    start that is orthogonal to the wanted eigenvector finds another one: give a random vector, or that of the last
+    search. ``inner``: the inner product, if a vector is spread over ranks. Raises ValueError for a start of length 0 or
+    of no finite length.
     """
     size = math.sqrt(inner(start, start))
     if not (size > 0 and math.isfinite(size)):

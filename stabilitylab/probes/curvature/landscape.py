@@ -1,4 +1,4 @@
-"""The loss of a fixed batch around theta_t: along the update that the optimizer made of it, and its Hessian there."""
+"""The loss of a fixed batch around theta_t: along the optimizer's update, and its Hessian at theta_t."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from .products import HessianProducts, Vector
 
 log = logging.getLogger("stabilitylab")
 
-APART = 0.05  # relative: far above what rounding does to two products, in bf16 too
-PARTS = 3  # batches that the entries of a loss are, in order
+APART = 0.05  # relative difference: far above the rounding of two products, in bf16 too
+PARTS = 3  # batches into which the entries of a loss are split, in order
 
 
 class Landscape:
-    """What a probe of curvature looks at, between the optimizer's step and the next forward: theta_t, theta_{t+1} and
-    a loss.
+    """The surroundings of theta_t that a probe of curvature looks at, between the optimizer's step and the next
+    forward: theta_t, theta_{t+1} and a loss.
 
-    ``loss()``: one number, or one a token or sentence, of which the mean counts (and of each third of them the mean
-    too: three batches); it must be the same each time. On several ranks the loss is the mean of theirs, and all numbers
-    here are those of all ranks. ``of_update``: the loss is that of the batch which the update was made of. ``count``:
-    forwards of the loss so far; ``relative``: the update's length as a share of the parameters'.
+    ``loss()``: one number, or one per token or sentence. The mean of the numbers counts, and the mean of each third of
+    them too (three batches). The result must be the same each time. On several ranks the loss is the mean over ranks,
+    and all numbers here are those of all ranks. ``of_update``: the loss is that of the batch from which the update was
+    made. ``count``: the number of forwards of the loss so far. ``relative``: the length of the update as a share of
+    that of the parameters.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Landscape:
     ) -> None:
         self.model, self.parameters, self.of_update = model, parameters, of_update
         self._loss, self._ranks = loss, ranks
-        self._eps = 0.0  # of the type in which the loss was last given
+        self._eps = 0.0  # eps of the type of the last loss
         self._before: list[Tensor] = []
         self._after: list[Tensor] = []
         self.count = 0
@@ -61,12 +62,12 @@ class Landscape:
 
     @property
     def rate(self) -> float:
-        """The largest learning rate of the optimizers; 0 where they have none."""
+        """The largest learning rate of the optimizers; 0 if they have none."""
         rates = [float(group.get("lr") or 0) for own in self.optimizers for group in own.param_groups]
         return max(rates, default=0.0)
 
     def start(self) -> None:
-        """Keeps theta_t, before the optimizer's step."""
+        """Keep a copy of theta_t, before the optimizer's step."""
         tensors = self._tensors()
         if not self._before:
             self._before = kept(tensors)
@@ -75,8 +76,8 @@ class Landscape:
 
     @contextmanager
     def entered(self) -> Iterator[bool]:
-        """After the optimizer's step: whether it moved anything. The parameters and buffers are afterwards what they
-        were, bit for bit."""
+        """Enter after the optimizer's step; yield True if the step moved a parameter. On exit the parameters and
+        buffers are what they were at entry, bit for bit."""
         self.count = 0
         self._after = [tensor.detach().clone() for tensor in self._tensors()]
         buffers = [buffer for buffer in self.model.buffers() if buffer is not None]
@@ -87,7 +88,7 @@ class Landscape:
         self.relative = math.sqrt(self.inner(update, update) / (self.inner(theta, theta) or 1.0))
         del update, theta, pairs
         try:
-            yield self.relative > 0  # which a NaN is not
+            yield self.relative > 0  # False for NaN
         finally:
             self._put(1.0)
             for buffer, value in zip(buffers, own, strict=True):
@@ -96,7 +97,7 @@ class Landscape:
             self._after = []
 
     def losses(self, share: float) -> Tensor:
-        """At theta_t + ``share`` (theta_{t+1} - theta_t): what ``loss()`` is for this rank, flat, float64."""
+        """Return this rank's ``loss()`` at theta_t + ``share`` (theta_{t+1} - theta_t): flat, float64."""
         self._put(share)
         self.count += 1
         with torch.no_grad():
@@ -105,10 +106,11 @@ class Landscape:
         return said.double().flatten()
 
     def noise(self, base: Tensor, again: bool) -> tuple[float, float]:
-        """(How far the mean loss of ``base`` and of a second evaluation at theta_t are apart, 0 where they are equal or
-        not ``again``; the rounding of its mean in the type that the loss has): standard errors [loss].
+        """Return two standard errors [loss]: (the difference between the mean loss of ``base`` and that of a second
+        evaluation at theta_t, 0 if they are equal or without ``again``; the rounding of the mean in the type of the
+        loss).
 
-        Of a loss of n entries the first is at least the standard error of the mean difference, so that a difference
+        If the loss has n entries, the first number is at least the standard error of the mean difference. A difference
         that happens to be small does not count as none.
         """
         rounding = (self._eps * base).square().mean() / len(base)
@@ -126,8 +128,9 @@ class Landscape:
         return max(abs(mean), math.sqrt(square / size)), math.sqrt(rounding / size)
 
     def rises(self, base: Tensor, share: float) -> Tensor:
-        """By how much the loss has risen there above ``base``, what it was at 0: on the whole batch and on each third
-        of it, NaN where there are not three entries. Differences are taken entry by entry, in float64."""
+        """Return the rise of the loss at ``share`` above ``base``, the losses at 0: on the whole batch and on each
+        third of it. The thirds are NaN for fewer than three entries. Differences are taken entry by entry, in
+        float64."""
         try:
             gap = self.losses(share) - base
             found = torch.stack([gap.mean(), *(part.mean() for part in _thirds(gap))])
@@ -137,13 +140,14 @@ class Landscape:
         return self._mean(found)
 
     def base(self) -> Tensor:
-        """The losses at theta_t."""
+        """Return the losses at theta_t."""
         return self.losses(0.0)
 
     @contextmanager
     def products(self) -> Iterator[HessianProducts]:
-        """Products with the Hessian at theta_t, in the parameters that require a gradient: exact where the model can be
-        differentiated twice, else (said once) by differences; of sharded parameters always by differences."""
+        """Yield products with the Hessian at theta_t, in the parameters that require a gradient. The products are exact
+        if the model can be differentiated twice, else (the log says so once) by differences. For sharded parameters
+        they are always by differences."""
         self._put(0.0)
         if self.way is None:
             self.way = self._found()
@@ -151,12 +155,12 @@ class Landscape:
             yield made
 
     def trained(self) -> list[Tensor]:
-        """The parameters that require a gradient, as the optimizer knows them."""
+        """Return the parameters that require a gradient, as the optimizer knows them."""
         return [tensor for tensor in self.parameters.originals if tensor.requires_grad]
 
     def inner(self, one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-        """The inner product over all ranks, of one tensor for each of :meth:`trained`; entries that several ranks hold
-        count once."""
+        """Return the inner product over all ranks; each vector has one tensor for each of :meth:`trained`. Entries that
+        several ranks hold count once."""
         ranks = self._ranks
         shares = [1.0] * len(one) if ranks is None else [ranks.share(tensor) for tensor in self.trained()]
         parts = [s * (a.double() * b.double()).sum() for s, a, b in zip(shares, one, other, strict=True)]
@@ -164,12 +168,13 @@ class Landscape:
         return float(self._add_up(total))
 
     def random(self) -> Vector:
-        """What this rank holds of a fixed direction: the same each time, however the parameters are spread."""
+        """Return this rank's part of a fixed direction, which is the same each time and for every layout of the
+        parameters."""
         return [_noise(number, tensor) for number, tensor in enumerate(self.trained())]
 
     def _found(self) -> Literal["exact", "differences"]:
-        """How the model can be differentiated: twice, or once, or (where autograd.grad does not go, as with reentrant
-        checkpointing) by backward() alone; says once why not twice."""
+        """Find how the model can be differentiated: twice, or once, or by backward() alone (if autograd.grad fails, as
+        with reentrant checkpointing). The log says why not twice."""
         if self._sharded:
             self._backward = True
             return "differences"
@@ -191,8 +196,8 @@ class Landscape:
         return "differences"
 
     def _symmetric(self, product: HessianProducts, once: Vector) -> bool:
-        """Whether g'H(Hg) = (Hg)'(Hg): a backward that autograd cannot look into (written by hand, say) drops terms of
-        a part of the rows without a word."""
+        """True if g'H(Hg) = (Hg)'(Hg), up to rounding. A backward that autograd cannot look into (written by hand, say)
+        drops terms of a part of the rows without a message."""
         left, right = self.inner(product.gradient, product(once)), self.inner(once, once)
         return abs(left - right) <= APART * max(abs(left), right)
 
@@ -213,7 +218,7 @@ class Landscape:
 
     def _said(self) -> Tensor:
         if self._ranks is not None:
-            self._ranks.reshard()  # what an earlier forward gathered is not what the parameters are now
+            self._ranks.reshard()  # parameters that an earlier forward gathered are out of date
         try:
             with self._alone():
                 return self._loss()
@@ -223,7 +228,7 @@ class Landscape:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """DDP does not take part: gradients are averaged here."""
+        """Keep DDP from averaging gradients: they are averaged here."""
         wrappers = [
             module for module in self.model.modules() if isinstance(module, nn.parallel.DistributedDataParallel)
         ]
@@ -237,7 +242,7 @@ class Landscape:
                 wrapper.require_backward_grad_sync = was
 
     def _put(self, share: float) -> None:
-        """The parameters at theta_t + ``share`` (theta_{t+1} - theta_t); 0 and 1 are these, bit for bit."""
+        """Set the parameters to theta_t + ``share`` (theta_{t+1} - theta_t); for shares 0 and 1 bit for bit."""
         for (new, old), own in zip(self._pairs(), self._tensors(), strict=True):
             if share == 1.0:
                 own.data.copy_(new)
@@ -260,7 +265,7 @@ class Landscape:
         return vector
 
     def _mean(self, numbers: Tensor, failed: bool = False) -> Tensor:
-        """Over ranks; raises on all of them where one has failed, so that none waits."""
+        """Return the mean over ranks. If one rank has failed, raise on all other ranks too, so that none waits."""
         if self._ranks is None:
             return numbers
         told = torch.cat((numbers, numbers.new_full((1,), float(failed)))).to(self.parameters.device)

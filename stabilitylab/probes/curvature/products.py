@@ -13,22 +13,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..parameters.layouts import local, local_gradient
 
-Vector = list[Tensor]  # one tensor a parameter
+Vector = list[Tensor]  # one tensor per parameter
 
 
 class HessianProducts:
-    """H v for the Hessian H of ``loss()`` in ``parameters``, over and over; use it as a context manager.
+    """H v for the Hessian H of ``loss()`` in ``parameters``, for many v; use it as a context manager.
 
-    ``how``: "exact" differentiates the gradient once more, along a graph that is kept between products, with the
-    attention kernel that has a second derivative (the math backend; fused ones and compiled code have none).
-    "differences" takes (g(theta + h v) - g(theta - h v)) / 2 h, with h |v| = cbrt(eps) / 5 (1e-3 in float32), which
-    works wherever a gradient does, and counts the kinks (of a ReLU) that lie between; the parameters come back bit for
-    bit. ``loss`` must give the same number each time it is called: eval mode or fixed random states, a fixed batch.
-    Parameters that do not require a gradient are refused.
+    ``how``: "exact" differentiates the gradient once more, along a graph that is kept between products. It uses the
+    attention kernel that has a second derivative (the math backend; fused kernels and compiled code have none).
+    "differences" takes (g(theta + h v) - g(theta - h v)) / 2 h, with h |v| = cbrt(eps) / 5 (1e-3 in float32). It works
+    wherever a gradient does, and counts the kinks (of a ReLU) that lie between; the parameters come back bit for bit.
+    ``loss`` must give the same number each time: eval mode or fixed random states, a fixed batch. Raises ValueError for
+    a parameter that does not require a gradient.
 
     On several ranks: ``backward`` takes gradients by backward(), as sharded parameters need (differences alone), and
-    puts back what stood in ``.grad``; ``inner`` is the inner product of what this rank holds, over all of them;
-    ``mean`` makes a gradient of this rank's loss that of the mean over ranks.
+    puts back what stood in ``.grad``; ``inner`` is the inner product of this rank's parts, over all ranks; ``mean``
+    turns the gradient of this rank's loss into that of the mean over ranks.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class HessianProducts:
 
     @property
     def held(self) -> Vector:
-        """What this rank holds of the parameters."""
+        """This rank's parts of the parameters."""
         with torch.no_grad():
             return [local(parameter).detach() for parameter in self.parameters]
 
@@ -65,7 +65,7 @@ class HessianProducts:
         del self._graph
 
     def __call__(self, direction: Sequence[Tensor]) -> Vector:
-        """H v, with v as one tensor a parameter."""
+        """Return H v, with v as one tensor per parameter."""
         self.count += 1
         return self._exact(direction) if self.how == "exact" else self._differences(direction)
 
@@ -126,8 +126,8 @@ class HessianProducts:
 
 @contextmanager
 def moved(parameters: Sequence[Tensor], direction: Sequence[Tensor], step: float) -> Iterator[None]:
-    """The parameters at theta + ``step`` v; afterwards what they were, bit for bit. ``.data``: a kept graph must not
-    notice."""
+    """Set the parameters to theta + ``step`` v; on exit they are what they were, bit for bit. The change goes through
+    ``.data``: a kept graph must not notice."""
     before = [parameter.detach().clone() for parameter in parameters]
     try:
         for parameter, v in zip(parameters, direction, strict=True):
@@ -140,7 +140,7 @@ def moved(parameters: Sequence[Tensor], direction: Sequence[Tensor], step: float
 
 @contextmanager
 def _twice_differentiable(how: str) -> Iterator[None]:
-    """Attention by operators that have a second derivative."""
+    """Use attention operators that have a second derivative, if ``how`` is "exact"."""
     if how != "exact":
         yield
         return
@@ -149,13 +149,13 @@ def _twice_differentiable(how: str) -> Iterator[None]:
 
 
 def dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    """The inner product, in float64; one host read."""
+    """Return the inner product, in float64; one host read."""
     parts = [(a.double() * b.double()).sum() for a, b in zip(one, other, strict=True)]
     return float(torch.stack([part.to(parts[0].device) for part in parts]).sum()) if parts else 0.0
 
 
 def norm(vector: Sequence[Tensor]) -> float:
-    """The Euclidean norm of all entries together."""
+    """Return the Euclidean norm of all entries together."""
     return math.sqrt(dot(vector, vector))
 
 
@@ -164,14 +164,14 @@ def adam_preconditioner(
     parameters: Sequence[Tensor],
     groups: Mapping[Tensor, Mapping[str, Any]] | None = None,
 ) -> Vector:
-    """P^(-1/2) of Adam at its present state, an entry each: P = (1 - beta1^t) (sqrt(v / (1 - beta2^t)) + eps).
+    """Return P^(-1/2) of Adam at its present state, entry by entry: P = (1 - beta1^t) (sqrt(v / (1 - beta2^t)) + eps).
 
     Cohen et al. 2022 (2207.14484), Eq. 4: Adam is preconditioned momentum, stable while the largest eigenvalue of
     P^(-1/2) H P^(-1/2) stays below (2 + 2 beta1) / ((1 - beta1) lr), which is 38 / lr at beta1 = .9. With amsgrad, v is
-    the maximum that Adam divides by. Entries of parameters that the optimizer has not moved yet are 0: they take no
-    part. ``states`` and ``groups``: of an optimizer, or by parameter of several. P holds no learning rate: of groups
-    with rates of their own, multiply by :func:`relative_rates`. Raises ValueError where no parameter has a second
-    moment.
+    the maximum by which Adam divides. Entries of parameters that the optimizer has not moved yet are 0: they take no
+    part. ``states`` is an optimizer, or maps the parameters of several optimizers to their states; ``groups`` then maps
+    them to their groups. P holds no learning rate: if groups have different rates, multiply by :func:`relative_rates`.
+    Raises ValueError if no parameter has a second moment.
     """
     if isinstance(states, torch.optim.Optimizer):
         kind = type(states).__name__
@@ -204,11 +204,12 @@ def adam_preconditioner(
 def relative_rates(
     parameters: Sequence[Tensor], groups: Mapping[Tensor, Mapping[str, Any]]
 ) -> tuple[float, list[float]]:
-    """(The largest learning rate of these parameters, each parameter's rate over it); 0 for a parameter in no group.
+    """Return (the largest learning rate of these parameters, each parameter's rate over it); 0 for a parameter in no
+    group.
 
-    The update of groups with rates lr_g is -D P^-1 m, D the diagonal matrix of each entry's lr_g. That is Adam with the
-    one rate lr = max lr_g and the preconditioner (D / lr)^-1 P, whose Hessian has the eigenvalues of
-    (D / lr)^(1/2) P^(-1/2) H P^(-1/2) (D / lr)^(1/2): Adam is stable while the largest of them stays below
+    If groups have rates lr_g, the update is -D P^-1 m, with D the diagonal matrix of each entry's lr_g. This is Adam
+    with the one rate lr = max lr_g and the preconditioner (D / lr)^-1 P, whose Hessian has the eigenvalues of
+    (D / lr)^(1/2) P^(-1/2) H P^(-1/2) (D / lr)^(1/2). Adam is stable while the largest of them stays below
     (2 + 2 beta1) / ((1 - beta1) lr).
     """
     rates = [float(groups.get(parameter, {}).get("lr") or 0) for parameter in parameters]

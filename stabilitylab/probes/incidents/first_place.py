@@ -1,4 +1,4 @@
-"""Where in a row the first number that is not finite stands, in order of execution."""
+"""The place in a row of the first number that is not finite, in order of execution."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Order = Mapping[tuple[str, int], int]  # (table, row) -> when the place is calle
 
 @dataclass(frozen=True)
 class RowEvidence:
-    """One row as it was read: ``broken`` has, by table, the recorded cells that are not finite; ``pieces`` sums of
-    squares of each piece of a parameter ("theta", "gradient", "update"); ``clean``, by table, how many micro-batches
-    left each place finite; ``recorded``: the kinds of pass of which there is a number."""
+    """One row as it was read. ``broken``: by table, the recorded cells that are not finite. ``pieces``: sums of squares
+    of each piece of a parameter ("theta", "gradient", "update"). ``clean``: by table, the number of micro-batches that
+    left each place finite. ``recorded``: the kinds of pass of which there is a number."""
 
     step: int
     metrics: Metrics
@@ -40,7 +40,8 @@ class RowEvidence:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A number that is not finite: where, and when in the forward pass (backwards, the larger comes first).
+    """A number that is not finite. ``position``: when its place is called in a forward pass; in a backward pass the
+    larger position comes first.
 
     ``kind``: "parameter" (its value), "activation", "gradient" (of a parameter or an activation), "loss", "update".
     """
@@ -63,7 +64,9 @@ class Locator:
         self._parameters, self._order = parameters, order
 
     def first(self, evidence: RowEvidence, scaled: bool) -> Suspect | None:
-        """``scaled``: by a GradScaler, which skips updates whose gradients overflow; that is no finding."""
+        """Return the first number that is not finite; None if there is none. ``scaled``: a GradScaler scales the loss
+        and skips updates whose gradients overflow, so that a gradient that is not finite is no finding: the result is
+        None."""
         values = self._pieces(evidence, "theta", "parameter", "forward")
         entering = self._activations(evidence, "forward", "activation", "forward")
         for places in (values, entering):
@@ -79,7 +82,7 @@ class Locator:
         return min(held_out, key=lambda place: place.position, default=None)
 
     def last_finite(self, evidence: RowEvidence, place: Suspect) -> str:
-        """The place that was called last before this one and recorded a finite number; "" for none."""
+        """Return the place that was called last before this one and recorded a finite number; "" for none."""
         earlier = [(p, key) for key, p in self._order.items() if p < place.position and key[0] in evidence.tables]
         for _, (table, number) in sorted(earlier, reverse=True):
             row, value = self._boards[table].table.rows[number], evidence.tables[table].values[number][0]
@@ -104,9 +107,9 @@ class Locator:
     def _backward(self, evidence: RowEvidence) -> Iterator[Suspect]:
         yield from self._activations(evidence, "backward", "gradient", "backward")
         yield from self._pieces(evidence, "gradient", "gradient", "backward")
-        if "gradient" not in evidence.pieces:  # on several ranks: to the sub-layer
+        if "gradient" not in evidence.pieces:  # on several ranks the sub-layer alone is known
             yield from self._table(evidence, "grad_norm", "gradient", "backward")
-        if not evidence.fine("grad_norm_total"):  # a row that was not probed: nowhere, and so behind all others
+        if not evidence.fine("grad_norm_total"):  # a row that was not probed has no place: last of all suspects
             yield Suspect("backward", "gradient", -math.inf, evidence.metrics["grad_norm_total"] or math.nan)
 
     def _updates(self, evidence: RowEvidence) -> Iterator[Suspect]:
@@ -118,13 +121,15 @@ class Locator:
         squares = evidence.pieces.get(what, np.empty(0))
         for number in np.flatnonzero(~np.isfinite(squares)):
             piece = self._parameters.pieces[number]
-            # in a backward pass a layer's parameters come after what flows to its output, before what it hands on
+            # in a backward pass a layer's parameters come after the gradient of its output, before that of its input
             position = self._position(piece.row) - 0.5
             name = self._parameters.names[piece.index]
             yield Suspect(phase, kind, position, float(squares[number]), name, piece.row)
 
     def _position(self, row: Row) -> float:
-        """When a row's layer ends, or its own sub-layer; outside the layers its site, else before or after them all."""
+        """Return when a row's sub-layer ends in a forward pass, or else its layer. A row outside the layers has the
+        position of its site. Without such a site the row comes after all layers if its parameters are registered behind
+        them, else before."""
         same_layer, own = [-1.0], [-1.0]
         for (table, number), position in self._order.items():
             other = self._boards[table].table.rows[number]

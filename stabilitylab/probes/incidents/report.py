@@ -1,4 +1,4 @@
-"""The first NaN or inf of a run: what is said about it."""
+"""The report about the first NaN or inf of a run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ Kept = tuple[int, Metrics, Mapping[str, Cells]]
 class Incident:
     """The first place, in order of execution, where a recorded number is NaN or inf.
 
-    ``step``: the row. ``micro_batch`` counts from 0; None where it is not known (several ranks, a row not probed).
-    ``kind``: "parameter" (its value), "activation", "gradient" (of a parameter or an activation), "loss", "update".
-    ``name``: of the parameter or the site; "" where the row was not probed. ``value``: "nan" or "inf". ``before``: the
-    last place before it whose number was finite. ``paragraph``: all that in a few sentences.
+    ``step``: the step of the row. ``micro_batch`` counts from 0; None if it is not known (several ranks, a row not
+    probed). ``kind``: "parameter" (its value), "activation", "gradient" (of a parameter or an activation), "loss",
+    "update". ``name``: the name of the parameter or the site; "" if the row was not probed. ``value``: "nan" or "inf".
+    ``before``: the last place before this one whose number was finite. ``paragraph``: all of these facts in a few
+    sentences.
     """
 
     step: int
@@ -37,7 +38,7 @@ class Incident:
 
 
 def paragraph(place: Suspect, evidence: RowEvidence, before: str, earlier: Sequence[Kept]) -> str:
-    """What happened, where, and what the row before was like."""
+    """Describe the incident in a few sentences: its step, its place, and the numbers of the ``earlier`` rows."""
     number = "NaN" if math.isnan(place.number) else "infinite"
     batch = "" if place.micro_batch is None else f", micro-batch {place.micro_batch}"
     where = f" (stack {place.row.stack}, layer {place.row.layer})" if place.row.layer else ""

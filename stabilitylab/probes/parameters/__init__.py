@@ -1,1 +1,1 @@
-"""What probes of parameters read: parameters cut into rows and groups, sums of their squares, copies, ranks."""
+"""Parameters as probes read them: cut into rows and groups, sums of their squares, copies, ranks."""

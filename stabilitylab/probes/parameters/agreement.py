@@ -1,4 +1,4 @@
-"""Copies of parameters on several ranks: found to differ by their gradients, compared once."""
+"""Comparison of the copies of a parameter on several ranks, by sums over their gradients."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-ROUNDING = 1e-5  # relative, up to which sums over two gradients are those of one
+ROUNDING = 1e-5  # relative difference up to which two gradients' sums count as equal
 
 
 class Gradient(NamedTuple):
-    """A parameter's gradient on this rank; ``part``: which of its parts the rank holds."""
+    """A parameter's gradient on this rank; ``part``: the number of the part that the rank holds."""
 
     name: str
     part: int
@@ -20,16 +20,17 @@ class Gradient(NamedTuple):
 
 
 class GradientSums(NamedTuple):
-    """A gradient's shape, and the numbers that are compared: the sum of its entries, the sum of their sizes, and its L2
-    norm; None for an absent gradient."""
+    """A gradient's shape, and the numbers that are compared: the sum of its entries, the sum of their sizes, its L2
+    norm. ``numbers`` is None for an absent gradient."""
 
     shape: tuple[int, ...]
     numbers: tuple[float, float, float] | None
 
 
 def differing(gradients: Sequence[Gradient]) -> list[str]:
-    """Names of the parameters whose gradients differ between ranks that hold the same part; the same on every rank,
-    each of which must come to it. Waits for the device."""
+    """Return the names of parameters whose gradients differ between ranks that hold the same part, and of parameters
+    that a rank does not have. The list is the same on every rank. Every rank must call this. The call waits for the
+    device."""
     own = {(each.name, each.part): _summed(each.value) for each in gradients}
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, own)

@@ -1,4 +1,4 @@
-"""Copies of all parameters, which probes keep: beside them, or where a GPU has no room on its host."""
+"""Copies of all parameters that probes keep: on the same device, or on the host if the GPU has no room."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import torch
 
 from ...environment import RUNS_PER_DEVICE
 
-SPARE = 4  # times its size that must be left for a copy: itself, another, and Adam's moments, which may yet come
-PART = 1 << 24  # entries that are fetched, or exchanged, at a time
+SPARE = 4  # a copy needs so many times its size: itself, a second one, and Adam's two moments, which may yet come
+PART = 1 << 24  # entries to fetch or exchange at a time
 
 
 def left(device: torch.device) -> int:
-    """Bytes of a GPU that this process has not used so far, if what comes and goes in an update came a second time, as
-    memory of recorded updates is theirs alone; of several runs that a sweep puts there each has its part."""
+    """Return the bytes of a GPU that are left for this run. The memory is the part of the GPU that belongs to this run
+    (a sweep puts RUNS_PER_DEVICE runs there), at most what is free or reserved, less the peak of allocated memory. The
+    temporary memory (peak less present) counts a second time: recorded updates have memory of their own."""
     free, whole = torch.cuda.mem_get_info(device)
     now, most = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
     part = whole // int(os.environ.get(RUNS_PER_DEVICE) or 1)
@@ -24,27 +25,27 @@ def left(device: torch.device) -> int:
 
 
 def on_host(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a copy of all waits on the host, which costs time at probed rows instead of memory."""
+    """True if a copy of all tensors is kept on the host, which costs time at probed rows instead of GPU memory."""
     there = [tensor for tensor in tensors if tensor.is_cuda]
     return bool(there) and SPARE * sum(tensor.nbytes for tensor in there) > left(there[0].device)
 
 
 def room_for(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """For one copy of each: pinned, where it is on the host."""
+    """Return an empty tensor for a copy of each tensor; on the host the tensor is pinned."""
     if not on_host(tensors):
         return [torch.empty_like(tensor) for tensor in tensors]
     return [torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda) for tensor in tensors]
 
 
 def kept(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """A copy of each."""
+    """Return a copy of every tensor."""
     copies = room_for(tensors)
     keep(copies, tensors)
     return copies
 
 
 def keep(copies: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-    """The values of ``tensors`` into ``copies``."""
+    """Write the values of ``tensors`` into ``copies``."""
     if tensors:
         torch._foreach_copy_(list(copies), list(tensors), non_blocking=True)  # pyright: ignore
 
@@ -54,7 +55,7 @@ def beside(copies: Sequence[torch.Tensor], device: torch.device) -> bool:
 
 
 def parts(copies: Sequence[torch.Tensor], device: torch.device) -> Iterator[list[torch.Tensor | None]]:
-    """The copies on ``device``, as many at a time as may be there, with None for the others."""
+    """Yield the copies on ``device``, as many at a time as may be there, with None for the others."""
     if beside(copies, device):
         yield list(copies)
         return
@@ -70,8 +71,9 @@ def parts(copies: Sequence[torch.Tensor], device: torch.device) -> Iterator[list
 
 @contextmanager
 def parameters_set(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Iterator[None]:
-    """``values`` in place of the parameters, and meanwhile these in place of ``values``, so that no copy of all of them
-    is needed; both come back bit for bit. ``.data``: a kept graph must not notice."""
+    """Put ``values`` in place of the parameters, and the parameters in place of ``values``, so that no further copy of
+    all of them is needed. Afterwards both come back bit for bit. The exchange writes to ``.data``: a kept graph must
+    not notice."""
     data = [tensor.data for tensor in tensors]
     _exchange(data, values)
     try:

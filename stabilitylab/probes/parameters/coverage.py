@@ -1,4 +1,4 @@
-"""Every parameter of the model counts in exactly one place: checked before the first row."""
+"""Check before the first row: every entry of every parameter of the model counts in exactly one place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ NAMED = 4  # parameters that an error names
 
 
 class Coverage(NamedTuple):
-    """The number of parameters of a model, all of them covered, and of those that are trained."""
+    """The number of parameters of a model (``covered``: all of them are), and the number of them that are trained
+    (``trained``)."""
 
     covered: int
     trained: int
@@ -24,11 +25,11 @@ class Coverage(NamedTuple):
 def covered(
     model: nn.Module, known: Mapping[str, nn.Parameter], parts: Sequence[Sequence[Part]], by_roles: bool
 ) -> Coverage:
-    """Counts ``model.parameters()``, tied ones once.
+    """Check that all of ``model.parameters()`` is covered, and count it, tied parameters once.
 
-    ``known``: the parameters that were found, by name; ``parts``: of each, the parts that count somewhere;
-    ``by_roles``: the model named them. Raises UsageError where a parameter was not found, or its parts leave entries
-    out or count some twice.
+    ``known``: the parameters that were found, by name. ``parts``: for each parameter, the parts that count somewhere.
+    ``by_roles``: the model named the parts. Raises UsageError if a parameter was not found, if its parts leave entries
+    out, or if they count entries twice.
     """
     own = set(known.values())
     unknown = [name for name, parameter in model.named_parameters() if parameter not in own]

@@ -1,4 +1,4 @@
-"""How a model's parameters lie on the ranks, read from DistributedDataParallel, fully_shard and parallelize_module."""
+"""Layout of a model's parameters on ranks, read from DistributedDataParallel, fully_shard, parallelize_module."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Layout:
-    """What this rank holds of a parameter: rows ``start`` to ``stop`` of its first dimension, columns from ``left`` on
-    of its second, and the share of its squares that this rank adds, so that the ranks that hold the same entries count
-    them once. ``part``: which of the parts this is that the caller says the parameter is split into."""
+    """The part of a parameter that this rank holds: rows ``start`` to ``stop`` of its first dimension, columns from
+    ``left`` on of its second. ``share``: the factor of the squares that this rank adds, so that entries which several
+    ranks hold count once. ``part``: the number of the part, if the caller says that the parameter is split into
+    parts."""
 
     start: int
     stop: int
@@ -39,7 +40,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Cut:
-    """How tensor parallelism cuts a weight: along ``dim``, over the ranks of ``mesh``."""
+    """The cut of a weight by tensor parallelism: along ``dim`` (-1 for replicas), over the ranks of ``mesh``."""
 
     dim: int
     mesh: Any
@@ -47,9 +48,10 @@ class Cut:
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """All of a model: ``sharded`` are its FSDP modules; ``data`` ranks see different batches, and ``tensor`` ranks the
-    same one, those of ``group``; ``cuts`` are those of tensor parallelism, by parameter, None without DTensors.
-    ``said``: the caller says so."""
+    """The layout of a whole model. ``of``: the layout of each parameter. ``sharded``: the FSDP modules. ``data``: the
+    number of ranks with different batches. ``tensor``: the number of ranks with the same batch, which form ``group``.
+    ``cuts``: the cuts of tensor parallelism by parameter; None without DTensors. ``said``: True if the caller describes
+    the layout with ``share=``."""
 
     of: Mapping[torch.Tensor, Layout]
     sharded: Sequence[Any] = ()
@@ -61,20 +63,20 @@ class ModelLayout:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a DTensor, without communication; any other tensor as it is."""
+    """Return this rank's shard of a DTensor, without communication; any other tensor as it is."""
     shard = getattr(tensor, "to_local", None)
     return tensor if shard is None else shard()
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a DTensor, on every rank; any other tensor as it is."""
+    """Return all of a DTensor, on every rank; any other tensor as it is."""
     gathered = getattr(tensor, "full_tensor", None)
     return tensor if gathered is None else gathered()
 
 
 def local_gradient(parameter: torch.Tensor) -> torch.Tensor:
-    """The part of a parameter's gradient that belongs to this rank's shard. Sequence parallelism leaves gradients of
-    norms as parts of a sum, which the optimizer adds up, and so does this."""
+    """Return the part of a parameter's gradient that belongs to this rank's shard. Sequence parallelism leaves the
+    gradients of norms as parts of a sum. The optimizer adds these parts up, and so does this function."""
     gradient: Any = parameter.grad
     if (placements := getattr(gradient, "placements", None)) is None:
         return gradient
@@ -83,8 +85,8 @@ def local_gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def layout_of(model: nn.Module, averaged: bool, late: bool = False) -> ModelLayout:
-    """How ``model`` lies on the ranks of the default group; ``averaged``: something unseen here averages its gradients;
-    ``late``: a forward pass is under way.
+    """Return the layout of ``model`` on the ranks of the default group. ``averaged``: something unseen here averages
+    the gradients. ``late``: a forward pass is under way.
 
     Raises UsageError on every layout that would be read wrongly.
     """
@@ -98,7 +100,7 @@ def layout_of(model: nn.Module, averaged: bool, late: bool = False) -> ModelLayo
     if late and sharded:
         raise UsageError("fully_shard must come before watch, which parallelize_module alone may follow.")
     for module in sharded:
-        module.reshard()  # after a forward the parameters that stand there may be the gathered ones
+        module.reshard()  # after a forward a module may still hold the gathered parameters
         _check_averages(module)
     parameters = dict(model.named_parameters())
     spread: dict[str, Any] = {name: p for name, p in parameters.items() if isinstance(p, DTensor)}
@@ -117,7 +119,7 @@ def layout_of(model: nn.Module, averaged: bool, late: bool = False) -> ModelLayo
         raise UsageError(_unknown(*next((name, p) for name, p in spread.items() if p in cuts)))
     _check_no_replicas(model, bool(cuts))
     layouts: dict[torch.Tensor, Layout] = {}
-    for name, p in sorted(parameters.items(), key=lambda item: item[0] not in spread):  # they tell more
+    for name, p in sorted(parameters.items(), key=lambda item: item[0] not in spread):  # a DTensor's error says more
         if name in spread:
             _check_known(name, p, p in managed or not sharded, data * tensor, bool(cuts))
             layouts[p] = _layout_of_shard(p)
@@ -135,12 +137,13 @@ def layout_of(model: nn.Module, averaged: bool, late: bool = False) -> ModelLayo
 
 
 def whole_layout(parameter: torch.Tensor, share: float, part: int = 0) -> Layout:
-    """The layout of a parameter that this rank has all of, or has as one tensor, its ``part``."""
+    """Return the layout of a parameter that this rank holds as one tensor: all of the parameter, or its ``part``."""
     return Layout(0, parameter.shape[0] if parameter.dim() else 1, share, part=part)
 
 
 def _layout_of_shard(parameter: Any) -> Layout:
-    """Counts the ranks that hold the same entries: all that no dimension of the mesh tells apart."""
+    """Return the layout of a DTensor. Ranks hold the same entries if no dimension of the mesh that shards the parameter
+    tells them apart; the share of each is 1 over the number of such ranks."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     mesh, placements = parameter.device_mesh, parameter.placements
@@ -154,7 +157,8 @@ def _layout_of_shard(parameter: Any) -> Layout:
 
 
 def _data_ranks(module: Any) -> int:
-    """Over how many ranks fully_shard averages the gradients of a module's own parameters; 1 where it has none."""
+    """The number of ranks over which fully_shard averages the gradients of a module's own parameters; 1 if it has
+    none."""
     meshes = [group.mesh_info.mesh for group in _groups(module) if group is not None]
     return max((mesh.size() for mesh in meshes), default=1)
 
@@ -165,8 +169,12 @@ def _groups(module: Any) -> Iterable[Any]:
 
 
 def _cut(name: str, parameter: Any, managed: bool, data: int) -> Cut | None:
-    """That of parallelize_module, if it cut this parameter or made it a replica: on the last dimension of its mesh, in
-    front of which fully_shard puts its own."""
+    """Return the cut of parallelize_module; None if fully_shard alone manages the parameter. Tensor parallelism uses
+    the last dimension of the mesh, and fully_shard puts its own dimensions in front. ``managed``: fully_shard has the
+    parameter.
+
+    Raises UsageError for a sum in parts, and for a mesh of several dimensions without fully_shard.
+    """
     mesh, placements = parameter.device_mesh, parameter.placements
     own = mesh.ndim > 1 and mesh.size() > data
     if managed and not own:
@@ -180,7 +188,8 @@ def _cut(name: str, parameter: Any, managed: bool, data: int) -> Cut | None:
 
 
 def _check_known(name: str, parameter: Any, complete: bool, size: int, tensor: bool) -> None:
-    """``complete``: fully_shard has it, or is not used; ``size``: the ranks that all layouts found account for."""
+    """Raise UsageError for a parameter in a layout that the probes do not know. ``complete``: fully_shard has the
+    parameter, or is not used. ``size``: the number of ranks that all layouts found account for."""
     kinds = [*parameter.placements]
     if tensor and not complete:
         raise UsageError(
@@ -227,6 +236,7 @@ def _check_wrapped(model: nn.Module) -> None:
 
 
 def _check_averages(module: Any) -> None:
-    """set_gradient_divide_factor() changes by how much this rank's activation gradients differ from the whole's."""
+    """Raise UsageError for a module with a gradient divide factor. set_gradient_divide_factor() changes the ratio
+    between this rank's gradients of activations and the gradients of the loss of all ranks."""
     if any(getattr(group, "gradient_divide_factor", None) is not None for group in _groups(module)):
         raise UsageError("fully_shard must average gradients over ranks: leave out set_gradient_divide_factor().")

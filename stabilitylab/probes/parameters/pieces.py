@@ -1,4 +1,4 @@
-"""Parameters by row and group: one row per sub-layer where the model names its roles, else per child of a layer."""
+"""Parameters by row and group: one row per sub-layer if the model names its roles, else one per child of a layer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GROUP_OF: dict[str, str] = {"q": "qk", "k": "qk", "v": "vo_ffn", "out": "vo_ffn"
 
 @dataclass(frozen=True)
 class Piece:
-    """A parameter, or a slice of its rows or columns, with the row and group that it counts in."""
+    """A parameter, or a slice of its rows or columns, with the row and the group in which the piece counts."""
 
     index: int
     part: Part
@@ -38,7 +38,7 @@ class Piece:
 
 
 class Parameters:
-    """The model's parameters, once each, cut into pieces that belong to one row and one group."""
+    """Every parameter of the model once, cut into pieces; each piece belongs to one row and one group."""
 
     def __init__(
         self,
@@ -76,17 +76,18 @@ class Parameters:
             self.bind()
 
     def bind(self) -> None:
-        """Looks at what the ranks hold of the model's parameters, which parallelize_module replaces."""
+        """Read the part of every parameter that this rank holds. With parallel='later' this happens at the first
+        forward, since parallelize_module replaces the parameters."""
         ranks = self._ranks
         self._own = list(parameters_of(self._model).values())
         self._sharded = ranks is not None and ranks.sharded
         cuts = [(piece.index, self._held(piece)) for piece in self.pieces]
         shares = None if ranks is None else [ranks.layout(self._own[index]).share for index, _ in cuts]
-        # (pieces,): of what several ranks hold each adds its share; None in one process
+        # (pieces,): the share that this rank adds of entries which several ranks hold; None in one process
         weights = None if shares is None else torch.tensor(shares, dtype=torch.float64, device=self.device)
         self.weights = weights
         tensors = self.tensors
-        self.squares = Squares(cuts, tensors, self.device, weights)  # of one tensor or None for each parameter
+        self.squares = Squares(cuts, tensors, self.device, weights)  # takes one tensor or None for each parameter
         held = [tensor[part] if part else tensor for i, part in cuts for tensor in (tensors[i],)]
         sizes = [tensor.numel() if is_counted(tensor) else 0 for tensor in held]
         entries = torch.tensor(sizes, dtype=torch.float64, device=self.device)
@@ -97,13 +98,15 @@ class Parameters:
         return any(tensor.grad is not None for tensor in self._own)
 
     def is_behind(self, row: Row) -> bool:
-        """Whether a row outside the layers is registered after all layers, as a head is; an embedding is not."""
+        """True if all parameters of a row are registered after all layers, as those of a head are; those of an
+        embedding are not. False for a model without layers."""
         inside = [piece.index for piece in self.pieces if piece.row.layer]
         return bool(inside) and min(piece.index for piece in self.pieces if piece.row == row) > max(inside)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The parameters; of sharded ones what this rank holds, which is looked up anew since it may be replaced."""
+        """The parameters. For sharded parameters this is the local shard, which is read anew at each access since it
+        may be replaced."""
         if not self._sharded:
             return self._own
         with torch.no_grad():
@@ -116,8 +119,9 @@ class Parameters:
 
     @property
     def measuring(self) -> Any | None:
-        """The optimizer, where it is one that sums in its own step what probes want of it: ``measure(cuts)`` before,
-        ``measured()`` after."""
+        """The optimizer, if there is a single one that sums the numbers of probes in its own step: ``measure(cuts)``
+        before the step, ``measured()`` after. None for any other optimizer, on several ranks, or if a piece is cut by
+        columns."""
         own = self.optimizers[0] if len(self.optimizers) == 1 and self._ranks is None else None
         by_rows = not any(isinstance(piece.part, tuple) for piece in self.pieces)
         return own if by_rows and hasattr(own, "measured") else None
@@ -128,8 +132,9 @@ class Parameters:
         return [(self._own[piece.index], piece.part) for piece in self.pieces]
 
     def in_step(self) -> torch.Tensor | None:
-        """What the optimizer summed in its step for each piece: (pieces, 4), squares of gradient, theta_t and update,
-        and how many entries of the gradient are below eps; None where it did not, or did not step."""
+        """Return the sums that the optimizer took in its step for each piece, (pieces, 4): the squares of gradient,
+        theta_t and update, and the number of gradient entries below eps. None if the optimizer takes no sums, or did
+        not step."""
         return None if self.measuring is None else self.measuring.measured()
 
     def gradients(self) -> list[torch.Tensor | None]:
@@ -138,14 +143,15 @@ class Parameters:
         return [None if tensor.grad is None else local_gradient(tensor) for tensor in self._own]
 
     def total_norm(self) -> Total | None:
-        """L2 norm of all gradients together; None where there is none."""
+        """Return the L2 norm of all gradients together; None if there is no gradient."""
         gradients = self.gradients()
         if all(gradient is None for gradient in gradients):
             return None
         return Total(Norm(), self.squares(gradients).sum().view(1, 1))
 
     def apart(self) -> list[str]:
-        """Names of parameters that ranks of one layer have copies of, whose gradients differ between them."""
+        """Return the names of trained parameters that tensor parallelism did not cut and whose gradients have different
+        norms on the ranks of one layer. All these ranks hold copies of such a parameter."""
         if self._ranks is None or (found := self._ranks.found).cuts is None or found.group is None:
             return []
         copies = [index for index, own in enumerate(self._own) if own.requires_grad and own not in found.cuts]
@@ -156,36 +162,37 @@ class Parameters:
 
     @property
     def split(self) -> bool:
-        """True where the caller says that some parameters are split over ranks."""
+        """True if the caller says that some parameters are split over ranks."""
         ranks = self._ranks
         if ranks is None or not ranks.known or not ranks.found.said:
             return False
         return any(ranks.layout(own).share * ranks.size > 1 for own in self._own)
 
     def unlike(self) -> list[str]:
-        """Names of parameters that ranks are said to hold copies of, whose gradients differ between these ranks; every
-        rank must come to it. Without DTensors, which say themselves what a rank holds."""
+        """Return the names of parameters whose gradients differ between ranks that are said to hold copies. Every rank
+        must call this. The list is empty for a model of DTensors: a DTensor says itself which part a rank holds."""
         if self._ranks is None or not self._ranks.replicated:
             return []
         trained = [(name, own) for name, own in zip(self.names, self._own, strict=True) if own.requires_grad]
         return differing([Gradient(name, self._ranks.layout(own).part, own.grad) for name, own in trained])
 
     def by_row(self, squares: torch.Tensor, group: str = "") -> torch.Tensor:
-        """The squares of all pieces, or of one group's, summed by row: (rows, 1)."""
+        """Sum the squares of all pieces, or of one group's pieces, by row: (rows, 1)."""
         return squares.new_zeros(len(self.rows) + 1).index_add_(0, self._rows[group], squares)[:-1, None]
 
     def by_parameter(self, squares: torch.Tensor) -> torch.Tensor:
-        """The squares of all pieces, summed by parameter: (parameters, 1)."""
+        """Sum the squares of all pieces by parameter: (parameters, 1)."""
         return squares.new_zeros(len(self.names)).index_add_(0, self._whose, squares)[:, None]
 
     def by_kind(self, squares: torch.Tensor) -> dict[str, Total]:
-        """Norms over all that is not branch weights, and over each stack's branch weights; empty without roles."""
+        """Return the norm over each stack's branch weights, and the norm over all other parameters. The result is empty
+        if there is one kind alone, as without roles."""
         sums = squares.new_zeros(len(self.kinds)).index_add_(0, self._kind, squares)
         totals = [Total(Norm(), part) for part in sums.view(-1, 1, 1).unbind()]
         return dict(zip(self.kinds, totals, strict=True)) if len(self.kinds) > 1 else {}
 
     def seen(self, values: Values, groups: Sequence[str]) -> np.ndarray:
-        """(rows, groups): which rows have a present value in each group ("" takes all)."""
+        """Return the rows that have a present value in each group, (rows, groups) bool; group "" takes all pieces."""
         present = self._has(values)
         grid = np.zeros((len(self.rows), len(groups)), dtype=bool)
         for column, group in enumerate(groups):
@@ -193,8 +200,9 @@ class Parameters:
         return grid
 
     def share_under_eps(self, sums: torch.Tensor | None = None) -> Total | None:
-        """Share of gradient entries, zeros included, below the eps of their optimizer group; None without an eps that
-        is one number (Adafactor's are two). ``sums``: of :meth:`in_step`, which have counted them."""
+        """Return the share of gradient entries, zeros included, below the eps of their optimizer group. None if no
+        group has an eps that is one number (Adafactor's are two). ``sums``: the result of :meth:`in_step`, which
+        already has the count."""
         if sums is not None:
             number, held = sums[:, 3].sum(), float(sum(g.numel() for g in self.gradients() if g is not None))
             return Total(Mean(), torch.stack((number, torch.full_like(number, held))).view(1, 2)) if held else None
@@ -215,7 +223,7 @@ class Parameters:
         return Total(Mean(), torch.stack((number, torch.full_like(number, entries))).view(1, 2))
 
     def _by_share(self, tensors: Sequence[torch.Tensor]) -> dict[float, list[torch.Tensor]]:
-        """The parameters by the share that this rank adds of what it holds of them."""
+        """Group parameters by this rank's share: the factor of the part that the rank adds."""
         if self._ranks is None:
             return {1.0: list(tensors)} if tensors else {}
         groups: dict[float, list[torch.Tensor]] = {}
@@ -224,7 +232,8 @@ class Parameters:
         return groups
 
     def _held(self, piece: Piece) -> Part:
-        """What of this rank's shard belongs to ``piece``: nothing, or a part of it, where it is cut."""
+        """Return the part of this rank's shard that belongs to ``piece``; an empty slice if the shard has none of
+        it."""
         if not self._sharded or piece.part is None or self._ranks is None:
             return piece.part
         own = self._own[piece.index]
@@ -246,7 +255,8 @@ class Parameters:
 
 
 def _below(flat: torch.Tensor, eps: float) -> torch.Tensor:
-    """How many entries are; counted in floats, which is exact, and faster."""
+    """Return the number of entries whose size is below ``eps``. A count in float32 is exact for chunks of this size,
+    and faster."""
     return flat.abs().lt_(eps).sum(dtype=torch.float32).double()
 
 
@@ -255,7 +265,8 @@ def _kind(piece: Piece) -> str:
 
 
 def _by_role(roles: Callable[[], Any], inner: nn.Module, known: Mapping[str, nn.Parameter]) -> Iterator[Piece]:
-    """The model's own roles: of each the name in ``named_parameters()``, and the part."""
+    """Yield the pieces by the model's own roles. A role has the name of its parameter in ``named_parameters()``, and
+    the part."""
     indices = {parameter: index for index, parameter in enumerate(known.values())}
     names = {name: indices[p] for name, p in inner.named_parameters(remove_duplicate=False) if p in indices}
     for role, (name, part) in roles().items():
@@ -296,7 +307,7 @@ def _gains(model: nn.Module, place: Places) -> Iterator[tuple[Row, int]]:
 
 
 def _merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """Neighbouring rows of a parameter that count in the same places become one piece."""
+    """Join neighbouring rows of a parameter that count in the same row and group into one piece."""
     merged: list[Piece] = []
     for piece in sorted(pieces, key=lambda piece: (piece.index, _start(piece.part))):
         if merged and (rows := _joined(merged[-1].part, piece.part)) is not None:
@@ -314,7 +325,7 @@ def _start(part: Part) -> int:
 
 
 def _joined(first: Part, second: Part) -> slice | None:
-    """Both as one, where they are rows and neighbours."""
+    """Return both parts as one slice if they are neighbouring rows; else None."""
     if isinstance(first, slice) and isinstance(second, slice) and first.stop == second.start:
         return slice(first.start, second.stop)
     return None

@@ -1,4 +1,4 @@
-"""A model that is cut into stages, one a process, which pass micro-batches on (torch.distributed.pipelining)."""
+"""A model cut into stages, one per process, which pass micro-batches on (torch.distributed.pipelining)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .ranks import Ranks, RankShare
 
 @dataclass(frozen=True)
 class Part:
-    """What one stage has of a table."""
+    """The rows and rules of a table that one stage has."""
 
     table: Table
     rules: Mapping[str, Rule]  # by column
@@ -30,8 +30,9 @@ class Part:
 class Pipeline(Ranks):
     """The stages of one model, of which each process trains its own.
 
-    Tables have the rows of all stages, in their order; a stage adds its own. A schedule that divides the gradients of
-    parameters by the number of micro-batches makes E the mean of their losses, so those of activations are divided too.
+    Tables have the rows of all stages, in the order of the stages; a stage adds its own rows. If a schedule divides the
+    gradients of parameters by the number of micro-batches, E is the mean of the losses of micro-batches; gradients of
+    activations are then divided by the same number.
     """
 
     def __init__(self, model: nn.Module, schedule: Any) -> None:
@@ -42,12 +43,12 @@ class Pipeline(Ranks):
         self._found = ModelLayout({parameter: whole_layout(parameter, 1.0) for parameter in model.parameters()})
         self._own: dict[str, Part] = {}
         self._all: dict[str, Part] = {}
-        self._rows: dict[str, list[int]] = {}  # of this stage's in the table of all
+        self._rows: dict[str, list[int]] = {}  # table -> numbers of this stage's rows among those of all stages
         self._metrics: dict[tuple[str, ...], dict[str, Rule]] = {}  # by the tables that they travel with
 
     @property
     def replicated(self) -> bool:
-        """No stage has a copy of another's parameters."""
+        """Return False: no stage has a copy of another stage's parameters."""
         return False
 
     @property
@@ -56,17 +57,19 @@ class Pipeline(Ranks):
 
     @property
     def running(self) -> bool:
-        """Not while the schedule tries shapes out on values that mean nothing, before its first micro-batch."""
+        """True if a forward pass now belongs to training. Before its first micro-batch the schedule tries shapes on
+        values that mean nothing; this is False meanwhile."""
         done = self._schedule
         return done._stage_forward_initialized and done._stage_backward_initialized == done._has_backward
 
     @property
     def tables(self) -> list[Table]:
-        """Those of all stages."""
+        """The tables of all stages."""
         return [part.table for part in self._all.values()]
 
     def own_sites(self, sites: Sites) -> Sites:
-        """Without what enters a stack in the middle, and what leaves it there."""
+        """Return the sites without inputs and outputs in the middle of a stack: inputs stay on the stage with the
+        stack's first layer, outputs on the stage with its last layer."""
         own = {stack.name: (min(stack.numbers), max(stack.numbers)) for stack in sites.stacks}
         known = self._gathered(own)
         ends = {
@@ -80,8 +83,9 @@ class Pipeline(Ranks):
         )
 
     def agree(self, parts: Sequence[Part], names: Sequence[str], missing: Mapping[str, str]) -> dict[str, Part]:
-        """The tables that any stage has, in the order of ``names``, with the rows of all. ``missing``: probes that the
-        caller named and that find nothing on this stage, and why."""
+        """Return the tables that any stage has, in the order of ``names``, with the rows of all stages. ``missing``:
+        probes that the caller named and that find nothing on this stage, with the reason. Raises UsageError if no stage
+        has a named probe."""
         self._own = {part.table.name: part for part in parts}
         known = self._gathered((self._own, dict(missing)))
         for name, why in missing.items():
@@ -96,7 +100,7 @@ class Pipeline(Ranks):
         return self._all
 
     def check_alike(self, tables: Sequence[Table]) -> None:
-        """Stages differ; what they have in common is agreed upon."""
+        """Check nothing: stages differ, and :meth:`agree` settles their common tables."""
 
     def add_up(self, shares: Sequence[RankShare], device: torch.device) -> list[RankShare]:
         tables = [self._placed(share, device) for share in shares if share.kind == "table"]
@@ -106,21 +110,21 @@ class Pipeline(Ranks):
             self._metrics[key] = self._agreed_metrics(own)
         rules = self._metrics[key]
         metrics = [_metric(name, rule, own.get(name), device) for name, rule in rules.items()]
-        metrics += [own[name] for name in sorted(own.keys() - rules.keys())]  # of the caller, who gives it everywhere
+        metrics += [own[name] for name in sorted(own.keys() - rules.keys())]  # given on every stage by the caller
         return super().add_up([*tables, *metrics], device)
 
     def _gathered(self, own: Any) -> list[Any]:
-        """What each stage has, first to last."""
+        """Return the ``own`` of every stage, first stage to last."""
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, (self._schedule._stage.stage_index, own))
         return [each for _, each in sorted(found, key=lambda pair: pair[0])]
 
     def _agreed_metrics(self, own: Mapping[str, RankShare]) -> dict[str, Rule]:
-        """Name -> rule of all metrics that any stage has: not each has every kind of parameter, or a loss."""
+        """Map each metric that any stage has to its rule. A stage may lack a kind of parameter, or the loss."""
         mine = {name: (share.columns[0][0], bool(share.seen.all())) for name, share in own.items()}
         rules: dict[str, Rule] = {}
         known = self._gathered(mine)
-        for told in (True, False):  # where there is no number, its rule is not known either
+        for told in (True, False):  # a stage without a number does not know the rule either
             for each in known:
                 for name, (rule, seen) in each.items():
                     if seen is told:
@@ -128,7 +132,7 @@ class Pipeline(Ranks):
         return dict(sorted(rules.items()))
 
     def _placed(self, share: RankShare, device: torch.device) -> RankShare:
-        """This stage's rows among those of all stages."""
+        """Put this stage's rows among the rows of all stages."""
         part, rows = self._all[share.name], self._rows[share.name]
         own = dict(zip(self._own[share.name].rules if rows else (), share.columns, strict=bool(rows)))
         index = torch.tensor(rows, dtype=torch.int64, device=device)
@@ -144,7 +148,7 @@ class Pipeline(Ranks):
 
 
 def check_stage(model: nn.Module, schedule: Any) -> None:
-    """Raises UsageError for schedules and stages that would be read wrongly."""
+    """Raise UsageError for schedules and stages that would be read wrongly."""
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle
     from torch.distributed.tensor import DTensor
     from torch.nn.parallel import DistributedDataParallel
@@ -168,7 +172,7 @@ def check_stage(model: nn.Module, schedule: Any) -> None:
 
 
 def _joined(parts: Sequence[Part]) -> Part:
-    """The parts of several stages, first to last, as one table."""
+    """Join the parts of several stages, first to last, into one table."""
     rows: list[Row] = [row for part in parts for row in part.table.rows]
     twice = next((row.site for number, row in enumerate(rows) if row in rows[:number]), None)
     if twice is not None:

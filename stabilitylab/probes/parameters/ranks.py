@@ -1,4 +1,4 @@
-"""A model on several ranks: what this rank holds of a parameter, and how a row's numbers become those of all ranks."""
+"""A model on several ranks: the part of a parameter that a rank holds, and sums of a row's numbers over all ranks."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from .shards import ActivationShards
 from .sharing import Share, layout_by
 
 Parallel = Literal["auto", "later", "ddp", "off"]
-ROUNDING = 1e-3  # relative, up to which ranks that share a layer have the same number
+ROUNDING = 1e-3  # relative difference up to which the numbers of ranks that share a layer count as equal
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class RankShare:
-    """A table, or a metric or a number set aside (one row, one column), before its rules finish it: this rank's part,
-    or that of all ranks.
+    """A table, a metric, or a number set aside (a metric and a number: one row, one column), before its rules finish
+    it. The numbers are this rank's part, or the sum over all ranks.
 
-    ``own``: it is this rank's and stays so. ``ended``: its probe measures no more on this rank. ``copies``: ranks that
-    share a layer each have all of it. ``flags``: once ranks are added up, on the device, by how many of them each cell
-    was seen, and behind these how many ended it.
+    ``own``: the number is this rank's and stays so. ``ended``: the probe measures no more on this rank. ``copies``:
+    each rank that shares a layer has all of the numbers. ``flags``: None before ranks are added up; then, on the
+    device, the number of ranks that have a number for each cell, and behind these numbers the number of ranks on which
+    the probe ended.
     """
 
     kind: Literal["table", "metric", "aside"]
@@ -45,22 +46,22 @@ class RankShare:
     flags: torch.Tensor | None = None  # (rows * columns + 1,)
 
     def finished(self) -> torch.Tensor:
-        """The columns one after the other, and the flags behind them."""
+        """Return the finished columns one after the other, with the flags behind them."""
         parts = [rule.finish(numbers) for rule, numbers in self.columns]
         return torch.cat(parts if self.flags is None else [*parts, self.flags])
 
 
 class Ranks:
-    """The processes that train one model: with DDP or FSDP2, which average its gradients over all of them, with tensor
-    parallelism, in which each has a part of every layer, or with FSDP2 around that.
+    """The processes that train one model. DDP and FSDP2 average its gradients over all ranks; in tensor parallelism
+    each rank has a part of every layer; FSDP2 may stand around tensor parallelism.
 
-    Sums and counts add up over ranks in one all-reduce a row, maxima in a second one where there are any. Every rank
-    must make its watcher, call ``step`` and read no row at another time than the others.
+    Sums and counts add up over ranks in one all-reduce a row. Maxima, if there are any, take a second all-reduce. All
+    ranks must make their watcher, call ``step`` and read rows at the same time.
     """
 
     def __init__(self, model: nn.Module, parallel: Parallel = "auto", share: Share | None = None) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.apart: dict[str, str] = {}  # table -> why the ranks' numbers of it cannot be added up
+        self.apart: dict[str, str] = {}  # table -> the reason why its numbers cannot be added up over ranks
         self.shards: ActivationShards | None = None
         self._model, self._averaged, self.late = model, parallel == "ddp", parallel == "later"
         self._found: ModelLayout | None = None
@@ -69,18 +70,19 @@ class Ranks:
         elif not self.late:
             self._found = layout_of(model, self._averaged)
         self._tables: dict[str, Table] = {}
-        self._compared: set[str] = set()  # tables of which ranks that share a layer were seen to agree
+        self._compared: set[str] = set()  # tables that were compared between ranks that share a layer
 
     @property
     def found(self) -> ModelLayout:
-        """How the model lies on the ranks: as it was when this was made, or at its first forward."""
+        """The layout of the model on the ranks: read when this object was made, or at the first forward
+        (parallel='later')."""
         if self._found is None:
             self._found = layout_of(self._model, self._averaged, self.late)
         return self._found
 
     @property
     def known(self) -> bool:
-        """Whether that can be told yet."""
+        """True once the layout was read."""
         return self._found is not None
 
     @property
@@ -89,38 +91,39 @@ class Ranks:
 
     @property
     def replicated(self) -> bool:
-        """True where parameters are plain tensors, of which other ranks are said to have copies."""
+        """True if parameters are plain tensors, of which other ranks are said to have copies."""
         return self.found.cuts is None
 
     @property
     def loss_share(self) -> float:
-        """Of this rank's loss in the loss of all ranks, whose mean it is over different batches."""
+        """The share of this rank's loss in the loss of all ranks, which is the mean over different batches."""
         return 1 / self.found.data
 
     @property
     def running(self) -> bool:
-        """Whether a forward pass now is one of training."""
+        """True if a forward pass now belongs to training, as it always does here."""
         return True
 
     def own_sites(self, sites: Sites) -> Sites:
-        """Those that this rank looks at."""
+        """Return the sites that this rank looks at: all of them."""
         return sites
 
     @property
     def tables(self) -> list[Table]:
-        """Those of all ranks."""
+        """The tables of all ranks."""
         return list(self._tables.values())
 
     def layout(self, parameter: torch.Tensor) -> Layout:
         return self.found.of[parameter]
 
     def share(self, parameter: torch.Tensor) -> float:
-        """What this rank adds of its part of a parameter, or of one that is not the model's."""
+        """Return the share that this rank adds of a parameter; 1 / ranks for a tensor that is no parameter of the
+        model."""
         layout = self.found.of.get(parameter)
         return 1 / self.size if layout is None else layout.share
 
     def shards_of(self, sites: Sites) -> ActivationShards | None:
-        """What makes activations whole; None where each rank has whole ones."""
+        """Return the object that makes activations whole; None if each rank has whole activations."""
         if self.shards is None and self.found.tensor > 1:
             self.shards = ActivationShards(sites, self.found.cuts or {})
         return self.shards
@@ -130,13 +133,13 @@ class Ranks:
             self.shards.close()
 
     def reshard(self) -> None:
-        """Frees what a forward without a backward left unsharded: the optimizer would move the shards alone, and the
-        next forward would still use the weights from before."""
+        """Free the parameters that a forward without a backward left unsharded. The optimizer would move the shards
+        alone, and the next forward would still use the old weights."""
         for module in self.found.sharded:
             module.reshard()
 
     def check_alike(self, tables: Sequence[Table]) -> None:
-        """Raises on every rank where their tables differ, which would add numbers of different places."""
+        """Raise UsageError on every rank if their tables differ: sums would then mix numbers of different places."""
         self._tables = {table.name: table for table in tables}
         layout = repr([(table.name, table.columns, table.rows) for table in tables])
         digests: list[Any] = [None] * self.size
@@ -148,16 +151,16 @@ class Ranks:
             )
 
     def differing(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Where the ranks that share a layer do not have the same number, up to rounding: (n,) bool."""
+        """True for each number that differs between ranks that share a layer, beyond rounding: (n,) bool."""
         largest, smallest = numbers.clone(), -numbers
         for extreme in (largest, smallest):
             dist.all_reduce(extreme, dist.ReduceOp.MAX, group=self.found.group)
         return (largest + smallest).abs() > ROUNDING * largest.abs().maximum(smallest.abs())
 
     def _check_copies(self, shares: Sequence[RankShare]) -> None:
-        """Once for each table: raises where ranks that share a layer found other numbers of it, since one of them then
-        saw a part of the value that nothing marks, or drew another dropout. Where the caller says how the model is
-        split, the table ends instead, in :attr:`apart`."""
+        """Compare each table once between the ranks that share a layer, at its first number; raise UsageError if they
+        differ. A difference means that a rank saw a part of the value that nothing marks, or drew another dropout. If
+        the caller describes the layout with ``share=``, the table ends instead, with the reason in :attr:`apart`."""
         new = [share for share in shares if share.name not in self._compared and share.seen.any()]
         self._compared |= {share.name for share in new}
         for share in new:
@@ -176,9 +179,10 @@ class Ranks:
                 self.apart[share.name] = why
 
     def add_up(self, shares: Sequence[RankShare], device: torch.device) -> list[RankShare]:
-        """One SUM over ranks of all additive numbers and of which cells were seen, and one MAX where there are maxima.
+        """Add up all additive numbers and the flags of seen cells in one SUM over ranks; take maxima in one MAX, if
+        there are any.
 
-        float64 throughout. A NaN is passed on beside the maxima, which need not keep it.
+        All numbers are float64. A MAX need not keep a NaN, so a flag in the SUM carries each NaN.
         """
         tensor = self.found.tensor
         if tensor > 1:
@@ -212,7 +216,8 @@ class Ranks:
 
 
 def on_first_rank(action: Callable[[], T]) -> T | None:
-    """``action()`` on rank 0 alone, None on the others; an error of ours is raised on all ranks, so that none waits."""
+    """Return ``action()`` on rank 0, and None on the other ranks. A StabilityLabError is raised on all ranks. After any
+    other error of rank 0 the other ranks raise a StabilityLabError, so that no rank waits."""
     if not (dist.is_available() and dist.is_initialized()):
         return action()
     result, failure = None, None
@@ -236,7 +241,7 @@ def is_first_rank() -> bool:
 
 
 class NullSink:
-    """Takes the rows of all ranks but the first, and drops them."""
+    """Takes the rows on all ranks but the first, and drops them."""
 
     def open(self, tables: Sequence[Table]) -> None: ...
 
@@ -246,7 +251,7 @@ class NullSink:
 
 
 def from_first_rank(value: T) -> T:
-    """Rank 0's ``value``, on every rank."""
+    """Return rank 0's ``value``, on every rank."""
     if not (dist.is_available() and dist.is_initialized()):
         return value
     held = [value]
@@ -255,6 +260,7 @@ def from_first_rank(value: T) -> T:
 
 
 def _one_of(share: RankShare, ranks: int) -> RankShare:
-    """The share of numbers that so many ranks have all of."""
+    """Return the share of one rank, if each of ``ranks`` ranks has all of the numbers: additive numbers are divided by
+    ``ranks``."""
     columns = [(rule, parts / ranks if rule.additive else parts) for rule, parts in share.columns]
     return replace(share, columns=columns)

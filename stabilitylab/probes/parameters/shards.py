@@ -1,8 +1,8 @@
-"""What tensor parallelism does to activations: which values are this rank's part of them, and how they become whole.
+"""Activations under tensor parallelism: the part of a value that this rank has, and the gathering of the whole value.
 
-A DTensor says what it is. Plain tensors do not: behind ColwiseParallel a value holds a part of the features, which the
-placements of the weights around it tell; under SequenceParallel the residual stream holds a part of the tokens, which
-the norms of its layers tell, since these get a DTensor.
+A DTensor says which part it is. Plain tensors do not. Behind ColwiseParallel a value holds a part of the features: the
+placements of the weights around the value tell which. Under SequenceParallel the residual stream holds a part of the
+tokens: the norms of its layers tell which, since they get a DTensor.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ..places.naming import lies_in
 from ..places.sites import Site, Sites
 from .layouts import Cut, whole
 
-KEPT = 256  # shapes of shards that are kept at hand
+KEPT = 256  # shapes of shards that are remembered
 
 
 class ActivationShards:
-    """The activations of a tensor-parallel model; ``sites`` are its places, ``cuts`` how its weights are cut."""
+    """The activations of a tensor-parallel model. ``sites``: its places. ``cuts``: the cuts of its weights."""
 
     def __init__(self, sites: Sites, cuts: Mapping[torch.Tensor, Cut]) -> None:
         self._modules = sites.modules
@@ -30,7 +30,7 @@ class ActivationShards:
         self._paths = {module: path for path, module in sites.modules.items()}
         self._stacks = {site.module: site.stack for site in sites.norms}
         self._activations = {site.module for site in sites.activations}
-        self._tokens: dict[tuple[str, torch.Size], tuple[torch.Size, Any]] = {}  # of a shard -> whole shape, and how
+        self._tokens: dict[tuple[str, torch.Size], tuple[torch.Size, Any]] = {}  # shard -> whole shape, DTensor
         self._hooks = [module.register_forward_hook(self._note) for module in self._norms(cuts)]
         self._handed = set(self._heads(sites.attentions))
 
@@ -39,12 +39,12 @@ class ActivationShards:
             hook.remove()
 
     def by_heads(self, name: str) -> bool:
-        """Whether each rank has other heads at a site of that name."""
+        """True if each rank has other attention heads at a site of that name."""
         return lies_in(name, self._handed)
 
     def whole(self, module: nn.Module, stack: str, value: Any) -> Any:
-        """All of a value that enters a module or leaves it, or of its gradient: what the other ranks have is fetched.
-        Every rank must come to it."""
+        """Return all of a value that enters or leaves a module, or of its gradient. The parts of other ranks are
+        fetched, so every rank must call this."""
         if not isinstance(value, torch.Tensor):
             return value
         with torch.no_grad():
@@ -54,19 +54,20 @@ class ActivationShards:
             return whole(tensor)
 
     def shape(self, module: nn.Module, stack: str, value: torch.Tensor) -> torch.Size:
-        """That of the whole value."""
+        """Return the shape of the whole value."""
         layout = self._layout(module, stack, value)
         return value.shape if layout is None else layout[0]
 
     def all_heads(self, site: Site, numbers: torch.Tensor) -> torch.Tensor:
-        """Numbers of each head (heads, ...) of all ranks."""
+        """Return the numbers of the heads of all ranks, (heads, ...), given those of this rank's heads."""
         cut = next((cut for path, cut in self._cuts.items() if path.startswith(f"{site.name}.")), None)
         if cut is None or not self.by_heads(site.name):
             return numbers
         return _joined(numbers, torch.Size((numbers.shape[0] * cut.mesh.size(), *numbers.shape[1:])), cut.mesh, 0)
 
     def _layout(self, module: nn.Module, stack: str, value: Any) -> tuple[torch.Size, Any, int] | None:
-        """Of a plain tensor that is a part: the shape of the whole, the mesh, and the dimension that is cut."""
+        """Return, for a plain tensor that is a part, the shape of the whole, the mesh, and the dimension that is cut;
+        else None."""
         if hasattr(value, "placements"):
             return None
         path = self._paths.get(module, "")
@@ -81,8 +82,8 @@ class ActivationShards:
         return None
 
     def _widths(self, path: str, module: nn.Module) -> Iterator[tuple[Cut, int, int]]:
-        """The features, of all ranks and of this one, that a value there may have: behind a linear, of its own rows; at
-        an activation, of what the linears around it in the same block lead to and from."""
+        """Yield the widths, over all ranks and on this rank, that a value at a module may have. At a linear they are
+        its own. At an activation they are the widths that the linears around it in the same block lead to and from."""
         if isinstance(module, nn.Linear):
             if (cut := self._cuts.get(path)) is not None and cut.dim in (0, 1):
                 yield _width(cut, module, cut.dim)
@@ -93,12 +94,12 @@ class ActivationShards:
             inside = [p for p, cut in self._cuts.items() if p.startswith(f"{home}.") and cut.dim in (0, 1)]
             inside = [p for p in inside if isinstance(self._modules[p], nn.Linear)]
             if inside:
-                for linear in sorted(inside, key=lambda p: self._cuts[p].dim != 1):  # the one that leads back
+                for linear in sorted(inside, key=lambda p: self._cuts[p].dim != 1):  # the way back comes first
                     yield _width(self._cuts[linear], self._modules[linear], self._cuts[linear].dim)
                 return
 
     def _norms(self, cuts: Mapping[torch.Tensor, Cut]) -> Iterable[nn.Module]:
-        """Those that parallelize_module has made part of its plan."""
+        """Return the norms that parallelize_module has made part of its plan."""
         return [module for module in self._stacks if any(parameter in cuts for parameter in module.parameters())]
 
     def _heads(self, attentions: Iterable[Site]) -> Iterator[str]:
@@ -108,7 +109,8 @@ class ActivationShards:
                 yield site.name
 
     def _note(self, module: nn.Module, args: Any, output: Any) -> None:
-        """What a norm gets, of which each rank has some tokens: plain values of that shape are the same part."""
+        """Remember the input of a norm of which each rank has some tokens: a plain value of the same local shape is the
+        same part."""
         given: Any = args[0] if args else None
         placements = getattr(given, "placements", ())
         if placements and placements[-1].is_shard() and placements[-1].dim < given.dim() - 1:
@@ -123,10 +125,11 @@ def _cut(module: nn.Module, cuts: Mapping[torch.Tensor, Cut]) -> Cut | None:
 
 
 def _width(cut: Cut, linear: Any, dim: int) -> tuple[Cut, int, int]:
-    """The features of a linear along the dimension that is cut: of all ranks, and of this one."""
+    """Return the cut, and the features of a linear along the dimension that is cut: over all ranks, and on this
+    rank."""
     whole = linear.out_features if dim == 0 else linear.in_features
     size, rank = cut.mesh.size(), cut.mesh.get_local_rank()
-    length = -(-whole // size)  # as torch.chunk cuts
+    length = -(-whole // size)  # torch.chunk cuts like this
     return cut, whole, max(0, min(length, whole - rank * length))
 
 

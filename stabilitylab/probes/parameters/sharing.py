@@ -1,4 +1,5 @@
-"""The layout of parameters on ranks as the caller says it: code that splits a model by hand, as Megatron's does."""
+"""The layout of parameters on ranks as the caller describes it, for code that splits a model by hand (as Megatron
+does)."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from .layouts import Layout, ModelLayout, whole_layout
 class SplitOver:
     """A parameter of which each rank of a process group holds another part.
 
-    ``group``: the process group. ``same_batch``: its ranks work on one batch, as in tensor parallelism; False where
-    each has a batch of its own, as with experts that are spread over data-parallel ranks.
+    ``group``: the process group. ``same_batch``: True if the ranks of the group work on one batch, as in tensor
+    parallelism; False if each rank has a batch of its own, as with experts that are spread over data-parallel ranks.
     """
 
     group: Any
@@ -29,15 +30,15 @@ Share: TypeAlias = Callable[[str, nn.Parameter], Any]
 
 
 def layout_by(model: nn.Module, share: Share) -> ModelLayout:
-    """Return the layout that ``share`` describes. It is called with each parameter's name in ``named_parameters()`` and
-    the parameter, and returns the process group that the parameter is split over (or a :class:`SplitOver`), or None for
-    one that all ranks hold.
+    """Return the layout that ``share`` describes. ``share`` is called with each parameter's name in
+    ``named_parameters()`` and the parameter. ``share`` returns the process group that the parameter is split over (or a
+    :class:`SplitOver`), or None for a parameter that all ranks hold.
 
-    Raises UsageError for an answer of another kind, a group without this rank, or groups of several sizes whose ranks
-    work on one batch.
+    Raises UsageError for an answer of another kind, for a group without this rank, for a group whose size does not
+    divide the number of ranks, and for several groups whose ranks work on one batch.
     """
     layouts: dict[Any, Layout] = {}
-    together: dict[str, Any] = {}  # groups of one batch
+    together: dict[str, Any] = {}  # parameter -> group whose ranks work on one batch
     size = dist.get_world_size()
     for name, parameter in model.named_parameters():
         split = _asked(name, parameter, share)
@@ -72,7 +73,8 @@ def _asked(name: str, parameter: nn.Parameter, share: Share) -> SplitOver | None
 
 
 def _place(name: str, group: Any) -> tuple[int, int]:
-    """This rank's number in a group, and how many are in it."""
+    """Return this rank's number in a group, and the number of ranks in the group; raise UsageError for a group that
+    does not fit."""
     try:
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     except (TypeError, ValueError, RuntimeError) as error:

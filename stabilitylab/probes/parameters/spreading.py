@@ -1,4 +1,4 @@
-"""How a model is spread over processes, told from what it is made of, or from what the caller says."""
+"""Layout of a model on processes, recognised from its wrappers and tensors, or described by the caller."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ WAYS: tuple[str, ...] = get_args(Parallel)
 
 
 def spread_out(model: nn.Module, parallel: Any = "auto", share: Share | None = None) -> Ranks | None:
-    """How ``model`` is spread over the processes of the default group; None in a single process.
+    """Return the ranks that train ``model``, the processes of the default group. None without a process group; None
+    also for "off" and for a single process, if the model has no DTensors.
 
-    ``parallel``: "auto" finds DistributedDataParallel, fully_shard and parallelize_module; "later": the last of these
-    comes after, before the first forward; "ddp" says that something else, unseen here, averages the gradients over all
-    ranks (a wrapper around ``model``, or the loop itself); a schedule of :mod:`torch.distributed.pipelining`:
-    ``model`` is its stage here; "off": this rank's model is its own. ``share``: which process group a parameter is
-    split over, see :func:`.sharing.layout_by`. Raises UsageError on every other layout, see
+    ``parallel``: "auto" finds DistributedDataParallel, fully_shard and parallelize_module; "later": parallelize_module
+    comes after this call, before the first forward; "ddp": something unseen here averages the gradients over all ranks
+    (a wrapper around ``model``, or the loop itself); a schedule of :mod:`torch.distributed.pipelining`: ``model`` is
+    its stage here; "off": this rank's model is its own. ``share``: a function that returns the process group that a
+    parameter is split over, see :func:`.sharing.layout_by`. Raises UsageError on every other layout, see
     :func:`.layouts.layout_of` and :func:`.pipeline.check_stage`.
     """
     stage = getattr(parallel, "_n_microbatches", None) is not None

@@ -12,29 +12,29 @@ from torch._utils import _flatten_dense_tensors
 from ..places.attending import Part
 
 SMALL = 1024  # entries up to which tensors of one shape are stacked instead of visited one by one
-CHUNK = {"cpu": 1 << 16, "cuda": 1 << 22}  # entries that are looked at together: a cache full, on a GPU few launches
-WIDENED = 1 << 18  # entries of a tensor up to which a float64 copy of it is kept at hand on a CPU
+CHUNK = {"cpu": 1 << 16, "cuda": 1 << 22}  # entries per operator call: a cache full on a CPU; few launches on a GPU
+WIDENED = 1 << 18  # largest tensor (entries) for which a CPU keeps a float64 buffer
 
-Cut = tuple[int, Part]  # which tensor, what of it
+Cut = tuple[int, Part]  # number of the tensor, part of the tensor
 Cuts = tuple[Cut, ...]
 Values = Sequence[torch.Tensor | None]
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """For one pattern of absent tensors: the cuts that are stacked by shape, those that are widened by shape a cache
-    full at a time, the others, and where results go."""
+    """The plan for one pattern of absent tensors: cuts to stack by shape; cuts to widen by shape, a cache full at a
+    time; the other cuts; the places of the results."""
 
     stacks: tuple[Cuts, ...]
-    widened: tuple[tuple[Cuts, torch.Tensor, tuple[torch.Tensor, ...]], ...]  # and room for them, (n, entries); by cut
+    widened: tuple[tuple[Cuts, torch.Tensor, tuple[torch.Tensor, ...]], ...]  # cuts, buffer (n, entries), views by cut
     others: Cuts
     places: torch.Tensor
 
 
 class Squares:
-    """Sum of squares of each cut of some tensors, float64; 0 for an absent tensor (None, or one of whole numbers).
+    """Sum of squares of each cut of some tensors, float64; 0 for an absent tensor (None, or a tensor of whole numbers).
 
-    ``shares``, one for each cut, weights them where several ranks hold the same entries.
+    ``shares``: one factor for each cut, so that entries which several ranks hold count once.
     """
 
     def __init__(
@@ -86,12 +86,13 @@ class Squares:
         return tuple(self._cuts[place] for place in places)
 
     def _cache_fulls(self, places: list[int]) -> Iterator[list[int]]:
-        """Tensors of one shape, so many at a time that their float64 copies stay in the cache."""
+        """Split tensors of one shape into groups whose float64 copies stay in the cache together."""
         count = max(1, CHUNK["cpu"] // _cut(self._like, *self._cuts[places[0]]).numel())
         return (places[start : start + count] for start in range(0, len(places), count))
 
     def _room_for(self, places: list[int]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """One buffer for all, one chunk after the other: (n, entries), and a view for each tensor."""
+        """Return one buffer for a chunk, (n, entries), and a view of it for each tensor. All chunks use the same
+        buffer."""
         shape = _cut(self._like, *self._cuts[places[0]]).shape
         if self._room.numel() < len(places) * shape.numel():
             self._room = torch.empty(len(places) * shape.numel(), dtype=torch.float64, device=self._device)
@@ -100,29 +101,29 @@ class Squares:
 
 
 class WideNorm:
-    """L2 norm of a tensor in float64. On a CPU through room that is kept: a third of the time of making the copy anew,
-    most of which goes into fresh memory."""
+    """L2 norm of a tensor in float64. On a CPU the float64 copy goes into a buffer that is kept: this takes a third of
+    the time of a new copy, which spends most of its time on fresh memory."""
 
     def __init__(self) -> None:
         self._rooms: dict[torch.Size, torch.Tensor] = {}
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:  # 0-dim
-        if not widens(tensor):  # on a GPU a norm of one tensor with a dtype makes the copy, the norms of a list do not
+        if not widens(tensor):  # on a GPU vector_norm with a dtype makes a copy; _foreach_norm makes none
             return torch._foreach_norm([tensor], 2, dtype=torch.float64)[0]  # pyright: ignore
         if (room := self._rooms.get(tensor.shape)) is None:
-            if len(self._rooms) > 16:  # lengths that change from batch to batch
+            if len(self._rooms) > 16:  # shapes change from batch to batch
                 self._rooms.clear()
             room = self._rooms[tensor.shape] = torch.empty(tensor.shape, dtype=torch.float64)
         return torch.linalg.vector_norm(room.copy_(tensor))
 
 
 def widens(tensor: torch.Tensor) -> bool:
-    """Whether a float64 copy comes first: on a CPU, and of what fits its cache."""
+    """True if a float64 copy comes first: on a CPU, for a tensor that fits its cache and is not float64 yet."""
     return tensor.is_cpu and tensor.dtype is not torch.float64 and tensor.numel() <= WIDENED
 
 
 def flattened(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The entries of all tensors, a bounded number at a time: of a large tensor views, of small ones a copy."""
+    """Yield the entries of all tensors, a bounded number at a time: views of a large tensor, a copy of small ones."""
     held: list[torch.Tensor] = []
     size, limit = 0, CHUNK.get(tensors[0].device.type, 1 << 22) if tensors else 0
     for tensor in map(_dense, tensors):
@@ -155,5 +156,6 @@ def _stacked(values: Values, cuts: Sequence[Cut]) -> torch.Tensor:
 
 
 def _dense(value: torch.Tensor) -> torch.Tensor:
-    """Sparse gradients (of embeddings) have zeros where they have no values."""
+    """Return the values of a sparse tensor (the gradient of an embedding): its other entries are 0. A dense tensor
+    stays as it is."""
     return value.coalesce().values() if value.is_sparse else value

@@ -1,4 +1,5 @@
-"""Which places of a model are not to be trained: known before the first update, and no finding where it was meant."""
+"""Places of a model that are not trained, known before the first update, so that a place frozen on purpose is no
+finding."""
 
 from __future__ import annotations
 
@@ -6,10 +7,11 @@ from .pieces import Parameters
 
 
 def untrained(parameters: Parameters) -> dict[str, str]:
-    """Site of each row of which nothing is to be trained -> why: all of it is frozen, or no optimizer has it."""
+    """Map the site of each row without a trained parameter to the reason: all of it is frozen, or no optimizer has
+    it."""
     groups = [group for optimizer in parameters.optimizers for group in optimizer.param_groups]
     held = {id(tensor) for group in groups for tensor in group["params"]}
-    # an optimizer may have copies of its own, and there may be none: then nobody knows what it lacks
+    # without an optimizer, or if it holds copies of its own, nobody knows which parameters it lacks
     known = any(id(tensor) in held for tensor in parameters.originals)
     learn: dict[str, list[bool]] = {row.site: [] for row in parameters.rows}
     for piece in parameters.pieces:

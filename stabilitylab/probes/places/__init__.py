@@ -1,4 +1,4 @@
-"""Where to tap any ``nn.Module``: the kinds of places that a probe names with ``at=``."""
+"""Places at which probes tap any ``nn.Module``: the kinds that a probe names with ``at=``."""
 
 from .sites import (
     Site,

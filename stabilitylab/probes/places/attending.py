@@ -1,4 +1,4 @@
-"""Which modules attend: told by what they call themselves, by the projections that they hold, or by what they call."""
+"""Modules that attend, recognised by the name of their class, by projections they hold, or by kernels they call."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ QUERY = re.compile(_PREFIX + _DECORATION.format("q|query|queries"))
 KEY = re.compile(_PREFIX + _DECORATION.format("k|key|keys|kv|keyvalue"))
 VALUE = re.compile(_PREFIX + _DECORATION.format("v|value|values"))
 FUSED = re.compile(_PREFIX + _DECORATION.format("qkv|querykeyvalue|qk|inprojweight"))
-THIRDS = re.compile(_PREFIX + r"(?:qkv|attn)(?:proj|projection|lin|linear)?")  # of one linear: q, k, v
-SHARED = re.compile(_PREFIX + _DECORATION.format("kv|keyvalue"))  # keys together with values
+THIRDS = re.compile(_PREFIX + r"(?:qkv|attn)(?:proj|projection|lin|linear)?")  # one linear for q, k and v
+SHARED = re.compile(_PREFIX + _DECORATION.format("kv|keyvalue"))  # one projection for keys and values
 BY_HEADS = "querykeyvalue"
-TRANSPOSED = "Conv1D"  # of Hugging Face: a linear whose weight is (in, out)
+TRANSPOSED = "Conv1D"  # Hugging Face's linear, whose weight is (in, out)
 KERNELS = {"scaled_dot_product_attention", "flex_attention", "flash_attn_func", "flash_attn_varlen_func"}
 
 
 def plain(name: str) -> str:
-    """``q_proj`` as ``qproj``."""
+    """Return a name in lower case, letters only: ``q_proj`` becomes ``qproj``."""
     return re.sub(r"[^a-z]", "", name.lower())
 
 
@@ -49,7 +49,7 @@ def attends(module: nn.Module) -> bool:
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Return True for a module that holds one that attends and, outside that, a feed-forward block (Zamba's
+    """Return True for a module that holds a module that attends and, outside of that one, a feed-forward block (Zamba's
     AttentionDecoderLayer)."""
     inside = modules_of(module)
     attention = [path for path, each in inside.items() if path and attends(each)]
@@ -62,15 +62,16 @@ def _is_layer(module: nn.Module) -> bool:
 
 
 def _is_fused(module: nn.Module) -> bool:
-    """Does a linear make three of its width, beside one that keeps it? In a feed-forward block of thrice the width the
-    other one leads back."""
+    """Return True if one linear makes three times its width and another linear keeps that width. In a feed-forward
+    block of three times the width, the other linear leads back instead."""
     linears = [child for _, child in module.named_children() if isinstance(child, nn.Linear)]
     widths = {one.in_features for one in linears if one.out_features == 3 * one.in_features}
     return any(one.in_features == one.out_features and one.in_features in widths for one in linears)
 
 
 def is_projection(path: str, siblings: set[str]) -> bool:
-    """Is the child ``path`` one of an attention's own, where a block holds them itself? ``siblings``: all its names."""
+    """Return True if the child ``path`` of a block is a projection of its attention, in a block that holds such
+    projections itself. ``siblings``: the names of all children of the block."""
     own = plain(path)
     beside = any(FUSED.fullmatch(plain(name)) or QUERY.fullmatch(plain(name)) for name in siblings)
     if any(pattern.fullmatch(own) for pattern in (QUERY, FUSED)):
@@ -81,42 +82,42 @@ def is_projection(path: str, siblings: set[str]) -> bool:
 
 
 def _head_size(attention: nn.Module | None, width: int) -> int:
-    """What an attention says of its heads' size; 0 where it says nothing, or what cannot be."""
+    """Return the size of a head that an attention names; 0 if it names none, or one that does not divide the width."""
     told = (getattr(attention, name, None) for name in ("head_dim", "head_size"))
     size = next((own for own in told if isinstance(own, int)), 0)
     return size if size > 0 and width % size == 0 else 0
 
 
 def tall(shape: Sequence[int]) -> bool:
-    """Is it a matrix of three squares, one upon the other?"""
+    """Return True for the shape of a matrix of three squares, one upon the other: (3 n, n)."""
     return len(shape) == 2 and shape[0] == 3 * shape[1]
 
 
 def innermost(modules: Mapping[str, nn.Module]) -> list[str]:
-    """Modules that attend and hold no other such module."""
+    """Return the modules that attend and hold no other such module."""
     found = [path for path, module in modules.items() if path and attends(module)]
     outer = {path[:end] for path in found for end, letter in enumerate(path) if letter == "."}
     return [path for path in found if path not in outer]
 
 
-Part = slice | tuple[slice, slice] | None  # of a tensor: rows, rows and columns, or all
+Part = slice | tuple[slice, slice] | None  # part of a tensor: rows, rows and columns, or all (None)
 
 
 class WeightPart(NamedTuple):
-    """A part of a weight, and whether it makes queries or keys and nothing else."""
+    """A part of a weight; ``apart``: True if the part makes queries or keys and nothing else."""
 
     part: Part
     apart: bool
 
 
 def query_key(name: str, modules: Mapping[str, nn.Module], shape: Sequence[int]) -> list[WeightPart]:
-    """How a weight of an attention divides into what makes its queries and keys, and the rest.
+    """Divide a weight of an attention into the parts that make its queries and keys, and the rest.
 
-    A projection is told by its name. Fused ones are cut where their rows are q, k, v by thirds: torch's
+    The name decides for a single projection. Fused projections are cut if their rows are q, k, v by thirds: torch's
     ``in_proj_weight``, and a linear of nanoGPT's, timm's or flash-attn's name (``c_attn``, ``qkv``, ``Wqkv``, ...) that
-    makes three of its width; of Hugging Face's ``Conv1D`` (GPT-2's ``c_attn``) the columns are. A ``query_key_value``
-    of that shape (GPT-NeoX's, BLOOM's, Falcon's) has q, k, v of one head after the other, whose size its attention
-    names. Where neither is so they are the rest.
+    makes three times its width. Hugging Face's ``Conv1D`` (GPT-2's ``c_attn``) is cut by columns. A ``query_key_value``
+    of that shape (GPT-NeoX's, BLOOM's, Falcon's) has q, k, v of one head after the other; its attention names the size
+    of a head. Any other weight belongs to the rest.
     """
     owner, _, leaf = name.rpartition(".")
     holder, _, called = owner.rpartition(".")

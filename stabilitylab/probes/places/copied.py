@@ -1,4 +1,4 @@
-"""What a copy of a watched module has in place of its hooks."""
+"""Hooks of a watched module that a copy of the module does not carry."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Copied:
-    """A hook of which a copy or a pickle of the module carries none."""
+    """A hook that a copy or a pickle of the module replaces by :func:`nothing`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _nothing_kept, ()
@@ -17,7 +17,7 @@ class Copied:
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
-    """What a copy of a watched model has in place of its hooks."""
+    """Do nothing: a copy of a watched model calls this in place of the hooks."""
 
 
 def _nothing_kept() -> Callable[..., None]:

@@ -1,4 +1,5 @@
-"""The linear of a feed-forward block that leads back to the model's width: found by widths, of equal ones by names."""
+"""The linear of a feed-forward block that leads back to the model's width: widths decide, or names if widths are
+equal."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ NUMBERED = {"w1", "w2", "w3"}  # LLaMA's names: w2(act(w1(x)) * w3(x))
 
 
 class WayBack(NamedTuple):
-    """The linear that leads back from the inner width; ``product``: what enters it is a product of two projections."""
+    """The linear that leads back from the inner width; ``product``: its input is a product of two projections."""
 
     name: str
     module: nn.Module
@@ -19,13 +20,14 @@ class WayBack(NamedTuple):
 
     @property
     def widening(self) -> int:
-        """The inner width less the outer one: below 0 for a pair of low rank."""
+        """The inner width less the outer width: below 0 for a pair of low rank."""
         inner, outer = widths(self.module) or (0, 0)
         return inner - outer
 
 
 def widths(module: nn.Module) -> tuple[int, int] | None:
-    """The input and output width of a linear, also of one that holds the weights of all experts, (E, out, in)."""
+    """Return the input and output width of a linear, or of a module that holds the weights of all experts, (E, out,
+    in); None for any other module."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
     weight = getattr(module, "weight", None)
@@ -35,11 +37,11 @@ def widths(module: nn.Module) -> tuple[int, int] | None:
 
 
 def way_back(linears: Sequence[tuple[str, nn.Module]]) -> WayBack | None:
-    """The first linear that leads from the inner width of a block back to the width that an earlier one took.
+    """Return the first linear that leads from the inner width of a block back to the width that an earlier linear took.
 
-    Its input is a product where twice as many linears lead there as lead back (a gate and a value, wherever they are
-    registered), or where one of twice the width does. Of linears that are all square the names decide, and numbers in
-    the names count before the order of registration.
+    Its input is a product if twice as many linears lead to the inner width as lead back (a gate and a value, in any
+    order of registration), or if one linear leads to twice the inner width. If all linears are square the names decide.
+    Numbers in the names count before the order of registration.
     """
     known = [(name, module, shape) for name, module in _in_order(linears) if (shape := widths(module)) is not None]
     shapes = [shape for *_, shape in known]
@@ -58,7 +60,7 @@ def way_back(linears: Sequence[tuple[str, nn.Module]]) -> WayBack | None:
 
 
 def _in_order(linears: Sequence[tuple[str, nn.Module]]) -> Sequence[tuple[str, nn.Module]]:
-    """The linears by the numbers that end their names (fc1, fc2), where the names differ in nothing else."""
+    """Return the linears by the numbers that end their names (fc1, fc2), if the names differ in nothing else."""
     stems = {name.rstrip("0123456789") for name, _ in linears}
     if len(stems) > 1 or any(name[-1:] not in set("0123456789") for name, _ in linears):
         return linears
@@ -66,7 +68,7 @@ def _in_order(linears: Sequence[tuple[str, nn.Module]]) -> Sequence[tuple[str, n
 
 
 def _named(linears: Sequence[tuple[str, nn.Module]]) -> WayBack | None:
-    """The way back of a gated block of square linears, if their names tell it."""
+    """Return the way back of a gated block of square linears, if their names tell it; else None."""
     lasts = {name.rpartition(".")[2].lower(): (name, module) for name, module in linears}
     if lasts.keys() >= NUMBERED:
         return WayBack(*lasts["w2"], True)

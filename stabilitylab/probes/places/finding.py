@@ -1,4 +1,4 @@
-"""Finds the places of any ``nn.Module`` by structure, or where the caller says that they are."""
+"""Finds the places of any ``nn.Module`` by its structure, or by the names that the caller gives."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .structure import (
     outside,
 )
 
-NOT_PER_TOKEN = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponseNorm)  # they normalise over channels
+NOT_PER_TOKEN = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponseNorm)  # no norms of a token's features
 CONVOLUTIONS = nn.modules.conv._ConvNd
 OVER_POSITIONS = "normalises over positions or examples as well, so that no token has a norm there"
 SHARED = "is called by several layers, so that it has no layer of its own"
@@ -38,10 +38,12 @@ IN_NO_STACK = "is a block of convolutions in no stack of layers: name layers wit
 
 
 def find(model: nn.Module, output_site: str | None = None, own: Mapping[str, str] | None = None) -> Sites:
-    """Every site of ``model``; ``output_site`` names the module whose output is F, instead of each stack's.
+    """Return every site of ``model``. ``output_site`` names the module whose output is F; without it F is each stack's
+    output.
 
     ``own`` replaces what is found: a kind ("layers", "norms", "activations", "outputs") and a regular expression that
-    the full names of its modules match. Of a Linear chosen as activation the input counts, as in ``fc2(act(fc1(x)))``.
+    the full names of its modules match. If a Linear is chosen as activation, its input counts, as in
+    ``fc2(act(fc1(x)))``.
     """
     modules = modules_of(model)
     given = {kind: _matching(kind, pattern, modules) for kind, pattern in (own or {}).items()}
@@ -97,7 +99,7 @@ def _matching(kind: str, pattern: str, modules: Mapping[str, nn.Module]) -> dict
 
 
 def _own_stacks(layers: Mapping[str, nn.Module]) -> tuple[LayerStack, ...]:
-    """The caller's layers: one stack for each module that holds some."""
+    """Return the caller's layers as stacks: one for each module that holds some of them."""
     stacks: dict[str, dict[str, nn.Module]] = {}
     for path, layer in layers.items():
         stacks.setdefault(path.rpartition(".")[0], {})[path] = layer
@@ -108,7 +110,8 @@ def _own_stacks(layers: Mapping[str, nn.Module]) -> tuple[LayerStack, ...]:
 
 
 def _taps(module: nn.Module) -> dict[str, nn.Module]:
-    """The Identity taps of a residual sub-layer; a branch that is not scaled is its own scaled branch."""
+    """Return the Identity taps of a residual sub-layer; a branch that is not scaled is its own scaled branch. The
+    result is empty without a tap "branch"."""
     children = unwrapped(module).named_children()
     taps = {name: child for name, child in children if name in TAPS and isinstance(child, nn.Identity)}
     return {"scaled_branch": taps["branch"], **taps} if "branch" in taps else {}
@@ -124,7 +127,9 @@ def _layers(stacks: tuple[LayerStack, ...]) -> Iterator[Site]:
 
 
 def _channels_first(layer: nn.Module) -> int:
-    """Layers of convolutions pass maps on, (B, C, H, W); without a Linear also (B, C, T): dimensions from which."""
+    """Return the number of dimensions from which a layer's tensors have their channels first: 4 for a layer with
+    convolutions, which passes maps (B, C, H, W); 3 for one without a Linear, which may also pass (B, C, T); 0 without
+    convolutions."""
     kinds = [type(module) for module in layer.modules()]
     if not any(issubclass(kind, CONVOLUTIONS) for kind in kinds):
         return 0
@@ -156,7 +161,8 @@ def _norm(path: str, module: nn.Module, modules: Mapping[str, nn.Module], place:
 
 
 def _feature_axis(norm: nn.Module) -> FeatureAxis | None:
-    """None for norms of torch, and those whose weight does not say how many features there are: the last dimension."""
+    """Return the finder of a norm's feature dimension; None if the features are in the last dimension. None is for
+    torch's LayerNorm and RMSNorm, and for norms whose weight does not say how many features there are."""
     kind = type(unwrapped(norm))
     if kind.forward in (nn.LayerNorm.forward, nn.RMSNorm.forward):
         return None
@@ -173,13 +179,13 @@ def _feature_axis(norm: nn.Module) -> FeatureAxis | None:
 def _activations(
     stack: LayerStack, modules: Mapping[str, nn.Module], place: Places, uses: Counter[int], routed: set[str]
 ) -> list[Site]:
-    """What the second linear of each feed-forward block sees, and of each expert's (``routed``: their homes): the
-    product in a gated block (SwiGLU), else what an activation module outside attention yields, or the input of the
-    second linear where there is none."""
+    """Return the input of the second linear of each feed-forward block, and of each expert (``routed``: the modules
+    that hold experts). In a gated block (SwiGLU) the input is the product. In other blocks the site is the output of an
+    activation module outside attention, or the input of the second linear if there is no such module."""
     found: list[Site] = []
     for path, layer in stack.layers.items():
         inside = {name: m for name, m in _outside_attention(path, layer) if modules.get(name) is m}
-        blocks: dict[str, dict[str, nn.Module]] = {}  # each expert, and what is none
+        blocks: dict[str, dict[str, nn.Module]] = {}  # the modules of each expert; "" for those of no expert
         for name, module in inside.items():
             home = next((home for home in routed & inside.keys() if lies_in(name, (home,))), "")
             rest = name.removeprefix(home).split(".")
@@ -211,17 +217,17 @@ def _of_block(
 def _ways_back(
     linears: list[tuple[str, nn.Module]], own: list[str], members: Mapping[str, nn.Module], layer: str
 ) -> dict[str, WayBack | None]:
-    """The way back of each module that holds a feed-forward block; under "" that of one whose linears stand in several
-    modules, if there is any. ``own``: the activation modules."""
+    """Map each module that holds a feed-forward block to its way back. If no module holds a whole block, "" maps to the
+    way back of the block whose linears stand in several modules, or to None. ``own``: the activation modules."""
     homes = dict.fromkeys(name.rpartition(".")[0] for name, _ in linears)
     pairs = {home: way_back([each for each in linears if each[0].rpartition(".")[0] == home]) for home in homes}
     pairs = {home: pair for home, pair in pairs.items() if pair is not None}
-    mixers = {home for home in pairs if home in members and _convolves(members[home])}  # of a state-space layer
+    mixers = {home for home in pairs if home in members and _convolves(members[home])}  # mixers of state-space layers
     if mixers < pairs.keys():
         pairs = {home: pair for home, pair in pairs.items() if home not in mixers}
     active = {name.rpartition(".")[0] for name in own} - {layer}
     low_rank = {home for home, pair in pairs.items() if pair.widening < 0 and home not in active}
-    if low_rank < pairs.keys():  # what stands beside a feed-forward block is a correction (Gemma 3n's laurel)
+    if low_rank < pairs.keys():  # a pair of low rank beside a feed-forward block is a correction (Gemma 3n's laurel)
         pairs = {home: pair for home, pair in pairs.items() if home not in low_rank}
     return {**pairs} or {"": way_back(linears)}
 
@@ -231,7 +237,7 @@ def _convolves(module: nn.Module) -> bool:
 
 
 def _outside_attention(path: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The modules of a layer that are no part of its attention, by full name."""
+    """Return the modules of a layer that are no part of its attention, by full name."""
     inside = modules_of(layer)
     attention = [key for key, module in inside.items() if key and attends(module)]
     found = []
@@ -261,7 +267,7 @@ def _outputs(modules: Mapping[str, nn.Module], place: Places, output_site: str |
 
 
 def _named(given: str, model: nn.Module) -> str:
-    """The full name of the module that the caller names, by that or by its name in ``named_modules()``."""
+    """Return the full name of a module that the caller names by its full name or by its name in ``named_modules()``."""
     every = named(model)
     known = {each.raw: each.path for each in every} | {each.path: each.path for each in every}
     if given not in known:
@@ -271,8 +277,9 @@ def _named(given: str, model: nn.Module) -> str:
 
 
 def _end(stack: LayerStack, modules: Mapping[str, nn.Module]) -> tuple[str, nn.Module]:
-    """What yields a stack's output: its home; where that is the model, which may end in a vocabulary projection, or
-    nothing that is called, the norm behind the stack, or else its last layer."""
+    """Return the module that yields a stack's output, searched outwards level by level. At each level this is the
+    parent, if it is called and is not the model (which may end in a vocabulary projection), or else the first norm
+    behind the stack. If no level has one, return the stack's last layer."""
     path = stack.path
     while path:
         home = path.rpartition(".")[0]
@@ -290,5 +297,5 @@ def _end(stack: LayerStack, modules: Mapping[str, nn.Module]) -> tuple[str, nn.M
 def _logits(modules: Mapping[str, nn.Module], place: Places) -> Iterator[Site]:
     for path in onto_vocabulary(modules, place):
         stack, layer, sublayer = place(path)
-        last = place.stacks[-1].name if place.stacks else ""  # the tokens that it projects
+        last = place.stacks[-1].name if place.stacks else ""  # the stack whose tokens the head projects
         yield Site(path, modules[path], stack or last, layer, sublayer)

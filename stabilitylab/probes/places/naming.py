@@ -1,4 +1,4 @@
-"""Full names of the modules and parameters of any ``nn.Module``, without what wrappers add to them."""
+"""Full names of the modules and parameters of any ``nn.Module``, without the parts that wrappers add."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ GENERIC = {"layers", "layer", "h", "block", "blocks"}  # names of lists of layer
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module that all wrappers around it pass calls on to."""
+    """Return the module to which all wrappers around it pass calls on."""
     while (key := held_by_wrapper(module)) is not None:
         module = module._modules[key]  # pyright: ignore[reportAssignmentType]
     return module
 
 
 def held_by_wrapper(module: nn.Module) -> str | None:
-    """The child that a wrapper (DistributedDataParallel, torch.compile, ...) passes its calls on to; None for a module
-    that is no wrapper. Told by its class, since any module may have a child of that name."""
+    """Return the name of the child to which a wrapper (DistributedDataParallel, torch.compile, ...) passes its calls
+    on; None for a module that is no wrapper. The class decides, since any module may have a child of that name."""
     for kind in type(module).__mro__:
         key = WRAPPERS.get((kind.__module__.partition(".")[0], kind.__name__))
         if key is not None and module._modules.get(key) is not None:
@@ -41,7 +41,7 @@ def held_by_wrapper(module: nn.Module) -> str | None:
 
 
 class Named(NamedTuple):
-    """A module, its name in ``named_modules()``, and its full name without what wrappers add."""
+    """A module, its name in ``named_modules()``, and its full name without the parts that wrappers add."""
 
     raw: str
     path: str
@@ -49,8 +49,8 @@ class Named(NamedTuple):
 
 
 def named(model: nn.Module) -> list[Named]:
-    """Every module once, under its first name, in the order of ``named_modules()``; what a wrapper holds has the
-    wrapper's own name."""
+    """Return every module once, under its first name, in the order of ``named_modules()``. The module that a wrapper
+    holds has the wrapper's own name."""
     seen: set[nn.Module] = set()
 
     def walk(raw: str, path: str, module: nn.Module) -> Iterator[Named]:
@@ -66,12 +66,12 @@ def named(model: nn.Module) -> list[Named]:
 
 
 def modules_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Full name -> module; of a wrapper and what it holds the latter."""
+    """Map full name to module. A wrapper and the module that it holds share a name, which maps to the held module."""
     return {each.path: each.module for each in named(model)}
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Full name -> parameter, in the order of ``parameters()``, tied ones once."""
+    """Map full name to parameter, in the order of ``parameters()``, tied parameters once."""
     found: dict[nn.Parameter, str] = {}
     for each in named(model):
         for key, parameter in each.module._parameters.items():

@@ -1,4 +1,5 @@
-"""What the down projection of stacked experts sees: a product that no module yields, caught where it is multiplied."""
+"""The input of the down projection of stacked experts: a product that no module yields, caught at its
+multiplication."""
 
 from __future__ import annotations
 
@@ -17,19 +18,19 @@ MULTIPLY = ("linear", "mm", "bmm", "matmul", "__matmul__", "__rmatmul__", "_grou
 
 
 def stacked(module: nn.Module) -> list[nn.Parameter]:
-    """The weights (E, ., .) of experts that one module holds itself; empty for fewer than two."""
+    """Return the weights (E, ., .) of experts that one module holds itself; an empty list for fewer than two."""
     found = [parameter for parameter in module.parameters(recurse=False) if parameter.dim() == 3]
     alike = len({parameter.shape[0] for parameter in found}) == 1 and "expert" in type(module).__name__.lower()
     return found if len(found) > 1 and alike else []
 
 
 class Products(TorchFunctionMode):
-    """Keeps what is multiplied with each of the weights of a module while it runs."""
+    """Keeps the values that are multiplied with each of the weights of a module while the module runs."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         weights = stacked(unwrapped(module))
-        self._weights: dict[int, torch.Tensor] = {id(weight): weight for weight in weights}  # and what is cut out
+        self._weights: dict[int, torch.Tensor] = {id(weight): weight for weight in weights}  # weights, parts, views
         self._first = {id(weight): id(weight) for weight in self._weights.values()}
         self.seen: list[tuple[int, torch.Tensor]] = []
 
@@ -40,20 +41,21 @@ class Products(TorchFunctionMode):
         weight = next((id(each) for each in given if id(each) in self._first), None)
         if weight is not None and name in MULTIPLY:
             self.seen.append((self._first[weight], next(each for each in given if id(each) not in self._first)))
-        elif weight is not None and isinstance(result, torch.Tensor):  # a part or a view of it
+        elif weight is not None and isinstance(result, torch.Tensor):  # a part or a view of the weight
             self._weights[id(result)] = result  # so that no other tensor gets its id
             self._first[id(result)] = self._first[weight]
         return result
 
     def last(self) -> torch.Tensor | None:
-        """What the weight that is used last was multiplied with: (tokens in the order of experts, width)."""
+        """Return the values multiplied with the weight that is used last: (tokens in the order of experts, width)."""
         own = [value for weight, value in self.seen if weight == self.seen[-1][0]]
         return torch.cat([value.detach().flatten(0, -2) for value in own]) if own else None
 
 
 @contextmanager
 def products(sites: Sequence[Site]) -> Iterator[None]:
-    """While it lasts, sites with ``take="inner"`` hold what their module's last call multiplied."""
+    """Fill each site that has ``take="inner"`` with the values that its module's last call multiplied, while the
+    context lasts."""
     modes: dict[nn.Module, list[Products]] = {}
     inner = {site.module: site for site in sites if site.take == "inner"}
 
@@ -70,7 +72,7 @@ def products(sites: Sequence[Site]) -> Iterator[None]:
     try:
         for module in inner:
             handles.append(module.register_forward_pre_hook(enter))
-            handles.append(module.register_forward_hook(leave, always_call=True, prepend=True))  # before what measures
+            handles.append(module.register_forward_hook(leave, always_call=True, prepend=True))  # before probe hooks
         yield
     finally:
         for handle in handles:

@@ -15,10 +15,11 @@ LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
 
 
 def routing(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, str]]:
-    """Full names of the modules with a weight (E, width), and of the sibling, or cousin, of E experts that each has.
+    """Yield pairs of full names: a module with a weight (E, width), and the E experts beside it, or beside its parent
+    if that is called a router.
 
-    The shape is not enough: a classifier of n classes beside a list of n layers has it too. One of both must be called
-    a router, or experts.
+    The shape is not enough: a classifier of n classes beside a list of n layers has it too. The module must be called a
+    router, or the others experts.
     """
     children: dict[str, list[str]] = {}
     for path in modules:
@@ -45,8 +46,8 @@ def routing(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, str]]:
 
 
 def _are_experts(path: str, modules: Mapping[str, nn.Module], routed: bool) -> bool:
-    """Return True for one module of stacked experts, and for a list that is called experts or, unless its name is one
-    of lists of layers, stands beside what is called a router (``routed``)."""
+    """Return True for one module of stacked experts, and for a list that is called experts. Return True also for a list
+    beside a router (``routed``), unless the list has a common name of lists of layers."""
     inner, last = unwrapped(modules[path]), path.rpartition(".")[2]
     if not isinstance(inner, (nn.ModuleList, nn.ModuleDict)):
         return True
@@ -61,8 +62,8 @@ def _says(words: tuple[str, ...], *names: str) -> bool:
 
 
 def experts(module: nn.Module) -> int:
-    """How many experts a module holds: the children of a list of them, or the first dimension of stacked weights; 0
-    for one that holds none."""
+    """Return the number of experts that a module holds: the children of a list of experts, or the first dimension of
+    stacked weights; 0 for a module without experts."""
     inner = unwrapped(module)
     if isinstance(inner, (nn.ModuleList, nn.ModuleDict)):
         children = list(inner.children())

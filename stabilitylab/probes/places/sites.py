@@ -1,4 +1,4 @@
-"""Where to tap a model: a place, and all places of one model by kind."""
+"""Places at which a model is tapped: one place, and all places of one model by kind."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .structure import LayerStack, Places
 
 TAPS = ("branch", "scaled_branch", "shortcut")
 ACTIVATIONS = ("elu", "silu", "swish", "mish", "activation")  # endings of class names, in lower case
-KINDS = ("layers", "norms", "activations", "outputs")  # that a caller may choose himself
-TAPPED = ("stream", "norms", "activations", "outputs")  # that a model may show by stabilitylab.tap
+KINDS = ("layers", "norms", "activations", "outputs")  # kinds that a caller may choose with sites=
+TAPPED = ("stream", "norms", "activations", "outputs")  # kinds that a model may show by stabilitylab.tap
 
 
 class FeatureAxis:
-    """Finds the dimension of a norm's input that its weight spans, at the first call at which only one has its size.
+    """Finds the dimension of a norm's input that its weight spans, at the first call in which only one dimension fits.
 
-    ``size``: the weight's. ``expected``: which it is where several have that size.
+    ``size``: the size of the weight. ``expected``: the dimension to return if several dimensions have that size.
     """
 
     def __init__(self, size: int, expected: int = -1) -> None:
@@ -32,7 +32,7 @@ class FeatureAxis:
         self.known: int | None = None
 
     def __call__(self, shape: Sequence[int]) -> int:
-        """-1 for the last dimension, or where none has the size."""
+        """Return the dimension of the features; -1 for the last dimension, or if no dimension has the size."""
         if self.known is not None and -len(shape) <= self.known < len(shape) and shape[self.known] == self.size:
             return self.known
         fitting = [axis for axis in range(min(1, len(shape) - 1), len(shape)) if shape[axis] == self.size]
@@ -44,14 +44,15 @@ class FeatureAxis:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One place: a module, whether its input or its output counts, and where it stands (layers count from 1).
+    """One place: a module, whether its input or its output counts, and its stack, layer (from 1) and sub-layer.
 
-    ``routed``: inside an expert, which sees some tokens in an order of its own, so that no mask fits it.
-    ``channels_first``: tensors of so many dimensions or more have their channels in dimension 1; 0 for none.
-    ``take="inner"``: what stacked experts multiply with their last weight, ``caught`` in the held-out pass. Not
-    ``whole``: the last module of a layer that is never called itself, so that what enters is not the layer's input.
-    ``streams``: the arguments of a layer that takes the residual stream in parts, a branch and the rest, and yields it
-    so: the stream is their sum. ``features``: finds the dimension that holds the features.
+    ``routed``: the place is inside an expert, which sees some tokens in an order of its own, so that no mask fits.
+    ``channels_first``: tensors with at least so many dimensions have their channels in dimension 1; 0 for none.
+    ``take="inner"``: the value is what stacked experts multiply with their last weight, ``caught`` in the held-out
+    pass. ``whole``: False if the site has the last module of a layer that is never called itself; the input of that
+    module is not the layer's input. ``streams``: the arguments of a layer that takes the residual stream in parts (a
+    branch and the rest), and yields the stream in parts too; the stream is their sum. ``features``: finds the dimension
+    that holds the features.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Site:
     caught: list[torch.Tensor] = field(default_factory=list)
 
     def value(self, entering: Any, leaving: Any) -> Any:
-        """What counts here of a call of its module."""
+        """Return the value that counts in a call of the module: its input, its output, or the caught value."""
         if self.take == "inner":
             return self.caught[0] if self.caught else None
         return entering if self.take == "input" else leaving
@@ -80,11 +81,11 @@ class Site:
 
     @property
     def mask(self) -> str | None:
-        """Whose mask weights the tokens here; None: all count."""
+        """The stack whose mask weights the tokens here; None if all tokens count."""
         return None if self.routed else self.stack
 
     def arranged(self, value: Any) -> Any:
-        """``value`` with its features in the last dimension, (..., width)."""
+        """Return ``value`` with its features in the last dimension, (..., width)."""
         if self.features is not None and isinstance(value, torch.Tensor):
             return value.movedim(self.features(value.shape), -1)
         maps = self.channels_first and isinstance(value, torch.Tensor) and value.dim() >= self.channels_first
@@ -97,14 +98,14 @@ class Sites:
 
     place: Places
     layers: tuple[Site, ...]  # each layer
-    inputs: tuple[Site, ...]  # what enters each stack's first layer
+    inputs: tuple[Site, ...]  # the input of each stack's first layer
     branches: tuple[Site, ...]  # sub-layers that show their branch by an Identity tap
-    norms: tuple[Site, ...]  # leaf modules that normalise over the last dimension
-    activations: tuple[Site, ...]  # what the activation of each feed-forward block yields
+    norms: tuple[Site, ...]  # leaf modules that normalise the features of each token
+    activations: tuple[Site, ...]  # the input of the second linear of each feed-forward block
     outputs: tuple[Site, ...]  # each stack's output, its final norm included
     attentions: tuple[Site, ...]  # the innermost modules that attend
     logits: tuple[Site, ...]  # the projection onto the vocabulary
-    routers: tuple[Site, ...]  # what enters each router of experts
+    routers: tuple[Site, ...]  # the input of each router of experts
     modules: Mapping[str, nn.Module]
     readers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # kind -> the probes that look there
     left_out: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # kind -> modules without a place, and why
@@ -118,11 +119,13 @@ class Sites:
         return _listed(self)
 
     def shown(self, kind: str) -> tuple[Site, ...]:
-        """Values that the model shows as places of this kind: last of their kind, as they came by."""
+        """Return the values that the model shows as places of this kind. They come last of their kind, in the order of
+        the calls."""
         return self.tapped.get(kind, ())
 
     def nearest(self, kind: str) -> list[str]:
-        """Modules that come closest to being a site of this kind."""
+        """Return five modules at most whose name or class is like a site of this kind; the first five modules if none
+        is."""
         words = {
             "norms": ("norm",),
             "activations": (*ACTIVATIONS, "act", "mlp", "ffn"),
@@ -163,12 +166,13 @@ def routers(sites: Sites) -> tuple[Site, ...]:
 
 
 def branches(sites: Sites) -> tuple[Site, ...]:
-    """Sub-layers that show what they add, and what they add it to."""
+    """Return the sub-layers that show their branch and the shortcut to which they add it."""
     return tuple(site for site in sites.branches if "shortcut" in site.taps)
 
 
 def stream(sites: Sites) -> tuple[Site, ...]:
-    """The residual stream: what enters each stack, then the output of every sub-layer (of every layer without taps)."""
+    """Return the places of the residual stream: the input of each stack, then the output of every sub-layer (of every
+    layer without taps)."""
     tapped = {(site.stack, site.layer) for site in sites.branches}
     plain = [site for site in sites.layers if (site.stack, site.layer) not in tapped]
     order = {stack.name: rank for rank, stack in enumerate(sites.stacks)}
@@ -177,8 +181,8 @@ def stream(sites: Sites) -> tuple[Site, ...]:
 
 
 def parts_taken(module: nn.Module) -> tuple[str, ...]:
-    """The arguments in which a layer takes the residual stream, where one is called ``residual`` (Mamba's blocks, those
-    of flash-attn): all up to that one; empty for any other layer."""
+    """Return the arguments in which a layer takes the residual stream, if one of them is called ``residual`` (Mamba's
+    blocks, flash-attn's blocks): all arguments up to that one. The result is empty for any other layer."""
     try:
         names = tuple(inspect.signature(unwrapped(module).forward).parameters)
     except (TypeError, ValueError):  # not written in Python
@@ -187,13 +191,13 @@ def parts_taken(module: nn.Module) -> tuple[str, ...]:
 
 
 def taken_up(args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]) -> torch.Tensor | None:
-    """The residual stream that enters a layer in parts, as arguments of these names."""
+    """Return the residual stream that enters a layer in parts, as arguments of these names."""
     return summed([*args[: len(names)], *(kwargs[name] for name in names if name in kwargs)])
 
 
 def summed(parts: Any) -> torch.Tensor | None:
-    """The residual stream of which a layer takes, or yields, the parts: the sum of the first floating-point tensor and
-    of all others of its shape, detached."""
+    """Return the residual stream that a layer takes or yields in parts: the sum of the first floating-point tensor and
+    of all other floating-point tensors of its shape, detached. None without a floating-point tensor."""
     if not isinstance(parts, (tuple, list)):
         parts = [parts]
     total = None
@@ -207,7 +211,7 @@ def summed(parts: Any) -> torch.Tensor | None:
 
 
 def tensor_of(value: Any) -> torch.Tensor | None:
-    """The hidden state in a module's input or output: the first floating-point tensor, depth first."""
+    """Return the hidden state in a module's input or output: the first floating-point tensor, depth first."""
     if isinstance(value, torch.Tensor):
         return value if value.is_floating_point() else None
     if value is None:
@@ -222,9 +226,10 @@ def tensor_of(value: Any) -> torch.Tensor | None:
 
 
 def hidden_state(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """What enters a module: ``hidden_states`` where an argument has that name, else the first floating-point tensor."""
+    """Return the hidden state that enters a module: ``hidden_states`` if a keyword argument has that name, else the
+    first floating-point tensor."""
     if args and not kwargs and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
-        return args[0]  # by far the most frequent
+        return args[0]  # the most frequent case by far
     for given in (kwargs.get("hidden_states"), args, kwargs):
         if (found := tensor_of(given)) is not None:
             return found
@@ -235,7 +240,8 @@ HEADER = ("kind", "stack", "layers", "count", "places", "module", "probes")
 
 
 def _listed(sites: Sites) -> str:
-    """One line for places of one kind that differ in their layer alone: how many, what, and which probes look there."""
+    """List places that differ in their layer alone on one line: kind, number, module, and the probes that look
+    there."""
     lines = [HEADER, *_lines(sites)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
     rows = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines]
@@ -262,7 +268,7 @@ def _lines(sites: Sites) -> Iterator[tuple[str, ...]]:
 
 
 def _any_layer(site: Site, sites: Sites) -> str:
-    """The site's name with * for the number of its layer."""
+    """Return the site's name with * for the number of its layer."""
     stack = next((stack for stack in sites.stacks if stack.name == site.stack), None)
     if stack is None or not site.layer:
         return site.name

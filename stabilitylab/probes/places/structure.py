@@ -1,4 +1,4 @@
-"""The structure of any ``nn.Module``: stacks of like layers, and which of them a module lies in."""
+"""The structure of any ``nn.Module``: stacks of like layers, and the stack, layer and sub-layer of a module."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .routing import routing
 class LayerStack:
     """A list of layers; ``path`` names the list itself, ``home`` its parent ("" for the model).
 
-    ``numbers``: those of the layers, from 1. They are the model's own where it counts its layers: a stage of a pipeline
-    that holds layers 6 to 11 has 7 to 12.
+    ``numbers``: the numbers of the layers, from 1. If the keys of the list are numbers, these count: a stage of a
+    pipeline that holds layers 6 to 11 has the numbers 7 to 12.
     """
 
     name: str
@@ -28,7 +28,7 @@ class LayerStack:
     numbers: tuple[int, ...]
 
     def numbered(self) -> Iterator[tuple[int, str, nn.Module]]:
-        """(number, path, layer), first to last."""
+        """Yield (number, path, layer), first to last."""
         for number, (path, layer) in zip(self.numbers, self.layers.items(), strict=True):
             yield number, path, layer
 
@@ -45,7 +45,8 @@ class Places:
         return row.stack, row.layer, row.sublayer
 
     def row(self, path: str) -> Row:
-        """The row of the sub-layer that ``path`` lies in: the layer's child on the way there, or ``path`` itself."""
+        """Return the row of the sub-layer that ``path`` lies in: the layer's child on the way there, or ``path``
+        itself."""
         if path in self._layers:
             return Row(path, *self._layers[path], "")
         parts = path.split(".")
@@ -67,20 +68,22 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 def is_namespace(module: nn.Module) -> bool:
-    """Does it hold modules that others call, and have no forward of its own (ModuleList, ModuleDict, a bare Module)?
-    Hooks on it never fire."""
+    """Return True for a module that holds modules that others call and that has no forward of its own (ModuleList,
+    ModuleDict, a bare Module). A hook on such a module never fires."""
     inner = unwrapped(module)
     return type(inner).forward is nn.Module.forward and "forward" not in vars(inner)
 
 
 def entered(module: nn.Module) -> nn.Module:
-    """The module itself; of a namespace its first one that is called, if they are called in the order they stand in."""
-    found = _called(module, first=True)  # a module may have a length, so that "or" would ask for it
+    """Return the module itself; for a namespace its first called module, if modules are called in the order of
+    registration."""
+    found = _called(module, first=True)  # "or" would ask a module for its length
     return module if found is None else found
 
 
 def left(module: nn.Module) -> nn.Module:
-    """The module itself; of a namespace its last one that is called, if they are called in the order they stand in."""
+    """Return the module itself; for a namespace its last called module, if modules are called in the order of
+    registration."""
     found = _called(module, first=False)
     return module if found is None else found
 
@@ -100,9 +103,9 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def find_stacks(model: nn.Module) -> tuple[LayerStack, ...]:
-    """The outermost lists of layers; of a list of stages (ResNet, Swin) the lists inside each stage.
+    """Return the outermost lists of layers; for a list of stages (ResNet, Swin) the lists inside each stage.
 
-    A list of experts is none. A layer that stands in several lists belongs to the first, under its first name.
+    A list of experts is no stack. A layer that stands in several lists belongs to the first one, under its first name.
     """
     paths = {each.module: each.path for each in named(model)}
     experts = {home for _, home in routing({path: module for module, path in paths.items()})}
@@ -136,11 +139,12 @@ def find_stacks(model: nn.Module) -> tuple[LayerStack, ...]:
 
 
 def _layers_of(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The children of a list that are its layers.
+    """Return the children of a list that are its layers.
 
-    Of a ModuleList, or a ModuleDict whose keys are numbers, all that are no leaf, if two are of one class (hybrids and
-    models with a cross-attention layer every few mix classes); of a Sequential those of the most frequent class, since
-    it may begin and end with something else. One alone is a stack where the list's name says so.
+    In a ModuleList, or in a ModuleDict whose keys are numbers, all children that are no leaf are layers (hybrids and
+    models with a cross-attention layer every few layers mix classes). In a Sequential the children of the most frequent
+    class are layers, if there are two: it may begin and end with something else. A leaf that holds several matrices
+    itself counts as no leaf. A single child is a layer if the name of the list says so.
     """
     numbered = isinstance(module, nn.ModuleDict) and bool(module) and all(key.isdigit() for key in module)
     if not (isinstance(module, (nn.ModuleList, nn.Sequential)) or numbered):
@@ -161,25 +165,29 @@ def _layers_of(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _is_bare(module: nn.Module) -> bool:
-    """Does it hold several matrices, and no module: a layer whose parameters stand in the block itself?"""
+    """Return True for a module that holds several matrices itself and whose class is not torch's: the layer of a leaf
+    block."""
     own = sum(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
     return own > 1 and not is_torchs(module)
 
 
 def is_torchs(module: nn.Module) -> bool:
-    """Is its class torch's own? fully_shard makes one of torch's and of the caller's."""
+    """Return True if the class and all its bases are torch's own. fully_shard gives a module a class with one base of
+    torch's and one of the caller's."""
     return all(kind is object or kind.__module__.split(".")[0] == "torch" for kind in type(module).__mro__)
 
 
 def _numbers(module: nn.Module, keys: Sequence[str]) -> tuple[int, ...]:
-    """From 1; in a list or a dict of numbers the model's own."""
+    """Return the numbers of layers: key + 1 in a list or a dict of numbers; 1, 2, ... in a Sequential or under other
+    keys."""
     if isinstance(module, nn.Sequential) or not all(key.isdigit() for key in keys):
         return tuple(range(1, len(keys) + 1))
     return tuple(int(key) + 1 for key in keys)
 
 
 def outside(model: nn.Module, stacks: tuple[LayerStack, ...]) -> list[str]:
-    """Blocks of several convolutions that stand in no stack, as the middle of a U-net does: outermost first names."""
+    """Return the blocks of several convolutions in no stack, as the middle of a U-net: the names of the outermost
+    blocks."""
     layers = {path for stack in stacks for path in stack.layers}
     found: set[str] = set()
     for path, module in modules_of(model).items():
@@ -191,9 +199,10 @@ def outside(model: nn.Module, stacks: tuple[LayerStack, ...]) -> list[str]:
 
 
 def onto_vocabulary(modules: Mapping[str, nn.Module], place: Places) -> list[str]:
-    """What the model says is its output embedding; else the last linear outside the layers as wide as a vocabulary."""
+    """Return the name of the output embedding that the model names by ``get_output_embeddings()``; else of the last
+    linear outside the layers that is as wide as an embedding has rows. The list is empty if there is none."""
     model = modules[""]
-    says = getattr(type(model), "get_output_embeddings", None)  # a child may be called so
+    says = getattr(type(model), "get_output_embeddings", None)  # of the class: a child may have that name
     head = says(model) if callable(says) else None
     rows = {module.num_embeddings for module in modules.values() if isinstance(module, nn.Embedding)}
     linears = [

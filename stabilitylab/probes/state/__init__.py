@@ -1,4 +1,4 @@
-"""The state of a model: its tensors as bits, what holds them, and a snapshot that finds changes and undoes them."""
+"""The state of a model: its tensors as bits, their holders, and a snapshot that finds and undoes changes."""
 
 from .bits import Span, packed, spans
 from .holders import PLAIN, HeldTensor, Holder, Survey, survey

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples modulo 1 fill [0, 1) evenly
+GOLDEN = (math.sqrt(5) - 1) / 2  # the multiples of this number modulo 1 fill [0, 1) evenly
 
 Layout = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Span:
-    """The part of a storage that a tensor lies in, in words of its element size (of 8 bytes at most).
+    """The part of a storage that a tensor lies in, in words of the tensor's element size (of 8 bytes at most).
 
     The words of a strided view include those between its entries. A span keeps its storage alive.
     """
@@ -32,7 +32,7 @@ class Span:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Span:
-        """The span of a tensor that has a storage of its own on this device."""
+        """Return the span of a tensor that has a storage of its own on this device."""
         storage, size = tensor.untyped_storage(), tensor.element_size()
         unit = min(size, 8)
         if tensor.is_nested:
@@ -44,16 +44,16 @@ class Span:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Equal for two spans of the same memory."""
+        """The identity of the memory: equal for two spans of the same memory."""
         return self.device, self.storage.data_ptr(), self.word, self.first, self.count
 
     def words(self) -> Tensor:
-        """All words, as they are now and will be: a view."""
+        """Return a view of all words, which also shows later writes."""
         return self._view(0, self.count, 1)
 
     def sampled(self, most: int, turn: int) -> Tensor:
-        """A view of evenly spaced words, ``most`` at most: all of a small span, and every ``n / most``-th (rounded up)
-        of n. Another ``turn`` begins at another word, so that turns come by all of them."""
+        """Return a view of evenly spaced words, ``most`` at most: all words of a small span, else every ``n / most``-th
+        (rounded up) of n words. Another ``turn`` begins at another word, so that over many turns all words are seen."""
         step = -(-self.count // most)
         start = int(turn * GOLDEN % 1 * step)
         return self._view(start, -(-(self.count - start) // step), step)
@@ -64,11 +64,11 @@ class Span:
 
 
 def spans(tensor: Tensor) -> list[tuple[Tensor, Span]] | None:
-    """The plain tensors that hold the values of ``tensor`` on this rank, each with its span.
+    """Return the plain tensors that hold the values of ``tensor`` on this rank, each with its span.
 
     For a DTensor this is the local shard, without communication; for a sparse tensor its indices and values; for a
-    wrapper that names its parts, these. The list is empty for a tensor without values (meta, lazy, of no entry),
-    and None is returned for one whose memory cannot be looked at.
+    wrapper that names its parts, these parts. The list is empty for a tensor without values (meta, lazy, of no entry).
+    None is returned for a tensor whose memory cannot be looked at.
     """
     try:
         return [(part, Span.of(part)) for part in _parts(tensor)]
@@ -87,7 +87,7 @@ def _parts(tensor: Any) -> Iterator[Tensor]:
 
 
 def _made_of(tensor: Any) -> list[Tensor] | None:
-    """The tensors that a tensor is made of; None for one that has a storage."""
+    """Return the tensors that a tensor is made of; None for a tensor that has a storage."""
     if (shard := getattr(tensor, "to_local", None)) is not None:
         with torch.no_grad():
             return [shard()]
@@ -104,18 +104,19 @@ def _made_of(tensor: Any) -> list[Tensor] | None:
 
 
 def layout(tensor: Tensor) -> Layout:
-    """The place and form of a tensor: equal before and after, unless it was moved, resized or given another storage."""
+    """Return the address and form of a tensor: equal before and after, unless the tensor was moved, resized or given
+    another storage."""
     strides = () if tensor.is_nested else (tuple(tensor.shape), tensor.stride())
     return tensor.data_ptr(), tensor.dtype, tensor.device, tensor.untyped_storage().nbytes(), strides
 
 
 def version(tensor: Tensor) -> int | None:
-    """The number of writes that autograd saw; None for an inference tensor, which does not count."""
+    """Return the number of writes that autograd saw; None for an inference tensor, which counts none."""
     return None if tensor.is_inference() else tensor._version
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """True if both have one type, one shape and the same bits."""
+    """True if both tensors have one type, one shape and the same bits."""
     if (one.dtype, one.shape, one.layout) != (other.dtype, other.shape, other.layout):
         return False
     pairs = spans(one), spans(other)
@@ -128,5 +129,5 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def packed(tensor: Tensor) -> Tensor:
-    """A copy of the entries in order, as words."""
+    """Return a copy of the entries in order, as words."""
     return Span.of(tensor.detach().clone(memory_format=torch.contiguous_format)).words()

@@ -19,17 +19,17 @@ Kind = Literal["parameter", "buffer", "attribute"]
 Random = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, Enum, np.generic)
-OURS = "_stabilitylab"  # attributes that this package sets begin so
-BOOKKEEPING = frozenset(vars(nn.Module()))  # what torch itself keeps in a module: registries, hooks, training flags
-LARGEST = 10_000  # entries of a list or dictionary that is looked into
-DEEPEST = 4  # lists and dictionaries inside each other
+OURS = "_stabilitylab"  # beginning of the names of attributes that this package sets
+BOOKKEEPING = frozenset(vars(nn.Module()))  # attributes that torch keeps in a module: registries, hooks, flags
+LARGEST = 10_000  # most entries of a list or dictionary that is looked into
+DEEPEST = 4  # deepest nesting of lists and dictionaries that is looked into
 FOREIGN = {"torch", "builtins", "functools", "logging", "threading", "_thread", "weakref", "numpy", "random"}
 ABSENT = object()
 
 
 @dataclass(frozen=True)
 class HeldTensor:
-    """A tensor of the model under its name. ``kind``: a parameter or buffer of a registered module; an attribute is
+    """A tensor of the model under its name. ``kind``: a parameter or buffer of a registered module. An attribute is
     anything else, also a parameter of a module that is hidden in a list."""
 
     name: str
@@ -39,7 +39,8 @@ class HeldTensor:
 
 @dataclass(frozen=True)
 class Holder:
-    """A dictionary or list that holds state. ``has_attributes``: it is what an object has, not a value of its own."""
+    """A dictionary or list that holds state. ``has_attributes``: the dictionary has the attributes of an object, and is
+    no value itself."""
 
     name: str
     kind: Kind
@@ -47,18 +48,18 @@ class Holder:
     has_attributes: bool = False
 
     def entries(self) -> dict[Any, Any]:
-        """Returns a shallow copy: by key, or by place in a list. Attributes of torch and of this package are left
-        out."""
+        """Return a shallow copy of the entries: by key, or by place in a list. Attributes of torch and of this package
+        are left out."""
         if not isinstance(self.container, Mapping):
             return dict(enumerate(self.container))
         items = self.container.items()
         return {key: value for key, value in items if not (self.has_attributes and is_bookkeeping(key))}
 
     def put_back(self, before: Mapping[Any, Any]) -> list[tuple[Any, Any, Any]]:
-        """Binds again what :meth:`entries` held ``before``; returns (key, old, new) of each entry that had changed.
+        """Bind again what :meth:`entries` returned ``before``; return (key, old, new) of each entry that had changed.
 
-        An entry that was or became another object (a cache, a function, a handle) stays as it is, and so does a list
-        with such an entry.
+        An entry that was or became another object (a cache, a function, a handle) stays as it is. A list with such an
+        entry stays as it is too.
         """
         now = self.entries()
         pairs = [(key, before.get(key, ABSENT), now.get(key, ABSENT)) for key in dict.fromkeys([*before, *now])]
@@ -78,7 +79,7 @@ class Holder:
         return changed
 
     def named(self, key: Any) -> str:
-        """The name of an entry, such as ``encoder.queue`` or ``memory[0]``."""
+        """Return the name of an entry, such as ``encoder.queue`` or ``memory[0]``."""
         if not self.has_attributes:
             return f"{self.name}[{key!r}]"
         return f"{self.name}.{key}" if self.name else str(key)
@@ -86,7 +87,8 @@ class Holder:
 
 @dataclass
 class Survey:
-    """All that was found in a model, each object once. ``unseen``: tensors and lists that cannot be looked into."""
+    """All state that was found in a model, each object once. ``unseen``: names of containers that were not looked into,
+    as they are too large or nested too deep."""
 
     tensors: list[HeldTensor] = field(default_factory=list)
     holders: list[Holder] = field(default_factory=list)
@@ -95,11 +97,11 @@ class Survey:
 
 
 def survey(model: nn.Module) -> Survey:
-    """Finds the state of ``model``: parameters, buffers (those outside the state dict too) and attributes of modules.
+    """Find the state of ``model``: parameters, buffers (those outside the state dict too) and attributes of modules.
 
-    Among attributes it finds tensors and arrays; lists, dictionaries and tuples of them; modules that no module
-    registers, as one hides a momentum encoder in a list; random generators; objects that hold a tensor themselves,
-    torch's own left out.
+    Attributes include tensors and arrays; lists, dictionaries and tuples of them; modules that no module registers (a
+    momentum encoder hidden in a list); random generators; objects that hold a tensor themselves. Objects of torch's own
+    classes are left out.
     """
     walk = _Walk()
     walk.module("", model, registered=True)
@@ -112,7 +114,8 @@ def is_bookkeeping(key: Any) -> bool:
 
 
 def is_state(value: Any) -> bool:
-    """True for a value that can be put back: an absent one, a plain one, a tensor, or a list of such."""
+    """True for a value that can be put back: an absent or plain value, a tensor, an array, or a list, dictionary, tuple
+    or set."""
     return value is ABSENT or isinstance(value, (*PLAIN, Tensor, np.ndarray, list, dict, tuple, set, frozenset, deque))
 
 
@@ -122,7 +125,7 @@ def _reshards(old: Any, new: Any) -> bool:
 
 
 def _alike(old: Any, new: Any) -> bool:
-    """True for one object, and for equal plain values."""
+    """True if both are one object, or equal plain values."""
     if old is new:
         return True
     if isinstance(old, tuple) and all(isinstance(each, PLAIN) for each in old):
@@ -138,10 +141,10 @@ class _Walk:
     def module(self, name: str, root: nn.Module, registered: bool) -> None:
         new = [each for each in named(root) if not self._known(each.module)]
         modules = [(".".join(filter(None, (name, each.path))), each.module) for each in new]
-        for full, module in modules:  # before attributes, some of which hold the same tensors in lists
+        for full, module in modules:  # registries come first: attributes may hold the same tensors in lists
             for registry in ("parameters", "buffers"):
                 own: Any = vars(module).get(f"_{registry}")
-                if type(own) is not dict:  # of a ScriptModule
+                if type(own) is not dict:  # a ScriptModule
                     own = dict(getattr(module, f"named_{registry}")(recurse=False))
                 kind: Any = registry[:-1] if registered else "attribute"
                 self._enter_all(Holder(full, kind, own, has_attributes=True), 0)
@@ -184,8 +187,8 @@ class _Walk:
 
 
 def holds_tensors(value: Any) -> bool:
-    """True for an object with attributes, of no class of torch's or of Python's own, one of which is a tensor or a list
-    with one."""
+    """True for an object with an attribute that is a tensor, or a list or dictionary with a tensor, if its class is not
+    torch's, numpy's or Python's own."""
     if type(value).__module__.partition(".")[0] in FOREIGN or isinstance(value, type):
         return False
     own = getattr(value, "__dict__", None)

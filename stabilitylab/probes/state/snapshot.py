@@ -1,4 +1,4 @@
-"""A snapshot of a model before a pass; after the pass it tells which tensors changed, and puts back what it can."""
+"""A snapshot of a model before a pass. After the pass it finds the tensors that changed, and puts back what it can."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..parameters.copies import kept
 from .bits import Layout, Span, layout, same_bits, spans, version
 from .holders import HeldTensor, Kind, Random, survey
 
-SAMPLE = 64  # words of each tensor that are compared where there is no copy
-ROOM = 2  # a copy on the host is made where this many of it are free
+SAMPLE = 64  # words that are compared of each tensor without a copy
+ROOM = 2  # a copy on the host needs so many times its size of free memory
 
 
 @dataclass(frozen=True)
 class TensorChange:
-    """A tensor that a pass changed. ``undone``: its bits are those of before again."""
+    """A tensor that a pass changed. ``undone``: the tensor has its earlier bits again."""
 
     name: str
     kind: Kind
@@ -33,11 +33,11 @@ class TensorChange:
 class Found:
     """The changes that a pass made to the model.
 
-    ``changes``: tensors that it changed, as far as the host knows. ``sampled`` and ``flags``: tensors of which a sample
-    alone was compared, and for each how many of its words differ: a tensor on the device, so that nothing waits for it;
-    None where all were copied. ``rewritten``: names of tensors that were written to the bits that they had.
-    ``rebound``: names of attributes and entries that were bound anew, and were put back. ``unseen``: names of what
-    cannot be looked into.
+    ``changes``: tensors that the pass changed, as far as the host knows. ``sampled``: tensors of which a sample alone
+    was compared. ``flags``: for each of them the number of sampled words that differ, a tensor on the device, so that
+    nothing waits for it; None if all tensors were copied. ``rewritten``: names of tensors that were written with the
+    bits they had. ``rebound``: names of attributes and entries that were bound anew, and were put back. ``unseen``:
+    names of tensors and containers that cannot be looked into. ``tensors``: the number of tensors that were looked at.
     """
 
     changes: Sequence[TensorChange]
@@ -49,18 +49,18 @@ class Found:
     flags: Tensor | None
 
     def read(self) -> list[TensorChange]:
-        """All changes; waits for the device."""
+        """Return all changes; the call waits for the device."""
         return merged([*self.changes, *flagged(self.sampled, [] if self.flags is None else self.flags.tolist())])
 
 
 def flagged(sampled: Sequence[HeldTensor], flags: Sequence[float]) -> list[TensorChange]:
-    """The tensors whose flag is not 0; no copy of them was kept, so that none is undone."""
+    """Return the tensors whose flag is not 0. No copy of them was kept, so that none is undone."""
     pairs = zip(sampled, flags, strict=True) if flags else ()
     return [TensorChange(held.name, held.kind, undone=False) for held, flag in pairs if flag]
 
 
 def merged(changes: Iterable[TensorChange]) -> list[TensorChange]:
-    """Each tensor once: undone if all that was changed of it is."""
+    """Return each changed tensor once, as undone if all its changes are."""
     found: dict[str, TensorChange] = {}
     for change in changes:
         known = found.get(change.name, change)
@@ -70,8 +70,8 @@ def merged(changes: Iterable[TensorChange]) -> list[TensorChange]:
 
 @dataclass(frozen=True)
 class _Look:
-    """A plain tensor as it was, alone or as the part ``number`` of a tensor that is made of several. ``alias`` shares
-    its memory, and so keeps the memory where it is."""
+    """A plain tensor as it was: a whole tensor, or the part ``number`` of a tensor that is made of several. ``alias``
+    shares the tensor's memory, and so keeps the memory where it is."""
 
     held: HeldTensor
     number: int
@@ -83,15 +83,15 @@ class _Look:
 
 
 class StateSnapshot:
-    """The state of ``model`` now; :meth:`compare` looks what became of it.
+    """The state of ``model`` now; :meth:`compare` finds the changes since.
 
-    ``copied``: True keeps a copy of all tensors, by which every change is found and undone; a collection of names: of
-    these alone. Of the others the snapshot keeps version, place and a sample of :data:`SAMPLE` words, another one each
-    ``turn``. A copy that does not fit into memory is not made (``complete`` is False then). ``apart``: names of tensors
-    that are not looked at.
+    ``copied``: True keeps a copy of all tensors, by which every change is found and undone; a collection of names keeps
+    copies of these tensors alone. For the other tensors the snapshot keeps the version, the address and a sample of
+    :data:`SAMPLE` words, another sample each ``turn``. A copy that does not fit into memory is not made (``complete``
+    is False then). ``apart``: names of tensors that are not looked at.
 
-    What a pass binds anew (an attribute, a buffer, an entry of a list or dictionary) is put back without a copy, and so
-    is the state of a random generator that the model has.
+    An object that a pass binds anew (an attribute, a buffer, an entry of a list or dictionary) is put back without a
+    copy. The state of a random generator that the model has is put back too.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class StateSnapshot:
         self._sample = Sample(list(rest.values()), turn)
 
     def compare(self) -> Found:
-        """Puts back what was bound anew, restores what a copy was kept of, and tells what changed."""
+        """Put back what was bound anew, restore the tensors of which a copy was kept, and return the changes."""
         changes, rebound = self._put_back()
         written = {key for key, (span, copy) in self._copies.items() if _restored(span, copy)}
         rewritten: list[str] = []
@@ -153,7 +153,7 @@ class StateSnapshot:
 
 
 class Sample:
-    """A few words of each of some tensors, copied; later, for each tensor, how many of them are others."""
+    """A few words of each of some tensors, copied; later, for each tensor, the number of these words that differ."""
 
     def __init__(self, looks: Sequence[_Look], turn: int) -> None:
         self._turn = turn
@@ -164,7 +164,8 @@ class Sample:
         self._before = [torch.cat(self._views(group)) for group in self._groups.values()]
 
     def flags(self) -> Tensor | None:
-        """(tensors,) float64, in the order of ``held``; None for none."""
+        """Return the number of sampled words that differ, (tensors,) float64 in the order of ``held``; None without
+        tensors."""
         found = []
         for group, before in zip(self._groups.values(), self._before, strict=True):
             views = self._views(group)
@@ -179,7 +180,7 @@ class Sample:
 
 
 def _copies(spans: Sequence[Span]) -> list[Tensor] | None:
-    """A copy of the words of each; None where memory is short."""
+    """Return a copy of the words of each span; None if memory is short."""
     words = [span.words() for span in spans]
     on_host = sum(word.nbytes for word in words if word.device.type == "cpu")
     free = free_memory()
@@ -190,13 +191,13 @@ def _copies(spans: Sequence[Span]) -> list[Tensor] | None:
     except (MemoryError, torch.OutOfMemoryError):
         return None
     except RuntimeError as error:
-        if "memory" in str(error):  # of the CPU's allocator
+        if "memory" in str(error):  # an error of the CPU's allocator
             return None
         raise
 
 
 def free_memory() -> int | None:
-    """Bytes of the host's memory that can be had without swapping; None where the system does not say."""
+    """Return the bytes of the host's memory that can be had without swapping; None if the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         told = next(line for line in lines if line.startswith("MemAvailable:"))
@@ -206,7 +207,7 @@ def free_memory() -> int | None:
 
 
 def _restored(span: Span, copy: Tensor) -> bool:
-    """Writes the copy back where a bit differs; True if one did."""
+    """Write the copy back if a bit differs; return True if one did."""
     words = span.words()
     before = copy.to(words.device)
     if torch.equal(words, before):
@@ -216,7 +217,7 @@ def _restored(span: Span, copy: Tensor) -> bool:
 
 
 def _part(look: _Look) -> Tensor:
-    """The part now: a wrapper may hold another tensor than before."""
+    """Return the part as it is now: a wrapper may hold another tensor than before."""
     if look.tensor is look.held.tensor:
         return look.tensor
     parts = spans(look.held.tensor) or []
@@ -224,7 +225,7 @@ def _part(look: _Look) -> Tensor:
 
 
 def _moved_back(now: Tensor, look: _Look) -> bool:
-    """Gives a tensor the memory that it had; False where that cannot be done."""
+    """Give a tensor the memory that it had; return False if that cannot be done."""
     if now is not look.tensor:
         return False
     try:
@@ -235,17 +236,17 @@ def _moved_back(now: Tensor, look: _Look) -> bool:
 
 
 def state_of(generator: Random) -> Any:
-    """A copy of the state of a random generator; None of one that has none."""
+    """Return a copy of the state of a random generator; None for a generator without a state."""
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
     try:
         return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
-    except NotImplementedError:  # the system's own
+    except NotImplementedError:  # the system's own generator has no state
         return None
 
 
 def set_state(generator: Random, state: Any) -> None:
-    """Puts a generator where :func:`state_of` found it."""
+    """Put a generator back into the state that :func:`state_of` returned."""
     if state is None:
         return
     if isinstance(generator, np.random.Generator):
