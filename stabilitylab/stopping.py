@@ -44,10 +44,19 @@ class Stopped(BaseException):
 
 
 @contextmanager
-def stopping() -> Iterator[None]:
-    """Raise :class:`Stopped` at the first request, once: the same request does not interrupt clean-up again."""
-    with listening(raising=lambda requests: Stopped(requests.signal or signal.SIGINT)):
-        yield
+def stopping() -> Iterator[Callable[[], None]]:
+    """Raise :class:`Stopped` at the first request, once: the same request does not interrupt clean-up again.
+
+    An exception out of a signal handler can be lost where it strikes: compiled code that clears errors, a callback of
+    the garbage collector. What this yields raises it again, for the work to call between its steps.
+    """
+    with listening(raising=lambda requests: Stopped(requests.signal or signal.SIGINT)) as requests:
+
+        def obey() -> None:
+            if requests.signal is not None:
+                raise Stopped(requests.signal)
+
+        yield obey
 
 
 @contextmanager

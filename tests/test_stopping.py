@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -67,6 +68,14 @@ def test_work_that_saves_nothing_is_stopped_once() -> None:
     with stopping.undisturbed():
         assert {*signal.pthread_sigmask(signal.SIG_BLOCK, [])} >= {INT, TERM, HUP}
     assert TERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_request_whose_exception_was_lost_is_obeyed_at_the_next_step() -> None:
+    with pytest.raises(stopping.Stopped, match="SIGINT"), stopping.stopping() as obey:  # noqa: PT012
+        obey()
+        with contextlib.suppress(stopping.Stopped):  # as compiled code does that clears errors
+            os.kill(os.getpid(), INT)
+        obey()
 
 
 def test_another_thread_gets_no_signals() -> None:

@@ -60,10 +60,11 @@ def report(
     chosen = folders or [RUNS]
     columns = (TextColumn("report"), BarColumn(28), TextColumn("{task.fields[what]}", markup=False))
     hidden = quiet or not console.is_terminal
-    with stopping(), Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+    with stopping() as obey, Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("report", total=None, what="")
 
         def progress(what: str, done: int, of: int) -> None:
+            obey()
             bar.update(task, completed=done, total=of, what=what)
 
         if watch:

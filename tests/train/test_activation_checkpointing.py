@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from rest_slow import SOME_ARCHS, rest_slow
+from rest_slow import MORE_ARCHS, SOME_ARCHS, rest_slow
 from test_resume import CLOCKS, InterruptAt, Silent
 
 from stabilitylab.config import parse_set, resolve
@@ -19,6 +19,8 @@ from stabilitylab.models.transformer import Layer, Stack
 from stabilitylab.store import Run
 from stabilitylab.train import plan, resume, start
 from stabilitylab.train.run import Plan
+
+pytestmark = pytest.mark.two_runs
 
 COMMON = (
     "model.T=3 model.dropout=0.1 model.attention_dropout=0.1 model.activation_dropout=0.1 train.warmup=1 train.lr=1e-3 "
@@ -51,6 +53,7 @@ def differences(first: Path, second: Path) -> list[str]:
     rest_slow(
         [*((arch, "fp32") for arch in sorted(ARCHS)), ("branchnorm", "bf16"), ("preln", "bf16")],
         [*((arch, "fp32") for arch in SOME_ARCHS), ("branchnorm", "bf16")],
+        [*((arch, "fp32") for arch in MORE_ARCHS), ("preln", "bf16")],
     ),
 )
 def test_a_run_is_the_same_bit_for_bit(arch: str, precision: str, tmp_path: Path) -> None:

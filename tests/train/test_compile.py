@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from rest_slow import long, rest_slow
+from rest_slow import MORE_ARCHS, long, rest_slow
 from tape import Tape
 from torch._dynamo.utils import counters
 
@@ -31,6 +31,7 @@ from stabilitylab.train.micro_replays import ReplaysApart
 from stabilitylab.train.ranks import Team
 
 pytestmark = [
+    pytest.mark.two_runs,
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # from torch._dynamo
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # from inside torch._inductor
 ]
@@ -111,7 +112,7 @@ def close(eager: Trainer, compiled: Trainer, loss: float = 1e-5, row: float = 1e
         assert float((a - b).detach().abs().max()) < 0.2 * moved
 
 
-@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), {"branchnorm", "resi-dual"}))
+@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), {"branchnorm", "resi-dual"}, MORE_ARCHS))
 def test_the_run_is_that_of_eager_code_to_rounding_and_that_without_probes_bit_for_bit(
     arch: str, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from rest_slow import long, rest_slow
+from rest_slow import MORE_ARCHS, SOME_ARCHS, long, rest_slow
 from tape import Refused, Tape
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -30,6 +30,8 @@ from stabilitylab.train.graph_replays import MOST, Replays, kinds, recorder_for,
 from stabilitylab.train.loop import Trainer
 from stabilitylab.train.micro_replays import ReplaysApart
 from stabilitylab.train.ranks import Team
+
+pytestmark = pytest.mark.two_runs
 
 CLOCKS = ["tokens_per_second", "memory_bytes"]
 COMMON = (
@@ -95,7 +97,7 @@ def same(machine: Machine, first: Trainer, second: Trainer) -> None:
         torch.testing.assert_close(a, b, **({"rtol": 0, "atol": 0} if machine.exact else {"rtol": 1e-3, "atol": 1e-5}))
 
 
-@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS)))
+@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), SOME_ARCHS, MORE_ARCHS))
 def test_a_replayed_run_is_the_run(machine: Machine, arch: str, tmp_path: Path) -> None:
     recorder = machine.recorder()
     direct = machine.fit(tmp_path / "direct", f"model.arch={arch}")
@@ -369,11 +371,10 @@ def test_more_shapes_than_are_recorded_run_directly(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     "settings",
     [
-        (),
         ("model.arch=branchnorm", "model.dropout=0.1", "train.clip_norm=0.5"),
-        ("train.precision=bf16", "train.working_weights=true", "model.tie=none"),
-        ("probes.names=['all']", "probes.every=1", "probes.update_every=1"),
-        ("probes.names=['none']", "train.activation_checkpointing=true"),
+        long("train.precision=bf16", "train.working_weights=true", "model.tie=none"),
+        long("probes.names=['all']", "probes.every=1", "probes.update_every=1"),
+        long("probes.names=['none']", "train.activation_checkpointing=true"),
     ],
     ids=lambda settings: " ".join(settings),
 )

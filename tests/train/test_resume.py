@@ -23,6 +23,8 @@ from stabilitylab.train.ranks import Team
 from stabilitylab.train.run import Plan
 from stabilitylab.verdict import STATES
 
+pytestmark = pytest.mark.two_runs
+
 CLOCKS = ["tokens_per_second", "memory_bytes"]  # what no two runs share
 
 

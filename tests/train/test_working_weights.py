@@ -18,6 +18,8 @@ from stabilitylab.train import checkpoint, plan
 from stabilitylab.train.graph_replays import Replays
 from stabilitylab.train.loop import Trainer
 
+pytestmark = pytest.mark.two_runs
+
 CLOCKS = ["tokens_per_second", "memory_bytes"]
 COMMON = (
     "data.sentences=4 data.held_out=6 data.max_length=12 model.d_model=16 model.d_ffn=32 model.T=10 train.steps=12 "
