@@ -114,7 +114,7 @@ class Watcher:
         self._training = training = TrainingRows()
         self._checks = checks = LoopChecks(training)
         self._reference = reference = None if watched.reference is None else ReferenceRows(training, checks)
-        self._curvature = CurvatureRows(reference)
+        self._curvature = CurvatureRows(training, reference)
         self._forensics = Forensics(training, reference, checks)
         listed: list[Instrument] = [
             Agreement(),
@@ -218,6 +218,21 @@ class Watcher:
                 self.t += 1
                 self._begin_row()
         return RowMetrics(row)
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Leave out all forwards and backwards of this block: they are no part of the update.
+
+        ``with watcher.off():`` stands around what the loop does with the model beside training it, such as the run of
+        a discriminator for its generator, or an adversarial example's gradient. Gradients that the block leaves on
+        parameters are the loop's business, as ever.
+        """
+        passes, before = self._training.passes, self._training.passes.paused
+        passes.paused = True
+        try:
+            yield
+        finally:
+            passes.paused = before
 
     def note(self, **metrics: torch.Tensor | float | None) -> None:
         """Adds metrics to the row that ``step`` ended last, such as what the rest of the update took."""

@@ -65,6 +65,11 @@ class Board:
         rows.append(row)
         values.append(value.detach())
 
+    def drop(self) -> None:
+        """Forgets what waits to be added up."""
+        self._waiting.clear()
+        self._values.clear()
+
     def reduce(self, masks: Masks) -> None:
         """Adds what waits to the columns, equal shapes of one stack together."""
         for (raw, stack, shape, _), (rows, values) in self._values.items():
@@ -142,8 +147,7 @@ class Board:
         self.clear()
 
     def clear(self) -> None:
-        self._waiting.clear()
-        self._values.clear()
+        self.drop()
         self._seen[:] = False
         for additive, buffer in self._storage.items():
             buffer.fill_(0 if additive else -torch.inf)
@@ -203,6 +207,11 @@ class CleanPasses:
     def _piece(counts: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
         return counts[parts.storage_offset() :][: parts.numel()]
 
+    def begin(self) -> None:
+        """Begin the row anew."""
+        self._clean.zero_()
+        self.passes = 0
+
     def count(self) -> None:
         self._clean.add_(self._sums.isfinite())
         self.passes += 1
@@ -217,6 +226,5 @@ class CleanPasses:
             if parts is not None:
                 piece = self._piece(self._clean, parts)
                 taken[board.table.name] = piece.view(parts.shape).amin(dim=1).double()
-        self._clean.zero_()
-        self.passes = 0
+        self.begin()
         return taken

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -22,19 +22,22 @@ REFUSED = (
 
 
 class FirstBatch:
-    """A reference that runs the model on copies of the arguments of its first training forward, with that mask.
+    """A reference that runs the model on copies of the arguments of its first training forward that ended, with that
+    mask: one that raised may have been too large.
 
     Each run has a copy of its own, so that a model that writes into what it is given gets the same each time.
     ``refused`` says why there is no reference, "" unless the arguments hold something that cannot be copied.
     """
 
-    def __init__(self, model: nn.Module, masks: Masks) -> None:
-        self._model, self._masks = model, masks
+    def __init__(self, model: nn.Module, masks: Masks, paused: Callable[[], bool]) -> None:
+        self._model, self._masks, self._paused = model, masks, paused
         self._given: tuple[Any, Any] | None = None  # args, kwargs
         self._mask: Mask | None = None
         self.refused = ""
-        hook = RootHook(self._keep)
-        self._handle: Any = model.register_forward_pre_hook(hook, with_kwargs=True)
+        self._handles: list[Any] = [
+            model.register_forward_pre_hook(RootHook(self._keep), with_kwargs=True),
+            model.register_forward_hook(RootHook(self._ended)),
+        ]
 
     @property
     def ready(self) -> bool:
@@ -61,7 +64,8 @@ class FirstBatch:
         return [self._run((args, kwargs)) for args, kwargs in parts]
 
     def close(self) -> None:
-        self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
 
     def state_dict(self) -> Any:
         return self._given and {"given": self._given, "mask": self._mask}
@@ -81,8 +85,8 @@ class FirstBatch:
         return self._model(*args, **kwargs)
 
     def _keep(self, args: Any, kwargs: Any) -> None:
-        if torch.is_grad_enabled() and self._model.training:
-            self.close()
+        if self._counts():
+            self._given, self.refused = None, ""
             given = {"args": args, "kwargs": kwargs, "mask": self._masks.given()}
             try:
                 args, kwargs, self._mask = each_tensor(lambda tensor: tensor.detach().clone(), **given)
@@ -91,3 +95,10 @@ class FirstBatch:
                 self.refused = REFUSED.format(name=error)
             except Exception as error:  # of the caller's classes: training goes on
                 self.refused = f"the first batch cannot be copied: {said(error)}"
+
+    def _ended(self, *_: object) -> None:
+        if self._counts() and (self._given is not None or self.refused):
+            self.close()
+
+    def _counts(self) -> bool:
+        return torch.is_grad_enabled() and self._model.training and not self._paused()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -71,6 +72,7 @@ class Pass:
         self._calls: dict[Hook, int] = {}  # the pass of each hook's last call
         self.order: dict[tuple[str, int], int] = {}  # (table, row) -> when it is called in the forward pass
         self._held = 0
+        self.broken = 0  # forwards that raised, whose numbers were left out
 
     @property
     def attached(self) -> bool:
@@ -126,8 +128,16 @@ class Pass:
         self._hooks = []
 
     def end(self, more: bool = False) -> None:
-        """Adds up what the pass left waiting; ``more``: another micro-batch of the same row follows."""
-        self._reduce()
+        """Adds up what the pass left waiting; ``more``: another micro-batch of the same row follows.
+
+        What waits of a forward that never came to its end is dropped: it raised, and its loss does not exist.
+        """
+        if self._inside:
+            self._inside = False
+            self.broken += 1
+            self._drop()
+        else:
+            self._reduce()
         self.masks.renew()
         self._number += 1
 
@@ -217,6 +227,12 @@ class Pass:
                 self.guard(board, error)
         self._held = 0
 
+    def _drop(self) -> None:
+        """Forgets what waits on the boards."""
+        for board in self.boards:
+            board.drop()
+        self._held = 0
+
     def _made(self) -> Iterator[Hook]:
         wanted: dict[tuple[nn.Module, tuple[str, ...]], list[Wanted]] = {}
         for board in self.boards:
@@ -237,8 +253,18 @@ class Pass:
             yield Hook(self, module, tuple(all_of_it), needs_input, needs_output, gradient_of, streams)
 
     def _enter(self, *given: Any) -> None:
+        if self._inside and self._is_nested():
+            self._inside = False  # the model calls itself: what the outer call has shown so far stands
         self.end(more=True)
         self._inside = True
 
     def _leave(self, *given: Any) -> None:
         self._inside = False
+
+    def _is_nested(self) -> bool:
+        """Return True if the model is called within a call of itself."""
+        calls, frame = 0, sys._getframe()
+        while frame is not None and calls < 2:
+            calls += frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is self.model
+            frame = frame.f_back
+        return calls == 2

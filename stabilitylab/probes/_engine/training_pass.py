@@ -12,6 +12,7 @@ from torch import nn
 
 from ..base import wide
 from ..parameters.ranks import Ranks
+from .backwards import Backwards
 from .board import Board, CleanPasses
 from .guard import Guard
 from .hooks import Hook, in_backward
@@ -20,14 +21,34 @@ from .passes import Pass, Wanted
 from .watchable import compiled_modules
 
 
+class Gradient:
+    """The gradient of one value in one forward. It comes with each backward through that forward."""
+
+    def __init__(self, to: TrainingPass, wanted: Wanted, weight: torch.Tensor) -> None:
+        self._to, self.wanted, self.weight = to, wanted, weight
+        self.came = False
+        self.sum: torch.Tensor | None = None
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        self._to.receive(self, gradient)
+
+
 class TrainingPass(Pass):
     """Records forwards of the model in training mode with gradients on, and the gradients of their activations.
+
+    ``paused`` leaves out all that runs meanwhile. Where a gradient comes twice, by two backwards through one forward,
+    ``twice`` says so of the row; with ``adding`` the gradients of each value are added up before they are measured.
+    ``backwards`` tells which backwards lead to the update, None: all; ``discarded`` counts the passes that did not.
 
     A forward that runs inside a backward is a recomputation (activation checkpointing): it counts only for sites that
     had no ordinary forward since ``start_row`` - those that reentrant checkpointing first runs without gradients.
     """
 
     on_output: Callable[[Any], None] | None = None  # is given what the model returned
+    backwards: Backwards | None = None
+    paused = False
+    adding = twice = False
+    discarded = 0
 
     def __init__(
         self,
@@ -45,6 +66,8 @@ class TrainingPass(Pass):
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._weights: dict[tuple[Board, int], torch.Tensor] = {}  # in compiled code, until its gradients come
         self.compiled = False  # a call came from compiled code
+        self._sums: list[Gradient] = []
+        self.on_discard: list[Callable[[], None]] = []  # are called when no update follows what the row has so far
         self._around, self._surrounded = ExitStack(), False  # what probes have around it, from the first row on
         self.start_row()
 
@@ -73,6 +96,11 @@ class TrainingPass(Pass):
         super().close()
 
     def end(self, more: bool = False) -> None:
+        for one in self._sums:
+            gradient, one.sum = one.sum, None
+            if gradient is not None:
+                self._keep_gradient(one.wanted, gradient, one.weight)
+        self._sums.clear()
         super().end(more)
         if more and self._recorded and self._clean is not None:
             self._clean.count()
@@ -82,8 +110,13 @@ class TrainingPass(Pass):
         self._calls.clear()
         self._weights.clear()
         self._scale: torch.Tensor | None = None
+        self.twice = False
+        if self.backwards is not None:
+            self.backwards.start_row()
 
     def records(self, hook: Hook, compiled: bool) -> bool:
+        if self.paused:
+            return False
         # compiled code asked as it was made; a module that is compiled is called as it is in the held-out pass
         if not compiled and not (torch.is_grad_enabled() and self.model.training):
             return False
@@ -106,7 +139,21 @@ class TrainingPass(Pass):
             self._weights[board, row] = weight
         elif y.requires_grad:
             # not register_full_backward_hook, which changes the gradients themselves
-            y.register_hook(lambda gradient: self._keep_gradient(wanted, gradient, weight))
+            y.register_hook(Gradient(self, wanted, weight))
+
+    def receive(self, one: Gradient, gradient: torch.Tensor) -> None:
+        """A gradient has come, of a backward that leads to the update or of another."""
+        if self.paused or (self.backwards is not None and not self.backwards.leads()):
+            return
+        if self.adding and (one.sum is not None or not one.came):
+            if one.sum is None:
+                self._sums.append(one)
+            one.sum = gradient.detach() if one.sum is None else one.sum + gradient.detach()
+        elif one.came:
+            self.twice = True
+        else:
+            self._keep_gradient(one.wanted, gradient, one.weight)
+        one.came = True
 
     def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None:
         for wanted in hook.wanted:
@@ -121,7 +168,7 @@ class TrainingPass(Pass):
         site = wanted.board.sites[wanted.row]
         if self.ranks is not None and self.ranks.shards is not None:
             gradient = self.ranks.shards.whole(site.module, site.stack, gradient)
-        if wanted.board.ended:
+        if wanted.board.ended or self.paused:
             return
         began = time.perf_counter()
         with torch.no_grad():  # under create_graph gradients are on
@@ -137,13 +184,30 @@ class TrainingPass(Pass):
         self.seconds += time.perf_counter() - began
 
     def _enter(self, *given: Any) -> None:
-        if torch.is_grad_enabled() and self.model.training and not in_backward():
+        if torch.is_grad_enabled() and self.model.training and not in_backward() and not self.paused:
+            if self.backwards is not None and self.backwards.thrown_away():
+                self._discard()
             super()._enter(*given)
+
+    def _discard(self) -> None:
+        """Begins the row anew: the gradients of the passes so far are gone, and no update follows them."""
+        self.discarded += 1
+        self._sums.clear()
+        for board in self.boards:
+            board.clear()
+        if self._clean is not None:
+            self._clean.begin()
+        self._recorded = self.twice = False
+        for call in self.on_discard:
+            call()
 
     def _leave(self, *given: Any) -> None:
         super()._leave(*given)
-        if self.on_output is not None and torch.is_grad_enabled() and self.model.training and not in_backward():
-            self.on_output(given[-1])
+        if torch.is_grad_enabled() and self.model.training and not in_backward() and not self.paused:
+            if self.backwards is not None:
+                self.backwards.listen(given[-1])
+            if self.on_output is not None:
+                self.on_output(given[-1])
 
     def _loss_scale(self, scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:
         if self._scale is None:

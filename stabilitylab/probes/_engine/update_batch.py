@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,11 +26,15 @@ class UpdateBatch:
     batch, "" unless the arguments hold something that cannot be copied.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model, self._wanted, self.refused = model, False, ""
+    def __init__(self, model: nn.Module, paused: Callable[[], bool]) -> None:
+        self._model, self._paused, self._wanted, self.refused = model, paused, False, ""
+        self._begun: Any = None  # of the forward that runs, which may raise
         self._coming: list[Any] = []  # of the row that runs
         self._given: list[Any] = []  # of the row whose update is made
-        self._handle: Any = model.register_forward_pre_hook(RootHook(self._keep), with_kwargs=True)
+        self._handles: list[Any] = [
+            model.register_forward_pre_hook(RootHook(self._keep), with_kwargs=True),
+            model.register_forward_hook(RootHook(self._ended)),
+        ]
 
     @property
     def ready(self) -> bool:
@@ -37,7 +42,11 @@ class UpdateBatch:
 
     def begin(self, wanted: bool) -> None:
         """Begin a row; ``wanted``: its batch is to be kept."""
-        self._wanted, self._coming = wanted, []
+        self._wanted, self._begun, self._coming = wanted, None, []
+
+    def discard(self) -> None:
+        """Forget the forwards that have ended: no update follows them."""
+        self._coming = []
 
     def hand_over(self) -> None:
         """Close the batch before the optimizer's step; the next row's forwards are of another batch."""
@@ -52,16 +61,23 @@ class UpdateBatch:
         return [self._model(*args, **kwargs) for args, kwargs in copies]
 
     def close(self) -> None:
-        self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
 
     def _keep(self, args: Any, kwargs: Any) -> None:
-        if self._wanted and torch.is_grad_enabled() and self._model.training and not in_backward():
+        wanted = self._wanted and not self._paused()
+        if wanted and torch.is_grad_enabled() and self._model.training and not in_backward():
             try:
-                self._coming.append(each_tensor(lambda tensor: tensor.detach().clone(), args=args, kwargs=kwargs))
+                self._begun = each_tensor(lambda tensor: tensor.detach().clone(), args=args, kwargs=kwargs)
             except NotCopied as error:
                 self._refuse(REFUSED.format(name=error))
             except Exception as error:  # of the caller's classes: training goes on
                 self._refuse(f"the batch of the update cannot be copied: {said(error)}")
+
+    def _ended(self, *_: object) -> None:
+        if self._begun is not None:
+            self._coming.append(self._begun)
+            self._begun = None
 
     def _refuse(self, why: str) -> None:
         self.refused, self._wanted, self._coming = why, False, []

@@ -26,6 +26,7 @@ from ..base import Collected, CurvatureProbe
 from ..curvature.landscape import Landscape
 from .instrument import Instrument
 from .reference_rows import ReferenceRows
+from .training_pass import TrainingRows
 
 UNSEEN = (
     "curvature_batch='update' saw no training forward of the whole model: call the model itself, or give "
@@ -52,8 +53,8 @@ class CurvatureRows(Instrument):
 
     talks = True
 
-    def __init__(self, reference: ReferenceRows | None) -> None:
-        self._given = reference
+    def __init__(self, training: TrainingRows, reference: ReferenceRows | None) -> None:
+        self._training, self._given = training, reference
         self.seconds = 0.0
         self._landscape: Landscape | None = None
         self._started = False
@@ -68,7 +69,9 @@ class CurvatureRows(Instrument):
         self._loss, self._of_update = options.curvature_loss, options.curvature_batch == "update"
         self._reference: Callable[[], Any] | FirstBatch | UpdateBatch | None = self._given and self._given.given
         if self._of_update and boards:
-            self._reference = UpdateBatch(model) if self._loss is None else None
+            passes = self._training.passes
+            self._reference = batch = UpdateBatch(model, lambda: passes.paused) if self._loss is None else None
+            passes.on_discard += [batch.discard] if batch else []
         self._memory: dict[str, dict[str, Any]] = {board.table.name: {} for board in boards}
 
     @property

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from .._engine.backwards import tensors_of
 from .._engine.row import RowRecord
 from .._engine.watched import Watched
 from ..parameters.layouts import local
@@ -60,6 +61,7 @@ class LeftoverGradients(Instrument):
         ours = watched.options.recorder is not None
         self.wanted = not ours and watched.stages is None and not self._training.is_compiled
         self._training.passes.on_output = self._forward
+        self._training.passes.on_discard.append(self._discard)
 
     def before_forward(self, t: int) -> None:
         if self._ended and not self._watched.optimizers and self._training.passes.attached:
@@ -93,10 +95,14 @@ class LeftoverGradients(Instrument):
             if (gradient := p.grad) is not None:
                 self._witnesses.append(Witness(p, p._version, gradient, gradient._version, number is not None))
 
+    def _discard(self) -> None:
+        """What was found belongs to passes that the update does not follow; their gradients are gone."""
+        self._found = None
+
     def _forward(self, output: Any) -> None:
         """A forward in training mode has ended."""
         if self.wanted and self._witnesses and self._found is None:
-            for tensor in _tensors(output):
+            for tensor in tensors_of(output):
                 if tensor.grad_fn is not None:
                     with suppress(RuntimeError):  # a tensor of another kind, which takes no hook
                         tensor.register_hook(self._look)
@@ -128,16 +134,3 @@ class LeftoverGradients(Instrument):
             for gradient in left:
                 found = gradient.count_nonzero().to(self._parameters.device, torch.float64).view(1)
                 self._found = found if self._found is None else self._found + found
-
-
-def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
-    """The tensors of a model's output, to the second level."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth < 2:
-        if isinstance(value, Mapping):
-            value = list(value.values())
-        elif not isinstance(value, (tuple, list)):
-            value = [getattr(value, name) for name in getattr(type(value), "__dataclass_fields__", ())]
-        for item in value:
-            yield from _tensors(item, depth + 1)

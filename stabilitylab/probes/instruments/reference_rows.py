@@ -52,7 +52,8 @@ class ReferenceRows(Instrument):
         assert watched.reference is not None
         self.given: Callable[[], Any] | FirstBatch
         if isinstance(watched.reference, str):
-            self.given = FirstBatch(watched.model, self._training.passes.masks)
+            passes = self._training.passes
+            self.given = FirstBatch(watched.model, passes.masks, lambda: passes.paused)
             mask = self.given.mask
         else:
             self.given = watched.reference

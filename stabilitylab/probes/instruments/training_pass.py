@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from ...errors import UsageError
+from .._engine.backwards import Backwards
 from .._engine.board import Board
 from .._engine.hooks import forget_compiled
 from .._engine.row import RowRecord
@@ -37,6 +38,9 @@ class TrainingRows(Instrument):
             watched.clean,
             watched.options.recorder is not None,
         )
+        # a pipeline's and a recorder's loops are theirs; where parameters are split, the graph ends at other tensors
+        if watched.ranks is None and watched.options.recorder is None:
+            self.passes.backwards = Backwards(lambda: watched.parameters.originals)
         self.is_compiled = self._compiled()
         if self.is_compiled:
             self.passes.stay()
@@ -59,6 +63,8 @@ class TrainingRows(Instrument):
         if not self.due(row.step):
             return
         self.passes.end()
+        if self.passes.twice:
+            self._apart(row.step)
         for board in self.boards:
             row.table(board)
         for name, clean in (self._watched.clean.take(self.boards) if self._watched.clean else {}).items():
@@ -68,6 +74,21 @@ class TrainingRows(Instrument):
         """Adds up what a micro-batch has left, before ``step`` does."""
         if self.passes.attached:
             self.passes.end(more)
+
+    def _apart(self, row: int) -> None:
+        """Two backwards went through one forward: their gradients of a value add up before its norm is taken."""
+        boards = self._watched.on("backward")
+        for board in boards:
+            board.clear()
+        if not self.passes.adding and self._watched.first:
+            log.warning(
+                "row %d: more than one backward went through a forward, so this row has no gradients of activations "
+                "(%s); from the next on, those of one value are added before they are measured, which takes the memory "
+                "of all of them.",
+                row,
+                ", ".join(board.table.name for board in boards),
+            )
+        self.passes.adding = True
 
     def close(self) -> None:
         self.passes.close()

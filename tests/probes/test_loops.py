@@ -1,0 +1,338 @@
+"""Loops that run a model beside its update, or more than once for it: loop x probes x oracle.
+
+The oracle of a table is a plain loop of what leads to the update alone, whose tables have oracles of their own; that of
+gradients that add up is ``retain_grad``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from probe_toys import WITHOUT_TAPS, ListSink, Toy, batch, loss_of
+from torch import Tensor
+
+from stabilitylab.probes import Watcher
+
+Loop = Callable[[Toy, Watcher, torch.optim.Optimizer], None]
+UPDATES = 3
+PROBES = sorted(WITHOUT_TAPS)
+
+
+def recorded(loop: Loop, make: Any = None, **options: Any) -> tuple[ListSink, Watcher, Toy]:
+    """What a loop leaves in a sink."""
+    torch.manual_seed(0)
+    model, sink = Toy().double(), ListSink()
+    optimizer = (make or torch.optim.AdamW)(model.parameters(), lr=0.01)
+    options = {"probes": PROBES, "reference": "first batch", **options}
+    with Watcher(model, sink, optimizer=optimizer, **options) as watcher:
+        loop(model, watcher, optimizer)
+    return sink, watcher, model
+
+
+def alike(found: ListSink, wanted: ListSink, rows: range = range(UPDATES)) -> None:
+    """All tables of these rows, absent cells and numbers, to the order of sums."""
+    for row in rows:
+        (metrics, tables), (metrics_wanted, tables_wanted) = found.row(row), wanted.row(row)
+        assert tables.keys() == tables_wanted.keys()
+        for name, cells in tables.items():
+            message = f"{name}, row {row}"
+            np.testing.assert_array_equal(cells.absent, tables_wanted[name].absent, message)
+            np.testing.assert_allclose(cells.values, tables_wanted[name].values, 1e-9, 1e-14, err_msg=message)
+        assert metrics["grad_norm_total"] == pytest.approx(metrics_wanted["grad_norm_total"], rel=1e-12)
+
+
+def plain(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+    for t in range(UPDATES):
+        optimizer.zero_grad()
+        loss = loss_of(model, batch(t))
+        loss.backward()
+        watcher.step(loss=loss)
+        optimizer.step()
+
+
+def for_its_generator(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+    """A discriminator; the backward of its generator's loss leaves gradients that zero_grad drops."""
+    for t in range(UPDATES):
+        optimizer.zero_grad()
+        loss = loss_of(model, batch(t))
+        loss.backward()
+        watcher.step(loss=loss)
+        optimizer.step()
+        loss_of(model, batch(100 + t)).neg().backward()
+
+
+def beside(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+    """Passes that nothing tells from training, in a block that says so; they come first, too."""
+    for t in range(UPDATES):
+        optimizer.zero_grad()
+        with watcher.off():
+            outside = loss_of(model, batch(100 + t))
+            with watcher.off():
+                torch.autograd.grad(outside, list(model.parameters()))
+            loss_of(model, batch(200 + t))
+        loss = loss_of(model, batch(t))
+        loss.backward()
+        watcher.step(loss=loss)
+        optimizer.step()
+
+
+def retried(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+    """A forward that raises in the middle, as one without memory does, and its smaller batch."""
+    for t in range(UPDATES):
+        optimizer.zero_grad()
+        broken = model.decoder.layers[0].register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loss_of(model, batch(100 + t))
+        broken.remove()
+        loss = loss_of(model, batch(t))
+        loss.backward()
+        watcher.step(loss=loss)
+        optimizer.step()
+
+
+def left_out(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+    """The second micro-batch of each update raises and is left out."""
+    for t in range(UPDATES):
+        optimizer.zero_grad()
+        loss = loss_of(model, batch(t))
+        loss.backward()
+        broken = model.decoder.layers[0].register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loss_of(model, batch(100 + t))
+        broken.remove()
+        watcher.step(loss=loss)
+        optimizer.step()
+
+
+def cached(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+    """Gradient caching: representations without a graph first, then part by part with one."""
+    for t in range(UPDATES):
+        optimizer.zero_grad()
+        with torch.no_grad():
+            kept = model(**batch(t))
+        leaf = kept.clone().requires_grad_()
+        real = batch(t)["target_mask"]
+        loss = torch.nn.functional.cross_entropy(leaf[real], batch(t)["target"][real])
+        loss.backward()
+        (model(**batch(t)) * leaf.grad).sum().backward()
+        watcher.step(loss=loss)
+        optimizer.step()
+
+
+def first_evaluation(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+    """A closure that is evaluated again at other parameters: the row is of the first evaluation."""
+    for t in range(UPDATES):
+        seen: list[Tensor] = []
+
+        def closure(t: int = t, seen: list[Tensor] = seen) -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, batch(t))
+            loss.backward()
+            if not seen:
+                watcher.step(loss=loss)
+            seen.append(loss)
+            return loss
+
+        optimizer.step(closure)  # pyright: ignore (a loss is returned)
+        assert len(seen) > 1
+
+
+@pytest.mark.parametrize("loop", [for_its_generator, beside, retried, left_out, cached], ids=lambda loop: loop.__name__)
+def test_a_row_is_of_the_passes_that_lead_to_its_update(loop: Loop) -> None:
+    found, watcher, model = recorded(loop)
+    wanted, _, of_it = recorded(plain)
+    assert all(map(torch.equal, model.parameters(), of_it.parameters())) or loop is cached
+    alike(found, wanted)
+    assert not watcher.loop_warnings
+    assert not watcher.ended
+
+
+def test_a_row_of_a_closure_is_of_its_first_evaluation() -> None:
+    def lbfgs(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(parameters, lr=lr, max_iter=3, tolerance_grad=0, tolerance_change=0)
+
+    found, watcher, _ = recorded(first_evaluation, lbfgs, probes="standard", reference=None)
+    losses = [found.row(t)[0]["loss"] for t in range(UPDATES)]
+    assert len({*losses}) == UPDATES
+    once, _, _ = recorded(plain, probes="standard", reference=None)
+    alike(found, once, range(1))
+    assert not watcher.ended
+
+    def again(model: Toy, watching: Watcher, optimizer: torch.optim.Optimizer) -> None:
+        """The same optimizer without a watcher, whose parameters before each update are watched once."""
+        for t in range(UPDATES):
+            watched, sink = Toy().double(), ListSink()
+            watched.load_state_dict(model.state_dict())
+            with Watcher(watched, sink, probes="standard", reference=None) as one:
+                loss = loss_of(watched, batch(t))
+                loss.backward()
+                one.step(loss=loss)
+            wanted.append(sink)
+
+            def closure(t: int = t) -> Tensor:
+                optimizer.zero_grad()
+                loss = loss_of(model, batch(t))
+                loss.backward()
+                return loss
+
+            with watching.off():
+                optimizer.step(closure)  # pyright: ignore (a loss is returned)
+
+    wanted: list[ListSink] = []
+    recorded(again, lbfgs, probes="none", reference=None)
+    for t, sink in enumerate(wanted):
+        for name, cells in found.row(t)[1].items():
+            np.testing.assert_allclose(cells.values, sink.row(0)[1][name].values, 1e-9, 1e-14, err_msg=f"{name} {t}")
+
+
+def test_of_sharpness_aware_updates_the_second_half_is_recorded() -> None:
+    """Gradients at theta move the parameters uphill; those of there, of which the row tells, make the update."""
+    wanted: list[ListSink] = []
+
+    def sam(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+        for t in range(UPDATES):
+            loss_of(model, batch(t)).backward()
+            before = [p.detach().clone() for p in model.parameters()]
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.add_(0.05 * p.grad / p.grad.norm().clamp_min(1e-12) if p.grad is not None else 0)
+            optimizer.zero_grad()
+            watched, sink = Toy().double(), ListSink()
+            watched.load_state_dict(model.state_dict())
+            with Watcher(watched, sink, probes="standard", reference=None) as one:
+                loss = loss_of(watched, batch(t))
+                loss.backward()
+                one.step(loss=loss)
+            wanted.append(sink)
+            loss = loss_of(model, batch(t))
+            loss.backward()
+            with torch.no_grad():
+                for p, kept in zip(model.parameters(), before, strict=True):
+                    p.copy_(kept)
+            watcher.step(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    found, watcher, _ = recorded(sam, probes="standard", reference=None)
+    for t, sink in enumerate(wanted):
+        assert found.row(t)[1].keys() == sink.row(0)[1].keys() != set()
+        for name, cells in found.row(t)[1].items():
+            np.testing.assert_allclose(cells.values, sink.row(0)[1][name].values, 1e-9, 1e-14, err_msg=f"{name} {t}")
+    assert not watcher.loop_warnings
+
+
+def outputs_of(model: Toy) -> dict[str, list[Tensor]]:
+    """What each layer returns, by name, with its gradient kept."""
+    kept: dict[str, list[Tensor]] = {}
+
+    def keep(name: str, value: Tensor) -> None:
+        value.retain_grad()
+        kept.setdefault(name, []).append(value)
+
+    for stack in ("encoder", "decoder"):
+        for number, layer in enumerate(getattr(model, stack).layers):
+            layer.register_forward_hook(lambda _m, _a, y, name=f"{stack}.layers.{number}": keep(name, y))
+    return kept
+
+
+def norms(kept: dict[str, list[Tensor]]) -> dict[str, float]:
+    gradients = {name: torch.cat([value.grad.detach().flatten() for value in kept[name]]) for name in kept}
+    return {name: float(gradient.norm()) for name, gradient in gradients.items()}
+
+
+def gradients_through(loop: Callable[[Toy, int, dict[str, list[Tensor]]], Tensor]) -> Any:
+    """Column of ``activation_grad_norm`` against ``retain_grad``, each row."""
+    rows: list[dict[str, float]] = []
+
+    def whole(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+        kept = outputs_of(model)
+        for t in range(UPDATES):
+            kept.clear()
+            optimizer.zero_grad()
+            loss = loop(model, t, kept)
+            watcher.step(loss=loss)
+            rows.append(norms(kept))
+            optimizer.step()
+
+    sink, watcher, _ = recorded(whole, probes="activation_grad_norm", reference=None, mask=None)
+    return sink, rows, watcher
+
+
+def column(sink: ListSink, row: int) -> dict[str, float]:
+    return {
+        site: value for site, value in sink.column(row, "activation_grad_norm", "value").items() if ".layers." in site
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph=True")
+def test_the_gradient_of_a_penalty_is_no_gradient_of_the_update() -> None:
+    def penalised(model: Toy, t: int, kept: dict[str, list[Tensor]]) -> Tensor:
+        loss = loss_of(model, batch(t))
+        (inner,) = torch.autograd.grad(loss, kept["encoder.layers.0"][0], create_graph=True)
+        for values in kept.values():
+            values[0].grad = None
+        loss = loss + 100 * inner.square().sum()
+        loss.backward()
+        return loss
+
+    sink, rows, watcher = gradients_through(penalised)
+    for t, wanted in enumerate(rows):
+        assert column(sink, t) == pytest.approx(wanted, rel=1e-9)
+    assert not watcher.loop_warnings
+
+
+@pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph=True")
+def test_a_graph_of_the_update_s_own_backward_changes_nothing() -> None:
+    def kept_graph(model: Toy, t: int, kept: dict[str, list[Tensor]]) -> Tensor:
+        loss = loss_of(model, batch(t))
+        loss.backward(create_graph=True)
+        return loss
+
+    sink, rows, _ = gradients_through(kept_graph)
+    for t, wanted in enumerate(rows):
+        assert column(sink, t) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_two_backwards_through_one_forward_add_up_before_the_norm(caplog: pytest.LogCaptureFixture) -> None:
+    """The first row, where that is not known yet, has no number rather than a wrong one."""
+
+    def in_two(model: Toy, t: int, kept: dict[str, list[Tensor]]) -> Tensor:
+        logits = model(**batch(t))
+        one, other = logits.square().mean(), -logits.sum(-1).square().mean() / 3
+        one.backward(retain_graph=True)
+        other.backward()
+        return one + other
+
+    with caplog.at_level(logging.WARNING):
+        sink, rows, _ = gradients_through(in_two)
+    assert set(column(sink, 0)) <= sink.absent(0, "activation_grad_norm")
+    for t in range(1, UPDATES):
+        assert column(sink, t) == pytest.approx(rows[t], rel=1e-9)
+    assert caplog.text.count("row 0: more than one backward went through a forward") == 1
+
+
+def test_a_model_that_calls_itself_keeps_what_the_outer_call_has_shown() -> None:
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (torch.nn.LayerNorm(4) for _ in range(2))
+
+        def forward(self, x: Tensor, inner: bool = True) -> Tensor:
+            x = self.first(x)
+            return self.second(self(x, False) if inner else x)
+
+    torch.manual_seed(0)
+    model, sink = Twice().double(), ListSink()
+    entered: list[Tensor] = []
+    model.first.register_forward_pre_hook(lambda _, given: entered.append(given[0]))
+    with Watcher(model, sink, probes="ln_input", reference=None) as watcher:
+        loss = model(torch.randn(5, 4, dtype=torch.float64)).square().sum()
+        loss.backward()
+        watcher.step(loss=loss)
+    wanted = float(torch.stack([each.detach().norm(dim=-1).mean() for each in entered]).mean())
+    assert sink.column(0, "ln_input", "value")["first"] == pytest.approx(wanted, rel=1e-9)
