@@ -42,7 +42,7 @@ INSIDE = {
     ),
     "diagnose": (
         ("diagnose.order",),
-        ("diagnose.evidence", "diagnose.unmeasured"),
+        ("diagnose.evidence", "diagnose.unmeasured", "diagnose.audited"),
         ("diagnose.events", "diagnose.series", "diagnose.headroom"),
         ("diagnose.detectors", "diagnose.cause", "diagnose.announced"),
         ("diagnose.diagnosis",),

@@ -68,5 +68,7 @@ def _show(found: Diagnosis) -> None:
     from ..diagnose.events import DETECTORS
 
     console.print(f"\nchecked: {', '.join(DETECTORS[kind].title for kind in found.checked)}", highlight=False)
+    if found.audit:
+        console.print(f"at the first row: {'; '.join(found.audit)}", highlight=False, markup=False)
     for kind, why in found.unchecked.items():
         console.print(f"not checked: {DETECTORS[kind].title}; {why}", highlight=False, markup=False)

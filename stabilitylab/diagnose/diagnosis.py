@@ -12,6 +12,7 @@ from ..errors import InputError, listed
 from ..store import Run
 from ..store.reader import of_snapshots
 from .announced import announced
+from .audited import audited
 from .cause import Cause, explain, ordered, sentence, undecided, why_together
 from .events import DETECTORS, Event
 from .evidence import Evidence
@@ -36,6 +37,7 @@ class Diagnosis:
     - ``doubts``: warnings given while it ran, such as a ``step()`` in the wrong place.
     - ``not_neutral``: what watching changed in the model and could not undo. Training then differs from that of an
       unwatched run.
+    - ``audit``: what was checked of the model and the loop at the first row, a clause each.
     """
 
     run: str
@@ -51,6 +53,7 @@ class Diagnosis:
     headroom: str = ""
     doubts: tuple[str, ...] = ()
     not_neutral: tuple[str, ...] = ()
+    audit: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -129,6 +132,7 @@ class Diagnosis:
             "headroom": self.headroom,
             "doubts": list(self.doubts),
             "not_neutral": list(self.not_neutral),
+            "audit": list(self.audit),
         }
 
     @property
@@ -189,6 +193,7 @@ def _diagnosed(run: Run) -> Diagnosis:
         *(tuple(found), explain(found), checked, unchecked, open_, unmeasured(run), headroom(evidence)),
         doubts=doubts,
         not_neutral=tuple(map(str, run.manifest.get("not_neutral", ()))),
+        audit=audited(run.manifest),
     )
 
 

@@ -25,6 +25,7 @@ from ._engine.watched import Watched
 from .incidents.report import Incident
 from .instruments.agreement import Agreement
 from .instruments.curvature_rows import CurvatureRows
+from .instruments.first_row import FirstRow
 from .instruments.forensics import Forensics
 from .instruments.instrument import Instrument, Instruments
 from .instruments.leftover import LeftoverGradients
@@ -127,6 +128,7 @@ class Watcher:
             Taps(training, reference),
             self._forensics,
             NeutralityRecord(),
+            FirstRow(training, checks),
         ]
         self._instruments = Instruments(listed, watched)
         watched.await_layout()

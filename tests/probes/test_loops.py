@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,11 @@ import torch
 from probe_toys import WITHOUT_TAPS, ListSink, Toy, batch, loss_of
 from torch import Tensor
 
+import stabilitylab as sl
+from stabilitylab.diagnose import diagnose
+from stabilitylab.diagnose.audited import audited
 from stabilitylab.probes import Watcher
+from stabilitylab.store import Run
 
 Loop = Callable[[Toy, Watcher, torch.optim.Optimizer], None]
 UPDATES = 3
@@ -241,7 +246,10 @@ def outputs_of(model: Toy) -> dict[str, list[Tensor]]:
 
 
 def norms(kept: dict[str, list[Tensor]]) -> dict[str, float]:
-    gradients = {name: torch.cat([value.grad.detach().flatten() for value in kept[name]]) for name in kept}
+    gradients = {
+        name: torch.cat([g.detach().flatten() for value in kept[name] if (g := value.grad) is not None])
+        for name in kept
+    }
     return {name: float(gradient.norm()) for name, gradient in gradients.items()}
 
 
@@ -336,3 +344,38 @@ def test_a_model_that_calls_itself_keeps_what_the_outer_call_has_shown() -> None
         watcher.step(loss=loss)
     wanted = float(torch.stack([each.detach().norm(dim=-1).mean() for each in entered]).mean())
     assert sink.column(0, "ln_input", "value")["first"] == pytest.approx(wanted, rel=1e-9)
+
+
+def test_the_first_row_is_audited_and_the_diagnosis_tells_it(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Toy()
+    unused = torch.nn.Parameter(torch.zeros(3))
+    model.register_parameter("unused", unused)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with sl.watch(model, optimizer=optimizer, out=tmp_path / "run", probes="standard") as watcher:
+        for t in range(8):
+            optimizer.zero_grad()
+            broken = model.decoder.layers[0].register_forward_hook(lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                loss_of(model, batch(100 + t))
+            broken.remove()
+            for part in range(2):
+                loss = loss_of(model, batch(2 * t + part)) / 2
+                loss.backward()
+            watcher.step(loss=loss)
+            optimizer.step()
+    facts = Run.open(tmp_path / "run").manifest["audit"]
+    count = len(list(model.parameters()))
+    wanted = {"row": 0, "parameters": count, "parameters_without_gradient": 1, "forwards": 2, "backwards": 2}
+    wanted |= {"forwards_broken": 1, "passes_discarded": 0, "places_not_called": 0, "feature_axes": {}}
+    assert {key: facts[key] for key in wanted} == wanted
+    norms = sum(isinstance(module, torch.nn.LayerNorm) for module in model.modules())
+    assert facts["norms"] == norms
+    told = diagnose(Run.open(tmp_path / "run")).audit
+    assert told[:3] == (
+        f"{count} trainable tensors, 1 without a gradient",
+        "2 forwards and 2 backwards made the update",
+        "1 forward that raised left out",
+    )
+    assert f"{norms} norms, none over another dimension than the last" in told
+    assert audited({"audit": {"parameters": "many", "feature_axes": 3, "norms": 2}}) == audited({"audit": 7}) == ()

@@ -23,9 +23,10 @@ class Backwards:
         self._parameters = parameters
         self._task, self._leads = -1, True
         self._left = False  # a backward of this row has left gradients
+        self.count = 0  # of the backwards of this row that left gradients
 
     def start_row(self) -> None:
-        self._left = False
+        self._left, self.count = False, 0
 
     def leads(self) -> bool:
         """Return True if the backward that runs leaves its gradients on parameters, or makes no graph."""
@@ -46,7 +47,7 @@ class Backwards:
         """Return True, once, if the gradients that backwards of this row left are gone."""
         if not self._left or any(p.grad is not None for p in self._parameters()):
             return False
-        self._left = False
+        self._left, self.count = False, 0
         return True
 
     def _reached(self, _: torch.Tensor) -> None:
@@ -54,7 +55,9 @@ class Backwards:
         engine.queue_callback(self._ended)
 
     def _ended(self) -> None:
-        self._left = self._left or any(p.grad is not None for p in self._parameters())
+        if any(p.grad is not None for p in self._parameters()):
+            self._left = True
+            self.count += 1
 
 
 def _accumulates(parameter: torch.Tensor) -> bool:

@@ -49,6 +49,7 @@ class TrainingPass(Pass):
     paused = False
     adding = twice = False
     discarded = 0
+    forwards = 0  # of the model, in this row, that ended
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class TrainingPass(Pass):
         self._calls.clear()
         self._weights.clear()
         self._scale: torch.Tensor | None = None
-        self.twice = False
+        self.twice, self.forwards = False, 0
         if self.backwards is not None:
             self.backwards.start_row()
 
@@ -142,7 +143,7 @@ class TrainingPass(Pass):
             y.register_hook(Gradient(self, wanted, weight))
 
     def receive(self, one: Gradient, gradient: torch.Tensor) -> None:
-        """A gradient has come, of a backward that leads to the update or of another."""
+        """Take a gradient that has come, of a backward that leads to the update or of another."""
         if self.paused or (self.backwards is not None and not self.backwards.leads()):
             return
         if self.adding and (one.sum is not None or not one.came):
@@ -197,13 +198,14 @@ class TrainingPass(Pass):
             board.clear()
         if self._clean is not None:
             self._clean.begin()
-        self._recorded = self.twice = False
+        self._recorded, self.twice, self.forwards = False, False, 0
         for call in self.on_discard:
             call()
 
     def _leave(self, *given: Any) -> None:
         super()._leave(*given)
         if torch.is_grad_enabled() and self.model.training and not in_backward() and not self.paused:
+            self.forwards += 1
             if self.backwards is not None:
                 self.backwards.listen(given[-1])
             if self.on_output is not None:

@@ -34,7 +34,11 @@ class Agreement(Instrument):
     def _compare(self, t: int) -> None:
         self._compared = True
         watched, ranks = self._watched, self._watched.ranks
-        if ranks is not None and (names := watched.parameters.unlike()):
+        if ranks is None:
+            return
+        names = watched.parameters.unlike()
+        watched.audit.facts |= {"ranks": ranks.size, "gradients_unlike": len(names)}
+        if names:
             watched.total = False
             boards = watched.on("step", "update", "backward", "curvature")
             watched.guard.disagree(boards, unlike(t, names), ranks.rank == 0)

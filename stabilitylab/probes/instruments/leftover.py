@@ -96,7 +96,7 @@ class LeftoverGradients(Instrument):
                 self._witnesses.append(Witness(p, p._version, gradient, gradient._version, number is not None))
 
     def _discard(self) -> None:
-        """What was found belongs to passes that the update does not follow; their gradients are gone."""
+        """Forget what was found: it belongs to passes that no update follows, whose gradients are gone."""
         self._found = None
 
     def _forward(self, output: Any) -> None:

@@ -1,0 +1,59 @@
+"""The audit of the first row: what it covers of the model and of the loop, in numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._engine.row import RowRecord
+from .._engine.watched import Watched
+from .instrument import Instrument
+from .loop_checks import LoopChecks
+from .training_pass import TrainingRows
+
+
+class FirstRow(Instrument):
+    """Writes down once, at the first row that is watched, what run.json's ``audit`` tells of it:
+
+    - ``parameters``: trainable tensors, each in one place; ``parameters_without_gradient``: those without at that row.
+    - ``forwards``, ``backwards``: passes of the model that made the update (where each part of it is called alone, or
+      in a compiled function, none is seen). ``backwards`` only in one process.
+    - ``forwards_broken``, ``passes_discarded``: forwards that raised, and passes whose gradients were thrown away.
+    - ``norms``: places of norms; ``feature_axes``: those whose features are not in the last dimension, name -> which.
+    - ``places_not_called``: the number of places that no pass came by.
+    """
+
+    def __init__(self, training: TrainingRows, checks: LoopChecks) -> None:
+        self._training, self._checks = training, checks
+        self._done = False
+
+    def open(self, watched: Watched) -> None:
+        self._watched = watched
+
+    def after_backward(self, row: RowRecord) -> None:
+        if self._done or not row.is_live:
+            return
+        self._done = True
+        watched, passes = self._watched, self._training.passes
+        tensors = watched.parameters.originals
+        trained = [tensor for tensor in tensors if tensor.requires_grad]
+        axes = {site.name: site.features.known for site in watched.sites.norms if site.features is not None}
+        facts: dict[str, Any] = {
+            "row": row.step,
+            "parameters": len(trained),
+            "parameters_without_gradient": sum(tensor.grad is None for tensor in trained),
+            "forwards_broken": passes.broken,
+            "passes_discarded": passes.discarded,
+            "norms": len(watched.sites.norms),
+            "feature_axes": {name: axis for name, axis in axes.items() if axis not in (None, -1)},
+        }
+        if watched.due(row.step):
+            facts |= {
+                "forwards": passes.forwards,
+                "places_not_called": sum(map(len, self._checks.unseen.values())),
+            }
+            if passes.backwards is not None:
+                facts["backwards"] = passes.backwards.count
+        watched.audit.facts |= facts
+
+    def load_state_dict(self, state: Any) -> None:
+        self._done = True  # the run's first row is one of an earlier part
