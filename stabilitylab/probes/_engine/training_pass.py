@@ -21,7 +21,7 @@ from .passes import Pass, Wanted
 from .watchable import compiled_modules
 
 
-class Gradient:
+class ComingGradient:
     """The gradient of one value in one forward. It comes with each backward through that forward."""
 
     def __init__(self, to: TrainingPass, wanted: Wanted, weight: torch.Tensor) -> None:
@@ -67,7 +67,7 @@ class TrainingPass(Pass):
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._weights: dict[tuple[Board, int], torch.Tensor] = {}  # in compiled code, until its gradients come
         self.compiled = False  # a call came from compiled code
-        self._sums: list[Gradient] = []
+        self._sums: list[ComingGradient] = []
         self.on_discard: list[Callable[[], None]] = []  # are called when no update follows what the row has so far
         self._around, self._surrounded = ExitStack(), False  # what probes have around it, from the first row on
         self.start_row()
@@ -140,9 +140,9 @@ class TrainingPass(Pass):
             self._weights[board, row] = weight
         elif y.requires_grad:
             # not register_full_backward_hook, which changes the gradients themselves
-            y.register_hook(Gradient(self, wanted, weight))
+            y.register_hook(ComingGradient(self, wanted, weight))
 
-    def receive(self, one: Gradient, gradient: torch.Tensor) -> None:
+    def receive(self, one: ComingGradient, gradient: torch.Tensor) -> None:
         """Take a gradient that has come, of a backward that leads to the update or of another."""
         if self.paused or (self.backwards is not None and not self.backwards.leads()):
             return
