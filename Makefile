@@ -47,7 +47,8 @@ test: lint
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto -m slow
 
-# Sums are taken in another order there, which is nothing to a test of two runs; tests/conftest.py refuses to start where torch does not follow.
+# Sums are taken in another order there, in both runs of a test of two; tests/conftest.py refuses to start where torch
+# does not follow.
 SETS ?= default avx2
 
 test-sets: $(VENV)/.dev

@@ -55,7 +55,12 @@ SHARED = {
     ),
     "_scale": ("probes/_engine/scaling.py",),
     "_values": ("probes/state/bits.py",),
-    "_version": ("probes/instruments/leftover.py", "probes/library/adam.py", "probes/state/bits.py"),
+    "_version": (
+        "probes/_engine/backwards.py",
+        "probes/instruments/leftover.py",
+        "probes/library/adam.py",
+        "probes/state/bits.py",
+    ),
 }
 # (file, attribute): ours, to be mended. This list may only become shorter.
 OWED = {

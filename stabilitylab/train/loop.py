@@ -129,6 +129,7 @@ class Trainer:
                 self.judging.see(report.row, report.metrics)
                 show(report)
 
+        first = True
         while self.row < train.steps and not self.judging.ends_the_run:
             if stop():
                 tell()
@@ -136,6 +137,9 @@ class Trainer:
                 return None
             started = time.perf_counter()
             metrics = self.update()
+            if first:
+                self.run.record(audit=dict(self.watcher.audit))
+                first = False
             untold.append(Report(self.row, metrics, time.perf_counter() - started, self.watcher))
             tell(self.behind)
             self.row += 1

@@ -21,6 +21,8 @@ import stabilitylab as sl
 from stabilitylab.diagnose import diagnose
 from stabilitylab.diagnose.audited import audited
 from stabilitylab.probes import Watcher
+from stabilitylab.probes._engine.update_batch import UpdateBatch
+from stabilitylab.schema import Cells
 from stabilitylab.store import Run
 
 Loop = Callable[[Toy, Watcher, torch.optim.Optimizer], None]
@@ -39,79 +41,88 @@ def recorded(loop: Loop, make: Any = None, **options: Any) -> tuple[ListSink, Wa
     return sink, watcher, model
 
 
+def same(cells: Cells, wanted: Cells, message: str) -> None:
+    np.testing.assert_array_equal(cells.absent, wanted.absent, message)
+    np.testing.assert_allclose(cells.values, wanted.values, 1e-9, 1e-14, err_msg=message)
+
+
+def alone(model: Toy, t: int) -> ListSink:
+    """The row of a copy of the model that does nothing but the pass of update t."""
+    watched, sink = Toy().double(), ListSink()
+    watched.load_state_dict(model.state_dict())
+    with Watcher(watched, sink, probes="standard", reference=None) as watcher:
+        loss = loss_of(watched, batch(t))
+        loss.backward()
+        watcher.step(loss=loss)
+    return sink
+
+
+def alike_alone(found: ListSink, wanted: list[ListSink]) -> None:
+    """Each row's tables against a row 0 of its own."""
+    for t, sink in enumerate(wanted):
+        tables, own = found.row(t)[1], sink.row(0)[1]
+        assert tables.keys() == own.keys() != set()
+        for name, cells in tables.items():
+            same(cells, own[name], f"{name}, row {t}")
+
+
 def alike(found: ListSink, wanted: ListSink, rows: range = range(UPDATES)) -> None:
     """All tables of these rows, absent cells and numbers, to the order of sums."""
     for row in rows:
         (metrics, tables), (metrics_wanted, tables_wanted) = found.row(row), wanted.row(row)
         assert tables.keys() == tables_wanted.keys()
         for name, cells in tables.items():
-            message = f"{name}, row {row}"
-            np.testing.assert_array_equal(cells.absent, tables_wanted[name].absent, message)
-            np.testing.assert_allclose(cells.values, tables_wanted[name].values, 1e-9, 1e-14, err_msg=message)
+            same(cells, tables_wanted[name], f"{name}, row {row}")
         assert metrics["grad_norm_total"] == pytest.approx(metrics_wanted["grad_norm_total"], rel=1e-12)
 
 
-def plain(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
-    for t in range(UPDATES):
-        optimizer.zero_grad()
-        loss = loss_of(model, batch(t))
-        loss.backward()
-        watcher.step(loss=loss)
-        optimizer.step()
+Moment = Callable[[Toy, Watcher, int], None]
 
 
-def for_its_generator(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
-    """A discriminator; the backward of its generator's loss leaves gradients that zero_grad drops."""
-    for t in range(UPDATES):
-        optimizer.zero_grad()
-        loss = loss_of(model, batch(t))
-        loss.backward()
-        watcher.step(loss=loss)
-        optimizer.step()
-        loss_of(model, batch(100 + t)).neg().backward()
+def nothing(model: Toy, watcher: Watcher, t: int) -> None:
+    """The loop of what leads to the update alone."""
 
 
-def beside(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
-    """Passes that nothing tells from training, in a block that says so; they come first, too."""
-    for t in range(UPDATES):
-        optimizer.zero_grad()
+def loop_with(first: Moment = nothing, between: Moment = nothing, last: Moment = nothing) -> Loop:
+    """Updates with something ``first``, ``between`` backward and ``step``, and ``last``."""
+
+    def loop(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+        for t in range(UPDATES):
+            optimizer.zero_grad()
+            first(model, watcher, t)
+            loss = loss_of(model, batch(t))
+            loss.backward()
+            between(model, watcher, t)
+            watcher.step(loss=loss)
+            optimizer.step()
+            last(model, watcher, t)
+
+    return loop
+
+
+plain = loop_with()
+
+
+def for_its_generator(model: Toy, watcher: Watcher, t: int) -> None:
+    """A discriminator is run for its generator, whose gradients zero_grad drops."""
+    loss_of(model, batch(100 + t)).neg().backward()
+
+
+def in_a_block(model: Toy, watcher: Watcher, t: int) -> None:
+    """Passes that nothing tells from training."""
+    with watcher.off():
+        outside = loss_of(model, batch(100 + t))
         with watcher.off():
-            outside = loss_of(model, batch(100 + t))
-            with watcher.off():
-                torch.autograd.grad(outside, list(model.parameters()))
-            loss_of(model, batch(200 + t))
-        loss = loss_of(model, batch(t))
-        loss.backward()
-        watcher.step(loss=loss)
-        optimizer.step()
+            torch.autograd.grad(outside, list(model.parameters()))
+        loss_of(model, batch(200 + t))
 
 
-def retried(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
-    """A forward that raises in the middle, as one without memory does, and its smaller batch."""
-    for t in range(UPDATES):
-        optimizer.zero_grad()
-        broken = model.decoder.layers[0].register_forward_hook(lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            loss_of(model, batch(100 + t))
-        broken.remove()
-        loss = loss_of(model, batch(t))
-        loss.backward()
-        watcher.step(loss=loss)
-        optimizer.step()
-
-
-def left_out(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
-    """The second micro-batch of each update raises and is left out."""
-    for t in range(UPDATES):
-        optimizer.zero_grad()
-        loss = loss_of(model, batch(t))
-        loss.backward()
-        broken = model.decoder.layers[0].register_forward_hook(lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            loss_of(model, batch(100 + t))
-        broken.remove()
-        watcher.step(loss=loss)
-        optimizer.step()
+def raises(model: Toy, watcher: Watcher, t: int) -> None:
+    """A forward that raises in the middle, as one does that lacks memory."""
+    broken = model.decoder.layers[0].register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loss_of(model, batch(100 + t))
+    broken.remove()
 
 
 def cached(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
@@ -147,7 +158,17 @@ def first_evaluation(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimi
         assert len(seen) > 1
 
 
-@pytest.mark.parametrize("loop", [for_its_generator, beside, retried, left_out, cached], ids=lambda loop: loop.__name__)
+@pytest.mark.parametrize(
+    "loop",
+    [
+        pytest.param(loop_with(last=for_its_generator), id="a discriminator"),
+        pytest.param(loop_with(first=in_a_block), id="watcher.off first"),
+        pytest.param(loop_with(between=in_a_block), id="watcher.off between"),
+        pytest.param(loop_with(first=raises), id="a forward that is retried"),
+        pytest.param(loop_with(between=raises), id="a micro-batch that is left out"),
+        cached,
+    ],
+)
 def test_a_row_is_of_the_passes_that_lead_to_its_update(loop: Loop) -> None:
     found, watcher, model = recorded(loop)
     wanted, _, of_it = recorded(plain)
@@ -171,13 +192,7 @@ def test_a_row_of_a_closure_is_of_its_first_evaluation() -> None:
     def again(model: Toy, watching: Watcher, optimizer: torch.optim.Optimizer) -> None:
         """The same optimizer without a watcher, whose parameters before each update are watched once."""
         for t in range(UPDATES):
-            watched, sink = Toy().double(), ListSink()
-            watched.load_state_dict(model.state_dict())
-            with Watcher(watched, sink, probes="standard", reference=None) as one:
-                loss = loss_of(watched, batch(t))
-                loss.backward()
-                one.step(loss=loss)
-            wanted.append(sink)
+            wanted.append(alone(model, t))
 
             def closure(t: int = t) -> Tensor:
                 optimizer.zero_grad()
@@ -190,9 +205,7 @@ def test_a_row_of_a_closure_is_of_its_first_evaluation() -> None:
 
     wanted: list[ListSink] = []
     recorded(again, lbfgs, probes="none", reference=None)
-    for t, sink in enumerate(wanted):
-        for name, cells in found.row(t)[1].items():
-            np.testing.assert_allclose(cells.values, sink.row(0)[1][name].values, 1e-9, 1e-14, err_msg=f"{name} {t}")
+    alike_alone(found, wanted)
 
 
 def test_of_sharpness_aware_updates_the_second_half_is_recorded() -> None:
@@ -207,13 +220,7 @@ def test_of_sharpness_aware_updates_the_second_half_is_recorded() -> None:
                 for p in model.parameters():
                     p.add_(0.05 * p.grad / p.grad.norm().clamp_min(1e-12) if p.grad is not None else 0)
             optimizer.zero_grad()
-            watched, sink = Toy().double(), ListSink()
-            watched.load_state_dict(model.state_dict())
-            with Watcher(watched, sink, probes="standard", reference=None) as one:
-                loss = loss_of(watched, batch(t))
-                loss.backward()
-                one.step(loss=loss)
-            wanted.append(sink)
+            wanted.append(alone(model, t))
             loss = loss_of(model, batch(t))
             loss.backward()
             with torch.no_grad():
@@ -224,10 +231,7 @@ def test_of_sharpness_aware_updates_the_second_half_is_recorded() -> None:
             optimizer.zero_grad()
 
     found, watcher, _ = recorded(sam, probes="standard", reference=None)
-    for t, sink in enumerate(wanted):
-        assert found.row(t)[1].keys() == sink.row(0)[1].keys() != set()
-        for name, cells in found.row(t)[1].items():
-            np.testing.assert_allclose(cells.values, sink.row(0)[1][name].values, 1e-9, 1e-14, err_msg=f"{name} {t}")
+    alike_alone(found, wanted)
     assert not watcher.loop_warnings
 
 
@@ -324,16 +328,79 @@ def test_two_backwards_through_one_forward_add_up_before_the_norm(caplog: pytest
     assert caplog.text.count("row 0: more than one backward went through a forward") == 1
 
 
-def test_a_model_that_calls_itself_keeps_what_the_outer_call_has_shown() -> None:
-    class Twice(torch.nn.Module):
+def test_gradients_that_are_set_to_zero_are_told_beside_other_warnings() -> None:
+    def half_of_sam(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+        for t in range(UPDATES):
+            optimizer.zero_grad()
+            loss_of(model, batch(t)).backward()
+            optimizer.zero_grad(set_to_none=False)
+            loss = loss_of(model, batch(t))
+            loss.backward()
+            watcher.step(loss=loss)
+            optimizer.step()
+
+    def early(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+        loss_of(model, batch(9)).backward()
+        optimizer.step()
+        half_of_sam(model, watcher, optimizer)
+
+    _, watcher, _ = recorded(half_of_sam, probes="standard", reference=None)
+    (told,) = watcher.loop_warnings
+    assert told.startswith("row 0: gradients were written to between two passes of one update: where zero_grad(set_to")
+    _, watcher, _ = recorded(early, probes="standard", reference=None)
+    assert [told.split(":")[1][:30] for told in watcher.loop_warnings] == [
+        " gradients were written to bet",
+        " the optimizer's step came bef",
+    ]
+
+
+def test_a_gradient_that_comes_in_two_rows_is_in_both() -> None:
+    """The second backward goes through the forward of the update before, whose graph was kept."""
+
+    def kept_graphs(model: Toy, watcher: Watcher, optimizer: torch.optim.Optimizer) -> None:
+        inputs = batch(0)
+        logits = model(**inputs)
+        for t in range(2):
+            optimizer.zero_grad()
+            loss = logits.square().mean() * (t + 1)
+            loss.backward(retain_graph=True)
+            watcher.step(loss=loss)
+
+    sink, _, _ = recorded(kept_graphs, probes="activation_grad_norm", reference=None)
+    first, second = (column(sink, row) for row in range(2))
+    assert second == pytest.approx({site: 2 * value for site, value in first.items()}, rel=1e-9)
+
+
+def test_a_backward_that_reaches_two_outputs_is_one() -> None:
+    class Pair(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second = (torch.nn.LayerNorm(4) for _ in range(2))
+            self.norm = torch.nn.LayerNorm(4)
 
-        def forward(self, x: Tensor, inner: bool = True) -> Tensor:
-            x = self.first(x)
-            return self.second(self(x, False) if inner else x)
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            logits = self.norm(x)
+            return {"loss": logits.square().mean(), "logits": logits}
 
+    model = Pair()
+    with Watcher(model, ListSink(), probes="ln_input", reference=None) as watcher:
+        for _ in range(2):
+            loss = model(torch.randn(5, 4))["loss"]
+            loss.backward()
+        watcher.step(loss=loss)
+    assert (watcher.audit["forwards"], watcher.audit["backwards"]) == (2, 2)
+
+
+class Twice(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (torch.nn.LayerNorm(4) for _ in range(2))
+
+    def forward(self, x: Tensor, inner: bool = True) -> Tensor:
+        x = self.first(x)
+        return self.second(self(x, False) if inner else x)
+
+
+def test_a_model_that_calls_itself_keeps_what_the_outer_call_has_shown() -> None:
     torch.manual_seed(0)
     model, sink = Twice().double(), ListSink()
     entered: list[Tensor] = []
@@ -346,6 +413,23 @@ def test_a_model_that_calls_itself_keeps_what_the_outer_call_has_shown() -> None
     assert sink.column(0, "ln_input", "value")["first"] == pytest.approx(wanted, rel=1e-9)
 
 
+def test_the_batch_of_an_update_is_of_the_forwards_that_ended() -> None:
+    """Not of one that raised, nor of the model's call of itself."""
+    model = Twice().double()
+    batches = UpdateBatch(model, lambda: torch.is_grad_enabled() and model.training)
+    batches.begin(True)
+    given = torch.randn(5, 4, dtype=torch.float64)
+    model(given)
+    with pytest.raises(TypeError):
+        model("what a forward that raises is given")
+    with torch.no_grad():
+        model(given)
+    batches.hand_over()
+    kept = batches._given
+    batches.close()
+    assert [(args[0].tolist(), kwargs) for args, kwargs in kept] == [(given.tolist(), {})]
+
+
 def test_the_first_row_is_audited_and_the_diagnosis_tells_it(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Toy()
@@ -355,10 +439,7 @@ def test_the_first_row_is_audited_and_the_diagnosis_tells_it(tmp_path: Path) -> 
     with sl.watch(model, optimizer=optimizer, out=tmp_path / "run", probes="standard") as watcher:
         for t in range(8):
             optimizer.zero_grad()
-            broken = model.decoder.layers[0].register_forward_hook(lambda *_: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                loss_of(model, batch(100 + t))
-            broken.remove()
+            raises(model, watcher, t)
             for part in range(2):
                 loss = loss_of(model, batch(2 * t + part)) / 2
                 loss.backward()

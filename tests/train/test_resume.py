@@ -34,6 +34,20 @@ class Silent:
     def show(self, report: Report) -> None: ...
 
 
+class AuditAt(Silent):
+    """Keeps what run.json's audit is while the given row is shown."""
+
+    def __init__(self, row: int) -> None:
+        self.row, self.found = row, {}
+
+    def opened(self, path: Path, manifest: object) -> None:
+        self.path = path
+
+    def show(self, report: Report) -> None:
+        if report.row == self.row:
+            self.found = Run.open(self.path).manifest["audit"]
+
+
 class InterruptAt(Silent):
     """Sends itself SIGTERM while the given row is shown."""
 
@@ -83,6 +97,15 @@ def test_resume_equals_an_uninterrupted_run(arch: str, tmp_path: Path) -> None:
     same(whole.path, broken.path)
     assert list(Run.open(broken.path).metrics["step"]) == list(range(10))
     assert len(Run.open(broken.path).manifest["attempts"]) == 3
+    whole_audit, audit = (Run.open(one.path).manifest["audit"] for one in (whole, broken))
+    assert audit == whole_audit
+    assert (audit["row"], audit["forwards"], audit["parameters_without_gradient"]) == (0, 1, 0)
+
+
+def test_the_audit_of_the_first_row_is_there_while_the_run_goes_on(tmp_path: Path) -> None:
+    seen = AuditAt(1)
+    start(prepared(), tmp_path, "run", seen)
+    assert (seen.found["row"], seen.found["backwards"]) == (0, 1)
 
 
 def test_resume_with_accumulation_and_periodic_checkpoints(tmp_path: Path) -> None:

@@ -133,6 +133,18 @@ class RootHook(Copied):
             (_at_once if _callback() in (None, False) else _apart)(self._call, *args)
 
 
+def is_nested(model: nn.Module) -> bool:
+    """Return True in a call of the model within a call of itself.
+
+    The call stack alone tells it from the call that follows one that raised.
+    """
+    calls, frame = 0, sys._getframe()
+    while frame is not None and calls < 2:
+        calls += frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is model
+        frame = frame.f_back
+    return calls == 2
+
+
 def in_backward() -> bool:
     """Return True inside a backward pass, where activation checkpointing repeats a forward."""
     return torch._C._current_graph_task_id() != -1

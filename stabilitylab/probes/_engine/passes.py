@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +13,7 @@ from ..parameters.ranks import Ranks
 from ..parameters.shards import ActivationShards
 from .board import Board
 from .guard import Guard
-from .hooks import Hook, RootHook, Value, keep_apart
+from .hooks import Hook, RootHook, Value, is_nested, keep_apart
 from .masks import Masks
 from .watchable import split_by_ddp
 
@@ -253,18 +252,10 @@ class Pass:
             yield Hook(self, module, tuple(all_of_it), needs_input, needs_output, gradient_of, streams)
 
     def _enter(self, *given: Any) -> None:
-        if self._inside and self._is_nested():
+        if self._inside and is_nested(self.model):
             self._inside = False  # the model calls itself: what the outer call has shown so far stands
         self.end(more=True)
         self._inside = True
 
     def _leave(self, *given: Any) -> None:
         self._inside = False
-
-    def _is_nested(self) -> bool:
-        """Return True if the model is called within a call of itself."""
-        calls, frame = 0, sys._getframe()
-        while frame is not None and calls < 2:
-            calls += frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is self.model
-            frame = frame.f_back
-        return calls == 2

@@ -26,7 +26,7 @@ class ComingGradient:
 
     def __init__(self, to: TrainingPass, wanted: Wanted, weight: torch.Tensor) -> None:
         self._to, self.wanted, self.weight = to, wanted, weight
-        self.came = False
+        self.row = -1  # in which it came last
         self.sum: torch.Tensor | None = None
 
     def __call__(self, gradient: torch.Tensor) -> None:
@@ -44,7 +44,6 @@ class TrainingPass(Pass):
     had no ordinary forward since ``start_row`` - those that reentrant checkpointing first runs without gradients.
     """
 
-    on_output: Callable[[Any], None] | None = None  # is given what the model returned
     backwards: Backwards | None = None
     paused = False
     adding = twice = False
@@ -67,6 +66,7 @@ class TrainingPass(Pass):
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._weights: dict[tuple[Board, int], torch.Tensor] = {}  # in compiled code, until its gradients come
         self.compiled = False  # a call came from compiled code
+        self._row = 0  # counts rows
         self._sums: list[ComingGradient] = []
         self.on_discard: list[Callable[[], None]] = []  # are called when no update follows what the row has so far
         self._around, self._surrounded = ExitStack(), False  # what probes have around it, from the first row on
@@ -112,8 +112,13 @@ class TrainingPass(Pass):
         self._weights.clear()
         self._scale: torch.Tensor | None = None
         self.twice, self.forwards = False, 0
+        self._row += 1
         if self.backwards is not None:
             self.backwards.start_row()
+
+    def trains(self) -> bool:
+        """Return True if a forward that begins or ends now is one of training."""
+        return torch.is_grad_enabled() and self.model.training and not in_backward() and not self.paused
 
     def records(self, hook: Hook, compiled: bool) -> bool:
         if self.paused:
@@ -146,15 +151,16 @@ class TrainingPass(Pass):
         """Take a gradient that has come, of a backward that leads to the update or of another."""
         if self.paused or (self.backwards is not None and not self.backwards.leads()):
             return
-        if self.adding and (one.sum is not None or not one.came):
-            if one.sum is None:
-                self._sums.append(one)
-            one.sum = gradient.detach() if one.sum is None else one.sum + gradient.detach()
-        elif one.came:
+        again, one.row = one.row == self._row, self._row
+        if one.sum is not None:
+            one.sum = one.sum + gradient.detach()
+        elif again:
             self.twice = True
+        elif self.adding:
+            one.sum = gradient.detach()
+            self._sums.append(one)
         else:
             self._keep_gradient(one.wanted, gradient, one.weight)
-        one.came = True
 
     def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None:
         for wanted in hook.wanted:
@@ -185,7 +191,7 @@ class TrainingPass(Pass):
         self.seconds += time.perf_counter() - began
 
     def _enter(self, *given: Any) -> None:
-        if torch.is_grad_enabled() and self.model.training and not in_backward() and not self.paused:
+        if self.trains():
             if self.backwards is not None and self.backwards.thrown_away():
                 self._discard()
             super()._enter(*given)
@@ -204,12 +210,10 @@ class TrainingPass(Pass):
 
     def _leave(self, *given: Any) -> None:
         super()._leave(*given)
-        if torch.is_grad_enabled() and self.model.training and not in_backward() and not self.paused:
+        if self.trains():
             self.forwards += 1
             if self.backwards is not None:
                 self.backwards.listen(given[-1])
-            if self.on_output is not None:
-                self.on_output(given[-1])
 
     def _loss_scale(self, scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:
         if self._scale is None:

@@ -70,7 +70,7 @@ class CurvatureRows(Instrument):
         self._reference: Callable[[], Any] | FirstBatch | UpdateBatch | None = self._given and self._given.given
         if self._of_update and boards:
             passes = self._training.passes
-            self._reference = batch = UpdateBatch(model, lambda: passes.paused) if self._loss is None else None
+            self._reference = batch = UpdateBatch(model, passes.trains) if self._loss is None else None
             passes.on_discard += [batch.discard] if batch else []
         self._memory: dict[str, dict[str, Any]] = {board.table.name: {} for board in boards}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from .._engine.row import RowRecord
@@ -34,8 +35,7 @@ class FirstRow(Instrument):
             return
         self._done = True
         watched, passes = self._watched, self._training.passes
-        tensors = watched.parameters.originals
-        trained = [tensor for tensor in tensors if tensor.requires_grad]
+        trained = [tensor for tensor in watched.parameters.originals if tensor.requires_grad]
         axes = {site.name: site.features.known for site in watched.sites.norms if site.features is not None}
         facts: dict[str, Any] = {
             "row": row.step,
@@ -47,13 +47,18 @@ class FirstRow(Instrument):
             "feature_axes": {name: axis for name, axis in axes.items() if axis not in (None, -1)},
         }
         if watched.due(row.step):
-            facts |= {
-                "forwards": passes.forwards,
-                "places_not_called": sum(map(len, self._checks.unseen.values())),
-            }
-            if passes.backwards is not None:
+            facts["places_not_called"] = sum(map(len, self._checks.unseen.values()))
+        if passes.attached:
+            facts["forwards"] = passes.forwards
+            if passes.backwards is not None and passes.backwards.looks:
                 facts["backwards"] = passes.backwards.count
         watched.audit.facts |= facts
 
-    def load_state_dict(self, state: Any) -> None:
-        self._done = True  # the run's first row is one of an earlier part
+    def state_dict(self) -> dict[str, Any]:
+        return {"audit": dict(self._watched.audit.facts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what was checked at the run's first row; states of before know nothing of it."""
+        audit = state.get("audit")
+        self._watched.audit.facts |= audit or {}
+        self._done = audit is None or "row" in audit

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .._engine.backwards import tensors_of
 from .._engine.row import RowRecord
 from .._engine.watched import Watched
 from ..parameters.layouts import local
@@ -60,8 +58,9 @@ class LeftoverGradients(Instrument):
         # what is recorded for replays is a loop of ours
         ours = watched.options.recorder is not None
         self.wanted = not ours and watched.stages is None and not self._training.is_compiled
-        self._training.passes.on_output = self._forward
-        self._training.passes.on_discard.append(self._discard)
+        if self.wanted and self._training.passes.backwards is not None:
+            self._training.passes.backwards.on_begin.append(self._look)
+            self._training.passes.on_discard.append(self._discard)
 
     def before_forward(self, t: int) -> None:
         if self._ended and not self._watched.optimizers and self._training.passes.attached:
@@ -82,7 +81,7 @@ class LeftoverGradients(Instrument):
 
     def row_read(self, row: RowRecord) -> None:
         if warning := self._wrong(row.step, row.aside["left"]):
-            self._checks.warn(row.step, warning)
+            self._checks.warn(row.step, "leftover", warning)
 
     def _note(self, number: int | None = None) -> None:
         """The optimizer of this number has stepped; None: it will, and is not known."""
@@ -98,14 +97,6 @@ class LeftoverGradients(Instrument):
     def _discard(self) -> None:
         """Forget what was found: it belongs to passes that no update follows, whose gradients are gone."""
         self._found = None
-
-    def _forward(self, output: Any) -> None:
-        """A forward in training mode has ended."""
-        if self.wanted and self._witnesses and self._found is None:
-            for tensor in tensors_of(output):
-                if tensor.grad_fn is not None:
-                    with suppress(RuntimeError):  # a tensor of another kind, which takes no hook
-                        tensor.register_hook(self._look)
 
     def _wrong(self, row: int, left: Mapping[str, Any]) -> str:
         """Return a warning at the second look in a row that found gradients, by the number that has come with a row;
@@ -125,7 +116,8 @@ class LeftoverGradients(Instrument):
             "the new ones were added to them: if that is not meant, call optimizer.zero_grad() in each update"
         )
 
-    def _look(self, _: torch.Tensor) -> None:
+    def _look(self) -> None:
+        """A backward has reached what the model returned."""
         if self._found is not None or not self._witnesses or not self.wanted:
             return
         left = [local(witness.gradient) for witness in self._witnesses if witness.left()]

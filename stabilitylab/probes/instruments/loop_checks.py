@@ -24,9 +24,14 @@ SHARED = (
     "one a class of its own (class Watched(Model): pass)"
 )
 
+REWRITTEN = (
+    "gradients were written to between two passes of one update: where zero_grad(set_to_none=False) did it, the row "
+    "still holds the passes before it; leave set_to_none out, or put those passes into a block of watcher.off()"
+)
+
 
 class LoopChecks(Instrument):
-    """Says each thing once, on the first rank alone, or on each stage of a pipeline.
+    """Says each thing once, and whatever else was said before, on the first rank alone, or on each stage of a pipeline.
 
     ``unseen``: table -> places that no call of the first probed rows came by. ``warnings``: what was said of the loop.
     ``early``: an optimizer stepped before the first row.
@@ -40,7 +45,8 @@ class LoopChecks(Instrument):
         self._coming = 0  # the row whose forward comes next
         self._begun = False  # step() was called
         self._looked: set[str] = set()  # kinds of pass of which that is known
-        self._warned = self._again = self._asked = self._waited = False
+        self._told: set[str] = set()  # kinds of warnings
+        self._again = self._asked = self._waited = False
 
     def open(self, watched: Watched) -> None:
         self._watched = watched
@@ -89,10 +95,11 @@ class LoopChecks(Instrument):
             "on a fixed batch"
         )
 
-    def warn(self, row: int, text: str) -> None:
-        """Warns of what showed once the row was read, unless something else was wrong before."""
-        if not self._warned:
-            self._tell(row, text)
+    def warn(self, row: int, kind: str, text: str) -> None:
+        """Warns of what is wrong in the loop, once for each kind."""
+        if kind not in self._told:
+            self._told.add(kind)
+            self._say(f"row {row}: {text.rstrip('.')}")
 
     def finish(self, row: RowRecord) -> None:
         if not row.step:
@@ -112,22 +119,20 @@ class LoopChecks(Instrument):
             if watched.first:
                 log.warning("row %d: the forward pass was not seen, since %s", row, COMPILED)
             return
-        if compiled and self._again and not self._warned:
-            self._tell(row, f"the forward pass was not seen again: {SHARED}")
-        if self._warned:
-            return
-        if (
-            not watched.scaled
-            and not self._asked
-            and (warning := forgotten_scaler(watched.boards, parameters, watched.total))
-        ):
-            self._tell(row, warning)
-        self._asked = True
+        if not watched.scaled and not self._asked:
+            self._asked = True
+            if warning := forgotten_scaler(watched.boards, parameters, watched.total):
+                self.warn(row, "scaler", warning)
+        if training.backwards is not None and training.backwards.rewritten:
+            self.warn(row, "rewritten", REWRITTEN)
         if not parameters.have_gradients:
-            self._tell(row, _no_gradient(parameters))
+            self.warn(row, "no gradient", _no_gradient(parameters))
+        elif compiled and self._again:
+            self.warn(row, "no forward", f"the forward pass was not seen again: {SHARED}")
         elif training.boards and not training.called:
-            self._tell(
+            self.warn(
                 row,
+                "no forward",
                 f"there is no number of the forward pass: {SPLIT}"
                 if training.left_out
                 else "there is no number of the forward pass: watch sees forwards in training mode with gradients on, "
@@ -135,8 +140,9 @@ class LoopChecks(Instrument):
                 "run already as what torch.compile returned",
             )
         elif self.early:
-            self._tell(
+            self.warn(
                 row,
+                "early",
                 "the optimizer's step came before this one: call step() after backward and before optimizer.step",
             )
 
@@ -148,10 +154,6 @@ class LoopChecks(Instrument):
         self._note({table: list(places) for table, places in found.items()})
         if self._watched.first:
             say_missed(row, found)
-
-    def _tell(self, row: int, text: str) -> None:
-        self._warned = True
-        self._say(f"row {row}: {text.rstrip('.')}")
 
     def _say(self, text: str) -> None:
         self.warnings.append(text)

@@ -53,7 +53,7 @@ class ReferenceRows(Instrument):
         self.given: Callable[[], Any] | FirstBatch
         if isinstance(watched.reference, str):
             passes = self._training.passes
-            self.given = FirstBatch(watched.model, passes.masks, lambda: passes.paused)
+            self.given = FirstBatch(watched.model, passes.masks, passes.trains)
             mask = self.given.mask
         else:
             self.given = watched.reference

@@ -38,9 +38,8 @@ class TrainingRows(Instrument):
             watched.clean,
             watched.options.recorder is not None,
         )
-        # a pipeline's and a recorder's loops are theirs; where parameters are split, the graph ends at other tensors
-        if watched.ranks is None and watched.options.recorder is None:
-            self.passes.backwards = Backwards(lambda: watched.parameters.originals)
+        if watched.stages is None and watched.options.recorder is None:  # whose loops are known
+            self.passes.backwards = Backwards(lambda: watched.parameters.originals, looks=watched.ranks is None)
         self.is_compiled = self._compiled()
         if self.is_compiled:
             self.passes.stay()
