@@ -1,4 +1,4 @@
-"""What a probe is: numbers per place (``measure``), and the rules that turn them into the columns of a table."""
+"""The probe: numbers per place (``measure``), and the rules that turn them into the columns of a table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Numbers = torch.Tensor | Mapping[str, torch.Tensor] | None
 
 
 class Collected(NamedTuple):
-    """What a probe of parameters found at one row."""
+    """The findings of a probe of parameters at one row."""
 
     columns: Mapping[str, torch.Tensor]  # the additive numbers of each column: (rows, width) float64
     seen: np.ndarray  # which cells exist: (rows, columns) bool
@@ -82,8 +82,8 @@ class Probe:
         raise NotImplementedError
 
     def around(self, sites: Sequence[Site]) -> AbstractContextManager[Any]:
-        """What a probe needs around each reference pass that is recorded; of the training pass, from its first row on,
-        where it does nothing unless ``awake``."""
+        """Return what a probe needs around each reference pass that is recorded, and around training from its first row
+        on, where it does nothing unless ``awake``."""
         return nullcontext()
 
     @classmethod

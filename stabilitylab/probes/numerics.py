@@ -1,4 +1,4 @@
-"""How this process computes where several ways give different digits, and which kernels attention may take."""
+"""The ways of computing that this process takes where they differ in digits; the kernels that attention may take."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def attention(kernels: Sequence[str] | None) -> AbstractContextManager[Any]:
 
 
 def numerics(device: torch.device, kernels: Sequence[str] | None = None) -> dict[str, Any]:
-    """What a run records of it; ``kernels`` are those that it will use (None: those that are enabled)."""
+    """Return what a run records of it; ``kernels`` are those that it will use (None: those that are enabled)."""
     cuda = device.type == "cuda"
     return {
         "attention": enabled() if kernels is None else list(kernels),

@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True)
 class Rule:
-    """How the raw numbers of many places and calls become one column: ``width`` additive float64 numbers a row.
+    """The way of raw numbers of many places and calls into one column: ``width`` additive float64 numbers a row.
 
     ``of`` names the raw number that the column reads (its own name by default). Raw numbers are per token, shape of
     ``weight``, or 0-dim; ``add`` gets those of several rows stacked, (n, *tokens) or (n,), with ``weight`` (*tokens).

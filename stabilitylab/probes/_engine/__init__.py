@@ -1,1 +1,1 @@
-"""How a number gets from a hook to the sink: passes, boards, records, replays. Nothing here is for users."""
+"""The way of a number from a hook to the sink: passes, boards, records, replays. Nothing here is for users."""

@@ -1,4 +1,4 @@
-"""Where a row's numbers add up: boards of additive float64 numbers on the device."""
+"""Boards, on which a row's numbers add up: additive float64 numbers on the device."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Board:
         return not self._seen.any()
 
     def take(self) -> RankShare:
-        """What was added up, before its rules finish it, and for which cells; then it begins anew."""
+        """Return what was added up, before its rules finish it, and for which cells; then begin anew."""
         columns, start = [], dict.fromkeys(self._storage, 0)
         held = list(map(torch.clone, self._storage.values()))
         for rule in self.rules.values():
@@ -132,7 +132,7 @@ class Board:
         return share
 
     def forget(self) -> np.ndarray:
-        """Which cells anything was recorded for; as if it had not been."""
+        """Return the cells that have a number, and forget that they have."""
         seen = self._seen.copy()
         self._seen[:] = False
         return seen
@@ -190,7 +190,7 @@ def _placed(boards: Sequence[Board], device: torch.device) -> torch.Tensor:
 
 
 class CleanPasses:
-    """How many micro-batches of a row left each number finite: two operator calls for each but the last."""
+    """Counts how many micro-batches of a row left each number finite: two operator calls for each but the last."""
 
     def __init__(self, sums: torch.Tensor) -> None:
         self._sums, self._clean = sums, torch.zeros(sums.shape, dtype=torch.int16, device=sums.device)

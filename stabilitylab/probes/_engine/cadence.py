@@ -1,4 +1,4 @@
-"""Which rows are probed: a pure function of the row number, so that an interrupted run goes on as it began."""
+"""The rows that are probed: a pure function of the row number, so that an interrupted run goes on as it began."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class FirstBatch(ForwardCopies):
         return self._given is not None
 
     def mask(self) -> Mask | None:
-        """That of the first pass: for :class:`.masks.Masks`."""
+        """Return the mask of the first pass, for :class:`.masks.Masks`."""
         return self._mask
 
     def __call__(self) -> None:

@@ -1,4 +1,4 @@
-"""What happens when a probe raises: its table ends, and training goes on."""
+"""The end of a probe that raises: its table ends, and training goes on."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ Value = torch.Tensor | None
 
 
 class Visitor(Protocol):
-    """What measures when a module is called."""
+    """Measures when a module is called."""
 
     model: nn.Module
     left_out: bool  # of compiled code
@@ -108,7 +108,7 @@ class Hook(Copied):
 
 
 class EntryHook(Copied):
-    """What enters a module, where the gradient of that is wanted; for compiled code alone."""
+    """Shows the gradient of what enters a module to compiled code."""
 
     def __init__(self, model: nn.Module, key: torch.Tensor) -> None:
         self.model, self.key = model, key

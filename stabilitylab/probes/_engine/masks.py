@@ -1,4 +1,4 @@
-"""Which tokens count: the caller's masks, looked up by stack and laid out as the values are."""
+"""The tokens that count: the caller's masks, looked up by stack and laid out as the values are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Mask = torch.Tensor | Mapping[str, torch.Tensor]
 
 
 class Masks:
-    """Which tokens of a stack are real: ones without a mask, else the caller's, asked for once per forward pass."""
+    """Tells which tokens of a stack are real: all without a mask, else the caller's, asked for once a forward pass."""
 
     def __init__(self, given: Mask | Callable[[], Mask | None] | None, stacks: Iterable[str]) -> None:
         self._given = given
@@ -32,7 +32,7 @@ class Masks:
         return found
 
     def given(self) -> Mask | None:
-        """What the caller gave for this pass."""
+        """Return what the caller gave for this pass."""
         if not self._asked:
             self._masks = self._given() if callable(self._given) else self._given
             self._asked = True

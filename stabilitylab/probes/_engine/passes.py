@@ -23,7 +23,7 @@ SMALL = 1 << 17  # entries of a value that costs a GPU less to read than its ker
 
 
 class Wanted(NamedTuple):
-    """What a probe takes at a module: its board and row, and the raw numbers that this feeds."""
+    """The share of a probe in a module's calls: its board and row, and the raw numbers that this feeds."""
 
     board: Board
     row: int
@@ -79,7 +79,7 @@ class Pass:
 
     @property
     def called(self) -> bool:
-        """Whether any call counted since the row began."""
+        """True if any call counted since the row began."""
         return bool(self._calls)
 
     def attach(self) -> None:
@@ -141,14 +141,14 @@ class Pass:
         self._number += 1
 
     def records(self, hook: Hook, compiled: bool) -> bool:
-        """Whether this call of a module counts; ``compiled``: it is one of compiled code, not of the module itself."""
+        """Return True if this call of a module counts. ``compiled``: it is one of compiled code, not of the module."""
         if not self._inside and self._calls.get(hook) == self._number:
             self.end(more=True)
         self._calls[hook] = self._number
         return True
 
     def repeats(self, hook: Hook) -> bool:
-        """Whether it was called in this pass already."""
+        """Return True if it was called in this pass already."""
         return self._calls.get(hook) == self._number
 
     def visit(self, hook: Hook, entering: Value, leaving: Value, compiled: bool = False) -> None:
@@ -183,7 +183,7 @@ class Pass:
         self.seconds += time.perf_counter() - began
 
     def _whole(self, shards: ActivationShards, hook: Hook, *values: Any) -> Iterator[Any]:
-        """Of a tensor-parallel model: with what the other ranks have of them, if anything but a gradient is wanted."""
+        """Yield values of a tensor-parallel model: with other ranks' parts, unless a gradient alone is wanted."""
         sites = [board.sites[row] for board, row, _ in hook.wanted if board.probe.on != "backward"]
         for take, value in zip(("input", "output"), values, strict=True):
             needed = any(site.take == take or (take == "input" and site.whole) for site in sites)

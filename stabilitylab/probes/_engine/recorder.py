@@ -24,7 +24,7 @@ class Recorder(Protocol):
         ...
 
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        """What ``work`` returns, whose tensors each replay fills anew, and the replay; nothing is computed yet."""
+        """Return what ``work`` returns and the replay, which fills its tensors anew; nothing is computed yet."""
         ...
 
     def another(self) -> Recorder:
@@ -85,7 +85,7 @@ class CudaGraphs:
 
 
 def _is_whole(graph: Any) -> bool:
-    """Whether its capture ended: then it gives its pool back itself when it is destroyed."""
+    """Return True if its capture ended: then it gives its pool back itself when it is destroyed."""
     try:
         graph.pool()
     except RuntimeError:
@@ -94,8 +94,10 @@ def _is_whole(graph: Any) -> bool:
 
 
 def attempt(recorder: Recorder, work: Callable[[], T]) -> tuple[T, Callable[[], None]] | str:
-    """What ``record`` returns, or in one line why it cannot; a lack of memory is not a reason to go on without, and
-    raises OutOfMemoryError however it shows."""
+    """Return what ``record`` returns, or in one line why it cannot.
+
+    A lack of memory is no reason to go on without: it raises OutOfMemoryError, however it shows.
+    """
     try:
         return recorder.record(work)
     except RuntimeError as error:

@@ -86,7 +86,7 @@ class RowRecord:
 
     @property
     def waits(self) -> bool:
-        """Whether other ranks are needed for its numbers."""
+        """True if other ranks are needed for its numbers."""
         return self._ranks is not None and any(_common(entry) for entry in self._entries)
 
     def metric(self, name: str, value: Any, own: bool = False) -> None:
@@ -109,7 +109,7 @@ class RowRecord:
         self._entries.append(RankShare("metric", name, [(total.rule, total.parts)], seen, own=own))
 
     def table(self, board: Board) -> None:
-        """What the board has added up, which is empty then."""
+        """Take what the board has added up, which is empty then."""
         self._added.add(board.table.name)
         if self._ranks is None and board.ended:
             board.clear()
@@ -137,7 +137,7 @@ class RowRecord:
         self._entries, self.state = [], State.SHIPPED
 
     def adopt(self, template: Template) -> None:
-        """What the last replay of ``template`` computed."""
+        """Take what the last replay of ``template`` computed."""
         self._metrics |= template.metrics
         numbers, sizes = template.packed
         self._shipments.append(Shipment(*copied_over(numbers if numbers.is_cuda else numbers.clone()), sizes))
@@ -263,7 +263,7 @@ class RowMetrics(Metrics):
 
 
 def _common(entry: Entry) -> TypeGuard[RankShare]:
-    """Whether it is a part of what several ranks add up."""
+    """Return True if it is a part of what several ranks add up."""
     return isinstance(entry, RankShare) and not entry.own
 
 

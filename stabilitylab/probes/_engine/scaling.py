@@ -16,7 +16,7 @@ FRAMES = 11  # of the callers, among which it is looked for
 
 
 def forgotten_scaler(boards: Sequence[Board], parameters: Parameters, total: bool) -> str:
-    """What is wrong where such a scaler is in use; "" for nothing. ``total``: every row has grad_norm_total."""
+    """Return what is wrong where such a scaler is in use; "" for nothing. ``total``: every row has grad_norm_total."""
     scaler = _held()
     scale = 1.0 if scaler is None or scaler._scale is None else float(scaler._scale)
     if scaler is None or scale == 1:

@@ -66,7 +66,7 @@ def find_sites(model: nn.Module, output_site: str | None = None, own: Mapping[st
 
 
 def _looks(probe: type[Probe], kind: str) -> bool:
-    """Whether it looks at places of this kind alone, or at several: at the residual stream, or at all that is
+    """Return True if it looks at places of this kind alone, or at several: at the residual stream, or at all that is
     hidden."""
     several = {"stream": ("layers", "branches"), "hidden": ("layers", "activations")}
     at = getattr(probe.at, "__name__", "")
@@ -74,7 +74,7 @@ def _looks(probe: type[Probe], kind: str) -> bool:
 
 
 def split_sites(sites: str | Mapping[str, str] | None) -> tuple[dict[str, str], str | dict[str, str] | None]:
-    """What a caller says of ``sites``: own places by kind, and what narrows them, for all probes or by probe."""
+    """Return what a caller says of ``sites``: own places by kind, and what narrows them, for all probes or by probe."""
     if sites is None or isinstance(sites, str):
         return {}, sites
     own = {key: pattern for key, pattern in sites.items() if key in KINDS}
@@ -173,7 +173,7 @@ def _missing(
 
 
 def _of_layers(found: Sequence[Site]) -> list[Site]:
-    """What enters a stack and leaves each of its layers: of the places in a layer the last."""
+    """Yield what enters a stack and leaves each of its layers: of the places in a layer the last."""
     return list({(site.stack, site.layer): site for site in found}.values())
 
 

@@ -222,7 +222,7 @@ class Tapped:
 
 
 class Key(Copied):
-    """Of a module that may show values, for compiled code; a copy of the module has none."""
+    """The key of a module that may show values, for compiled code; a copy of the module has none."""
 
     def __init__(self, module: nn.Module, model: nn.Module) -> None:
         self.model, self.gradients = model, frozenset[str]()
@@ -242,7 +242,7 @@ def _listening() -> list[tuple[Pass, Tapped]]:
 
 
 def mentions(model: nn.Module) -> bool:
-    """Whether the code of its modules calls :func:`stabilitylab.tap`, as far as can be told without running it."""
+    """Return True if the code of its modules calls :func:`stabilitylab.tap`, as far as it tells without a run."""
     return any(mentioned(kind.forward, kind) for kind in {type(module) for module in model.modules()})
 
 
@@ -252,7 +252,7 @@ def _looks_at_gradients(probe: type[Probe], kind: str, sites: Sites) -> bool:
 
 
 def _shown(value: Any, name: str, owner: Any, kind: str) -> Any:
-    """What :func:`stabilitylab.tap` does once a model was watched."""
+    """Do what :func:`stabilitylab.tap` does once a model was watched."""
     if torch.compiler.is_compiling():
         return _left_in_graph(value, name, owner, kind)
     if not _LISTENING:

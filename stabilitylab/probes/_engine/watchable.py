@@ -1,4 +1,4 @@
-"""Which models can be watched, and what of them: compiled code runs without Python hooks."""
+"""The models that can be watched, and the parts of them: compiled code runs without Python hooks."""
 
 from __future__ import annotations
 
@@ -80,8 +80,11 @@ def check_unscaled(scaler: torch.amp.GradScaler | None, optimizer: torch.optim.O
 
 
 def split_by_ddp(model: nn.Module) -> bool:
-    """Whether Dynamo cuts what it compiles of a DDP model at the buckets of its gradients, as it does by default with
-    more than one: operators without a result, as the probes' are, do not survive that (torch 2.13)."""
+    """Return True if Dynamo cuts what it compiles of a DDP model at the buckets of its gradients.
+
+    It does so by default with more than one bucket. Operators without a result, as the probes' are, do not survive that
+    (torch 2.13).
+    """
     wrappers = [module for module in model.modules() if isinstance(module, nn.parallel.DistributedDataParallel)]
     config = sys.modules.get("torch._dynamo.config")
     if not wrappers or (config is not None and config.optimize_ddp not in (True, "ddp_optimizer")):

@@ -1,4 +1,4 @@
-"""What the forward pass holds: magnitudes at the norms, and how many activations are not zero."""
+"""Numbers of the forward pass: magnitudes at the norms, and how many activations are not zero."""
 
 from __future__ import annotations
 

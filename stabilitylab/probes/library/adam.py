@@ -166,7 +166,7 @@ def _on_device(betas: tuple[tuple[float, float], ...], device: torch.device) -> 
 
 
 def is_adam(optimizer: optim.Optimizer) -> bool:
-    """Whether it updates as Adam or AdamW do, by its name and its settings: its state is empty at first."""
+    """Return True if it updates as Adam or AdamW do, by its name and its settings: its state is empty at first."""
     named = "adam" in type(optimizer).__name__.lower() and not isinstance(optimizer, OTHERS)
     return named and all("betas" in group and isinstance(group.get("eps"), float) for group in optimizer.param_groups)
 

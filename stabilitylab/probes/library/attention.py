@@ -1,4 +1,4 @@
-"""What attention does: the entropy of its weights and its largest logit, of any model, read where softmax is taken."""
+"""Attention: the entropy of its weights and its largest logit, of any model, read where softmax is taken."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Attention(Probe):
         }
 
     def _heads(self, site: Site, weight: torch.Tensor) -> list[Caught]:
-        """What was caught in the module that is under way; where nothing was, that is said."""
+        """Return what was caught in the module that is under way; where nothing was, that is said."""
         way = [each for each in (*self._running[-1:], *self._left) if each[0] is site.module]
         caught = way[0][1] if way else []
         heads = [found for each in caught if (found := by_head(each, site.module, weight))]
@@ -157,7 +157,7 @@ class AttentionHeads(Attention):
         self._modes[-1].__enter__()
 
     def leave(self, module: nn.Module | None) -> None:
-        """Of one module; of all that a forward which failed has left."""
+        """Leave one module, or all that a forward which failed has left."""
         while self._running and (module is None or self._running[-1][0] is module):
             self._modes.pop().__exit__(None, None, None)
             self._left = [self._running.pop()]
@@ -242,13 +242,13 @@ def of_product(
 
 
 def of_logits(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What enters a softmax, masks added, and which is allowed: (..., T, L)."""
+    """Measure what enters a softmax, masks added, and which is allowed: (..., T, L)."""
     # not >: NaN is no mask
     return logits.to(wide(logits)), ~(logits <= MASKED)
 
 
 def largest(logits: torch.Tensor, allowed: torch.Tensor) -> Caught:
-    """Of each query's keys."""
+    """Return the largest logit of each query's keys."""
     return {"max_logit": logits.masked_fill(~allowed, -torch.inf).amax(-1)}
 
 

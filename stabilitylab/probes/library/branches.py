@@ -1,4 +1,4 @@
-"""What a sub-layer adds to the stream, beside what it adds it to."""
+"""The share that a sub-layer adds to the stream, beside what it adds it to."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class BranchVariance(Probe):
     log=True,
 )
 class LayerBranch(Probe):
-    """What a layer adds to what enters it, in any model: branch = Var_d(y - x), shortcut = Var_d(x), ratio = branch
-    over shortcut, per token, then the mean over real tokens. With norms behind the additions (Post-LN) y - x holds
-    their work, too. Balduzzi et al. 2017 (1702.08591), De and Smith 2020 (2002.10444): branches that shrink with
+    """The share that a layer adds to what enters it, in any model: branch = Var_d(y - x), shortcut = Var_d(x), ratio =
+    branch over shortcut, per token, then the mean over real tokens. With norms behind the additions (Post-LN) y - x
+    holds their work, too. Balduzzi et al. 2017 (1702.08591), De and Smith 2020 (2002.10444): branches that shrink with
     depth keep gradients alive.
 
     Look for a ratio that falls to 0 with depth (layers that are near the identity) or is far above 1.

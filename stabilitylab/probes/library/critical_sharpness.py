@@ -1,4 +1,4 @@
-"""How much further one could go along an update before the loss rises: forward passes alone."""
+"""The distance that one could go further along an update before the loss rises: forward passes alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What backpropagation yields: gradient norms of parameters and of activations."""
+"""Numbers of backpropagation: gradient norms of parameters and of activations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the output logits drift, which the loss does not feel until it is late."""
+"""The drift of the output logits, which the loss does not feel until it is late."""
 
 from __future__ import annotations
 

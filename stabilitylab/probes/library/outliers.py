@@ -13,7 +13,7 @@ from ..rules import Max, Mean
 
 
 def hidden(sites: Sites) -> Sequence[Site]:
-    """What each layer yields, then what each feed-forward activation yields."""
+    """Yield what each layer yields, then what each feed-forward activation yields."""
     return (*sites.layers, *sites.activations, *sites.shown("stream"), *sites.shown("activations"))
 
 

@@ -1,4 +1,4 @@
-"""How curved the loss is in the coordinates that Adam sees: the number that its edge of stability is about."""
+"""The curvature of the loss in the coordinates that Adam sees: the number that its edge of stability is about."""
 
 from __future__ import annotations
 

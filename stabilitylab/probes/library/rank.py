@@ -1,4 +1,4 @@
-"""Whether tokens grow alike with depth: rank collapse."""
+"""Rank collapse: tokens that grow alike with depth."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from ..rules import Mean
     log=False,
 )
 class Rank(Probe):
-    """Of each layer's output X, real tokens only. token_cosine: mean cosine of a token with the others of its sentence,
-    (||sum_i u_i||^2 - n) / (n (n - 1)) with u_i = x_i / ||x_i||; residual_rank_one: ||X - 1 m^T||_F / ||X||_F of a
-    sentence, m its mean token; both mean over tokens, a token alone counting 1 and 0. effective_rank: exp of the
+    """Numbers of each layer's output X, real tokens only. token_cosine: mean cosine of a token with the others of its
+    sentence, (||sum_i u_i||^2 - n) / (n (n - 1)) with u_i = x_i / ||x_i||; residual_rank_one: ||X - 1 m^T||_F / ||X||_F
+    of a sentence, m its mean token; both mean over tokens, a token alone counting 1 and 0. effective_rank: exp of the
     entropy of sigma / sum(sigma), stable_rank: ||X||_F^2 / ||X||_2^2, of all tokens of a batch as one matrix, singular
     values below about 1e-7 of the largest left out; mean over batches. Dong et al. 2021 (2103.03404, there in another
     norm); Roy & Vetterli 2007, Garrido et al. 2022 (2210.02885, RankMe).
@@ -84,5 +84,5 @@ def spectrum(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def sequence_first(layer: nn.Module) -> bool:
-    """Whether the layer takes (tokens, sentences, width), as ``nn.Transformer`` does unless it is told otherwise."""
+    """Return True if the layer takes (tokens, sentences, width), as ``nn.Transformer`` does by default."""
     return any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in layer.modules())

@@ -1,4 +1,4 @@
-"""What the reference pass tells: how alike neighbouring layers are, and how far an update moved the output."""
+"""Findings of the reference pass: how alike neighbouring layers are, and how far an update moved the output."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CosineSimilarity(Probe):
 
 @dataclass
 class Output:
-    """What one call of a stack yielded in a reference pass."""
+    """The yield of one call of a stack in a reference pass."""
 
     row: int
     value: torch.Tensor  # (B, T, D)

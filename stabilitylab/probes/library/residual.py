@@ -1,4 +1,4 @@
-"""How large the residual stream grows with depth."""
+"""The growth of the residual stream with depth."""
 
 from __future__ import annotations
 

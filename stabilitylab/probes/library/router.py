@@ -1,4 +1,4 @@
-"""How a router of experts spreads its tokens, and how sure it is."""
+"""The spread of tokens over experts, and how sure their router is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How curved the loss is, without a preconditioner: the number that gradient descent's edge of stability is about."""
+"""The curvature of the loss without a preconditioner, which gradient descent's edge of stability is about."""
 
 from __future__ import annotations
 

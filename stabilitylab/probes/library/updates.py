@@ -1,4 +1,4 @@
-"""What the optimizer does to the parameters, theta_t -> theta_{t+1}."""
+"""The change of the parameters by the optimizer, theta_t -> theta_{t+1}."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ParameterNorm(ParameterProbe):
 
 
 def stepped(parameters: Parameters) -> dict[str, torch.Tensor]:
-    """What :func:`moved` says, by the optimizer's own sums; what it did not step stands where it was."""
+    """Return what :func:`moved` says, by the optimizer's own sums; what it did not step stands where it was."""
     if (sums := parameters.in_step()) is None:
         theta = parameters.squares(parameters.tensors)
         return {"theta": theta, "update": torch.zeros_like(theta)}
