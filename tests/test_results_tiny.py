@@ -170,17 +170,16 @@ def test_a_changed_digit_is_found_and_mended(tmp_path: Path, monkeypatch: pytest
         recompute.renewed("<!-- results:nothing -->\n<!-- end -->\n")
 
 
-def test_what_is_kept_of_a_run_is_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_of_a_run_is_what_it_measured(tmp_path: Path) -> None:
     """On the synthetic task: the sentences' losses sum to the validation loss; other tables hold the run's numbers."""
     import keep
     import make
 
-    monkeypatch.setattr(keep, "HERE", tmp_path)
     small = {"data": {"sentences": 4, "held_out": 6, "validation": 20}}
     runs = [protocol.run(arm, 2, 3, 1e-3, 60, protocol.WITH_LAYERS, small) for arm in (protocol.BRANCH, protocol.DEEP)]
     ledger = Ledger(tmp_path / "ledger.csv")
     for _ in range(2):  # the second call finds all
-        make.make(runs, tmp_path / "runs", ledger, make.COMPARED)
+        make.make(runs, tmp_path / "runs", ledger, (*make.COMPARED, keep.reading))
     made = [Run.open(tmp_path / "runs" / run.name) for run in runs]
     rows = pd.read_csv(tmp_path / "sentences.csv", dtype=str).iloc[:, len(keep.WHICH) :].astype(float).to_numpy()
     assert rows.shape == (3, 20)
@@ -188,6 +187,10 @@ def test_what_is_kept_of_a_run_is_what_it_measured(tmp_path: Path, monkeypatch: 
         assert each.sum() / rows[0].sum() == pytest.approx(run.metrics["validation_nll"].iloc[-1], rel=1e-5)
     course = pd.read_csv(tmp_path / "course.csv")
     assert len(course) == sum(run.metrics["held_out_nll"].notna().sum() for run in made)
+    reading = pd.read_csv(tmp_path / "reading.csv")
+    for name in ("source_worth", "encoder_distance_between"):
+        own = pd.concat([run.metrics[["held_out_nll", name]].dropna()[name] for run in made])
+        assert reading[name].tolist() == pytest.approx(own.tolist(), rel=1e-5)
     layers = pd.read_csv(tmp_path / "layers.csv")
     assert len(layers) == 2 * 3 * 4  # arms, steps, layers
     last = made[0].frame("cosine_similarity", by="layer").query("step == 60 and stack_name == 'decoder'")
@@ -208,19 +211,18 @@ def test_what_is_kept_of_a_run_is_what_it_measured(tmp_path: Path, monkeypatch: 
 def test_a_table_takes_no_rows_of_other_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import keep
 
-    monkeypatch.setattr(keep, "HERE", tmp_path)
     monkeypatch.setattr(keep, "which", lambda run: ("branchnorm", 6, 3, 1e-3, 240, 6000))
     run: Any = None
-    keep._append("source.csv", ("own", "other"), run, [(1.0, 2.0)])
+    keep._append(tmp_path / "source.csv", ("own", "other"), run, [(1.0, 2.0)])
     before = (tmp_path / "source.csv").read_bytes()
     with pytest.raises(SystemExit, match=r"has the columns arm,.*,own,other, not arm,.*,own,other,apart: move it away"):
-        keep._append("source.csv", ("own", "other", "apart"), run, [(1.0, 2.0, 3.0)])
+        keep._append(tmp_path / "source.csv", ("own", "other", "apart"), run, [(1.0, 2.0, 3.0)])
     with pytest.raises(ValueError, match=r"a row of source\.csv has 7 cells, and its header 8"):
-        keep._append("source.csv", ("own", "other"), run, [(1.0,)])
+        keep._append(tmp_path / "source.csv", ("own", "other"), run, [(1.0,)])
     assert (tmp_path / "source.csv").read_bytes() == before
 
 
-@pytest.mark.parametrize("path", sorted(HERE.glob("*.csv")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(HERE.rglob("*.csv")), ids=lambda path: path.stem)
 def test_every_row_of_a_committed_table_has_all_columns(path: Path) -> None:
     with path.open(newline="", encoding="utf-8") as file:
         header, *rows = csv.reader(file)

@@ -23,7 +23,6 @@ from stabilitylab.store import Run
 from stabilitylab.sweep.rates import TRIAL, trials
 from stabilitylab.train import checkpoint
 
-HERE = Path(__file__).parent
 WHICH = ("arm", "layers", "seed", "lr", "T", "updates")  # layers a side
 DIGITS = 6  # significant ones of what is kept
 
@@ -34,13 +33,22 @@ def which(run: Run) -> tuple[Any, ...]:
     return run.manifest["label"], model.encoder_layers, train.seed, train.lr, model.T, train.steps
 
 
-def course(run: Run) -> None:
+def course(run: Run, out: Path) -> None:
     """``course.csv``: the loss of the held-out batch (24 sentences) wherever it was measured."""
     data = run.metrics[["step", "held_out_nll"]].dropna()
-    _append("course.csv", ("step", "held_out_nll"), run, data.itertuples(index=False, name=None))
+    _append(out / "course.csv", ("step", "held_out_nll"), run, data.itertuples(index=False, name=None))
 
 
-def layers(run: Run) -> None:
+def reading(run: Run, out: Path) -> None:
+    """``reading.csv``: wherever the held-out batch was measured, its loss [nats/token], by how much another sentence's
+    source raises it, and 1 - cosine of the encoder's tokens with those of their own sentence and of others: the
+    course on which a dip towards a constant encoder and the way back are seen."""
+    names = ["step", "held_out_nll", "source_worth", "encoder_distance_within", "encoder_distance_between"]
+    data = run.metrics[names].dropna(subset=["held_out_nll"])
+    _append(out / "reading.csv", names, run, data.itertuples(index=False, name=None))
+
+
+def layers(run: Run, out: Path) -> None:
     """``layers.csv``: cosine with the layer below and share of activations that are not 0, of every layer, at the
     beginning, where the ramp ends, and after training."""
     ramp = validated(run.config).train.warmup  # that of T too
@@ -51,15 +59,15 @@ def layers(run: Run) -> None:
     steps = np.unique(data["step"])
     chosen = {steps[0], steps[np.abs(steps - ramp).argmin()], steps[-1]}
     rows = data[data["step"].isin(chosen)].itertuples(index=False, name=None)
-    _append("layers.csv", ("step", "stack_name", "layer", "cosine", "nonzero_fraction"), run, rows)
+    _append(out / "layers.csv", ("step", "stack_name", "layer", "cosine", "nonzero_fraction"), run, rows)
 
 
-def beginning(run: Run) -> None:
+def beginning(run: Run, out: Path) -> None:
     """``beginning.csv``: gradient norm of all parameters and of those outside the branches, and training loss, of
     every row."""
     names = ["step", "grad_norm_total", "grad_norm_nonbranch", "nll"]
     data = run.metrics[names].dropna()
-    _append("beginning.csv", names, run, data.itertuples(index=False, name=None))
+    _append(out / "beginning.csv", names, run, data.itertuples(index=False, name=None))
 
 
 def restored(run: Run) -> tuple[torch.nn.Module, Dataset]:
@@ -74,7 +82,7 @@ def restored(run: Run) -> tuple[torch.nn.Module, Dataset]:
 
 
 @torch.inference_mode()
-def sentences(run: Run) -> None:
+def sentences(run: Run, out: Path) -> None:
     """``sentences.csv``: the loss of each validation sentence [nats, summed over its tokens] after training, of the
     newest checkpoint; the first line has their numbers of tokens."""
     model, dataset = restored(run)
@@ -86,7 +94,7 @@ def sentences(run: Run) -> None:
         real = batch.weight.sum(1) > 0
         losses += each.sum(1)[real].tolist()
         tokens += batch.weight.sum(1)[real].tolist()
-    path = HERE / "sentences.csv"
+    path = out / "sentences.csv"
     columns = tuple(f"s{place}" for place in range(len(losses)))
     if not path.exists():
         _write(path, [(*WHICH, *columns), (*["tokens"] * len(WHICH), *map(int, tokens))])
@@ -94,7 +102,7 @@ def sentences(run: Run) -> None:
 
 
 @torch.inference_mode()
-def source(run: Run) -> None:
+def source(run: Run, out: Path) -> None:
     """``source.csv``: the validation loss [nats/token] after training, with each sentence's own source and with that of
     another one, the next of its batch (sentences are sorted by length, so that it is about as long); and how alike the
     encoder leaves a sentence's tokens: the mean of 1 - cosine of a token with the others, as probe ``rank`` has it."""
@@ -113,10 +121,10 @@ def source(run: Run) -> None:
         apart += float((1 - likeness(hidden, here)[0])[here].sum())
         words += int(here.sum())
         tokens += float(batch.weight.sum())
-    _append("source.csv", ("own", "other", "apart"), run, [(*(each / tokens for each in sums), apart / words)])
+    _append(out / "source.csv", ("own", "other", "apart"), run, [(*(each / tokens for each in sums), apart / words)])
 
 
-def collapse(run: Run) -> None:
+def collapse(run: Run, out: Path) -> None:
     """``collapse.csv``: what ``diagnose`` says of rank collapse, an event a line; one without a stack where it says
     nothing."""
     names = ("stack", "sublayer", "begun", "until", "severity", "places")
@@ -125,7 +133,7 @@ def collapse(run: Run) -> None:
         for event in diagnose(run).events
         if event.kind == "rank_collapse" and event.place is not None
     ]
-    _append("collapse.csv", names, run, rows or [("",) * len(names)])
+    _append(out / "collapse.csv", names, run, rows or [("",) * len(names)])
 
 
 def choice(out: Path, arm: str, layers: int, found: Choice) -> None:
@@ -148,8 +156,8 @@ def choice(out: Path, arm: str, layers: int, found: Choice) -> None:
     notes.write_text("\n\n## ".join([*(each.strip() for each in sections), f"{heading[3:]}\n\n{lines}"]) + "\n")
 
 
-def _append(name: str, columns: Sequence[str], run: Run, rows: Iterable[Sequence[Any]]) -> None:
-    path, header = HERE / name, (*WHICH, *columns)
+def _append(path: Path, columns: Sequence[str], run: Run, rows: Iterable[Sequence[Any]]) -> None:
+    header = (*WHICH, *columns)
     if not path.exists():
         _write(path, [header])
     with path.open(newline="") as file:
@@ -157,7 +165,7 @@ def _append(name: str, columns: Sequence[str], run: Run, rows: Iterable[Sequence
             raise SystemExit(f"{path} has the columns {','.join(known)}, not {','.join(header)}: move it away first.")
     made = [(*which(run), *(f"{x:.{DIGITS}g}" if isinstance(x, float) else x for x in row)) for row in rows]
     if short := next((row for row in made if len(row) != len(header)), None):
-        raise ValueError(f"a row of {name} has {len(short)} cells, and its header {len(header)}: {short}")
+        raise ValueError(f"a row of {path.name} has {len(short)} cells, and its header {len(header)}: {short}")
     _write(path, made)
 
 
@@ -166,9 +174,8 @@ def _write(path: Path, rows: Iterable[Sequence[Any]]) -> None:
         csv.writer(file, lineterminator="\n").writerows(rows)
 
 
-def has(name: str, run: Run) -> bool:
+def has(path: Path, run: Run) -> bool:
     """Does the table hold this run?"""
-    path = HERE / name
     if not path.exists():
         return False
     with path.open(newline="") as file:

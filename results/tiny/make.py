@@ -6,6 +6,9 @@
 ``rungs``: the search of Protocol 3 for the rate of each arm on the schedule that is run, into the ledger ``rungs.csv``;
 ``rungs-choice.csv`` has every trial of the search and which rate was chosen, ``rungs-notes.md`` what is unsure.
 
+``judged``: the runs of Protocol 3 at the rates that the search chose, with losses on ``test_2016_flickr``, into the
+ledger and the tables of ``third/``.
+
 ``rates``: the choice of a learning rate for each arm, into the ledger ``rates.csv``; ``choice.csv`` has the means. The
 other parts go into ``ledger.csv``, and small tables beside it (keep.py). What stands in a ledger is not made again, so
 that a stopped call goes on where it was; two calls may share a part, one of them backwards.
@@ -28,7 +31,7 @@ from stabilitylab.store import Run
 from stabilitylab.sweep import Job, Ledger, Outcome, SweptTrainer, choose_rate, plan, run
 
 HERE = Path(__file__).parent
-Keep = Callable[[Run], None]
+Keep = Callable[[Run, Path], None]
 COMPARED: Sequence[Keep] = (keep.course, keep.layers, keep.sentences, keep.source, keep.collapse)
 PARTS: dict[str, tuple[str, Callable[[Recipe], Iterable[Experiment]], Sequence[Keep]]] = {
     "main": (folder("branchnorm:8"), protocol.main, COMPARED),
@@ -43,13 +46,15 @@ PARTS: dict[str, tuple[str, Callable[[Recipe], Iterable[Experiment]], Sequence[K
 }
 
 
-def recipe(data: Path) -> Recipe:
-    train, valid = (f"{data / name}.de.gz,{data / name}.en.gz" for name in ("train", "val"))
+def recipe(data: Path, judged_on: str = "val") -> Recipe:
+    train, valid = (f"{data / name}.de.gz,{data / name}.en.gz" for name in ("train", judged_on))
     return Recipe("tiny", {"data": {"source": f"text:{train}", "valid": valid}})
 
 
 def make(experiments: Iterable[Experiment], where: Path, ledger: Ledger, keeping: Sequence[Keep] = ()) -> None:
-    """Train what the ledger lacks; ends the process where it is asked to stop, or a run fails twice."""
+    """Train what the ledger lacks, and write the tables beside it; ends the process where it is asked to stop, or a run
+    fails twice."""
+    out = ledger.path.parent
     for experiment in experiments:
         jobs = plan([experiment], where, ledger)
         outcome = run(jobs)
@@ -60,8 +65,8 @@ def make(experiments: Iterable[Experiment], where: Path, ledger: Ledger, keeping
         if (where / experiment.name / "run.json").exists() and outcome.jobs[0].state == "finished":
             made = Run.open(where / experiment.name)
             for each in keeping:
-                if not keep.has(f"{each.__name__}.csv", made):
-                    each(made)
+                if not keep.has(out / f"{each.__name__}.csv", made):
+                    each(made, out)
 
 
 def losses(ledger: Ledger, experiments: Iterable[Experiment]) -> dict[float, list[float]]:
@@ -110,6 +115,14 @@ def rungs(ask: Recipe, where: Path, layers: int, ledger: Ledger, out: Path) -> N
         keep.choice(out, arm, layers, choice)
 
 
+def judged(ask: Recipe, where: Path, layers: int, out: Path) -> None:
+    """Train the comparison of Protocol 3 at ``layers`` a side."""
+    if open_arms := [arm for arm, rates in protocol.SEARCH.items() if layers not in rates]:
+        raise SystemExit(f"{', '.join(open_arms)} have no rate at {layers} layers a side yet: run `rungs` first.")
+    out.mkdir(parents=True, exist_ok=True)
+    make(protocol.judged(ask, layers), where, Ledger(out / "ledger.csv"), (keep.reading, keep.layers, keep.sentences))
+
+
 def one_by_one(jobs: Sequence[Job]) -> Outcome:
     """Run ``jobs`` one at a time, so that each finished one stands in the ledger."""
     done: list[Job] = []
@@ -140,11 +153,13 @@ def write_choice(ask: Recipe, ledger: Ledger) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="+", choices=("rungs", "rates", *PARTS))
+    parser.add_argument("parts", nargs="+", choices=("rungs", "judged", "rates", *PARTS))
     parser.add_argument("--data", type=Path, required=True, help="folder of Multi30k")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the ledgers and tables")
-    parser.add_argument("--layers", type=int, choices=protocol.LAYERS, help="of rates: a side; both unless given")
+    parser.add_argument(
+        "--layers", type=int, choices=protocol.LAYERS, help="a side, of rungs, judged and rates; both unless given"
+    )
     parser.add_argument("--backwards", action="store_true", help="the last run first, for a second call at once")
     given = parser.parse_args()
     ask = recipe(given.data)
@@ -152,6 +167,9 @@ def main() -> None:
         if part == "rungs":
             for layers in (given.layers,) if given.layers else protocol.LAYERS:
                 rungs(ask, given.runs / "tiny/rungs", layers, Ledger(given.out / "rungs.csv"), given.out)
+        elif part == "judged":
+            for layers in (given.layers,) if given.layers else protocol.LAYERS:
+                judged(recipe(given.data, "test_2016_flickr"), given.runs / "tiny/judged", layers, given.out / "third")
         elif part == "rates":
             for layers in (given.layers,) if given.layers else protocol.LAYERS:
                 rates(ask, given.runs / "tiny/rates", layers, Ledger(HERE / "rates.csv"), given.backwards)

@@ -95,6 +95,26 @@ def searched(arm: str, layers: int, settings: Settings) -> Experiment:
     return Experiment(f"{slug(label(found.config.model))}-{found.config.model.depth}", found.config)
 
 
+# results/tiny/rungs-choice.csv has the losses that chose these rates, by which Protocol 3 compares.
+SEARCH: Mapping[str, Mapping[int, float]] = {
+    POST: {6: 1e-3},
+    PRE: {6: 4e-3},
+    SMALL: {6: 2.83e-3},
+    DEEP: {6: 2e-3},
+    BRANCH: {6: 5e-4},
+}
+JUDGED_SEEDS = tuple(range(3, 11))
+
+
+def judged(ask: Recipe, layers: int) -> Iterator[Experiment]:
+    """Plans the comparison of Protocol 3 at ``layers`` a side: every arm at the rate that its search chose, seed by
+    seed, so that whatever is finished is paired. The set on which it is judged is ``ask``'s; it must be another one
+    than that of the search."""
+    for seed in ask.seeds or JUDGED_SEEDS:
+        for arm in SEARCHED_ARMS:
+            yield run(arm, layers, seed, SEARCH[arm][layers], UPDATES, WITH_LAYERS, ask.settings)
+
+
 def best(losses: Mapping[float, float]) -> tuple[float, float | None]:
     """Picks the rate of the smallest loss, and the rate that is to be tried next, where the best one stands at the
     edge.

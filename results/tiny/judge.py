@@ -1,0 +1,190 @@
+#!/usr/bin/env python
+"""The five primary questions of Protocol 3, fixed before their runs, and how they are answered.
+
+    python results/tiny/judge.py [--tables results/tiny/third]
+
+P1 to P4 are differences of losses after training [nats/token] on ``test_2016_flickr``, which had no part in the choice
+of the rates, paired by seed. A model is *eligible* if another sentence's source raises its loss by more than .1
+nats/token at the end (``source_worth``).
+
+- A question is answered if all seeds are there and every model of its arms is eligible. The 95 % t-interval over seeds
+  says: "matters" where it lies wholly beyond the margin of .05 on one side; "undecidable at this n" where it does not,
+  and its half-width is above the margin; "equivalent" where it lies within the margin; "differs" where it excludes 0;
+  else "cannot tell". Holm's correction over P1 to P4 is printed for the test of a difference from 0.
+- Otherwise the answer is "not testable: N of M models ignore their source", and the difference over the seeds in which
+  every model is eligible is printed as *conditional*: it describes, and decides nothing.
+
+P(constant) of an arm is the share of its runs whose encoder is a constant function at the end: source worth below .1,
+and 1 - cosine between tokens of different sentences below 1e-4; with the interval of Clopper and Pearson.
+
+P5 is of the map of the collapse: log2 of the largest rate at which a model reads, BranchNorm minus DeepNorm by seed, at
+one T; a paired t-interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from scipy import stats
+
+from stabilitylab.experiments import protocol
+from stabilitylab.reports.statistics import Interval, holm, share_interval, t_interval
+from stabilitylab.sweep import Ledger
+
+TABLES = Path(__file__).parent / "third"
+MARGIN = 0.05  # nats/token
+READS = 0.1  # nats/token
+CONSTANT = 1e-4  # 1 - cosine between sentences
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a run ended with: its loss, by how much another source raises it, and how far sentences lie apart."""
+
+    loss: float
+    worth: float
+    between: float
+
+    @property
+    def eligible(self) -> bool:
+        return self.worth > READS
+
+    @property
+    def constant(self) -> bool:
+        return self.worth < READS and self.between < CONSTANT
+
+
+Models = Mapping[tuple[str, int], Mapping[int, Model]]  # (arm, layers a side) -> seed -> model
+
+
+@dataclass(frozen=True)
+class Question:
+    """``first`` minus ``second`` at 18 layers a side; ``depths``: how that changes from 6."""
+
+    id: str
+    text: str
+    first: str
+    second: str
+    depths: bool = False
+
+    def terms(self) -> list[tuple[float, tuple[str, int]]]:
+        """(sign, (arm, layers a side)) of what is added."""
+        shallow, deep = protocol.LAYERS
+        found = [(1.0, (self.first, deep)), (-1.0, (self.second, deep))]
+        return found + ([(-1.0, (self.first, shallow)), (1.0, (self.second, shallow))] if self.depths else [])
+
+
+QUESTIONS = (
+    Question("P1", "Does DeepNorm's alpha cost quality?", protocol.DEEP, protocol.SMALL),
+    Question("P2", "Is BranchNorm better than DeepNorm?", protocol.BRANCH, protocol.DEEP),
+    Question("P3", "Does BranchNorm's ramp matter?", protocol.BRANCH, protocol.SMALL),
+    Question("P4", "Does what alpha costs change with depth?", protocol.DEEP, protocol.SMALL, depths=True),
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The difference over ``over`` its seeds; ``ignoring`` of ``models`` models ignore their source."""
+
+    question: Question
+    found: Interval
+    p: float
+    models: int
+    ignoring: int
+
+    @property
+    def complete(self) -> bool:
+        return self.models == len(protocol.JUDGED_SEEDS) * len(self.question.terms())
+
+    def said(self) -> str:
+        """The answer in words."""
+        if not self.complete:
+            return f"open: {self.models} of {len(protocol.JUDGED_SEEDS) * len(self.question.terms())} models"
+        if self.ignoring:
+            return f"not testable: {self.ignoring} of {self.models} models ignore their source"
+        return decided(self.found)
+
+
+def decided(found: Interval) -> str:
+    """The word for an interval of which every model is eligible."""
+    if found.low > MARGIN or found.high < -MARGIN:
+        return "matters"
+    if found.high - found.low > 2 * MARGIN:
+        return "undecidable at this n"
+    if found.low > -MARGIN and found.high < MARGIN:
+        return "equivalent"
+    return "differs" if found.low > 0 or found.high < 0 else "cannot tell"
+
+
+def answer(question: Question, models: Models) -> Answer:
+    """Answers ``question`` over the seeds in which every model of its arms is there and eligible."""
+    own = [(sign, models.get(cell, {})) for sign, cell in question.terms()]
+    known = [model for _, runs in own for model in runs.values()]
+    seeds = set.intersection(*({seed for seed, model in runs.items() if model.eligible} for _, runs in own))
+    values = [sum(sign * runs[seed].loss for sign, runs in own) for seed in sorted(seeds)]
+    p = float(stats.ttest_1samp(values, 0.0).pvalue) if len(values) > 1 else math.nan
+    return Answer(question, t_interval(values), p, len(known), sum(not model.eligible for model in known))
+
+
+def constant(models: Mapping[int, Model]) -> tuple[int, int, tuple[float, float]]:
+    """How many of an arm's runs end with a constant encoder, of how many, and the interval of the share."""
+    count = sum(model.constant for model in models.values())
+    return count, len(models), share_interval(count, len(models))
+
+
+def largest_rates(largest: Mapping[str, Mapping[int, float]]) -> Interval:
+    """P5, from arm -> seed -> the largest rate at which the model reads."""
+    first, second = largest[protocol.BRANCH], largest[protocol.DEEP]
+    return t_interval(math.log2(first[seed] / second[seed]) for seed in sorted({*first} & {*second}))
+
+
+def models_of(tables: Path) -> Models:
+    """The runs of ``tables``/ledger.csv at the rates that the search chose."""
+    found: dict[tuple[str, int], dict[int, Model]] = {}
+    ledger = Ledger(tables / "ledger.csv").frame()
+    for line in ledger.to_dict("records"):
+        arm, layers = str(line["label"]), int(line["layers"]) // 2
+        if int(line["steps"]) != protocol.UPDATES or float(line["lr"]) != protocol.SEARCH.get(arm, {}).get(layers):
+            continue
+        names = ("validation_nll", "source_worth", "encoder_distance_between")
+        loss, worth, between = (float(line[f"metrics.{name}"]) for name in names)
+        found.setdefault((arm, layers), {})[int(line["seed"])] = Model(loss, worth, between)
+    return found
+
+
+def table(models: Models) -> pd.DataFrame:
+    """One row a question: mean, interval and n over eligible seeds, half-width, p after Holm, answer."""
+    answers = [answer(question, models) for question in QUESTIONS]
+    rows = []
+    for one, p in zip(answers, holm([one.p for one in answers]), strict=True):
+        mean, low, high, n = one.found.mean, one.found.low, one.found.high, one.found.n
+        own = (one.question.id, one.question.text, n, mean, low, high, (high - low) / 2, p, one.said())
+        rows.append(own)
+    columns = ["id", "question", "n", "mean", "low", "high", "half_width", "p_holm", "answer"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def shares(models: Models) -> pd.DataFrame:
+    """One row an arm and depth: P(constant) with its interval, and how many runs read."""
+    rows: list[Sequence[object]] = []
+    for (arm, layers), runs in models.items():
+        count, n, (low, high) = constant(runs)
+        rows.append((arm, layers, n, sum(model.eligible for model in runs.values()), count, count / n, low, high))
+    return pd.DataFrame(rows, columns=["arm", "layers", "n", "reads", "constant", "share", "low", "high"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", type=Path, default=TABLES, help="folder of the ledger")
+    models = models_of(parser.parse_args().tables)
+    print(table(models).to_string(index=False))
+    print(shares(models).to_string(index=False))
+
+
+if __name__ == "__main__":
+    main()

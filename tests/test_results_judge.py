@@ -1,0 +1,126 @@
+"""The questions of Protocol 3 in results/tiny: paired t-tests over models that read their source, and nothing else."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from loose_scripts import scripts_of
+from scipy import stats
+
+from stabilitylab.experiments import Recipe, protocol
+
+HERE = Path(__file__).parents[1] / "results" / "tiny"
+SEEDS = protocol.JUDGED_SEEDS
+
+
+@pytest.fixture(autouse=True)
+def scripts() -> Iterator[None]:
+    with scripts_of("results/tiny"):
+        yield
+
+
+def made(spread: float = 0.02):
+    """A model of every arm, depth and seed that reads: a seed's own level, an arm's own place, noise."""
+    import judge
+
+    rng = np.random.default_rng(7)
+    level = dict(zip(SEEDS, rng.normal(2, 0.5, len(SEEDS)), strict=True))
+    return {
+        (arm, layers): {
+            seed: judge.Model(level[seed] + 0.3 * k * layers / 18 + rng.normal(0, spread), 1.5, 0.2) for seed in SEEDS
+        }
+        for k, arm in enumerate(protocol.SEARCHED_ARMS)
+        for layers in protocol.LAYERS
+    }
+
+
+def test_an_answer_is_a_paired_t_test_with_holm_over_the_four() -> None:
+    import judge
+
+    models = made()
+    found = judge.table(models).set_index("id")
+    raw = {}
+    for id, first, second in (("P1", protocol.DEEP, protocol.SMALL), ("P2", protocol.BRANCH, protocol.DEEP)):
+        test = stats.ttest_rel(*([models[arm, 18][seed].loss for seed in SEEDS] for arm in (first, second)))
+        interval = test.confidence_interval(0.95)
+        row = found.loc[id]
+        assert (row["low"], row["high"]) == pytest.approx((interval.low, interval.high))
+        assert row["half_width"] == pytest.approx((interval.high - interval.low) / 2)
+        assert (row["n"], row["answer"]) == (8, "matters")
+        raw[id] = test.pvalue
+    assert all(found.loc[id, "p_holm"] >= p for id, p in raw.items())
+    deep, shallow = (
+        [models[protocol.DEEP, n][seed].loss - models[protocol.SMALL, n][seed].loss for seed in SEEDS] for n in (18, 6)
+    )
+    assert found.loc["P4", "mean"] == pytest.approx(np.mean(deep) - np.mean(shallow))
+
+
+def test_a_model_that_ignores_its_source_is_averaged_into_nothing() -> None:
+    import judge
+
+    models = made()
+    whole = judge.answer(judge.QUESTIONS[0], models)
+    worst = replace(models[protocol.DEEP, 18][3], loss=9.0, worth=0.02, between=1e-6)
+    models[protocol.DEEP, 18][3] = worst
+    found = judge.answer(judge.QUESTIONS[0], models)
+    assert found.said() == "not testable: 1 of 16 models ignore their source"
+    assert found.found.n == 7
+    assert found.found.mean == pytest.approx(whole.found.mean, abs=0.05)
+    count, n, (low, high) = judge.constant(models[protocol.DEEP, 18])
+    exact = stats.binomtest(1, 8).proportion_ci(0.95, "exact")
+    assert (count, n, low, high) == (1, 8, pytest.approx(exact.low), pytest.approx(exact.high))
+    models[protocol.DEEP, 18][3] = replace(worst, between=0.1)  # it does not read, and is no constant
+    assert judge.constant(models[protocol.DEEP, 18])[0] == 0
+    del models[protocol.SMALL, 18][10]
+    assert judge.answer(judge.QUESTIONS[0], models).said() == "open: 15 of 16 models"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [
+        (-0.04, 0.04, "equivalent"),
+        (0.01, 0.04, "equivalent"),
+        (0.01, 0.06, "differs"),
+        (-0.01, 0.06, "cannot tell"),
+        (0.06, 0.3, "matters"),
+        (-0.3, -0.06, "matters"),
+        (0.02, 0.3, "undecidable at this n"),
+        (-0.2, 0.2, "undecidable at this n"),
+    ],
+)
+def test_the_words_for_an_interval(low: float, high: float, word: str) -> None:
+    import judge
+
+    assert judge.decided(judge.Interval((low + high) / 2, low, high, 8)) == word
+
+
+def test_p5_is_of_ratios_of_rates_by_seed() -> None:
+    import judge
+
+    largest = {protocol.BRANCH: {3: 4e-3, 4: 2e-3, 5: 4e-3}, protocol.DEEP: {3: 1e-3, 4: 1e-3, 5: 2e-3, 6: 1e-3}}
+    found = judge.largest_rates(largest)
+    assert (found.mean, found.n) == (pytest.approx(4 / 3), 3)
+
+
+def test_the_judged_runs_are_at_the_rates_of_the_search_and_on_another_set(tmp_path: Path) -> None:
+    import judge
+    import make
+
+    with (HERE / "rungs-choice.csv").open(newline="") as file:
+        chosen = {
+            (row["arm"], int(row["layers"])): float(row["lr"]) for row in csv.DictReader(file) if row["chosen"] == "1"
+        }
+    planned = {(arm, layers): rate for arm, own in protocol.SEARCH.items() for layers, rate in own.items()}
+    assert {cell: chosen.get(cell) for cell in planned} == planned
+    small = {"data": {"sentences": 4, "held_out": 6, "validation": 20}}
+    experiments = list(protocol.judged(Recipe("tiny", small), 6))
+    assert len(experiments) == len(SEEDS) * len(protocol.SEARCHED_ARMS)
+    assert {one.config.train.steps for one in experiments} == {6000}
+    assert {one.config.model.T for one in experiments if one.config.model.arch == "branchnorm"} == {1, 240}
+    assert "test_2016_flickr" in str(make.recipe(tmp_path, "test_2016_flickr").settings["data"]["valid"])
+    assert not judge.models_of(tmp_path)
