@@ -24,14 +24,14 @@ def audited(manifest: Mapping[str, Any]) -> tuple[str, ...]:
         told = _many(forwards, "forward") + ("" if not backwards else f" and {_many(backwards, 'backward')}")
         found.append(f"{told} made the update")
     if count := _number(facts, "forwards_broken"):
-        found.append(f"{_many(count, 'forward')} that raised left out")
+        found.append(f"{_many(count, 'forward')} that raised {'is' if count == 1 else 'are'} left out")
     if count := _number(facts, "passes_discarded"):
-        found.append(f"gradients thrown away {_many(count, 'time')}, and what led to them left out")
+        found.append(f"gradients were discarded {_many(count, 'time')}, and the passes behind them are left out")
     for what in ("reference", "curvature"):
         if (count := _number(facts, f"tensors_unchanged_by_{what}")) is not None:
-            changed = facts.get(f"tensors_changed_by_{what}")
-            more = f", and changed {len(changed)}" if isinstance(changed, list) and changed else ""
-            found.append(f"the {what} pass left {_many(count, 'tensor')} as they were{more}")
+            names = facts.get(f"tensors_changed_by_{what}")
+            changed = len(names) if isinstance(names, list) else 0
+            found.append(f"the {what} pass changed {changed or 'none'} of {_many(count + changed, 'tensor')}")
     if (ranks := _number(facts, "ranks")) is not None:
         unlike = _number(facts, "gradients_unlike")
         agree = f"differ in {_many(unlike, 'gradient')}" if unlike else "agree on the gradients that they share"
@@ -40,7 +40,7 @@ def audited(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     if (norms := _number(facts, "norms")) and isinstance(axes, Mapping):
         found.append(f"{_many(norms, 'norm')}, {len(axes) or 'none'} over another dimension than the last")
     if (count := _number(facts, "places_not_called")) is not None:
-        found.append(f"{_many(count, 'place') if count else 'no place'} that no pass came by")
+        found.append(f"{_many(count, 'watched module')} did not run" if count else "every watched module ran")
     return tuple(found)
 
 

@@ -134,7 +134,7 @@ class Watcher:
         watched.await_layout()
         self.sink: Sink = watched.sink  # the caller's, or on other ranks than the first, nothing
         self.parameters: Parameters = watched.parameters
-        self.unseen: Mapping[str, list[str]] = self._checks.unseen  # table -> places that no call came by
+        self.unseen: Mapping[str, list[str]] = self._checks.unseen  # table -> places that no call reached
         self.loop_warnings: Sequence[str] = self._checks.warnings
         self.ended: Mapping[str, str] = watched.guard.ended  # table -> why it ended before the run
         self.audit: dict[str, Any] = watched.audit.facts  # what was checked of the model and the loop

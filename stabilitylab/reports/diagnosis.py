@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..alarm.reading import recorded
+from ..diagnose.audited import audited
 from .base import Map, MissingRuns, Origin, Panel, Picture, Reference, Series
 from .collection import Record, Runs
 from .first_break import finding
@@ -51,6 +52,8 @@ def diagnose(record: Record, columns: int = COLUMNS) -> Picture:
     notes = [f"{record.label}, {depth}.", *notes]
     if most > 1:
         notes.append(f"A column of a map shows the largest number of up to {most} probed steps.")
+    if checked := audited(record.run.manifest):
+        notes.append(f"Checked at the first row: {'; '.join(checked)}.")
     return Picture(panels, finding(record), notes, columns=2, provenance=provenance(Runs([record])))
 
 

@@ -98,7 +98,7 @@ def test_a_name_alone_is_one_place_in_compiled_code_and_that_is_said(caplog: pyt
     assert not sink.absent(2, "activation_sparsity")
     said = [record.getMessage() for record in caplog.records if "tap" in record.getMessage()]
     assert len(said) == 1
-    assert "tap norm1, tap middle, tap norm2 came by several times in one pass" in said[0]
+    assert "tap norm1, tap middle, tap norm2 ran several times in one pass" in said[0]
     assert "say tap(x, name, self) in compiled code" in said[0]
 
 

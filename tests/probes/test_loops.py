@@ -456,7 +456,7 @@ def test_the_first_row_is_audited_and_the_diagnosis_tells_it(tmp_path: Path) -> 
     assert told[:3] == (
         f"{count} trainable tensors, 1 without a gradient",
         "2 forwards and 2 backwards made the update",
-        "1 forward that raised left out",
+        "1 forward that raised is left out",
     )
     assert f"{norms} norms, none over another dimension than the last" in told
     assert audited({"audit": {"parameters": "many", "feature_axes": 3, "norms": 2}}) == audited({"audit": 7}) == ()

@@ -153,7 +153,7 @@ def test_what_comes_by_too_late_is_named_once(caplog: pytest.LogCaptureFixture) 
             watcher.step()
     said = [record.getMessage() for record in caplog.records if "tap" in record.getMessage()]
     assert len(said) == 1
-    assert said[0].startswith("row 2: tap late came by for the first time after the first row")
+    assert said[0].startswith("row 2: tap late was first reached after the first row")
     assert "late" not in sink.column(3, "residual_norm", "value")
 
 

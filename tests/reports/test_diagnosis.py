@@ -284,3 +284,12 @@ def test_the_first_alarms_are_marked_where_they_were_raised(tmp_path: Path) -> N
     record.run.manifest["alarms"] = [*({"step": step, "title": "x"} for step in (1, 2, 3, 4)), {"step": None}]
     marked = panel(diagnose(record), "Loss").references
     assert [(mark.value, mark.label, mark.vertical) for mark in marked] == [(s, "alarm", True) for s in (1, 2, 3)]
+
+
+def test_what_was_checked_at_the_first_row_stands_below_the_maps(tmp_path: Path) -> None:
+    made = run(tmp_path)
+    assert not any("first row" in note for note in diagnose(made).notes)
+    facts = {"parameters": 12, "parameters_without_gradient": 1, "forwards": 2, "norms": "many"}
+    edit(made.run.path / "run.json", audit=facts)
+    note = diagnose(Record(load(tmp_path)[0].run, made.name)).notes[-1]
+    assert note == ("Checked at the first row: 12 trainable tensors, 1 without a gradient; 2 forwards made the update.")

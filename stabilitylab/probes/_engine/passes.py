@@ -190,7 +190,7 @@ class Pass:
             yield shards.whole(hook.module, sites[0].stack, value) if needed else value
 
     def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None:
-        """A gradient comes by in compiled code, see :class:`~.training_pass.TrainingPass`."""
+        """Notes a gradient in compiled code, see :class:`~.training_pass.TrainingPass`."""
 
     def keep(self, wanted: Wanted, x: Any, y: torch.Tensor, weight: torch.Tensor, compiled: bool = False) -> None:
         """Measures at a site and keeps the numbers, still per token, until the pass ends."""

@@ -34,8 +34,8 @@ from .watchable import compiled_modules
 log = logging.getLogger("stabilitylab")
 
 ATTRIBUTE = "_stabilitylab_key"  # of a module that may show values
-LATE = "came by for the first time after the first row, when the tables were laid out"
-TWICE = "came by several times in one pass, and its numbers are of all of them: say tap(x, name, self) in compiled code"
+LATE = "was first reached after the first row, when the tables were laid out"
+TWICE = "ran several times in one pass, and its numbers are of all of them: write tap(x, name, self) in compiled code"
 Place = tuple[str, str]  # the full name, and the kind; of an attention module, how many heads it has
 
 
@@ -123,7 +123,7 @@ class Tapped:
         compiled: bool = False,
         gradient: bool = False,
     ) -> None:
-        """A value came by: ``compiled``, in compiled code; ``gradient``, it is the gradient of one."""
+        """Notes a value: ``compiled``, in compiled code; ``gradient``, it is the gradient of one."""
         path = f"{self._paths[owner or self._root]}.{name}".strip(".")
         if (key := (listener, (path, kind))) not in self._hooks:
             self._hooks[key] = self._wanted(listener, path, name, kind)

@@ -1,4 +1,4 @@
-"""Places that a probe was to look at and that no forward pass came by: said once, by name, instead of silence."""
+"""Places that a probe was to look at and that no forward pass reached: said once, by name, instead of silence."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class FirstRow(Instrument):
       in a compiled function, none is seen). ``backwards`` only in one process.
     - ``forwards_broken``, ``passes_discarded``: forwards that raised, and passes whose gradients were thrown away.
     - ``norms``: places of norms; ``feature_axes``: those whose features are not in the last dimension, name -> which.
-    - ``places_not_called``: the number of places that no pass came by.
+    - ``places_not_called``: the number of places that no pass reached.
     """
 
     def __init__(self, training: TrainingRows, checks: LoopChecks) -> None:

@@ -1,4 +1,4 @@
-"""The checks of the loop around a watcher: places that no pass came by, and a step() in the wrong place."""
+"""The checks of the loop around a watcher: places that no pass reached, and a step() in the wrong place."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REWRITTEN = (
 class LoopChecks(Instrument):
     """Says each thing once, and whatever else was said before, on the first rank alone, or on each stage of a pipeline.
 
-    ``unseen``: table -> places that no call of the first probed rows came by. ``warnings``: what was said of the loop.
+    ``unseen``: table -> places that no call of the first probed rows reached. ``warnings``: what was said of the loop.
     ``early``: an optimizer stepped before the first row.
     """
 
@@ -67,7 +67,7 @@ class LoopChecks(Instrument):
             self.look(row.step, "training", self._training.boards, training.order)
 
     def look(self, row: int, which: str, boards: Sequence[Board], called: Mapping[tuple[str, int], int]) -> None:
-        """Once for each kind of pass: which places it did not come by."""
+        """Names the places that a pass did not reach, once for each kind of pass."""
         if which in self._looked:
             return
         self._looked.add(which)
