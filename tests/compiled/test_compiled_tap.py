@@ -99,7 +99,7 @@ def test_a_name_alone_is_one_place_in_compiled_code_and_that_is_said(caplog: pyt
     said = [record.getMessage() for record in caplog.records if "tap" in record.getMessage()]
     assert len(said) == 1
     assert "tap norm1, tap middle, tap norm2 ran several times in one pass" in said[0]
-    assert "say tap(x, name, self) in compiled code" in said[0]
+    assert "write tap(x, name, self) in compiled code" in said[0]
 
 
 def test_compiled_code_of_a_process_that_never_watched_holds_nothing_of_it() -> None:
