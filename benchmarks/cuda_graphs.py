@@ -37,7 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stabilitylab.probes._engine.passes import Pass
 from stabilitylab.probes.parameters import squares as norms
-from stabilitylab.train.graph_replays import Replays
+from stabilitylab.train.fast.graph_replays import Replays
 from stabilitylab.train.loop import Trainer
 from stabilitylab.train.run import Plan
 

@@ -193,7 +193,7 @@ def watch(
     :class:`stabilitylab.probes.Watcher`.
 
     ``tracker``: "tensorboard", "wandb", "mlflow", ... or a tracker of Accelerate gets aggregates of each row too
-    (:mod:`stabilitylab.integrations.trackers`). ``alarm``: True, the name of a set of rules ("combination"), or an
+    (:mod:`stabilitylab.trackers`). ``alarm``: True, the name of a set of rules ("combination"), or an
     :class:`stabilitylab.alarm.Alarm`. It checks each row for signs of a failure; its alerts go to the log, to run.json,
     to the tracker and to ``on_alarm`` (docs/alarm.md has its error rates). ``resume``: the result of ``.checkpoint()``;
     the run in ``out`` goes on from there. Raises UsageError if ``out`` exists or a named probe finds no site.
@@ -228,7 +228,7 @@ def watch(
     def teed() -> Sink | None:
         if tracker is None or isinstance(run, AbsentRun):
             return None
-        from .integrations.trackers import Tee, TrackerSink  # Accelerate, an extra
+        from .trackers import Tee, TrackerSink  # Accelerate, an extra
 
         return Tee(run, TrackerSink.of(tracker, run.path, manifest["config"]))
 

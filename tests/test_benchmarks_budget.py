@@ -98,7 +98,7 @@ def test_it_runs_at_toy_size(budget: Any, monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_compiled_layers_are_timed_beside_the_others(
     budget: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from stabilitylab.train import compiling
+    from stabilitylab.train.fast import compiling
 
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")  # writes no C++
     sets = [word for setting in SMALL for word in ("--set", setting)]

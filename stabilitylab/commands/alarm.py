@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import command
 from ._options import VERBOSE
+from .base import command
 
 if TYPE_CHECKING:
     from ..alarm import Alarm

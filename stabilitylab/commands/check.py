@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from ..errors import UsageError
-from . import command
 from ._factory import GIVES, made_by, named
 from ._options import JSON, VERBOSE
+from .base import command
 
 
 @command("check", rank=20)

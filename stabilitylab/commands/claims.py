@@ -15,9 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..errors import ResourceError, UsageError
 from ..printable import screen
-from . import command
 from ._claims_shown import show, show_power
 from ._options import JSON, QUIET, RUNS, VERBOSE
+from .base import command
 
 
 @command("claims", rank=70)

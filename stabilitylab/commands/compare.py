@@ -15,8 +15,8 @@ from rich.console import Console
 
 from ..errors import DamagedError, UsageError, listed
 from ..printable import screen
-from . import command
 from ._options import JSON, VERBOSE
+from .base import command
 
 if TYPE_CHECKING:
     from ..diagnose import Comparison, Standing, Standings

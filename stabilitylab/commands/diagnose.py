@@ -12,8 +12,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from ..printable import screen
-from . import command
 from ._options import JSON, VERBOSE
+from .base import command
 
 if TYPE_CHECKING:
     from ..diagnose import Diagnosis

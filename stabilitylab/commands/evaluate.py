@@ -12,8 +12,8 @@ from rich.progress import Progress
 
 from ..errors import InputError, UsageError
 from ..printable import screen
-from . import command
 from ._options import JSON, QUIET, VERBOSE
+from .base import command
 
 SHOWN = (
     "bleu",

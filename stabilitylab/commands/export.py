@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from . import command
 from ._options import JSON, QUIET, VERBOSE
+from .base import command
 
 
 @command("export", rank=110)

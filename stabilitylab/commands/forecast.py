@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import UsageError
-from . import command
 from ._factory import GIVES
 from ._forecasts import CONFIG, D_MODEL, DATA, LAYERS, LR, PRESET, SET, STACK, VALID, WARMUP, Stack
 from ._options import JSON, QUIET, VERBOSE
+from .base import command
 
 if TYPE_CHECKING:
     from ..forecast import Forecast

@@ -15,8 +15,8 @@ from rich.progress import track
 from ..errors import InputError, UsageError, in_words
 from ..printable import screen
 from ..registry import Registry, failed
-from . import COMMANDS, command
 from ._options import JSON, RUNS
+from .base import COMMANDS, command
 
 if TYPE_CHECKING:
     from ..store import Run
@@ -228,7 +228,7 @@ DESCRIBED = ("run", "state", "verdict", "arch", "layers", "width", "data", "seed
 
 def _described(run: Run) -> dict[str, Any]:
     from ..labels import label_of  # here, since it takes its time
-    from ..store.lost import lost
+    from ..store.nonfinite import lost
 
     status, sections = run.status, run.config if run.kind != "watched" else {}
     model, train = sections.get("model", {}), sections.get("train", {})

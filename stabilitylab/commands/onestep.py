@@ -10,8 +10,8 @@ import typer
 from rich.table import Table
 
 from ..printable import screen
-from . import command
 from ._options import QUIET, RUNS, VERBOSE
+from .base import command
 
 
 @command("onestep", rank=40)

@@ -18,8 +18,8 @@ from rich.table import Table
 from ..errors import DivergedError, UsageError
 from ..inputs import shown
 from ..printable import screen
-from . import command
 from ._options import JSON, RUNS
+from .base import command
 
 if TYPE_CHECKING:
     from ..config import Config

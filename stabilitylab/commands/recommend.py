@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..printable import screen
-from . import command
 from ._forecasts import CONFIG, D_MODEL, DATA, DEPTH, LR, PRESET, SET, STACK, VALID, WARMUP, Stack
 from ._options import JSON, QUIET, VERBOSE
+from .base import command
 
 if TYPE_CHECKING:
     from ..forecast import Forecast

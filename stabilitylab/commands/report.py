@@ -14,8 +14,8 @@ from rich.table import Table
 
 from ..errors import UsageError
 from ..printable import screen
-from . import command
 from ._options import JSON, QUIET, RUNS, VERBOSE
+from .base import command
 
 if TYPE_CHECKING:
     from ..reports.build import Built

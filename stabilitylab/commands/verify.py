@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import command
 from ._options import JSON, QUIET, VERBOSE
+from .base import command
 
 if TYPE_CHECKING:
     from ..store.verify import Verified

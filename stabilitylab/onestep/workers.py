@@ -14,7 +14,7 @@ from pathlib import Path
 from ..config import Config, validated
 from ..errors import StabilityLabError, UsageError
 from ..store import Run
-from .measuring import measure, settled
+from .measurement import measure, settled
 
 SPAWN = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads and locks
 DIED = "its process was killed, perhaps for want of memory: use fewer jobs, or a smaller model"

@@ -20,7 +20,7 @@ from ..labels import has_ramp, label_of, may_follow_ramp
 from ..store import Run, load_runs
 from ..store.combine import By
 from ..store.layout import flat
-from ..store.lost import lost
+from ..store.nonfinite import lost
 from ..store.pieces import ReplacedError
 from ..verdict import READS_NATS, Verdict
 from . import style

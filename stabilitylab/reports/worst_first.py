@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..errors import UsageError
-from ..store.lost import LOSSES
+from ..store.nonfinite import LOSSES
 from .collection import Record, Runs
 
 SHOWN = 6  # runs whose layers are on the page, where none is named

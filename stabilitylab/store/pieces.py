@@ -12,13 +12,13 @@ import pyarrow as pa
 from ..errors import DamagedError
 from ..schema import Table
 from . import inventory
+from .damage import tell
 from .files import is_locked
 from .identity import Identity
 from .inventory import Entry, Inventory
 from .journal import Records, read_records
 from .layout import METRICS, journal_path, journals, part_path, parts
 from .parts import metrics_of, read_part, table_of
-from .telling import tell
 
 Parts = Mapping[int, Path]
 Stamp = tuple[int, int, int]  # inode, size and time of the last change: a file that was replaced has another stamp

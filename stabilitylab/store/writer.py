@@ -17,6 +17,7 @@ from ..errors import InputError, UsageError
 from ..schema import Cells, Table
 from . import inventory
 from .aside import check_complete, free_place, set_aside
+from .damage import tell
 from .documents import plain, read_object, write_document
 from .evaluation import FILE as EVALUATION
 from .existing import exists, in_the_way
@@ -39,7 +40,6 @@ from .layout import (
 )
 from .names import PLACES
 from .parts import MOST_CELLS, compact, part_schema, read_part, renew
-from .telling import tell
 
 State = Literal["running", "finished", "diverged", "interrupted", "failed"]
 log = logging.getLogger("stabilitylab")

@@ -1,9 +1,9 @@
 """Output on a terminal: the live panel of a run, tables that fit its width, numbers in few letters."""
 
-from .fitting import Field, fitted, print_table
 from .live import LiveDisplay, worst_ln_input
 from .strips import Strip, strips
 from .summary import summary
+from .tables import Field, fitted, print_table
 from .words import duration, number, sparkline, state_style
 
 __all__ = [

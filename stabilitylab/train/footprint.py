@@ -16,7 +16,7 @@ from ..errors import ResourceError
 from ..models import ARCHS, build_model, parameter_count
 from ..probes import chosen
 from .environment import aligned
-from .graph_replays import some_run_directly
+from .fast import some_run_directly
 from .recipe import token_losses
 
 # Bytes of a process beside its tensors. On a GPU: CUDA's context, kernels, the allocator's slack. Else: Python, torch.

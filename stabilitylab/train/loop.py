@@ -22,15 +22,12 @@ from ..probes.numerics import attention
 from ..store import AbsentRun, RunWriter
 from ..verdict import Verdict
 from . import checkpoint
-from .compiling import compile_layers, explained
 from .environment import aligned, peak_memory
-from .graph_replays import Directly, Replays, are_apart, shapes_of
+from .fast import Directly, Replays, ReplaysApart, WorkingWeights, are_apart, compile_layers, explained, shapes_of
 from .judging import Judging
-from .micro_replays import ReplaysApart
 from .passes import Passes
 from .ranks import Team
 from .recipe import learning_rate, optimizer_of, own_rates, set_rate, token_losses
-from .working_weights import WorkingWeights
 
 
 @dataclass(frozen=True)

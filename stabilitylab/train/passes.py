@@ -15,10 +15,9 @@ from ..data import Batch, Dataset
 from ..models import Transformer
 from ..probes import evaluation
 from ..probes.numerics import attention
-from .compiling import as_written
 from .environment import aligned, attention_kernels
+from .fast import WorkingWeights, as_written
 from .recipe import accuracy, token_losses
-from .working_weights import WorkingWeights
 
 
 class Passes:

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from ..config import TrainConfig
 from ..probes.parameters.layouts import local
 from .adamw import LeanAdamW
-from .one_pass import OnePassAdamW
+from .fast import OnePassAdamW
 
 NO_WARMUP_PERIOD = 4000  # updates before an inverse-sqrt rate decays without warm-up (T-Fixup's reference recipe)
 

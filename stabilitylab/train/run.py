@@ -23,10 +23,9 @@ from ..stopping import Requests, listening
 from ..store import AbsentRun, Run, RunWriter
 from ..verdict import Verdict
 from . import checkpoint
-from .compiling import is_compiled
 from .environment import alignment, prepare_process, provenance, resolve_device
+from .fast import is_compiled, recorder_for
 from .footprint import Footprint, check_memory, estimate
-from .graph_replays import recorder_for
 from .loop import Report, Trainer
 from .ranks import Team, device_of, gather_team
 

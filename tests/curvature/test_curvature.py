@@ -19,7 +19,7 @@ from stabilitylab.probes.curvature import (
     critical_rate,
     largest_eigenvalue,
 )
-from stabilitylab.probes.curvature.products import moved
+from stabilitylab.probes.curvature.hessian_products import moved
 
 Made = tuple[nn.Module, Callable[[], Tensor]]
 

@@ -106,7 +106,7 @@ def in_tensorboard(run: Run, out: Path) -> list[str]:
 
 def in_trackers(run: Run, out: Path) -> list[str]:
     pytest.importorskip("accelerate")
-    from stabilitylab.integrations.trackers import aggregates
+    from stabilitylab.trackers import aggregates
 
     told = []
     for place, kind in enumerate(KINDS):

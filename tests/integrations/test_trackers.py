@@ -16,9 +16,9 @@ from subjects import LR, batch, model
 import stabilitylab as sl
 from stabilitylab.alarm import Alarm, AlarmRule, RuleSet
 from stabilitylab.errors import ResourceError, UsageError
-from stabilitylab.integrations.pictures import EVERY, TALL, LayerMap
-from stabilitylab.integrations.trackers import aggregates
 from stabilitylab.schema import Cells, Row, Table
+from stabilitylab.trackers import aggregates
+from stabilitylab.trackers.layer_map import EVERY, TALL, LayerMap
 
 ALWAYS = RuleSet((AlarmRule("always", {"grad_norm.z": 1.0}, 0.0, "it is so"),))  # speaks as soon as it may
 
@@ -105,7 +105,7 @@ def test_the_map_of_layers_comes_as_an_image_now_and_then() -> None:
 
 
 def test_tensorboard_takes_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stabilitylab.integrations.pictures.EVERY", 2)
+    monkeypatch.setattr("stabilitylab.trackers.layer_map.EVERY", 2)
     loop(tmp_path / "run", "tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

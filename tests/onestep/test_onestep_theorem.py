@@ -10,7 +10,7 @@ from onestep_cases import column, subject_of
 from torch import Tensor
 
 from stabilitylab.onestep.initial_model import Filled, Subject, hooked
-from stabilitylab.onestep.measuring import everything
+from stabilitylab.onestep.measurement import everything
 from stabilitylab.onestep.theorem import Connections, applies
 
 ONE = {"encoder_layers": 1, "decoder_layers": 1}

@@ -16,7 +16,7 @@ from stabilitylab.reports.collection import Runs
 from stabilitylab.reports.worst_first import MANY, NOT_FINITE, OTHERWISE, named, place
 from stabilitylab.store import Run, RunWriter
 from stabilitylab.store.incident import write_incident
-from stabilitylab.store.lost import lost
+from stabilitylab.store.nonfinite import lost
 
 FALLING = [6.0 - 0.05 * t for t in range(30)]
 

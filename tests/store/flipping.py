@@ -14,7 +14,7 @@ import torch
 from store_cases import contents, new_run, put
 
 from stabilitylab.errors import StabilityLabError
-from stabilitylab.store import Run, telling
+from stabilitylab.store import Run, damage
 from stabilitylab.store.evaluation import write_evaluation
 from stabilitylab.store.verify import verify
 from stabilitylab.train import checkpoint
@@ -70,7 +70,7 @@ class _Heard(logging.Handler):
 def read(path: Path) -> Read:
     """Read all of a run that can be read, by whoever reads it: the API, and a resume that loads the checkpoint."""
     heard, log = _Heard(), logging.getLogger("stabilitylab")
-    telling._told.clear()
+    damage._told.clear()
     log.addHandler(heard)
     try:
         run = Run.open(path)

@@ -31,7 +31,7 @@ from store_cases import TABLES, cells
 
 from stabilitylab.errors import StabilityLabError, UsageError
 from stabilitylab.schema import Cells
-from stabilitylab.store import Run, RunWriter, telling
+from stabilitylab.store import Run, RunWriter, damage
 from stabilitylab.store.evaluation import write_evaluation
 from stabilitylab.store.identity import new_identity
 from stabilitylab.store.journal import Journal
@@ -232,7 +232,7 @@ class Machine(RuleBasedStateMachine):
     def what_was_acknowledged_is_read_or_its_loss_is_said(self) -> None:
         if not self.path.exists():
             return
-        telling._told.clear()
+        damage._told.clear()
         heard, log = Heard(), logging.getLogger("stabilitylab")
         log.addHandler(heard)
         said: list[str] = []

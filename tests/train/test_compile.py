@@ -23,11 +23,12 @@ from stabilitylab.errors import ResourceError, UsageError
 from stabilitylab.models import ARCHS
 from stabilitylab.models.archs.postln import PostLN
 from stabilitylab.store import Run, RunWriter
-from stabilitylab.train import checkpoint, compiling, plan
-from stabilitylab.train.compiling import is_compiled
-from stabilitylab.train.graph_replays import Replays, shapes_of
+from stabilitylab.train import checkpoint, plan
+from stabilitylab.train.fast import compiling
+from stabilitylab.train.fast.compiling import is_compiled
+from stabilitylab.train.fast.graph_replays import Replays, shapes_of
+from stabilitylab.train.fast.micro_replays import ReplaysApart
 from stabilitylab.train.loop import Trainer
-from stabilitylab.train.micro_replays import ReplaysApart
 from stabilitylab.train.ranks import Team
 
 pytestmark = [

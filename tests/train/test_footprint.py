@@ -95,11 +95,11 @@ def test_what_recorded_updates_hold_is_counted(monkeypatch: pytest.MonkeyPatch) 
     assert graphs() == (0, 2)
     assert graphs("train.accumulate=3") == (0, 2)  # 16 kinds
     assert graphs("train.accumulate=4") == (0, 2)  # 32: halves of updates are recorded apart, 2 shapes
-    monkeypatch.setattr("stabilitylab.train.graph_replays.MOST", 3)
+    monkeypatch.setattr("stabilitylab.train.fast.graph_replays.MOST", 3)
     assert graphs() == (1, 2)  # 4 kinds: some run directly
     assert graphs("data.max_length=6") == (0, 1)
     assert graphs(recorded=False) == (0, 2)
-    monkeypatch.setattr("stabilitylab.train.graph_replays.MOST", 1)
+    monkeypatch.setattr("stabilitylab.train.fast.graph_replays.MOST", 1)
     assert graphs("train.accumulate=4") == (1, 2)  # shapes
 
 
@@ -110,7 +110,7 @@ def test_a_run_that_fits_without_graphs_alone_goes_without(
         sets = ["data.sentences=4", f"train.cuda_graphs={asked}"]
         return plan(resolve(parse_set(sets), depth=2))
 
-    monkeypatch.setattr("stabilitylab.train.graph_replays.MOST", 3)  # of 4 kinds
+    monkeypatch.setattr("stabilitylab.train.fast.graph_replays.MOST", 3)  # of 4 kinds
     monkeypatch.setattr("stabilitylab.train.run.recorder_for", lambda *_: Tape())
     room = planned("auto").footprint
     assert room.graphs

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.errors import UsageError
 from stabilitylab.store import Run, RunWriter
-from stabilitylab.train import one_pass, plan
+from stabilitylab.train import plan
 from stabilitylab.train.adamw import LeanAdamW
+from stabilitylab.train.fast import one_pass
+from stabilitylab.train.fast.one_pass import OnePassAdamW, has_kernel
 from stabilitylab.train.loop import Trainer
-from stabilitylab.train.one_pass import OnePassAdamW, has_kernel
 
 INTERPRETED = has_kernel() and os.environ.get("TRITON_INTERPRET") == "1"
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.98), "eps": 1e-3, "weight_decay": 0.1}

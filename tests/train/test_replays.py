@@ -26,9 +26,9 @@ from stabilitylab.probes import CudaGraphs, Watcher
 from stabilitylab.probes.library.gradients import GradNorm
 from stabilitylab.store import Run, RunWriter
 from stabilitylab.train import checkpoint, plan
-from stabilitylab.train.graph_replays import MOST, Replays, kinds, recorder_for, shapes_of, some_run_directly
+from stabilitylab.train.fast.graph_replays import MOST, Replays, kinds, recorder_for, shapes_of, some_run_directly
+from stabilitylab.train.fast.micro_replays import ReplaysApart
 from stabilitylab.train.loop import Trainer
-from stabilitylab.train.micro_replays import ReplaysApart
 from stabilitylab.train.ranks import Team
 
 pytestmark = pytest.mark.two_runs
@@ -360,7 +360,7 @@ def test_the_tape_spoils_what_lies_in_the_pool() -> None:
 
 
 def test_more_shapes_than_are_recorded_run_directly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stabilitylab.train.graph_replays.MOST", 1)
+    monkeypatch.setattr("stabilitylab.train.fast.graph_replays.MOST", 1)
     direct = ON_CPU.fit(tmp_path / "direct")
     replayed = ON_CPU.fit(tmp_path / "replayed", recorder=Tape())
     same(ON_CPU, direct, replayed)
@@ -440,7 +440,7 @@ def test_from_the_17th_shape_on_updates_of_several_micro_batches_run_directly(
 ) -> None:
     many = ("train.accumulate=4",)
     direct = ON_CPU.fit(tmp_path / "direct", *many)
-    monkeypatch.setattr("stabilitylab.train.micro_replays.MOST", 1)
+    monkeypatch.setattr("stabilitylab.train.fast.micro_replays.MOST", 1)
     replayed = ON_CPU.fit(tmp_path / "replayed", *many, recorder=Tape())
     same(ON_CPU, direct, replayed)
     assert isinstance(replayed.apply, ReplaysApart)
@@ -466,7 +466,7 @@ def test_who_gets_a_recorder(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
         config = resolve(parse_set([f"train.cuda_graphs={asked}", f"train.parallel={kind}", *sets]), depth=4)
         return recorder_for(config, torch.device(device), Team(kind, 0, 1 if kind == "none" else 2))
 
-    monkeypatch.setattr("stabilitylab.train.graph_replays.CudaGraphs", lambda device: ("graphs", device))
+    monkeypatch.setattr("stabilitylab.train.fast.graph_replays.CudaGraphs", lambda device: ("graphs", device))
     assert chosen("auto", "cpu") is chosen("off", "cpu") is chosen("off", "cuda") is None
     assert chosen("auto", "cuda") is None  # no GPU has run the recorder
     assert caplog.messages == [
@@ -474,7 +474,7 @@ def test_who_gets_a_recorder(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
     ]
     assert chosen("on", "cuda") == ("graphs", torch.device("cuda"))
     caplog.clear()
-    monkeypatch.setattr("stabilitylab.train.graph_replays.RECORDED_BY_DEFAULT", True)
+    monkeypatch.setattr("stabilitylab.train.fast.graph_replays.RECORDED_BY_DEFAULT", True)
     assert chosen("auto", "cuda") == ("graphs", torch.device("cuda"))
     assert not caplog.messages
     with pytest.raises(ResourceError, match="on needs a CUDA device, and this run is on cpu: leave it at auto"):

@@ -15,7 +15,7 @@ from stabilitylab.config import parse_set, resolve
 from stabilitylab.errors import UsageError
 from stabilitylab.store import Run, RunWriter
 from stabilitylab.train import checkpoint, plan
-from stabilitylab.train.graph_replays import Replays
+from stabilitylab.train.fast.graph_replays import Replays
 from stabilitylab.train.loop import Trainer
 
 pytestmark = pytest.mark.two_runs

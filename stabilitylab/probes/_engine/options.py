@@ -17,7 +17,7 @@ from .cadence import Cadence, CurvatureCadence, checked, checked_curvature
 from .masks import Mask
 from .recorder import Recorder
 from .selection import Names
-from .tapped import Place
+from .tap_places import Place
 from .watchable import Optimizers
 
 if TYPE_CHECKING:

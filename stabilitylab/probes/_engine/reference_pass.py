@@ -12,7 +12,7 @@ from torch import nn
 
 from ..library.representations import Output
 from ..parameters.ranks import Ranks
-from ..places.products import products
+from ..places.expert_products import products
 from .board import Board
 from .evaluation import evaluation
 from .guard import Guard

@@ -25,7 +25,7 @@ from .neutral_pass import Audit
 from .options import WatchOptions
 from .selection import boards_for, chosen, extended, find_sites, split_sites
 from .stages import agreed, check_for_stages
-from .tapped import mentions
+from .tap_places import mentions
 from .watchable import as_tuple, check_arguments, check_current, check_watchable, compiled_modules
 
 

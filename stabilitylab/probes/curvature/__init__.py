@@ -2,7 +2,7 @@
 
 from .critical import Critical, critical_rate, crossing
 from .eigen import Eigen, largest_eigenvalue
-from .products import HessianProducts, adam_preconditioner, relative_rates
+from .hessian_products import HessianProducts, adam_preconditioner, relative_rates
 
 __all__ = [
     "Critical",

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .products import Vector, dot
+from .hessian_products import Vector, dot
 
 TOLERANCE = 0.01  # share of the eigenvalue; the residual bounds its error: |lambda - value| <= residual
 VANISHES = 1e-10  # share of the operator's size below which the Krylov space of the start is exhausted

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..parameters.copies import keep, kept
 from ..parameters.pieces import Parameters
 from ..parameters.ranks import Ranks
-from .products import HessianProducts, Vector
+from .hessian_products import HessianProducts, Vector
 
 log = logging.getLogger("stabilitylab")
 

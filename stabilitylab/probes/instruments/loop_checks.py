@@ -10,7 +10,7 @@ from .._engine.hooks import forget_compiled
 from .._engine.row import RowRecord
 from .._engine.scaling import forgotten_scaler
 from .._engine.selection import chosen, left_out
-from .._engine.unseen import missed, say, say_missed, unseen
+from .._engine.unreached import missed, say, say_missed, unseen
 from .._engine.watchable import SPLIT, compiled_modules
 from .._engine.watched import Watched
 from ..parameters.pieces import Parameters

@@ -15,7 +15,7 @@ from .._engine.first_batch import FirstBatch
 from .._engine.neutral_pass import NeutralPass
 from .._engine.reference_pass import ReferencePass
 from .._engine.row import RowRecord
-from .._engine.tapped import Tapped
+from .._engine.tap_places import Tapped
 from .._engine.watched import Watched
 from ..library.representations import ModelUpdate, Output, distances
 from ..parameters.copies import kept, parameters_set

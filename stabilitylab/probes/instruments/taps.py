@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import UsageError
 from .._engine.row import RowRecord
 from .._engine.selection import chosen
-from .._engine.tapped import Tapped
+from .._engine.tap_places import Tapped
 from .._engine.watchable import compiled_modules
 from .._engine.watched import Watched
 from ..base import PROBES

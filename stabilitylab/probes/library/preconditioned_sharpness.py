@@ -11,8 +11,8 @@ from torch import Tensor
 from ...decisive import CONVERGED
 from ..base import CurvatureProbe, probe
 from ..curvature.eigen import TOLERANCE, largest_eigenvalue
+from ..curvature.hessian_products import Vector, adam_preconditioner, relative_rates
 from ..curvature.landscape import Landscape
-from ..curvature.products import Vector, adam_preconditioner, relative_rates
 from ..parameters.pieces import Parameters
 from ..rules import Mean
 from .adam import groups_of, is_adam, states, unwrapped

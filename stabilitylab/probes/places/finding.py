@@ -12,9 +12,9 @@ from torch import nn
 
 from ...errors import UsageError
 from .attending import attends, innermost, is_projection
+from .expert_products import stacked
 from .feedforward import WayBack, way_back, widths
 from .naming import lies_in, modules_of, named, unwrapped
-from .products import stacked
 from .routing import routing
 from .sites import ACTIVATIONS, TAPS, FeatureAxis, Site, Sites, parts_taken
 from .structure import (

@@ -16,7 +16,7 @@ import numpy as np
 from ..alarm import Alert
 from ..errors import ResourceError, UsageError
 from ..schema import Cells, Table
-from .pictures import LayerMap
+from .layer_map import LayerMap
 
 try:
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers

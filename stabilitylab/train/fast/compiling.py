@@ -9,10 +9,10 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import nn
 
-from ..config import Config
-from ..errors import ResourceError, UsageError, bounded
-from ..models.transformer import Layer, Transformer
-from .ranks import Team
+from ...config import Config
+from ...errors import ResourceError, UsageError, bounded
+from ...models.transformer import Layer, Transformer
+from ..ranks import Team
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from ..places.structure import is_torchs
 from .board import Board
 from .hooks import Hook, not_copied
 from .passes import Pass, Wanted
-from .unseen import NAMED
+from .unreached import NAMED
 from .watchable import compiled_modules
 
 log = logging.getLogger("stabilitylab")

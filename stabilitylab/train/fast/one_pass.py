@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .adamw import CAPTURE_CHECK, LeanAdamW
+from ..adamw import CAPTURE_CHECK, LeanAdamW
 
 CHUNK = 1 << 14  # entries that one program of the kernel updates
 BLOCK = 1 << 10  # entries that it updates at a time

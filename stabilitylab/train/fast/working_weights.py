@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ..models.sublayers import Linear
+from ...models.sublayers import Linear
 
 
 class WorkingWeights:

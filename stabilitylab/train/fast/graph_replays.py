@@ -11,11 +11,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..config import Config
-from ..data import Batch, Dataset
-from ..errors import ResourceError, UsageError
-from ..probes import CudaGraphs, Recorder, Template, Watcher, attempt
-from .ranks import Team
+from ...config import Config
+from ...data import Batch, Dataset
+from ...errors import ResourceError, UsageError
+from ...probes import CudaGraphs, Recorder, Template, Watcher, attempt
+from ..ranks import Team
 
 log = logging.getLogger(__name__)
 

@@ -164,6 +164,6 @@ def test_running_out_of_memory_is_one_sentence(tmp_path: Path, monkeypatch: pyte
     def out_of_memory(subject: Any) -> None:
         raise RuntimeError("CUDA out of memory. Tried to allocate 20 GiB")
 
-    monkeypatch.setattr("stabilitylab.onestep.measuring.everything", out_of_memory)
+    monkeypatch.setattr("stabilitylab.onestep.measurement.everything", out_of_memory)
     with pytest.raises(ResourceError, match="out of memory on cpu: give a smaller --depth"):
         measure(config_of("postln"), tmp_path, "one")

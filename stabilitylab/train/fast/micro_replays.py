@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..data import Batch
-from ..probes import Recorder, Template, Watcher, attempt
+from ...data import Batch
+from ...probes import Recorder, Template, Watcher, attempt
 from .graph_replays import MOST, Metrics, Replays, Update, size_of
 
 Key = tuple[bool, object, bool]  # probed, shapes, whether it is the last of its update
