@@ -62,6 +62,11 @@ def notes() -> dict[str, ArchNote]:
     return dict(sorted({**_added, **_built_in()}.items(), key=lambda item: (item[1].rank, item[0])))
 
 
+def built_in() -> list[ArchNote]:
+    """Return the notes of the architectures of this package, in the order of tables."""
+    return sorted(_built_in().values(), key=lambda note: (note.rank, note.name))
+
+
 @cache
 def _built_in() -> dict[str, ArchNote]:
     folder = Path(__file__).parent / "models" / "archs"

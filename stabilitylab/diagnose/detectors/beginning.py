@@ -16,14 +16,16 @@ from ..series import level, noise, until_broken
 # An explosion in the rows that a loss spike cannot judge, since it takes LEAST_ROWS of them to know level and noise: up
 # to this row the loss is over the median of the rows before it by so much of the loss at the start. None of the 130
 # healthy runs of results/alarm, training half, and none of the 204 of the other half is beyond it (bounds.csv there).
-FIRST_ROWS, EXPLODED_LOSS = 10, 0.25
+FIRST_ROWS = 10  # rows in which a loss may explode before it has a past
+EXPLODED_LOSS = 0.25  # of the first loss: a rise over the rows before
 # The guard against a loss that jumps up and down as a matter of course: so many robust standard deviations, those of a
 # loss spike, of the rows after the peak.
-GUARD_SD = 7.0
+GUARD_SD = 7.0  # robust standard deviations of the rows after the peak, which that rise must exceed as well
 # The loss is back where it began where a median of so many rows is at most this share above it, that of a plateau.
-BACK_ROWS, BACK = 5, 0.02
+BACK_ROWS = 5  # rows whose median says whether the loss came back ...
+BACK = 0.02  # ... to at most this share above where it began
 # Where row 0 is within this share of ln(classes), the loss is the cross-entropy of these classes in nats.
-UNIFORM_SHARE = 0.10
+UNIFORM_SHARE = 0.10  # of ln(classes): a first loss so near to it is a cross-entropy over these classes
 
 
 class Explosion(NamedTuple):
@@ -71,7 +73,19 @@ def uniform(evidence: Evidence, grid: Grid) -> float | None:
     return guess if grid.column == "nll" or abs(first - guess) <= UNIFORM_SHARE * guess else None
 
 
-@detector("early_explosion", "explosion of the loss at the start", reads={"loss": "w.step(loss=loss)"}, least_rows=2)
+@detector(
+    "early_explosion",
+    "explosion of the loss at the start",
+    reads={"loss": "w.step(loss=loss)"},
+    least_rows=2,
+    rule=(
+        "`nll`, else `loss`, its first `FIRST_ROWS` rows, which have too little past for a loss spike: > "
+        "`EXPLODED_LOSS` of the first loss over the median of the rows before, and > `GUARD_SD` robust "
+        "standard deviations; a failure where the loss does not come back to where it began, a warning where "
+        "it does"
+    ),
+    remedy="lower the rate, or a warm-up; a smaller initialisation",
+)
 def early_explosion(evidence: Evidence) -> Iterator[Event]:
     """A failure where the loss does not come back to where it began; a warning where it does, where the run learns by
     its held-out loss, and where it still goes on and is too young to tell."""

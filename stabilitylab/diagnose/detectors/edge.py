@@ -17,7 +17,8 @@ TABLE = "preconditioned_sharpness"
 # single measurements scatter by decades. The median of the last half of the measurements lay above this in 30 of 48
 # runs whose rate was too high, and in 6 of 130 healthy ones (results/alarm, training half; there measurements counted
 # whether they had converged or not).
-BEYOND, EDGE_ROWS = 12.0, 8
+BEYOND = 12.0  # preconditioned sharpness (converged rows) over Adam's edge, (2 + 2 beta1) / ((1 - beta1) lr)
+EDGE_ROWS = 8  # converged measurements of it
 
 
 @detector(
@@ -25,6 +26,10 @@ BEYOND, EDGE_ROWS = 12.0, 8
     "learning rate beyond the edge of stability",
     reads={TABLE: f"probe {TABLE}"},
     least_rows=EDGE_ROWS,
+    rule=(
+        "`preconditioned_sharpness.to_edge`: median of the last half of its rows > `BEYOND`, of at least `EDGE_ROWS`"
+    ),
+    remedy="lower the rate; a longer warm-up where it is so at the start alone",
 )
 def beyond_the_edge(evidence: Evidence) -> Iterator[Event]:
     """Begins at the first of three measurements, one after the other, that are beyond; else at the first of all.

@@ -63,6 +63,10 @@ def first_lost(grid: Grid) -> Loss | None:
     "non_finite",
     TITLE,
     reads={"loss": "w.step(loss=loss)", "ln_input": "probe ln_input", "grad_norm": "probe grad_norm"},
+    rule=(
+        "every metric, the main column of every table, `incident.json`: the first NaN or inf by what numbers depend on"
+    ),
+    remedy="see the place; the numbers before it; a kernel of attention, where it is named",
 )
 def non_finite(evidence: Evidence) -> Iterator[Event]:
     if evidence.incident is not None and evidence.incident.get("name"):

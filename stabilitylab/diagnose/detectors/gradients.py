@@ -15,14 +15,16 @@ from ..series import LEAST_PAST, first_above, lasting, past_largest, times, unti
 
 # A layer's gradient beside the largest of its stack. Adam stops balancing layers where gradients reach its eps, which
 # is three to four orders below usual ones. The same ratio, the other way up, is a gradient that explodes downwards.
-VANISHED = 1e-4
+VANISHED = 1e-4  # of the largest gradient of the stack
 # In a run whose loss was judged and learns, it is a note: some layers hardly learn, the model does. (This rule was
 # added after a first look: the bottom of default BranchNorm's 100 encoder layers falls to 1.5e-6, and the run trains.)
 # Geometric decay that has not come that far is worth a note (DeepNet, Admin: Post-LN's decoder at 18 layers and more).
-DECAYED, DECAY_PER_LAYER, DECAY_FIT = 0.05, -0.1, 0.95  # first over last layer; nats a layer; R^2 of the line
+DECAYED = 0.05  # bottom over top gradient: with the next two, a note
+DECAY_PER_LAYER = -0.1  # nats a layer
+DECAY_FIT = 0.95  # R^2 of log gradient on the layer
 # The total gradient norm, or a layer's, against its own past; factors of 2 to 5 are everyday noise of small batches.
-EXPLODED = 10.0
-EXPLODED_SHARE = 0.1  # of the largest layer's: a layer's explosion that the model can feel
+EXPLODED = 10.0  # gradient norm over the largest before
+EXPLODED_SHARE = 0.1  # of the largest layer's gradient
 
 SOURCES = ("activation_grad_norm", "grad_norm")
 UNMEANT = ", though parameters there require one,"
@@ -45,6 +47,8 @@ def decay(values: np.ndarray, layers: np.ndarray) -> tuple[float, float]:
     "vanishing gradient",
     reads={"activation_grad_norm": "probe activation_grad_norm", "grad_norm": "probe grad_norm"},
     mild=True,
+    rule="`activation_grad_norm`, `grad_norm` by layer: < `VANISHED` of the stack's largest",
+    remedy="an architecture or initialisation for this depth (DeepNorm, BranchNorm, Admin, Pre-LN)",
 )
 def vanishing_gradient(evidence: Evidence) -> Iterator[Event]:
     """A layer's gradient beside the largest of its stack: below VANISHED, or in plain geometric decay (a note)."""
@@ -166,6 +170,11 @@ def _decayed(grid: Grid, values: np.ndarray, layers: np.ndarray) -> Event | None
     "exploding gradient",
     reads={"grad_norm_total": "w.step() after backward", "grad_norm": "probe grad_norm"},
     least_rows=LEAST_PAST + 1,
+    rule=(
+        "`grad_norm_total`, `grad_norm` by layer: > `EXPLODED` x the largest of the rows before, at least "
+        "`EXPLODED_SHARE` of the model's largest; or growth downwards, as for vanishing"
+    ),
+    remedy="clip; see which layer it names",
 )
 def exploding_gradient(evidence: Evidence) -> Iterator[Event]:
     """The total gradient norm, or a layer's, against its own past."""
@@ -206,6 +215,11 @@ def _exploded(grid: Grid, ratio: np.ndarray) -> Iterator[Event]:
     "dead_layer",
     "layer without gradient or update",
     reads={"grad_norm": "probe grad_norm", "update_ratio": "optimizer=optimizer, or probe update_ratio"},
+    rule="`grad_norm`, `update_ratio`: absent, exactly 0, or a gradient and no update",
+    remedy=(
+        "is it frozen, unused, or not in the optimizer? Where nothing was to be trained from the start "
+        "(`places_untrained` in `run.json`, of `watch`; older runs do not tell), it is a note"
+    ),
 )
 def dead_layer(evidence: Evidence) -> Iterator[Event]:
     """Absent gradients (frozen, or unused), exact zeros beside others that are not, and parameters never updated."""

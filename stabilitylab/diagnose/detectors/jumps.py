@@ -13,14 +13,14 @@ from ..series import LEAST_PAST, first_above, past_largest, times, usual_before,
 
 # The learning rate against its maximum so far: schedules and restarts come back to it, or grow by per cents. A jump
 # that was taken back, and after which the loss came to a new minimum, is a note (since results/alarm, training half).
-LR_JUMP = 3.0
+LR_JUMP = 3.0  # learning rate over its maximum so far
 # The size of an update, or of ||dF||, against its own past. Adam's answer to a sudden gradient is at most
 # (1 - b1) / sqrt(1 - b2), 3.2 times the rate for (.9, .999), where 0.1 to 0.3 is usual; and noise stays within 2.
-UPDATE_JUMP = 5.0
+UPDATE_JUMP = 5.0  # update over the largest before
 # An update counts only where it is at least this share of the model's largest: growth of 1e-12 to 1e-9 moves nothing.
-UPDATE_SHARE = 0.1
+UPDATE_SHARE = 0.1  # of the model's largest update
 # The size of a layer's weights between neighbouring rows: no optimizer at a working rate multiplies it by ten.
-WEIGHT_JUMP = 10.0
+WEIGHT_JUMP = 10.0  # size of a layer's weights between neighbouring rows
 
 
 @detector(
@@ -30,6 +30,11 @@ WEIGHT_JUMP = 10.0
     role="setting",
     explains=("update_jump",),
     least_rows=LEAST_PAST + 1,
+    rule=(
+        "metric `lr` or `learning_rate`: > `LR_JUMP` x its maximum so far; a note where it was taken back and "
+        "the loss still came to a new minimum"
+    ),
+    remedy="look at the schedule, and at what a resume restored",
 )
 def lr_jump(evidence: Evidence) -> Iterator[Event]:
     grid = evidence.metric("lr", "learning_rate")
@@ -65,6 +70,11 @@ def lr_jump(evidence: Evidence) -> Iterator[Event]:
         "model_update": "reference=, or probe model_update",
     },
     least_rows=LEAST_PAST + 1,
+    rule=(
+        "`update_ratio.rms` per sub-layer; `model_update.one_update`: > `UPDATE_JUMP` x the largest of the "
+        "rows before, at least `UPDATE_SHARE` of the model's largest"
+    ),
+    remedy="lower the rate, lengthen the warm-up, clip; a larger Adam eps where second moments were tiny",
 )
 def update_jump(evidence: Evidence) -> Iterator[Event]:
     """The optimizer's update (rms over entries, layer by layer), or what one update did to the output, ||dF||."""
@@ -110,6 +120,8 @@ def _update(grid: Grid, ratio: np.ndarray, what: str) -> Iterator[Event]:
     role="setting",
     explains=("update_jump", "ln_growth"),
     least_rows=LEAST_PAST + 1,
+    rule=("rms of the weights, `update_ratio.rms / value`: x or / more than `WEIGHT_JUMP` between neighbouring rows"),
+    remedy="something wrote into them: a checkpoint, an initialisation, surgery",
 )
 def weight_jump(evidence: Evidence) -> Iterator[Event]:
     """rms(theta) = rms / value of ``update_ratio``, between neighbouring rows: scaled, zeroed or loaded in between.

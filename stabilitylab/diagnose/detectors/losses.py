@@ -17,26 +17,38 @@ RECORD = "w.step(loss=loss)"
 # A loss spike: the literature's 7 standard deviations (OLMo 2; AdaGC), robust ones here. The level is a median of
 # the last rows, the noise that of first differences, so that a falling loss hides nothing. The floors keep the tiny
 # noise of a flat or memorised loss from counting: shares of the level, and of the loss at the start.
-SPIKE_SD, NOISE_ROWS, LEAST_ROWS = 7.0, 100, 10
-SPIKE_OF_LEVEL, SPIKE_OF_START = 0.10, 0.02
+SPIKE_SD = 7.0  # robust standard deviations
+NOISE_ROWS = 100  # rows whose first differences are the noise
+LEAST_ROWS = 10  # rows before a spike can be told
+SPIKE_OF_LEVEL = 0.10  # of the level
+SPIKE_OF_START = 0.02  # of the loss at the start
 # Divergence of held-out or training nll is the verdict's (2 nats over the minimum, not undone within 5 %); of a loss
 # whose unit is unknown: ending above its start (beginning.py) by this share of it.
-DIVERGED_SHARE = 0.10
+DIVERGED_SHARE = 0.10  # of the first loss, above it
 # A plateau at the unigram baseline is the verdict's "stuck" (stabilitylab/verdict.py).
 # A plateau without a baseline: all rows together gained less than this share of the first level (of a loss that
 # exploded at once, of what it was before; where the number of classes is known, of a uniform guess), ...
-PLATEAU_GAIN = 0.02
+PLATEAU_GAIN = 0.02  # of the first level
 # ... or the end gave back more than this share of all that had been gained; judged from this number of rows on.
-PLATEAU_RELAPSE, PLATEAU_ROWS = 0.5, 20
+PLATEAU_RELAPSE = 0.5  # of what had been gained
+PLATEAU_ROWS = 20  # rows before a plateau can be told
 # Without a baseline a loss that stands still early cannot be told from one that is stuck: the unigram entropy of
 # natural text lies 30 to 40 % below the loss of a uniform guess, log V, where models start. Levels of the last half
 # that differ by no more than so many robust standard deviations of a row stand still (a median of ten rows has .4 of
 # them, and 500 such medians span 2.4).
-FLAT_SD, MAY_BE_STUCK = 2.5, 0.4
+FLAT_SD = 2.5  # robust standard deviations of a row, within which the last half of the rows stands still
+MAY_BE_STUCK = 0.4  # of the loss at the start: a loss that fell by less and stands still leaves open if it is stuck
 _MOST_SPIKES = 20  # one event each; more are a noisy loss
 
 
-@detector("loss_spike", "loss spike", reads={"loss": RECORD}, least_rows=LEAST_ROWS)
+@detector(
+    "loss_spike",
+    "loss spike",
+    reads={"loss": RECORD},
+    least_rows=LEAST_ROWS,
+    rule="`nll`, else `loss`: > `SPIKE_SD` robust standard deviations over the level, and over both floors",
+    remedy="the update before it; the batch of that step",
+)
 def loss_spike(evidence: Evidence) -> Iterator[Event]:
     grid = evidence.loss()
     if grid is None:
@@ -79,7 +91,17 @@ def loss_spike(evidence: Evidence) -> Iterator[Event]:
         over_by = end + 1
 
 
-@detector("divergence", "divergence", reads={"loss": RECORD, "held_out_nll": "stabilitylab probe"}, role="outcome")
+@detector(
+    "divergence",
+    "divergence",
+    reads={"loss": RECORD, "held_out_nll": "stabilitylab probe"},
+    role="outcome",
+    rule=(
+        "`held_out_nll`, `nll`: 2 nats over the minimum and not undone within 5 % of the run; `loss`: ends "
+        "over its start; a note below 50 updates, unless it is `EXPLODED_LOSS` over it: `DIVERGED_SHARE`"
+    ),
+    remedy="what came first in the chain",
+)
 def loss_divergence(evidence: Evidence) -> Iterator[Event]:
     """The verdict's rule for an nll, held-out first; for a loss of unknown unit: the end above the start."""
     held_out, grid = evidence.metric("held_out_nll"), evidence.loss()
@@ -129,6 +151,13 @@ def _diverged(grid: Grid, step: int, text: str, strength: float) -> Event:
     reads={"loss": RECORD, "held_out_nll": "stabilitylab probe"},
     role="outcome",
     least_rows=PLATEAU_ROWS,
+    rule=(
+        "the state `stuck` where the unigram baseline is known ([States](states.md)); else a loss that never "
+        "fell, or fell and came back, or stands still at ln(classes) where the number of classes is known; a "
+        "note, which leaves it open, where it stands still near its start, and below 50 updates: "
+        "`PLATEAU_GAIN`, `PLATEAU_RELAPSE`"
+    ),
+    remedy="what came first in the chain",
 )
 def plateau(evidence: Evidence) -> Iterator[Event]:
     """Stuck at the unigram baseline where that is known; else a loss that never fell, or gave back what it gained."""

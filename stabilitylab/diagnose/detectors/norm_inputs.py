@@ -18,10 +18,20 @@ from ..series import first_above, past_largest, times, went_on_learning
 # with its usual initialisation the input of the last norm starts at sqrt(d) / 30 and grows tenfold within 13 steps.)
 # The minimum is that of the level, since a single row of the loss may be low by chance, as in healthy Pre-LN models of
 # the training half of results/alarm.
-LN_JUMP, LN_GROWTH = 3.0, 10.0
+LN_JUMP = 3.0  # norm input over the largest before
+LN_GROWTH = 10.0  # norm input over the run's start
 
 
-@detector("ln_growth", "growth of norm inputs", reads={"ln_input": "probe ln_input"})
+@detector(
+    "ln_growth",
+    "growth of norm inputs",
+    reads={"ln_input": "probe ln_input"},
+    rule=(
+        "`ln_input.value`: sudden: > `LN_JUMP` x the rows before; slow: > `LN_GROWTH` x the run's own start, "
+        "a note where the loss still came to a new minimum"
+    ),
+    remedy="the layer named is where it enters: its branch is too large",
+)
 def ln_growth(evidence: Evidence) -> Iterator[Event]:
     """Compare norm inputs with their own past (sudden growth) and with the start of the run (slow growth)."""
     grid = evidence.grid("ln_input", "value")

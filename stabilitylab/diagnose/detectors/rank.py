@@ -16,20 +16,35 @@ from ..series import PERSIST, lasting, times, until
 # Where all keys are alike the softmax's Jacobian meets equal numbers and gives exactly 0 (Noci et al. 2022, 2206.03126,
 # on rank collapse at initialisation); what is left is rounding. Set when 54 runs of results/tiny had been seen:
 # attention that works has .01 to 1 there, attention whose tokens are alike 1e-7 and less (docs/diagnose.md).
-NOTHING_TO_CHOOSE = 1e-4
+NOTHING_TO_CHOOSE = 1e-4  # gradient of queries and keys over that of the rest of the attention
 # Eight such phases passed within 510 updates (results/tiny/collapse.csv), one within 1,700:
 # `probe --arch branchnorm --depth 8 --seed 2 --steps 2000` with train.lr=2e-3, data.sentences=8, data.held_out=8. Until
 # then it is a note.
-MAY_PASS = 2000
+MAY_PASS = 2000  # updates, in which such a phase may pass
 # Nats a token that a decoder gets out of its own source, beside another sentence's: of the 102 runs of
 # results/tiny/source.csv 54 get less than .001 and 48 at least .43, so that any two numbers in between fit them.
-NOTHING, SOMETHING = 0.01, 0.1
-ALIKE, SPENT = 0.9, 0.1  # share of the entropy's ceiling: uniform attention, and one that sees a single key
+NOTHING = 0.01  # nats a token: a source worth less (`source_worth`) is called worth nothing
+SOMETHING = 0.1  # the same: from here on a collapse that may pass leaves a run healthy
+ALIKE = 0.9  # of the ceiling of attention's entropy: uniform
+SPENT = 0.1  # of that ceiling: saturated
 TITLE = "rank collapse"
 NEEDS = "probe grad_norm, where queries and keys can be told apart from the rest"
 
 
-@detector("rank_collapse", TITLE, reads={"grad_norm.qk": NEEDS})
+@detector(
+    "rank_collapse",
+    TITLE,
+    reads={"grad_norm.qk": NEEDS},
+    rule=(
+        "`grad_norm.qk` beside the rest of the attention's gradient: < `NOTHING_TO_CHOOSE`; a note where it "
+        "has passed at the end, began within `MAY_PASS` updates of it (the run is open then), or is in less "
+        "than half of the layers"
+    ),
+    remedy=(
+        "its keys are all alike (or a softmax is saturated: `attention` tells which): a lower rate, a longer "
+        "warm-up, Pre-LN; probe `rank` shows the layer"
+    ),
+)
 def rank_collapse(evidence: Evidence) -> Iterator[Event]:
     """Per stack and kind of attention; a note where it has passed, or may still pass, at the end of the run (then it is
     open whether it does), and where it is less than half of the layers."""

@@ -15,10 +15,22 @@ from .losses import RECORD, SPIKE_OF_START, last_stretch, loss_divergence, loss_
 # medians of RISE_ROWS rows. The median of 20 rows has a standard deviation of .28, and the lowest of many medians is
 # about .5 too low by chance. The limit was set on the training half of results/alarm, where the loss of no healthy run
 # stood more than .51 above its lowest level. The floor is the floor of spikes.
-RISE_ROWS, RISE_SD = 20, 1.5
+RISE_ROWS = 20  # rows whose median is the level of a rise
+RISE_SD = 1.5  # robust standard deviations of a row
 
 
-@detector("loss_rise", "rise of the loss", reads={"loss": RECORD}, role="outcome", least_rows=2 * RISE_ROWS)
+@detector(
+    "loss_rise",
+    "rise of the loss",
+    reads={"loss": RECORD},
+    role="outcome",
+    least_rows=2 * RISE_ROWS,
+    rule=(
+        "`nll`, else `loss`: level at the end over the lowest level, where none of the others says so: > "
+        "`RISE_SD` robust standard deviations of a row, and over the floor of spikes at the start"
+    ),
+    remedy="what came first in the chain; a lower rate",
+)
 def loss_rise(evidence: Evidence) -> Iterator[Event]:
     """Yield a rise of the loss unless a divergence, a plateau or a spike that did not recover says the same."""
     grid = evidence.loss()

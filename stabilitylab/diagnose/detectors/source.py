@@ -20,7 +20,7 @@ from .rank import MAY_PASS
 
 # 1 - cosine below which outputs are alike. Set beforehand, for the map of collapse: constant encoders of 18 layers had
 # 3e-6 between sentences, and Post-LN had 1e-10 within sentences while its source was worth .44 nats.
-ALIKE_OUTPUTS = 1e-4
+ALIKE_OUTPUTS = 1e-4  # 1 - cosine between the encoder's outputs, below which they are alike
 NEEDS = "stabilitylab probe, of an encoder-decoder"
 CONSTANT, IGNORED, TOKENS = "constant encoder", "ignored source", "alike tokens"
 
@@ -30,6 +30,12 @@ CONSTANT, IGNORED, TOKENS = "constant encoder", "ignored source", "alike tokens"
     CONSTANT,
     reads={"encoder_distance_between": NEEDS},
     role="outcome",
+    rule=(
+        "`encoder_distance_between` and `source_worth` (the reference trainer): 1 - cosine between sentences "
+        "< `ALIKE_OUTPUTS`, and the source is worth less than 0.1 nats a token; a note, which leaves the run "
+        "open, for `MAY_PASS` updates or at the unigram baseline"
+    ),
+    remedy="the encoder gives every sentence the same output: lower the rate, or shorten the ramp",
 )
 def constant_encoder(evidence: Evidence) -> Iterator[Event]:
     """Outputs alike at tokens of one sentence and of different sentences, to the end of the run; a note as long as they
@@ -59,6 +65,11 @@ def constant_encoder(evidence: Evidence) -> Iterator[Event]:
     IGNORED,
     reads={"source_worth": NEEDS},
     role="outcome",
+    rule=(
+        "`source_worth`: a loss below the unigram baseline that changes by less than 0.1 nats a token with "
+        "another sentence's source, of an encoder that is not constant; a note for `MAY_PASS` updates"
+    ),
+    remedy="the decoder is a language model: lower the rate, train on",
 )
 def ignored_source(evidence: Evidence) -> Iterator[Event]:
     """A loss below the unigram baseline that another sentence's source does not change, of an encoder that is not
@@ -89,6 +100,11 @@ def ignored_source(evidence: Evidence) -> Iterator[Event]:
     "alike_tokens",
     TOKENS,
     reads={"encoder_distance_within": NEEDS},
+    rule=(
+        "`encoder_distance_within` and `source_worth`: 1 - cosine within sentences < `ALIKE_OUTPUTS`, and the "
+        "source is worth 0.1 nats a token or more; a note"
+    ),
+    remedy="nothing: sentences are told apart",
 )
 def alike_tokens(evidence: Evidence) -> Iterator[Event]:
     """Outputs alike at the tokens of a sentence, and not at those of different sentences; the source is read."""

@@ -1,0 +1,138 @@
+#!/usr/bin/env python
+"""Writes the tables of README.md and docs/diagnose.md from the registries and from the sources of the detectors.
+
+    python docs/tables.py [--write]
+
+A table stands between ``<!-- table:NAME -->`` and ``<!-- end -->``. Without ``--write`` the script compares, names the
+pages that differ, and ends with 1. Whoever adds a command, a probe, an architecture or a detector runs it with
+``--write``; a plug-in of another package is not listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from stabilitylab.arch_notes import notes
+from stabilitylab.commands import COMMANDS
+from stabilitylab.diagnose import DETECTORS, series
+from stabilitylab.models import ARCHS
+from stabilitylab.probes import PROBES
+
+DOCS = Path(__file__).resolve().parent
+PAGES = (DOCS.parent / "README.md", DOCS / "diagnose.md")
+BLOCK = re.compile(r"<!-- table:(\w+) -->\n.*?<!-- end -->", re.DOTALL)
+RANKS = (
+    (60, "architectures of the three papers"),
+    (150, "of their tables"),
+    (10**9, "in use today"),
+)  # largest rank of each row
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table in Markdown."""
+    cells = [columns, ["---"] * len(columns), *rows]
+    return [f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in cells]
+
+
+def is_ours(entry: object) -> bool:
+    """True for an entry of this package; others are plug-ins."""
+    return str(getattr(entry, "__module__", "")).startswith("stabilitylab.")
+
+
+def commands() -> list[str]:
+    """Every command with the first sentence of its help."""
+    known = sorted((one for one in COMMANDS.values() if is_ours(one.function)), key=lambda one: one.rank)
+    rows = [(f"`{one.name}`", one.help.split("\n\n")[0].split(". ")[0].rstrip(".")) for one in known]
+    return table(("command", "what it does"), rows)
+
+
+def nouns() -> list[str]:
+    """The probes by the page of docs/probes that describes them, and the architectures in the order of their ranks."""
+    rows = []
+    for page in sorted((DOCS / "probes").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        names = [name for name in re.findall(r"```{probe} (\w+)", text) if is_ours(PROBES[name])]
+        if names:
+            title = text.splitlines()[0].lstrip("# ")
+            rows.append((f"probes: [{title.lower()}](docs/probes/{page.name})", listed(names)))
+    ours = [note for note in notes().values() if note.name in ARCHS and is_ours(ARCHS[note.name])]
+    least = 0
+    for most, words in RANKS:
+        rows.append((words, listed(note.name for note in ours if least < note.rank <= most)))
+        least = most
+    return table(("what", "names"), rows)
+
+
+def listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def detectors() -> list[str]:
+    """Every kind of event with its rule and the advice."""
+    known = [one for one in DETECTORS.values() if is_ours(one.find)]
+    return table(("event", "rule", "what to do"), [(one.title, one.rule, one.remedy) for one in known])
+
+
+def thresholds() -> list[str]:
+    """Every threshold of the detectors: its value, and the comment behind it."""
+    homes = [sys.modules[one.find.__module__] for one in DETECTORS.values() if is_ours(one.find)]
+    rows = {}
+    for module in dict.fromkeys([series, *homes]):
+        for name, value, comment in constants(Path(str(module.__file__)).read_text(encoding="utf-8")):
+            rows[name] = (f"`{name}`", f"{value:g}", comment)
+    return table(("name", "value", "of"), rows.values())
+
+
+def constants(source: str) -> Iterator[tuple[str, float, str]]:
+    """Yield (name, value, comment) of every public number of a module; raises ValueError if one has no comment."""
+    lines: dict[int, list[tokenize.TokenInfo]] = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        lines.setdefault(token.start[0], []).append(token)
+    for tokens in lines.values():
+        words = [token.string for token in tokens if token.type != tokenize.NEWLINE]
+        found = re.fullmatch(r"([A-Z][A-Z_]*) = (-?[\d.e+-]+)", tokens[0].line.split("#")[0].rstrip())
+        if found:
+            if not words[-1].startswith("#"):
+                raise ValueError(
+                    f"{found[1]} = {found[2]} has no comment that says of what it is: write one behind it."
+                )
+            yield found[1], float(found[2]), words[-1].lstrip("# ")
+
+
+TABLES: dict[str, Callable[[], list[str]]] = {
+    "commands": commands,
+    "nouns": nouns,
+    "detectors": detectors,
+    "thresholds": thresholds,
+}
+
+
+def renewed(text: str) -> str:
+    """A page with its tables made anew; raises KeyError for one that nothing makes."""
+    return BLOCK.sub(lambda found: "\n".join([f"<!-- table:{found[1]} -->", *TABLES[found[1]](), "<!-- end -->"]), text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the tables anew")
+    write = parser.parse_args().write
+    changed = []
+    for page in PAGES:
+        before = page.read_text(encoding="utf-8")
+        if (after := renewed(before)) != before:
+            changed.append(page.name)
+            if write:
+                page.write_text(after, encoding="utf-8")
+    if changed and not write:
+        print(f"{', '.join(changed)}: tables differ from the registries; docs/tables.py --write", file=sys.stderr)
+    return int(bool(changed) and not write)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
