@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 from torch import nn
@@ -44,6 +44,28 @@ if TYPE_CHECKING:
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 log = logging.getLogger("stabilitylab")
+
+
+class WatchKeywords(TypedDict, total=False):
+    """The options of :func:`watch` that a callback of a trainer takes too. The trainer gives the others: the optimizer,
+    the scaler, how ranks share the model, and where a run goes on."""
+
+    probes: Names
+    every: Cadence
+    update_every: Cadence | None
+    schedule: AlphaSchedule | None
+    output_site: str | None
+    sites: str | Mapping[str, str] | None
+    config: Mapping[str, Any] | None
+    share: Share | None
+    tracker: str | GeneralTracker | None
+    curvature_every: CurvatureCadence
+    curvature_loss: Callable[[], torch.Tensor] | None
+    curvature_batch: CurvatureBatch
+    alarm: bool | str | Alarm
+    on_alarm: Callable[[Alert], object] | None
+    restore: bool
+    strict: bool
 
 
 class RunWatcher(Watcher):

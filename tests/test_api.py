@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,15 @@ def test_what_is_left_out_is_said_in_one_line(tmp_path: Path, caplog: pytest.Log
     with sl.watch(model, out=tmp_path / "other", probes="grad_norm"):
         pass
     assert not [record for record in caplog.records if "step()" not in record.message]
+
+
+def test_callbacks_name_the_options_of_watch() -> None:
+    """Type checkers see them; the trainer gives the rest."""
+    from stabilitylab.api import WatchKeywords, watch
+    from stabilitylab.integrations.session import OWN
+
+    given = {"model", "out", "mask", "reference", *OWN}
+    theirs = {name: one.annotation for name, one in inspect.signature(watch).parameters.items() if name not in given}
+    assert WatchKeywords.__annotations__.keys() == theirs.keys()
+    named = {name: getattr(one, "__forward_arg__", one) for name, one in WatchKeywords.__annotations__.items()}
+    assert named == theirs

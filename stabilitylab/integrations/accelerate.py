@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import nn
 
+from ..api import WatchKeywords
 from .before_clipping import Seam
 from .session import Batch, Masking, Session, refuse
 
@@ -26,7 +27,7 @@ def watch(
     out: str | Path,
     mask: Masking = "auto",
     reference: Callable[[], Any] | Batch | None = None,
-    **options: Any,
+    **options: Unpack[WatchKeywords],
 ) -> Iterator[RunWatcher]:
     """Record every update of a loop that calls ``accelerator.backward`` and ``optimizer.step``; give it both prepared.
 

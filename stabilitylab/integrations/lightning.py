@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
+from ..api import WatchKeywords
 from ..errors import ResourceError, UsageError
 from ..probes.parameters.ranks import from_first_rank
 from .session import Batch, Masking, Session, refuse
@@ -46,7 +47,7 @@ class LightningCallback(Callback):
         *,
         mask: Masking = "auto",
         reference: Callable[[], Any] | Batch | None = None,
-        **options: Any,
+        **options: Unpack[WatchKeywords],
     ) -> None:
         refuse(options)
         self.out = Path(out)

@@ -6,10 +6,11 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
+from ..api import WatchKeywords
 from ..errors import ResourceError, UsageError
 from ..probes.parameters.ranks import from_first_rank, is_first_rank
 from .accelerate import AcceleratedSession
@@ -53,7 +54,7 @@ class HuggingFaceCallback(TrainerCallback):
         *,
         mask: Masking = "auto",
         reference: Callable[[], Any] | Batch | None = None,
-        **options: Any,
+        **options: Unpack[WatchKeywords],
     ) -> None:
         refuse(options)
         self.out = Path(out)
