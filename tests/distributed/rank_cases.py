@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from rank_broken import BROKEN_CASES
 from rank_compiled import COMPILED_CASES
 from rank_curvature import CURVATURE_CASES
 from rank_neutral import NEUTRAL_CASES
@@ -57,6 +58,7 @@ def every_case(size: int) -> dict[str, Callable[[Path], Any]]:
     return (
         CASES
         | NEUTRAL_CASES
+        | BROKEN_CASES
         | SHARE_CASES
         | CURVATURE_CASES
         | TENSOR_CASES

@@ -165,7 +165,8 @@ class RowRecord:
                     values, flags = values[: seen.size], values[seen.size :]
                     seen = flags[:-1].reshape(seen.shape) > 0
                     if flags[-1]:
-                        self.ended.add(entry.name)
+                        if entry.kind == "table":
+                            self.ended.add(entry.name)
                         continue
                 grid: Any = values.reshape(seen.shape[1], seen.shape[0]).T
                 seen = seen & (grid.view(np.int64) != EMPTY)

@@ -158,6 +158,10 @@ class Instruments:
 
     def _ship(self, failed: Instrument, moment: Moment, *given: Any) -> None:
         for row in given:
-            for board in failed.share(moment, row) if isinstance(row, RowRecord) else ():
+            if not isinstance(row, RowRecord):
+                continue
+            for board in failed.share(moment, row):
                 if not row.has(board):
                     row.table(board)
+            if moment == "after_backward" and failed.share("after_update", row):
+                row.owe()  # other ranks send this row once all optimizers have stepped

@@ -16,7 +16,7 @@ from ...schema import Row, Table
 from ..places.sites import Sites
 from ..rules import Rule
 from .layouts import ModelLayout, whole_layout
-from .ranks import Ranks, RankShare
+from .ranks import Ranks, RankShare, nothing
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Pipeline(Ranks):
     activations are then divided by the same number.
     """
 
+    alike = False  # the loss is the last stage's, and kinds of parameters differ
+
     def __init__(self, model: nn.Module, schedule: Any) -> None:
         check_stage(model, schedule)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -44,7 +46,7 @@ class Pipeline(Ranks):
         self._own: dict[str, Part] = {}
         self._all: dict[str, Part] = {}
         self._rows: dict[str, list[int]] = {}  # table -> numbers of this stage's rows among those of all stages
-        self._metrics: dict[tuple[str, ...], dict[str, Rule]] = {}  # by the tables that they travel with
+        self._metrics = {}
 
     @property
     def replicated(self) -> bool:
@@ -103,33 +105,14 @@ class Pipeline(Ranks):
         """Check nothing: stages differ, and :meth:`agree` settles their common tables."""
 
     def add_up(self, shares: Sequence[RankShare], device: torch.device) -> list[RankShare]:
-        tables = [self._placed(share, device) for share in shares if share.kind == "table"]
-        own = {share.name: share for share in shares if share.kind == "metric"}
-        key = tuple(share.name for share in tables)
-        if key not in self._metrics:
-            self._metrics[key] = self._agreed_metrics(own)
-        rules = self._metrics[key]
-        metrics = [_metric(name, rule, own.get(name), device) for name, rule in rules.items()]
-        metrics += [own[name] for name in sorted(own.keys() - rules.keys())]  # given on every stage by the caller
-        return super().add_up([*tables, *metrics], device)
+        placed = [self._placed(share, device) if share.kind == "table" else share for share in shares]
+        return super().add_up(placed, device)
 
     def _gathered(self, own: Any) -> list[Any]:
         """Return the ``own`` of every stage, first stage to last."""
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, (self._schedule._stage.stage_index, own))
         return [each for _, each in sorted(found, key=lambda pair: pair[0])]
-
-    def _agreed_metrics(self, own: Mapping[str, RankShare]) -> dict[str, Rule]:
-        """Map each metric that any stage has to its rule. A stage may lack a kind of parameter, or the loss."""
-        mine = {name: (share.columns[0][0], bool(share.seen.all())) for name, share in own.items()}
-        rules: dict[str, Rule] = {}
-        known = self._gathered(mine)
-        for told in (True, False):  # a stage without a number does not know the rule either
-            for each in known:
-                for name, (rule, seen) in each.items():
-                    if seen is told:
-                        rules.setdefault(name, rule)
-        return dict(sorted(rules.items()))
 
     def _placed(self, share: RankShare, device: torch.device) -> RankShare:
         """Put this stage's rows among the rows of all stages."""
@@ -139,7 +122,7 @@ class Pipeline(Ranks):
         seen = np.zeros((len(part.table.rows), len(part.rules)), dtype=bool)
         columns = []
         for place, (column, rule) in enumerate(part.rules.items()):
-            numbers = _nothing(rule, len(part.table.rows), device)
+            numbers = nothing(rule, len(part.table.rows), device)
             if rows and column in own:
                 numbers.index_copy_(0, index, own[column][1])
                 seen[rows, place] = share.seen[:, list(own).index(column)]
@@ -183,14 +166,3 @@ def _joined(parts: Sequence[Part]) -> Part:
     fullest = max(parts, key=lambda part: len(part.rules))
     rules = {column: rule for part in (fullest, *parts) for column, rule in part.rules.items()}
     return Part(replace(fullest.table, rows=tuple(rows), columns=tuple(rules)), rules)
-
-
-def _nothing(rule: Rule, rows: int, device: torch.device) -> torch.Tensor:
-    fill = 0.0 if rule.additive else -torch.inf
-    return torch.full((rows, rule.width), fill, dtype=torch.float64, device=device)
-
-
-def _metric(name: str, rule: Rule, own: RankShare | None, device: torch.device) -> RankShare:
-    if own is not None and own.seen.all():
-        return own
-    return RankShare("metric", name, [(rule, _nothing(rule, 1, device))], np.zeros((1, 1), dtype=bool))

@@ -59,6 +59,8 @@ class Ranks:
     ranks must make their watcher, call ``step`` and read rows at the same time.
     """
 
+    alike = True  # each rank has every metric
+
     def __init__(self, model: nn.Module, parallel: Parallel = "auto", share: Share | None = None) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.apart: dict[str, str] = {}  # table -> the reason why its numbers cannot be added up over ranks
@@ -71,6 +73,7 @@ class Ranks:
             self._found = layout_of(model, self._averaged)
         self._tables: dict[str, Table] = {}
         self._compared: set[str] = set()  # tables that were compared between ranks that share a layer
+        self._metrics: dict[tuple[str, ...], dict[str, Rule]] = {}  # by the tables that they travel with
 
     @property
     def found(self) -> ModelLayout:
@@ -157,6 +160,45 @@ class Ranks:
             dist.all_reduce(extreme, dist.ReduceOp.MAX, group=self.found.group)
         return (largest + smallest).abs() > ROUNDING * largest.abs().maximum(smallest.abs())
 
+    def _alike(self, shares: Sequence[RankShare], device: torch.device) -> list[RankShare]:
+        """Sort the shares, and add an empty one for each metric that only other ranks have."""
+        own = {share.name: share for share in shares if share.kind == "metric"}
+        others = sorted((share for share in shares if share.kind != "metric"), key=lambda one: (one.kind, one.name))
+        key = tuple(share.name for share in others)
+        if key not in self._metrics:
+            self._metrics[key] = self._agreed_metrics(own)
+        rules = self._metrics[key]
+        metrics = [self._metric(name, rule, own.get(name), device) for name, rule in rules.items()]
+        metrics += [own[name] for name in sorted(own.keys() - rules.keys())]  # given on every rank by the caller
+        return [*others, *metrics]
+
+    def _agreed_metrics(self, own: Mapping[str, RankShare]) -> dict[str, Rule]:
+        """Map each metric that any rank has to its rule. A rank may lack one: the loss, a kind of parameter on a stage
+        of a pipeline, or what a probe that failed would have given."""
+        mine = {name: (share.columns[0][0], bool(share.seen.all())) for name, share in own.items()}
+        rules: dict[str, Rule] = {}
+        known = self._gathered(mine)
+        for told in (True, False):  # a rank without a number does not know the rule either
+            for each in known:
+                for name, (rule, seen) in each.items():
+                    if seen is told:
+                        rules.setdefault(name, rule)
+        return dict(sorted(rules.items()))
+
+    def _metric(self, name: str, rule: Rule, own: RankShare | None, device: torch.device) -> RankShare:
+        """Return this rank's share of a metric. One that is missing, where all ranks should have it, spoils the sum."""
+        if own is not None and own.seen.all():
+            return own
+        spoilt = own is None and self.alike
+        columns = [(rule, nothing(rule, 1, device))]
+        return RankShare("metric", name, columns, np.zeros((1, 1), dtype=bool), ended=spoilt)
+
+    def _gathered(self, own: Any) -> list[Any]:
+        """Return the ``own`` of every rank."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, own)
+        return found
+
     def _check_copies(self, shares: Sequence[RankShare]) -> None:
         """Compare each table once between the ranks that share a layer, at its first number; raise UsageError if they
         differ. A difference means that a rank saw a part of the value that nothing marks, or drew another dropout. If
@@ -182,8 +224,10 @@ class Ranks:
         """Add up all additive numbers and the flags of seen cells in one SUM over ranks; take maxima in one MAX, if
         there are any.
 
-        All numbers are float64. A MAX need not keep a NaN, so a flag in the SUM carries each NaN.
+        All numbers are float64. A MAX need not keep a NaN, so a flag in the SUM carries each NaN. All ranks add up the
+        same numbers in the same order, even if a probe failed on one of them.
         """
+        shares = self._alike(shares, device)
         tensor = self.found.tensor
         if tensor > 1:
             self._check_copies([share for share in shares if share.copies])
@@ -213,6 +257,12 @@ class Ranks:
             )
             for share in shares
         ]
+
+
+def nothing(rule: Rule, rows: int, device: torch.device) -> torch.Tensor:
+    """Return what a rule adds up where there is no number: (rows, width) float64."""
+    fill = 0.0 if rule.additive else -torch.inf
+    return torch.full((rows, rule.width), fill, dtype=torch.float64, device=device)
 
 
 def on_first_rank(action: Callable[[], T]) -> T | None:
