@@ -97,7 +97,7 @@ def test_a_growing_run_is_diagnosed_200_times(growing: Path, run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(36 * PAGES)
 def test_the_page_of_a_growing_run_is_written_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By ``report --watch``, without the rest between two pages; resumed less often than a page takes. Every page reads
     a longer run than the one before it; ``PAGES=200`` writes as many as were once written by hand."""
