@@ -216,8 +216,8 @@ def valleys(losses: Mapping[float, float]) -> list[float]:
     """Return the rates at the minima of a curve of losses over rates that are separated by ridges higher than
     ``RIDGE``.
 
-    Two minima are two valleys if a loss between them exceeds both by more than .05 nats. A rate whose loss is not
-    finite is no minimum. A curve without a finite loss has no valley.
+    Two minima are two valleys if a loss between them exceeds both by more than .05 nats. A loss that is not finite (inf
+    or NaN) is no minimum, and a ridge. A curve without a finite loss has no valley.
     """
     rates = sorted(losses)
     found: list[float] = []
@@ -227,7 +227,8 @@ def valleys(losses: Mapping[float, float]) -> list[float]:
         if not found:
             found.append(rate)
             continue
-        between = [losses[other] for other in rates if found[-1] < other < rate]
+        inside = [losses[other] for other in rates if found[-1] < other < rate]
+        between = [loss if math.isfinite(loss) else math.inf for loss in inside]
         ridge = max(between, default=-math.inf)
         if ridge > max(losses[found[-1]], losses[rate]) + RIDGE:
             found.append(rate)
