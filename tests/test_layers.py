@@ -20,11 +20,12 @@ LEVEL = {
     ),
     **dict.fromkeys(("_version", "arch_notes", "decisive", "environment", "printable", "tapping"), 1),
     **dict.fromkeys(("models", "probes", "store"), 2),
-    **dict.fromkeys(("alarm", "data", "experiments", "lr_find"), 3),
+    **dict.fromkeys(("alarm", "data", "experiments"), 3),
     **dict.fromkeys(
         (
             *("train", "onestep", "decode", "sweep", "api", "reports", "check", "diagnose", "export", "integrations"),
             "forecast",
+            "lr_find",
         ),
         4,
     ),

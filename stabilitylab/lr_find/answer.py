@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from .halving import Record, warmup_rung
+from .halving import SearchRecord, warmup_rung
 from .pairs import excess, half_width, pooled_deviation, t_quantile
 from .search import PLANNED, STEP, RateTrial, least
 
@@ -34,8 +34,8 @@ class Bounds:
 
 @dataclass(frozen=True)
 class SafeTrend:
-    """The trend of the largest safe rate: log(rate) = a + ``slope`` log(updates) over the rungs, with the 95 % interval of
-    the slope; ``at_horizon``: its continuation to the horizon, with the interval of the line there."""
+    """The trend of the largest safe rate: log(rate) = a + ``slope`` log(updates) over the rungs, with the 95 % interval
+    of the slope; ``at_horizon``: its continuation to the horizon, with the interval of the line there."""
 
     slope: float
     low: float
@@ -57,7 +57,7 @@ class RateAnswer:
     the numbers are read from; ``horizon``: that of the plan; ``seeds``: seeds behind best and safe rate. ``losses``:
     rung -> rate -> loss of the first seed (inf: failed). ``safe_by_rung``: rung -> largest safe rate of the first seed.
     ``cost``: updates that ran; ``seconds``: wall seconds. ``stopped``: the reason why the search ended early, "" if it
-    did not. ``scores``: what the losses are ("held-out loss", or "smoothed training loss").
+    did not. ``scores``: the losses that ranked the rates ("held-out loss", or "smoothed training loss").
     """
 
     outcome: Outcome
@@ -82,7 +82,7 @@ class RateAnswer:
     scores: str = "held-out loss"
     rates: Sequence[float] = ()  # the user's own rates of all parameter groups, if there are several
     out: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    signal: int | None = None  # that ended the search
 
     @property
     def whole(self) -> bool:
@@ -109,7 +109,7 @@ class RateAnswer:
         return sentences(self)
 
 
-def answer(record: Record, **facts: Any) -> RateAnswer:
+def answer(record: SearchRecord, **facts: Any) -> RateAnswer:
     """Read the answer from the trials of a search; ``facts`` are further fields of the answer."""
     updates = record.updates
     losses = {rung: record.losses(rung) for rung in record.rungs}
@@ -147,13 +147,13 @@ def answer(record: Record, **facts: Any) -> RateAnswer:
     )
 
 
-def is_constant(record: Record) -> bool:
+def is_constant(record: SearchRecord) -> bool:
     """True if no trial has changed the loss."""
     found = [one for one in record.results.values() if not one.failed]
     return bool(found) and all(abs(one.loss - one.start) <= 1e-7 * max(1.0, abs(one.start)) for one in found)
 
 
-def failures(record: Record) -> dict[float, str]:
+def failures(record: SearchRecord) -> dict[float, str]:
     """Return the reason of the first failure at each rate at which a trial with the planned warm-up failed."""
     found: dict[float, str] = {}
     for trial, one in sorted(record.results.items(), key=lambda item: (item[0].rate, item[0].updates, item[0].seed)):
@@ -162,14 +162,14 @@ def failures(record: Record) -> dict[float, str]:
     return found
 
 
-def _lowest(record: Record, updates: int) -> float:
+def _lowest(record: SearchRecord, updates: int) -> float:
     """Return the rate of the lowest loss after a rung, of the eligible ones if there are any."""
     losses = record.losses(updates)
-    fit = {rate: loss for rate, loss in losses.items() if record.result(rate, updates).eligible}
+    fit = {rate: loss for rate, loss in losses.items() if record.result(rate, updates).eligible}  # at the horizon
     return least(fit or losses)
 
 
-def best_bounds(record: Record, best: float, updates: int) -> Bounds:
+def best_bounds(record: SearchRecord, best: float, updates: int) -> Bounds:
     """Return the best rate with the range of rates that may be the best.
 
     A rate may be the best if its loss exceeds the best one's by no more than the paired interval over batches, or than
@@ -193,7 +193,7 @@ def best_bounds(record: Record, best: float, updates: int) -> Bounds:
     return Bounds(best, low, high)
 
 
-def seed_half_width(record: Record, updates: int) -> float:
+def seed_half_width(record: SearchRecord, updates: int) -> float:
     """Return half the width of the interval of a difference between two single runs, by the spread of losses over seeds
     at the same rate; 0 if no rate ran with two seeds."""
     groups: dict[float, list[float]] = {}
@@ -204,7 +204,7 @@ def seed_half_width(record: Record, updates: int) -> float:
     return math.sqrt(2) * deviation * t_quantile(freedom) if freedom else 0.0
 
 
-def safe_at(record: Record, updates: int) -> float | None:
+def safe_at(record: SearchRecord, updates: int) -> float | None:
     """Return the largest safe rate after a rung by the seed that searches: from the best rate upwards, without a gap,
     trials that did not fail and whose loss is within delta; None if all failed."""
     losses = record.losses(updates)
@@ -219,7 +219,7 @@ def safe_at(record: Record, updates: int) -> float | None:
     return safe
 
 
-def safe_bounds(record: Record, best: float, safe: float, updates: int) -> Bounds:
+def safe_bounds(record: SearchRecord, best: float, safe: float, updates: int) -> Bounds:
     """Return the largest safe rate, from the largest rate that is certainly within delta of the best to the lowest that
     is certainly not, or that failed with any seed; open if none is."""
     delta, over = record.delta(updates), record.result(best, updates)
@@ -231,7 +231,7 @@ def safe_bounds(record: Record, best: float, safe: float, updates: int) -> Bound
     return Bounds(safe, certain, _unsafe_above(record, best, safe, updates))
 
 
-def _unsafe_above(record: Record, best: float, safe: float, updates: int) -> float | None:
+def _unsafe_above(record: SearchRecord, best: float, safe: float, updates: int) -> float | None:
     """Return the lowest rate above the safe one that failed at any rung with any seed, or that is certainly not within
     delta by the last rung that it reached."""
     for rate in sorted({trial.rate for trial in record.results if trial.rate > safe and trial.warmup == PLANNED}):
@@ -248,7 +248,7 @@ def _unsafe_above(record: Record, best: float, safe: float, updates: int) -> flo
     return None
 
 
-def warmup_bounds(record: Record) -> Bounds | None:
+def warmup_bounds(record: SearchRecord) -> Bounds | None:
     """Return the least warm-up that does not lower the largest safe rate, above the largest that does; None if it was
     not tried."""
     if record.safe is None or not record.warmups or record.plan.warmup is None:

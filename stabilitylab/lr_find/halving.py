@@ -1,7 +1,7 @@
 """The search of ``lr-find``: a grid from below any use to failure, rungs up to the horizon, other seeds, warm-ups.
 
-Before ``TRUSTED`` of the horizon losses rank rates wrongly, so that only failed trials are dropped there. From there on a
-rate is dropped if it loses to the best one beyond a paired interval.
+Before ``TRUSTED`` of the horizon losses rank rates wrongly, so that only failed trials are dropped there. From there on
+a rate is dropped if it loses to the best one beyond a paired interval.
 """
 
 from __future__ import annotations
@@ -105,11 +105,11 @@ class RatePlan:
 
 
 @dataclass
-class Record:
+class SearchRecord:
     """The trials of a search so far. ``updates``: the last rung that all its rates reached, 0 before the first.
-    ``rungs``: rung -> those rates. ``best``, ``safe``: rates that were repeated with other seeds. ``warmups``: the warm-ups that were
-    tried at the safe rate. ``stopped``: the reason why the search ended early, "" if it did not; ``why``: of which
-    kind."""
+    ``rungs``: rung -> those rates. ``best``, ``safe``: rates that were repeated with other seeds. ``warmups``: the
+    warm-ups that were tried at the safe rate. ``stopped``: the reason why the search ended early, "" if it did not;
+    ``why``: of which kind."""
 
     plan: RatePlan
     results: dict[RateTrial, RateResult] = field(default_factory=dict)
@@ -129,7 +129,9 @@ class Record:
     def losses(self, updates: int) -> dict[float, float]:
         """Return the losses after a rung by rate, of the seed that searches; inf for a failed trial."""
         found = {rate: self.result(rate, updates) for rate in sorted(self.rungs.get(updates, ()))}
-        return {rate: math.inf if one.failed or not math.isfinite(one.loss) else one.loss for rate, one in found.items()}
+        return {
+            rate: math.inf if one.failed or not math.isfinite(one.loss) else one.loss for rate, one in found.items()
+        }
 
     @property
     def start(self) -> float:
@@ -142,7 +144,7 @@ class Record:
         return self.plan.tolerance(self.start, min(losses, default=math.nan))
 
 
-def halve(plan: RatePlan, trainer: BudgetedTrials) -> Record:
+def halve(plan: RatePlan, trainer: BudgetedTrials) -> SearchRecord:
     """Search the best and the largest safe rate of ``plan``, and the least warm-up.
 
     1. The grid after the first rung reaches from a factor of 8 below the best rate to the first rate that fails or is
@@ -167,7 +169,7 @@ class _Halving:
     def __init__(self, plan: RatePlan, trainer: BudgetedTrials) -> None:
         self.plan, self.trainer = plan, trainer
         self.engine = Search(trainer, [plan.first * STEP**power for power in (-2, -1, 0, 1, 2)], plan.seeds[:1])
-        self.record = Record(plan, self.engine.results, self.engine.notes)  # both grow as the engine works
+        self.record = SearchRecord(plan, self.engine.results, self.engine.notes)  # both grow as the engine works
 
     def carry_out(self) -> None:
         plan = self.plan
@@ -185,7 +187,7 @@ class _Halving:
         self.try_warmups()
 
     def close(self, updates: int, losses: Mapping[float, float]) -> None:
-        """Record that all rates of a rung have reached it."""
+        """SearchRecord that all rates of a rung have reached it."""
         self.record.rungs[updates], self.record.updates = sorted(losses), updates
 
     def is_constant(self) -> bool:

@@ -47,22 +47,22 @@ class TrialModel:
 
 
 @dataclass(frozen=True)
-class Subject:
+class RateSubject:
     """A model and how it trains.
 
-    ``make(seed)`` returns a fresh model at its initialisation. ``loss(model, t, seed)`` is the loss of update t;
-    ``held_out(model)`` are the losses of the parts of held-out data, whose mean counts, None without such data.
-    ``enter(model, t)`` is called before update t. ``share(t, warmup)`` is the schedule: the rate of update t over the
-    peak rate. ``warmup``: the planned one, None if the schedule has its own. ``rate``: the optimizer's own rate, the
-    largest of its groups, and ``rates`` those of all groups. ``source_worth(model)``: by how much another sentence's
-    source raises the loss [nats/token]. ``manifest``: further entries of each trial's run.json. ``measured``: the name
-    of the held-out loss in the run directory.
+    ``make(seed)`` returns a fresh model at its initialisation. ``losses(model, t, seed)`` are those of the
+    micro-batches of update t, whose sum is minimised. ``held_out(model)`` are the losses of the parts of held-out data,
+    whose mean counts, None without such data. ``enter(model, t)`` is called before update t. ``rate_at(peak, t,
+    warmup)`` is the schedule: the rate of update t. ``warmup``: the planned one, None if the schedule has its own.
+    ``rate``: the optimizer's own rate, the largest of its groups, and ``rates`` those of all groups.
+    ``source_worth(model)``: by how much another sentence's source raises the loss [nats/token]. ``manifest``: further
+    entries of each trial's run.json. ``measured``: the name of the held-out loss in the run directory.
     """
 
     name: str
     make: Callable[[int], TrialModel]
-    loss: Callable[[nn.Module, int, int], Tensor]
-    share: Callable[[int, int], float]
+    losses: Callable[[nn.Module, int, int], Iterable[Tensor]]
+    rate_at: Callable[[float, int, int], float]
     rate: float
     rates: tuple[float, ...]
     held_out: Callable[[nn.Module], Sequence[float]] | None = None
@@ -165,7 +165,7 @@ def of_yours(
     precision: str = "fp32",
     name: str = "",
     make: Callable[[int], tuple[nn.Module, Any]] | None = None,
-) -> Subject:
+) -> RateSubject:
     """Return the subject of a user's model.
 
     ``make``: returns model and optimizer of a seed; by default a module is copied, together with its optimizers, and a
@@ -204,24 +204,24 @@ def of_yours(
             raise UsageError(f"loss_fn(model, batch) gave {_shape(found)}: it must return one number with a gradient.")
         return found.reshape(())
 
-    def training(model: nn.Module, t: int, seed: int) -> Tensor:
+    def training(model: nn.Module, t: int, seed: int) -> Iterator[Tensor]:
         found = one(model, store(t, seed))
         if not found.requires_grad:
             raise UsageError("the loss has no gradient: loss_fn must return a number that depends on the parameters.")
-        return found
+        yield found
 
-    parts = _parts(held_out)
+    parts, share = _parts(held_out), schedule_of(schedule, horizon)
     largest, rates = rates_of(first.optimizers)
     planned, notes = warmup, []
     if warmup is None:
         planned = None if callable(schedule) else usual_warmup(horizon)
     if isinstance(batches, Sequence) and len(batches) == 1:
         notes.append("There is one batch: the rates are those of learning it by heart. Give more batches.")
-    return Subject(
+    return RateSubject(
         name=name or type(first.model).__name__,
         make=fresh,
-        loss=training,
-        share=schedule_of(schedule, horizon),
+        losses=training,
+        rate_at=lambda peak, t, warmup: peak * share(t, warmup),
         rate=largest,
         rates=rates,
         held_out=None if parts is None else lambda model: [float(one(model, batch)) for batch in parts],

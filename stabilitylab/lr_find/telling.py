@@ -47,7 +47,8 @@ def _too_early(one: RateAnswer) -> list[str]:
 
 
 def _found(one: RateAnswer) -> list[str]:
-    assert one.best is not None and one.safe is not None
+    assert one.best is not None
+    assert one.safe is not None
     seeds = f"{one.seeds} seeds" if one.seeds > 1 else "1 seed"
     lines = [
         f"best rate          {_range(one.best)}",
@@ -56,8 +57,8 @@ def _found(one: RateAnswer) -> list[str]:
     if one.warmup is not None:
         lines.append(f"least warm-up      {_warmup(one)}")
     lines.append(
-        f"By the {one.scores} after {one.updates:,} updates, {seeds}. Safe: no failure, and at most {one.delta:.3g} above the "
-        "best loss."
+        f"By the {one.scores} after {one.updates:,} updates, {seeds}. Safe: no failure, and at most {one.delta:.3g} "
+        "above the best loss."
     )
     if one.safe.high is None:
         lines.append(f"No rate failed: {_tried(one)[1]:.3g} is the largest that was tried.")

@@ -26,7 +26,7 @@ from ..train import checkpoint
 from ..verdict import READS_NATS
 from .halving import RatePlan, SearchStopped
 from .search import PLANNED, RateResult, RateTrial
-from .subject import Subject, TrialModel
+from .subject import RateSubject, TrialModel
 
 APART, SHARE = 10, 20  # a loss is measured every 10 updates, and every twentieth of the updates so far later on
 RISEN, LEAST_RISEN = 0.1, 3  # share of the updates so far, and number of measurements, through which a loss stays up
@@ -75,11 +75,11 @@ class RateRun:
     ``plan`` has the rungs at which results are read. The random states of the process are put back at the end.
     """
 
-    def __init__(self, subject: Subject, plan: RatePlan, out: Path, trial: RateTrial) -> None:
+    def __init__(self, subject: RateSubject, plan: RatePlan, out: Path, trial: RateTrial) -> None:
         self.subject, self.plan, self.trial = subject, plan, trial
         self.path = out / name_of(trial)
         self.warmup = (plan.warmup or 0) if trial.warmup == PLANNED else trial.warmup
-        self.t, self.start = 0, math.nan
+        self.t, self.before, self.start = 0, 0, math.nan
         self.course: list[tuple[int, float]] = []  # losses as they were measured: updates, loss
         self.recent: deque[float] = deque(maxlen=PAIRED)  # training losses
         self.pending: dict[str, float] = {}  # measured after t updates, to be recorded in row t
@@ -90,7 +90,7 @@ class RateRun:
         """Run to the trial's updates. Raises SearchStopped, after a checkpoint, if ``stop`` gives a reason."""
         with random_states_kept():
             made, writer = self._begin()
-            before = self.t
+            self.before = self.t
             try:
                 self._measure(made)
                 while self.t < self.trial.updates and not self.failed:
@@ -115,7 +115,16 @@ class RateRun:
                 raise
             finally:
                 writer.close()
-        return TrialEnd(self.marks, (self.t, self.failed) if self.failed else None, self.start, self.t - before)
+        return self.end()
+
+    @property
+    def ran(self) -> int:
+        """The updates of this call."""
+        return self.t - self.before
+
+    def end(self) -> TrialEnd:
+        """Return the results so far."""
+        return TrialEnd(self.marks, (self.t, self.failed) if self.failed else None, self.start, self.ran)
 
     def _begin(self) -> tuple[TrialModel, RunWriter]:
         """Make the model, as new or from the newest checkpoint, and open the run directory."""
@@ -140,11 +149,13 @@ class RateRun:
         """Do update t, and record row t."""
         subject, t = self.subject, self.t
         subject.enter(made.model, t)
-        rate = self.trial.rate * subject.share(t, self.warmup)
+        rate = subject.rate_at(self.trial.rate, t, self.warmup)
         made.set_rate(rate)
         made.zero_grad()
-        loss = subject.loss(made.model, t, self.trial.seed)
-        number = float(loss.detach())
+        number = 0.0
+        for loss in subject.losses(made.model, t, self.trial.seed):
+            self.scaler.scale(loss).backward()
+            number += float(loss.detach())
         self.recent.append(number)
         row = {**self.pending, "loss": number, "lr": rate}
         self.pending = {}
@@ -155,7 +166,6 @@ class RateRun:
             writer.append(t, row, {})
             self.failed, self.t = f"the training loss is {number} at update {t}", t + 1
             return
-        self.scaler.scale(loss).backward()
         for optimizer in made.optimizers:
             self.scaler.unscale_(optimizer)
         row["grad_norm_total"] = _clipped(made.model, subject.clipping)
@@ -305,7 +315,13 @@ def _random(model: torch.nn.Module) -> dict[str, Any]:
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        "numpy": [str(kind), torch.from_numpy(np.array(keys, dtype=np.int64)), int(place), int(has_gauss), float(gauss)],
+        "numpy": [
+            str(kind),
+            torch.from_numpy(np.array(keys, dtype=np.int64)),
+            int(place),
+            int(has_gauss),
+            float(gauss),
+        ],
         "python": random.getstate(),
     }
 
