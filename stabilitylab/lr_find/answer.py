@@ -1,112 +1,20 @@
-"""The answer of a search: the best rate, the largest safe rate and the least warm-up, each with an interval, and the
+"""The reading of a search: the best rate, the largest safe rate and the least warm-up, each with an interval, and the
 trend of the safe rate over rungs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from .halving import SearchRecord, warmup_rung
 from .pairs import excess, half_width, pooled_deviation, t_quantile
+from .result import Bracket, RateAnswer, SafeTrend
 from .search import PLANNED, STEP, RateTrial, least
 
-Outcome = Literal["found", "fails at every rate", "constant", "too early"]
 TREND_RUNGS = 3  # least rungs behind a trend
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """A number and its interval; an end that is None is open: nothing beyond it was tried."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-    def __str__(self) -> str:
-        low = "?" if self.low is None else f"{self.low:.3g}"
-        high = "?" if self.high is None else f"{self.high:.3g}"
-        return f"{self.value:.3g} [{low}, {high}]"
-
-
-@dataclass(frozen=True)
-class SafeTrend:
-    """The trend of the largest safe rate: log(rate) = a + ``slope`` log(updates) over the rungs, with the 95 % interval
-    of the slope; ``at_horizon``: its continuation to the horizon, with the interval of the line there."""
-
-    slope: float
-    low: float
-    high: float
-    rungs: int
-    at_horizon: Bounds
-
-
-@dataclass(frozen=True)
-class RateAnswer:
-    """The result of ``lr_find``.
-
-    ``outcome``: "found"; "fails at every rate"; "constant" (no trial changed the loss); "too early" (the search was
-    stopped within its first rung). ``best``: the rate of the lowest loss; its interval holds every rate whose loss is
-    not above it beyond the paired interval and the spread of seeds, and half a step of the grid on each side. ``safe``:
-    the largest rate at which no seed failed and the mean loss is within ``delta`` of the best; it errs on the low side,
-    and its interval reaches from the largest rate that is certainly within delta to the lowest that is certainly not.
-    ``warmup``: the least warm-up that does not lower it, from above the largest that does. ``updates``: the rung that
-    the numbers are read from; ``horizon``: that of the plan; ``seeds``: seeds behind best and safe rate. ``losses``:
-    rung -> rate -> loss of the first seed (inf: failed). ``safe_by_rung``: rung -> largest safe rate of the first seed.
-    ``cost``: updates that ran; ``seconds``: wall seconds. ``stopped``: the reason why the search ended early, "" if it
-    did not. ``scores``: the losses that ranked the rates ("held-out loss", or "smoothed training loss").
-    """
-
-    outcome: Outcome
-    best: Bounds | None
-    safe: Bounds | None
-    warmup: Bounds | None
-    delta: float
-    updates: int
-    horizon: int
-    seeds: int
-    losses: Mapping[int, Mapping[float, float]]
-    failures: Mapping[float, str]
-    safe_by_rung: Mapping[int, float]
-    trend: SafeTrend | None
-    notes: Sequence[str]
-    start: float
-    planned_warmup: int | None = None
-    stopped: str = ""
-    cost: int = 0
-    seconds: float = 0.0
-    name: str = "the model"
-    scores: str = "held-out loss"
-    rates: Sequence[float] = ()  # the user's own rates of all parameter groups, if there are several
-    out: str = ""
-    signal: int | None = None  # that ended the search
-
-    @property
-    def whole(self) -> bool:
-        """True if the horizon was reached."""
-        return self.updates == self.horizon
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all fields; rates that are keys become text."""
-        own = asdict(self)
-        own["losses"] = {
-            str(rung): {f"{rate:g}": loss for rate, loss in losses.items()} for rung, losses in self.losses.items()
-        }
-        own["failures"] = {f"{rate:g}": why for rate, why in self.failures.items()}
-        own["safe_by_rung"] = {str(rung): rate for rung, rate in self.safe_by_rung.items()}
-        return own
-
-    def __str__(self) -> str:
-        return "\n".join(self.sentences())
-
-    def sentences(self) -> list[str]:
-        """Return the answer in sentences, the rates first."""
-        from .telling import sentences
-
-        return sentences(self)
 
 
 def answer(record: SearchRecord, **facts: Any) -> RateAnswer:
@@ -130,7 +38,7 @@ def answer(record: SearchRecord, **facts: Any) -> RateAnswer:
         return RateAnswer("too early", **nothing, **common)
     if not any(map(math.isfinite, losses[updates].values())):
         return RateAnswer("fails at every rate", **nothing, **common)
-    if is_constant(record):
+    if record.is_constant:
         return RateAnswer("constant", **nothing, **common)
     best = record.best if record.best is not None else _lowest(record, updates)
     by_rung = {rung: safe for rung in sorted(record.rungs) if (safe := safe_at(record, rung)) is not None}
@@ -145,12 +53,6 @@ def answer(record: SearchRecord, **facts: Any) -> RateAnswer:
         trend=safe_trend(by_rung, record.plan.horizon),
         **common,
     )
-
-
-def is_constant(record: SearchRecord) -> bool:
-    """True if no trial has changed the loss."""
-    found = [one for one in record.results.values() if not one.failed]
-    return bool(found) and all(abs(one.loss - one.start) <= 1e-7 * max(1.0, abs(one.start)) for one in found)
 
 
 def failures(record: SearchRecord) -> dict[float, str]:
@@ -169,7 +71,7 @@ def _lowest(record: SearchRecord, updates: int) -> float:
     return least(fit or losses)
 
 
-def best_bounds(record: SearchRecord, best: float, updates: int) -> Bounds:
+def best_bounds(record: SearchRecord, best: float, updates: int) -> Bracket:
     """Return the best rate with the range of rates that may be the best.
 
     A rate may be the best if its loss exceeds the best one's by no more than the paired interval over batches, or than
@@ -190,7 +92,7 @@ def best_bounds(record: SearchRecord, best: float, updates: int) -> Bounds:
     tried = {trial.rate for trial in record.results}
     low = min(tied) / half_step if min(tried) < min(tied) else None
     high = max(tied) * half_step if max(tried) > max(tied) else None
-    return Bounds(best, low, high)
+    return Bracket(best, low, high)
 
 
 def seed_half_width(record: SearchRecord, updates: int) -> float:
@@ -219,7 +121,7 @@ def safe_at(record: SearchRecord, updates: int) -> float | None:
     return safe
 
 
-def safe_bounds(record: SearchRecord, best: float, safe: float, updates: int) -> Bounds:
+def safe_bounds(record: SearchRecord, best: float, safe: float, updates: int) -> Bracket:
     """Return the largest safe rate, from the largest rate that is certainly within delta of the best to the lowest that
     is certainly not, or that failed with any seed; open if none is."""
     delta, over = record.delta(updates), record.result(best, updates)
@@ -228,7 +130,7 @@ def safe_bounds(record: SearchRecord, best: float, safe: float, updates: int) ->
         if not excess(record.result(rate, updates), over).high <= delta:
             break
         certain = rate
-    return Bounds(safe, certain, _unsafe_above(record, best, safe, updates))
+    return Bracket(safe, certain, _unsafe_above(record, best, safe, updates))
 
 
 def _unsafe_above(record: SearchRecord, best: float, safe: float, updates: int) -> float | None:
@@ -248,7 +150,7 @@ def _unsafe_above(record: SearchRecord, best: float, safe: float, updates: int) 
     return None
 
 
-def warmup_bounds(record: SearchRecord) -> Bounds | None:
+def warmup_bounds(record: SearchRecord) -> Bracket | None:
     """Return the least warm-up that does not lower the largest safe rate, above the largest that does; None if it was
     not tried."""
     if record.safe is None or not record.warmups or record.plan.warmup is None:
@@ -259,10 +161,10 @@ def warmup_bounds(record: SearchRecord) -> Bounds | None:
     for warmup in record.warmups:
         one = record.results[RateTrial(record.safe, seed, updates, warmup)]
         if excess(one, planned).mean <= record.delta(updates):
-            return Bounds(warmup, below, warmup)
+            return Bracket(warmup, below, warmup)
         below = float(warmup)
     untried = record.stopped and len(record.warmups) < len(record.plan.tried_warmups)
-    return None if untried else Bounds(record.plan.warmup, below, record.plan.warmup)
+    return None if untried else Bracket(record.plan.warmup, below, record.plan.warmup)
 
 
 def safe_trend(by_rung: Mapping[int, float], horizon: int) -> SafeTrend | None:
@@ -284,7 +186,7 @@ def safe_trend(by_rung: Mapping[int, float], horizon: int) -> SafeTrend | None:
     middle = float(y.mean()) + slope * at
     width = half_width_of_line(error, count, math.sqrt(1 / count + at**2 / spread))
     ends = [math.exp(middle + sign * width) for sign in (0, -1, 1)]
-    return SafeTrend(slope, slope - half, slope + half, count, Bounds(*ends))
+    return SafeTrend(slope, slope - half, slope + half, count, Bracket(*ends))
 
 
 def half_width_of_line(error: float, count: int, leverage: float) -> float:

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..stopping import listening
-from .answer import RateAnswer, answer
+from .answer import answer
 from .folder import SearchFolder
 from .halving import SEEDS, WARMUPS, RatePlan, halve
+from .result import RateAnswer
 from .scale import ScaledRates, scaled
-from .subject import Shape, RateSubject, of_yours
+from .subject import RateSubject, Shape, of_yours
 from .trials import Budget, FolderTrials, Runner, SearchAudience, Silence, beforehand, seconds_of
 
 HORIZON = 1500  # updates of a plan that names none

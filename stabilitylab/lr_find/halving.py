@@ -23,6 +23,7 @@ LEAST_RATES = 3
 USELESS = 0.5  # a loss that lies above the best by more than this share of the fall is of no use
 FURTHEST = 2.0**14  # the grid ends so far from its first rate
 DELTA, DELTA_SHARE = 0.05, 0.1  # of the loss; of the fall from the start to the best loss, where that is less
+SAME = 1e-7  # two losses are the same if they differ by no more than this share
 SEEDS = (0, 1, 2)
 WARMUPS = (0, 10, 40, 160)
 USUAL_WARMUP, WARMUP_SHARE = 160, 0.1  # of a plan that names no warm-up: so many updates, at most this share of it
@@ -138,6 +139,12 @@ class SearchRecord:
         """The loss before training; NaN if no trial has ended."""
         return next((one.start for one in self.results.values() if math.isfinite(one.start)), math.nan)
 
+    @property
+    def is_constant(self) -> bool:
+        """True if trials have ended without a failure, and none of them has changed the loss."""
+        found = [one for one in self.results.values() if not one.failed]
+        return bool(found) and all(abs(one.loss - one.start) <= SAME * max(1.0, abs(one.start)) for one in found)
+
     def delta(self, updates: int) -> float:
         """Return the tolerance by the losses after a rung."""
         losses = [loss for loss in self.losses(updates).values() if math.isfinite(loss)]
@@ -181,7 +188,7 @@ class _Halving:
                 losses = self.engine.losses(self.affordable(losses, plan.rungs[number - 1], updates), updates)
                 losses = self.inside(losses, updates)
             self.close(updates, losses)
-            if not any(map(math.isfinite, losses.values())) or self.is_constant():
+            if not any(map(math.isfinite, losses.values())) or self.record.is_constant:
                 return
         self.repeat(losses)
         self.try_warmups()
@@ -189,11 +196,6 @@ class _Halving:
     def close(self, updates: int, losses: Mapping[float, float]) -> None:
         """SearchRecord that all rates of a rung have reached it."""
         self.record.rungs[updates], self.record.updates = sorted(losses), updates
-
-    def is_constant(self) -> bool:
-        """True if no trial has changed the loss."""
-        found = [one for one in self.engine.results.values() if not one.failed]
-        return all(abs(one.loss - one.start) <= 1e-7 * max(1.0, abs(one.start)) for one in found)
 
     def first_rung(self, updates: int) -> dict[float, float]:
         """Return the losses of a grid that reaches from below any use to failure."""
@@ -209,7 +211,7 @@ class _Halving:
 
     def lacking(self, losses: Mapping[float, float]) -> float | None:
         """Return the next rate of the grid after the first rung; None if it reaches far enough."""
-        if self.is_constant():
+        if self.record.is_constant:
             return None
         low, high = min(losses), max(losses)
         best = least(losses)

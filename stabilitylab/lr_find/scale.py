@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from .answer import Bounds, RateAnswer
+from .result import Bracket, RateAnswer
 from .search import STEP
 from .subject import RateSubject
 from .trials import Budget
@@ -27,7 +27,7 @@ class ScaledRates:
     """
 
     answers: Mapping[int, RateAnswer]
-    exponent: Bounds | None
+    exponent: Bracket | None
     stopped: str = ""
 
     @property
@@ -42,7 +42,7 @@ class ScaledRates:
     def outcome(self) -> str:
         return "found" if self.exponent is not None else "too early"
 
-    def at(self, width: int) -> Bounds | None:
+    def at(self, width: int) -> Bracket | None:
         """Return the best rate continued from the largest width to another, with the interval of the exponent."""
         if self.exponent is None or self.exponent.low is None or self.exponent.high is None:
             return None
@@ -51,7 +51,7 @@ class ScaledRates:
         assert best is not None
         factor = math.log(width / largest)
         ends = [best.value * math.exp(factor * slope) for slope in (self.exponent.low, self.exponent.high)]
-        return Bounds(best.value * math.exp(factor * self.exponent.value), min(ends), max(ends))
+        return Bracket(best.value * math.exp(factor * self.exponent.value), min(ends), max(ends))
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -123,7 +123,7 @@ def check_widths(widths: Sequence[int]) -> list[int]:
     return sorted(set(widths))
 
 
-def exponent(answers: Mapping[int, RateAnswer]) -> Bounds | None:
+def exponent(answers: Mapping[int, RateAnswer]) -> Bracket | None:
     """Return the exponent of the best rate in the width; an open end of an interval counts as a step of the grid."""
     found = [(width, one.best) for width, one in answers.items() if one.best is not None]
     if len(found) < 2:
@@ -134,4 +134,4 @@ def exponent(answers: Mapping[int, RateAnswer]) -> Bounds | None:
     high = np.log([best.high if best.high is not None else best.value * STEP for _, best in found])
     value = float(weights @ np.log([best.value for _, best in found]))
     ends = [float(np.where(weights > 0, one, other) @ weights) for one, other in ((low, high), (high, low))]
-    return Bounds(value, *ends)
+    return Bracket(value, *ends)

@@ -253,8 +253,8 @@ def made_by(model: nn.Module | Callable[[], nn.Module], optimizer: Any) -> tuple
         return copy.deepcopy((plain, own or optimizer)) if own is not None else (copy.deepcopy(plain), optimizer)
     except (RuntimeError, TypeError, ValueError) as error:
         raise UsageError(
-            f"the model cannot be copied ({str(error).splitlines()[0]}): give a function that makes it, or the module as "
-            "it is before DistributedDataParallel, fully_shard or a backward pass."
+            f"the model cannot be copied ({str(error).splitlines()[0]}): give a function that makes it, or the module "
+            "as it is before DistributedDataParallel, fully_shard or a backward pass."
         ) from error
 
 
