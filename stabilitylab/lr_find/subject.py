@@ -117,6 +117,7 @@ class BatchStore:
         self._horizon, self._place = horizon, {seed: number for number, seed in enumerate(seeds)}
         self._function: Callable[[int], Any] | None = None
         self._stream: Iterator[Any] | None = None
+        self._ended = False
         self._kept: Any = []
         if callable(batches):
             self._function = batches
@@ -135,11 +136,11 @@ class BatchStore:
         if self._function is not None:
             return self._function(self._place.get(seed, 0) * self._horizon + t)
         if self._stream is not None:
-            while len(self._kept) <= t and self._stream is not None:
+            while len(self._kept) <= t and not self._ended:
                 try:
                     self._kept.append(next(self._stream))
                 except StopIteration:
-                    self._stream = None
+                    self._ended = True
             if not self._kept:
                 raise UsageError("batches is empty: give the batches to train on, one after another.")
             return self._kept[t % len(self._kept)]
