@@ -107,7 +107,8 @@ class RatePlan:
 
 @dataclass
 class SearchRecord:
-    """The trials of a search so far. ``updates``: the last rung that all its rates reached, 0 before the first.
+    """The trials of a search so far. ``updates``: the last rung that all its rates reached (of the first: the first
+    grid), 0 before the first.
     ``rungs``: rung -> those rates. ``best``, ``safe``: rates that were repeated with other seeds. ``warmups``: the
     warm-ups that were tried at the safe rate. ``stopped``: the reason why the search ended early, "" if it did not;
     ``why``: of which kind."""
@@ -200,9 +201,11 @@ class _Halving:
     def first_rung(self, updates: int) -> dict[float, float]:
         """Return the losses of a grid that reaches from below any use to failure."""
         losses = self.engine.losses(self.by_distance(), updates)
+        self.close(updates, losses)
         while (rate := self.lacking(losses)) is not None:
             self.engine.add([rate])
             losses |= self.engine.losses([rate], updates)
+            self.close(updates, losses)
         return losses
 
     def by_distance(self) -> list[float]:

@@ -114,7 +114,8 @@ def _fails(one: RateAnswer) -> list[str]:
     why = next(iter(one.failures.values()), "")
     return [
         f"{one.name} fails at every rate from {low:.3g} to {high:.3g} ({low:.3g}: {why}): look for the layer with "
-        "'stabilitylab check', and for the batch with a single update."
+        "'stabilitylab check', or try smaller rates yet.",
+        *([one.stopped] if one.stopped else []),
     ]
 
 

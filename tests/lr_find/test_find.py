@@ -60,7 +60,7 @@ def perceptrons(out: Path, **more) -> RateAnswer:
 
 
 def test_the_losses_and_the_stable_rates_of_gradient_descent(tmp_path: Path) -> None:
-    found = descent(tmp_path / "out", horizon=300)
+    found = descent(tmp_path / "out", horizon=300, seeds=(0,))
     h = np.array([4.0, 1.0, 0.25])
     for rung, losses in found.losses.items():
         for rate, loss in losses.items():
