@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -75,23 +76,25 @@ def best_bounds(record: SearchRecord, best: float, updates: int) -> Bracket:
     """Return the best rate with the range of rates that may be the best.
 
     A rate may be the best if its loss exceeds the best one's by no more than the paired interval over batches, or than
-    the interval of the spread of seeds. The true best may lie half a step of the grid beyond. An end is open if nothing
+    the interval of the spread of seeds, and so do all rates between. The true best may lie half a step of the grid beyond. An end is open if nothing
     was run beyond it.
     """
     results = {rate: record.result(rate, updates) for rate in record.rungs[updates]}
     spread = seed_half_width(record, updates)
-    tied = [best]
-    for rate, one in results.items():
-        if one.failed or not one.eligible:
-            continue
+
+    def is_tied(rate: float) -> bool:
+        one = results.get(rate)
+        if one is None or one.failed or not one.eligible:
+            return False
         over = excess(one, results[best])
-        half = over.half if math.isfinite(over.half) else 0.0
-        if over.mean <= max(half, spread):
-            tied.append(rate)
-    half_step = math.sqrt(STEP)
-    tried = {trial.rate for trial in record.results}
-    low = min(tied) / half_step if min(tried) < min(tied) else None
-    high = max(tied) * half_step if max(tried) > max(tied) else None
+        return over.mean <= max(over.half if math.isfinite(over.half) else 0.0, spread)
+
+    tried = sorted({trial.rate for trial in record.results})
+    at = tried.index(best)
+    below = list(takewhile(is_tied, reversed(tried[:at])))
+    above = list(takewhile(is_tied, tried[at + 1 :]))
+    low = None if len(below) == at else min([best, *below]) / math.sqrt(STEP)
+    high = None if at + 1 + len(above) == len(tried) else max([best, *above]) * math.sqrt(STEP)
     return Bracket(best, low, high)
 
 

@@ -19,7 +19,8 @@ from .halving import SEEDS, WARMUPS, RatePlan, halve
 from .result import RateAnswer
 from .scale import ScaledRates, scaled
 from .subject import RateSubject, Shape, of_yours
-from .trials import Budget, FolderTrials, Runner, SearchAudience, Silence, beforehand, seconds_of
+from .trials import Budget, FolderTrials, SearchAudience, Silence, beforehand, seconds_of
+from .workers import RateWorkers
 
 HORIZON = 1500  # updates of a plan that names none
 
@@ -80,16 +81,16 @@ def lr_find(
             warmup=warmup, clipping=clipping, precision=precision, name=name,
         )  # fmt: skip
 
-    def one(subject: RateSubject, folder: Path, budget: Budget) -> RateAnswer:
+    def one(width: int, subject: RateSubject, folder: Path, budget: Budget) -> RateAnswer:
         return search(
             subject, plan_of(subject, horizon, seeds, delta, warmups), folder, budget, resume=resume,
             audience=audience or Silence(),
         )  # fmt: skip
 
-    _check(horizon, seeds, updates, minutes)
+    check_numbers(horizon, seeds, updates, minutes)
     budget = Budget(updates, minutes)
     if not widths:
-        return one(of_width(model, ""), Path(out), budget)
+        return one(0, of_width(model, ""), Path(out), budget)
     if isinstance(model, nn.Module) or "scale" not in inspect.signature(model).parameters:
         raise UsageError("widths= needs model to be a function of scale=, such as lambda scale: Model(width=scale).")
     return scaled(widths, lambda width: of_width(lambda: model(scale=width), f"width {width}"), one, Path(out), budget)
@@ -110,10 +111,11 @@ def search(
     *,
     resume: bool = False,
     audience: SearchAudience | None = None,
-    runner: Runner | None = None,
+    workers: RateWorkers | None = None,
     jobs: int = 1,
 ) -> RateAnswer:
-    """Search the rates of ``plan`` in the folder ``out``, and write the answer there.
+    """Search the rates of ``plan`` in the folder ``out``, and write the answer there. ``workers``: ``jobs`` processes
+    that run the trials; None: this one does.
 
     A first Ctrl-C or SIGTERM ends the search after the present update, a second Ctrl-C at once.
     """
@@ -131,7 +133,9 @@ def search(
         def asked() -> str:
             return "" if requests.signal is None else signal.Signals(requests.signal).name
 
-        trials = FolderTrials(subject, plan, folder, budget, audience, asked, runner, jobs)
+        trials = FolderTrials(subject, plan, folder, budget, audience, asked, workers, jobs)
+        if workers is not None:
+            workers.moved, workers.stopped = audience.moved, trials.take_part
         record = halve(plan, trials)
     found = answer(
         record,
@@ -149,7 +153,7 @@ def search(
     return found
 
 
-def _check(horizon: Any, seeds: Sequence[Any], updates: Any, minutes: Any) -> None:
+def check_numbers(horizon: Any, seeds: Sequence[Any], updates: Any, minutes: Any) -> None:
     """Raise UsageError for numbers that are none."""
     for name, value in (("horizon", horizon), ("updates", updates)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..config import Config
+from ..config import Config, ModelConfig
 from ..data import Dataset, load_data
+from ..errors import UsageError
 from ..labels import label
 from ..models import Transformer, build_model
 from ..train.passes import Passes
@@ -91,3 +92,15 @@ def reference(config: Config, dataset: Dataset, device: torch.device) -> RateSub
         manifest={"unigram": asdict(dataset.unigram), "data": dataset.describe()},
         measured="held_out_nll",
     )
+
+
+def sizes(width: int, of: ModelConfig) -> dict[str, int]:
+    """Return the sizes of a model of another width: feed-forward blocks and heads keep their proportion to it. Raises
+    UsageError if they cannot."""
+    ffn, heads = of.d_ffn * width / of.d_model, of.heads * width / of.d_model
+    if ffn != int(ffn) or heads != int(heads) or width % max(1, int(heads)):
+        raise UsageError(
+            f"width {width} does not go with blocks and heads in the proportion {of.d_model}-{of.d_ffn}-{of.heads}: "
+            f"give a multiple of {of.d_model // of.heads}, the width of a head."
+        )
+    return {"d_model": width, "d_ffn": int(ffn), "heads": int(heads)}

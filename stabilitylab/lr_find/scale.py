@@ -29,6 +29,7 @@ class ScaledRates:
     answers: Mapping[int, RateAnswer]
     exponent: Bracket | None
     stopped: str = ""
+    signal: int | None = None  # that ended the search
 
     @property
     def moves(self) -> bool | None:
@@ -93,7 +94,7 @@ class ScaledRates:
 def scaled(
     widths: Sequence[int],
     subject_of: Callable[[int], RateSubject],
-    search: Callable[[RateSubject, Path, Budget], RateAnswer],
+    search: Callable[[int, RateSubject, Path, Budget], RateAnswer],
     out: Path,
     budget: Budget,
 ) -> ScaledRates:
@@ -106,12 +107,13 @@ def scaled(
             None if budget.updates is None else (budget.updates - budget.spent) // left,
             None if budget.minutes is None else max(0.01, budget.minutes_left / left),
         )
-        answers[width] = search(subject_of(width), out / f"width-{width}", own)
+        answers[width] = search(width, subject_of(width), out / f"width-{width}", own)
         budget.spent += own.spent
         if answers[width].signal is not None:
             break
     stopped = next((one.stopped for one in answers.values() if one.stopped), "")
-    return ScaledRates(answers, exponent(answers), stopped)
+    signal = next((one.signal for one in answers.values() if one.signal is not None), None)
+    return ScaledRates(answers, exponent(answers), stopped, signal)
 
 
 def check_widths(widths: Sequence[int]) -> list[int]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from ..errors import InputError
 from ..probes import random_states_kept
 from .folder import SearchFolder
 from .halving import RatePlan, SearchStopped, warmup_rung
@@ -132,6 +133,11 @@ class FolderTrials:
         self.budget.spent += end.ran
         self.audience.ended(trial, self._result(trial))
 
+    def take_part(self, trial: RateTrial, end: TrialEnd) -> None:
+        """Keep the results of a trial that was stopped at its present updates."""
+        self.folder.add(trial, end)
+        self.budget.spent += end.ran
+
     def _reason(self) -> str:
         """Return the reason to stop at once, "" to go on."""
         if name := self.asked():
@@ -149,8 +155,7 @@ class FolderTrials:
             try:
                 end = run.run(reason, lambda t, loss, trial=trial: self.audience.moved(trial, t, loss))
             except SearchStopped:
-                self.budget.spent += run.ran
-                self.folder.add(replace(trial, updates=run.t), run.end())
+                self.take_part(replace(trial, updates=run.t), run.end())
                 raise
             if end.ran >= TIMED:
                 self.budget.seconds = (time.monotonic() - began) / end.ran
@@ -162,7 +167,8 @@ def _asked(name: str) -> str:
 
 
 def seconds_of(subject: RateSubject, seed: int) -> float:
-    """Return the wall seconds of one update, the median of three on a copy; the first update is not counted."""
+    """Return the wall seconds of one update, the median of three on a copy; the first update is not counted. Raises
+    InputError if the loss is not finite before the first update."""
     with random_states_kept():
         made = subject.make(seed)
         made.set_rate(0.0)
@@ -170,8 +176,15 @@ def seconds_of(subject: RateSubject, seed: int) -> float:
         for t in range(TIMED + 1):
             began = time.monotonic()
             subject.enter(made.model, 0)
+            number = 0.0
             for loss in subject.losses(made.model, 0, seed):
                 loss.backward()
+                number += float(loss.detach())
+            if not math.isfinite(number):
+                raise InputError(
+                    f"the loss of {subject.name} is {number:g} before its first update, so that it trains at no rate: "
+                    "look for the layer with 'stabilitylab check'."
+                )
             for optimizer in made.optimizers:
                 optimizer.step()
             made.zero_grad()
