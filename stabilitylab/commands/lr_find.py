@@ -28,16 +28,8 @@ if TYPE_CHECKING:
 KEYS = (
     *("model", "batch", "loss_fn", "optimizer", "batches", "held_out", "clipping", "schedule", "warmup", "precision"),
 )
-OF_CHECK = (
-    "classes",
-    "causal",
-    "batch_first",
-    "skip",
-    "mask",
-    "sites",
-    "output_site",
-    "baseline",
-)  # left out: preflight's
+# arguments of preflight, which a function for both commands may return
+OF_CHECK = ("classes", "causal", "batch_first", "skip", "mask", "sites", "output_site", "baseline")
 HORIZON = 1500
 
 PANELS = ("Reference model", "Plan", "Search")

@@ -76,8 +76,8 @@ def best_bounds(record: SearchRecord, best: float, updates: int) -> Bracket:
     """Return the best rate with the range of rates that may be the best.
 
     A rate may be the best if its loss exceeds the best one's by no more than the paired interval over batches, or than
-    the interval of the spread of seeds, and so do all rates between. The true best may lie half a step of the grid beyond. An end is open if nothing
-    was run beyond it.
+    the interval of the spread of seeds, and so do all rates between. The true best may lie half a step of the grid
+    beyond. An end is open if nothing was run beyond it.
     """
     results = {rate: record.result(rate, updates) for rate in record.rungs[updates]}
     spread = seed_half_width(record, updates)
