@@ -293,7 +293,8 @@ def _show(found: RateAnswer | ScaledRates, folder: Path, as_json: bool, quiet: b
         for sentence in found.sentences():
             console.print(sentence, highlight=False, markup=False)
         if not quiet:
-            console.print(f"trials: {folder}", highlight=False, markup=False, soft_wrap=True)
+            told = f"trials: {folder} (the picture: stabilitylab report {folder})"
+            console.print(told, highlight=False, markup=False, soft_wrap=True)
     if found.signal is not None:
         return 128 + found.signal
     return 0 if found.outcome == "found" else 1

@@ -259,7 +259,7 @@ class _Halving:
         best = least({rate: losses.get(rate, math.inf) for rate in rates})
         few = [rate for rate in rates if best / (SPAN / 2) * 0.999 <= rate <= best * STEP * 1.001]
         few = [rate for rate in few if rate in (best, min(few), max(few))]
-        if len(few) < len(rates):
+        if len(few) < len(rates) and self.trainer.affords([RateTrial(rate, seed, updates) for rate in few]):
             self.engine.notes.append(
                 f"The budget carries {len(few)} of {len(rates)} rates beyond {before:,} updates, the best ones."
             )

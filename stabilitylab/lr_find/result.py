@@ -179,7 +179,9 @@ def _horizon(one: RateAnswer) -> list[str]:
         return lines
     shown = f"Safe to {one.updates:,} updates; at the horizon of {one.horizon:,}"
     if one.trend is None:
-        return [*lines, f"{shown} nothing is shown, and {len(one.safe_by_rung)} rungs show no trend."]
+        count = len(one.safe_by_rung)
+        few = "one rung shows" if count == 1 else f"{count} rungs show"
+        return [*lines, f"{shown} nothing is shown, and {few} no trend."]
     there = one.trend.at_horizon
     return [
         *lines,

@@ -40,6 +40,16 @@ class TrialModel:
                 else:
                     group["lr"] = rate * share
 
+    def step(self, step: Callable[[Optimizer], Any]) -> None:
+        """Call ``step`` on each optimizer. Raises UsageError for an optimizer that needs a closure."""
+        for optimizer in self.optimizers:
+            try:
+                step(optimizer)
+            except TypeError as error:
+                raise UsageError(
+                    f"{type(optimizer).__name__} needs a closure, which a search does not have: give another optimizer."
+                ) from error
+
     def zero_grad(self) -> None:
         self.model.zero_grad(set_to_none=True)
         for optimizer in self.optimizers:

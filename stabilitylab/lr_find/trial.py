@@ -169,20 +169,11 @@ class RateRun:
         for optimizer in made.optimizers:
             self.scaler.unscale_(optimizer)
         row["grad_norm_total"] = _clipped(made.model, subject.clipping)
-        for optimizer in made.optimizers:
-            self._step(optimizer)
+        made.step(self.scaler.step)
         self.scaler.update()
         made.zero_grad()
         writer.append(t, row, {})
         self.t = t + 1
-
-    def _step(self, optimizer: torch.optim.Optimizer) -> None:
-        try:
-            self.scaler.step(optimizer)
-        except TypeError as error:
-            raise UsageError(
-                f"{type(optimizer).__name__} needs a closure, which a search does not have: give another optimizer."
-            ) from error
 
     def _measure(self, made: TrialModel) -> None:
         """Measure the loss after t updates, if it is due, and decide if the trial has failed."""

@@ -32,6 +32,8 @@ class SearchAudience(Protocol):
 
     def ended(self, trial: RateTrial, result: RateResult) -> None: ...
 
+    def known(self, trial: RateTrial, result: RateResult) -> None: ...
+
 
 class Silence:
     """The audience that hears nothing."""
@@ -43,6 +45,8 @@ class Silence:
     def moved(self, trial: RateTrial, update: int, loss: float) -> None: ...
 
     def ended(self, trial: RateTrial, result: RateResult) -> None: ...
+
+    def known(self, trial: RateTrial, result: RateResult) -> None: ...
 
 
 @dataclass
@@ -110,6 +114,9 @@ class FolderTrials:
         """Run the trials that have no result. Raises SearchStopped if the budget does not suffice for all of them, or
         if it was asked to stop."""
         missing = [trial for trial in trials if self.folder.find(trial) is None]
+        for trial in trials:
+            if (known := self.folder.find(trial)) is not None:
+                self.audience.known(trial, known)
         if name := self.asked():
             raise SearchStopped("request", _asked(name))
         if missing and not self.affords(missing):
@@ -185,8 +192,7 @@ def seconds_of(subject: RateSubject, seed: int) -> float:
                     f"the loss of {subject.name} is {number:g} before its first update, so that it trains at no rate: "
                     "look for the layer with 'stabilitylab check'."
                 )
-            for optimizer in made.optimizers:
-                optimizer.step()
+            made.step(lambda optimizer: optimizer.step())
             made.zero_grad()
             if t:
                 taken.append(time.monotonic() - began)

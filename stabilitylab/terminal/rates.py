@@ -18,7 +18,7 @@ from .words import duration, state_style
 if TYPE_CHECKING:
     from ..lr_find import RateResult, RateTrial
 
-COLUMNS = 6  # rungs that the table shows, the latest ones
+NARROW, COLUMNS, MORE = 100, 5, 8  # rungs that the table shows, the latest ones: below 100 columns, and from there on
 
 
 class RateDisplay:
@@ -64,20 +64,24 @@ class RateDisplay:
     def ended(self, trial: RateTrial, result: RateResult) -> None:
         """Take in the end of a trial."""
         self._now.pop((trial.rate, trial.warmup, trial.seed), None)
-        seeds = self._results.setdefault((trial.rate, trial.warmup), {}).setdefault(trial.updates, {})
-        seeds[trial.seed] = result
-        self._update()
+        self.known(trial, result)
         if not self.quiet and self._live is None:
             self.said(line(trial, result))
 
+    def known(self, trial: RateTrial, result: RateResult) -> None:
+        """Take in a trial that ended before."""
+        seeds = self._results.setdefault((trial.rate, trial.warmup), {}).setdefault(trial.updates, {})
+        seeds[trial.seed] = result
+        self._update()
+
     def table(self) -> Group:
         """Return the table: a row a rate, a column a rung, and the update of the trial that runs."""
-        rungs = list(self.rungs)[-COLUMNS:]
+        rungs = list(self.rungs)[-(COLUMNS if self.console.width < NARROW else MORE) :]
         rows = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
-        rows.add_column("rate", justify="right", no_wrap=True)
+        rows.add_column("rate", justify="right", no_wrap=True, min_width=10)
         for rung in rungs:
-            rows.add_column(f"{rung:,}", justify="right", no_wrap=True)
-        rows.add_column("now", no_wrap=True)
+            rows.add_column(f"{rung:,}", justify="right", no_wrap=True, min_width=max(7, len(f"{rung:,}")))
+        rows.add_column("now", no_wrap=True, overflow="ellipsis")
         keys = sorted({*self._results, *((rate, warmup) for rate, warmup, _ in self._now)})
         lowest = {rung: self._lowest(rung) for rung in rungs}
         for key in keys:
@@ -98,8 +102,7 @@ class RateDisplay:
         mean = _mean(seeds)
         if not math.isfinite(mean):
             return Text("failed", style=state_style("failed"))
-        text = f"{mean:.3f}" + (f" ({len(seeds)})" if len(seeds) > 1 else "")
-        return Text(text, style="bold green" if mean == lowest else "")
+        return Text(f"{mean:.3f}", style="bold green" if mean == lowest else "")
 
     def _running(self, key: tuple[float, int]) -> Text:
         own = [(seed, now) for (rate, warmup, seed), now in self._now.items() if (rate, warmup) == key]
