@@ -24,7 +24,6 @@ LEVEL = {
     **dict.fromkeys(
         (
             *("train", "onestep", "decode", "sweep", "api", "reports", "check", "diagnose", "export", "integrations"),
-            "forecast",
             "lr_find",
         ),
         4,

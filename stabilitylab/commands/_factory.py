@@ -10,6 +10,11 @@ from typing import Any
 
 from ..errors import InputError, StabilityLabError, UsageError
 
+# keys that a function may return for lr-find, and those that lr-find leaves out, since they are preflight's
+OF_LR_FIND = (
+    *("model", "batch", "loss_fn", "optimizer", "batches", "held_out", "clipping", "schedule", "warmup", "precision"),
+)
+OF_CHECK = ("classes", "causal", "batch_first", "skip", "mask", "sites", "output_site")
 GIVES = "(model, batch, loss_fn) or (model, batch, loss_fn, optimizer), or a dict of {takes}'s arguments"
 
 

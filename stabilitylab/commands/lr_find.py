@@ -15,7 +15,7 @@ import typer
 from ..errors import UsageError
 from ..printable import screen
 from . import command
-from ._factory import GIVES, made_by, named
+from ._factory import GIVES, OF_CHECK, OF_LR_FIND, made_by, named
 from ._options import JSON, QUIET, RUNS, VERBOSE
 
 if TYPE_CHECKING:
@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     from ..lr_find.subject import RateSubject
     from ..terminal.rates import RateDisplay
 
-KEYS = (
-    *("model", "batch", "loss_fn", "optimizer", "batches", "held_out", "clipping", "schedule", "warmup", "precision"),
-)
-# arguments of preflight, which a function for both commands may return
-OF_CHECK = ("classes", "causal", "batch_first", "skip", "mask", "sites", "output_site", "baseline")
 HORIZON = 1500
 
 PANELS = ("Reference model", "Plan", "Search")
@@ -133,7 +128,7 @@ def subject_of_factory(factory: str, plan: Mapping[str, Any], width: int) -> Rat
 
     def call() -> Mapping[str, Any]:
         scale = {"scale": width} if width else {}
-        return made_by(factory, "lr-find", "lr_find", KEYS, OF_CHECK, scale)
+        return made_by(factory, "lr-find", "lr_find", OF_LR_FIND, OF_CHECK, scale)
 
     given = dict(call())
     warmup = plan["warmup"] if plan["warmup"] is not None else given.get("warmup")
