@@ -23,6 +23,7 @@ LEAST_RATES = 3
 USELESS = 0.5  # a loss that lies above the best by more than this share of the fall is of no use
 FURTHEST = 2.0**14  # the grid ends so far from its first rate
 DELTA, DELTA_SHARE = 0.05, 0.1  # of the loss; of the fall from the start to the best loss, where that is less
+LOWER = 2  # lower rates that run to the horizon if none is eligible there
 SAME = 1e-7  # two losses are the same if they differ by no more than this share
 SEEDS = (0, 1, 2)
 WARMUPS = (0, 10, 40, 160)
@@ -306,10 +307,13 @@ class _Halving:
     def repeat(self, losses: dict[float, float]) -> None:
         """Repeat the best rate and the largest safe rate with the other seeds."""
         plan, engine = self.plan, self.engine
-        fit = engine.fit_at_last(losses, plan.horizon)
+        fit = engine.fit_at_last(losses, plan.horizon, LOWER)
         self.close(plan.horizon, losses)
         if not fit:
-            engine.notes.append("No rate is eligible at the horizon.")
+            engine.notes.append(
+                "No rate is eligible at the horizon: the model does not read its source. The best rate is that of the "
+                "lowest loss, and was not repeated with other seeds."
+            )
             return
         best = engine.confirmed(least(fit), plan.seeds[1:], plan.horizon, (plan.horizon,))
         ran = {trial.rate for trial in engine.results if trial.updates == plan.horizon and trial.warmup < 0}

@@ -158,10 +158,14 @@ class Search:
 
         return {rate: loss for rate, loss in losses.items() if math.isfinite(loss) and fits(rate)}
 
-    def fit_at_last(self, losses: dict[float, float], updates: int) -> dict[float, float]:
+    def fit_at_last(self, losses: dict[float, float], updates: int, most: int | None = None) -> dict[float, float]:
         """Return the eligible rates after the last rung. While there is none, the next lower rate of the grid runs, and
-        is added to ``losses``."""
+        is added to ``losses``; ``most`` such rates, None: down to the least."""
+        tried = 0
         while not (fit := self.eligible(losses, updates)) and (lower := self.below(min(losses))) is not None:
+            if tried == most:
+                break
+            tried += 1
             self.notes.append(f"No rate from {min(losses):g} on is eligible, so {lower:g} goes on to the last rung.")
             losses |= self.losses([lower], updates)
         return fit
