@@ -48,8 +48,8 @@ class Curve:
         return float(np.nanmin(self.smoothed))
 
     def at(self, rate: float) -> float:
-        """The smoothed loss at a rate, between rates by the logarithm; inf beside a rate that fails, and NaN
-        outside.""" if not self.rates[0] * 0.999 <= rate <= self.rates[-1] * 1.001:
+        """The smoothed loss at a rate, between rates by the logarithm; inf beside a rate that fails, NaN outside."""
+        if not self.rates[0] * 0.999 <= rate <= self.rates[-1] * 1.001:
             return math.nan
         for own, loss in zip(self.rates, self.smoothed, strict=True):
             if abs(own / rate - 1) < 1e-3:
@@ -217,7 +217,8 @@ class Scores:
         few, cheap = sum(one < GOAL_EACH for one in regrets), sum(one <= GOAL_HORIZONS for one in costs)
         count = math.ceil(GOAL_COUNT / 12 * len(names))
         lines = [
-            f"- Median regret {_nats(median(regrets))} nats (goal {GOAL_MEDIAN}): **{_goal(median(regrets) <= GOAL_MEDIAN)}**.",
+            f"- Median regret {_nats(median(regrets))} nats (goal {GOAL_MEDIAN}): "
+            f"**{_goal(median(regrets) <= GOAL_MEDIAN)}**.",
             f"- {few} of {len(names)} models below {GOAL_EACH} nats (goal {count}): **{_goal(few >= count)}**.",
             f"- {cheap} of {len(names)} searches cost at most {GOAL_HORIZONS} horizons, median {median(costs):.1f}: "
             f"**{_goal(median(costs) <= GOAL_HORIZONS and cheap >= count)}**.",
