@@ -137,7 +137,8 @@ def run(
     ``rate_at``: other rates than those of the schedule. ``seen(t, loss)``: gets each training loss; True ends the run.
     ``ends(updates, loss)``: gets the held-out loss after each of ``rungs``; True ends the run.
     """
-    torch.manual_seed(seed), np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
     made = subject.make(seed)
     torch.manual_seed(seed)
     model = made.model.train()

@@ -113,9 +113,11 @@ def _repeats(runs: list[Record], horizon: int) -> Iterator[Series]:
             found.setdefault(float(_told(run)["rate"]), []).append(own[horizon])
     several = {rate: losses for rate, losses in sorted(found.items()) if len(losses) > 1}
     if several:
-        ends = [[float(pick(losses)) for losses in several.values()] for pick in (np.mean, np.min, np.max)]
+        mean, low, high = ([float(pick(own)) for own in several.values()] for pick in (np.mean, np.min, np.max))
         counts = [len(losses) for losses in several.values()]
-        yield Series("mean of seeds", [*several], *ends, kind="points", colour="#2b8cbe", marker="D", seeds=counts)
+        yield Series(
+            "mean of seeds", [*several], mean, low, high, kind="points", colour="#2b8cbe", marker="D", seeds=counts
+        )
 
 
 def _warmups(runs: list[Record], answer: Mapping[str, Any]) -> Iterator[Series]:
