@@ -56,6 +56,18 @@ INSIDE = {
         ("experiments.lookup",),
         ("experiments",),
     ),
+    "lr_find": (
+        ("lr_find.search", "lr_find.result"),
+        ("lr_find.pairs",),
+        ("lr_find.halving",),
+        ("lr_find.subject", "lr_find.answer"),
+        ("lr_find.trial", "lr_find.reference"),
+        ("lr_find.folder", "lr_find.workers"),
+        ("lr_find.trials",),
+        ("lr_find.scale",),
+        ("lr_find.find",),
+        ("lr_find",),
+    ),
     "models": (
         ("models.norms", "models.schedules"),
         ("models.sublayers",),

@@ -128,6 +128,18 @@ def test_everything_that_cannot_be_searched_is_one_sentence(mine, arguments, cod
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    "arguments", [("forecast", "--depth", "36"), ("recommend",), ("forecast", "mine:ready", "--lr", "1")]
+)
+def test_the_commands_that_it_replaces_say_so(run, arguments) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert f"'{arguments[0]}' is gone: 'lr-find" in err
+    assert "docs/edges.md" in err
+    assert len(err.strip().splitlines()) == 1
+    assert arguments[0] not in run("--help")[1]
+
+
 def test_a_constant_loss_is_exit_code_1(mine) -> None:
     code, out, _ = mine("mine:constant", "--horizon", "30", "-q")
     assert code == 1
