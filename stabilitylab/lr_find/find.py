@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import UsageError
+from ..probes import random_states_kept
 from ..stopping import listening
 from .answer import answer
 from .folder import SearchFolder
@@ -88,12 +89,17 @@ def lr_find(
         )  # fmt: skip
 
     check_numbers(horizon, seeds, updates, minutes)
-    budget = Budget(updates, minutes)
-    if not widths:
-        return one(0, of_width(model, ""), Path(out), budget)
-    if isinstance(model, nn.Module) or "scale" not in inspect.signature(model).parameters:
-        raise UsageError("widths= needs model to be a function of scale=, such as lambda scale: Model(width=scale).")
-    return scaled(widths, lambda width: of_width(lambda: model(scale=width), f"width {width}"), one, Path(out), budget)
+    with random_states_kept():  # a function that makes the model, or a loader, draws
+        budget = Budget(updates, minutes)
+        if not widths:
+            return one(0, of_width(model, ""), Path(out), budget)
+        if isinstance(model, nn.Module) or "scale" not in inspect.signature(model).parameters:
+            raise UsageError(
+                "widths= needs model to be a function of scale=, such as lambda scale: Model(width=scale)."
+            )
+        return scaled(
+            widths, lambda width: of_width(lambda: model(scale=width), f"width {width}"), one, Path(out), budget
+        )
 
 
 def plan_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -115,6 +116,33 @@ def schedule_of(schedule: Shape | Callable[[int], float], horizon: int) -> Calla
     return share
 
 
+class _RandomApart:
+    """Random states of their own for a stream of batches: the trial that happens to read it draws as all others do."""
+
+    def __init__(self) -> None:
+        self._own: tuple[Any, ...] | None = None
+        self._before: tuple[Any, ...] = ()
+
+    def __enter__(self) -> None:
+        self._before = _states()
+        if self._own is not None:
+            _set_states(self._own)
+
+    def __exit__(self, *_: object) -> None:
+        self._own = _states()
+        _set_states(self._before)
+
+
+def _states() -> tuple[Any, ...]:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+
+
+def _set_states(states: tuple[Any, ...]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    torch.set_rng_state(states[2])
+
+
 class BatchStore:
     """The training batches, in an order of each seed.
 
@@ -127,7 +155,7 @@ class BatchStore:
         self._horizon, self._place = horizon, {seed: number for number, seed in enumerate(seeds)}
         self._function: Callable[[int], Any] | None = None
         self._stream: Iterator[Any] | None = None
-        self._ended = False
+        self._ended, self._random = False, _RandomApart()
         self._kept: Any = []
         if callable(batches):
             self._function = batches
@@ -146,16 +174,22 @@ class BatchStore:
         if self._function is not None:
             return self._function(self._place.get(seed, 0) * self._horizon + t)
         if self._stream is not None:
-            while len(self._kept) <= t and not self._ended:
-                try:
-                    self._kept.append(next(self._stream))
-                except StopIteration:
-                    self._ended = True
+            if len(self._kept) <= t and not self._ended:
+                with self._random:
+                    self._read(t)
             if not self._kept:
                 raise UsageError("batches is empty: give the batches to train on, one after another.")
             return self._kept[t % len(self._kept)]
         epoch, place = divmod(t, len(self._kept))
         return self._kept[int(self._order(seed, epoch)[place])]
+
+    def _read(self, t: int) -> None:
+        assert self._stream is not None
+        while len(self._kept) <= t and not self._ended:
+            try:
+                self._kept.append(next(self._stream))
+            except StopIteration:
+                self._ended = True
 
     def _order(self, seed: int, epoch: int) -> np.ndarray:
         return np.random.default_rng([abs(seed), epoch]).permutation(len(self._kept))

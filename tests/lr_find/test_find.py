@@ -19,6 +19,7 @@ from stabilitylab.errors import InputError, UsageError
 from stabilitylab.lr_find.folder import ANSWER, TRIALS
 from stabilitylab.lr_find.result import RateAnswer
 from stabilitylab.lr_find.scale import ScaledRates, exponent
+from stabilitylab.lr_find.subject import BatchStore
 from stabilitylab.lr_find.trials import Silence
 from stabilitylab.store import load_runs
 
@@ -169,6 +170,37 @@ def test_a_loss_function_that_forgets_its_model_is_told(tmp_path: Path) -> None:
     assert isinstance(found, RateAnswer)
     assert found.outcome == "constant"
     assert "check that loss_fn calls the model" in str(found)
+
+
+def test_a_loader_and_a_function_leave_the_random_states_alone(tmp_path: Path) -> None:
+    def stream():
+        while True:
+            labels = torch.randint(0, 6, (16,))
+            yield torch.randn(16, INPUTS) + labels[:, None], labels
+
+    torch.manual_seed(8)
+    before = torch.get_rng_state()
+    found = sl.lr_find(
+        lambda: nn.Sequential(nn.Linear(INPUTS, 6), nn.Dropout(0.2)), stream(), class_loss,
+        lambda model: torch.optim.SGD(model.parameters(), 0.1), horizon=25, seeds=(0,), updates=300, out=tmp_path,
+    )  # fmt: skip
+    assert torch.equal(before, torch.get_rng_state())
+    assert isinstance(found, RateAnswer)
+    assert found.outcome == "found"
+
+
+def test_the_trial_that_reads_a_stream_draws_as_the_others_do() -> None:
+    def stream():
+        for _ in range(10):
+            yield torch.randn(3)
+
+    store = BatchStore(stream(), 10, (0,))
+    torch.manual_seed(1)
+    drawn = [float(torch.rand(())) for t in range(4) if store(t, 0) is not None]
+    kept = [store(t, 0) for t in range(4)]
+    torch.manual_seed(1)
+    assert drawn == [float(torch.rand(())) for _ in range(4)]
+    assert len({float(one.sum()) for one in kept}) == 4
 
 
 def test_widths_give_the_exponent_of_the_best_rate(tmp_path: Path) -> None:
