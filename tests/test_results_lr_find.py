@@ -102,7 +102,8 @@ def written(folder: Path, name: str, rows: list[dict]) -> None:
         writer.writerows(rows)
 
 
-def test_the_page_of_made_ledgers_has_every_word(score: ModuleType, tmp_path: Path) -> None:
+def ledgers(tmp_path: Path) -> None:
+    """Write the ledgers of three models with bowls around 1e-3."""
     rates = [1e-3 * 2.0**power for power in range(-4, 5)]
     searches, rivals, truths = [], [], []
     for number, name in enumerate(("lstm", "vit", "gpt2")):
@@ -126,6 +127,21 @@ def test_the_page_of_made_ledgers_has_every_word(score: ModuleType, tmp_path: Pa
                            "failed": ""})  # fmt: skip
     for file, rows in (("searches.csv", searches), ("rivals.csv", rivals), ("truths.csv", truths)):
         written(tmp_path, file, rows)
+
+
+def test_the_regrets_are_drawn(tmp_path: Path) -> None:
+    ledgers(tmp_path)
+    with scripts_of("results/lr-find", "results") as load:
+        draw, own = load("draw"), load("score")
+        (panel,) = draw.picture(own.Scores(tmp_path)).panels
+        assert panel.map.y_names == ["lstm", "vit", "gpt2"]
+        assert list(panel.map.text[0]) == ["0.000", "0.160", "0.160", "", "", ""]
+        with pytest.raises(ValueError, match="no truth"):
+            draw.picture(own.Scores(tmp_path / "absent"))
+
+
+def test_the_page_of_made_ledgers_has_every_word(score: ModuleType, tmp_path: Path) -> None:
+    ledgers(tmp_path)
     text = "\n".join(score.Scores(tmp_path).page())
     assert "Median regret 0.0000 nats (goal 0.02): **reached**" in text
     assert "3 of 3 models below 0.05 nats" in text
