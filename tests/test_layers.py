@@ -16,7 +16,20 @@ KINDS = ("archs", "probes", "figures", "detectors", "sources", "sweeps", "comman
 
 LEVEL = {
     **dict.fromkeys(
-        ("errors", "registry", "schema", "settings", "config", "inputs", "kernels", "labels", "stopping", "verdict"), 1
+        (
+            "errors",
+            "registry",
+            "schema",
+            "settings",
+            "designs",
+            "config",
+            "inputs",
+            "kernels",
+            "labels",
+            "stopping",
+            "verdict",
+        ),
+        1,
     ),
     **dict.fromkeys(("_version", "arch_notes", "decisive", "environment", "printable", "tapping"), 1),
     **dict.fromkeys(("models", "probes", "store"), 2),

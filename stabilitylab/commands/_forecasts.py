@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..forecast import Candidate, Fitted, Forecast
 
 Stack = Literal["encoder-decoder", "encoder", "decoder"]
+Design = Literal["transformer", "gpt2", "llama"]
 LAYERS = "Layers in all: 36 is 18 encoder and 18 decoder layers."
 DEPTH = typer.Option(help=LAYERS)
 LR = typer.Option(help="Peak learning rate.", show_default="by preset")
@@ -23,18 +24,25 @@ D_MODEL = typer.Option("--d-model", help="Width; blocks and heads go with it.", 
 DATA = typer.Option(help="As for 'probe'.", show_default="synthetic")
 VALID = typer.Option(help="As for 'probe'.")
 STACK = typer.Option(help="As for 'probe'.")
+MODEL = typer.Option(help="As for 'probe'.")
 PRESET = typer.Option(help="tiny, small or base.", show_default="tiny")
 CONFIG = typer.Option(help="TOML file, as for 'probe'.")
 SET = typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting, as for 'probe'.")
 
 
 def flags(
-    preset: str | None, stack: str | None, data: str | None, valid: str | None, lr: float | None, warmup: int | None
+    preset: str | None,
+    stack: str | None,
+    design: str | None,
+    data: str | None,
+    valid: str | None,
+    lr: float | None,
+    warmup: int | None,
 ) -> dict[str, Any]:
     """Return options in the sections of a configuration; an option that was not given is None."""
     return {
         "preset": preset,
-        "model": {"stack": stack},
+        "model": {"stack": stack, "design": design},
         "data": {"source": data, "valid": valid},
         "train": {"lr": lr, "warmup": warmup},
     }

@@ -14,7 +14,7 @@ import typer
 from ..errors import UsageError
 from . import command
 from ._factory import GIVES
-from ._forecasts import CONFIG, D_MODEL, DATA, LAYERS, LR, PRESET, SET, STACK, VALID, WARMUP, Stack
+from ._forecasts import CONFIG, D_MODEL, DATA, LAYERS, LR, MODEL, PRESET, SET, STACK, VALID, WARMUP, Design, Stack
 from ._options import JSON, QUIET, VERBOSE
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def forecast(
     data: Annotated[str | None, DATA] = None,
     valid: Annotated[str | None, VALID] = None,
     stack: Annotated[Stack | None, STACK] = None,
+    model: Annotated[Design | None, MODEL] = None,
     preset: Annotated[str | None, PRESET] = None,
     config: Annotated[Path | None, CONFIG] = None,
     set_: Annotated[list[str] | None, SET] = None,
@@ -71,11 +72,11 @@ def forecast(
 
     fit = room.fitted()
     if factory is None:
-        given = settings(flags(preset, stack, data, valid, lr, warmup), config, set_ or ())
+        given = settings(flags(preset, stack, model, data, valid, lr, warmup), config, set_ or ())
         each = of_archs(36 if depth is None else depth, d_model, chosen(arch or "branchnorm"), given, quiet)
     else:
         reference = {"--arch": arch, "--depth": depth, "--d-model": d_model, "--data": data, "--valid": valid}
-        reference |= {"--stack": stack, "--preset": preset, "--config": config, "--set": set_}
+        reference |= {"--stack": stack, "--model": model, "--preset": preset, "--config": config, "--set": set_}
         if foreign := [name for name, value in reference.items() if value]:
             raise UsageError(f"{foreign[0]} is about reference models: leave it out, or leave out {factory}.")
         if lr is None:

@@ -12,7 +12,7 @@ import typer
 
 from ..printable import screen
 from . import command
-from ._forecasts import CONFIG, D_MODEL, DATA, DEPTH, LR, PRESET, SET, STACK, VALID, WARMUP, Stack
+from ._forecasts import CONFIG, D_MODEL, DATA, DEPTH, LR, MODEL, PRESET, SET, STACK, VALID, WARMUP, Design, Stack
 from ._options import JSON, QUIET, VERBOSE
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def recommend(
     valid: Annotated[str | None, VALID] = None,
     archs: Annotated[str, typer.Option("--arch", "--archs", help="all, or names with commas between them.")] = "all",
     stack: Annotated[Stack | None, STACK] = None,
+    model: Annotated[Design | None, MODEL] = None,
     preset: Annotated[str | None, PRESET] = None,
     config: Annotated[Path | None, CONFIG] = None,
     set_: Annotated[list[str] | None, SET] = None,
@@ -49,7 +50,7 @@ def recommend(
     from ..store.layout import plain
     from ._forecasts import about, chosen, flags, of_archs, settings
 
-    given = settings(flags(preset, stack, data, valid, lr, warmup), config, set_ or ())
+    given = settings(flags(preset, stack, model, data, valid, lr, warmup), config, set_ or ())
     if not quiet:
         print(BECAME, file=sys.stderr)
     found = []

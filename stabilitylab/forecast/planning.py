@@ -11,8 +11,9 @@ from typing import Any
 import psutil
 import torch
 
-from ..config import PRESETS, Config, Stack, merge, resolve
+from ..config import PRESETS, Config, merge, resolve, stack_of
 from ..data import Dataset
+from ..designs import design_of
 from ..errors import ResourceError, UsageError
 from ..models import ARCHS, parameter_count
 from ..store import AbsentRun
@@ -69,7 +70,7 @@ def wanted(ask: Ask) -> tuple[list[Config], list[str]]:
     the stack.
     """
     model = ask.given.get("model", {})
-    stack: Stack = model.get("stack", "encoder-decoder")
+    stack = stack_of(model)
     if stack == "encoder-decoder" and ask.depth % 2:
         raise UsageError(f"--depth {ask.depth} is odd: an encoder-decoder has depth/2 layers a side; give an even one.")
     names = list(dict.fromkeys(ARCHS.resolve(name) for name in ask.archs)) or list(ARCHS)
@@ -79,7 +80,10 @@ def wanted(ask: Ask) -> tuple[list[Config], list[str]]:
     if "arch" in model or "decoder_arch" in model:
         raise UsageError("name architectures with --arch, not with --set model.arch.")
     notes = [f"{name} is not defined for a single {stack}, and is left out." for name in missing]
-    own: Mapping[str, Any] = {} if ask.d_model is None else {"model": shape(ask.d_model)}
+    sizes = {} if ask.d_model is None else shape(ask.d_model)
+    if design_of(model):  # which says how wide its blocks are
+        sizes.pop("d_ffn", None)
+    own: Mapping[str, Any] = {"model": sizes} if sizes else {}
     configs = [
         resolve(
             merge(own, ask.given, {"model": {"arch": name}}),

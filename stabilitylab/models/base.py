@@ -18,9 +18,12 @@ from ..config import RAMP, ModelConfig, Section
 from ..errors import UsageError, bounded
 from ..inputs import shown
 from ..registry import Registry, spelling
+from ..settings import Base
 from .norms import new_norm
 from .schedules import Schedule
 from .sublayers import SubLayer
+
+SMALL = 0.02  # standard deviation of GPT-2's initial weights
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,9 @@ class Place:
     decoder_layers: int
     norm: str = "layernorm"  # layernorm | rmsnorm
     qkv_gain: float = math.sqrt(0.5)  # initial gain of q, k and v in the base of all architectures
+    base: Base = "xavier"  # that base: xavier, gpt2 or normal
+    inner_width: int = 0  # of the feed-forward blocks
+    bias: bool = True  # of LayerNorms
 
     @property
     def layers(self) -> int:
@@ -48,16 +54,35 @@ class Place:
     def at(self, layer: int, sublayer: str) -> Place:
         return replace(self, layer=layer, sublayer=sublayer)
 
+    @property
+    def stack_sublayers(self) -> int:
+        """Return the number of sub-layers of this stack: 3 a layer in a decoder above an encoder, else 2."""
+        return (3 if self.stack == "decoder" and self.encoder_layers else 2) * self.layers
+
     def new_norm(self, width: int = 0) -> nn.Module:
-        return new_norm(self.norm, width or self.width)
+        return new_norm(self.norm, width or self.width, self.bias)
 
     def __str__(self) -> str:
         return f"{self.stack}.{self.layer}.{self.sublayer}"
 
 
 def xavier_gain(place: Place, matrix: str) -> float:
-    """Return the gain in the base of all architectures: 1; for q, k, v the value of ``model.init``, 1/sqrt(2) or 1."""
-    return place.qkv_gain if matrix in ("q", "k", "v") else 1.0
+    """Return the gain in the base of all architectures, as a multiple of Xavier's standard deviation.
+
+    ``xavier``: 1; for q, k, v 1/sqrt(2) or 1, as ``model.init`` says. ``normal``: that of N(0, .02^2), .02 sqrt((d_in +
+    d_out) / 2). ``gpt2``: the same, 1/sqrt(L) smaller for out and fc2, L = 2M sub-layers of a stack of M layers
+    (karpathy/nanoGPT 3adf61e1; Inferred: L = 3M in a decoder above an encoder).
+    """
+    if place.base == "xavier":
+        return place.qkv_gain if matrix in ("q", "k", "v") else 1.0
+    widths = place.width, place.width if matrix in ("q", "k", "v", "out") else place.inner_width
+    residual = place.base == "gpt2" and matrix in ("out", "fc2")
+    return SMALL * math.sqrt(sum(widths) / 2) / (math.sqrt(place.stack_sublayers) if residual else 1.0)
+
+
+def table_gain(place: Place) -> float:
+    """Return the gain of embeddings, positions and an untied output in that base, as a multiple of N(0, 1/d)."""
+    return 1.0 if place.base == "xavier" else SMALL * math.sqrt(place.width)
 
 
 class Trunk(nn.Module):
@@ -134,8 +159,14 @@ class Residual(nn.Module):
         raise NotImplementedError
 
     def gain(self, matrix: str) -> float:
-        """Return the initial gain of q, k, v, out, fc1 or fc2, as a multiple of Xavier's standard deviation."""
+        """Return the initial gain of q, k, v, out, fc1, fc2 or gate (of SwiGLU), as a multiple of Xavier's standard
+        deviation."""
         return xavier_gain(self.place, matrix)
+
+    @classmethod
+    def objection(cls, config: ModelConfig) -> str:
+        """Return why the arch is undefined for these settings, as the end of a sentence; "" if it is defined."""
+        return ""
 
     @staticmethod
     def embedding_gain(place: Place) -> float:
@@ -211,6 +242,8 @@ def stack_archs(config: ModelConfig) -> dict[str, type[Residual]]:
                 f"architecture {names[stack]!r} is not defined for model.stack = {config.stack!r}: its paper gives "
                 f"constants for {' and '.join(entry.defined_for)} models only; choose one, or another architecture."
             )
+        if why := entry.objection(config):
+            raise UsageError(f"architecture {names[stack]!r} is not defined here: {why}.")
     known = {key for entry in archs.values() for key in entry.Options.model_fields}
     if foreign := [key for key in config.options if key not in known]:
         have = ", ".join(sorted(known)) or "none"

@@ -49,7 +49,9 @@ def configure(config: ModelConfig | None = None, **settings: Any) -> ModelConfig
         layers.append({"preset": preset, "model": PRESETS.get(preset, {}).get("model", {})})
     if depth is not None and config is not None:
         layers[0]["model"] = {k: v for k, v in layers[0]["model"].items() if not k.endswith("_layers")}
-    return resolve(*layers, {"model": settings}, depth=depth).model
+    found = resolve(*layers, {"model": settings}, depth=depth).model
+    known = settings.get("context") or (config.context if config else None)
+    return found.model_copy(update={"context": known})  # there are no data that say how long inputs are
 
 
 def canonical(config: ModelConfig) -> ModelConfig:

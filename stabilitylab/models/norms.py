@@ -12,8 +12,8 @@ EPS = 1e-5  # the same for all architectures: their epsilons must not differ in 
 class LayerNorm(nn.LayerNorm):
     r"""g (x - mean) / sqrt(var + eps) + b, in the type of g: on a CPU autocast would leave x short.  Ba et al. 2016."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__(width, eps=EPS)
+    def __init__(self, width: int, bias: bool = True) -> None:
+        super().__init__(width, eps=EPS, bias=bias)
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input.to(self.weight.dtype))
@@ -29,9 +29,9 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype))
 
 
-def new_norm(kind: str, width: int) -> nn.Module:
-    """Return the norm of ``model.norm``."""
-    return RMSNorm(width) if kind == "rmsnorm" else LayerNorm(width)
+def new_norm(kind: str, width: int, bias: bool = True) -> nn.Module:
+    """Return the norm of ``model.norm``; ``bias``: of a LayerNorm, an RMSNorm has none."""
+    return RMSNorm(width) if kind == "rmsnorm" else LayerNorm(width, bias)
 
 
 class QueryKeyScale(nn.Module):
@@ -41,13 +41,13 @@ class QueryKeyScale(nn.Module):
     inputs have a dimension of heads that the mask lacks, and in cross-attention queries and keys have different tokens.
     """
 
-    def __init__(self, kind: str, width: int) -> None:
+    def __init__(self, kind: str, width: int, bias: bool = True) -> None:
         super().__init__()
         self.kind = kind
         for side in ("q", "k"):
             self.register_parameter(f"{side}_weight", nn.Parameter(torch.ones(width)))
-            bias = None if kind == "rmsnorm" else nn.Parameter(torch.zeros(width))
-            self.register_parameter(f"{side}_bias", bias)
+            shift = None if kind == "rmsnorm" or not bias else nn.Parameter(torch.zeros(width))
+            self.register_parameter(f"{side}_bias", shift)
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:  # (B, T, H, D/H), (B, L, H, D/H)
         return self._scaled("q", q), self._scaled("k", k)

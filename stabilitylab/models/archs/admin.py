@@ -79,7 +79,8 @@ class Admin(PostLN):
             for parameter in below.norm.parameters():
                 parameter.mul_(above.omega)
         for admin in admins:
-            admin.f.get_submodule(admin.f.entry).get_parameter("weight").div_(admin.omega)
+            for entry in admin.f.entries:
+                admin.f.get_submodule(entry).get_parameter("weight").div_(admin.omega)
         for layer in stack.layers:
             for name, admin in list(layer.named_children()):
                 assert isinstance(admin, Admin)

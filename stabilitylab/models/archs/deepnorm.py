@@ -26,9 +26,11 @@ def deepnorm_constants(stack: str, encoder_layers: int, decoder_layers: int) -> 
 
 
 def deepnorm_gain(place: Place, matrix: str) -> float:
-    """Return the gain of a matrix.  DeepNet, Figure 2: beta on v, out, fc1 and fc2 of every sub-layer; q and k keep
-    1."""
-    if matrix in ("q", "k"):
+    """Return the gain of a matrix.  DeepNet, Figure 2: beta on v, out, fc1 and fc2 of every sub-layer; q and k keep 1.
+
+    Ours: 1 for the gate of SwiGLU. F is linear in fc1 and in fc2, so that it is beta^2 F exactly, as with ReLU.
+    """
+    if matrix in ("q", "k", "gate"):
         return 1.0
     return deepnorm_constants(place.stack, place.encoder_layers, place.decoder_layers)[1]
 
