@@ -39,7 +39,14 @@ class Written(Plain):
         gain, bias = self.weights[f"{role}.qk_norm.{side}_weight"], self.weights.get(f"{role}.qk_norm.{side}_bias")
         if self.config.norm == "rmsnorm":
             return gain * x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
-        return gain * (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) + bias
+        scaled = gain * (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        return scaled if bias is None else scaled + bias
+
+    def scores(self, role: str, q: Array, k: Array) -> Array:
+        """Scores of one head before masking."""
+        if self.config.qk_norm:
+            q, k = self.unit(role, "q", q), self.unit(role, "k", k)
+        return q @ k.T / math.sqrt(q.shape[-1])
 
     def attention(self, role: str, x: Array, other: Array, allowed: Array) -> Array:
         arch, inner = self.arch(role), role.endswith("self_attn")
@@ -48,10 +55,7 @@ class Written(Plain):
         heads = []
         for head in range(self.config.heads):
             part = slice(head * size, (head + 1) * size)
-            qh, kh = q[:, part], k[:, part]
-            if self.config.qk_norm:
-                qh, kh = self.unit(role, "q", qh), self.unit(role, "k", kh)
-            score = np.where(allowed, qh @ kh.T / math.sqrt(size), -np.inf)
+            score = np.where(allowed, self.scores(role, q[:, part], k[:, part]), -np.inf)
             weight = np.exp(score - score.max(-1, keepdims=True))
             heads.append(weight / weight.sum(-1, keepdims=True) @ v[:, part])
             if arch == "normformer" and inner:
@@ -62,14 +66,17 @@ class Written(Plain):
         out = self.linear(f"{role}.out", mixed)
         return self.norm(f"{role}.outer_norm", out) if arch == "normformer" and inner else out
 
+    def act(self, role: str, x: Array) -> Array:
+        """The inside of a feed-forward block, behind its activation."""
+        hidden = self.linear(f"{role}.fc1", x)
+        if self.arch(role) != "rfixup":
+            return np.maximum(hidden, 0.0)
+        before, after = (self.weights[f"{role}.activation.{place}.b"] for place in ("before", "after"))
+        return np.maximum(hidden - before, 0.0) - after
+
     def ffn(self, role: str, x: Array) -> Array:
         arch = self.arch(role)
-        hidden = self.linear(f"{role}.fc1", x)
-        if arch == "rfixup":
-            before, after = (self.weights[f"{role}.activation.{place}.b"] for place in ("before", "after"))
-            hidden = np.maximum(hidden - before, 0.0) - after
-        else:
-            hidden = np.maximum(hidden, 0.0)
+        hidden = self.act(role, x)
         if arch in ("normformer", "subln"):
             hidden = self.norm(f"{role}.inner_norm", hidden)
         return self.linear(f"{role}.fc2", hidden)
