@@ -70,6 +70,7 @@ __all__ = [
 CONFIG_FILE = 1_000_000  # bytes
 
 ALIGNED = 8  # lengths of batches on a GPU are multiples of it, at most
+PRORES_SHARE = 0.2  # ours: share of the updates in which ProRes opens all layers of a tiny run; the paper has T = 1000
 RAMP_SHARE = 0.04  # share of the updates that T is by default: BranchNorm's 4,000 of 100,000
 # "tiny" is the model of DeepNet's Figure 5 with a recipe that shows effects within two minutes on one CPU core;
 # "small" and "base" follow BranchNorm's Table 4 (learning rate, warm-up, T, batch in tokens scaled to one device).
@@ -213,6 +214,9 @@ def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
             model.setdefault("encoder_layers", encoder)
             model.setdefault("decoder_layers", decoder)
     config = _with_context(validated(settings))
+    if preset == "tiny" and "prores_T" not in given and config.model.prores != "off":
+        whole = PRORES_SHARE * config.train.span / max(config.model.encoder_layers, config.model.decoder_layers)
+        config = config.model_copy(update={"model": config.model.model_copy(update={"prores_T": max(1, round(whole))})})
     if preset == "tiny" and "T" not in given and _ramps(config.model):
         ramp = max(2, round(RAMP_SHARE * config.train.span))  # T = 1 is the control without a ramp
         return config.model_copy(update={"model": config.model.model_copy(update={"T": ramp})})

@@ -64,9 +64,20 @@ def _control(arch: str, config: ModelConfig) -> str:
         *([] if config.v_gain is None else [f"v={config.v_gain:g}"]),
         *_design(config, gains in ("own", "beta") and config.init.startswith("arch")),
         *(["qk-norm"] if config.qk_norm else []),
+        *_prores(config),
         *(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in options.items()),
     ]
     return " ".join([arch + ("+beta" if config.init == "deepnorm" and gains != "beta" else ""), *words])
+
+
+def _prores(config: ModelConfig) -> list[str]:
+    """Return the words about ProRes, its T among them."""
+    if config.prores == "off":
+        return []
+    name = "prores" if config.prores == "linear" else f"prores-{config.prores}"
+    start = [f"prores-t0={config.prores_t0}"] if config.prores_t0 else []
+    through = ["prores-through"] if config.prores_order == "through" and config.prores == "linear" else []
+    return [name, f"prores-T={config.prores_T}", *start, *through]
 
 
 def _design(config: ModelConfig, replaces: bool) -> list[str]:

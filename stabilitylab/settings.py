@@ -96,10 +96,25 @@ class ModelConfig(Section):
     embedding_scale: Annotated[Literal["sqrt(d)", 1], Later("sqrt(d)")] = "sqrt(d)"  # factor on embeddings
     # Aliases of arch.growth, arch.T and arch.t0, the options of BranchNorm's ramp: recorded here, as in runs from
     # before architectures had options of their own.
+    # ProRes, an option of some architectures: alpha = min(1, t / (T l)) on the branches of layer l; equal: t / T
+    prores: Annotated[Literal["off", "linear", "equal"], Later("off")] = "off"
+    prores_T: Annotated[int, Later(1000)] = Field(default=1000, ge=1, le=MOST)
+    prores_t0: Annotated[int, Later(0)] = Field(default=0, ge=0, le=MOST)  # t of row 0
+    prores_order: Annotated[Literal["restart", "through"], Later("restart")] = "restart"  # of l in an encoder-decoder
     growth: Literal["linear", "exp", "sigmoid"] = "linear"
     T: int = Field(default=4000, ge=1, le=MOST)
     t0: int = Field(default=1, ge=0, le=MOST)
     options: Annotated[dict[str, Any], Later({})] = Field(default_factory=dict)  # all other options, as arch.KEY
+
+    @field_validator("prores", mode="before")
+    @classmethod
+    def _prores_is_defined(cls, value: Any) -> Any:
+        if value in ("reverse", "sqrt", "square", "stagewise", "fixed"):
+            raise ValueError(
+                f"model.prores = {value!r} is a name in ProRes's code, whose alpha(l, t) is missing here: no "
+                "formula was read; use linear or equal"
+            )
+        return value
 
     @model_validator(mode="before")
     @classmethod

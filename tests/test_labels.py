@@ -108,12 +108,14 @@ SAID = {
     **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), "apart"),
     **dict.fromkeys(("norm", "qk_norm"), "label and apart"),
     **dict.fromkeys(("positions", "activation", "bias", "embedding_scale"), "label and apart"),
+    **dict.fromkeys(("prores", "prores_T", "prores_t0", "prores_order"), "label with prores"),
     "context": "apart",
     "design": "a name for other settings, which say it",
     "T": "note",
 }
 OTHER: dict[str, Any] = {"arch": "admin", "decoder_arch": "postln", "init": "xavier-1", "alpha": 0.5, "qk_gain": 0.5}
 OTHER |= {"positions": "rope", "activation": "swiglu", "bias": False, "embedding_scale": 1}
+OTHER |= {"prores": "equal", "prores_T": 7, "prores_t0": 3, "prores_order": "through"}
 OTHER |= {"options": {"kappa": 2.0}, "v_gain": 0.5, "growth": "exp", "t0": 0, "norm": "rmsnorm", "qk_norm": True}
 
 
@@ -123,7 +125,9 @@ def test_every_setting_of_a_model_is_told_by_its_label_by_a_note_or_by_runs_kept
         key.partition(".")[2] for key in FREE if key.startswith("model.")
     }
     for key in (key for key, said in SAID.items() if "label" in said):
-        assert label(ModelConfig.model_validate({key: OTHER[key]})) != label(ModelConfig()), key
+        own = {"arch": "postln", "prores": "linear"} if key.startswith("prores_") else {}
+        changed = label(ModelConfig.model_validate({**own, key: OTHER[key]}))
+        assert changed != label(ModelConfig.model_validate(own)), key
 
 
 def weights_of(**settings: Any) -> bytes:

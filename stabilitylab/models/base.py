@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
@@ -20,6 +21,8 @@ from ..inputs import shown
 from ..registry import Registry, spelling
 from ..settings import Base
 from .norms import new_norm
+from .progress import DEFINED_FOR as PROGRESSIVE
+from .progress import Progress
 from .schedules import Schedule
 from .sublayers import SubLayer
 
@@ -59,8 +62,8 @@ class Place:
         """Return the number of sub-layers of this stack: 3 a layer in a decoder above an encoder, else 2."""
         return (3 if self.stack == "decoder" and self.encoder_layers else 2) * self.layers
 
-    def new_norm(self, width: int = 0) -> nn.Module:
-        return new_norm(self.norm, width or self.width, self.bias)
+    def new_norm(self, width: int = 0, bias: bool = True) -> nn.Module:
+        return new_norm(self.norm, width or self.width, bias and self.bias)
 
     def __str__(self) -> str:
         return f"{self.stack}.{self.layer}.{self.sublayer}"
@@ -135,6 +138,7 @@ class Residual(nn.Module):
     Options: type[ArchOptions] = ArchOptions  # the arch's own settings, with defaults
     recipe: Mapping[str, Mapping[str, Any]] = MappingProxyType({})  # settings that the arch's paper insists on
     norm: nn.Module
+    layer_number: Tensor
 
     def __init__(
         self,
@@ -142,7 +146,7 @@ class Residual(nn.Module):
         place: Place,
         *,
         alpha: float | None = None,
-        schedule: Schedule | None = None,
+        schedule: Schedule | Progress | None = None,
         below: Residual | None = None,  # the sub-layer before this one in the same layer
         options: ArchOptions | None = None,
     ) -> None:
@@ -154,9 +158,24 @@ class Residual(nn.Module):
             self.norm = place.new_norm()
         self.shortcut = nn.Identity()
         self.branch = nn.Identity()
+        # in a tuple: the model registers it once, not every sub-layer again
+        self._progress: tuple[Progress] | None = None
+        if isinstance(schedule, Progress):
+            self._progress = (schedule,)
+            self.scaled_branch = nn.Identity()
+            number = torch.tensor(schedule.place(place.stack, place.layer))
+            self.register_buffer("layer_number", number, persistent=False)
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:  # (B, T, D) -> (B, T, D)
         raise NotImplementedError
+
+    def added(self, branch: Tensor) -> Tensor:
+        """Return the term that joins the shortcut: the branch F, or alpha(l, t) F under ProRes (``model.prores``)."""
+        branch = self.branch(branch)
+        if self._progress is None:
+            return branch
+        alpha = torch.take(self._progress[0].alphas, self.layer_number)  # no index: compiled layers share their code
+        return self.scaled_branch(alpha * branch)
 
     def gain(self, matrix: str) -> float:
         """Return the initial gain of q, k, v, out, fc1, fc2 or gate (of SwiGLU), as a multiple of Xavier's standard
@@ -241,6 +260,11 @@ def stack_archs(config: ModelConfig) -> dict[str, type[Residual]]:
             raise UsageError(
                 f"architecture {names[stack]!r} is not defined for model.stack = {config.stack!r}: its paper gives "
                 f"constants for {' and '.join(entry.defined_for)} models only; choose one, or another architecture."
+            )
+        if config.prores != "off" and ARCHS.resolve(names[stack]) not in PROGRESSIVE:
+            raise UsageError(
+                f"architecture {names[stack]!r} has no form with model.prores: its paper defines ProRes for "
+                f"{', '.join(PROGRESSIVE)} only."
             )
         if why := entry.objection(config):
             raise UsageError(f"architecture {names[stack]!r} is not defined here: {why}.")

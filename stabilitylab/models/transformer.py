@@ -16,6 +16,7 @@ from ..config import ModelConfig
 from ..errors import UsageError
 from ..settings import CONTEXT
 from .base import Place, Residual, options_of, stack_archs
+from .progress import Progress
 from .schedules import HostScalar, Schedule
 from .sublayers import CrossAttention, Embedding, FeedForward, Linear, Rotation, SelfAttention, SubLayer, rotation
 
@@ -78,7 +79,9 @@ class Stack(nn.Module):
     positions: Embedding | None  # a learned table
     checkpointing = False
 
-    def __init__(self, name: str, arch: type[Residual], config: ModelConfig, vocab: int, schedule: Schedule | None):
+    def __init__(
+        self, name: str, arch: type[Residual], config: ModelConfig, vocab: int, schedule: Schedule | Progress | None
+    ):
         super().__init__()
         self.arch = arch
         self.scale = 1.0 if config.embedding_scale == 1 else math.sqrt(config.d_model)
@@ -173,7 +176,7 @@ class Transformer(nn.Module):
         super().__init__()
         archs = stack_archs(config)
         ramps = [cast(Any, options_of(entry, config)) for entry in archs.values() if entry.scheduled]
-        schedule = Schedule(ramps[0], config.alpha) if ramps else None
+        schedule = Schedule(ramps[0], config.alpha) if ramps else None if config.prores == "off" else Progress(config)
         vocab = dict.fromkeys(archs, target_vocab)
         if config.stack == "encoder-decoder":
             vocab["encoder"] = source_vocab

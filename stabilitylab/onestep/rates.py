@@ -25,8 +25,8 @@ MEMBERS: dict[str, Callable[[Piece], bool]] = {
 }
 DEFINITION = """Mean over real target tokens of ||F(theta - lr u) - F(theta)||_2 / lr at lr = 1e-6, F the last stack's
 output after its last norm; u is the gradient (sgd) or g / (|g| + eps), Adam's first update without weight decay, in one
-group of parameters and 0 elsewhere. vo_ffn: v, out, fc1, fc2, gate; encoder, decoder: that stack with its embedding (one that
-both share is the decoder's). DeepNet, Fig. 5 and Sec. 4.2; lr and groups Inferred."""
+group of parameters and 0 elsewhere. vo_ffn: v, out, fc1, gate, fc2; encoder, decoder: that stack with its embedding
+(a shared one is the decoder's). DeepNet, Fig. 5 and Sec. 4.2; lr and groups Inferred."""
 
 
 def directions(subject: Subject) -> dict[str, Direction]:

@@ -169,7 +169,7 @@ class Trainer:
         schedule = self.model.schedule
         self.watcher.note(
             lr=rate,
-            alpha=schedule.at(t) if schedule is not None else None,
+            alpha=schedule.smallest(t) if schedule is not None else None,
             tokens=tokens,
             tokens_per_second=tokens / (time.perf_counter() - started),
             memory_bytes=peak_memory(self.device),

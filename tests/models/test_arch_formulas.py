@@ -12,7 +12,7 @@ from stabilitylab.models import ARCHS, Transformer
 
 NEW = {
     *("dsinit", "dsinit-code", "rezero", "rfixup", "tfixup", "dlcl", "dlcl-post", "normformer", "subln"),
-    *("sandwich", "periln", "layernorm-scaling", "resi-dual"),
+    *("sandwich", "periln", "layernorm-scaling", "resi-dual", "keel"),
 }
 OLD = {"postln", "preln", "postln-init", "deepnorm", "branchnorm", "admin"}
 
@@ -30,6 +30,10 @@ class Written(Plain):
 
     def norm(self, role: str, x: Array) -> Array:
         if self.config.norm == "layernorm":
+            if f"{role}.bias" not in self.weights:
+                assert self.arch(role) == "keel" or not self.config.bias
+                x = x - x.mean(-1, keepdims=True)
+                return self.weights[f"{role}.weight"] * x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
             return super().norm(role, x)
         assert f"{role}.bias" not in self.weights
         return self.weights[f"{role}.weight"] * x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
@@ -95,6 +99,11 @@ class Written(Plain):
             return x + f(self.norm(f"{role}.norm", x) / math.sqrt(int(layer)))
         if arch == "tfixup":
             return x + f(x)
+        if arch == "keel":
+            layers, above = getattr(self.config, f"{stack}_layers"), stack == "decoder" and self.config.encoder_layers
+            alpha = 1 if layer == "1" else (3 if above else 2) * layers
+            total = alpha * x + f(self.norm(f"{role}.inner_norm", x))
+            return total if role.endswith(".1.self_attn") else self.norm(f"{role}.norm", total)
         if arch == "rezero":
             return x + self.weights[f"{stack}.{layer}.self_attn.scale"] * f(x)  # the layer's one
         if arch == "rfixup":

@@ -29,13 +29,6 @@ class Designed(Written):
         assert (bias is None) == (self.arch(role) == "rfixup" or not self.config.bias)
         return x @ self.weights[role].T + (0 if bias is None else bias)
 
-    def norm(self, role: str, x: Array) -> Array:
-        if self.config.norm == "rmsnorm":
-            return super().norm(role, x)
-        centred = x - x.mean(-1, keepdims=True)
-        bias = self.weights[f"{role}.bias"] if self.config.bias else 0
-        return self.weights[f"{role}.weight"] * centred / np.sqrt(centred.var(-1, keepdims=True) + 1e-5) + bias
-
     def embed(self, role: str, tokens: Array) -> Array:
         if self.config.positions == "sinusoidal":
             return super().embed(role, tokens)

@@ -47,7 +47,7 @@ class DeepNorm(PostLN):
         self.alpha = own if given.get("alpha") is None else given["alpha"]
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
-        return self.norm(self.shortcut(self.alpha * x) + self.branch(self.f(x, *context)))
+        return self.norm(self.shortcut(self.alpha * x) + self.added(self.f(x, *context)))
 
     def gain(self, matrix: str) -> float:
         return deepnorm_gain(self.place, matrix)

@@ -15,4 +15,4 @@ class PreLN(Residual):
     learns = "the final norm of each stack"
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
-        return self.shortcut(x) + self.branch(self.f(self.norm(x), *context))
+        return self.shortcut(x) + self.added(self.f(self.norm(x), *context))
