@@ -130,6 +130,7 @@ class Residual(nn.Module):
     final_norm = False  # each stack ends with a norm of its own
     takes_alpha = False  # model.alpha replaces a constant of this arch
     scheduled = False  # a Schedule drives this arch
+    exact_gradient = True  # backward gives the gradient of the loss: no part of the forward is detached
     needs_calibration = False  # this arch needs a calibration pass before step 0
     defined_for: tuple[str, ...] = ("encoder-decoder", "encoder", "decoder")  # values of model.stack
     trunk: type[Trunk] = Trunk  # the stream outside the layers
@@ -273,6 +274,12 @@ def stack_archs(config: ModelConfig) -> dict[str, type[Residual]]:
         have = ", ".join(sorted(known)) or "none"
         raise UsageError(f"architecture {config.arch!r} has no option {shown(foreign[0])}; it has {have}.")
     return archs
+
+
+def inexact(config: ModelConfig) -> list[str]:
+    """Return the model's architectures whose backward pass is not the gradient of the loss, as GPAS's."""
+    names = dict.fromkeys(name for name in (config.arch, config.decoder_arch) if name)
+    return [name for name in names if not ARCHS[name].exact_gradient]
 
 
 def options_of(entry: type[Residual], config: ModelConfig) -> ArchOptions:

@@ -37,26 +37,27 @@ def new_norm(kind: str, width: int, bias: bool = True) -> nn.Module:
 class QueryKeyScale(nn.Module):
     r"""QK-norm: each head's query and key normalised over its d/H features.  Dehghani et al. 2023 (2302.05442).
 
-    The heads share gains and biases. The class is not called a norm: probes would take it for a norm of the stream. Its
-    inputs have a dimension of heads that the mask lacks, and in cross-attention queries and keys have different tokens.
+    ``values``: each head's value too (QKV-norm of HybridNorm, 2503.04598). The heads share gains and biases. The class
+    is not called a norm: probes would take it for a norm of the stream. Its inputs have a dimension of heads that the
+    mask lacks, and in cross-attention queries and keys have different tokens.
     """
 
-    def __init__(self, kind: str, width: int, bias: bool = True) -> None:
+    def __init__(self, kind: str, width: int, bias: bool = True, *, values: bool = False) -> None:
         super().__init__()
-        self.kind = kind
-        for side in ("q", "k"):
+        self.kind, self.eps, self.values = kind, EPS, values
+        for side in ("q", "k", "v")[: 2 + values]:
             self.register_parameter(f"{side}_weight", nn.Parameter(torch.ones(width)))
             shift = None if kind == "rmsnorm" or not bias else nn.Parameter(torch.zeros(width))
             self.register_parameter(f"{side}_bias", shift)
 
-    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:  # (B, T, H, D/H), (B, L, H, D/H)
-        return self._scaled("q", q), self._scaled("k", k)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # (B, L, H, D/H) each
+        return self._scaled("q", q), self._scaled("k", k), self._scaled("v", v) if self.values else v
 
     def _scaled(self, side: str, x: Tensor) -> Tensor:
         weight, bias = self._parameters[f"{side}_weight"], self._parameters[f"{side}_bias"]
         assert weight is not None
         if self.kind == "rmsnorm":
-            scaled = F.rms_norm(x.to(weight.dtype), weight.shape, weight, EPS)
+            scaled = F.rms_norm(x.to(weight.dtype), weight.shape, weight, self.eps)
         else:
-            scaled = F.layer_norm(x, weight.shape, weight, bias, EPS)
+            scaled = F.layer_norm(x, weight.shape, weight, bias, self.eps)
         return scaled.to(x.dtype)  # under autocast attention stays in the short type

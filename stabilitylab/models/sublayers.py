@@ -98,7 +98,7 @@ class MultiHeadAttention(SubLayer):
         """Return the output of attention. ``rotation``: of the positions of the keys; the queries are the last of
         them."""
         if self.qk_norm is not None:
-            q, k = self.qk_norm(q, k)
+            q, k, v = self.qk_norm(q, k, v)
         if rotation is not None:
             q, k = rotated(q, rotation), rotated(k, rotation)
         mixed = F.scaled_dot_product_attention(

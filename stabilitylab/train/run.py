@@ -17,7 +17,7 @@ from ..data import Dataset, load_data
 from ..errors import InputError, ResourceError, UsageError
 from ..labels import label
 from ..models import canonical
-from ..probes import Recorder, chosen
+from ..probes import Recorder
 from ..probes.parameters.ranks import from_first_rank, on_first_rank
 from ..stopping import Requests, listening
 from ..store import AbsentRun, Run, RunWriter
@@ -27,6 +27,7 @@ from .compiling import is_compiled
 from .environment import alignment, prepare_process, provenance, resolve_device
 from .footprint import Footprint, check_memory, estimate
 from .graph_replays import recorder_for
+from .hessian import without_hessian
 from .loop import Report, Trainer
 from .ranks import Team, device_of, gather_team
 
@@ -62,7 +63,7 @@ def plan(config: Config) -> Plan:
     """Load the data and estimate the memory of the run; raises ResourceError if it does not fit."""
     prepare_process(config.train.threads)
     config = config.model_copy(update={"model": canonical(config.model)})
-    chosen(config.probes.names)  # an unknown name shows now, not after the data were read
+    config = without_hessian(config)  # an unknown name shows now, not after the data were read
     team = gather_team(config.train)
     device = device_of(team, resolve_device(config.train), config.train.device)
     recorder, compiled = recorder_for(config, device, team), is_compiled(config, device, team)

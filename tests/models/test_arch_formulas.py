@@ -13,6 +13,7 @@ from stabilitylab.models import ARCHS, Transformer
 NEW = {
     *("dsinit", "dsinit-code", "rezero", "rfixup", "tfixup", "dlcl", "dlcl-post", "normformer", "subln"),
     *("sandwich", "periln", "layernorm-scaling", "resi-dual", "keel"),
+    *("gpas", "mix-ln", "hybridnorm", "hybridnorm-star"),
 }
 OLD = {"postln", "preln", "postln-init", "deepnorm", "branchnorm", "admin"}
 
@@ -41,14 +42,14 @@ class Written(Plain):
     def unit(self, role: str, side: str, x: Array) -> Array:
         """QK-norm of one head's queries or keys."""
         gain, bias = self.weights[f"{role}.qk_norm.{side}_weight"], self.weights.get(f"{role}.qk_norm.{side}_bias")
-        if self.config.norm == "rmsnorm":
+        if self.config.norm == "rmsnorm" or self.arch(role).startswith("hybridnorm"):
             return gain * x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
         scaled = gain * (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
         return scaled if bias is None else scaled + bias
 
     def scores(self, role: str, q: Array, k: Array) -> Array:
         """Scores of one head before masking."""
-        if self.config.qk_norm:
+        if self.config.qk_norm or self.arch(role).startswith("hybridnorm"):
             q, k = self.unit(role, "q", q), self.unit(role, "k", k)
         return q @ k.T / math.sqrt(q.shape[-1])
 
@@ -61,7 +62,8 @@ class Written(Plain):
             part = slice(head * size, (head + 1) * size)
             score = np.where(allowed, self.scores(role, q[:, part], k[:, part]), -np.inf)
             weight = np.exp(score - score.max(-1, keepdims=True))
-            heads.append(weight / weight.sum(-1, keepdims=True) @ v[:, part])
+            vh = self.unit(role, "v", v[:, part]) if arch.startswith("hybridnorm") else v[:, part]
+            heads.append(weight / weight.sum(-1, keepdims=True) @ vh)
             if arch == "normformer" and inner:
                 heads[-1] = heads[-1] * self.weights[f"{role}.head_scale"][head]
         mixed = np.concatenate(heads, axis=-1)
@@ -99,6 +101,17 @@ class Written(Plain):
             return x + f(self.norm(f"{role}.norm", x) / math.sqrt(int(layer)))
         if arch == "tfixup":
             return x + f(x)
+        if arch == "gpas":
+            y = x + f(self.norm(f"{role}.norm", x))
+            gate = float(self.weights[f"{stack}.{layer}.self_attn.depth_gate"])  # the layer's one
+            return y * (1 - gate / (1 + math.exp(-gate)))
+        if arch == "mix-ln":
+            post = int(layer) <= math.floor(getattr(self.config, f"{stack}_layers") / 4)
+            return self.norm(f"{role}.norm", x + f(x)) if post else x + f(self.norm(f"{role}.norm", x))
+        if arch.startswith("hybridnorm"):
+            if arch.endswith("star") and layer == "1":
+                return x + f(self.norm(f"{role}.norm", x))
+            return x + f(x) if role.endswith("ffn") else self.norm(f"{role}.norm", x + f(x))
         if arch == "keel":
             layers, above = getattr(self.config, f"{stack}_layers"), stack == "decoder" and self.config.encoder_layers
             alpha = 1 if layer == "1" else (3 if above else 2) * layers
@@ -150,6 +163,7 @@ class Written(Plain):
             x = x - self.weights[f"{name}.shift.b"]
             x = self.weights["encoder.scale"] * x if name == "encoder" else x
         pre = ("preln", "dlcl", "normformer", "subln", "sandwich", "periln", "layernorm-scaling")
+        pre = (*pre, "gpas", "mix-ln", "hybridnorm", "hybridnorm-star")
         return self.norm(f"{name}.norm", x) if arch in pre else x
 
     def combined(self, name: str, arch: str, history: list[Array]) -> Array:

@@ -48,7 +48,7 @@ class Designed(Written):
         return np.stack([pairs.real, pairs.imag], axis=-1).reshape(x.shape)
 
     def scores(self, role: str, q: Array, k: Array) -> Array:
-        if self.config.qk_norm:
+        if self.config.qk_norm or self.arch(role).startswith("hybridnorm"):
             q, k = self.unit(role, "q", q), self.unit(role, "k", k)
         if role.endswith("self_attn"):
             q, k = self.turned(q), self.turned(k)
