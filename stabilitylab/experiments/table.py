@@ -13,7 +13,7 @@ SCHEMES = (  # those of the papers' tables first, then what is used to the same 
     *("postln", "preln", "postln-init", "deepnorm", "branchnorm", "admin"),
     *("dsinit", "dsinit-code", "rezero", "rfixup", "tfixup", "dlcl", "dlcl-post", "normformer", "subln"),
     *("sandwich", "periln", "layernorm-scaling", "resi-dual"),
-    *("keel", "gpas", "mix-ln", "hybridnorm", "hybridnorm-star"),
+    *("keel", "gpas", "mix-ln", "hybridnorm", "hybridnorm-star", "completep"),
 )
 DEPTHS = (12, 36, 100)  # encoder and decoder layers together
 ITS_AXES = ("model.arch", "model.encoder_layers", "model.decoder_layers", "train.seed", "data.seed")

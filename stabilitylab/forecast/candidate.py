@@ -19,9 +19,10 @@ from ..config import Config
 from ..data import Batch, Dataset
 from ..errors import InputError, UsageError
 from ..labels import label
-from ..models import build_model
+from ..models import Transformer, build_model
+from ..models.groups import groups_of
 from ..probes import Mask
-from ..train.recipe import adamw, token_losses
+from ..train.recipe import adamw, param_groups, token_losses
 from .known import design
 
 IGNORED = -100  # a label that does not count, as in PyTorch and Hugging Face
@@ -81,10 +82,15 @@ def reference(config: Config, dataset: Dataset, device: torch.device) -> Candida
         real = held_out.weight > 0
         return F.cross_entropy(model(**held_out.inputs)[real], held_out.labels[real], reduction="none")
 
+    def optimizer(model: nn.Module, rate: float) -> AdamW:
+        own = train.model_copy(update={"lr": rate, "warmup": 0})
+        assert isinstance(model, Transformer)
+        return adamw(own, param_groups(own, groups_of(model)))
+
     return Candidate(
         name=label(config.model),
         model=model,
-        optimizer=lambda model, rate: adamw(train.model_copy(update={"lr": rate, "warmup": 0}), model.parameters()),
+        optimizer=optimizer,
         enter=lambda model, t: model.set_row(t),  # pyright: ignore[reportCallIssue]
         loss=loss,
         held_out=losses,

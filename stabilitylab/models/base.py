@@ -69,6 +69,15 @@ class Place:
         return f"{self.stack}.{self.layer}.{self.sublayer}"
 
 
+@dataclass(frozen=True)
+class Factors:
+    """The factors of a parameter on the optimizer's rate, eps and weight decay."""
+
+    lr: float = 1.0
+    eps: float = 1.0
+    decay: float = 1.0
+
+
 def xavier_gain(place: Place, matrix: str) -> float:
     """Return the gain in the base of all architectures, as a multiple of Xavier's standard deviation.
 
@@ -187,6 +196,15 @@ class Residual(nn.Module):
     def objection(cls, config: ModelConfig) -> str:
         """Return why the arch is undefined for these settings, as the end of a sentence; "" if it is defined."""
         return ""
+
+    def factors(self, role: str) -> Factors:
+        """Return the optimizer's factors for a parameter of this sub-layer, by its role ("decoder.3.ffn.fc1.bias")."""
+        return Factors()
+
+    @classmethod
+    def outer_factors(cls, place: Place, role: str, options: Any = None) -> Factors:
+        """Return the optimizer's factors for a parameter outside the layers: an embedding, a final norm, the output."""
+        return Factors()
 
     @staticmethod
     def embedding_gain(place: Place) -> float:

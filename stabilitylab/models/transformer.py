@@ -94,7 +94,7 @@ class Stack(nn.Module):
         causal = name == "decoder"
         above_encoder = causal and config.stack == "encoder-decoder"
         layers = config.encoder_layers, config.decoder_layers
-        options = options_of(arch, config)
+        options = self.options = options_of(arch, config)
         base = {"base": config.base, "inner_width": config.d_ffn, "bias": config.bias}
         place = Place(name, 0, "", config.d_model, *layers, config.norm, config.qkv_gain, **base)
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from ..models.base import Factors
+from ..models.groups import groups_of
 from ..probes.parameters.pieces import GROUPS, Piece
 from ..schema import Row
 from .initial_model import Filled, Subject, filled, moved, part_of
@@ -33,14 +35,16 @@ def directions(subject: Subject) -> dict[str, Direction]:
     """Return optimizer -> the function from a parameter's number to its first update per unit of learning rate (the
     subtracted tensor)."""
     eps, parameters = subject.config.train.eps, subject.parameters.tensors
+    factors = {parameter: group.factors for group in groups_of(subject.model) for parameter in group.parameters}
 
     def sgd(index: int) -> Tensor:
         own = parameters[index]
         return torch.zeros_like(own) if own.grad is None else own.grad
 
     def adam(index: int) -> Tensor:
-        gradient = sgd(index)
-        return gradient / (gradient.abs() + eps)
+        gradient, own = sgd(index), factors.get(parameters[index], Factors())
+        update = gradient / (gradient.abs() + eps * own.eps)
+        return update if own.lr == 1.0 else own.lr * update
 
     return {"sgd": sgd, "adam": adam}
 

@@ -17,6 +17,7 @@ from ..config import Config
 from ..data import Batch, Dataset
 from ..errors import InputError
 from ..models import build_model
+from ..models.groups import groups_of
 from ..probes import Recorder, Watcher
 from ..probes.numerics import attention
 from ..store import AbsentRun, RunWriter
@@ -29,7 +30,7 @@ from .judging import Judging
 from .micro_replays import ReplaysApart
 from .passes import Passes
 from .ranks import Team
-from .recipe import learning_rate, optimizer_of, own_rates, set_rate, token_losses
+from .recipe import learning_rate, optimizer_of, own_rates, param_groups, set_rate, token_losses
 from .working_weights import WorkingWeights
 
 
@@ -90,7 +91,9 @@ class Trainer:
         present = self._present
         self.passes = Passes(config, dataset, device, self.model, self.spread, self.working, first, present)
         on_device = recorder is not None or device.type == "cuda"
-        self.optimizer = optimizer_of(train, self.model.parameters(), device=device if on_device else None)
+        there = device if on_device else None
+        self.groups = groups_of(self.model)
+        self.optimizer = optimizer_of(train, param_groups(train, self.groups, there), device=there)
         self.watcher = Watcher(
             self.spread,
             run,

@@ -183,6 +183,8 @@ def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | N
             given = plan.config, plan.dataset, run, plan.device, state, plan.team, plan.recorder, plan.compiled
             trainer = Trainer(*given)
             run.record(probes_dropped=dict(trainer.watcher.dropped))
+            if len(trainer.groups) > 1:
+                run.record(optimizer_groups=[group.described() for group in trainer.groups])
             verdict = trainer.fit(stop=lambda: agreed(caught, plan.team), show=audience.show)
             if trainer.watcher.unseen:
                 run.record(places_unseen=dict(trainer.watcher.unseen))

@@ -13,7 +13,7 @@ from stabilitylab.models import ARCHS, Transformer
 NEW = {
     *("dsinit", "dsinit-code", "rezero", "rfixup", "tfixup", "dlcl", "dlcl-post", "normformer", "subln"),
     *("sandwich", "periln", "layernorm-scaling", "resi-dual", "keel"),
-    *("gpas", "mix-ln", "hybridnorm", "hybridnorm-star"),
+    *("gpas", "mix-ln", "hybridnorm", "hybridnorm-star", "completep"),
 }
 OLD = {"postln", "preln", "postln-init", "deepnorm", "branchnorm", "admin"}
 
@@ -105,6 +105,9 @@ class Written(Plain):
             y = x + f(self.norm(f"{role}.norm", x))
             gate = float(self.weights[f"{stack}.{layer}.self_attn.depth_gate"])  # the layer's one
             return y * (1 - gate / (1 + math.exp(-gate)))
+        if arch == "completep":
+            layers = getattr(self.config, f"{stack}_layers")
+            return x + 2 / layers * f(self.norm(f"{role}.norm", x))
         if arch == "mix-ln":
             post = int(layer) <= math.floor(getattr(self.config, f"{stack}_layers") / 4)
             return self.norm(f"{role}.norm", x + f(x)) if post else x + f(self.norm(f"{role}.norm", x))
@@ -163,7 +166,7 @@ class Written(Plain):
             x = x - self.weights[f"{name}.shift.b"]
             x = self.weights["encoder.scale"] * x if name == "encoder" else x
         pre = ("preln", "dlcl", "normformer", "subln", "sandwich", "periln", "layernorm-scaling")
-        pre = (*pre, "gpas", "mix-ln", "hybridnorm", "hybridnorm-star")
+        pre = (*pre, "gpas", "mix-ln", "hybridnorm", "hybridnorm-star", "completep")
         return self.norm(f"{name}.norm", x) if arch in pre else x
 
     def combined(self, name: str, arch: str, history: list[Array]) -> Array:

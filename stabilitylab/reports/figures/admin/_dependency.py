@@ -21,7 +21,18 @@ PARTS = ("branch", "shortcut", "total")
 MAPPED = (6, 18)  # layers of the paper's maps
 MOST_LAYERS = 200  # layers of a map: a map with more cells cannot be read
 # Architectures whose stream is a plain sum; the stream of the others is normalised at each sub-layer.
-SUMS = ("preln", "rezero", "rfixup", "tfixup", "normformer", "subln", "sandwich", "periln", "layernorm-scaling")
+SUMS = (
+    "preln",
+    "rezero",
+    "rfixup",
+    "tfixup",
+    "normformer",
+    "subln",
+    "sandwich",
+    "periln",
+    "layernorm-scaling",
+    "completep",
+)
 UNDEFINED = (
     *("dlcl", "dlcl-post"),  # a layer's input is a learnt mixture of all before it
     *(
