@@ -173,3 +173,14 @@ def test_module_paths_and_taps_are_the_documented_ones() -> None:
     assert isinstance(model.get_submodule("decoder.layers.0.ffn.f.activation"), torch.nn.ReLU)
     norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
     assert {module.eps for module in norms} == {1e-5}
+
+
+NOT_BUILT = ("SpanNorm", "FuseNorm", "DeepCrossAttention", "DCA", "Complete(d)P", "nGPT", "LAuReL")
+
+
+@pytest.mark.parametrize("name", NOT_BUILT)
+    "name", ["SpanNorm", "FuseNorm", "DeepCrossAttention", "DCA", "Complete(d)P", "nGPT", "LAuReL"]
+)
+def test_schemes_that_are_not_built_are_refused_with_what_is_missing(name) -> None:
+    with pytest.raises(UsageError, match=r"is not built: .*(read|state|later).*; choose one of"):
+        ARCHS.resolve(name)
