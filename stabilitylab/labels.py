@@ -64,6 +64,7 @@ def _control(arch: str, config: ModelConfig) -> str:
         *([] if config.v_gain is None else [f"v={config.v_gain:g}"]),
         *_design(config, gains in ("own", "beta") and config.init.startswith("arch")),
         *(["qk-norm"] if config.qk_norm else []),
+        *([] if config.attention_gate == "off" else [f"gate={config.attention_gate}"]),
         *_prores(config),
         *(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in options.items()),
     ]

@@ -87,6 +87,8 @@ class ModelConfig(Section):
     v_gain: Annotated[float | None, Later(None)] = Field(default=None, ge=0, le=LARGEST)  # replaces that of v
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # of every norm of the model
     qk_norm: bool = False  # normalise each head's queries and keys before their product
+    # gated attention: each head's output, or each feature of it, times sigmoid of a linear of what gives the queries
+    attention_gate: Annotated[Literal["off", "head", "element"], Later("off")] = "off"
     # rope: pairs of features of queries and keys are rotated (Su et al. 2021); cross-attention has no positions then
     positions: Annotated[Literal["sinusoidal", "learned", "rope"], Later("sinusoidal")] = "sinusoidal"
     # rows of a table of learned positions; None: data.max_length, or CONTEXT where a model is built without data

@@ -109,12 +109,14 @@ SAID = {
     **dict.fromkeys(("norm", "qk_norm"), "label and apart"),
     **dict.fromkeys(("positions", "activation", "bias", "embedding_scale"), "label and apart"),
     **dict.fromkeys(("prores", "prores_T", "prores_t0", "prores_order"), "label with prores"),
+    "attention_gate": "label and apart",
     "context": "apart",
     "design": "a name for other settings, which say it",
     "T": "note",
 }
 OTHER: dict[str, Any] = {"arch": "admin", "decoder_arch": "postln", "init": "xavier-1", "alpha": 0.5, "qk_gain": 0.5}
 OTHER |= {"positions": "rope", "activation": "swiglu", "bias": False, "embedding_scale": 1}
+OTHER |= {"attention_gate": "head"}
 OTHER |= {"prores": "equal", "prores_T": 7, "prores_t0": 3, "prores_order": "through"}
 OTHER |= {"options": {"kappa": 2.0}, "v_gain": 0.5, "growth": "exp", "t0": 0, "norm": "rmsnorm", "qk_norm": True}
 

@@ -28,7 +28,7 @@ class GrowingSelfAttention(nn.Module):
         if self.past is not None:
             k, v = torch.cat([self.past[0], k], dim=1), torch.cat([self.past[1], v], dim=1)
         self.past = k, v
-        return self.f.attend(q, k, v, None, False, turned)  # all keys are of earlier tokens
+        return self.f.attend(q, k, v, None, False, turned, self.f.gates(x))  # all keys are of earlier tokens
 
     def keep(self, rows: Tensor) -> None:
         if self.past is not None:
@@ -47,7 +47,9 @@ class FixedCrossAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B K, 1, D) -> (B K, 1, D)
         q = self.f.q(x).view(len(self.k), -1, self.f.heads, self.k.shape[-1])  # (B, K, H, D/H)
-        return self.f.attend(q, self.k, self.v, self.mask, causal=False).view_as(x)
+        gates = self.f.gates(x)
+        gates = None if gates is None else gates.view(*q.shape[:2], -1)  # (B, K, H or D)
+        return self.f.attend(q, self.k, self.v, self.mask, causal=False, gates=gates).view_as(x)
 
     def keep(self, sentences: Tensor) -> None:
         self.k, self.v = self.k.index_select(0, sentences), self.v.index_select(0, sentences)

@@ -85,9 +85,10 @@ def xavier_gain(place: Place, matrix: str) -> float:
     d_out) / 2). ``gpt2``: the same, 1/sqrt(L) smaller for out and fc2, L = 2M sub-layers of a stack of M layers
     (karpathy/nanoGPT 3adf61e1; Inferred: L = 3M in a decoder above an encoder).
     """
-    if place.base == "xavier":
-        return place.qkv_gain if matrix in ("q", "k", "v") else 1.0
-    widths = place.width, place.width if matrix in ("q", "k", "v", "out") else place.inner_width
+    square = ("q", "k", "v", "out") if place.sublayer == "ffn" else ("q", "k", "v", "out", "gate")
+    if place.base == "xavier":  # the gate of gated attention is drawn as q
+        return place.qkv_gain if matrix in square and matrix != "out" else 1.0
+    widths = place.width, place.width if matrix in square else place.inner_width
     residual = place.base == "gpt2" and matrix in ("out", "fc2")
     return SMALL * math.sqrt(sum(widths) / 2) / (math.sqrt(place.stack_sublayers) if residual else 1.0)
 

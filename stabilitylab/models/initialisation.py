@@ -44,7 +44,8 @@ def initialise(model: Transformer, seed: int) -> None:
             given = {"q": config.qk_gain, "k": config.qk_gain, "v": config.v_gain}.get(matrix)
             if given is not None:
                 gain = given
-            std = gain * math.sqrt(2 / sum(weight.shape))
+            rows_of_q = matrix == "gate" and residual.place.sublayer != "ffn"  # drawn as if they were rows of q
+            std = gain * math.sqrt(2 / (2 * weight.shape[1] if rows_of_q else sum(weight.shape)))
             weight.copy_(named_normal(seed, f"{residual.place}.{matrix}", weight.shape) * std)
             if module.bias is not None:
                 module.bias.zero_()

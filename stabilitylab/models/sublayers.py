@@ -81,6 +81,7 @@ class MultiHeadAttention(SubLayer):
     """Multi-head attention; subclasses compute q, k and v."""
 
     head_scale: nn.Parameter | None  # (H,), on what each head yields
+    gate: Linear | None  # of gated attention, Qiu et al. 2025 (2505.06708): H or D numbers a token, before the sigmoid
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -90,10 +91,27 @@ class MultiHeadAttention(SubLayer):
         size = config.d_model // config.heads
         self.qk_norm = QueryKeyScale(config.norm, size, config.bias) if config.qk_norm else None
         self.head_scale = None
+        gates = {"off": 0, "head": config.heads, "element": config.d_model}[config.attention_gate]
+        self.gate = Linear(config.d_model, gates, bias=config.bias) if gates else None
         self.out = Linear(config.d_model, config.d_model, bias=config.bias)
 
+    def gates(self, x: Tensor) -> Tensor | None:
+        """Return the gates of the tokens that query, (B, T, H or D), before the sigmoid; None without gates."""
+        return None if self.gate is None else self.gate(x)
+
+    def gated(self) -> tuple[dict[str, tuple[str, slice | None]], tuple[str, ...]]:
+        """Return the role of the gate's matrix and the Linear that the stream feeds besides; nothing without gates."""
+        return ({}, ()) if self.gate is None else ({"gate": ("gate", None)}, ("gate",))
+
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, rotation: Rotation | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        rotation: Rotation | None = None,
+        gates: Tensor | None = None,
     ) -> Tensor:  # (B, L, H, D/H) each
         """Return the output of attention. ``rotation``: of the positions of the keys; the queries are the last of
         them."""
@@ -111,7 +129,10 @@ class MultiHeadAttention(SubLayer):
         )
         if self.head_scale is not None:
             mixed = mixed * self.head_scale[:, None, None]  # (B, H, T, D/H)
-        mixed = mixed.transpose(1, 2).flatten(2)
+        mixed = mixed.transpose(1, 2)  # (B, T, H, D/H)
+        if gates is not None:
+            mixed = mixed * gates.sigmoid().unflatten(2, (self.heads, -1))
+        mixed = mixed.flatten(2)
         if self.inner_norm is not None:
             mixed = self.inner_norm(mixed)
         return self.drop(self.out(mixed))  # (B, T, D)
@@ -120,36 +141,38 @@ class MultiHeadAttention(SubLayer):
 class SelfAttention(MultiHeadAttention):
     """Self-attention; q, k and v are one fused product."""
 
-    entries = ("qkv",)
-
     def __init__(self, config: ModelConfig, *, causal: bool) -> None:
         super().__init__(config)
         d = config.d_model
         self.causal = causal
         self.qkv = Linear(d, 3 * d, bias=config.bias)
         rows = {name: slice(i * d, (i + 1) * d) for i, name in enumerate("qkv")}
-        self.matrices = {name: ("qkv", part) for name, part in rows.items()} | {"out": ("out", None)}
+        gate, fed = self.gated()
+        self.matrices = {name: ("qkv", part) for name, part in rows.items()} | gate | {"out": ("out", None)}
+        self.entries = ("qkv", *fed)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
         q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).unbind(2)
-        return self.attend(q, k, v, mask, self.causal, rotation)
+        return self.attend(q, k, v, mask, self.causal, rotation, self.gates(x))
 
 
 class CrossAttention(MultiHeadAttention):
     """Attention of the decoder's stream over the encoder's output; k and v are one fused product."""
-
-    entries = ("q",)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         d = config.d_model
         self.q = Linear(d, d, bias=config.bias)
         self.kv = Linear(d, 2 * d, bias=config.bias)
-        self.matrices = {"q": ("q", None), "k": ("kv", slice(0, d)), "v": ("kv", slice(d, 2 * d)), "out": ("out", None)}
+        gate, fed = self.gated()
+        rows = {"q": ("q", None), "k": ("kv", slice(0, d)), "v": ("kv", slice(d, 2 * d))}
+        self.matrices = {**rows, **gate, "out": ("out", None)}
+        self.entries = ("q", *fed)
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
         k, v = self.kv(memory).unflatten(2, (2, self.heads, -1)).unbind(2)
-        return self.attend(self.q(x).unflatten(2, (self.heads, -1)), k, v, mask, causal=False)
+        q = self.q(x).unflatten(2, (self.heads, -1))
+        return self.attend(q, k, v, mask, causal=False, gates=self.gates(x))
 
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "swiglu": nn.SiLU}

@@ -35,7 +35,8 @@ def directions(subject: Subject) -> dict[str, Direction]:
     """Return optimizer -> the function from a parameter's number to its first update per unit of learning rate (the
     subtracted tensor)."""
     eps, parameters = subject.config.train.eps, subject.parameters.tensors
-    factors = {parameter: group.factors for group in groups_of(subject.model) for parameter in group.parameters}
+    groups = groups_of(subject.model)
+    factors: dict[Tensor, Factors] = {own: group.factors for group in groups for own in group.parameters}
 
     def sgd(index: int) -> Tensor:
         own = parameters[index]

@@ -66,6 +66,9 @@ class Written(Plain):
             heads.append(weight / weight.sum(-1, keepdims=True) @ vh)
             if arch == "normformer" and inner:
                 heads[-1] = heads[-1] * self.weights[f"{role}.head_scale"][head]
+        if self.config.attention_gate != "off":
+            gate = 1 / (1 + np.exp(-self.linear(f"{role}.gate", x)))
+            heads = [h * g for h, g in zip(heads, np.split(gate, len(heads), axis=-1), strict=True)]
         mixed = np.concatenate(heads, axis=-1)
         if arch == "subln" and inner:
             mixed = self.norm(f"{role}.inner_norm", mixed)

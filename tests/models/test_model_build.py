@@ -179,8 +179,6 @@ NOT_BUILT = ("SpanNorm", "FuseNorm", "DeepCrossAttention", "DCA", "Complete(d)P"
 
 
 @pytest.mark.parametrize("name", NOT_BUILT)
-    "name", ["SpanNorm", "FuseNorm", "DeepCrossAttention", "DCA", "Complete(d)P", "nGPT", "LAuReL"]
-)
 def test_schemes_that_are_not_built_are_refused_with_what_is_missing(name) -> None:
     with pytest.raises(UsageError, match=r"is not built: .*(read|state|later).*; choose one of"):
         ARCHS.resolve(name)
