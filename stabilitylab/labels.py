@@ -64,11 +64,16 @@ def _control(arch: str, config: ModelConfig) -> str:
         *([] if config.v_gain is None else [f"v={config.v_gain:g}"]),
         *_design(config, gains in ("own", "beta") and config.init.startswith("arch")),
         *(["qk-norm"] if config.qk_norm else []),
+        *([] if config.norm not in ("dyt", "derf") or config.norm_alpha == (0.5, 0.5, 0.5) else [_starts(config)]),
         *([] if config.attention_gate == "off" else [f"gate={config.attention_gate}"]),
         *_prores(config),
         *(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in options.items()),
     ]
     return " ".join([arch + ("+beta" if config.init == "deepnorm" and gains != "beta" else ""), *words])
+
+
+def _starts(config: ModelConfig) -> str:
+    return "norm-alpha=" + ",".join(f"{alpha:g}" for alpha in config.norm_alpha)
 
 
 def _prores(config: ModelConfig) -> list[str]:

@@ -85,7 +85,10 @@ class ModelConfig(Section):
     )  # replaces the arch's residual (DeepNorm) or branch (BranchNorm) constant
     qk_gain: float | None = Field(default=None, ge=0, le=LARGEST)  # replaces the initial gain of q and k
     v_gain: Annotated[float | None, Later(None)] = Field(default=None, ge=0, le=LARGEST)  # replaces that of v
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # of every norm of the model
+    norm: Literal["layernorm", "rmsnorm", "dyt", "derf"] = "layernorm"  # of every norm of the model
+    # where alpha of DyT and Derf starts: at attention, at feed-forward blocks, outside the layers. LLaMA with DyT has
+    # .8, .2, .2 at 7B and .6, .15, .15 at 13B
+    norm_alpha: Annotated[tuple[float, float, float], Later([0.5, 0.5, 0.5])] = (0.5, 0.5, 0.5)
     qk_norm: bool = False  # normalise each head's queries and keys before their product
     # gated attention: each head's output, or each feature of it, times sigmoid of a linear of what gives the queries
     attention_gate: Annotated[Literal["off", "head", "element"], Later("off")] = "off"
@@ -146,6 +149,8 @@ class ModelConfig(Section):
                 raise ValueError(f"model.{key} must be at least 1 with model.stack = {self.stack!r}")
             if key not in need and layers:
                 raise ValueError(f"model.{key} must be 0 with model.stack = {self.stack!r}")
+        if self.norm in ("dyt", "derf") and self.qk_norm:
+            raise ValueError(f"model.qk_norm needs a norm: give layernorm or rmsnorm in the place of {self.norm}")
         if self.decoder_arch is not None and self.stack != "encoder-decoder":
             raise ValueError("model.decoder_arch needs an encoder and a decoder: use model.arch alone")
         if self.tie == "all" and self.stack != "encoder-decoder":

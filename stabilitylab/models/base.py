@@ -20,7 +20,7 @@ from ..errors import UsageError, bounded
 from ..inputs import shown
 from ..registry import Registry, spelling
 from ..settings import Base
-from .norms import new_norm
+from .norms import ELEMENTWISE, new_norm
 from .progress import DEFINED_FOR as PROGRESSIVE
 from .progress import Progress
 from .schedules import Schedule
@@ -44,6 +44,7 @@ class Place:
     base: Base = "xavier"  # that base: xavier, gpt2 or normal
     inner_width: int = 0  # of the feed-forward blocks
     bias: bool = True  # of LayerNorms
+    norm_alpha: tuple[float, float, float] = (0.5, 0.5, 0.5)  # of DyT and Derf, at attention, ffn and outside layers
 
     @property
     def layers(self) -> int:
@@ -63,7 +64,8 @@ class Place:
         return (3 if self.stack == "decoder" and self.encoder_layers else 2) * self.layers
 
     def new_norm(self, width: int = 0, bias: bool = True) -> nn.Module:
-        return new_norm(self.norm, width or self.width, bias and self.bias)
+        number = {"": 2, "ffn": 1}.get(self.sublayer, 0)
+        return new_norm(self.norm, width or self.width, bias and self.bias, self.norm_alpha[number])
 
     def __str__(self) -> str:
         return f"{self.stack}.{self.layer}.{self.sublayer}"
@@ -137,6 +139,7 @@ class Residual(nn.Module):
     """
 
     normalised = True  # each sub-layer has a norm of its own
+    is_sum = False  # the stream is a sum of branches, whose norms stand in front of them or behind
     final_norm = False  # each stack ends with a norm of its own
     takes_alpha = False  # model.alpha replaces a constant of this arch
     scheduled = False  # a Schedule drives this arch
@@ -299,6 +302,11 @@ def stack_archs(config: ModelConfig) -> dict[str, type[Residual]]:
             raise UsageError(
                 f"architecture {names[stack]!r} has no form with model.prores: its paper defines ProRes for "
                 f"{', '.join(PROGRESSIVE)} only."
+            )
+        if config.norm in ELEMENTWISE and entry.normalised and not entry.is_sum:
+            raise UsageError(
+                f"architecture {names[stack]!r} is not defined with model.norm = {config.norm!r}: DyT and Derf bound "
+                "each feature and normalise nothing, and their papers put them in Pre-LN; use preln or a form of it."
             )
         if why := entry.objection(config):
             raise UsageError(f"architecture {names[stack]!r} is not defined here: {why}.")

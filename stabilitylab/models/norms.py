@@ -29,8 +29,44 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype))
 
 
-def new_norm(kind: str, width: int, bias: bool = True) -> nn.Module:
-    """Return the norm of ``model.norm``; ``bias``: of a LayerNorm, an RMSNorm has none."""
+class DynamicTanhNorm(nn.Module):
+    r"""g tanh(alpha x) + b, alpha one trained number: DyT, in the place of a norm.  Zhu et al. 2025 (2503.10622).
+
+    Each feature for itself: nothing is divided by a statistic. ``alpha``: its start.
+    """
+
+    def __init__(self, width: int, bias: bool = True, alpha: float = 0.5) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.tensor(alpha))
+        self.weight = nn.Parameter(torch.ones(width))
+        self.register_parameter("bias", nn.Parameter(torch.zeros(width)) if bias else None)
+
+    def squashed(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.alpha * x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = self.weight * self.squashed(x.to(self.weight.dtype))
+        return scaled if self.bias is None else scaled + self.bias
+
+
+class DynamicErfNorm(DynamicTanhNorm):
+    r"""g erf(alpha x + s) + b, alpha and s one trained number each, s = 0 at the start: Derf (2512.10938)."""
+
+    def __init__(self, width: int, bias: bool = True, alpha: float = 0.5) -> None:
+        super().__init__(width, bias, alpha)
+        self.shift = nn.Parameter(torch.zeros(()))
+
+    def squashed(self, x: Tensor) -> Tensor:
+        return torch.erf(self.alpha * x + self.shift)
+
+
+ELEMENTWISE: dict[str, type[DynamicTanhNorm]] = {"dyt": DynamicTanhNorm, "derf": DynamicErfNorm}
+
+
+def new_norm(kind: str, width: int, bias: bool = True, alpha: float = 0.5) -> nn.Module:
+    """Return the norm of ``model.norm``; ``bias``: an RMSNorm has none; ``alpha``: the start of DyT's and Derf's."""
+    if kind in ELEMENTWISE:
+        return ELEMENTWISE[kind](width, bias, alpha)
     return RMSNorm(width) if kind == "rmsnorm" else LayerNorm(width, bias)
 
 

@@ -95,7 +95,7 @@ class Stack(nn.Module):
         above_encoder = causal and config.stack == "encoder-decoder"
         layers = config.encoder_layers, config.decoder_layers
         options = self.options = options_of(arch, config)
-        base = {"base": config.base, "inner_width": config.d_ffn, "bias": config.bias}
+        base = {"base": config.base, "inner_width": config.d_ffn, "bias": config.bias, "norm_alpha": config.norm_alpha}
         place = Place(name, 0, "", config.d_model, *layers, config.norm, config.qkv_gain, **base)
 
         def layer(number: int) -> Layer:

@@ -66,7 +66,7 @@ def everything(subject: Subject) -> tuple[dict[str, float | None], list[Filled]]
     updates = directions(subject)
     rates = update_rate(subject, updates, start)
     tables += [rates, perturbation(subject, before)]
-    if subject.sites.norms:
+    if jacobians.sites:
         tables.append(jacobians.table())
     if applies(subject):
         by_site = {row.site: value for row, value in zip(rates[0].rows, rates[1].values[:, 0].tolist(), strict=True)}

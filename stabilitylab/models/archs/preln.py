@@ -11,6 +11,7 @@ from ..base import Residual, arch
 class PreLN(Residual):
     r"""x_{l+1} = x_l + F(LN(x_l)), and a norm after the last layer of each stack.  Xiong et al. 2020."""
 
+    is_sum = True
     final_norm = True
     learns = "the final norm of each stack"
 
