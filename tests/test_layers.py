@@ -71,11 +71,11 @@ INSIDE = {
     ),
     "models": (
         ("models.norms", "models.schedules"),
-        ("models.sublayers",),
+        ("models.progress", "models.sublayers"),
         ("models.base",),
         ("models.archs",),
         ("models.transformer",),
-        ("models.initialisation", "models.facts"),
+        ("models.groups", "models.initialisation", "models.facts"),
         ("models.build",),
         ("models",),
     ),
