@@ -35,6 +35,8 @@ class DynamicTanhNorm(nn.Module):
     Each feature for itself: nothing is divided by a statistic. ``alpha``: its start.
     """
 
+    bias: nn.Parameter | None
+
     def __init__(self, width: int, bias: bool = True, alpha: float = 0.5) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.tensor(alpha))

@@ -262,3 +262,18 @@ def test_folded_admin_with_a_gate_is_admin(randomise, pairs) -> None:
     before = model(tokens=pairs["target"])
     model.finalize()
     torch.testing.assert_close(model(tokens=pairs["target"]), before, rtol=0, atol=1e-5)
+
+
+def test_beta_of_deepnorm_may_be_replaced_and_q_k_and_the_gate_stay() -> None:
+    """As for a comparison with the gain (8M)^(+1/4), 9.8 times too large at 12 layers."""
+    inverted = (8 * 12) ** 0.25
+    plain, changed = (
+        built("deepnorm", design="llama", depth=12, options=options) for options in ({}, {"beta": inverted})
+    )
+    assert inverted / deepnorm_constants("decoder", 0, 12)[1] == pytest.approx(9.797959, abs=1e-6)
+    for role, (name, rows) in plain.parameter_roles().items():
+        matrix = role.rpartition(".")[2]
+        part = slice(None) if rows is None else rows
+        one, other = (model.get_parameter(name).detach()[part] for model in (plain, changed))
+        factor = 9.79795897113271 if matrix in ("v", "out", "fc1", "fc2") else 1.0
+        torch.testing.assert_close(other, one * factor, rtol=3e-6, atol=0)
