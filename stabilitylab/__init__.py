@@ -14,6 +14,7 @@ from .tapping import tap
 if TYPE_CHECKING:
     from .api import sites, watch
     from .check import preflight, verify_neutral
+    from .lr_find.find import lr_find
     from .models import build_model
     from .probes import Probe, probe
     from .store import Run, load_runs
@@ -23,6 +24,7 @@ _HOME = {
     "Run": "store",
     "build_model": "models",
     "load_runs": "store",
+    "lr_find": "",  # the package itself, which can be called
     "preflight": "check",
     "probe": "probes",
     "sites": "api",
@@ -36,6 +38,7 @@ __all__ = [
     "__version__",
     "build_model",
     "load_runs",
+    "lr_find",
     "preflight",
     "probe",
     "sites",
@@ -48,6 +51,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'stabilitylab' has no attribute {name!r}")
+    if not _HOME[name]:
+        return import_module(f".{name}", __name__)
     return getattr(import_module(f".{_HOME[name]}", __name__), name)
 
 

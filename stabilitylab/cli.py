@@ -11,7 +11,7 @@ import typer
 import typer.core
 
 from ._version import __version__
-from .commands import COMMANDS, EXIT_CODES
+from .commands import COMMANDS, EXIT_CODES, REPLACED
 from .errors import StabilityLabError, UsageError, bounded
 from .inputs import shown
 from .printable import printable, printing
@@ -33,7 +33,10 @@ def main() -> None:
     try:
         if any("\0" in argument for argument in sys.argv):
             raise UsageError("an argument holds a NUL, which no path and no name does.")
-        code = build()(args=without_plugins(sys.argv[1:]), standalone_mode=False)
+        arguments = without_plugins(sys.argv[1:])
+        if instead := REPLACED.get(next(iter(arguments), "")):
+            raise UsageError(f"'{arguments[0]}' is gone: {instead}")
+        code = build()(args=arguments, standalone_mode=False)
         if code == INTERRUPTED:  # typer makes a KeyboardInterrupt this code; a command that caught it returns it
             code = _complain(BY_HAND, INTERRUPTED, False)
     except StabilityLabError as error:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from .arch_notes import note
+from .designs import block_width, design_of, stack_of
 from .errors import InputError, UsageError, bounded
 from .inputs import contents, shown
 from .settings import (
@@ -22,6 +23,7 @@ from .settings import (
     Config,
     CudaGraphs,
     DataConfig,
+    Design,
     Later,
     ModelConfig,
     Parallel,
@@ -43,6 +45,7 @@ __all__ = [
     "Config",
     "CudaGraphs",
     "DataConfig",
+    "Design",
     "Later",
     "ModelConfig",
     "Parallel",
@@ -59,12 +62,15 @@ __all__ = [
     "read_config_file",
     "recipe_of",
     "resolve",
+    "stack_of",
     "toml_value",
     "validated",
 ]
 
 CONFIG_FILE = 1_000_000  # bytes
 
+ALIGNED = 8  # lengths of batches on a GPU are multiples of it, at most
+PRORES_SHARE = 0.2  # ours: share of the updates in which ProRes opens all layers of a tiny run; the paper has T = 1000
 RAMP_SHARE = 0.04  # share of the updates that T is by default: BranchNorm's 4,000 of 100,000
 # "tiny" is the model of DeepNet's Figure 5 with a recipe that shows effects within two minutes on one CPU core;
 # "small" and "base" follow BranchNorm's Table 4 (learning rate, warm-up, T, batch in tokens scaled to one device).
@@ -192,10 +198,14 @@ def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
     arch = model.get("arch") if isinstance(model, dict) else None
     own = recipe_of(arch) if isinstance(arch, str) else {}
     given = settings.get("model", {})  # a mapping, or an error of validation
-    settings = merge(PRESETS[preset], own, settings)
+    design = {"model": design_of(given)} if isinstance(given, Mapping) else {}
+    settings = merge(PRESETS[preset], design, own, settings)
     model = settings.setdefault("model", {})
     if isinstance(model, dict):
-        stack = model.get("stack", "encoder-decoder")
+        if "d_ffn" not in given and isinstance(width := model.get("d_model", ModelConfig().d_model), int):
+            inner = block_width(model.get("design", ""), width)
+            model |= {} if inner is None else {"d_ffn": inner}
+        stack = stack_of(model)
         if stack in ("encoder-decoder", "encoder", "decoder"):
             if depth is not None or not {"encoder_layers", "decoder_layers"} & model.keys():
                 encoder, decoder = depth_layers(DEFAULT_DEPTH if depth is None else depth, stack)
@@ -203,11 +213,24 @@ def resolve(*layers: Mapping[str, Any], depth: int | None = None) -> Config:
                 encoder, decoder = 0, 0
             model.setdefault("encoder_layers", encoder)
             model.setdefault("decoder_layers", decoder)
-    config = validated(settings)
+    config = _with_context(validated(settings))
+    if preset == "tiny" and "prores_T" not in given and config.model.prores != "off":
+        whole = PRORES_SHARE * config.train.span / max(config.model.encoder_layers, config.model.decoder_layers)
+        config = config.model_copy(update={"model": config.model.model_copy(update={"prores_T": max(1, round(whole))})})
     if preset == "tiny" and "T" not in given and _ramps(config.model):
         ramp = max(2, round(RAMP_SHARE * config.train.span))  # T = 1 is the control without a ramp
         return config.model_copy(update={"model": config.model.model_copy(update={"T": ramp})})
     return config
+
+
+def _with_context(config: Config) -> Config:
+    """Return the configuration with a table of learned positions as long as the longest row of a batch, if its length
+    is not given."""
+    if config.model.positions != "learned" or config.model.context is not None:
+        return config
+    longest = config.data.max_length + config.data.length_multiple - 1  # rows are padded to a multiple ...
+    rows = -(-longest // ALIGNED) * ALIGNED  # ... and on a GPU to another one
+    return config.model_copy(update={"model": config.model.model_copy(update={"context": rows})})
 
 
 def _ramps(model: ModelConfig) -> bool:
@@ -223,7 +246,15 @@ def _placed(settings: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(options, Mapping):
         raise UsageError(f"arch = {shown(options)} is no section: name an architecture with --arch or model.arch.")
     model = settings.get("model", {})
-    if not options or not isinstance(model, Mapping):
+    if not isinstance(model, Mapping):
+        return settings
+    if "kind" in model:  # the other name of model.stack
+        if model.get("stack", model["kind"]) != model["kind"]:
+            kinds = f"model.kind = {shown(model['kind'])} and model.stack = {shown(model['stack'])}"
+            raise UsageError(f"{kinds} are one setting: give one.")
+        model = {**{key: value for key, value in model.items() if key != "kind"}, "stack": model["kind"]}
+        settings = {**settings, "model": model}
+    if not options:
         return settings
     aliased = {key: value for key, value in options.items() if key in RAMP}
     for key, value in aliased.items():

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from .arch_notes import note
 from .config import ModelConfig
+from .designs import DESIGNS
 from .registry import spelling
 
 
@@ -51,7 +52,7 @@ def has_ramp(config: ModelConfig) -> bool:
 def _control(arch: str, config: ModelConfig) -> str:
     said = note(arch)
     gains = said.gains if said else None
-    xavier = config.init in ("xavier", "xavier-1") and gains != "base"
+    xavier = config.init.startswith(("xavier", "base")) and gains != "base"
     based = config.init == "xavier-1" or (config.init == "arch-1" and gains not in ("own", "beta"))
     alone = spelling(arch) == "deepnorm" and (xavier, config.alpha) in ((True, None), (False, 1.0))
     options = dict(sorted(config.options.items()))
@@ -61,11 +62,65 @@ def _control(arch: str, config: ModelConfig) -> str:
         *(["gain=1"] if based else []),
         *([] if config.qk_gain is None else [f"qk={config.qk_gain:g}"]),
         *([] if config.v_gain is None else [f"v={config.v_gain:g}"]),
-        *(["rmsnorm"] if config.norm == "rmsnorm" else []),
+        *_design(config, gains in ("own", "beta") and config.init.startswith("arch")),
         *(["qk-norm"] if config.qk_norm else []),
+        *([] if config.norm not in ("dyt", "derf") or config.norm_alpha == (0.5, 0.5, 0.5) else [_starts(config)]),
+        *([] if config.attention_gate == "off" else [f"gate={config.attention_gate}"]),
+        *_prores(config),
         *(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in options.items()),
     ]
     return " ".join([arch + ("+beta" if config.init == "deepnorm" and gains != "beta" else ""), *words])
+
+
+def _starts(config: ModelConfig) -> str:
+    return "norm-alpha=" + ",".join(f"{alpha:g}" for alpha in config.norm_alpha)
+
+
+def _prores(config: ModelConfig) -> list[str]:
+    """Return the words about ProRes, its T among them."""
+    if config.prores == "off":
+        return []
+    name = "prores" if config.prores == "linear" else f"prores-{config.prores}"
+    start = [f"prores-t0={config.prores_t0}"] if config.prores_t0 else []
+    through = ["prores-through"] if config.prores_order == "through" and config.prores == "linear" else []
+    return [name, f"prores-T={config.prores_T}", *start, *through]
+
+
+def _design(config: ModelConfig, replaces: bool) -> list[str]:
+    """Return the name of the nearest design, nothing for the Transformer of 2017, and the settings that differ from it.
+
+    The settings alone decide, whatever ``model.design`` they were made from: one model has one label. ``replaces``: the
+    arch's own gains stand in the place of the base, of which embeddings alone are left.
+    """
+    own = _switches(config.model_dump() | {"base": config.base}, replaces)
+    designs = {name: _switches(PLAIN | _based(settings), replaces) for name, settings in DESIGNS.items()}
+    lacking = {name: [own[key] for key in own if own[key] != said[key]] for name, said in designs.items()}
+    nearest = min(lacking, key=lambda name: len(lacking[name]))  # the first of equals, the Transformer
+    return [*([] if nearest == "transformer" else [nearest]), *lacking[nearest]]
+
+
+PLAIN: dict[str, Any] = {
+    **{"positions": "sinusoidal", "activation": "relu", "bias": True, "embedding_scale": "sqrt(d)"},
+    **{"norm": "layernorm", "base": "xavier"},
+}
+
+
+def _based(settings: Mapping[str, Any]) -> dict[str, Any]:
+    base = str(settings.get("init", "")).partition("-")[2]
+    return {**settings, **({"base": base} if base else {})}
+
+
+def _switches(settings: Mapping[str, Any], replaces: bool) -> dict[str, str]:
+    """Return the word for each setting of a design."""
+    base = "normal" if replaces and settings["base"] == "gpt2" else settings["base"]
+    return {
+        "positions": settings["positions"],
+        "activation": settings["activation"],
+        "bias": "bias" if settings["bias"] else "no-bias",
+        "embedding_scale": "unscaled" if settings["embedding_scale"] == 1 else "scaled",
+        "norm": settings["norm"],
+        "base": f"{base}-init",
+    }
 
 
 def _alpha(arch: str, config: ModelConfig) -> list[str]:

@@ -19,10 +19,13 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 Stack = Literal["encoder-decoder", "encoder", "decoder"]
+Base = Literal["xavier", "gpt2", "normal"]
+Design = Literal["transformer", "gpt2", "llama"]
 Parallel = Literal["none", "ddp", "fsdp"]
 CudaGraphs = Literal["auto", "on", "off"]
 Compile = Literal["auto", "on", "off"]
 Attention = Literal["auto", "torch", "math"]
+CONTEXT = 1024  # rows of a table of learned positions if nothing says how long inputs are; GPT-2's
 MAX_LAYERS = 20_000  # beyond any published depth; a typo of 10^9 should not reach the allocator
 
 
@@ -59,6 +62,8 @@ class ModelConfig(Section):
 
     arch: str = "branchnorm"
     decoder_arch: str | None = None  # None: the same as arch (Admin, Table 1, mixes them)
+    # the published model whose settings (designs.py) hold where none is given: a name for them, and no setting itself
+    design: Annotated[Design, NEUTRAL, Later("transformer")] = "transformer"
     stack: Stack = "encoder-decoder"
     encoder_layers: int = Field(default=100, ge=0, le=MAX_LAYERS)
     decoder_layers: int = Field(default=100, ge=0, le=MAX_LAYERS)
@@ -70,28 +75,73 @@ class ModelConfig(Section):
     activation_dropout: float = Field(default=0.0, ge=0, lt=1)
     tie: Literal["output", "all", "none"] = "output"  # output: target embedding = output matrix; all: source too
     # arch: the one that belongs to the architecture; xavier: Xavier with gain 1/sqrt(2) for q, k, v, as in fairseq;
-    # arch-1, xavier-1: the same with gain 1 for q, k, v too, as DeepNet defines Post-LN; deepnorm: DeepNorm's
-    init: Literal["arch", "xavier", "deepnorm", "arch-1", "xavier-1"] = "arch"
+    # arch-1, xavier-1: the same with gain 1 for q, k, v too, as DeepNet defines Post-LN; deepnorm: DeepNorm's; -gpt2:
+    # over N(0, .02^2), 1/sqrt(2 layers) smaller on out and fc2; -normal: over N(0, .02^2) for every matrix
+    init: Literal[
+        "arch", "xavier", "deepnorm", "arch-1", "xavier-1", "arch-gpt2", "base-gpt2", "arch-normal", "base-normal"
+    ] = "arch"
     alpha: float | None = Field(
         default=None, ge=0, le=LARGEST
     )  # replaces the arch's residual (DeepNorm) or branch (BranchNorm) constant
     qk_gain: float | None = Field(default=None, ge=0, le=LARGEST)  # replaces the initial gain of q and k
     v_gain: Annotated[float | None, Later(None)] = Field(default=None, ge=0, le=LARGEST)  # replaces that of v
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # of every norm of the model
+    norm: Literal["layernorm", "rmsnorm", "dyt", "derf"] = "layernorm"  # of every norm of the model
+    # where alpha of DyT and Derf starts: at attention, at feed-forward blocks, outside the layers. LLaMA with DyT has
+    # .8, .2, .2 at 7B and .6, .15, .15 at 13B
+    norm_alpha: Annotated[tuple[float, float, float], Later([0.5, 0.5, 0.5])] = (0.5, 0.5, 0.5)
     qk_norm: bool = False  # normalise each head's queries and keys before their product
+    # gated attention: each head's output, or each feature of it, times sigmoid of a linear of what gives the queries
+    attention_gate: Annotated[Literal["off", "head", "element"], Later("off")] = "off"
+    # rope: pairs of features of queries and keys are rotated (Su et al. 2021); cross-attention has no positions then
+    positions: Annotated[Literal["sinusoidal", "learned", "rope"], Later("sinusoidal")] = "sinusoidal"
+    # rows of a table of learned positions; None: data.max_length, or CONTEXT where a model is built without data
+    context: Annotated[int | None, Later(None)] = Field(default=None, ge=1, le=1_048_576)
+    activation: Annotated[Literal["relu", "gelu", "swiglu"], Later("relu")] = "relu"  # of the feed-forward blocks
+    bias: Annotated[bool, Later(True)] = True  # of linears, and of LayerNorms
+    embedding_scale: Annotated[Literal["sqrt(d)", 1], Later("sqrt(d)")] = "sqrt(d)"  # factor on embeddings
     # Aliases of arch.growth, arch.T and arch.t0, the options of BranchNorm's ramp: recorded here, as in runs from
     # before architectures had options of their own.
+    # ProRes, an option of some architectures: alpha = min(1, t / (T l)) on the branches of layer l; equal: t / T
+    prores: Annotated[Literal["off", "linear", "equal"], Later("off")] = "off"
+    prores_T: Annotated[int, Later(1000)] = Field(default=1000, ge=1, le=MOST)
+    prores_t0: Annotated[int, Later(0)] = Field(default=0, ge=0, le=MOST)  # t of row 0
+    prores_order: Annotated[Literal["restart", "through"], Later("restart")] = "restart"  # of l in an encoder-decoder
     growth: Literal["linear", "exp", "sigmoid"] = "linear"
     T: int = Field(default=4000, ge=1, le=MOST)
     t0: int = Field(default=1, ge=0, le=MOST)
     options: Annotated[dict[str, Any], Later({})] = Field(default_factory=dict)  # all other options, as arch.KEY
 
+    @field_validator("prores", mode="before")
+    @classmethod
+    def _prores_is_defined(cls, value: Any) -> Any:
+        if value in ("reverse", "sqrt", "square", "stagewise", "fixed"):
+            raise ValueError(
+                f"model.prores = {value!r} is a name in ProRes's code, whose alpha(l, t) is missing here: no "
+                "formula was read; use linear or equal"
+            )
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kind_is_stack(cls, given: Any) -> Any:
+        """Read ``kind``, the other name of ``stack``, under which no run records it."""
+        if not isinstance(given, dict) or "kind" not in given:
+            return given
+        rest = {key: value for key, value in given.items() if key != "kind"}
+        if rest.get("stack", given["kind"]) != given["kind"]:
+            raise ValueError(f"model.kind = {given['kind']!r} and model.stack = {rest['stack']!r} are one setting")
+        return {**rest, "stack": given["kind"]}
+
     @model_validator(mode="after")
     def _sizes_fit(self) -> ModelConfig:
         if self.d_model % self.heads:
             raise ValueError(f"model.d_model = {self.d_model} must be a multiple of model.heads = {self.heads}")
-        if self.d_model % 2:
+        if self.d_model % 2 and self.positions == "sinusoidal":
             raise ValueError(f"model.d_model = {self.d_model} must be even (sinusoidal positions)")
+        if self.d_model // self.heads % 2 and self.positions == "rope":
+            raise ValueError(
+                f"model.d_model / model.heads = {self.d_model // self.heads} must be even (model.positions = 'rope')"
+            )
         need = {"encoder-decoder": ("encoder_layers", "decoder_layers")}.get(self.stack, (f"{self.stack}_layers",))
         for key in ("encoder_layers", "decoder_layers"):
             layers = getattr(self, key)
@@ -99,6 +149,8 @@ class ModelConfig(Section):
                 raise ValueError(f"model.{key} must be at least 1 with model.stack = {self.stack!r}")
             if key not in need and layers:
                 raise ValueError(f"model.{key} must be 0 with model.stack = {self.stack!r}")
+        if self.norm in ("dyt", "derf") and self.qk_norm:
+            raise ValueError(f"model.qk_norm needs a norm: give layernorm or rmsnorm in the place of {self.norm}")
         if self.decoder_arch is not None and self.stack != "encoder-decoder":
             raise ValueError("model.decoder_arch needs an encoder and a decoder: use model.arch alone")
         if self.tie == "all" and self.stack != "encoder-decoder":
@@ -118,6 +170,11 @@ class ModelConfig(Section):
         """Return the initial gain of q, k and v in the base of all architectures: Xavier's own, or that of fairseq,
         whose q, k and v are one fused (3d, d) matrix."""
         return 1.0 if self.init in ("arch-1", "xavier-1") else math.sqrt(0.5)
+
+    @property
+    def base(self) -> Base:
+        """Return the base of all architectures' initial gains that ``init`` names."""
+        return "gpt2" if self.init.endswith("-gpt2") else "normal" if self.init.endswith("-normal") else "xavier"
 
     @property
     def depth(self) -> int:

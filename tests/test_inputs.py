@@ -338,8 +338,7 @@ FIRST = {  # what a command needs before its options, so that nothing is trained
     "verify": ["nowhere"],
     "list": ["presets"],
     "onestep": ["--depth", "1"],  # odd, and so refused
-    "recommend": ["--depth", "1"],
-    "forecast": ["--depth", "1"],
+    "lr-find": ["--depth", "1"],
 }
 
 

@@ -138,6 +138,19 @@ make.main()
 """
 
 
+def test_the_table_of_the_docs_is_that_of_the_ledger() -> None:
+    with scripts_of("results/forecast") as load:
+        tell = load("tell")
+        page = (ROOT / "docs" / "edges.md").read_text(encoding="utf-8")
+        assert tell.anew(page) == page, "run results/forecast/tell.py --write"
+        seeds = tell.edges(FORECAST)["postln", 12, 40]
+        runs = pd.read_csv(FORECAST / "runs.csv")
+        own = runs[(runs["arch"] == "postln") & (runs["layers"] == 12) & (runs["warmup"] == 40)]
+        trained = own[own["outcome"] == "trains"].groupby("seed")["lr"].max().min()
+        failed = own[own["outcome"] == "fails"].groupby("seed")["lr"].min().max()
+        assert tell.between(seeds) == f"{trained:.2g}, {failed:.2g} ({own['seed'].nunique()})"
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     folder = tmp_path / "corpus"

@@ -1,81 +1,63 @@
 #!/usr/bin/env python
-"""Every number that docs/forecast.md says of the edges, from the files beside this one.
+"""Writes the table of edges of docs/edges.md from ``runs.csv``, or compares it.
 
-    python results/forecast/tell.py [--write]
-
-Blocks between ``<!-- results:NAME -->`` and ``<!-- end -->`` are what this script makes, once score.py and fit.py have
-written theirs. Without ``--write`` it compares and ends with 1 where a digit differs.
+python results/forecast/tell.py [--write]
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import truth
 from make import HERE, known
-from truth import Cell, Outcome
-
-from stabilitylab.forecast.fitting import FILE, fitted
+from truth import Cell, Edge
 
 sys.path.append(str(HERE.parent))
-
 import page_blocks
 
-PAGES = (HERE.parents[1] / "docs" / "forecast.md",)
-NOT_YET = "**Nothing is forecast yet**: the edges to which forecasts will be fitted are being looked for."
-NO_SCORES = "Not there yet: too few edges are known."
-NO_FINAL = "Not made yet."
+PAGES = (HERE.parents[1] / "docs" / "edges.md",)
+WARMUPS = (40, 0)
 
 
-class Ledger:
-    """The files of one folder, and the stored fit, as blocks of a page."""
+def edges(folder: Path) -> dict[tuple[str, int, int], list[tuple[Cell, Edge]]]:
+    """(architecture, layers, warm-up) -> the edges that are known, of each seed."""
+    found: dict[tuple[str, int, int], list[tuple[Cell, Edge]]] = {}
+    for cell, own in known(folder / "runs.csv").items():
+        if (edge := truth.edge(own)).done:
+            found.setdefault((cell.arch, cell.layers, cell.warmup), []).append((cell, edge))
+    return found
 
-    def __init__(self, folder: Path = HERE, fit: Path = FILE) -> None:
-        self._folder, self._fit = folder, fit
-        self.blocks: page_blocks.Blocks = {
-            one.__name__: one for one in (self.worth, self.known, self.scores, self.new, self.final)
-        }
 
-    def worth(self) -> list[str]:
-        """What a forecast is worth, first of all."""
-        fit = fitted(self._fit)
-        if fit is None:
-            return [NOT_YET]
-        return [f"**What it is worth.** On architectures left out: {fit.errors}"]
+def between(seeds: list[tuple[Cell, Edge]]) -> str:
+    """The rate up to which every seed trained, and the one from which on every seed failed."""
+    low = min(cell.rate(int(edge.low)) if math.isfinite(edge.low) else 0.0 for cell, edge in seeds)
+    high = max(cell.rate(int(edge.high)) if math.isfinite(edge.high) else math.inf for cell, edge in seeds)
+    trained = f"{low:.2g}" if low else "none"
+    failed = f"{high:.2g}" if math.isfinite(high) else "none"
+    return f"{trained}, {failed} ({len(seeds)})"
 
-    def known(self) -> list[str]:
-        """Which edges are known."""
-        cells: dict[tuple[int, int, float], dict[Cell, Mapping[int, Outcome]]] = {}
-        for cell, own in known(self._folder / "runs.csv").items():
-            cells.setdefault((cell.layers, cell.warmup, cell.shift), {})[cell] = own
-        rows = []
-        for (layers, warmup, shift), here in sorted(cells.items()):
-            done = [cell for cell, own in here.items() if truth.edge(own).done]
-            archs, seeds = len({cell.arch for cell in done}), ", ".join(map(str, sorted({cell.seed for cell in done})))
-            depth = f"{layers} (final test)" if shift else layers
-            rows.append((depth, warmup, archs, seeds or "-", len(done), sum(map(len, here.values()))))
-        return page_blocks.table(("layers", "warm-up", "architectures", "seeds", "edges", "runs"), rows)
 
-    def scores(self) -> list[str]:
-        return self._written("scores.md", NO_SCORES)
+def table(folder: Path = HERE) -> list[str]:
+    """A row an architecture and depth, the safest first within a depth."""
+    found = edges(folder)
+    rows: list[tuple[int, float, tuple[object, ...]]] = []
+    for arch, layers in dict.fromkeys((arch, layers) for arch, layers, _ in found):
+        cells = [between(found[key]) if (key := (arch, layers, warmup)) in found else "-" for warmup in WARMUPS]
+        rows.append((layers, -_first(found, arch, layers), (layers, f"`{arch}`", *cells)))
+    return page_blocks.table(("layers", "architecture", "warm-up 40", "no warm-up"), [row for *_, row in sorted(rows)])
 
-    def new(self) -> list[str]:
-        return self._written("new-seeds.md", NO_SCORES)
 
-    def final(self) -> list[str]:
-        return self._written("final.md", NO_FINAL)
-
-    def _written(self, name: str, otherwise: str) -> list[str]:
-        path = self._folder / name
-        if not path.exists():
-            return [otherwise]
-        return [line for line in path.read_text(encoding="utf-8").strip().splitlines() if not line.startswith("<!--")]
+def _first(found: Mapping[tuple[str, int, int], list[tuple[Cell, Edge]]], arch: str, layers: int) -> float:
+    """The rate up to which an architecture trained with a warm-up; 0 if it is not known."""
+    ends = [cell.rate(int(edge.low)) for cell, edge in found.get((arch, layers, 40), ()) if math.isfinite(edge.low)]
+    return min(ends, default=0.0)
 
 
 def anew(text: str) -> str:
-    return page_blocks.renewed(text, Ledger().blocks)
+    return page_blocks.renewed(text, {"edges": table})
 
 
 if __name__ == "__main__":

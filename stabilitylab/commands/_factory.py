@@ -4,29 +4,42 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, StabilityLabError, UsageError
 
+# keys that a function may return for lr-find, and those that lr-find leaves out, since they are preflight's
+OF_LR_FIND = (
+    *("model", "batch", "loss_fn", "optimizer", "batches", "held_out", "clipping", "schedule", "warmup", "precision"),
+)
+OF_CHECK = ("classes", "causal", "batch_first", "skip", "mask", "sites", "output_site")
 GIVES = "(model, batch, loss_fn) or (model, batch, loss_fn, optimizer), or a dict of {takes}'s arguments"
 
 
 def made_by(
-    factory: str, command: str, takes: str, arguments: Collection[str], others: Collection[str]
+    factory: str,
+    command: str,
+    takes: str,
+    arguments: Collection[str],
+    others: Collection[str],
+    options: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any]:
-    """Call ``factory`` for a command; a tuple of three or four becomes a dict. ``arguments`` of ``takes``: the allowed
-    keys; ``others``: keys that are left out, since one function serves several commands."""
+    """Call ``factory`` for a command, with ``options``; a tuple of three or four becomes a dict. ``arguments`` of
+    ``takes``: the allowed keys; ``others``: keys that are left out, since one function serves several commands. A
+    function that returns ``batches`` alone gives the first of them as its ``batch``."""
     function = named(factory, command)
     try:
-        given = function()
+        given = function(**(options or {}))
     except StabilityLabError:
         raise
     except (Exception, SystemExit) as error:
         raise InputError(f"{factory} failed: {type(error).__name__}: {error} (-v shows where).") from error
     if isinstance(given, tuple) and len(given) in (3, 4):
         return dict(zip(("model", "batch", "loss_fn", "optimizer"), given, strict=False))
+    if isinstance(given, Mapping) and "batch" not in given and isinstance(given.get("batches"), Sequence):
+        given = {**given, "batch": next(iter(given["batches"]), None)}
     if isinstance(given, Mapping) and {"model", "batch", "loss_fn"} <= set(given):
         if foreign := sorted(set(given) - {*arguments, *others}):
             known = ", ".join(sorted(arguments))

@@ -14,6 +14,12 @@ EXIT_CODES = (
     "--fail-on-divergence; 4 input, data or run missing or unreadable; 5 environment (no CUDA, space or memory, a "
     "missing extra); 129 / 130 / 143 stopped by SIGHUP / Ctrl-C / SIGTERM, after a flush and a checkpoint."
 )
+REPLACED = {  # commands that are gone -> what took their place
+    "forecast": "'lr-find' finds the best and the largest safe rate of any model by trials, and docs/edges.md has the "
+    "rates up to which the reference designs train.",
+    "recommend": "'lr-find --arch NAME' finds the rates of one architecture, and docs/edges.md has those up to which "
+    "all of them train.",
+}
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import UsageError
-from ._factory import GIVES, made_by, named
+from ._factory import GIVES, OF_LR_FIND, made_by, named
 from ._options import JSON, VERBOSE
 from .base import command
 
@@ -57,9 +57,8 @@ def check(
     if updates is not None:
         raise UsageError("--updates belongs to --neutral: leave it out, or add --neutral.")
     from ..check import preflight
-    from ..forecast.candidate import KEYS
 
-    result = preflight(**made_by(factory, "check", "preflight", inspect.signature(preflight).parameters, KEYS))
+    result = preflight(**made_by(factory, "check", "preflight", inspect.signature(preflight).parameters, OF_LR_FIND))
     print(json.dumps(plain(result.as_dict())) if json_ else result.text(every))
     if not result.ok:
         raise typer.Exit(1)

@@ -25,6 +25,7 @@ def onestep(
     stack: Annotated[
         Literal["encoder-decoder", "encoder", "decoder"] | None, typer.Option(help="As for 'probe'.")
     ] = None,
+    model: Annotated[Literal["transformer", "gpt2", "llama"] | None, typer.Option(help="As for 'probe'.")] = None,
     preset: Annotated[str | None, typer.Option(help="tiny, small or base.", show_default="tiny")] = None,
     data: Annotated[str | None, typer.Option(help="As for 'probe'.", show_default="synthetic")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the weights.", show_default="0")] = None,
@@ -44,7 +45,7 @@ def onestep(
 
     flags: dict[str, dict[str, Any] | str | None] = {
         "preset": preset,
-        "model": {"arch": arch, "stack": stack},
+        "model": {"arch": arch, "stack": stack, "design": model},
         "data": {"source": data},
         "train": {"seed": seed},
     }

@@ -48,17 +48,22 @@ def probe(
         Literal["encoder-decoder", "encoder", "decoder"] | None,
         _model(help="Translation, masked tokens or next tokens (these two on the target side's text)."),
     ] = None,
+    model: Annotated[
+        Literal["transformer", "gpt2", "llama"] | None,
+        _model(help="Positions, activation, norm, biases of a published model; the last two: a decoder alone."),
+    ] = None,
     preset: Annotated[
         str | None, _model(help="tiny (64-128-2), small (256-1024-4) or base (512-2048-8).", show_default="tiny")
     ] = None,
     data: Annotated[
         str | None,
         _data(
-            help="synthetic, text:SRC,TGT (plain or .gz) or hf:DATASET,SRC,TGT; 'list sources' has all.",
+            help="synthetic, text:SRC,TGT (plain or .gz), text:FILE (a single stack) or hf:DATASET,SRC,TGT; 'list "
+            "sources' has all.",
             show_default="synthetic",
         ),
     ] = None,
-    valid: Annotated[str | None, _data(help="Held-out SRC,TGT files (text) or split (hf).")] = None,
+    valid: Annotated[str | None, _data(help="Held-out SRC,TGT files or FILE (text), or split (hf).")] = None,
     steps: Annotated[int | None, _training(help="Optimizer updates.", show_default="by preset")] = None,
     lr: Annotated[float | None, _training(help="Peak learning rate.", show_default="by preset")] = None,
     # The configuration checks the least value: a range here would widen a column at the cost of the names.
@@ -127,6 +132,7 @@ def probe(
             "arch": arch,
             "decoder_arch": decoder_arch,
             "stack": stack,
+            "design": model,
             "encoder_layers": encoder_layers,
             "decoder_layers": decoder_layers,
         },

@@ -94,6 +94,7 @@ class Corpus:
     fresh: Callable[[int], Pairs] | None = None  # n -> n further pairs, if the source can make them
     ideal_nll: Callable[[np.ndarray], float] | None = None  # target rows -> nll per label of the true distribution
     description: dict[str, Any] = field(default_factory=dict)
+    rows: str = "sentence pairs"  # the noun for rows of this corpus
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ from .batches import Batch, make_batch
 from .buckets import choose_buckets
 from .corpus import BOS, EOS, PAD, Corpus, Rows
 from .passage import Passage
+from .running import RunningText
 from .source import named
 from .sources.text import Bounds, read_pair
 from .split import HELD_OUT, MASKING, ORDER, VALIDATION, split, stream
@@ -41,11 +42,16 @@ class Dataset:
         self._corpus, self._config = corpus, config
         self._stack: Stack = stack
 
+        if isinstance(corpus.train, RunningText) and stack == "encoder-decoder":
+            raise UsageError(
+                f"{config.source} is one text without translations, and model.stack = 'encoder-decoder' translates: "
+                "give --stack decoder (or --model gpt2) for a language model, or --data text:SRC,TGT."
+            )
         self._split = split(corpus, config)
         train, held_out = self._split.train, self._split.held_out
         if len(train.source) < config.sentences:
             raise InputError(
-                f"{config.source} leaves {len(train.source)} sentence pairs for training beside {config.held_out} "
+                f"{config.source} leaves {len(train.source)} {corpus.rows} for training beside {config.held_out} "
                 f"held out, and one batch needs {config.sentences}: give more text, or lower data.sentences."
             )
         self._rows = train

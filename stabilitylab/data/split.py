@@ -42,7 +42,7 @@ def split(corpus: Corpus, config: DataConfig) -> Split:
     validation set. A validation set of 0 sentences is asked for by ``config.validation`` = 0.
     """
     empty, long = corpus.train.empty(), corpus.train.longer_than(config.max_length)
-    train = _rows(corpus.train, config, config.source)
+    train = _rows(corpus.train, config, config.source, corpus.rows)
     hashes = train.hashes()
     cut_out = np.empty(0, np.int64)
     more: Pairs | None = corpus.valid
@@ -56,10 +56,11 @@ def split(corpus: Corpus, config: DataConfig) -> Split:
         held_out, validation = train.take(first[: config.held_out]), train.take(first[config.held_out :])
         cut_out = np.flatnonzero(~empty & ~long)[first]
     else:
-        held_out = _rows(corpus.valid, config, f"the validation text {config.valid}").take(slice(config.held_out))
+        held_out = _rows(corpus.valid, config, f"the validation text {config.valid}", corpus.rows)
+        held_out = held_out.take(slice(config.held_out))
     if len(held_out.source) < config.held_out:
         raise InputError(
-            f"{config.valid or config.source} has {len(held_out.source)} usable sentence pairs to hold out, and "
+            f"{config.valid or config.source} has {len(held_out.source)} usable {corpus.rows} to hold out, and "
             f"data.held_out asks for {config.held_out}: lower it, or give more text."
         )
     equal = np.isin(hashes, held_out.hashes())
@@ -92,7 +93,7 @@ def split(corpus: Corpus, config: DataConfig) -> Split:
     )
 
 
-def _rows(pairs: Pairs, config: DataConfig, name: str) -> Rows:
+def _rows(pairs: Pairs, config: DataConfig, name: str, noun: str) -> Rows:
     keep = ~pairs.empty() & ~pairs.longer_than(config.max_length)
     if not keep.any():
         reason = (
@@ -100,5 +101,5 @@ def _rows(pairs: Pairs, config: DataConfig, name: str) -> Rows:
             if pairs.empty().all()
             else f"are empty or longer than data.max_length = {config.max_length} tokens: raise it"
         )
-        raise InputError(f"all {len(pairs)} sentence pairs of {name} {reason}.")
+        raise InputError(f"all {len(pairs)} {noun} of {name} {reason}.")
     return pairs.rows(keep)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..models import Residual, Transformer
-from ..models.sublayers import CrossAttention, SelfAttention
+from ..models.sublayers import CrossAttention, Rotation, SelfAttention
 from ..models.transformer import EncoderDecoder, Layer, additive
 
 
@@ -21,12 +21,14 @@ class GrowingSelfAttention(nn.Module):
         self.f = f
         self.past: tuple[Tensor, Tensor] | None = None  # (R, T, H, D/H) each
 
-    def forward(self, x: Tensor, _mask: None = None) -> Tensor:  # (R, 1, D) -> (R, 1, D)
+    def forward(
+        self, x: Tensor, _mask: None = None, turned: Rotation | None = None
+    ) -> Tensor:  # (R, 1, D) -> (R, 1, D)
         q, k, v = self.f.qkv(x).unflatten(2, (3, self.f.heads, -1)).unbind(2)
         if self.past is not None:
             k, v = torch.cat([self.past[0], k], dim=1), torch.cat([self.past[1], v], dim=1)
         self.past = k, v
-        return self.f.attend(q, k, v, None, causal=False)  # all keys are of earlier tokens
+        return self.f.attend(q, k, v, None, False, turned, self.f.gates(x))  # all keys are of earlier tokens
 
     def keep(self, rows: Tensor) -> None:
         if self.past is not None:
@@ -45,7 +47,9 @@ class FixedCrossAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B K, 1, D) -> (B K, 1, D)
         q = self.f.q(x).view(len(self.k), -1, self.f.heads, self.k.shape[-1])  # (B, K, H, D/H)
-        return self.f.attend(q, self.k, self.v, self.mask, causal=False).view_as(x)
+        gates = self.f.gates(x)
+        gates = None if gates is None else gates.view(*q.shape[:2], -1)  # (B, K, H or D)
+        return self.f.attend(q, self.k, self.v, self.mask, causal=False, gates=gates).view_as(x)
 
     def keep(self, sentences: Tensor) -> None:
         self.k, self.v = self.k.index_select(0, sentences), self.v.index_select(0, sentences)
@@ -90,10 +94,10 @@ class CachedDecoder:
         trunk = self.stack.trunk
         stream = trunk.enter(self.stack.embed(tokens[:, None], first=self.length))  # (B K, 1, D)
         self.length += 1
-        for layer in self.layers:
+        turned = self.stack.rotations(self.length)
+        for own, cross, ffn in self.layers:
             y = trunk.before(stream)
-            for sublayer in layer:
-                y = sublayer(y)
+            y = ffn(cross(own(y, None, *turned)))
             stream = trunk.after(stream, y)
         return self.model.logits(self.stack.leave(stream))[:, 0]
 

@@ -80,7 +80,7 @@ def evaluate(
         **scores(hypotheses, references),
         **search,
         "score": FORMULA[penalty_kind].format(p=length_penalty) + ", len counts EOS",
-        "alpha": model.schedule.get() if model.schedule is not None else None,
+        "alpha": model.schedule.least if model.schedule is not None else None,
         "row": row,
         "data": passage.name,
         "sentences": len(passage),

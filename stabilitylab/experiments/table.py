@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..arch_notes import built_in
-from ..config import depth_layers, merge, resolve
+from ..config import depth_layers, merge, resolve, stack_of
 from ..errors import UsageError
 from .recipe import BRANCHNORM, SEEDS, Experiment, Recipe, Settings, control, name_of, probing
 
@@ -40,7 +40,7 @@ def table_runs(
     common = table_settings(ask, full)
     for arch in archs:
         for depth in depths or (DEPTHS if ask.tiny else (*DEPTHS, 200)):
-            encoder, decoder = depth_layers(depth, common.get("model", {}).get("stack", "encoder-decoder"))
+            encoder, decoder = depth_layers(depth, stack_of(common.get("model", {})))
             layers = {"encoder_layers": encoder, "decoder_layers": decoder}
             for seed in ask.seeds or SEEDS[:3]:
                 own = {

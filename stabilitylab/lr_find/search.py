@@ -1,5 +1,4 @@
-"""The choice of a learning rate by trials on the schedule of the run: two rungs, a check with new seeds, and notes
-about doubts.
+"""The engine of a search for a learning rate by trials, and the search of two rungs that sweeps use.
 
 Early losses of a schedule mislead, and so do the losses of another, shorter schedule: at 6 layers a side the ranking of
 DeepNorm's rates was right at 1,440 of 6,000 updates, and that of BranchNorm's at 2,400. A trial is therefore a run with
@@ -18,16 +17,21 @@ from ..errors import UsageError
 
 STEP = 2.0  # factor between neighbouring rates of a grid that is extended
 RIDGE = 0.05  # nats: two minima are two valleys if some rate between them is worse than both by more than this
+PLANNED = -1  # the warm-up of a trial that has the planned one
 MOST_STEPS = 4  # an edge of the grid is moved by a factor of 2 at most so many times
 
 
 @dataclass(frozen=True, order=True)
 class RateTrial:
-    """A run of ``updates`` updates of the schedule at learning rate ``rate``; a longer trial continues it."""
+    """A run of ``updates`` updates of the schedule at learning rate ``rate``; a longer trial continues it.
+
+    ``warmup``: updates of another warm-up than the planned one, or ``PLANNED``.
+    """
 
     rate: float
     seed: int
     updates: int
+    warmup: int = PLANNED
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,17 @@ class RateResult:
     """The end of a trial: its loss [nats/token] (inf or NaN for a run that failed), and whether the rate may be chosen.
 
     ``eligible``: False if the loss does not show the state of the model, such as an encoder-decoder that ignores its
-    source. ``source_worth``: the measurement behind ``eligible`` [nats/token], if there is one.
+    source. ``source_worth``: the measurement behind ``eligible`` [nats/token], if there is one. ``losses``: the parts
+    whose mean is the loss, in one order for all trials of a seed. ``start``: the loss before the first update.
+    ``failed``: how the run failed, "" if it did not.
     """
 
     loss: float
     eligible: bool = True
     source_worth: float | None = None
+    losses: tuple[float, ...] = ()
+    start: float = math.nan
+    failed: str = ""
 
 
 class RateTrials(Protocol):
@@ -92,6 +101,95 @@ class Choice:
     results: Mapping[RateTrial, RateResult] = field(default_factory=dict)
 
 
+class Search:
+    """The engine: a grid of rates, and the results of the trials so far; no trial runs twice.
+
+    ``grid``: the rates in order. ``seeds``: every rate runs with each of them. ``notes``: sentences about doubts.
+    """
+
+    def __init__(self, trainer: RateTrials, grid: Sequence[float], seeds: Sequence[int]) -> None:
+        self.trainer, self.seeds = trainer, tuple(seeds)
+        self.grid = sorted(set(grid))
+        self.results: dict[RateTrial, RateResult] = {}
+        self.notes: list[str] = []
+
+    def losses(self, rates: Sequence[float], updates: int, seeds: Sequence[int] = ()) -> dict[float, float]:
+        """Run the trials of ``rates`` and return their mean losses over the seeds; inf if a seed failed."""
+        asked = {rate: [RateTrial(rate, seed, updates) for seed in seeds or self.seeds] for rate in rates}
+        self.run([trial for trials in asked.values() for trial in trials])
+        return {rate: self.mean(trials) for rate, trials in asked.items()}
+
+    def run(self, trials: Sequence[RateTrial]) -> None:
+        """Run the trials that have no result yet."""
+        if new := [trial for trial in trials if trial not in self.results]:
+            self.results |= self.trainer.run(new)
+
+    def mean(self, trials: Sequence[RateTrial]) -> float:
+        """Return the mean loss of trials with results; inf if one of them failed."""
+        losses = [self.results[trial].loss for trial in trials]
+        return sum(losses) / len(losses) if all(map(math.isfinite, losses)) else math.inf
+
+    def add(self, rates: Sequence[float]) -> None:
+        """Add rates to the grid."""
+        self.grid = sorted({*self.grid, *rates})
+
+    def between_valleys(self, losses: Mapping[float, float], updates: int) -> dict[float, float]:
+        """Return the losses with those of the geometric means of neighbouring rates between valleys; unchanged if there
+        is one valley."""
+        if len(found := valleys(losses)) < 2:
+            return dict(losses)
+        between = [rate for rate in losses if found[0] <= rate <= found[-1]]
+        means = [middle(low, high) for low, high in pairwise(sorted(between))]
+        named = ", ".join(f"{rate:g}" for rate in found)
+        self.notes.append(f"The first rung has {len(found)} valleys ({named}), so rates between them were tried.")
+        more = self.losses(means, updates)
+        self.add(means)
+        return {**losses, **more}
+
+    def below(self, rate: float) -> float | None:
+        """Return the next lower rate of the grid; None if there is none."""
+        return max((other for other in self.grid if other < rate), default=None)
+
+    def eligible(self, losses: Mapping[float, float], updates: int) -> dict[float, float]:
+        """Return the rates at which every seed is eligible after so many updates."""
+
+        def fits(rate: float) -> bool:
+            return all(self.results[RateTrial(rate, seed, updates)].eligible for seed in self.seeds)
+
+        return {rate: loss for rate, loss in losses.items() if math.isfinite(loss) and fits(rate)}
+
+    def fit_at_last(self, losses: dict[float, float], updates: int, most: int | None = None) -> dict[float, float]:
+        """Return the eligible rates after the last rung. While there is none, the next lower rate of the grid runs, and
+        is added to ``losses``; ``most`` such rates, None: down to the least."""
+        tried = 0
+        while not (fit := self.eligible(losses, updates)) and (lower := self.below(min(losses))) is not None:
+            if tried == most:
+                break
+            tried += 1
+            self.notes.append(f"No rate from {min(losses):g} on is eligible, so {lower:g} goes on to the last rung.")
+            losses |= self.losses([lower], updates)
+        return fit
+
+    def confirmed(self, rate: float, seeds: Sequence[int], updates: int, ends: Sequence[int]) -> float | None:
+        """Run ``updates`` updates with further ``seeds``; return ``rate``, or the next lower rate at which every seed
+        is eligible, None if there is none. ``ends``: the rungs after which the first seeds must be eligible too."""
+        while True:
+            asked = [RateTrial(rate, seed, updates) for seed in seeds]
+            self.run(asked)
+            failing = [trial.seed for trial in asked if not self.results[trial].eligible]
+            known = [RateTrial(rate, seed, end) for seed in self.seeds for end in ends]
+            own = {trial.seed: trial for trial in known if trial in self.results}
+            failing += [seed for seed, trial in own.items() if not self.results[trial].eligible]
+            if not failing:
+                return rate
+            named = ", ".join(map(str, sorted(failing)))
+            self.notes.append(f"At {rate:g} seed{'s' * (len(failing) > 1)} {named} {_are(failing)} not eligible.")
+            if (lower := self.below(rate)) is None:
+                return None
+            self.losses([lower], updates)
+            rate = lower
+
+
 def choose(rungs: Rungs, trainer: RateTrials) -> Choice:
     """Search the rate of the lowest final loss among those at which every seed is eligible.
 
@@ -104,120 +202,53 @@ def choose(rungs: Rungs, trainer: RateTrials) -> Choice:
 
     Raises UsageError if the rules cannot be followed, and whatever ``trainer`` raises.
     """
-    return _Search(rungs, trainer).choose()
+    search = Search(trainer, rungs.rates, rungs.seeds)
+    last = search.losses(_carried(search, _first_rung(search, rungs)), rungs.last)
+    fit = search.fit_at_last(last, rungs.last)
+    lowest = least(last)
+    rate = search.confirmed(least(fit), rungs.confirming, rungs.first, (rungs.first, rungs.last)) if fit else None
+    if rate is None:
+        search.notes.append("No rate is eligible with every seed.")
+    if (named := rate or lowest) in (search.grid[0], search.grid[-1]):
+        search.notes.append(f"The rate {named:g} stands at the edge of the grid: a better one may lie beyond.")
+    return Choice(rate, lowest, dict(sorted(last.items())), tuple(search.notes), dict(search.results))
 
 
-class _Search:
-    def __init__(self, rungs: Rungs, trainer: RateTrials) -> None:
-        self.rungs, self.trainer = rungs, trainer
-        self.grid = sorted(set(rungs.rates))
-        self.results: dict[RateTrial, RateResult] = {}
-        self.notes: list[str] = []
+def _first_rung(search: Search, rungs: Rungs) -> dict[float, float]:
+    """Return mean losses by rate; the grid is extended until its best rate lies inside, and refined between valleys."""
+    losses = search.losses(search.grid, rungs.first)
+    for _ in range(2 * MOST_STEPS):
+        best = least(losses)
+        beyond = best / STEP if best == search.grid[0] else best * STEP if best == search.grid[-1] else None
+        if beyond is None:
+            break
+        if not min(rungs.rates) / STEP**MOST_STEPS <= beyond <= max(rungs.rates) * STEP**MOST_STEPS:
+            search.notes.append(
+                f"The grid was not extended beyond {best:g}, {STEP**MOST_STEPS:g} times its first edge."
+            )
+            break
+        search.notes.append(f"The best rate of the first rung, {best:g}, stood at the edge, so {beyond:g} was tried.")
+        search.add([beyond])
+        losses |= search.losses([beyond], rungs.first)
+    return search.between_valleys(losses, rungs.first)
 
-    def choose(self) -> Choice:
-        first = self.first_rung()
-        last = self._losses(self._carried(first), self.rungs.last)
-        while not (fit := self._eligible(last)) and (lower := self._below(min(last))) is not None:
-            self.notes.append(f"No rate from {min(last):g} on is eligible, so {lower:g} goes on to the last rung.")
-            last |= self._losses([lower], self.rungs.last)
-        lowest = _least(last)
-        rate = self._confirmed(_least(fit)) if fit else None
-        if rate is None:
-            self.notes.append("No rate is eligible with every seed.")
-        if (named := rate or lowest) in (self.grid[0], self.grid[-1]):
-            self.notes.append(f"The rate {named:g} stands at the edge of the grid: a better one may lie beyond.")
-        return Choice(rate, lowest, dict(sorted(last.items())), tuple(self.notes), dict(self.results))
 
-    def first_rung(self) -> dict[float, float]:
-        """Return mean losses by rate; the grid is extended until its best rate lies inside, and refined between
-        valleys."""
-        losses = self._losses(self.grid, self.rungs.first)
-        for _ in range(2 * MOST_STEPS):
-            best = _least(losses)
-            beyond = best / STEP if best == self.grid[0] else best * STEP if best == self.grid[-1] else None
-            if beyond is None:
-                break
-            if not min(self.rungs.rates) / STEP**MOST_STEPS <= beyond <= max(self.rungs.rates) * STEP**MOST_STEPS:
-                self.notes.append(
-                    f"The grid was not extended beyond {best:g}, {STEP**MOST_STEPS:g} times its first edge."
-                )
-                break
-            self.notes.append(f"The best rate of the first rung, {best:g}, stood at the edge, so {beyond:g} was tried.")
-            self.grid = sorted([*self.grid, beyond])
-            losses |= self._losses([beyond], self.rungs.first)
-        if len(found := valleys(losses)) > 1:
-            between = [rate for rate in losses if found[0] <= rate <= found[-1]]
-            means = [middle(low, high) for low, high in pairwise(sorted(between))]
-            named = ", ".join(f"{rate:g}" for rate in found)
-            self.notes.append(f"The first rung has {len(found)} valleys ({named}), so rates between them were tried.")
-            losses |= self._losses(means, self.rungs.first)
-            self.grid = sorted([*self.grid, *means])
-        return losses
-
-    def _carried(self, losses: Mapping[float, float]) -> list[float]:
-        """Return the rates that go on to the last rung."""
-        ranked = sorted(losses, key=lambda rate: _order(losses[rate]))
-        best = ranked[0]
-        near = [self.grid[at] for at in _beside(self.grid.index(best), len(self.grid))]
-        neighbour = min(near, key=lambda rate: _order(losses[rate]))
-        others = [rate for rate in valleys(losses) if rate not in ranked[:2]]
-        return list(dict.fromkeys([*ranked[:2], middle(best, neighbour), *others]))
-
-    def _confirmed(self, rate: float) -> float | None:
-        """Return ``rate``, or the next lower rate at which every further seed is eligible; None if there is none."""
-        while True:
-            asked = [RateTrial(rate, seed, self.rungs.first) for seed in self.rungs.confirming]
-            self._run(asked)
-            failing = [trial.seed for trial in asked if not self.results[trial].eligible]
-            known = [
-                RateTrial(rate, seed, updates)
-                for seed in self.rungs.seeds
-                for updates in (self.rungs.first, self.rungs.last)
-            ]
-            ends = {trial.seed: trial for trial in known if trial in self.results}
-            failing += [seed for seed, trial in ends.items() if not self.results[trial].eligible]
-            if not failing:
-                return rate
-            seeds = ", ".join(map(str, sorted(failing)))
-            self.notes.append(f"At {rate:g} seed{'s' * (len(failing) > 1)} {seeds} {_are(failing)} not eligible.")
-            if (lower := self._below(rate)) is None:
-                return None
-            self._losses([lower], self.rungs.first)
-            rate = lower
-
-    def _below(self, rate: float) -> float | None:
-        """Return the next lower rate of the grid; None if there is none."""
-        return max((other for other in self.grid if other < rate), default=None)
-
-    def _losses(self, rates: Sequence[float], updates: int) -> dict[float, float]:
-        """Run the trials of ``rates`` and return their mean losses over the seeds; inf if a seed failed."""
-        asked = {rate: [RateTrial(rate, seed, updates) for seed in self.rungs.seeds] for rate in rates}
-        self._run([trial for trials in asked.values() for trial in trials])
-        return {rate: self._mean(trials) for rate, trials in asked.items()}
-
-    def _run(self, trials: Sequence[RateTrial]) -> None:
-        if new := [trial for trial in trials if trial not in self.results]:
-            self.results |= self.trainer.run(new)
-
-    def _mean(self, trials: Sequence[RateTrial]) -> float:
-        losses = [self.results[trial].loss for trial in trials]
-        return sum(losses) / len(losses) if all(map(math.isfinite, losses)) else math.inf
-
-    def _eligible(self, losses: Mapping[float, float]) -> dict[float, float]:
-        """Return the rates at which every seed is eligible after the last rung."""
-
-        def fits(rate: float) -> bool:
-            return all(self.results[RateTrial(rate, seed, self.rungs.last)].eligible for seed in self.rungs.seeds)
-
-        return {rate: loss for rate, loss in losses.items() if math.isfinite(loss) and fits(rate)}
+def _carried(search: Search, losses: Mapping[float, float]) -> list[float]:
+    """Return the rates that go on to the last rung."""
+    ranked = sorted(losses, key=lambda rate: order(losses[rate]))
+    best = ranked[0]
+    near = [search.grid[at] for at in _beside(search.grid.index(best), len(search.grid))]
+    neighbour = min(near, key=lambda rate: order(losses[rate]))
+    others = [rate for rate in valleys(losses) if rate not in ranked[:2]]
+    return list(dict.fromkeys([*ranked[:2], middle(best, neighbour), *others]))
 
 
 def valleys(losses: Mapping[float, float]) -> list[float]:
     """Return the rates at the minima of a curve of losses over rates that are separated by ridges higher than
     ``RIDGE``.
 
-    Two minima are two valleys if a loss between them exceeds both by more than .05 nats. A rate whose loss is not
-    finite is no minimum. A curve without a finite loss has no valley.
+    Two minima are two valleys if a loss between them exceeds both by more than .05 nats. A loss that is not finite (inf
+    or NaN) is no minimum, and a ridge. A curve without a finite loss has no valley.
     """
     rates = sorted(losses)
     found: list[float] = []
@@ -227,7 +258,8 @@ def valleys(losses: Mapping[float, float]) -> list[float]:
         if not found:
             found.append(rate)
             continue
-        between = [losses[other] for other in rates if found[-1] < other < rate]
+        inside = [losses[other] for other in rates if found[-1] < other < rate]
+        between = [loss if math.isfinite(loss) else math.inf for loss in inside]
         ridge = max(between, default=-math.inf)
         if ridge > max(losses[found[-1]], losses[rate]) + RIDGE:
             found.append(rate)
@@ -241,12 +273,12 @@ def middle(low: float, high: float) -> float:
     return float(f"{math.sqrt(low * high):.3g}")
 
 
-def _least(losses: Mapping[float, float]) -> float:
+def least(losses: Mapping[float, float]) -> float:
     """Return the rate of the lowest loss; of two rates with equal losses, the lower one."""
-    return min(losses, key=lambda rate: (*_order(losses[rate]), rate))
+    return min(losses, key=lambda rate: (*order(losses[rate]), rate))
 
 
-def _order(loss: float) -> tuple[bool, float]:
+def order(loss: float) -> tuple[bool, float]:
     """Return the sort key of a loss, in which losses that are not finite come last."""
     return not math.isfinite(loss), loss if math.isfinite(loss) else 0.0
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
@@ -18,9 +19,14 @@ from ..config import RAMP, ModelConfig, Section
 from ..errors import UsageError, bounded
 from ..inputs import shown
 from ..registry import Registry, spelling
-from .norms import new_norm
+from ..settings import Base
+from .norms import ELEMENTWISE, new_norm
+from .progress import DEFINED_FOR as PROGRESSIVE
+from .progress import Progress
 from .schedules import Schedule
 from .sublayers import SubLayer
+
+SMALL = 0.02  # standard deviation of GPT-2's initial weights
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,10 @@ class Place:
     decoder_layers: int
     norm: str = "layernorm"  # layernorm | rmsnorm
     qkv_gain: float = math.sqrt(0.5)  # initial gain of q, k and v in the base of all architectures
+    base: Base = "xavier"  # that base: xavier, gpt2 or normal
+    inner_width: int = 0  # of the feed-forward blocks
+    bias: bool = True  # of LayerNorms
+    norm_alpha: tuple[float, float, float] = (0.5, 0.5, 0.5)  # of DyT and Derf, at attention, ffn and outside layers
 
     @property
     def layers(self) -> int:
@@ -48,16 +58,46 @@ class Place:
     def at(self, layer: int, sublayer: str) -> Place:
         return replace(self, layer=layer, sublayer=sublayer)
 
-    def new_norm(self, width: int = 0) -> nn.Module:
-        return new_norm(self.norm, width or self.width)
+    @property
+    def stack_sublayers(self) -> int:
+        """Return the number of sub-layers of this stack: 3 a layer in a decoder above an encoder, else 2."""
+        return (3 if self.stack == "decoder" and self.encoder_layers else 2) * self.layers
+
+    def new_norm(self, width: int = 0, bias: bool = True) -> nn.Module:
+        number = {"": 2, "ffn": 1}.get(self.sublayer, 0)
+        return new_norm(self.norm, width or self.width, bias and self.bias, self.norm_alpha[number])
 
     def __str__(self) -> str:
         return f"{self.stack}.{self.layer}.{self.sublayer}"
 
 
+@dataclass(frozen=True)
+class Factors:
+    """The factors of a parameter on the optimizer's rate, eps and weight decay."""
+
+    lr: float = 1.0
+    eps: float = 1.0
+    decay: float = 1.0
+
+
 def xavier_gain(place: Place, matrix: str) -> float:
-    """Return the gain in the base of all architectures: 1; for q, k, v the value of ``model.init``, 1/sqrt(2) or 1."""
-    return place.qkv_gain if matrix in ("q", "k", "v") else 1.0
+    """Return the gain in the base of all architectures, as a multiple of Xavier's standard deviation.
+
+    ``xavier``: 1; for q, k, v 1/sqrt(2) or 1, as ``model.init`` says. ``normal``: that of N(0, .02^2), .02 sqrt((d_in +
+    d_out) / 2). ``gpt2``: the same, 1/sqrt(L) smaller for out and fc2, L = 2M sub-layers of a stack of M layers
+    (karpathy/nanoGPT 3adf61e1; Inferred: L = 3M in a decoder above an encoder).
+    """
+    square = ("q", "k", "v", "out") if place.sublayer == "ffn" else ("q", "k", "v", "out", "gate")
+    if place.base == "xavier":  # the gate of gated attention is drawn as q
+        return place.qkv_gain if matrix in square and matrix != "out" else 1.0
+    widths = place.width, place.width if matrix in square else place.inner_width
+    residual = place.base == "gpt2" and matrix in ("out", "fc2")
+    return SMALL * math.sqrt(sum(widths) / 2) / (math.sqrt(place.stack_sublayers) if residual else 1.0)
+
+
+def table_gain(place: Place) -> float:
+    """Return the gain of embeddings, positions and an untied output in that base, as a multiple of N(0, 1/d)."""
+    return 1.0 if place.base == "xavier" else SMALL * math.sqrt(place.width)
 
 
 class Trunk(nn.Module):
@@ -99,9 +139,11 @@ class Residual(nn.Module):
     """
 
     normalised = True  # each sub-layer has a norm of its own
+    is_sum = False  # the stream is a sum of branches, whose norms stand in front of them or behind
     final_norm = False  # each stack ends with a norm of its own
     takes_alpha = False  # model.alpha replaces a constant of this arch
     scheduled = False  # a Schedule drives this arch
+    exact_gradient = True  # backward gives the gradient of the loss: no part of the forward is detached
     needs_calibration = False  # this arch needs a calibration pass before step 0
     defined_for: tuple[str, ...] = ("encoder-decoder", "encoder", "decoder")  # values of model.stack
     trunk: type[Trunk] = Trunk  # the stream outside the layers
@@ -110,6 +152,7 @@ class Residual(nn.Module):
     Options: type[ArchOptions] = ArchOptions  # the arch's own settings, with defaults
     recipe: Mapping[str, Mapping[str, Any]] = MappingProxyType({})  # settings that the arch's paper insists on
     norm: nn.Module
+    layer_number: Tensor
 
     def __init__(
         self,
@@ -117,7 +160,7 @@ class Residual(nn.Module):
         place: Place,
         *,
         alpha: float | None = None,
-        schedule: Schedule | None = None,
+        schedule: Schedule | Progress | None = None,
         below: Residual | None = None,  # the sub-layer before this one in the same layer
         options: ArchOptions | None = None,
     ) -> None:
@@ -129,13 +172,43 @@ class Residual(nn.Module):
             self.norm = place.new_norm()
         self.shortcut = nn.Identity()
         self.branch = nn.Identity()
+        # in a tuple: the model registers it once, not every sub-layer again
+        self._progress: tuple[Progress] | None = None
+        if isinstance(schedule, Progress):
+            self._progress = (schedule,)
+            self.scaled_branch = nn.Identity()
+            number = torch.tensor(schedule.place(place.stack, place.layer))
+            self.register_buffer("layer_number", number, persistent=False)
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:  # (B, T, D) -> (B, T, D)
         raise NotImplementedError
 
+    def added(self, branch: Tensor) -> Tensor:
+        """Return the term that joins the shortcut: the branch F, or alpha(l, t) F under ProRes (``model.prores``)."""
+        branch = self.branch(branch)
+        if self._progress is None:
+            return branch
+        alpha = torch.take(self._progress[0].alphas, self.layer_number)  # no index: compiled layers share their code
+        return self.scaled_branch(alpha * branch)
+
     def gain(self, matrix: str) -> float:
-        """Return the initial gain of q, k, v, out, fc1 or fc2, as a multiple of Xavier's standard deviation."""
+        """Return the initial gain of q, k, v, out, fc1, fc2 or gate (of SwiGLU), as a multiple of Xavier's standard
+        deviation."""
         return xavier_gain(self.place, matrix)
+
+    @classmethod
+    def objection(cls, config: ModelConfig) -> str:
+        """Return why the arch is undefined for these settings, as the end of a sentence; "" if it is defined."""
+        return ""
+
+    def factors(self, role: str) -> Factors:
+        """Return the optimizer's factors for a parameter of this sub-layer, by its role ("decoder.3.ffn.fc1.bias")."""
+        return Factors()
+
+    @classmethod
+    def outer_factors(cls, place: Place, role: str, options: Any = None) -> Factors:
+        """Return the optimizer's factors for a parameter outside the layers: an embedding, a final norm, the output."""
+        return Factors()
 
     @staticmethod
     def embedding_gain(place: Place) -> float:
@@ -165,9 +238,23 @@ class _Archs(Registry[type[Residual]]):
                 "no paper defines 'mixnorm': BranchNorm's Table 2 names it in one row and says nothing else about it; "
                 f"choose one of {', '.join(sorted(self))}."
             )
+        if why := MISSING.get(spelling(name)):
+            raise UsageError(f"{name!r} is not built: {why}; choose one of {', '.join(sorted(self))}.")
         return super().resolve(name)
 
 
+# Schemes that are known by their names, and what is missing of each, by spelling.
+MISSING = {
+    "spannorm": "its initialisation depends on depth by a formula that was not read, nor was the paper (2601.22580)",
+    "fusenorm": "it is SpanNorm under an earlier name, whose initialisation was not read (2601.22580)",
+    "deepcrossattention": "its paper (2502.06785) was not read, and a port of it leaves the stream out of its residual",
+    "dca": "DeepCrossAttention's paper (2502.06785) was not read",
+    "completedp": "its paper (2512.22382) was not read; completep has the part for depth",
+    "complete(d)p": "its paper (2512.22382) was not read; completep has the part for depth",
+    "laurel": "its paper (2411.07501) does not state how its factors start",
+    "simplenorm": "it is left for later (2602.01212)",
+    "ngpt": "it is left for later (2410.01131): it needs weights that are normalised after each update",
+}
 ARCHS = _Archs("architecture", ROOM)
 R = TypeVar("R", bound=type[Residual])
 
@@ -211,11 +298,29 @@ def stack_archs(config: ModelConfig) -> dict[str, type[Residual]]:
                 f"architecture {names[stack]!r} is not defined for model.stack = {config.stack!r}: its paper gives "
                 f"constants for {' and '.join(entry.defined_for)} models only; choose one, or another architecture."
             )
+        if config.prores != "off" and ARCHS.resolve(names[stack]) not in PROGRESSIVE:
+            raise UsageError(
+                f"architecture {names[stack]!r} has no form with model.prores: its paper defines ProRes for "
+                f"{', '.join(PROGRESSIVE)} only."
+            )
+        if config.norm in ELEMENTWISE and entry.normalised and not entry.is_sum:
+            raise UsageError(
+                f"architecture {names[stack]!r} is not defined with model.norm = {config.norm!r}: DyT and Derf bound "
+                "each feature and normalise nothing, and their papers put them in Pre-LN; use preln or a form of it."
+            )
+        if why := entry.objection(config):
+            raise UsageError(f"architecture {names[stack]!r} is not defined here: {why}.")
     known = {key for entry in archs.values() for key in entry.Options.model_fields}
     if foreign := [key for key in config.options if key not in known]:
         have = ", ".join(sorted(known)) or "none"
         raise UsageError(f"architecture {config.arch!r} has no option {shown(foreign[0])}; it has {have}.")
     return archs
+
+
+def inexact(config: ModelConfig) -> list[str]:
+    """Return the model's architectures whose backward pass is not the gradient of the loss, as GPAS's."""
+    names = dict.fromkeys(name for name in (config.arch, config.decoder_arch) if name)
+    return [name for name in names if not ARCHS[name].exact_gradient]
 
 
 def options_of(entry: type[Residual], config: ModelConfig) -> ArchOptions:

@@ -49,7 +49,9 @@ def configure(config: ModelConfig | None = None, **settings: Any) -> ModelConfig
         layers.append({"preset": preset, "model": PRESETS.get(preset, {}).get("model", {})})
     if depth is not None and config is not None:
         layers[0]["model"] = {k: v for k, v in layers[0]["model"].items() if not k.endswith("_layers")}
-    return resolve(*layers, {"model": settings}, depth=depth).model
+    found = resolve(*layers, {"model": settings}, depth=depth).model
+    known = settings.get("context") or (config.context if config else None)
+    return found.model_copy(update={"context": known})  # there are no data that say how long inputs are
 
 
 def canonical(config: ModelConfig) -> ModelConfig:
@@ -59,17 +61,17 @@ def canonical(config: ModelConfig) -> ModelConfig:
 
 
 def parameter_count(config: ModelConfig, *, source_vocab: int, target_vocab: int) -> int:
-    """Return the number of parameters. One layer of each stack is built, without memory, so that a model of any size is
-    counted at once."""
+    """Return the number of parameters. Two layers of each stack are built, without memory, so that a model of any size
+    is counted at once: the first layer may be unlike the others."""
     layers = {key: getattr(config, key) for key in ("encoder_layers", "decoder_layers")}
     with torch.device("meta"):
         model = _construct(
-            config.model_copy(update={key: min(n, 1) for key, n in layers.items()}), source_vocab, target_vocab
+            config.model_copy(update={key: min(n, 2) for key, n in layers.items()}), source_vocab, target_vocab
         )
     total = _size(model)
     for name, stack in model.stacks.items():
         depth = layers[f"{name}_layers"]
-        total += (depth - 1) * _size(stack.layers[0])
+        total += (depth - len(stack.layers)) * _size(stack.layers[-1])
         with torch.device("meta"):
             trunk = stack.arch.trunk(replace(stack.place, **{f"{name}_layers": depth}))
         total += _size(trunk) - _size(stack.trunk)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .archs.deepnorm import deepnorm_gain
-from .base import Residual, xavier_gain
+from .base import Residual, table_gain, xavier_gain
 from .transformer import Transformer
 
 GAINS: dict[str, Callable[[Residual, str], float]] = {
@@ -19,6 +19,8 @@ GAINS: dict[str, Callable[[Residual, str], float]] = {
     "deepnorm": lambda residual, matrix: deepnorm_gain(residual.place, matrix),
 }
 GAINS |= {f"{init}-1": GAINS[init] for init in ("arch", "xavier")}  # the same, over the base in Place.qkv_gain
+for _base in ("gpt2", "normal"):  # the same, over the base in Place.base
+    GAINS |= {f"arch-{_base}": GAINS["arch"], f"base-{_base}": GAINS["xavier"]}
 
 
 def named_normal(seed: int, role: str, shape: torch.Size) -> Tensor:
@@ -31,7 +33,7 @@ def named_normal(seed: int, role: str, shape: torch.Size) -> Tensor:
 @torch.no_grad()
 def initialise(model: Transformer, seed: int) -> None:
     """Draw Xavier-normal times the gain for every matrix, 0 for every bias, N(0, 1/d) times the gain for embeddings and
-    the output. The extra parameters of an architecture keep the initial values of their class."""
+    the output and learned positions. The extra parameters of an architecture keep the initial values of their class."""
     config, stacks = model.config, model.stacks
     for residual in model.residuals():
         for matrix, (linear, rows) in residual.f.matrices.items():
@@ -42,14 +44,18 @@ def initialise(model: Transformer, seed: int) -> None:
             given = {"q": config.qk_gain, "k": config.qk_gain, "v": config.v_gain}.get(matrix)
             if given is not None:
                 gain = given
-            std = gain * math.sqrt(2 / sum(weight.shape))
+            rows_of_q = matrix == "gate" and residual.place.sublayer != "ffn"  # drawn as if they were rows of q
+            std = gain * math.sqrt(2 / (2 * weight.shape[1] if rows_of_q else sum(weight.shape)))
             weight.copy_(named_normal(seed, f"{residual.place}.{matrix}", weight.shape) * std)
             if module.bias is not None:
                 module.bias.zero_()
-    own = config.init in ("arch", "arch-1")
+    own = config.init.startswith("arch")
     gains = {stack.embedding.weight: stack.arch.embedding_gain(stack.place) for stack in reversed(stacks.values())}
     gains = {model.output.weight: model.last_stack.arch.output_gain} | gains  # the lowest stack decides on a shared one
     tables = {f"{name}.embedding": stack.embedding.weight for name, stack in stacks.items()}
+    tables |= {f"{name}.positions": each.positions.weight for name, each in stacks.items() if each.positions}
+    base = table_gain(model.last_stack.place)
     for role, weight in ({"output": model.output.weight} | tables).items():  # a shared one keeps its role's numbers
         numbers = named_normal(seed, role, weight.shape) / math.sqrt(config.d_model)
-        weight.copy_(numbers * gains[weight] if own else numbers)
+        gain = base * (gains.get(weight, 1.0) if own else 1.0)
+        weight.copy_(numbers if gain == 1.0 else numbers * gain)

@@ -85,6 +85,15 @@ class Schedule(HostScalar):
             return 1.0
         return GROWTH[self.growth](t / self.T)
 
+    def smallest(self, row: int) -> float:
+        """Return the smallest alpha of row ``row``: there is one for all layers."""
+        return self.at(row)
+
+    @property
+    def least(self) -> float:
+        """The alpha at present."""
+        return self.get()
+
     def finalize(self) -> None:
         """Set alpha to its final value for every row from now on; a constant stays as it is."""
         self.final.set(True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -36,6 +37,26 @@ class Embedding(nn.Embedding):
         pass
 
 
+Rotation = tuple[Tensor, Tensor]  # cosine and sine of each position and pair of features, (L, 1, D/2H) each
+
+
+def rotation(length: int, size: int, like: Tensor) -> Rotation:
+    r"""Return the rotation of ``length`` positions for heads of ``size`` features: angle t 10000^{-2i/size} for pair i.
+    RoPE, Su et al. 2021 (2104.09864)."""
+    place = torch.arange(length, dtype=torch.float64, device=like.device)
+    pair = torch.arange(0, size, 2, dtype=torch.float64, device=like.device)
+    angle = (place[:, None] * torch.exp(pair * (-math.log(10_000.0) / size)))[:, None]
+    return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
+
+
+def rotated(x: Tensor, rotation: Rotation) -> Tensor:  # (B, T, H, D/H)
+    """Rotate neighbouring features of ``x``, in the type of x; its tokens are at the last T positions."""
+    cosine, sine = (part[part.shape[0] - x.shape[1] :] for part in rotation)
+    first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack((first * cosine - second * sine, first * sine + second * cosine), dim=-1)
+    return turned.flatten(-2).to(x.dtype)
+
+
 class SubLayer(nn.Module):
     """F of a residual, with optional modules that an architecture may set; ``drop`` is its last operation."""
 
@@ -43,7 +64,7 @@ class SubLayer(nn.Module):
     outer_norm: nn.Module | None  # behind it, before dropout
     inner_width: int  # features that enter the last matrix
     matrices: Mapping[str, tuple[str, slice | None]]  # role -> (name of its Linear, its rows in a fused one)
-    entry: str  # name of the Linear that the residual stream feeds
+    entries: tuple[str, ...]  # names of the Linears that the residual stream feeds
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -60,21 +81,44 @@ class MultiHeadAttention(SubLayer):
     """Multi-head attention; subclasses compute q, k and v."""
 
     head_scale: nn.Parameter | None  # (H,), on what each head yields
+    gate: Linear | None  # of gated attention, Qiu et al. 2025 (2505.06708): H or D numbers a token, before the sigmoid
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.heads = config.heads
         self.attention_dropout = config.attention_dropout
         self.inner_width = config.d_model
-        self.qk_norm = QueryKeyScale(config.norm, config.d_model // config.heads) if config.qk_norm else None
+        size = config.d_model // config.heads
+        self.qk_norm = QueryKeyScale(config.norm, size, config.bias) if config.qk_norm else None
         self.head_scale = None
-        self.out = Linear(config.d_model, config.d_model)
+        gates = {"off": 0, "head": config.heads, "element": config.d_model}[config.attention_gate]
+        self.gate = Linear(config.d_model, gates, bias=config.bias) if gates else None
+        self.out = Linear(config.d_model, config.d_model, bias=config.bias)
+
+    def gates(self, x: Tensor) -> Tensor | None:
+        """Return the gates of the tokens that query, (B, T, H or D), before the sigmoid; None without gates."""
+        return None if self.gate is None else self.gate(x)
+
+    def gated(self) -> tuple[dict[str, tuple[str, slice | None]], tuple[str, ...]]:
+        """Return the role of the gate's matrix and the Linear that the stream feeds besides; nothing without gates."""
+        return ({}, ()) if self.gate is None else ({"gate": ("gate", None)}, ("gate",))
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        rotation: Rotation | None = None,
+        gates: Tensor | None = None,
     ) -> Tensor:  # (B, L, H, D/H) each
+        """Return the output of attention. ``rotation``: of the positions of the keys; the queries are the last of
+        them."""
         if self.qk_norm is not None:
-            q, k = self.qk_norm(q, k)
+            q, k, v = self.qk_norm(q, k, v)
+        if rotation is not None:
+            q, k = rotated(q, rotation), rotated(k, rotation)
         mixed = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
@@ -85,7 +129,10 @@ class MultiHeadAttention(SubLayer):
         )
         if self.head_scale is not None:
             mixed = mixed * self.head_scale[:, None, None]  # (B, H, T, D/H)
-        mixed = mixed.transpose(1, 2).flatten(2)
+        mixed = mixed.transpose(1, 2)  # (B, T, H, D/H)
+        if gates is not None:
+            mixed = mixed * gates.sigmoid().unflatten(2, (self.heads, -1))
+        mixed = mixed.flatten(2)
         if self.inner_norm is not None:
             mixed = self.inner_norm(mixed)
         return self.drop(self.out(mixed))  # (B, T, D)
@@ -94,54 +141,70 @@ class MultiHeadAttention(SubLayer):
 class SelfAttention(MultiHeadAttention):
     """Self-attention; q, k and v are one fused product."""
 
-    entry = "qkv"
-
     def __init__(self, config: ModelConfig, *, causal: bool) -> None:
         super().__init__(config)
         d = config.d_model
         self.causal = causal
-        self.qkv = Linear(d, 3 * d)
+        self.qkv = Linear(d, 3 * d, bias=config.bias)
         rows = {name: slice(i * d, (i + 1) * d) for i, name in enumerate("qkv")}
-        self.matrices = {name: ("qkv", part) for name, part in rows.items()} | {"out": ("out", None)}
+        gate, fed = self.gated()
+        self.matrices = {name: ("qkv", part) for name, part in rows.items()} | gate | {"out": ("out", None)}
+        self.entries = ("qkv", *fed)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
         q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).unbind(2)
-        return self.attend(q, k, v, mask, self.causal)
+        return self.attend(q, k, v, mask, self.causal, rotation, self.gates(x))
 
 
 class CrossAttention(MultiHeadAttention):
     """Attention of the decoder's stream over the encoder's output; k and v are one fused product."""
 
-    entry = "q"
-
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         d = config.d_model
-        self.q = Linear(d, d)
-        self.kv = Linear(d, 2 * d)
-        self.matrices = {"q": ("q", None), "k": ("kv", slice(0, d)), "v": ("kv", slice(d, 2 * d)), "out": ("out", None)}
+        self.q = Linear(d, d, bias=config.bias)
+        self.kv = Linear(d, 2 * d, bias=config.bias)
+        gate, fed = self.gated()
+        rows = {"q": ("q", None), "k": ("kv", slice(0, d)), "v": ("kv", slice(d, 2 * d))}
+        self.matrices = {**rows, **gate, "out": ("out", None)}
+        self.entries = ("q", *fed)
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
         k, v = self.kv(memory).unflatten(2, (2, self.heads, -1)).unbind(2)
-        return self.attend(self.q(x).unflatten(2, (self.heads, -1)), k, v, mask, causal=False)
+        q = self.q(x).unflatten(2, (self.heads, -1))
+        return self.attend(q, k, v, mask, causal=False, gates=self.gates(x))
+
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "swiglu": nn.SiLU}
 
 
 class FeedForward(SubLayer):
-    """fc2(relu(fc1(x)))."""
+    """fc2(act(fc1(x))), act = ReLU or GELU; or SwiGLU, fc2(SiLU(gate(x)) * fc1(x)).  Shazeer 2020 (2002.05202).
 
-    entry = "fc1"
+    SwiGLU has three matrices. ``fc1`` is the factor in which it is linear, as it is in ``fc2``: LLaMA's W_3 and W_2;
+    ``gate`` is its W_1.
+    """
+
+    gate: Linear | None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.activation_dropout = config.activation_dropout
         self.inner_width = config.d_ffn
-        self.fc1 = Linear(config.d_model, config.d_ffn)
-        self.activation: nn.Module = nn.ReLU()
-        self.fc2 = Linear(config.d_ffn, config.d_model)
-        self.matrices = {"fc1": ("fc1", None), "fc2": ("fc2", None)}
+        gated = config.activation == "swiglu"
+        self.gate = Linear(config.d_model, config.d_ffn, bias=config.bias) if gated else None
+        self.fc1 = Linear(config.d_model, config.d_ffn, bias=config.bias)
+        self.activation: nn.Module = ACTIVATIONS[config.activation]()
+        self.fc2 = Linear(config.d_ffn, config.d_model, bias=config.bias)
+        names = ("gate", "fc1", "fc2") if gated else ("fc1", "fc2")
+        self.matrices = {name: (name, None) for name in names}
+        self.entries = names[:-1]
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.activation(self.fc1(x))  # (B, T, F)
+        if self.gate is None:
+            hidden = self.activation(self.fc1(x))  # (B, T, F)
+        else:
+            hidden = self.activation(self.gate(x)) * self.fc1(x)
         if self.activation_dropout:
             hidden = F.dropout(hidden, self.activation_dropout, self.training)
         if self.inner_norm is not None:

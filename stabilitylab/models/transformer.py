@@ -14,9 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 from ..config import ModelConfig
 from ..errors import UsageError
+from ..settings import CONTEXT
 from .base import Place, Residual, options_of, stack_archs
+from .progress import Progress
 from .schedules import HostScalar, Schedule
-from .sublayers import CrossAttention, Embedding, FeedForward, Linear, SelfAttention, SubLayer
+from .sublayers import CrossAttention, Embedding, FeedForward, Linear, Rotation, SelfAttention, SubLayer, rotation
 
 MASKED = -1e30  # finite, so that a row without any real token stays finite; exp() makes it an exact 0
 
@@ -53,8 +55,15 @@ class Layer(nn.Module):
         self.cross_attn = cross_attn
         self.ffn = ffn
 
-    def forward(self, x: Tensor, mask: Tensor | None, memory: Tensor | None, memory_mask: Tensor | None) -> Tensor:
-        x = self.self_attn(x, mask)
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        memory: Tensor | None,
+        memory_mask: Tensor | None,
+        turned: Rotation | None = None,
+    ) -> Tensor:
+        x = self.self_attn(x, mask) if turned is None else self.self_attn(x, mask, turned)
         if self.cross_attn is not None:
             x = self.cross_attn(x, memory, memory_mask)
         return self.ffn(x)
@@ -67,20 +76,27 @@ class Stack(nn.Module):
     """
 
     input_scale: Tensor | None
+    positions: Embedding | None  # a learned table
     checkpointing = False
 
-    def __init__(self, name: str, arch: type[Residual], config: ModelConfig, vocab: int, schedule: Schedule | None):
+    def __init__(
+        self, name: str, arch: type[Residual], config: ModelConfig, vocab: int, schedule: Schedule | Progress | None
+    ):
         super().__init__()
         self.arch = arch
-        self.scale = math.sqrt(config.d_model)
+        self.scale = 1.0 if config.embedding_scale == 1 else math.sqrt(config.d_model)
         self.dropout = config.dropout
         self.draws = bool(config.dropout or config.attention_dropout or config.activation_dropout)
         self.embedding = Embedding(vocab, config.d_model)
+        self.positions = Embedding(config.context or CONTEXT, config.d_model) if config.positions == "learned" else None
+        self.sinusoidal = config.positions == "sinusoidal"
+        self.turned = config.d_model // config.heads if config.positions == "rope" else 0  # features of a head
         causal = name == "decoder"
         above_encoder = causal and config.stack == "encoder-decoder"
         layers = config.encoder_layers, config.decoder_layers
-        options = options_of(arch, config)
-        place = Place(name, 0, "", config.d_model, *layers, config.norm, config.qkv_gain)
+        options = self.options = options_of(arch, config)
+        base = {"base": config.base, "inner_width": config.d_ffn, "bias": config.bias, "norm_alpha": config.norm_alpha}
+        place = Place(name, 0, "", config.d_model, *layers, config.norm, config.qkv_gain, **base)
 
         def layer(number: int) -> Layer:
             def join(f: SubLayer, sublayer: str, below: Residual | None) -> Residual:
@@ -106,12 +122,13 @@ class Stack(nn.Module):
     ) -> Tensor:
         stream = self.trunk.enter(self.embed(tokens))
         again = self.checkpointing and self.training and torch.is_grad_enabled()
+        given = (mask, memory, memory_mask, *self.rotations(tokens.shape[1]))
         for layer in self.layers:
             x = self.trunk.before(stream)
             if again:  # without dropout no random state is read, so that a CUDA graph can be captured
-                y = checkpoint(layer, x, mask, memory, memory_mask, use_reentrant=False, preserve_rng_state=self.draws)
+                y = checkpoint(layer, x, *given, use_reentrant=False, preserve_rng_state=self.draws)
             else:
-                y = layer(x, mask, memory, memory_mask)
+                y = layer(x, *given)
             stream = self.trunk.after(stream, y)
         return self.leave(stream)
 
@@ -123,10 +140,25 @@ class Stack(nn.Module):
     def embed(self, tokens: Tensor, first: int = 0) -> Tensor:
         """Return the input of the first layer, for ``tokens`` at the positions from ``first`` on."""
         x = self.embedding(tokens) * self.scale  # (B, T, D)
-        x = x + positions(tokens.shape[1], x, first)
+        length = tokens.shape[1]
+        if self.sinusoidal:
+            x = x + positions(length, x, first)
+        elif self.positions is not None:
+            rows = self.positions.num_embeddings
+            if first + length > rows:
+                raise UsageError(
+                    f"this model has {rows} learned positions and was given {first + length} tokens: "
+                    "cut the input, or build it with a larger model.context."
+                )
+            x = x + self.positions.weight[first : first + length]
         if self.dropout:
             x = F.dropout(x, self.dropout, self.training)
         return x if self.input_scale is None else self.input_scale * x
+
+    def rotations(self, length: int) -> tuple[Rotation, ...]:
+        """Return the rotation of ``length`` positions for self-attention, made once a forward pass; nothing without
+        RoPE."""
+        return (rotation(length, self.turned, self.embedding.weight),) if self.turned else ()
 
     def residuals(self) -> list[Residual]:
         """Return all sub-layers, from the bottom up."""
@@ -144,7 +176,7 @@ class Transformer(nn.Module):
         super().__init__()
         archs = stack_archs(config)
         ramps = [cast(Any, options_of(entry, config)) for entry in archs.values() if entry.scheduled]
-        schedule = Schedule(ramps[0], config.alpha) if ramps else None
+        schedule = Schedule(ramps[0], config.alpha) if ramps else None if config.prores == "off" else Progress(config)
         vocab = dict.fromkeys(archs, target_vocab)
         if config.stack == "encoder-decoder":
             vocab["encoder"] = source_vocab
@@ -252,6 +284,8 @@ class Transformer(nn.Module):
             if stack.norm is not None:
                 for name, parameter in stack.norm.named_parameters():
                     roles[f"{stack_name}.norm.{name}"] = names[parameter], None
+            if stack.positions is not None:
+                roles[f"{stack_name}.positions"] = names[stack.positions.weight], None
             if stack is self.last_stack or stack.embedding is not self.last_stack.embedding:
                 roles[f"{stack_name}.embedding"] = names[stack.embedding.weight], None
         if self.output.weight is not self.last_stack.embedding.weight:

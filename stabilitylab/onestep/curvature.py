@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..models.groups import groups_of
 from ..probes import Watcher
+from ..train.recipe import param_groups
 from .initial_model import Filled, Subject
 from .standard_probes import Gathered
 
@@ -29,9 +31,8 @@ def curvature(subject: Subject, probes: Sequence[str]) -> list[Filled]:
         return F.cross_entropy(logits, batch.labels[counted], label_smoothing=config.label_smoothing, reduction="none")
 
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    optimizer = torch.optim.AdamW(
-        model.parameters(), config.lr, (config.beta1, config.beta2), config.eps, config.weight_decay
-    )
+    groups = param_groups(config.model_copy(update={"warmup": 0, "schedule": "constant"}), groups_of(model))
+    optimizer = torch.optim.AdamW(groups, config.lr, (config.beta1, config.beta2), config.eps, config.weight_decay)
     watcher = Watcher(
         model,
         sink,

@@ -41,7 +41,12 @@ class Jacobians:
         self._means: dict[Site, list[float]] = {}
 
     def hooks(self) -> Iterator[tuple[nn.Module, Hook]]:
-        return ((site.module, partial(self._hear, site)) for site in self._subject.sites.norms)
+        return ((site.module, partial(self._hear, site)) for site in self.sites)
+
+    @property
+    def sites(self) -> list[Site]:
+        """The norms that divide by a statistic; DyT and Derf have no such Jacobian."""
+        return [site for site in self._subject.sites.norms if isinstance(site.module, (nn.LayerNorm, nn.RMSNorm))]
 
     def _hear(self, site: Site, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         x = args[0][self._subject.real(site.stack)]  # (tokens, D)
@@ -52,7 +57,7 @@ class Jacobians:
         self._means[site] = torch.stack((*norms, *lengths)).mean(dim=-1).tolist()
 
     def table(self) -> Filled:
-        sites = self._subject.sites.norms
+        sites = self.sites
         columns = {column: [self._means[site][i] for site in sites] for i, column in enumerate(COLUMNS)}
         return filled(
             "ln_jacobian",

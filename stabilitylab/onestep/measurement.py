@@ -17,6 +17,7 @@ from ..probes import chosen
 from ..store import RunWriter
 from ..train.environment import prepare_process, resolve_device
 from ..train.footprint import Footprint, check_memory, estimate
+from ..train.hessian import without_hessian
 from ..train.run import Plan, manifest
 from .attention import lemma41
 from .curvature import KNOWN, curvature
@@ -35,7 +36,7 @@ def measure(config: Config, out: Path, name: str) -> Path:
     all is measured. Raises UsageError if ``out/name`` exists, ResourceError if the memory does not suffice.
     """
     prepare_process(config.train.threads)
-    path, config = out / name, settled(config)
+    path, config = out / name, without_hessian(settled(config))
     if (path / "run.json").exists():
         raise UsageError(f"{path} exists already and is never overwritten: choose another --name.")
     device = resolve_device(config.train)
@@ -65,7 +66,7 @@ def everything(subject: Subject) -> tuple[dict[str, float | None], list[Filled]]
     updates = directions(subject)
     rates = update_rate(subject, updates, start)
     tables += [rates, perturbation(subject, before)]
-    if subject.sites.norms:
+    if jacobians.sites:
         tables.append(jacobians.table())
     if applies(subject):
         by_site = {row.site: value for row, value in zip(rates[0].rows, rates[1].values[:, 0].tolist(), strict=True)}

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from ..models.base import Factors
+from ..models.groups import groups_of
 from ..probes.parameters.pieces import GROUPS, Piece
 from ..schema import Row
 from .initial_model import Filled, Subject, filled, moved, part_of
@@ -25,22 +27,25 @@ MEMBERS: dict[str, Callable[[Piece], bool]] = {
 }
 DEFINITION = """Mean over real target tokens of ||F(theta - lr u) - F(theta)||_2 / lr at lr = 1e-6, F the last stack's
 output after its last norm; u is the gradient (sgd) or g / (|g| + eps), Adam's first update without weight decay, in one
-group of parameters and 0 elsewhere. vo_ffn: v, out, fc1, fc2; encoder, decoder: that stack with its embedding (one that
-both share is the decoder's). DeepNet, Fig. 5 and Sec. 4.2; lr and groups Inferred."""
+group of parameters and 0 elsewhere. vo_ffn: v, out, fc1, gate, fc2; encoder, decoder: that stack with its embedding
+(a shared one is the decoder's). DeepNet, Fig. 5 and Sec. 4.2; lr and groups Inferred."""
 
 
 def directions(subject: Subject) -> dict[str, Direction]:
     """Return optimizer -> the function from a parameter's number to its first update per unit of learning rate (the
     subtracted tensor)."""
     eps, parameters = subject.config.train.eps, subject.parameters.tensors
+    groups = groups_of(subject.model)
+    factors: dict[Tensor, Factors] = {own: group.factors for group in groups for own in group.parameters}
 
     def sgd(index: int) -> Tensor:
         own = parameters[index]
         return torch.zeros_like(own) if own.grad is None else own.grad
 
     def adam(index: int) -> Tensor:
-        gradient = sgd(index)
-        return gradient / (gradient.abs() + eps)
+        gradient, own = sgd(index), factors.get(parameters[index], Factors())
+        update = gradient / (gradient.abs() + eps * own.eps)
+        return update if own.lr == 1.0 else own.lr * update
 
     return {"sgd": sgd, "adam": adam}
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping, Sequence
 
+from ..models.groups import groups_of
 from ..probes import Watcher
 from ..schema import Cells, Table
-from ..train.recipe import adamw
+from ..train.recipe import adamw, param_groups
 from .initial_model import Filled, Subject
 
 PROBES = (
@@ -43,21 +44,21 @@ def ordinary(subject: Subject) -> tuple[dict[str, float | None], list[Filled]]:
 
 
 def _watched(subject: Subject) -> Gathered:
-    model, batch, sink = subject.model, subject.batch, Gathered()
+    model, batch, train, sink = subject.model, subject.batch, subject.config.train, Gathered()
     watcher = Watcher(
         model,
         sink,
         probes=[name for name in PROBES if subject.sites.norms or name != "ln_input"],  # some archs have no norm
         every=1,
         update_every=1,
-        optimizer=adamw(subject.config.train, model.parameters()),  # it never steps; probes record its eps
+        optimizer=adamw(train, param_groups(train, groups_of(model))),  # it never steps; probes record its eps
         mask=batch.masks,
         reference=lambda: model(**batch.inputs),
     )
     try:
         loss, nll = subject.loss()
         loss.backward()
-        watcher.step(loss=loss, nll=nll, alpha=None if model.schedule is None else model.schedule.get())
+        watcher.step(loss=loss, nll=nll, alpha=None if model.schedule is None else model.schedule.least)
         watcher.flush()
     finally:
         watcher.close()

@@ -68,7 +68,10 @@ class Sums:
 
 
 def applies(subject: Subject) -> bool:
-    """True if every sub-layer is LN(s x + F): the theorems cover no other form."""
+    """True if every sub-layer is LN(s x + F), with feed-forward blocks of two matrices: the theorems cover no other
+    form."""
+    if subject.config.model.activation == "swiglu":
+        return False
     archs = [stack.arch for stack in subject.model.stacks.values()]
     return all(issubclass(arch, PostLN) and arch.trunk is Trunk for arch in archs)
 

@@ -35,6 +35,7 @@ FREE = neutral_settings() | frozenset(
     [
         *("model.arch", "model.decoder_arch", "model.init", "model.alpha", "model.qk_gain", "model.v_gain"),
         *("model.growth", "model.T", "model.t0", "model.options", "train.seed", "data.seed", "train.on_divergence"),
+        *("model.prores", "model.prores_T", "model.prores_t0", "model.prores_order"),
         *("train.cuda_graphs", "train.compile", "train.one_pass", "train.activation_checkpointing"),
         *("train.evaluations", "probes.names", "probes.every", "probes.update_every"),
     ]

@@ -22,6 +22,7 @@ from ..config import (
     depth_layers,
     merge,
     resolve,
+    stack_of,
     toml_value,
 )
 from ..errors import ResourceError, UsageError
@@ -43,6 +44,7 @@ SECTIONS = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig, "pro
 LIMIT = 100_000  # runs; a typo such as seed=0..10^9 should not fill the memory
 RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
 PIECE = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'[^']*'|\[[^\]]*\]|[^,]*?)\s*,""")
+SPEC = re.compile(r"(?:text|hf):|synthetic\b")  # the beginning of a value of data.source
 IN_NAMES = ("arch", "depth", "seed")  # axes that a run's name says anyway
 
 
@@ -99,6 +101,8 @@ def _targets(key: str) -> tuple[str, ...]:
     section, _, name = key.partition(".")
     if section == "arch" and name:
         return (f"model.{name}" if name in RAMP else key,)
+    if key == "model.kind":  # the other name of model.stack
+        return ("model.stack",)
     if section not in SECTIONS or not name:
         raise UsageError(
             f"--grid knows no {key!r}: use {', '.join(ALIASES)}, an option arch.KEY of the architectures, or a "
@@ -121,11 +125,13 @@ def _values(piece: str, axis: str) -> list[Any]:
 
 
 def _rejoined(pieces: Sequence[str]) -> list[str]:
-    """Join the pieces of one value: ``text:SRC,TGT`` and ``hf:DATASET,SRC,TGT`` hold commas of their own."""
+    """Join the pieces of one value: ``text:SRC,TGT`` and ``hf:DATASET,SRC,TGT`` hold commas of their own. A piece that
+    begins with the name of a source begins another value: ``text:FILE,text:FILE`` are two."""
     whole: list[str] = []
     rest = list(pieces)
     while rest:
         parts = {"text": 2, "hf": 3}.get(rest[0].partition(":")[0], 1)
+        parts = next((n for n, piece in enumerate(rest[1:parts], start=1) if SPEC.match(piece)), parts)
         whole.append(",".join(rest[:parts]))
         del rest[:parts]
     return whole
@@ -143,7 +149,7 @@ def _config(point: Mapping[str, Any], base: Mapping[str, Any], depth: int | None
     if "depth" in point:
         if not isinstance(point["depth"], int):
             raise UsageError(f"--grid depth={point['depth']}: give whole numbers of layers, such as depth=12,36.")
-        stack = merge(base, settings).get("model", {}).get("stack", "encoder-decoder")
+        stack = stack_of(merge(base, settings).get("model", {}))
         encoder, decoder = depth_layers(point["depth"], stack)
         settings = merge({"model": {"encoder_layers": encoder, "decoder_layers": decoder}}, settings)
         depth = None

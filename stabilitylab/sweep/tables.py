@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..config import MAX_LAYERS
+from ..config import MAX_LAYERS, stack_of
 from ..errors import UsageError
 from ..experiments import CONTROLS, SCHEMES, Experiment, Recipe, table_runs
 from ..experiments.table import table_settings
@@ -24,7 +24,7 @@ def table(ask: Recipe, archs: Sequence[str] = (ALL,), depths: Sequence[int] = ()
     names, wanted = _named(archs), [*dict.fromkeys(depths)]
     if wrong := next((str(depth) for depth in wanted if not 1 <= depth <= MAX_LAYERS), None):
         raise UsageError(f"--depths {wrong}: give numbers of layers from 1 to {MAX_LAYERS}, such as 12,36,100.")
-    stack = table_settings(ask).get("model", {}).get("stack", "encoder-decoder")
+    stack = stack_of(table_settings(ask).get("model", {}))
     unfit = [name for name in names if not _defined(name, stack)]
     odd = [depth for depth in wanted if depth % 2 and stack == "encoder-decoder"]
     left = [name for name in names if name not in unfit]

@@ -74,7 +74,7 @@ def _copies(config: Config, device: torch.device) -> int:
     of the probes. On a GPU the probes' copies take only memory that is left
     (:func:`stabilitylab.probes.parameters.copies.on_host`) and do not count."""
     probes, model = chosen(config.probes.names), config.model
-    scheduled = any(ARCHS[name].scheduled for name in (model.arch, model.decoder_arch) if name)
+    scheduled = any(ARCHS[name].scheduled for name in (model.arch, model.decoder_arch) if name) or model.prores != "off"
     here = device.type != "cuda"
     return 4 + here * (("update_ratio" in probes) + ("model_update" in probes and scheduled))
 

@@ -17,6 +17,7 @@ from ..config import Config
 from ..data import Batch, Dataset
 from ..errors import InputError
 from ..models import build_model
+from ..models.groups import groups_of
 from ..probes import Recorder, Watcher
 from ..probes.numerics import attention
 from ..store import AbsentRun, RunWriter
@@ -27,7 +28,7 @@ from .fast import Directly, Replays, ReplaysApart, WorkingWeights, are_apart, co
 from .judging import Judging
 from .passes import Passes
 from .ranks import Team
-from .recipe import learning_rate, optimizer_of, own_rates, set_rate, token_losses
+from .recipe import learning_rate, optimizer_of, own_rates, param_groups, set_rate, token_losses
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,9 @@ class Trainer:
         present = self._present
         self.passes = Passes(config, dataset, device, self.model, self.spread, self.working, first, present)
         on_device = recorder is not None or device.type == "cuda"
-        self.optimizer = optimizer_of(train, self.model.parameters(), device=device if on_device else None)
+        there = device if on_device else None
+        self.groups = groups_of(self.model)
+        self.optimizer = optimizer_of(train, param_groups(train, self.groups, there), device=there)
         self.watcher = Watcher(
             self.spread,
             run,
@@ -166,7 +169,7 @@ class Trainer:
         schedule = self.model.schedule
         self.watcher.note(
             lr=rate,
-            alpha=schedule.at(t) if schedule is not None else None,
+            alpha=schedule.smallest(t) if schedule is not None else None,
             tokens=tokens,
             tokens_per_second=tokens / (time.perf_counter() - started),
             memory_bytes=peak_memory(self.device),

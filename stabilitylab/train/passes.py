@@ -40,7 +40,7 @@ class Passes:
         present: Callable[[], Sequence[Batch]],
     ) -> None:
         self._config, self._device = config, device
-        self._model, self._called, self._working = model, called, working
+        self.model, self._called, self._working = model, called, working
         self._first, self._present = first, present
         self.kernels = attention_kernels(config.train, device)
         self.held_out = aligned(dataset.held_out, device).to(device)
@@ -108,7 +108,7 @@ class Passes:
         if not self._validation:
             return {}
         nll = right = torch.zeros((), dtype=torch.float64, device=self._device)
-        with evaluation(self._called), as_written(self._model):
+        with evaluation(self._called), as_written(self.model):
             for batch in self._validation:
                 with self._before_it(batch, self.kernels):
                     logits = self._called(**batch.inputs)
@@ -125,11 +125,11 @@ class Passes:
         two tokens of one sentence, and at two tokens of different sentences (:func:`cosine_distances`). An encoder
         whose distances are both 0 is a constant function.
         """
-        batch, encoder = self.held_out, self._model.encoder
+        batch, encoder = self.held_out, self.model.encoder
         if encoder is None or "source" not in batch.inputs:
             return {}
         outputs: list[Tensor] = []
-        with evaluation(self._called), as_written(self._model), self._before_it(batch, self.kernels):
+        with evaluation(self._called), as_written(self.model), self._before_it(batch, self.kernels):
             handle = encoder.register_forward_hook(lambda *given: outputs.append(given[-1]))
             try:
                 without, own = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 
 from ..config import TrainConfig
+from ..models.base import Factors
+from ..models.groups import Group
 from ..probes.parameters.layouts import local
 from .adamw import LeanAdamW
 from .fast import OnePassAdamW
@@ -38,7 +40,7 @@ def learning_rate(train: TrainConfig, update: int) -> float:
 
 
 def adamw(
-    train: TrainConfig, parameters: Iterable[Parameter], *, device: torch.device | None = None, lean: bool = True
+    train: TrainConfig, parameters: Iterable[Any], *, device: torch.device | None = None, lean: bool = True
 ) -> torch.optim.AdamW:
     """Fused AdamW over all parameters, with decoupled decay: Adam's L2 term would move weights with zero gradient at
     the full rate (BranchNorm's encoder while alpha is small).
@@ -56,18 +58,21 @@ def adamw(
         "weight_decay": train.weight_decay,
         "capturable": device is not None,
     }
-    if lean and all(local(parameter) is parameter for parameter in parameters):
+    whole = [p for each in parameters for p in (each["params"] if isinstance(each, dict) else [each])]
+    if lean and all(local(parameter) is parameter for parameter in whole):
         return (OnePassAdamW if train.one_pass else LeanAdamW)(parameters, **settings)
     return torch.optim.AdamW(parameters, **settings, fused=True)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all groups; a rate that is a tensor is overwritten in place."""
+    """Set the learning rate of all groups, times each group's factor; a rate that is a tensor is overwritten in
+    place."""
     for group in optimizer.param_groups:
+        own = rate * group.get("rate_factor", 1.0)
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(own)
         else:
-            group["lr"] = rate
+            group["lr"] = own
 
 
 @contextmanager
@@ -85,8 +90,32 @@ def own_rates(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         group["capturable"] = capturable
 
 
+def param_groups(
+    train: TrainConfig, groups: Sequence[Group], device: torch.device | None = None
+) -> list[Parameter] | list[dict[str, Any]]:
+    """Return the optimizer's groups with the rate, eps and decay of each; the parameters alone if there are no
+    factors."""
+    if len(groups) == 1 and groups[0].factors == Factors():
+        return [*groups[0].parameters]
+    rate = learning_rate(train, 0)
+
+    def lr(factor: float) -> float | Tensor:
+        return rate * factor if device is None else torch.tensor(rate * factor, device=device)
+
+    return [
+        {
+            "params": [*group.parameters],
+            "lr": lr(group.factors.lr),
+            "rate_factor": group.factors.lr,
+            "eps": train.eps * group.factors.eps,
+            "weight_decay": train.weight_decay * group.factors.decay,
+        }
+        for group in groups
+    ]
+
+
 def optimizer_of(
-    train: TrainConfig, parameters: Iterable[Parameter], *, device: torch.device | None = None
+    train: TrainConfig, parameters: Iterable[Any], *, device: torch.device | None = None
 ) -> torch.optim.Optimizer:
     """Return the optimizer of ``train.optimizer``: AdamW (:func:`adamw`), or RAdam (Liu et al. 2020, Admin's recipe)
     with decoupled decay."""

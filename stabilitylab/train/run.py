@@ -17,7 +17,7 @@ from ..data import Dataset, load_data
 from ..errors import InputError, ResourceError, UsageError
 from ..labels import label
 from ..models import canonical
-from ..probes import Recorder, chosen
+from ..probes import Recorder
 from ..probes.parameters.ranks import from_first_rank, on_first_rank
 from ..stopping import Requests, listening
 from ..store import AbsentRun, Run, RunWriter
@@ -26,6 +26,7 @@ from . import checkpoint
 from .environment import alignment, prepare_process, provenance, resolve_device
 from .fast import is_compiled, recorder_for
 from .footprint import Footprint, check_memory, estimate
+from .hessian import without_hessian
 from .loop import Report, Trainer
 from .ranks import Team, device_of, gather_team
 
@@ -61,7 +62,7 @@ def plan(config: Config) -> Plan:
     """Load the data and estimate the memory of the run; raises ResourceError if it does not fit."""
     prepare_process(config.train.threads)
     config = config.model_copy(update={"model": canonical(config.model)})
-    chosen(config.probes.names)  # an unknown name shows now, not after the data were read
+    config = without_hessian(config)  # an unknown name shows now, not after the data were read
     team = gather_team(config.train)
     device = device_of(team, resolve_device(config.train), config.train.device)
     recorder, compiled = recorder_for(config, device, team), is_compiled(config, device, team)
@@ -181,6 +182,8 @@ def _carry_out(run: RunWriter | AbsentRun, plan: Plan, state: dict[str, Any] | N
             given = plan.config, plan.dataset, run, plan.device, state, plan.team, plan.recorder, plan.compiled
             trainer = Trainer(*given)
             run.record(probes_dropped=dict(trainer.watcher.dropped))
+            if len(trainer.groups) > 1:
+                run.record(optimizer_groups=[group.described() for group in trainer.groups])
             verdict = trainer.fit(stop=lambda: agreed(caught, plan.team), show=audience.show)
             if trainer.watcher.unseen:
                 run.record(places_unseen=dict(trainer.watcher.unseen))

@@ -36,8 +36,13 @@ def failing():
 def leaving():
     raise SystemExit("give --config")
 
-def forecast():
-    return named() | {"batches": [named()["batch"]], "baseline": 1.0}
+def searched():
+    return named() | {"batches": [named()["batch"]], "held_out": [named()["batch"]], "clipping": 1.0}
+
+def listed():
+    one = searched()
+    one.pop("batch")
+    return one
 """
 
 
@@ -59,8 +64,9 @@ def test_a_model_that_is_ready(run) -> None:
 
 
 @pytest.mark.usefixtures("mine")
-def test_what_forecast_takes_may_stand_beside_it(run) -> None:
-    assert run("check", "mymodel:forecast")[0] == 0
+@pytest.mark.parametrize("name", ["searched", "listed"])
+def test_what_lr_find_takes_may_stand_beside_it(run, name: str) -> None:
+    assert run("check", f"mymodel:{name}")[0] == 0
 
 
 @pytest.mark.usefixtures("mine")

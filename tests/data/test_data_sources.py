@@ -39,7 +39,7 @@ def test_a_source_of_ones_own_makes_the_batches() -> None:
         real = batch.inputs["source_mask"]
         assert (batch.inputs["source"][real] == batch.labels[batch.weight > 0]).all()
         for wrong in ("mine", "Mine:9", "mines:9"):
-            with pytest.raises(UsageError, match=r"choose .*hf:.*, synthetic, text:SRC,TGT or mine:WORDS\."):
+            with pytest.raises(UsageError, match=r"choose .*hf:.*, synthetic, text:SRC\[,TGT\] or mine:WORDS\."):
                 load_data(config_of(wrong).data, stack="encoder-decoder")
 
 
@@ -70,6 +70,6 @@ def test_they_are_listed_with_their_forms(run) -> None:
     assert code == 0
     assert [*listed] == sorted(SOURCES)
     assert {"hf", "synthetic", "text"} <= listed.keys()
-    assert listed["text"].startswith("text:SRC,TGT: Reads two local files")
+    assert listed["text"].startswith("text:SRC[,TGT]: Reads two local files")
     code, out, _ = run("list", "sources", "text")
     assert "Reads two local files of parallel text" in out

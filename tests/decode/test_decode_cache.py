@@ -21,6 +21,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("resi-dual", {"decoder_arch": "dlcl"}),
     ("postln", {"qk_norm": True}),
     ("preln", {"qk_norm": True, "norm": "rmsnorm"}),
+    ("preln", {"positions": "rope", "activation": "swiglu", "qk_norm": True}),
+    ("postln", {"positions": "learned", "attention_gate": "head"}),
+    ("preln", {"attention_gate": "element", "bias": False}),
+    ("preln", {"prores": "linear", "prores_T": 5}),
 ]
 
 

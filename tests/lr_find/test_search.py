@@ -113,6 +113,11 @@ def test_failed_trials_come_last() -> None:
     assert valleys({1e-3: math.inf, 2e-3: math.nan}) == []
 
 
+@pytest.mark.parametrize("lost", [math.nan, math.inf])
+def test_a_failed_rate_between_two_minima_parts_them(lost: float) -> None:
+    assert valleys({1e-3: 3.0, 2e-3: lost, 4e-3: 2.9}) == [1e-3, 4e-3]
+
+
 def test_wrong_rules_are_refused() -> None:
     for wrong in ({"rates": (1e-3, 1e-3, 2e-3)}, {"seeds": ()}, {"confirming": (100,)}, {"first": 7000}):
         with pytest.raises(UsageError):

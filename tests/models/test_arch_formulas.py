@@ -12,7 +12,8 @@ from stabilitylab.models import ARCHS, Transformer
 
 NEW = {
     *("dsinit", "dsinit-code", "rezero", "rfixup", "tfixup", "dlcl", "dlcl-post", "normformer", "subln"),
-    *("sandwich", "periln", "layernorm-scaling", "resi-dual"),
+    *("sandwich", "periln", "layernorm-scaling", "resi-dual", "keel"),
+    *("gpas", "mix-ln", "hybridnorm", "hybridnorm-star", "completep"),
 }
 OLD = {"postln", "preln", "postln-init", "deepnorm", "branchnorm", "admin"}
 
@@ -30,6 +31,10 @@ class Written(Plain):
 
     def norm(self, role: str, x: Array) -> Array:
         if self.config.norm == "layernorm":
+            if f"{role}.bias" not in self.weights:
+                assert self.arch(role) == "keel" or not self.config.bias
+                x = x - x.mean(-1, keepdims=True)
+                return self.weights[f"{role}.weight"] * x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
             return super().norm(role, x)
         assert f"{role}.bias" not in self.weights
         return self.weights[f"{role}.weight"] * x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
@@ -37,9 +42,16 @@ class Written(Plain):
     def unit(self, role: str, side: str, x: Array) -> Array:
         """QK-norm of one head's queries or keys."""
         gain, bias = self.weights[f"{role}.qk_norm.{side}_weight"], self.weights.get(f"{role}.qk_norm.{side}_bias")
-        if self.config.norm == "rmsnorm":
+        if self.config.norm == "rmsnorm" or self.arch(role).startswith("hybridnorm"):
             return gain * x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
-        return gain * (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) + bias
+        scaled = gain * (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        return scaled if bias is None else scaled + bias
+
+    def scores(self, role: str, q: Array, k: Array) -> Array:
+        """Scores of one head before masking."""
+        if self.config.qk_norm or self.arch(role).startswith("hybridnorm"):
+            q, k = self.unit(role, "q", q), self.unit(role, "k", k)
+        return q @ k.T / math.sqrt(q.shape[-1])
 
     def attention(self, role: str, x: Array, other: Array, allowed: Array) -> Array:
         arch, inner = self.arch(role), role.endswith("self_attn")
@@ -48,28 +60,32 @@ class Written(Plain):
         heads = []
         for head in range(self.config.heads):
             part = slice(head * size, (head + 1) * size)
-            qh, kh = q[:, part], k[:, part]
-            if self.config.qk_norm:
-                qh, kh = self.unit(role, "q", qh), self.unit(role, "k", kh)
-            score = np.where(allowed, qh @ kh.T / math.sqrt(size), -np.inf)
+            score = np.where(allowed, self.scores(role, q[:, part], k[:, part]), -np.inf)
             weight = np.exp(score - score.max(-1, keepdims=True))
-            heads.append(weight / weight.sum(-1, keepdims=True) @ v[:, part])
+            vh = self.unit(role, "v", v[:, part]) if arch.startswith("hybridnorm") else v[:, part]
+            heads.append(weight / weight.sum(-1, keepdims=True) @ vh)
             if arch == "normformer" and inner:
                 heads[-1] = heads[-1] * self.weights[f"{role}.head_scale"][head]
+        if self.config.attention_gate != "off":
+            gate = 1 / (1 + np.exp(-self.linear(f"{role}.gate", x)))
+            heads = [h * g for h, g in zip(heads, np.split(gate, len(heads), axis=-1), strict=True)]
         mixed = np.concatenate(heads, axis=-1)
         if arch == "subln" and inner:
             mixed = self.norm(f"{role}.inner_norm", mixed)
         out = self.linear(f"{role}.out", mixed)
         return self.norm(f"{role}.outer_norm", out) if arch == "normformer" and inner else out
 
+    def act(self, role: str, x: Array) -> Array:
+        """The inside of a feed-forward block, behind its activation."""
+        hidden = self.linear(f"{role}.fc1", x)
+        if self.arch(role) != "rfixup":
+            return np.maximum(hidden, 0.0)
+        before, after = (self.weights[f"{role}.activation.{place}.b"] for place in ("before", "after"))
+        return np.maximum(hidden - before, 0.0) - after
+
     def ffn(self, role: str, x: Array) -> Array:
         arch = self.arch(role)
-        hidden = self.linear(f"{role}.fc1", x)
-        if arch == "rfixup":
-            before, after = (self.weights[f"{role}.activation.{place}.b"] for place in ("before", "after"))
-            hidden = np.maximum(hidden - before, 0.0) - after
-        else:
-            hidden = np.maximum(hidden, 0.0)
+        hidden = self.act(role, x)
         if arch in ("normformer", "subln"):
             hidden = self.norm(f"{role}.inner_norm", hidden)
         return self.linear(f"{role}.fc2", hidden)
@@ -88,6 +104,25 @@ class Written(Plain):
             return x + f(self.norm(f"{role}.norm", x) / math.sqrt(int(layer)))
         if arch == "tfixup":
             return x + f(x)
+        if arch == "gpas":
+            y = x + f(self.norm(f"{role}.norm", x))
+            gate = float(self.weights[f"{stack}.{layer}.self_attn.depth_gate"])  # the layer's one
+            return y * (1 - gate / (1 + math.exp(-gate)))
+        if arch == "completep":
+            layers = getattr(self.config, f"{stack}_layers")
+            return x + 2 / layers * f(self.norm(f"{role}.norm", x))
+        if arch == "mix-ln":
+            post = int(layer) <= math.floor(getattr(self.config, f"{stack}_layers") / 4)
+            return self.norm(f"{role}.norm", x + f(x)) if post else x + f(self.norm(f"{role}.norm", x))
+        if arch.startswith("hybridnorm"):
+            if arch.endswith("star") and layer == "1":
+                return x + f(self.norm(f"{role}.norm", x))
+            return x + f(x) if role.endswith("ffn") else self.norm(f"{role}.norm", x + f(x))
+        if arch == "keel":
+            layers, above = getattr(self.config, f"{stack}_layers"), stack == "decoder" and self.config.encoder_layers
+            alpha = 1 if layer == "1" else (3 if above else 2) * layers
+            total = alpha * x + f(self.norm(f"{role}.inner_norm", x))
+            return total if role.endswith(".1.self_attn") else self.norm(f"{role}.norm", total)
         if arch == "rezero":
             return x + self.weights[f"{stack}.{layer}.self_attn.scale"] * f(x)  # the layer's one
         if arch == "rfixup":
@@ -134,6 +169,7 @@ class Written(Plain):
             x = x - self.weights[f"{name}.shift.b"]
             x = self.weights["encoder.scale"] * x if name == "encoder" else x
         pre = ("preln", "dlcl", "normformer", "subln", "sandwich", "periln", "layernorm-scaling")
+        pre = (*pre, "gpas", "mix-ln", "hybridnorm", "hybridnorm-star", "completep")
         return self.norm(f"{name}.norm", x) if arch in pre else x
 
     def combined(self, name: str, arch: str, history: list[Array]) -> Array:

@@ -128,7 +128,16 @@ EXTRAS = {  # beyond the parameters of Post-LN, for an encoder of N and a decode
     "periln": 2 * D * (2 * N + 3 * M) + 4 * D + 4 * D,
     "layernorm-scaling": 4 * D,
     "resi-dual": 4 * D,
+    "gpas": N + M + 4 * D,
+    "mix-ln": 4 * D,
+    "completep": 4 * D,
+    "hybridnorm": (N + 2 * M) * 3 * D // HEADS - 2 * D * (N + M) + 4 * D,
+    "hybridnorm-star": (N + 2 * M) * 3 * D // HEADS - 2 * D * (N + M - 2) + 4 * D,
+    "keel": D * (2 * (2 * N + 3 * M) - 2) - 2 * D * (2 * N + 3 * M),  # two norms without biases, less one a stack
 }
+
+
+EXCHANGED = ("rezero", "rfixup", "keel", "hybridnorm", "hybridnorm-star")  # less than Post-LN has, and other parts
 
 
 @pytest.mark.parametrize("arch", EVERY)
@@ -136,7 +145,7 @@ def test_learnable_extras_are_those_of_the_paper(arch) -> None:
     sizes = {"d_model": D, "d_ffn": FFN, "heads": HEADS, "encoder_layers": N, "decoder_layers": M, **VOCAB}
     counts = [sum(p.numel() for p in build_model(arch=name, **sizes).parameters()) for name in ("postln", arch)]
     assert counts[1] - counts[0] == EXTRAS.get(arch, 0)
-    assert (ARCHS[arch].learns == "nothing") == (EXTRAS.get(arch, 0) <= 0 and arch not in ("rezero", "rfixup"))
+    assert (ARCHS[arch].learns == "nothing") == (EXTRAS.get(arch, 0) <= 0 and arch not in EXCHANGED)
 
 
 def entering(model: Transformer, stack: str, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,7 @@ def test_the_registry_holds_the_papers_architectures() -> None:
     assert published.items() <= dict(ARCHS).items()
     rows_of_the_papers_tables = {"dsinit", "rezero", "rfixup", "tfixup", "dlcl", "normformer", "subln"}
     in_use_today = {"sandwich", "periln", "layernorm-scaling", "resi-dual"}
+    in_use_today |= {"keel", "gpas", "mix-ln", "hybridnorm", "hybridnorm-star", "completep"}
     variants = {"dsinit-code", "dlcl-post"}
     assert ARCHS.keys() - published.keys() == rows_of_the_papers_tables | in_use_today | variants
     assert ARCHS.kind == "architecture"
@@ -172,3 +173,12 @@ def test_module_paths_and_taps_are_the_documented_ones() -> None:
     assert isinstance(model.get_submodule("decoder.layers.0.ffn.f.activation"), torch.nn.ReLU)
     norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
     assert {module.eps for module in norms} == {1e-5}
+
+
+NOT_BUILT = ("SpanNorm", "FuseNorm", "DeepCrossAttention", "DCA", "Complete(d)P", "nGPT", "LAuReL")
+
+
+@pytest.mark.parametrize("name", NOT_BUILT)
+def test_schemes_that_are_not_built_are_refused_with_what_is_missing(name) -> None:
+    with pytest.raises(UsageError, match=r"is not built: .*(read|state|later).*; choose one of"):
+        ARCHS.resolve(name)

@@ -1,9 +1,10 @@
-"""Reads local parallel text: two files with one sentence a line, plain or gzip."""
+"""Reads local text, plain or gzip: two files of parallel text, one sentence a line, or one file of running text."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,8 @@ from ...config import DataConfig
 from ...errors import InputError, UsageError
 from ...inputs import contents, unpacked
 from .. import bpe
-from ..corpus import Corpus
+from ..corpus import Corpus, Pairs
+from ..running import RunningText
 from ..source import Files, source
 
 MORE = "--set data.max_file_mb"
@@ -31,7 +33,7 @@ class Bounds(NamedTuple):
 
 
 def text_files(spec: str, valid: str | None) -> Mapping[str, Files]:
-    """Return the two files of each setting."""
+    """Return the files of each setting."""
 
     def paths(names: str) -> Files:
         return Files(tuple(Path(name.strip()).expanduser() for name in names.split(",")))
@@ -39,10 +41,39 @@ def text_files(spec: str, valid: str | None) -> Mapping[str, Files]:
     return {"data.source": paths(spec), **({"data.valid": paths(valid)} if valid is not None else {})}
 
 
-@source("text", "text:SRC,TGT", files=text_files)
+@source("text", "text:SRC[,TGT]", files=text_files)
 def text(spec: str, config: DataConfig) -> Corpus:
-    """Reads two local files of parallel text, plain or .gz, and trains a joint BPE on them."""
-    return load_text(spec, config.valid, config.vocab_size, Bounds.of(config))
+    """Reads two local files of parallel text, or one text for a single stack, plain or .gz, and trains a BPE on it."""
+    if "," in spec:
+        return load_text(spec, config.valid, config.vocab_size, Bounds.of(config))
+    return load_running(spec, config)
+
+
+def load_running(file: str, config: DataConfig) -> Corpus:
+    """Load one file, and ``config.valid``, as running text: blocks of ``config.max_length`` tokens."""
+    bounds = Bounds.of(config)
+    paths = {"train": _one(file, "--data text:FILE")}
+    if config.valid is not None:
+        paths["valid"] = _one(config.valid, "data.valid = FILE, as --data text:FILE is one file")
+    raw = {path: _bytes(path, bounds) for path in paths.values()}
+    hashes = {path: hashlib.sha256(content).hexdigest() for path, content in raw.items()}
+
+    def lines(split: str) -> bpe.Lines:
+        return [], decoded(paths[split], raw[paths[split]], bounds)
+
+    corpus = bpe.encode_corpus(
+        [hashes[path] for path in paths.values()],
+        lambda: {split: lines(split) for split in paths},
+        config.vocab_size,
+        {"files_sha256": {str(path): digest for path, digest in hashes.items()}},
+        lines=lambda split: ([], decoded(paths[split], _bytes(paths[split], bounds), bounds)),
+    )
+
+    def cut(pairs: Pairs) -> RunningText:
+        return RunningText.of(pairs.target, config.max_length)
+
+    valid = None if corpus.valid is None else cut(corpus.valid)
+    return replace(corpus, train=cut(corpus.train), valid=valid, rows=f"blocks of {config.max_length} tokens")
 
 
 def load_text(files: str, valid: str | None, vocab_size: int, bounds: Bounds = Bounds()) -> Corpus:
@@ -88,7 +119,8 @@ def decoded(path: Path, content: bytes, bounds: Bounds) -> list[str]:
     number, longest = _longest(content)
     if longest > bounds.line:
         raise InputError(
-            f"line {number} of {path} has {longest:,} bytes, where a sentence stands on each: is it the right file? "
+            f"line {number} of {path} has {longest:,} bytes, where a sentence or paragraph stands on each: is it the "
+            "right file? "
             "--set data.max_line_kb raises the bound."
         )
     try:
@@ -107,6 +139,12 @@ def _two(files: str, form: str) -> tuple[Path, Path]:
     if len(names) != 2 or not all(names):
         raise UsageError(f"{files!r} does not name two files: the form is {form}.")
     return Path(names[0]).expanduser(), Path(names[1]).expanduser()
+
+
+def _one(file: str, form: str) -> Path:
+    if not file.strip() or "," in file:
+        raise UsageError(f"{file!r} does not name one file: the form is {form}.")
+    return Path(file.strip()).expanduser()
 
 
 def _bytes(path: Path, bounds: Bounds) -> bytes:

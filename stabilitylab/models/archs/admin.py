@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
@@ -34,6 +35,13 @@ class Admin(PostLN):
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
         return self.norm(self.shortcut(self.omega * x) + self.branch(self.f(x, *context)))
+
+    @staticmethod
+    def constants(place: Place) -> dict[str, float]:
+        """Return the constant that the package admin-torch has in the place of the profiled omega, sqrt((n + 1) / ln(n
+        + 1) - 1) for n sub-layers of a stack; nothing here uses it."""
+        n = place.stack_sublayers
+        return {"omega of admin-torch": math.sqrt((n + 1) / math.log(n + 1) - 1)}
 
     @staticmethod
     @contextmanager
@@ -79,7 +87,8 @@ class Admin(PostLN):
             for parameter in below.norm.parameters():
                 parameter.mul_(above.omega)
         for admin in admins:
-            admin.f.get_submodule(admin.f.entry).get_parameter("weight").div_(admin.omega)
+            for entry in admin.f.entries:
+                admin.f.get_submodule(entry).get_parameter("weight").div_(admin.omega)
         for layer in stack.layers:
             for name, admin in list(layer.named_children()):
                 assert isinstance(admin, Admin)

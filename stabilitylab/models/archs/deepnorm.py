@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field
 from torch import Tensor
 
-from ..base import Place, arch
+from ...config import LARGEST
+from ..base import ArchOptions, Place, arch
 from ..sublayers import SubLayer
 from .postln import PostLN
 
@@ -25,19 +27,30 @@ def deepnorm_constants(stack: str, encoder_layers: int, decoder_layers: int) -> 
     return (3 * m) ** 0.25, (12 * m) ** -0.25
 
 
+UNSCALED = ("q", "k", "gate")  # matrices without beta
+
+
 def deepnorm_gain(place: Place, matrix: str) -> float:
-    """Return the gain of a matrix.  DeepNet, Figure 2: beta on v, out, fc1 and fc2 of every sub-layer; q and k keep
-    1."""
-    if matrix in ("q", "k"):
+    """Return the gain of a matrix.  DeepNet, Figure 2: beta on v, out, fc1 and fc2 of every sub-layer; q and k keep 1.
+
+    Ours: 1 for the gate of SwiGLU. F is linear in fc1 and in fc2, so that it is beta^2 F exactly, as with ReLU.
+    """
+    if matrix in UNSCALED:
         return 1.0
     return deepnorm_constants(place.stack, place.encoder_layers, place.decoder_layers)[1]
 
 
 @arch("deepnorm", title="DeepNorm", colour="#E69F00", marker="s", rank=40, gains="beta")
 class DeepNorm(PostLN):
-    r"""x_{l+1} = LN(alpha x_l + F(x_l)); v, out, fc1, fc2 drawn with gain beta.  DeepNet, Figure 2."""
+    r"""x_{l+1} = LN(alpha x_l + F(x_l)); v, out, fc1, fc2 drawn with gain beta.  DeepNet, Figure 2.
+
+    ``arch.beta`` replaces beta, as ``model.alpha`` replaces alpha: both are controls.
+    """
 
     takes_alpha = True
+
+    class Options(ArchOptions):
+        beta: float | None = Field(default=None, ge=0, le=LARGEST)
 
     def __init__(self, f: SubLayer, place: Place, **given: Any) -> None:
         super().__init__(f, place, **given)
@@ -45,9 +58,11 @@ class DeepNorm(PostLN):
         self.alpha = own if given.get("alpha") is None else given["alpha"]
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
-        return self.norm(self.shortcut(self.alpha * x) + self.branch(self.f(x, *context)))
+        return self.norm(self.shortcut(self.alpha * x) + self.added(self.f(x, *context)))
 
     def gain(self, matrix: str) -> float:
+        if self.options.beta is not None and matrix not in UNSCALED:
+            return self.options.beta
         return deepnorm_gain(self.place, matrix)
 
     @staticmethod

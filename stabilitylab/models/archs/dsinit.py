@@ -30,7 +30,8 @@ class DSInitCode(PostLN):
     """
 
     def gain(self, matrix: str) -> float:
-        base = 1.0 if self.place.sublayer == "cross_attn" else super().gain(matrix)
+        apart = self.place.sublayer == "cross_attn" and self.place.base == "xavier"
+        base = 1.0 if apart else super().gain(matrix)
         return base * self.place.layer**-0.25
 
     @staticmethod

@@ -28,7 +28,7 @@ class LayerNormScaling(PreLN):
         self.register_buffer("scale", scale, persistent=False)
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
-        return self.shortcut(x) + self.branch(self.f(self.scale * self.norm(x), *context))
+        return self.shortcut(x) + self.added(self.f(self.scale * self.norm(x), *context))
 
     @staticmethod
     def constants(place: Place) -> dict[str, float]:

@@ -12,4 +12,4 @@ class PostLN(Residual):
     r"""x_{l+1} = LN(x_l + F(x_l)).  Vaswani et al. 2017; initialised with Xavier, q, k, v with gain 1/sqrt(2)."""
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
-        return self.norm(self.shortcut(x) + self.branch(self.f(x, *context)))
+        return self.norm(self.shortcut(x) + self.added(self.f(x, *context)))

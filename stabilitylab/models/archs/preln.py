@@ -11,8 +11,9 @@ from ..base import Residual, arch
 class PreLN(Residual):
     r"""x_{l+1} = x_l + F(LN(x_l)), and a norm after the last layer of each stack.  Xiong et al. 2020."""
 
+    is_sum = True
     final_norm = True
     learns = "the final norm of each stack"
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
-        return self.shortcut(x) + self.branch(self.f(self.norm(x), *context))
+        return self.shortcut(x) + self.added(self.f(self.norm(x), *context))

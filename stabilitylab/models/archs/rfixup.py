@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...config import ModelConfig
 from ..base import Place, Residual, Trunk, arch, xavier_gain
 from ..sublayers import FeedForward, SubLayer
 
@@ -60,6 +61,15 @@ class RFixup(Residual):
         self.shift = Shift()
         self.scale = nn.Parameter(torch.ones(1))
         self.scaled_branch = nn.Identity()
+
+    @classmethod
+    def objection(cls, config: ModelConfig) -> str:
+        if config.activation != "swiglu":
+            return ""
+        return (
+            "Fixup's gains and shifts are derived for feed-forward blocks of two matrices, and SwiGLU has three; give "
+            "--set model.activation=relu, or another architecture"
+        )
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
         branch = self.branch(self.f(self.shift(x), *context))

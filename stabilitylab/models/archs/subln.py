@@ -37,7 +37,7 @@ class SubLN(PreLN):
             f.inner_norm = place.new_norm(f.inner_width)
 
     def gain(self, matrix: str) -> float:
-        return 1.0 if matrix in ("q", "k") or self.place.sublayer == "cross_attn" else subln_gamma(self.place)
+        return 1.0 if matrix in ("q", "k", "gate") or self.place.sublayer == "cross_attn" else subln_gamma(self.place)
 
     @staticmethod
     def constants(place: Place) -> dict[str, float]:

@@ -32,7 +32,7 @@ class TFixup(Residual):
         return self.shortcut(x) + self.branch(self.f(x, *context))
 
     def gain(self, matrix: str) -> float:
-        return 1.0 if matrix in ("q", "k") else tfixup_constants(self.place)[0]
+        return 1.0 if matrix in ("q", "k", "gate") else tfixup_constants(self.place)[0]
 
     @staticmethod
     def embedding_gain(place: Place) -> float:

@@ -23,7 +23,10 @@ from .ranks import Ranks
 from .squares import Squares, Values, flattened, is_counted
 
 GROUPS = ("vo_ffn", "qk", "bias", "ln")
-GROUP_OF: dict[str, str] = {"q": "qk", "k": "qk", "v": "vo_ffn", "out": "vo_ffn", "fc1": "vo_ffn", "fc2": "vo_ffn"}
+GROUP_OF: dict[str, str] = {
+    **dict.fromkeys(("q", "k"), "qk"),
+    **dict.fromkeys(("v", "out", "fc1", "fc2", "gate"), "vo_ffn"),
+}
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,27 @@ PARTS = ("branch", "shortcut", "total")
 MAPPED = (6, 18)  # layers of the paper's maps
 MOST_LAYERS = 200  # layers of a map: a map with more cells cannot be read
 # Architectures whose stream is a plain sum; the stream of the others is normalised at each sub-layer.
-SUMS = ("preln", "rezero", "rfixup", "tfixup", "normformer", "subln", "sandwich", "periln", "layernorm-scaling")
-UNDEFINED = ("dlcl", "dlcl-post")  # a layer's input is a learnt mixture of all before it
+SUMS = (
+    "preln",
+    "rezero",
+    "rfixup",
+    "tfixup",
+    "normformer",
+    "subln",
+    "sandwich",
+    "periln",
+    "layernorm-scaling",
+    "completep",
+)
+UNDEFINED = (
+    *("dlcl", "dlcl-post"),  # a layer's input is a learnt mixture of all before it
+    *(
+        "gpas",
+        "mix-ln",
+        "hybridnorm",
+        "hybridnorm-star",
+    ),  # neither a sum nor normalised at each sub-layer
+)
 
 
 def variances(record: Record, step: int | None) -> dict[str, np.ndarray]:

@@ -27,6 +27,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {  # nineteen lines in one panel are too 
     "The papers' own": ("postln", "postln-init", "preln", "deepnorm", "branchnorm", "admin"),
     "Smaller or no branches at first": ("dsinit", "dsinit-code", "rezero", "rfixup", "tfixup"),
     "More norms": ("normformer", "subln", "sandwich", "periln", "layernorm-scaling"),
+    "Since 2024": ("keel", "gpas", "mix-ln", "hybridnorm", "hybridnorm-star", "completep"),
     "More streams": ("dlcl", "dlcl-post", "resi-dual"),
 }
 OTHERS = "the others"

@@ -1,0 +1,295 @@
+"""``lr-find``: the best and the largest safe learning rate of a model, by trials."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from ..errors import UsageError
+from ..printable import screen
+from ._factory import GIVES, OF_CHECK, OF_LR_FIND, made_by, named
+from ._options import JSON, QUIET, RUNS, VERBOSE
+from .base import command
+
+if TYPE_CHECKING:
+    from ..config import Config
+    from ..lr_find.result import RateAnswer
+    from ..lr_find.scale import ScaledRates
+    from ..lr_find.subject import RateSubject
+    from ..terminal.rates import RateDisplay
+
+HORIZON = 1500
+
+PANELS = ("Reference model", "Plan", "Search")
+_model, _plan, _budget = (partial(typer.Option, rich_help_panel=panel) for panel in PANELS)
+
+
+@command("lr-find", rank=25, exit_codes=True)
+def lr_find(
+    factory: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PACKAGE.MODULE:FACTORY",
+            help=f"For a model of your own: a function that returns {GIVES.format(takes='lr_find')}.",
+            show_default=False,
+        ),
+    ] = None,
+    horizon: Annotated[int | None, _plan(min=20, help="Updates of the planned run.", show_default=f"{HORIZON}")] = None,
+    warmup: Annotated[
+        int | None, _plan(min=0, help="Updates of the planned warm-up.", show_default="the factory's, or by preset")
+    ] = None,
+    delta: Annotated[
+        float | None,
+        _plan(help="Loss by which a safe rate may lie above the best.", show_default=".05, or a tenth of the fall"),
+    ] = None,
+    seeds: Annotated[str, _plan(help="The first one searches, the others repeat its answers.")] = "0,1,2",
+    widths: Annotated[
+        str | None, _plan(help="A search for each width, such as 64,128,256; a factory takes scale=.")
+    ] = None,
+    arch: Annotated[str | None, _model(help="Architecture, see 'list archs'.", show_default="branchnorm")] = None,
+    depth: Annotated[int | None, _model(help="Layers in all: 36 is 18 a side.", show_default="36")] = None,
+    d_model: Annotated[int | None, _model("--d-model", help="Width; blocks and heads go with it.")] = None,
+    data: Annotated[str | None, _model(help="As for 'probe'.", show_default="synthetic")] = None,
+    valid: Annotated[str | None, _model(help="As for 'probe'.")] = None,
+    stack: Annotated[Literal["encoder-decoder", "encoder", "decoder"] | None, _model(help="As for 'probe'.")] = None,
+    preset: Annotated[str | None, _model(help="tiny, small or base.", show_default="tiny")] = None,
+    lr: Annotated[float | None, _model(help="The rate that is tried first.", show_default="by preset")] = None,
+    config: Annotated[Path | None, _model(help="TOML file, as for 'probe'.")] = None,
+    set_: Annotated[
+        list[str] | None, _model("--set", metavar="SECTION.KEY=VALUE", help="Any setting, as for 'probe'.")
+    ] = None,
+    updates: Annotated[int | None, _budget(min=1, help="Budget of updates of all trials together.")] = None,
+    minutes: Annotated[float | None, _budget(help="Budget of minutes.")] = None,
+    jobs: Annotated[int, _budget(min=1, help="Trials at a time, each in a process of its own.")] = 1,
+    out: Annotated[
+        Path | None, _budget(help="Folder of the trials.", show_default="runs/lr-find-NAME, the first that is free")
+    ] = None,
+    resume: Annotated[bool, _budget("--resume", help="Go on with the search in --out, or with the latest.")] = False,
+    as_json: Annotated[bool, JSON] = False,
+    quiet: Annotated[bool, QUIET] = False,
+    verbose: Annotated[bool, VERBOSE] = False,
+) -> int:
+    """Find the best learning rate, the largest safe rate and the least warm-up by trials, each with an interval.
+
+    Trials run the schedule of the planned run and are stopped early; those that neither fail nor lose go on to the
+    horizon. A search costs about ten horizons of updates, and needs no more than --updates or --minutes. Ctrl-C keeps
+    what is known, and --resume goes on. docs/lr-find.md has the rules.
+
+    Exit codes: 0 a best rate was found, if only to an early rung; 1 there is none (the model fails at every rate, the
+    loss is constant, or the budget ended too early); 2 usage; 4 the factory, its module or the data are missing or
+    fail; 5 environment; 130 / 143 stopped by Ctrl-C / SIGTERM, after the answer so far.
+    """
+    from ..lr_find.find import check_numbers
+    from ..terminal.rates import RateDisplay
+
+    wanted = _numbers("--seeds", seeds)
+    check_numbers(horizon, wanted, updates, minutes)
+    plan = {"horizon": horizon or HORIZON, "seeds": tuple(wanted), "warmup": warmup}
+    reference = {
+        "--arch": arch, "--depth": depth, "--d-model": d_model, "--data": data, "--valid": valid, "--stack": stack,
+        "--preset": preset, "--lr": lr, "--config": config, "--set": set_,
+    }  # fmt: skip
+    if factory is not None:
+        if foreign := [name for name, value in reference.items() if value]:
+            raise UsageError(f"{foreign[0]} is about reference models: leave it out, or leave out {factory}.")
+        name = factory.replace(":", "-").replace(".", "-")
+        makers = _of_factory(factory, plan, _widths(widths))
+    else:
+        settings = _settings(preset, stack, data, valid, lr, config, set_)
+        made = {
+            width: _config(arch or "branchnorm", 36 if depth is None else depth, width or d_model, settings, plan)
+            for width in _widths(widths) or [0]
+        }
+        name = f"{made[min(made)].model.arch}-{made[min(made)].model.depth}"
+        makers = {width: partial(subject_of_config, one) for width, one in made.items()}
+    folder = _folder(out, name, resume)
+    with RateDisplay(screen(stderr=True), quiet) as display:
+        found = _search(makers, folder, display, plan, delta, (updates, minutes), jobs, resume)
+    return _show(found, folder, as_json, quiet)
+
+
+def subject_of_factory(factory: str, plan: Mapping[str, Any], width: int) -> RateSubject:
+    """Return the subject of a user's function; it is called anew for every trial, with the random states of its seed.
+
+    ``plan``: horizon, seeds, and the warm-up of the command line (None: that of the function). ``width``: its
+    ``scale``; 0 for a function without one.
+    """
+    from ..lr_find.subject import of_yours
+    from ..train.environment import prepare_process
+
+    prepare_process(1)
+
+    def call() -> Mapping[str, Any]:
+        scale = {"scale": width} if width else {}
+        return made_by(factory, "lr-find", "lr_find", OF_LR_FIND, OF_CHECK, scale)
+
+    given = dict(call())
+    warmup = plan["warmup"] if plan["warmup"] is not None else given.get("warmup")
+    return of_yours(
+        given["model"],
+        given.get("batches") or [given["batch"]],
+        given["loss_fn"],
+        given.get("optimizer"),
+        horizon=plan["horizon"],
+        seeds=plan["seeds"],
+        held_out=given.get("held_out"),
+        schedule=given.get("schedule", "constant"),
+        warmup=warmup,
+        clipping=given.get("clipping", 0.0),
+        precision=given.get("precision", "fp32"),
+        name=f"{factory}, scale {width}" if width else factory,
+        make=lambda seed: _of_call(call()),
+    )
+
+
+def _of_call(given: Mapping[str, Any]) -> tuple[Any, Any]:
+    from ..lr_find.subject import made_by as copied
+
+    model, optimizer = given["model"], given.get("optimizer")
+    from torch import nn
+
+    return (model, optimizer) if isinstance(model, nn.Module) else copied(model, optimizer)
+
+
+def subject_of_config(config: Config) -> RateSubject:
+    """Return the subject of a reference model."""
+    from ..data import load_data
+    from ..lr_find.reference import reference
+    from ..train.environment import prepare_process, resolve_device
+    from ..train.footprint import check_memory, estimate
+
+    prepare_process(config.train.threads)
+    device = resolve_device(config.train)
+    dataset = load_data(config.data, stack=config.model.stack)
+    check_memory(estimate(config, dataset, device, False), device)
+    return reference(config, dataset, device)
+
+
+def _of_factory(factory: str, plan: Mapping[str, Any], widths: Sequence[int]) -> dict[int, Callable[[], RateSubject]]:
+    function = named(factory, "lr-find")
+    if widths and "scale" not in inspect.signature(function).parameters:
+        raise UsageError(f"--widths calls {factory} with scale=, which it does not take: give it that argument.")
+    return {width: partial(subject_of_factory, factory, plan, width) for width in widths or [0]}
+
+
+def _search(
+    makers: Mapping[int, Callable[[], RateSubject]],
+    folder: Path,
+    display: RateDisplay,
+    plan: Mapping[str, Any],
+    delta: float | None,
+    limits: tuple[int | None, float | None],
+    jobs: int,
+    resume: bool,
+) -> RateAnswer | ScaledRates:
+    from ..lr_find.find import plan_of, search
+    from ..lr_find.scale import scaled
+    from ..lr_find.trials import Budget
+    from ..lr_find.workers import RateWorkers
+
+    def one(subject: RateSubject, make: Callable[[], RateSubject], out: Path, budget: Budget) -> RateAnswer:
+        wanted = plan_of(subject, plan["horizon"], plan["seeds"], delta)
+        if jobs == 1:
+            return search(subject, wanted, out, budget, resume=resume, audience=display)
+        with RateWorkers(jobs, make, wanted, out) as workers:
+            return search(subject, wanted, out, budget, resume=resume, audience=display, workers=workers, jobs=jobs)
+
+    budget = Budget(*limits)
+    if 0 in makers:
+        return one(makers[0](), makers[0], folder, budget)
+    return scaled(
+        list(makers), lambda width: makers[width](),
+        lambda width, subject, out, own: one(subject, makers[width], out, own), folder, budget,
+    )  # fmt: skip
+
+
+def _settings(
+    preset: str | None, stack: str | None, data: str | None, valid: str | None, lr: float | None, config: Path | None,
+    set_: Sequence[str] | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Merge file < flags < ``--set``; a flag that was not given is None."""
+    from ..config import merge, parse_set, read_config_file
+
+    given = {"model": {"stack": stack}, "data": {"source": data, "valid": valid}, "train": {"lr": lr}}
+    flags: dict[str, Any] = {
+        section: {key: value for key, value in own.items() if value is not None} for section, own in given.items()
+    }
+    flags |= {} if preset is None else {"preset": preset}
+    return merge(read_config_file(config) if config else {}, flags, parse_set(set_ or ()))
+
+
+def _config(arch: str, depth: int, width: int | None, settings: Mapping[str, Any], plan: Mapping[str, Any]) -> Config:
+    """Return the configuration of a planned run."""
+    from ..config import merge, resolve
+    from ..lr_find.reference import sizes
+    from ..models import ARCHS
+
+    if settings.get("model", {}).get("stack", "encoder-decoder") == "encoder-decoder" and depth % 2:
+        raise UsageError(f"--depth {depth} is odd: an encoder-decoder has depth/2 layers a side; give an even one.")
+    train = {"steps": plan["horizon"]} | ({} if plan["warmup"] is None else {"warmup": plan["warmup"]})
+    wanted = merge(settings, {"model": {"arch": ARCHS.resolve(arch)}, "train": train})
+    found = resolve(wanted, depth=depth)
+    if width:
+        found = resolve(merge(wanted, {"model": sizes(width, found.model)}), depth=depth)
+    seed = plan["seeds"][0]
+    return found.model_copy(
+        update={
+            "train": found.train.model_copy(update={"seed": seed}),
+            "data": found.data.model_copy(update={"seed": seed}),
+        }
+    )
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"{option} {text} must be whole numbers with commas between them.") from error
+
+
+def _widths(text: str | None) -> list[int]:
+    from ..lr_find.scale import check_widths
+
+    return [] if text is None else check_widths(_numbers("--widths", text))
+
+
+def _folder(out: Path | None, name: str, resume: bool) -> Path:
+    """Return the folder of a search: the given one, else the first free name, or for ``resume`` the last that is not
+    free."""
+    from ..lr_find.folder import is_search
+
+    if out is not None:
+        return out
+    base = RUNS / f"lr-find-{name}"
+    names = [base, *(base.with_name(f"{base.name}-{number}") for number in range(2, 10_000))]
+    free = next(number for number, one in enumerate(names) if not one.exists())
+    if not resume:
+        return names[free]
+    if not free or not (is_search(names[free - 1]) or any(map(is_search, names[free - 1].glob("width-*")))):
+        raise UsageError(f"there is no search at {base}: leave out --resume, or name its folder with --out.")
+    return names[free - 1]
+
+
+def _show(found: RateAnswer | ScaledRates, folder: Path, as_json: bool, quiet: bool) -> int:
+    """Print the answer; return the exit code."""
+    from ..store.layout import plain
+
+    if as_json:
+        print(json.dumps(plain(found.as_dict()), indent=2))
+    else:
+        console = screen(width=None if sys.stdout.isatty() else 100)
+        for sentence in found.sentences():
+            console.print(sentence, highlight=False, markup=False)
+        if not quiet:
+            told = f"trials: {folder} (the picture: stabilitylab report {folder})"
+            console.print(told, highlight=False, markup=False, soft_wrap=True)
+    if found.signal is not None:
+        return 128 + found.signal
+    return 0 if found.outcome == "found" else 1

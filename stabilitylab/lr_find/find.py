@@ -1,0 +1,170 @@
+"""``stabilitylab.lr_find``: the best and the largest safe learning rate of a model, found by trials."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from ..probes import random_states_kept
+from ..stopping import listening
+from .answer import answer
+from .folder import SearchFolder
+from .halving import SEEDS, WARMUPS, RatePlan, halve
+from .result import RateAnswer
+from .scale import ScaledRates, scaled
+from .subject import RateSubject, Shape, of_yours
+from .trials import Budget, FolderTrials, SearchAudience, Silence, beforehand, seconds_of
+from .workers import RateWorkers
+
+HORIZON = 1500  # updates of a plan that names none
+
+
+def lr_find(
+    model: nn.Module | Callable[..., nn.Module],
+    batches: Any,
+    loss_fn: Callable[[nn.Module, Any], Tensor],
+    optimizer: Any = None,
+    *,
+    held_out: Any = None,
+    horizon: int = HORIZON,
+    schedule: Shape | Callable[[int], float] = "constant",
+    warmup: int | None = None,
+    clipping: float = 0.0,
+    precision: str = "fp32",
+    seeds: Sequence[int] = SEEDS,
+    delta: float | None = None,
+    warmups: Sequence[int] = WARMUPS,
+    updates: int | None = None,
+    minutes: float | None = None,
+    widths: Sequence[int] = (),
+    out: str | Path = "runs/lr-find",
+    resume: bool = False,
+    audience: SearchAudience | None = None,
+) -> RateAnswer | ScaledRates:
+    """Find the best learning rate, the largest safe one and the least warm-up of a planned run of ``horizon`` updates.
+
+    ``model``: a module, of which every trial trains a copy, or a function that makes one (then seeds differ in the
+    initial weights too). ``batches``: a list or loader of training batches, or a function of the update. ``loss_fn``:
+    the loss of (model, batch), one number. ``optimizer``: an optimizer of the model, several, or a function of the
+    parameters (of the model, if its argument is called ``model``); parameter groups keep their proportions, and a rate
+    is the largest of them. None: AdamW. ``held_out``: a list of batches that are not trained on; without it the
+    training loss, smoothed, ranks rates. ``schedule``: "constant", "linear", "cosine", "inverse_sqrt" over the horizon
+    behind a linear ``warmup`` (by default 160 updates, at most a tenth of the horizon), or a function of the update
+    that returns the share of the peak rate. ``clipping``: the norm that gradients are clipped to, 0 for none.
+    ``precision``: "fp32" (the model as it is), "bf16" or "fp16" by autocast.
+
+    ``seeds``: the first searches, the others repeat the best and the largest safe rate. ``delta``: the loss by which a
+    safe rate may lie above the best; by default .05, or a tenth of the fall of the loss where that is less.
+    ``warmups``: those that are tried, below the planned one. ``updates``, ``minutes``: the budget; a search that ends
+    early keeps what it knows, and so does Ctrl-C. ``widths``: a search for each width, for which ``model`` must be a
+    function of ``scale``; returns a :class:`.scale.ScaledRates`. ``out``: the folder of the run directories of all
+    trials; ``resume=True`` goes on there.
+
+    Nothing of the caller's is changed: weights, optimizers, random states. The rules are those of docs/lr-find.md.
+
+    Raises UsageError for a wrong argument, InputError if ``loss_fn`` fails.
+
+    >>> found = lr_find(model, batches, loss_fn, optimizer, held_out=held_out, minutes=10)  # doctest: +SKIP
+    >>> print(found)  # doctest: +SKIP
+    """
+    seeds = tuple(seeds)
+
+    def of_width(make: Any, name: str) -> RateSubject:
+        return of_yours(
+            make, batches, loss_fn, optimizer, horizon=horizon, seeds=seeds, held_out=held_out, schedule=schedule,
+            warmup=warmup, clipping=clipping, precision=precision, name=name,
+        )  # fmt: skip
+
+    def one(width: int, subject: RateSubject, folder: Path, budget: Budget) -> RateAnswer:
+        return search(
+            subject, plan_of(subject, horizon, seeds, delta, warmups), folder, budget, resume=resume,
+            audience=audience or Silence(),
+        )  # fmt: skip
+
+    check_numbers(horizon, seeds, updates, minutes)
+    with random_states_kept():  # a function that makes the model, or a loader, draws
+        budget = Budget(updates, minutes)
+        if not widths:
+            return one(0, of_width(model, ""), Path(out), budget)
+        if isinstance(model, nn.Module) or "scale" not in inspect.signature(model).parameters:
+            raise UsageError(
+                "widths= needs model to be a function of scale=, such as lambda scale: Model(width=scale)."
+            )
+        return scaled(
+            widths, lambda width: of_width(lambda: model(scale=width), f"width {width}"), one, Path(out), budget
+        )
+
+
+def plan_of(
+    subject: RateSubject, horizon: int, seeds: Sequence[int], delta: float | None, warmups: Sequence[int] = WARMUPS
+) -> RatePlan:
+    """Return the plan of a search for ``subject``."""
+    return RatePlan(subject.rate, horizon, tuple(seeds), subject.warmup, delta, tuple(warmups))
+
+
+def search(
+    subject: RateSubject,
+    plan: RatePlan,
+    out: Path,
+    budget: Budget,
+    *,
+    resume: bool = False,
+    audience: SearchAudience | None = None,
+    workers: RateWorkers | None = None,
+    jobs: int = 1,
+) -> RateAnswer:
+    """Search the rates of ``plan`` in the folder ``out``, and write the answer there. ``workers``: ``jobs`` processes
+    that run the trials; None: this one does.
+
+    A first Ctrl-C or SIGTERM ends the search after the present update, a second Ctrl-C at once.
+    """
+    audience = audience or Silence()
+    folder = SearchFolder(out, plan, {"model": subject.name, "rates": list(subject.rates)}, resume)
+    scores = "held-out loss" if subject.held_out is not None else "smoothed training loss"
+    began = time.monotonic()
+    for note in subject.notes:
+        audience.said(note)
+    budget.seconds = seconds_of(subject, plan.seeds[0])
+    audience.said(beforehand(plan, budget, jobs))
+    audience.planned(plan.rungs, scores)
+    with listening(at_once=True) as requests:
+
+        def asked() -> str:
+            return "" if requests.signal is None else signal.Signals(requests.signal).name
+
+        trials = FolderTrials(subject, plan, folder, budget, audience, asked, workers, jobs)
+        if workers is not None:
+            workers.moved, workers.stopped = audience.moved, trials.take_part
+        record = halve(plan, trials)
+    found = answer(
+        record,
+        cost=folder.cost,
+        seconds=time.monotonic() - began,
+        name=subject.name,
+        scores=scores,
+        rates=subject.rates if len(subject.rates) > 1 else (),
+        out=str(out),
+        signal=requests.signal,
+    )
+    folder.write_answer(found.as_dict())
+    if not found.stopped:
+        folder.discard_checkpoints()
+    return found
+
+
+def check_numbers(horizon: Any, seeds: Sequence[Any], updates: Any, minutes: Any) -> None:
+    """Raise UsageError for numbers that are none."""
+    for name, value in (("horizon", horizon), ("updates", updates)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise UsageError(f"{name} = {value!r} must be a number of updates, 1 or more.")
+    if minutes is not None and (isinstance(minutes, bool) or not isinstance(minutes, int | float) or not minutes > 0):
+        raise UsageError(f"minutes = {minutes!r} must be a number above 0.")
+    if any(isinstance(seed, bool) or not isinstance(seed, int) or seed < 0 for seed in seeds):
+        raise UsageError(f"seeds = {list(seeds)} must be whole numbers from 0 on.")

@@ -1,0 +1,56 @@
+"""GPAS: a trained gate per layer that shrinks the stream forward and leaves its gradient alone."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..base import ArchOptions, Place, Residual, arch
+from ..sublayers import SubLayer
+
+
+@arch("gpas", title="GPAS", colour="#D55E00", marker="P", rank=210, gains="base")
+class GPAS(Residual):
+    r"""y = x_l + F(LN(x_l)), x_{l+1} = y - SiLU(g) stopgrad(y), g one a layer, 0 at the start.  GPAS (2506.22049).
+
+    The authors' code (dandingsky/GPAS 3198068) was read. Forward y (1 - SiLU(g)); backward the identity, so that the
+    gradient is not that of the loss: probes of the Hessian are refused. ``arch.host``: sandwich and layernorm-scaling
+    have the same form; in postln the shortcut alone is scaled, LN(x - SiLU(g) stopgrad(x) + F(x)). DeepNorm as a host
+    is left out. Inferred: the three sub-layers of a decoder's layer share g. The authors clip the gradients of g at .01
+    in their largest models; here nothing does.
+    """
+
+    final_norm = True
+    exact_gradient = False
+    learns = "g: 1 a layer, shared by its sub-layers; the final norm of each stack"
+
+    class Options(ArchOptions):
+        host: Literal["preln", "sandwich", "layernorm-scaling", "postln"] = "preln"
+
+    def __init__(self, f: SubLayer, place: Place, **given: Any) -> None:
+        super().__init__(f, place, **given)
+        below = given.get("below")
+        # registered by all sub-layers that share it, as ReZero's
+        self.depth_gate = below.depth_gate if isinstance(below, GPAS) else nn.Parameter(torch.zeros(()))
+        self.host = self.options.host
+        if self.host == "sandwich":
+            f.outer_norm = place.new_norm()
+        scale = place.layer**-0.5 if self.host == "layernorm-scaling" else 1.0
+        self.register_buffer("scale", torch.tensor(scale, dtype=torch.float64), persistent=False)
+
+    scale: Tensor
+
+    def shrunk(self, x: Tensor) -> Tensor:
+        """Return x (1 - SiLU(g)), with the gradient of x."""
+        return x - F.silu(self.depth_gate) * x.detach()
+
+    def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
+        if self.host == "postln":
+            return self.norm(self.shortcut(self.shrunk(x)) + self.branch(self.f(x, *context)))
+        entering = self.norm(x)
+        if self.host == "layernorm-scaling":
+            entering = self.scale * entering
+        return self.shrunk(self.shortcut(x) + self.branch(self.f(entering, *context)))

@@ -1,0 +1,31 @@
+"""Probes of the Hessian, which a model needs the gradient of its loss for."""
+
+from __future__ import annotations
+
+import logging
+
+from ..config import Config
+from ..errors import UsageError
+from ..models.base import inexact
+from ..probes import chosen
+
+log = logging.getLogger(__name__)
+NEEDS = ("sharpness", "preconditioned_sharpness")  # critical_sharpness takes losses alone
+
+
+def without_hessian(config: Config) -> Config:
+    """Return the configuration without these probes, if the model has no Hessian.
+
+    That is so if one of its architectures detaches a part of the forward pass. Raises UsageError if the user named one
+    of the probes.
+    """
+    archs, asked = inexact(config.model), chosen(config.probes.names)
+    found = [name for name in NEEDS if name in asked] if archs else []
+    if not found:
+        return config
+    why = f"{archs[0]} detaches a part of its forward pass, so that its backward pass is not the gradient of the loss"
+    if named := [name for name in found if asked[name]]:
+        raise UsageError(f"probe {named[0]!r} needs a Hessian, and {why}: leave the probe out.")
+    log.warning("not measured: %s (%s).", ", ".join(found), why)
+    names = (*config.probes.names, *(f"-{name}" for name in found))
+    return config.model_copy(update={"probes": config.probes.model_copy(update={"names": names})})
