@@ -34,7 +34,8 @@ def test_each_has_a_formula_and_a_source_of_its_own(name) -> None:
 
 def test_the_table_of_initial_gains_is_that_of_the_code() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "architectures.md").read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if line.startswith("| `") and "own gains" not in line]
+    table = text.split("\n| `model.init` | q, k |")[1].split("\n\n")[0]
+    lines = [line for line in table.splitlines() if line.startswith("| `")]
     said = {cells[0].split("`")[1]: cells[1:] for cells in (re.split(r"\s*\|\s*", line.strip("| ")) for line in lines)}
     assert set(said) == set(GAINS) == set(get_args(ModelConfig.model_fields["init"].annotation))
     beta = ARCHS["deepnorm"].constants(Place("decoder", 0, "", 0, 6, 6))["beta"]
