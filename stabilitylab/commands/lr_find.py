@@ -31,7 +31,7 @@ PANELS = ("Reference model", "Plan", "Search")
 _model, _plan, _budget = (partial(typer.Option, rich_help_panel=panel) for panel in PANELS)
 
 
-@command("lr-find", rank=25, exit_codes=True)
+@command("lr-find", rank=25)
 def lr_find(
     factory: Annotated[
         str | None,

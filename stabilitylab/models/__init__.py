@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .archs.deepnorm import deepnorm_constants
-from .base import ARCHS, ArchOptions, Place, Residual, arch
+from .base import ARCHS, ArchOptions, Place, Residual, Trunk, arch
 from .build import build_model, canonical, configure, parameter_count
 from .schedules import Schedule
 from .transformer import Stack, Transformer
@@ -16,6 +16,7 @@ __all__ = [
     "Schedule",
     "Stack",
     "Transformer",
+    "Trunk",
     "arch",
     "build_model",
     "canonical",
