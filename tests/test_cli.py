@@ -106,13 +106,14 @@ FACTS = {"formula", "source", "remarks", "learns", "options", "gains", "defined_
 
 
 def test_list_archs_prints_formula_source_extras_and_the_constants_of_a_depth(run) -> None:
-    name, *blocks = run("list", "archs", "Deep_Norm")[1].splitlines()[:6]
+    name, *blocks = run("list", "archs", "Deep_Norm")[1].splitlines()[:7]
     assert name == "deepnorm"
     assert [line.strip() for line in blocks] == [
         "x_{l+1} = LN(alpha x_l + F(x_l)); v, out, fc1, fc2 drawn with gain beta",
         "source: DeepNet, Figure 2",
         "learns besides: nothing",
         "initial gains: its own, in place of the base",
+        "options (--set): arch.beta = None",
         "at 200 layers, encoder-decoder: encoder: alpha = 3.41574, beta = 0.20631; "
         "decoder: alpha = 4.16179, beta = 0.169904",
     ]

@@ -111,8 +111,9 @@ def test_what_became_of_a_run(truth: ModuleType, seen: list, what: str | None) -
     assert truth.outcome([truth.Judged(*one) for one in seen]) == what
 
 
-def test_every_architecture_but_t_fixup_has_its_cells(truth: ModuleType) -> None:
-    assert {*truth.FIRST, *truth.OTHERS} | {"tfixup"} == set(ARCHS)
+def test_every_architecture_of_its_time_but_t_fixup_has_its_cells(truth: ModuleType) -> None:
+    later = {"keel", "gpas", "mix-ln", "hybridnorm", "hybridnorm-star", "completep"}
+    assert {*truth.FIRST, *truth.OTHERS} | {"tfixup"} == set(ARCHS) - later
     assert len({*truth.FIRST, *truth.OTHERS}) == len(truth.FIRST) + len(truth.OTHERS)
     cells = list(truth.cells("first"))
     assert len(cells) == len(set(cells)) == 8 * 2 * 2 * 3

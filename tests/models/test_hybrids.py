@@ -33,7 +33,7 @@ class Host(Written):
 
     def join(self, arch: str, role: str, x: Array, f) -> Array:
         stack, layer, _ = role.split(".")
-        gate = float(self.weights[f"{stack}.{layer}.self_attn.depth_gate"])
+        gate = self.weights[f"{stack}.{layer}.self_attn.depth_gate"].item()
         kept = 1 - gate / (1 + math.exp(-gate))
         host = self.config.options["host"]
         if host == "postln":

@@ -23,7 +23,7 @@ GROUPS = {
     "vo_ffn": rf"{MATRIX}(v|out|fc1|fc2)",
     "qk": rf"{MATRIX}[qk]",
     "bias": rf"{MATRIX}(q|k|v|out|fc1|fc2)\.bias",
-    "ln": r".*norm\.([\d.]+\.)?(weight|bias)",
+    "ln": r".*norm\.([\d.]+\.)?([qkv]_)?(weight|bias)",
     "embedding": r"\w+\.embedding",
     "encoder": r"encoder\..*",
     "decoder": r"decoder\..*",
@@ -51,9 +51,19 @@ def per_token(subject: Subject, change: Tensor) -> float:
 
 
 def updates(subject: Subject, optimizer: str) -> dict[str, Tensor]:
-    eps = subject.config.train.eps
     gradients = {n: p.grad for n, p in subject.model.named_parameters() if p.grad is not None}
-    return gradients if optimizer == "sgd" else {n: g / (g.abs() + eps) for n, g in gradients.items()}
+    if optimizer == "sgd":
+        return gradients
+    places = {str(residual.place): residual for residual in subject.model.residuals()}
+    stacks, found = subject.model.stacks, {}
+    for role, (name, _) in subject.model.parameter_roles().items():
+        own, stack = places.get(".".join(role.split(".")[:3])), stacks.get(role.split(".")[0])
+        stack = stack or subject.model.last_stack
+        factors = own.factors(role) if own else stack.arch.outer_factors(stack.place, role, stack.options)
+        if name in gradients:
+            gradient = gradients[name]
+            found[name] = factors.lr * gradient / (gradient.abs() + factors.eps * subject.config.train.eps)
+    return found
 
 
 def groups_of(subject: Subject) -> set[str]:

@@ -42,7 +42,7 @@ def test_a_run_of_running_text_has_every_table_and_a_verdict(text: Path, tmp_pat
     run = Run.open(result.path)
     assert (run.path.name, result.state) == ("deepnorm-gpt2-3-s0", "finished")
     assert {"grad_norm", "ln_input", "cosine_similarity", "model_update", "activation_sparsity"} <= set(run.tables)
-    assert {row.stack for row in run.tables["ln_input"].rows} == {"decoder"}
+    assert set(run.frame("ln_input")["stack_name"]) == {"decoder"}
     assert run.verdict is not None
     assert run.verdict.source_worth is None  # there is no source
     metrics = run.metrics

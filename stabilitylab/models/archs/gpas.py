@@ -12,7 +12,7 @@ from ..base import ArchOptions, Place, Residual, arch
 from ..sublayers import SubLayer
 
 
-@arch("gpas", title="GPAS", colour="#D55E00", marker="P", rank=210, gains="base")
+@arch("gpas", title="GPAS", colour="#D55E00", marker="D", rank=210, gains="base")
 class GPAS(Residual):
     r"""y = x_l + F(LN(x_l)), x_{l+1} = y - SiLU(g) stopgrad(y), g one a layer, 0 at the start.  GPAS (2506.22049).
 
@@ -34,7 +34,7 @@ class GPAS(Residual):
         super().__init__(f, place, **given)
         below = given.get("below")
         # registered by all sub-layers that share it, as ReZero's
-        self.depth_gate = below.depth_gate if isinstance(below, GPAS) else nn.Parameter(torch.zeros(()))
+        self.depth_gate = below.depth_gate if isinstance(below, GPAS) else nn.Parameter(torch.zeros(1))
         self.host = self.options.host
         if self.host == "sandwich":
             f.outer_norm = place.new_norm()

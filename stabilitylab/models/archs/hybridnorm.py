@@ -39,7 +39,7 @@ class HybridNorm(Residual):
         return self.norm(total) if self.place.sublayer != "ffn" else total
 
 
-@arch("hybridnorm-star", title="HybridNorm*", colour="#CC79A7", marker="P", rank=240, gains="base")
+@arch("hybridnorm-star", title="HybridNorm*", colour="#CC79A7", marker="^", rank=240, gains="base")
 class HybridNormStar(HybridNorm):
     r"""HybridNorm, with x + A(LN(x)), x + G(LN(x)) in layer 1.  HybridNorm*, Zhuo et al. 2025 (2503.04598).
 

@@ -13,6 +13,7 @@ import numpy as np
 from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Reference, Series, figure
 from ...collection import Record, Runs
+from ...measures.provenance import provenance
 
 ANSWER = "lr-find.json"  # beside the trials of a search
 BEST, SAFE = "best rate", "largest safe rate"
@@ -37,7 +38,9 @@ class LossByRate(Figure):
             "Crosses: rates at which a trial failed, at the height of the highest loss that is drawn.",
             *([f"Left out: {left} smaller searches."] if left else []),
         ]
-        return Picture(panels, " ".join(_finding(folder) for folder in shown), notes, columns=min(2, len(panels)))
+        drawn = Runs([run for folder in shown for run in searches[folder]])
+        finding = " ".join(_finding(folder) for folder in shown)
+        return Picture(panels, finding, notes, columns=min(2, len(panels)), provenance=provenance(drawn))
 
 
 def _searches(runs: Runs) -> Iterator[tuple[Path, list[Record]]]:
