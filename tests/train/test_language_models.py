@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rest_slow import MORE_ARCHS, rest_slow
 from test_archs_train import learns
 
 from stabilitylab.config import parse_set, resolve
@@ -54,11 +55,17 @@ def decodes(arch: str, design: str) -> bool:
     return "decoder" in ARCHS[arch].defined_for and not (arch == "rfixup" and design == "llama")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("depth", [6, 12])
-@pytest.mark.parametrize(
-    ("arch", "design"), [(a, d) for a in sorted(ARCHS) for d in ("gpt2", "llama") if decodes(a, d)]
-)
+CASES = [
+    (arch, design, depth)
+    for arch in sorted(ARCHS)
+    for design in ("gpt2", "llama")
+    for depth in (6, 12)
+    if decodes(arch, design)
+]
+SOME = {case for case in CASES if case[0] in NEW or (case[0] in MORE_ARCHS and case[2] == 6)}
+
+
+@pytest.mark.parametrize(("arch", "design", "depth"), rest_slow(CASES, (), SOME))
 def test_every_architecture_learns_in_each_design(arch: str, design: str, depth: int, tmp_path: Path) -> None:
     learns(tmp_path / "run", arch, f"model.design={design}", *LANGUAGE, depth=depth)
 
