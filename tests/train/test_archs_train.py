@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rest_slow import MORE_ARCHS, rest_slow
 
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.models import ARCHS
@@ -14,6 +15,7 @@ from stabilitylab.train import plan
 from stabilitylab.train.loop import Trainer
 
 STEPS = 60
+SOME = MORE_ARCHS | {"postln", "preln", "deepnorm", "keel"}
 RECIPE = (
     f"train.steps={STEPS} train.lr=1e-3 train.warmup=10 model.T=40 probes.update_every=20 probes.names=['ln_input']"
 )
@@ -36,14 +38,12 @@ def learns(folder: Path, arch: str, *sets: str, depth: int = 12, least: float = 
     assert nll[0] - nll[-1] > least
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", sorted(ARCHS))
+@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), (), SOME))
 def test_on_multi30k(arch: str, multi30k: Path, tmp_path: Path) -> None:
     text = ",".join(str(multi30k / f"train.{side}.gz") for side in ("de", "en"))
     learns(tmp_path / "run", arch, f"data.source=text:{text}", "data.vocab_size=2000")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", sorted(ARCHS))
+@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), (), SOME))
 def test_on_the_made_up_language(arch: str, tmp_path: Path) -> None:
     learns(tmp_path / "run", arch)
