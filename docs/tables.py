@@ -10,12 +10,11 @@ pages that differ, and ends with 1. Whoever adds a command, a probe, an architec
 
 from __future__ import annotations
 
-import argparse
 import io
 import re
 import sys
 import tokenize
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from stabilitylab.arch_notes import notes
@@ -25,19 +24,17 @@ from stabilitylab.models import ARCHS
 from stabilitylab.probes import PROBES
 
 DOCS = Path(__file__).resolve().parent
+sys.path.append(str(DOCS.parent / "results"))  # page_blocks.py
+from page_blocks import Blocks, table  # noqa: E402
+from page_blocks import main as written  # noqa: E402
+from page_blocks import renewed as with_blocks  # noqa: E402
+
 PAGES = (DOCS.parent / "README.md", DOCS / "diagnose.md")
-BLOCK = re.compile(r"<!-- table:(\w+) -->\n.*?<!-- end -->", re.DOTALL)
 RANKS = (
     (60, "architectures of the three papers"),
     (150, "of their tables"),
     (10**9, "in use today"),
 )  # largest rank of each row
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table in Markdown."""
-    cells = [columns, ["---"] * len(columns), *rows]
-    return [f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in cells]
 
 
 def is_ours(entry: object) -> bool:
@@ -105,7 +102,7 @@ def constants(source: str) -> Iterator[tuple[str, float, str]]:
             yield found[1], float(found[2]), words[-1].lstrip("# ")
 
 
-TABLES: dict[str, Callable[[], list[str]]] = {
+TABLES: Blocks = {
     "commands": commands,
     "nouns": nouns,
     "detectors": detectors,
@@ -115,23 +112,11 @@ TABLES: dict[str, Callable[[], list[str]]] = {
 
 def renewed(text: str) -> str:
     """A page with its tables made anew; raises KeyError for one that nothing makes."""
-    return BLOCK.sub(lambda found: "\n".join([f"<!-- table:{found[1]} -->", *TABLES[found[1]](), "<!-- end -->"]), text)
+    return with_blocks(text, TABLES, "table")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the tables anew")
-    write = parser.parse_args().write
-    changed = []
-    for page in PAGES:
-        before = page.read_text(encoding="utf-8")
-        if (after := renewed(before)) != before:
-            changed.append(page.name)
-            if write:
-                page.write_text(after, encoding="utf-8")
-    if changed and not write:
-        print(f"{', '.join(changed)}: tables differ from the registries; docs/tables.py --write", file=sys.stderr)
-    return int(bool(changed) and not write)
+    return written(__doc__, PAGES, renewed)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Holds pages against the tables that they speak of: blocks between ``<!-- results:NAME -->`` and ``<!-- end -->``."""
+"""Holds pages against the tables that they speak of: blocks between ``<!-- MARK:NAME -->`` and ``<!-- end -->``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-BLOCK = re.compile(r"<!-- results:(\w+) -->\n.*?<!-- end -->", re.DOTALL)
 Blocks = Mapping[str, Callable[[], list[str]]]
 
 
@@ -18,10 +17,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]
     return [f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in line)} |" for line in lines]
 
 
-def renewed(text: str, blocks: Blocks) -> str:
-    """A page with its blocks made anew; raises KeyError for one that nothing makes."""
-    return BLOCK.sub(
-        lambda match: f"<!-- results:{match[1]} -->\n" + "\n".join(blocks[match[1]]()) + "\n<!-- end -->", text
+def renewed(text: str, blocks: Blocks, mark: str = "results") -> str:
+    """A page with its blocks of ``mark`` made anew; raises KeyError for one that nothing makes."""
+    return re.sub(
+        rf"<!-- {mark}:(\w+) -->\n.*?<!-- end -->",
+        lambda match: f"<!-- {mark}:{match[1]} -->\n" + "\n".join(blocks[match[1]]()) + "\n<!-- end -->",
+        text,
+        flags=re.DOTALL,
     )
 
 
@@ -32,7 +34,7 @@ def main(doc: str | None, pages: Iterable[Path], anew: Callable[[str], str]) -> 
     given = parser.parse_args()
     changed = differing(pages, anew, given.write)
     if changed and not given.write:
-        print(f"{', '.join(changed)}: numbers differ from the tables; --write makes them anew", file=sys.stderr)
+        print(f"{', '.join(changed)}: the page differs from its tables; --write makes it anew", file=sys.stderr)
     return int(bool(changed) and not given.write)
 
 

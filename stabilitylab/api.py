@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import platform
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import torch
 from torch import nn
 
-from ._version import __version__
 from .alarm import Alarm, Alert
 from .alarm.sink import AlarmSink
 from .errors import UsageError
@@ -32,7 +29,7 @@ from .probes import (
     find_sites,
     split_sites,
 )
-from .probes.numerics import numerics
+from .probes.numerics import process_facts
 from .probes.parameters.ranks import Parallel, is_first_rank, on_first_rank
 from .probes.parameters.sharing import Share
 from .probes.parameters.untrained import untrained
@@ -233,13 +230,8 @@ def watch(
         "kind": "watched",
         "label": type(model).__name__,
         "config": dict(config or {}),
-        "stabilitylab": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "argv": sys.argv,
-        "numerics": numerics(next((parameter.device for parameter in model.parameters()), torch.device("cpu"))),
+        **process_facts(next((parameter.device for parameter in model.parameters()), torch.device("cpu"))),
         **({} if curvature_batch == "fixed" else {"curvature_batch": curvature_batch}),
-        "flush_denormal": bool(torch.tensor(1e-39) * 1 == 0),  # the process's own mode, which watching leaves alone
     }
 
     def create() -> RunWriter:

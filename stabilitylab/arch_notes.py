@@ -17,13 +17,16 @@ from .registry import Room, spelling
 
 ROOM = Room("stabilitylab.models.archs", "stabilitylab.archs")
 Gains = Literal["base", "times base", "own", "beta"]
+Stream = Literal["norm", "sum", "mixed"]
 
 
 @dataclass(frozen=True)
 class ArchNote:
     """The note of an architecture. ``gains``: how the arch's own initial gains use the base (``model.qkv_gain``): not
     at all, they multiply it, replace it, or replace it by DeepNorm's beta; None: not said, so that a label names every
-    setting that may distinguish two models."""
+    setting that may distinguish two models. ``family``: the panel of a figure that shows every architecture.
+    ``stream``: "norm", normalised at each sub-layer; "sum", a plain sum of the embedding and the branches; "mixed",
+    neither. ``prores``: its paper defines ProRes for it (``model.prores``)."""
 
     name: str
     title: str = ""
@@ -31,6 +34,9 @@ class ArchNote:
     marker: str = ""
     rank: int = 1000  # the order of tables and legends
     gains: Gains | None = None
+    family: str = ""
+    stream: Stream = "norm"
+    prores: bool = False
     scheduled: bool = False  # a schedule drives its alpha
     takes_alpha: bool = False  # model.alpha replaces one of its constants
     recipe: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # settings that its paper requires
@@ -65,6 +71,16 @@ def notes() -> dict[str, ArchNote]:
 def built_in() -> list[ArchNote]:
     """Return the notes of the architectures of this package, in the order of tables."""
     return sorted(_built_in().values(), key=lambda note: (note.rank, note.name))
+
+
+def families() -> dict[str, list[str]]:
+    """Return the architectures by family; the family with the last rank comes last."""
+    found: dict[str, list[ArchNote]] = {}
+    for each in notes().values():
+        if each.family:
+            found.setdefault(each.family, []).append(each)
+    ordered = sorted(found.items(), key=lambda item: max(each.rank for each in item[1]))
+    return {family: [each.name for each in own] for family, own in ordered}
 
 
 @cache

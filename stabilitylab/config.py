@@ -109,7 +109,7 @@ def depth_layers(depth: int, stack: Stack) -> tuple[int, int]:
     if depth % 2:
         raise UsageError(
             f"--depth {depth} is odd: an encoder-decoder has depth/2 layers a side; "
-            "give an even number, or --encoder-layers and --decoder-layers."
+            "give an even number, or set model.encoder_layers and model.decoder_layers."
         )
     return depth // 2, depth // 2
 

@@ -99,13 +99,13 @@ class ModelConfig(Section):
     activation: Annotated[Literal["relu", "gelu", "swiglu"], Later("relu")] = "relu"  # of the feed-forward blocks
     bias: Annotated[bool, Later(True)] = True  # of linears, and of LayerNorms
     embedding_scale: Annotated[Literal["sqrt(d)", 1], Later("sqrt(d)")] = "sqrt(d)"  # factor on embeddings
-    # Aliases of arch.growth, arch.T and arch.t0, the options of BranchNorm's ramp: recorded here, as in runs from
-    # before architectures had options of their own.
     # ProRes, an option of some architectures: alpha = min(1, t / (T l)) on the branches of layer l; equal: t / T
     prores: Annotated[Literal["off", "linear", "equal"], Later("off")] = "off"
     prores_T: Annotated[int, Later(1000)] = Field(default=1000, ge=1, le=MOST)
     prores_t0: Annotated[int, Later(0)] = Field(default=0, ge=0, le=MOST)  # t of row 0
     prores_order: Annotated[Literal["restart", "through"], Later("restart")] = "restart"  # of l in an encoder-decoder
+    # Aliases of arch.growth, arch.T and arch.t0, the options of BranchNorm's ramp: recorded here, as in runs from
+    # before architectures had options of their own.
     growth: Literal["linear", "exp", "sigmoid"] = "linear"
     T: int = Field(default=4000, ge=1, le=MOST)
     t0: int = Field(default=1, ge=0, le=MOST)

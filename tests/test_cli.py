@@ -138,7 +138,7 @@ def test_a_toml_file_and_flags_over_it(run, tmp_path: Path) -> None:
     ("arguments", "code", "sentence"),
     [
         (["--arch", "postlnn"], 2, "unknown architecture 'postlnn'; choose one of"),
-        (["--arch", "mixnorm"], 2, "no paper defines 'mixnorm'"),
+        (["--arch", "mixnorm"], 2, "'mixnorm' is not built: no paper defines it"),
         (["--decoder-arch", "nope"], 2, "unknown architecture 'nope'"),
         (["--depth", "0"], 2, "--depth 0 is out of range"),
         (["--depth", "7"], 2, "--depth 7 is odd"),

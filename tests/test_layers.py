@@ -164,7 +164,7 @@ INSIDE = {
         ("integrations",),
     ),
     "lr_find": (
-        ("lr_find.search", "lr_find.result"),
+        ("lr_find.search", "lr_find.result", "lr_find.random_states"),
         ("lr_find.pairs",),
         ("lr_find.halving",),
         ("lr_find.subject", "lr_find.answer"),

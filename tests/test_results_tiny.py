@@ -161,7 +161,7 @@ def test_a_changed_digit_is_found_and_mended(tmp_path: Path, monkeypatch: pytest
     page.write_text(right[:digit] + str((int(right[digit]) + 1) % 10) + right[digit + 1 :])
     monkeypatch.setattr(sys, "argv", ["recompute.py"])
     assert recompute.main() == 1
-    assert "results.md: numbers differ" in capsys.readouterr().err
+    assert "results.md: the page differs" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", ["recompute.py", "--write"])
     assert recompute.main() == 0
     assert page.read_text() == right

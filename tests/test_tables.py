@@ -49,7 +49,7 @@ def test_a_changed_cell_is_found_and_mended(tmp_path: Path, monkeypatch: pytest.
     page.write_text(right.replace("| `PAST` | 50 |", "| `PAST` | 51 |"))
     monkeypatch.setattr(sys, "argv", ["tables.py"])
     assert tables.main() == 1
-    assert "page.md: tables differ" in capsys.readouterr().err
+    assert "page.md: the page differs" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", ["tables.py", "--write"])
     assert tables.main() == 0
     assert page.read_text() == right

@@ -3,9 +3,9 @@
 
     python results/tiny/judge.py [--tables results/tiny/third]
 
-P1 to P4 are differences of losses after training [nats/token] on ``test_2016_flickr``, which had no part in the choice
-of the rates, paired by seed. A model is *eligible* if another sentence's source raises its loss by more than .1
-nats/token at the end (``source_worth``).
+P1 to P4 are those of Protocol 2 (questions.py): differences of losses after training [nats/token], paired by seed, on
+``test_2016_flickr``, which had no part in the choice of the rates. A model is *eligible* if another sentence's source
+raises its loss by more than .1 nats/token at the end (``source_worth``).
 
 - A question is answered if all seeds are there and every model of its arms is eligible. The 95 % t-interval over seeds
   says: "matters" where it lies wholly beyond the margin of .05 on one side; "undecidable at this n" where it does not,
@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+from questions import MARGIN, QUESTIONS, Question
 from scipy import stats
 
 from stabilitylab.experiments import protocol
@@ -37,7 +38,6 @@ from stabilitylab.reports.statistics import Interval, holm, share_interval, t_in
 from stabilitylab.sweep import Ledger
 
 TABLES = Path(__file__).parent / "third"
-MARGIN = 0.05  # nats/token
 READS = 0.1  # nats/token
 CONSTANT = 1e-4  # 1 - cosine between sentences
 
@@ -60,31 +60,6 @@ class Model:
 
 
 Models = Mapping[tuple[str, int], Mapping[int, Model]]  # (arm, layers a side) -> seed -> model
-
-
-@dataclass(frozen=True)
-class Question:
-    """``first`` minus ``second`` at 18 layers a side; ``depths``: how that changes from 6."""
-
-    id: str
-    text: str
-    first: str
-    second: str
-    depths: bool = False
-
-    def terms(self) -> list[tuple[float, tuple[str, int]]]:
-        """(sign, (arm, layers a side)) of what is added."""
-        shallow, deep = protocol.LAYERS
-        found = [(1.0, (self.first, deep)), (-1.0, (self.second, deep))]
-        return found + ([(-1.0, (self.first, shallow)), (1.0, (self.second, shallow))] if self.depths else [])
-
-
-QUESTIONS = (
-    Question("P1", "Does DeepNorm's alpha cost quality?", protocol.DEEP, protocol.SMALL),
-    Question("P2", "Is BranchNorm better than DeepNorm?", protocol.BRANCH, protocol.DEEP),
-    Question("P3", "Does BranchNorm's ramp matter?", protocol.BRANCH, protocol.SMALL),
-    Question("P4", "Does what alpha costs change with depth?", protocol.DEEP, protocol.SMALL, depths=True),
-)
 
 
 @dataclass(frozen=True)
@@ -121,9 +96,14 @@ def decided(found: Interval) -> str:
     return "differs" if found.low > 0 or found.high < 0 else "cannot tell"
 
 
+def cells(question: Question) -> list[tuple[float, tuple[str, int]]]:
+    """(sign, (arm, layers a side)) of what is added."""
+    return [(sign, (arm, layers)) for sign, arm, layers in question.terms()]
+
+
 def answer(question: Question, models: Models) -> Answer:
     """Answers ``question`` over the seeds in which every model of its arms is there and eligible."""
-    own = [(sign, models.get(cell, {})) for sign, cell in question.terms()]
+    own = [(sign, models.get(cell, {})) for sign, cell in cells(question)]
     known = [model for _, runs in own for model in runs.values()]
     seeds = set.intersection(*({seed for seed, model in runs.items() if model.eligible} for _, runs in own))
     values = [sum(sign * runs[seed].loss for sign, runs in own) for seed in sorted(seeds)]

@@ -19,11 +19,10 @@ from .folder import SearchFolder
 from .halving import SEEDS, WARMUPS, RatePlan, halve
 from .result import RateAnswer
 from .scale import ScaledRates, scaled
+from .search import HORIZON
 from .subject import RateSubject, Shape, of_yours
 from .trials import Budget, FolderTrials, SearchAudience, Silence, beforehand, seconds_of
 from .workers import RateWorkers
-
-HORIZON = 1500  # updates of a plan that names none
 
 
 def lr_find(

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import InputError, UsageError
 from ..store.files import replace_file, writing
-from ..store.layout import checkpoints
+from ..store.layout import checkpoints, plain
 from .halving import RatePlan
 from .search import RateResult, RateTrial
 from .trial import TrialEnd, name_of
@@ -76,8 +76,6 @@ class SearchFolder:
 
     def write_answer(self, answer: Mapping[str, Any]) -> None:
         """Write the answer as JSON: numbers that are not finite become text."""
-        from ..store.layout import plain
-
         text = json.dumps(plain(answer), indent=2) + "\n"
         with writing(self.path):
             replace_file(self.path / ANSWER, text.encode())

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ..errors import UsageError
 from .pairs import excess
-from .search import STEP, RateResult, RateTrial, RateTrials, Search, least
+from .search import PLANNED, STEP, RateResult, RateTrial, RateTrials, Search, least
 
 FIRST, GROWTH = 150, 3  # updates of the first rung, and the factor between rungs
 TRUSTED = 0.4  # share of the horizon from which on losses may drop a rate
@@ -27,7 +27,6 @@ LOWER = 2  # lower rates that run to the horizon if none is eligible there
 SAME = 1e-7  # two losses are the same if they differ by no more than this share
 SEEDS = (0, 1, 2)
 WARMUPS = (0, 10, 40, 160)
-USUAL_WARMUP, WARMUP_SHARE = 160, 0.1  # of a plan that names no warm-up: so many updates, at most this share of it
 
 
 class BudgetedTrials(RateTrials, Protocol):
@@ -196,7 +195,7 @@ class _Halving:
         self.try_warmups()
 
     def close(self, updates: int, losses: Mapping[float, float]) -> None:
-        """SearchRecord that all rates of a rung have reached it."""
+        """Record that all rates of a rung have reached it."""
         self.record.rungs[updates], self.record.updates = sorted(losses), updates
 
     def first_rung(self, updates: int) -> dict[float, float]:
@@ -316,7 +315,7 @@ class _Halving:
             )
             return
         best = engine.confirmed(least(fit), plan.seeds[1:], plan.horizon, (plan.horizon,))
-        ran = {trial.rate for trial in engine.results if trial.updates == plan.horizon and trial.warmup < 0}
+        ran = {trial.rate for trial in engine.results if trial.updates == plan.horizon and trial.warmup == PLANNED}
         self.close(plan.horizon, engine.losses(sorted(ran), plan.horizon))
         if best is None:
             engine.notes.append("No rate is eligible with every seed.")

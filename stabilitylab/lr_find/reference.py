@@ -15,8 +15,9 @@ from ..data import Dataset, load_data
 from ..errors import UsageError
 from ..labels import label
 from ..models import Transformer, build_model
+from ..models.groups import groups_of
 from ..train.passes import Passes
-from ..train.recipe import learning_rate, optimizer_of, token_losses
+from ..train.recipe import learning_rate, optimizer_of, param_groups, token_losses
 from .subject import RateSubject, TrialModel
 
 
@@ -41,8 +42,9 @@ def reference(config: Config, dataset: Dataset, device: torch.device) -> RateSub
         torch.manual_seed(seed)  # dropout
         model.calibrate(**own.micro_batch(0, 0, train.accumulate).to(device).inputs)
         model.set_row(0)
-        optimizer = optimizer_of(train, model.parameters())
-        return TrialModel(model, (optimizer,), (tuple(1.0 for _ in optimizer.param_groups),))
+        optimizer = optimizer_of(train, param_groups(train, groups_of(model)))
+        factors = tuple(group.get("rate_factor", 1.0) for group in optimizer.param_groups)
+        return TrialModel(model, (optimizer,), (factors,))
 
     def losses(model: nn.Module, t: int, seed: int) -> Iterator[Tensor]:
         own = dataset_of(seed)

@@ -17,6 +17,7 @@ from ..errors import UsageError
 
 STEP = 2.0  # factor between neighbouring rates of a grid that is extended
 RIDGE = 0.05  # nats: two minima are two valleys if some rate between them is worse than both by more than this
+HORIZON = 1500  # updates of a plan that names none
 PLANNED = -1  # the warm-up of a trial that has the planned one
 MOST_STEPS = 4  # an edge of the grid is moved by a factor of 2 at most so many times
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -17,9 +16,11 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from ..errors import InputError, StabilityLabError, UsageError
+from .random_states import RandomStates, random_states, set_random_states
 
 Shape = Literal["constant", "linear", "cosine", "inverse_sqrt"]
-SHAPES: tuple[Shape, ...] = ("constant", "linear", "cosine", "inverse_sqrt")
+SHAPES: tuple[Shape, ...] = get_args(Shape)
+USUAL_WARMUP, WARMUP_SHARE = 160, 0.1  # of a plan that names no warm-up: so many updates, at most this share of it
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -42,14 +43,9 @@ class TrialModel:
                     group["lr"] = rate * share
 
     def step(self, step: Callable[[Optimizer], Any]) -> None:
-        """Call ``step`` on each optimizer. Raises UsageError for an optimizer that needs a closure."""
+        """Call ``step`` on each optimizer."""
         for optimizer in self.optimizers:
-            try:
-                step(optimizer)
-            except TypeError as error:
-                raise UsageError(
-                    f"{type(optimizer).__name__} needs a closure, which a search does not have: give another optimizer."
-                ) from error
+            step(optimizer)
 
     def zero_grad(self) -> None:
         self.model.zero_grad(set_to_none=True)
@@ -120,27 +116,17 @@ class _RandomApart:
     """Random states of their own for a stream of batches: the trial that happens to read it draws as all others do."""
 
     def __init__(self) -> None:
-        self._own: tuple[Any, ...] | None = None
-        self._before: tuple[Any, ...] = ()
+        self._own: RandomStates | None = None
+        self._before: RandomStates = {}
 
     def __enter__(self) -> None:
-        self._before = _states()
+        self._before = random_states()
         if self._own is not None:
-            _set_states(self._own)
+            set_random_states(self._own)
 
     def __exit__(self, *_: object) -> None:
-        self._own = _states()
-        _set_states(self._before)
-
-
-def _states() -> tuple[Any, ...]:
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-
-
-def _set_states(states: tuple[Any, ...]) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])  # noqa: NPY002
-    torch.set_rng_state(states[2])
+        self._own = random_states()
+        set_random_states(self._before)
 
 
 class BatchStore:
@@ -279,8 +265,6 @@ def of_yours(
 
 def usual_warmup(horizon: int) -> int:
     """Return the warm-up of a plan that names none: 160 updates, at most a tenth of the horizon."""
-    from .halving import USUAL_WARMUP, WARMUP_SHARE
-
     return min(USUAL_WARMUP, int(WARMUP_SHARE * horizon))
 
 
@@ -315,6 +299,12 @@ def trial_model(model: nn.Module, optimizer: Any) -> TrialModel:
     held = {id(p) for one in own for group in one.param_groups for p in group["params"]}
     if not held & {id(p) for p in model.parameters()}:
         raise UsageError("the optimizer holds no parameter of the model: make it from model.parameters().")
+    for one in own:
+        closure = inspect.signature(one.step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            raise UsageError(
+                f"{type(one).__name__} needs a closure, which a search does not have: give another optimizer."
+            )
     largest, _ = rates_of(own)
     shares = tuple(tuple(_rate(group) / largest for group in one.param_groups) for one in own)
     return TrialModel(model, own, shares)

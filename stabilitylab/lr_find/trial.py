@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import platform
-import random
 import shutil
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -16,15 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._version import __version__
 from ..errors import UsageError
 from ..probes import evaluation, random_states_kept
-from ..probes.numerics import numerics
+from ..probes.numerics import process_facts
 from ..store import Run, RunWriter
 from ..store.layout import checkpoints
 from ..train import checkpoint
 from ..verdict import READS_NATS
 from .halving import RatePlan, SearchStopped
+from .random_states import random_states, seed_all, set_random_states
 from .search import PLANNED, RateResult, RateTrial
 from .subject import RateSubject, TrialModel
 
@@ -129,12 +126,12 @@ class RateRun:
     def _begin(self) -> tuple[TrialModel, RunWriter]:
         """Make the model, as new or from the newest checkpoint, and open the run directory."""
         state = self._loaded() if self.path.is_dir() and checkpoints(self.path) else None
-        _seed(self.trial.seed)
+        seed_all(self.trial.seed)
         made = self.subject.make(self.trial.seed)
         made.zero_grad()
         made.model.train()
         self.scaler = torch.amp.GradScaler(enabled=self.subject.scaled)
-        _seed(self.trial.seed)  # dropout: the same for every rate, however the model is made
+        seed_all(self.trial.seed)  # dropout: the same for every rate, however the model is made
         if state is None:
             if self.path.exists():
                 shutil.rmtree(self.path)  # it ended before its first checkpoint
@@ -228,7 +225,7 @@ class RateRun:
             "model": made.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in made.optimizers],
             "scaler": self.scaler.state_dict(),
-            "random": _random(made.model),
+            "random": random_states(),
             "start": self.start,
             "course": self.course,
             "recent": list(self.recent),
@@ -247,7 +244,7 @@ class RateRun:
         self.course = [(int(t), float(loss)) for t, loss in state["course"]]
         self.recent.extend(state["recent"])
         self.marks = {t: RateResult(**{**one, "losses": tuple(one["losses"])}) for t, one in state["marks"].items()}
-        _set_random(state["random"])
+        set_random_states(state["random"])
 
     def _loaded(self) -> dict[str, Any]:
         found = checkpoint.load(self.path / "checkpoints", torch.device("cpu"), Run.open(self.path).identity)
@@ -266,12 +263,7 @@ class RateRun:
             "kind": "watched",
             "label": f"{subject.name} {trial.rate:.3g}{own}",
             "config": {"lr": trial.rate, "seed": trial.seed, "warmup": self.warmup, "horizon": self.plan.horizon},
-            "stabilitylab": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "argv": sys.argv,
-            "numerics": numerics(next(made.model.parameters()).device),
-            "flush_denormal": bool(torch.tensor(1e-39) * 1 == 0),
+            **process_facts(next(made.model.parameters()).device),
             "lr_find": {
                 "model": subject.name,
                 "rate": trial.rate,
@@ -290,38 +282,3 @@ def _clipped(model: torch.nn.Module, norm: float) -> float:
     if norm:
         return float(torch.nn.utils.clip_grad_norm_(parameters, norm))
     return float(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
-
-
-def _seed(seed: int) -> None:
-    """Seed every generator that a model or a loader may draw from."""
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    random.seed(seed)
-
-
-def _random(model: torch.nn.Module) -> dict[str, Any]:
-    """Return the random states of the process, in types that a checkpoint may hold."""
-    kind, keys, place, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
-    device = next(model.parameters()).device
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        "numpy": [
-            str(kind),
-            torch.from_numpy(np.array(keys, dtype=np.int64)),
-            int(place),
-            int(has_gauss),
-            float(gauss),
-        ],
-        "python": random.getstate(),
-    }
-
-
-def _set_random(state: Mapping[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"])
-    kind, keys, place, has_gauss, gauss = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), place, has_gauss, gauss))  # noqa: NPY002
-    version, internal, after = state["python"]
-    random.setstate((version, tuple(internal), after))

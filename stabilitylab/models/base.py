@@ -14,14 +14,13 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from ..arch_notes import ROOM, ArchNote, Gains, add
+from ..arch_notes import ROOM, ArchNote, Gains, Stream, add, notes
 from ..config import RAMP, ModelConfig, Section
 from ..errors import UsageError, bounded
 from ..inputs import shown
 from ..registry import Registry, spelling
 from ..settings import Base
 from .norms import ELEMENTWISE, new_norm
-from .progress import DEFINED_FOR as PROGRESSIVE
 from .progress import Progress
 from .schedules import Schedule
 from .sublayers import SubLayer
@@ -233,11 +232,6 @@ class Residual(nn.Module):
 
 class _Archs(Registry[type[Residual]]):
     def resolve(self, name: str) -> str:
-        if spelling(name) == "mixnorm":
-            raise UsageError(
-                "no paper defines 'mixnorm': BranchNorm's Table 2 names it in one row and says nothing else about it; "
-                f"choose one of {', '.join(sorted(self))}."
-            )
         if why := MISSING.get(spelling(name)):
             raise UsageError(f"{name!r} is not built: {why}; choose one of {', '.join(sorted(self))}.")
         return super().resolve(name)
@@ -245,6 +239,7 @@ class _Archs(Registry[type[Residual]]):
 
 # Schemes that are known by their names, and what is missing of each, by spelling.
 MISSING = {
+    "mixnorm": "no paper defines it; BranchNorm's Table 2 names it in one row and says nothing else about it",
     "spannorm": "its initialisation depends on depth by a formula that was not read, nor was the paper (2601.22580)",
     "fusenorm": "it is SpanNorm under an earlier name, whose initialisation was not read (2601.22580)",
     "deepcrossattention": "its paper (2502.06785) was not read, and a port of it leaves the stream out of its residual",
@@ -260,7 +255,16 @@ R = TypeVar("R", bound=type[Residual])
 
 
 def arch(
-    name: str, *, title: str = "", colour: str = "", marker: str = "", rank: int = 1000, gains: Gains | None = None
+    name: str,
+    *,
+    title: str = "",
+    colour: str = "",
+    marker: str = "",
+    rank: int = 1000,
+    gains: Gains | None = None,
+    family: str = "",
+    stream: Stream = "norm",
+    prores: bool = False,
 ) -> Callable[[R], R]:
     """Register a residual as an architecture: ``@arch("name")``.
 
@@ -271,7 +275,7 @@ def arch(
     def decorate(entry: R) -> R:
         ARCHS.register(name)(entry)
         said = {"scheduled": entry.scheduled, "takes_alpha": entry.takes_alpha, "recipe": entry.recipe}
-        add(ArchNote(name, title, colour, marker, rank, gains, **said))
+        add(ArchNote(name, title, colour, marker, rank, gains, family, stream, prores, **said))
         return entry
 
     return decorate
@@ -298,10 +302,11 @@ def stack_archs(config: ModelConfig) -> dict[str, type[Residual]]:
                 f"architecture {names[stack]!r} is not defined for model.stack = {config.stack!r}: its paper gives "
                 f"constants for {' and '.join(entry.defined_for)} models only; choose one, or another architecture."
             )
-        if config.prores != "off" and ARCHS.resolve(names[stack]) not in PROGRESSIVE:
+        known = [own.name for own in notes().values() if own.prores]
+        if config.prores != "off" and ARCHS.resolve(names[stack]) not in known:
             raise UsageError(
-                f"architecture {names[stack]!r} has no form with model.prores: its paper defines ProRes for "
-                f"{', '.join(PROGRESSIVE)} only."
+                f"architecture {names[stack]!r} has no form with model.prores: ProRes is defined for "
+                f"{', '.join(known)} only."
             )
         if config.norm in ELEMENTWISE and entry.normalised and not entry.is_sum:
             raise UsageError(

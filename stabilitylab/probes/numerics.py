@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import platform
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from .._version import __version__
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -33,6 +37,18 @@ def attention(kernels: Sequence[str] | None) -> AbstractContextManager[Any]:
     """Around forward and backward passes (of which a checkpointed layer is computed anew in the latter): only these
     kernels, in torch's order, which is flash, efficient, math. None: torch's own choice."""
     return nullcontext() if kernels is None else sdpa_kernel([BACKENDS[name] for name in kernels])
+
+
+def process_facts(device: torch.device, kernels: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return the facts about this process that every run records: versions, arguments, ways of computing."""
+    return {
+        "stabilitylab": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "argv": sys.argv,
+        "numerics": numerics(device, kernels),
+        "flush_denormal": bool(torch.tensor(1e-39) * 1 == 0),  # then a recorded 0 reads "0, or below 1.2e-38"
+    }
 
 
 def numerics(device: torch.device, kernels: Sequence[str] | None = None) -> dict[str, Any]:

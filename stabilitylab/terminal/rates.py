@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ..lr_find.search import PLANNED
 from .words import duration, state_style
 
 if TYPE_CHECKING:
@@ -86,14 +87,14 @@ class RateDisplay:
         lowest = {rung: self._lowest(rung) for rung in rungs}
         for key in keys:
             rate, warmup = key
-            name = f"{rate:.3g}" if warmup < 0 else f"{rate:.3g} w{warmup}"
+            name = f"{rate:.3g}" if warmup == PLANNED else f"{rate:.3g} w{warmup}"
             cells = [self._cell(self._results.get(key, {}).get(rung, {}), lowest[rung]) for rung in rungs]
             rows.add_row(name, *cells, self._running(key))
         spent = duration(time.monotonic() - self._began)
         return Group(Text(f"{self.scores} by rate and updates, {spent} so far", style="bold"), rows)
 
     def _lowest(self, rung: int) -> float:
-        means = [_mean(own.get(rung, {})) for (_, warmup), own in self._results.items() if warmup < 0]
+        means = [_mean(own.get(rung, {})) for (_, warmup), own in self._results.items() if warmup == PLANNED]
         return min((mean for mean in means if math.isfinite(mean)), default=math.nan)
 
     def _cell(self, seeds: dict[int, RateResult], lowest: float) -> Text:
@@ -117,7 +118,7 @@ class RateDisplay:
 
 def line(trial: RateTrial, result: RateResult) -> str:
     """Return the end of a trial in a line."""
-    own = "" if trial.warmup < 0 else f", warm-up {trial.warmup}"
+    own = "" if trial.warmup == PLANNED else f", warm-up {trial.warmup}"
     seed = f", seed {trial.seed}" if trial.seed else ""
     loss = f"failed: {result.failed}" if result.failed else f"loss {result.loss:.4f}"
     return f"rate {trial.rate:.3g}{own}{seed}, {trial.updates:,} updates: {loss}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ from typing import Any
 import psutil
 import torch
 
-from .._version import __version__
 from ..config import TrainConfig
 from ..data import Batch
 from ..errors import ResourceError, UsageError
-from ..probes.numerics import numerics
+from ..probes.numerics import process_facts
 
 ALIGNMENT = {"cuda": 8}  # kind of device -> divisor of padded lengths
 
@@ -72,17 +70,12 @@ def alignment(device: torch.device) -> int:
 def provenance(train: TrainConfig, device: torch.device) -> dict[str, Any]:
     """Return the provenance of a run: versions, git revision of the working folder, device, threads, numeric modes."""
     return {
-        "stabilitylab": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
+        **process_facts(device, attention_kernels(train, device)),
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),  # instruction sets round sums differently
-        "numerics": numerics(device, attention_kernels(train, device)),
         "threads": train.threads,
-        "flush_denormal": bool(torch.tensor(1e-39) * 1 == 0),  # then a recorded 0 reads "0, or below 1.2e-38"
         "git_revision": _git_revision(),
-        "argv": sys.argv,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

@@ -106,7 +106,7 @@ class Written(Plain):
             return x + f(x)
         if arch == "gpas":
             y = x + f(self.norm(f"{role}.norm", x))
-            gate = float(self.weights[f"{stack}.{layer}.self_attn.depth_gate"])  # the layer's one
+            gate = self.weights[f"{stack}.{layer}.self_attn.depth_gate"].item()  # the layer's one
             return y * (1 - gate / (1 + math.exp(-gate)))
         if arch == "completep":
             layers = getattr(self.config, f"{stack}_layers")

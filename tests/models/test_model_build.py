@@ -65,7 +65,7 @@ def test_an_unknown_name_lists_the_choices() -> None:
 
 @pytest.mark.parametrize("name", ["mixnorm", "Mix-Norm"])
 def test_mixnorm_is_defined_by_no_paper(name) -> None:
-    with pytest.raises(UsageError, match=r"no paper defines 'mixnorm': BranchNorm's Table 2 .* choose one of admin"):
+    with pytest.raises(UsageError, match=r"no paper defines it; BranchNorm's Table 2 .* choose one of admin"):
         build_model(arch="postln", decoder_arch=name, depth=2, **VOCAB)
     with pytest.raises(UsageError, match="no paper defines"):
         ARCHS.resolve(name)

@@ -10,17 +10,23 @@ from test_arch_formulas import Written, assert_equals_plain
 from test_model_forward import Array
 from test_model_invariants import gradients
 
+from stabilitylab.arch_notes import built_in
 from stabilitylab.config import ModelConfig, resolve
 from stabilitylab.errors import UsageError
 from stabilitylab.models import ARCHS, Transformer, build_model
-from stabilitylab.models.progress import DEFINED_FOR, Progress
+from stabilitylab.models.progress import Progress
 
+DEFINED_FOR = ["postln", "preln", "deepnorm", "sandwich", "layernorm-scaling"]  # Table 1 of the paper, and its code
 SIZES: dict[str, Any] = {"d_model": 16, "d_ffn": 32, "heads": 2, "source_vocab": 37, "target_vocab": 37}
 
 
 def progress(**settings: Any) -> Progress:
     own = {"prores": "linear", "stack": "decoder", "encoder_layers": 0, "decoder_layers": 24}
     return Progress(ModelConfig.model_validate(own | settings))
+
+
+def test_it_is_an_option_of_the_papers_architectures() -> None:
+    assert {note.name for note in built_in() if note.prores} == {*DEFINED_FOR}
 
 
 @pytest.mark.parametrize(("layer", "t", "alpha"), [(1, 500, 0.5), (2, 500, 0.25), (12, 12_000, 1.0), (24, 12_000, 0.5)])
@@ -122,7 +128,7 @@ def test_the_first_forward_has_alpha_0_and_the_encoder_no_gradient(pairs, loss_o
 
 @pytest.mark.parametrize("arch", sorted(set(ARCHS) - set(DEFINED_FOR)))
 def test_others_refuse_and_say_for_which_it_is_defined(arch) -> None:
-    with pytest.raises(UsageError, match="defines ProRes for postln, preln, deepnorm, sandwich"):
+    with pytest.raises(UsageError, match="ProRes is defined for postln, preln, deepnorm, sandwich"):
         build_model(arch=arch, prores="linear", depth=2, **SIZES)
 
 

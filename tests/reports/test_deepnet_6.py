@@ -12,11 +12,12 @@ import pytest
 from in_memory import remembered
 from making import load, make_run
 
+from stabilitylab.arch_notes import built_in
 from stabilitylab.models import ARCHS
 from stabilitylab.reports.base import MissingRuns, Picture
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
 from stabilitylab.reports.collection import Record, Runs
-from stabilitylab.reports.figures.deepnet.figure_6 import FAMILIES, QualityOfAll, families
+from stabilitylab.reports.figures.deepnet.figure_6 import QualityOfAll, families
 from stabilitylab.reports.measures.outcomes import unigram
 from stabilitylab.store.evaluation import write_evaluation
 
@@ -38,12 +39,20 @@ def drawn(records: Sequence[Record]) -> Picture:
 
 
 def test_every_architecture_has_one_family_and_its_own_look_there() -> None:
-    listed = [arch for archs in FAMILIES.values() for arch in archs]
-    assert len(listed) == len({*listed})
-    assert {*listed} == {*ARCHS}
+    found = families(sorted(ARCHS))
+    listed = [arch for archs in found.values() for arch in archs]
+    assert sorted(listed) == sorted(ARCHS)
+    assert [note.name for note in built_in() if not note.family] == found.get("Others", [])
+    assert [*found][:5] == [
+        "The papers' own",
+        "Smaller or no branches at first",
+        "More norms",
+        "More streams",
+        "Since 2024",
+    ]
     from stabilitylab.reports.style import style
 
-    for archs in FAMILIES.values():
+    for archs in found.values():
         looks = [style(arch) for arch in archs]
         assert len({look.colour for look in looks}) == len({look.marker for look in looks}) == len(archs)
 
@@ -56,7 +65,11 @@ def test_controls_go_with_their_architecture_and_strangers_come_last() -> None:
 
 def test_a_panel_has_its_family_in_colour_and_all_others_in_grey() -> None:
     picture = drawn(all_of())
-    assert [panel.title for panel in picture.panels] == [*FAMILIES][:3]
+    assert [panel.title for panel in picture.panels] == [
+        "The papers' own",
+        "Smaller or no branches at first",
+        "More norms",
+    ]
     first, second, third = picture.panels
     assert [line.label for line in first.series] == ["the others"] * 2 + ["Post-LN", "DeepNorm"]
     assert [line.label for line in second.series] == ["the others"] * 3 + ["ReZero"]

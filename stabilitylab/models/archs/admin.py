@@ -17,7 +17,7 @@ from ..sublayers import SubLayer
 from .postln import PostLN
 
 
-@arch("admin", title="Admin", colour="#009E73", marker="P", rank=60, gains="base")
+@arch("admin", title="Admin", colour="#009E73", marker="P", rank=60, gains="base", family="The papers' own")
 class Admin(PostLN):
     r"""x_i = LN(omega_i x_{i-1} + f_i(x_{i-1})), omega_i a trained vector.  Admin (Liu et al. 2020).
 

@@ -15,7 +15,7 @@ from .deepnorm import deepnorm_constants, deepnorm_gain
 from .postln import PostLN
 
 
-@arch("branchnorm", title="BranchNorm", colour="#0072B2", marker="D", rank=50, gains="beta")
+@arch("branchnorm", title="BranchNorm", colour="#0072B2", marker="D", rank=50, gains="beta", family="The papers' own")
 class BranchNorm(PostLN):
     r"""x_{l+1} = LN(x_l + alpha_t F(x_l)), alpha_t = min(1, t / T).  BranchNorm, Eqs. 7-8; drawn as DeepNorm.
 

@@ -15,7 +15,16 @@ from .preln import PreLN
 BASE_LAYERS = 2
 
 
-@arch("completep", title="CompleteP", colour="#6a51a3", marker="h", rank=250, gains="base")
+@arch(
+    "completep",
+    title="CompleteP",
+    colour="#6a51a3",
+    marker="h",
+    rank=250,
+    gains="base",
+    family="Since 2024",
+    stream="sum",
+)
 class CompleteP(PreLN):
     r"""x_{l+1} = x_l + m^{-a} F(LN(x_l)), m = layers / base layers, a = 1.  CompleteP, Dey et al. 2025 (2505.01618).
 

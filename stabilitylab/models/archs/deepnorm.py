@@ -40,7 +40,16 @@ def deepnorm_gain(place: Place, matrix: str) -> float:
     return deepnorm_constants(place.stack, place.encoder_layers, place.decoder_layers)[1]
 
 
-@arch("deepnorm", title="DeepNorm", colour="#E69F00", marker="s", rank=40, gains="beta")
+@arch(
+    "deepnorm",
+    title="DeepNorm",
+    colour="#E69F00",
+    marker="s",
+    rank=40,
+    gains="beta",
+    family="The papers' own",
+    prores=True,
+)
 class DeepNorm(PostLN):
     r"""x_{l+1} = LN(alpha x_l + F(x_l)); v, out, fc1, fc2 drawn with gain beta.  DeepNet, Figure 2.
 

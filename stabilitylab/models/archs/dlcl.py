@@ -59,7 +59,7 @@ class NormalisedCombination(Combination):
         return self.before(stream)
 
 
-@arch("dlcl", title="DLCL", colour="#8c6d31", marker="^", rank=120, gains="base")
+@arch("dlcl", title="DLCL", colour="#8c6d31", marker="^", rank=120, gains="base", family="More streams", stream="mixed")
 class DLCL(PreLN):
     r"""Pre-LN, layer l+1 over sum_{k <= l} W_{lk} LN_k(y_k), y_k the output of layer k.  Wang et al. 2019.
 
@@ -74,7 +74,16 @@ class DLCL(PreLN):
         return {"last row of W": 1 / (place.layers + 1)}
 
 
-@arch("dlcl-post", title="DLCL (Post-LN)", colour="#D55E00", marker="s", rank=130, gains="base")
+@arch(
+    "dlcl-post",
+    title="DLCL (Post-LN)",
+    colour="#D55E00",
+    marker="s",
+    rank=130,
+    gains="base",
+    family="More streams",
+    stream="mixed",
+)
 class DLCLPost(PostLN):
     r"""Post-LN, layer l+1 over LN_l(sum_{k <= l} W_{lk} y_k), y_k the output of layer k.  Wang et al. 2019.
 

@@ -6,7 +6,15 @@ from ..base import Place, arch
 from .postln import PostLN
 
 
-@arch("dsinit", title="DS-Init", colour="#D55E00", marker="X", rank=70, gains="times base")
+@arch(
+    "dsinit",
+    title="DS-Init",
+    colour="#D55E00",
+    marker="X",
+    rank=70,
+    gains="times base",
+    family="Smaller or no branches at first",
+)
 class DSInit(PostLN):
     r"""Post-LN, all matrices of layer l drawn l^{-1/2} smaller.  Zhang, Titov and Sennrich 2019 (1908.11365).
 
@@ -21,7 +29,15 @@ class DSInit(PostLN):
         return {"gain in layer 1": 1.0, f"gain in layer {place.layers}": place.layers**-0.5}
 
 
-@arch("dsinit-code", title="DS-Init (code)", colour="#CC79A7", marker="h", rank=80, gains="times base")
+@arch(
+    "dsinit-code",
+    title="DS-Init (code)",
+    colour="#CC79A7",
+    marker="h",
+    rank=80,
+    gains="times base",
+    family="Smaller or no branches at first",
+)
 class DSInitCode(PostLN):
     r"""Post-LN, all matrices of layer l drawn l^{-1/4} smaller.  The code of DS-Init's authors (bzhangGo/zero).
 

@@ -12,7 +12,7 @@ from ..base import ArchOptions, Place, Residual, arch
 from ..sublayers import SubLayer
 
 
-@arch("gpas", title="GPAS", colour="#D55E00", marker="D", rank=210, gains="base")
+@arch("gpas", title="GPAS", colour="#D55E00", marker="D", rank=210, gains="base", family="Since 2024", stream="mixed")
 class GPAS(Residual):
     r"""y = x_l + F(LN(x_l)), x_{l+1} = y - SiLU(g) stopgrad(y), g one a layer, 0 at the start.  GPAS (2506.22049).
 

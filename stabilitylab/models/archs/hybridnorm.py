@@ -11,7 +11,16 @@ from ..norms import QueryKeyScale
 from ..sublayers import MultiHeadAttention, SubLayer
 
 
-@arch("hybridnorm", title="HybridNorm", colour="#009E73", marker="v", rank=230, gains="base")
+@arch(
+    "hybridnorm",
+    title="HybridNorm",
+    colour="#009E73",
+    marker="v",
+    rank=230,
+    gains="base",
+    family="Since 2024",
+    stream="mixed",
+)
 class HybridNorm(Residual):
     r"""LN(x + A(x)), x + G(x); q, k, v of A RMS-normalised in each head; a final norm.  HybridNorm, Zhuo et al. 2025.
 
@@ -39,7 +48,16 @@ class HybridNorm(Residual):
         return self.norm(total) if self.place.sublayer != "ffn" else total
 
 
-@arch("hybridnorm-star", title="HybridNorm*", colour="#CC79A7", marker="^", rank=240, gains="base")
+@arch(
+    "hybridnorm-star",
+    title="HybridNorm*",
+    colour="#CC79A7",
+    marker="^",
+    rank=240,
+    gains="base",
+    family="Since 2024",
+    stream="mixed",
+)
 class HybridNormStar(HybridNorm):
     r"""HybridNorm, with x + A(LN(x)), x + G(LN(x)) in layer 1.  HybridNorm*, Zhuo et al. 2025 (2503.04598).
 

@@ -12,7 +12,17 @@ from ..sublayers import SubLayer
 from .preln import PreLN
 
 
-@arch("layernorm-scaling", title="LayerNorm scaling", colour="#636363", marker="*", rank=180, gains="base")
+@arch(
+    "layernorm-scaling",
+    title="LayerNorm scaling",
+    colour="#636363",
+    marker="*",
+    rank=180,
+    gains="base",
+    family="More norms",
+    stream="sum",
+    prores=True,
+)
 class LayerNormScaling(PreLN):
     r"""Pre-LN, x_{l+1} = x_l + F(LN(x_l) / sqrt(l)) in layer l.  The Curse of Depth, Sun et al. 2025 (2502.05795).
 

@@ -19,7 +19,9 @@ def last_post_layer(layers: int, share: float = SHARE) -> int:
     return math.floor(share * layers + 1e-9)  # .29 * 100 is a little less than 29
 
 
-@arch("mix-ln", title="Mix-LN", colour="#56B4E9", marker="X", rank=220, gains="base")
+@arch(
+    "mix-ln", title="Mix-LN", colour="#56B4E9", marker="X", rank=220, gains="base", family="Since 2024", stream="mixed"
+)
 class MixLN(Residual):
     r"""LN(x + F(x)) in layers l <= floor(a N), x + F(LN(x)) above, and a final norm.  Mix-LN, Li et al. 2024.
 

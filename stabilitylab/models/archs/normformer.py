@@ -12,7 +12,16 @@ from ..sublayers import FeedForward, SelfAttention, SubLayer
 from .preln import PreLN
 
 
-@arch("normformer", title="NormFormer", colour="#6a51a3", marker="X", rank=140, gains="base")
+@arch(
+    "normformer",
+    title="NormFormer",
+    colour="#6a51a3",
+    marker="X",
+    rank=140,
+    gains="base",
+    family="More norms",
+    stream="sum",
+)
 class NormFormer(PreLN):
     r"""x + LN(W_o [g_h head_h(LN(x))]_h) and x + W_2 LN(relu(W_1 LN(x))), else Pre-LN.  Shleifer et al. 2021.
 

@@ -6,7 +6,15 @@ from ..base import Place, arch
 from .postln import PostLN
 
 
-@arch("postln-init", title="Post-LN-init", colour="#CC79A7", marker="v", rank=20, gains="times base")
+@arch(
+    "postln-init",
+    title="Post-LN-init",
+    colour="#CC79A7",
+    marker="v",
+    rank=20,
+    gains="times base",
+    family="The papers' own",
+)
 class PostLNInit(PostLN):
     r"""Post-LN, all matrices of layer l drawn 1 / k_l smaller, k_l = N - l + 1.  DeepNet, Figure 3.
 

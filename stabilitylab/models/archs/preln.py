@@ -7,7 +7,17 @@ from torch import Tensor
 from ..base import Residual, arch
 
 
-@arch("preln", title="Pre-LN", colour="#56B4E9", marker="^", rank=30, gains="base")
+@arch(
+    "preln",
+    title="Pre-LN",
+    colour="#56B4E9",
+    marker="^",
+    rank=30,
+    gains="base",
+    family="The papers' own",
+    stream="sum",
+    prores=True,
+)
 class PreLN(Residual):
     r"""x_{l+1} = x_l + F(LN(x_l)), and a norm after the last layer of each stack.  Xiong et al. 2020."""
 

@@ -26,7 +26,7 @@ class Dual(Trunk):
         return x + self.dual_norm(dual)
 
 
-@arch("resi-dual", title="ResiDual", colour="#0072B2", marker="*", rank=190, gains="base")
+@arch("resi-dual", title="ResiDual", colour="#0072B2", marker="*", rank=190, gains="base", family="More streams")
 class ResiDual(Residual):
     r"""x_{l+1} = LN(x_l + F(x_l)) beside d_{l+1} = d_l + F(x_l); a stack ends in x + LN(d).  ResiDual, Xie et al. 2023.
 

@@ -11,7 +11,16 @@ from ..base import Place, Residual, arch
 from ..sublayers import SubLayer
 
 
-@arch("rezero", title="ReZero", colour="#009E73", marker="*", rank=90, gains="base")
+@arch(
+    "rezero",
+    title="ReZero",
+    colour="#009E73",
+    marker="*",
+    rank=90,
+    gains="base",
+    family="Smaller or no branches at first",
+    stream="sum",
+)
 class ReZero(Residual):
     r"""x_{l+1} = x_l + a F(x_l), one a a layer, 0 at the start; no norm.  Bachlechner et al. 2020 (2003.04887).
 

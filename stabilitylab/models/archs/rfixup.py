@@ -37,7 +37,16 @@ class RFixupTrunk(Trunk):
         return x if self.scale is None else self.scale * x
 
 
-@arch("rfixup", title="R-Fixup", colour="#0072B2", marker="p", rank=100, gains="times base")
+@arch(
+    "rfixup",
+    title="R-Fixup",
+    colour="#0072B2",
+    marker="p",
+    rank=100,
+    gains="times base",
+    family="Smaller or no branches at first",
+    stream="sum",
+)
 class RFixup(Residual):
     r"""x_{l+1} = x_l + s F(x_l - b), F without biases, W_2 (relu(W_1 x - b_1) - b_2).  Fixup, Zhang et al. 2019.
 

@@ -11,7 +11,17 @@ from ..sublayers import SubLayer
 from .preln import PreLN
 
 
-@arch("sandwich", title="Sandwich-LN", colour="#8c6d31", marker="h", rank=160, gains="base")
+@arch(
+    "sandwich",
+    title="Sandwich-LN",
+    colour="#8c6d31",
+    marker="h",
+    rank=160,
+    gains="base",
+    family="More norms",
+    stream="sum",
+    prores=True,
+)
 class Sandwich(PreLN):
     r"""x_{l+1} = x_l + LN(F(LN(x_l))), and a norm after the last layer of each stack.  CogView (2105.13290).
 
@@ -36,7 +46,9 @@ class EmbeddingNorm(Trunk):
         return self.embedding_norm(x)
 
 
-@arch("periln", title="Peri-LN", colour="#56B4E9", marker="o", rank=170, gains="base")
+@arch(
+    "periln", title="Peri-LN", colour="#56B4E9", marker="o", rank=170, gains="base", family="More norms", stream="sum"
+)
 class PeriLN(Sandwich):
     r"""Sandwich-LN over a normalised embedding, x_0 <- LN(x_0).  Kim et al. 2025 (2502.02732).
 

@@ -21,7 +21,7 @@ def subln_gamma(place: Place) -> float:
     return math.sqrt(math.log(3 * m))
 
 
-@arch("subln", title="Sub-LN", colour="#009E73", marker="p", rank=150, gains="own")
+@arch("subln", title="Sub-LN", colour="#009E73", marker="p", rank=150, gains="own", family="More norms", stream="sum")
 class SubLN(PreLN):
     r"""x + W_o LN(heads(LN(x))) and x + W_2 LN(relu(W_1 LN(x))); v, out, fc1, fc2 drawn with gamma.  Wang et al. 2022.
 

@@ -16,7 +16,16 @@ def tfixup_constants(place: Place) -> tuple[float, float]:
     return (0.67 * place.layers**-0.25 if place.stack == "encoder" else embedding), embedding
 
 
-@arch("tfixup", title="T-Fixup", colour="#393b79", marker="v", rank=110, gains="own")
+@arch(
+    "tfixup",
+    title="T-Fixup",
+    colour="#393b79",
+    marker="v",
+    rank=110,
+    gains="own",
+    family="Smaller or no branches at first",
+    stream="sum",
+)
 class TFixup(Residual):
     r"""x_{l+1} = x_l + F(x_l), no norm, no warm-up; v, out, fc1, fc2 and embeddings small.  Huang et al. 2020.
 

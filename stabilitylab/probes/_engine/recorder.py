@@ -20,7 +20,7 @@ class Recorder(Protocol):
     """
 
     def warm_up(self, work: Callable[[], T]) -> T:
-        """Does ``work`` as it is, where it will be recorded: what is set up at a first call must exist by then."""
+        """Run ``work`` as it is, where it will be recorded: what is set up at a first call must exist by then."""
         ...
 
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:

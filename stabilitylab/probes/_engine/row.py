@@ -235,7 +235,7 @@ class Template(RowRecord):
         return self._metrics
 
     def ship(self) -> None:
-        """Does nothing: :meth:`pack` sends all numbers together."""
+        """Leave all numbers to :meth:`pack`, which sends them together."""
 
     def pack(self) -> None:
         """Packs all numbers into one tensor; this is the last thing that is recorded."""

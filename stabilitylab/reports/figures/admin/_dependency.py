@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ....arch_notes import note
 from ....experiments import SEEDS, Experiment, Recipe, command, probing
 from ....experiments.recipe import AUTHORS
 from ... import style
@@ -20,28 +21,6 @@ TABLE = "branch_variance"
 PARTS = ("branch", "shortcut", "total")
 MAPPED = (6, 18)  # layers of the paper's maps
 MOST_LAYERS = 200  # layers of a map: a map with more cells cannot be read
-# Architectures whose stream is a plain sum; the stream of the others is normalised at each sub-layer.
-SUMS = (
-    "preln",
-    "rezero",
-    "rfixup",
-    "tfixup",
-    "normformer",
-    "subln",
-    "sandwich",
-    "periln",
-    "layernorm-scaling",
-    "completep",
-)
-UNDEFINED = (
-    *("dlcl", "dlcl-post"),  # a layer's input is a learnt mixture of all before it
-    *(
-        "gpas",
-        "mix-ln",
-        "hybridnorm",
-        "hybridnorm-star",
-    ),  # neither a sum nor normalised at each sub-layer
-)
 
 
 def variances(record: Record, step: int | None) -> dict[str, np.ndarray]:
@@ -76,7 +55,13 @@ def dependency_map(found: dict[str, np.ndarray], *, renormalised: bool) -> np.nd
 
 def layer_dependency(record: Record, step: int | None) -> np.ndarray:
     """Return beta_ij of the record's encoder at ``step`` (None: the last)."""
-    return dependency_map(variances(record, step), renormalised=style.family(record.label) not in SUMS)
+    return dependency_map(variances(record, step), renormalised=_stream(record) != "sum")
+
+
+def _stream(record: Record) -> str:
+    """Return the kind of the record's residual stream; that of Post-LN for an unknown architecture."""
+    known = note(style.family(record.label))
+    return "norm" if known is None else known.stream
 
 
 def measured_over_assumed(record: Record, step: int | None) -> float:
@@ -127,7 +112,7 @@ class LayerDependency(Figure):
         return papers, len(group.labels), -_apart(group[0].layers[0], self.layers), len(group)
 
     def _is_mapped(self, run: Record) -> bool:
-        return self._fits(run.layers[0]) and style.family(run.label) not in UNDEFINED
+        return self._fits(run.layers[0]) and _stream(run) != "mixed"
 
     def _fits(self, layers: int) -> bool:
         return 0 < layers <= MOST_LAYERS and min(MAPPED, key=lambda n: _apart(layers, n)) == self.layers

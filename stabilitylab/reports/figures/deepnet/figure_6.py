@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from .... import arch_notes
 from ....experiments import Experiment, Recipe, command, sweep, table_runs
 from ....experiments.recipe import DEEPNET
 from ... import style
@@ -23,13 +24,6 @@ from ...stability import own_recipes, recipe_notes, table_groups
 from ...statistics import Region, slope
 from .figure_8 import fits
 
-FAMILIES: dict[str, tuple[str, ...]] = {  # nineteen lines in one panel are too many: a panel has one family
-    "The papers' own": ("postln", "postln-init", "preln", "deepnorm", "branchnorm", "admin"),
-    "Smaller or no branches at first": ("dsinit", "dsinit-code", "rezero", "rfixup", "tfixup"),
-    "More norms": ("normformer", "subln", "sandwich", "periln", "layernorm-scaling"),
-    "Since 2024": ("keel", "gpas", "mix-ln", "hybridnorm", "hybridnorm-star", "completep"),
-    "More streams": ("dlcl", "dlcl-post", "resi-dual"),
-}
 OTHERS = "the others"
 CONTEXT = "#7f7f7f"
 LEAST = 3  # depths through which quality rises or falls
@@ -76,8 +70,9 @@ def _group(runs: Runs) -> Runs:
 
 def families(labels: Sequence[str]) -> dict[str, list[str]]:
     """Return ``labels`` by the title of their family; controls go with their architecture, unknown labels come last."""
-    home = {arch: title for title, archs in FAMILIES.items() for arch in archs}
-    found: dict[str, list[str]] = {title: [] for title in (*FAMILIES, "Others")}
+    known = arch_notes.families()
+    home = {arch: title for title, archs in known.items() for arch in archs}
+    found: dict[str, list[str]] = {title: [] for title in (*known, "Others")}
     for label in labels:
         found[home.get(style.family(label), "Others")].append(label)
     return {title: own for title, own in found.items() if own}
