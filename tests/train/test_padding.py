@@ -61,4 +61,9 @@ def test_a_padded_run_is_the_run(stack: str, tmp_path: Path, monkeypatch: pytest
             a, b = (run.frame(table)[column].to_numpy(dtype=float, na_value=np.nan) for run in (one, other))
             size = np.nanmax(np.abs(a), initial=0)
             rough = 5e-2 if column == "residual" else 2e-3  # how far an iteration still is from its end
+            if column == "moved":
+                # softmax takes no notice of the keys' bias: its gradient is rounding, of which Adam makes whole steps.
+                keys = one.frame(table)["site"].str.endswith("qkv.bias").to_numpy()
+                np.testing.assert_allclose(b[keys], a[keys], rtol=0.1, err_msg=f"{table}.{column} of keys")
+                a, b = a[~keys], b[~keys]
             np.testing.assert_allclose(b, a, rtol=rough, atol=1e-4 * size, err_msg=f"{table}.{column}")
