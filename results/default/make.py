@@ -26,8 +26,9 @@ def worth(arch: str, seed: int, updates: int, rate: float) -> float | None:
     if not LEDGER.exists():
         return None
     data = Ledger(LEDGER).frame()
-    own = data[(data["arch"] == arch) & (data["seed"] == seed) & (data["steps"] == updates) & (data["lr"] == rate)]
-    return None if own.empty else float(own["metrics.source_worth"].iloc[-1])
+    own = (data["arch"] == arch) & (data["seed"] == seed) & (data["steps"] == updates) & (data["lr"] == rate)
+    found = data.loc[own, "metrics.source_worth"].to_numpy()
+    return float(found[-1]) if len(found) else None
 
 
 def make(arch: str, seed: int, updates: int, rate: float, runs: Path) -> None:
