@@ -130,8 +130,8 @@ def third() -> list[str]:
 BLOCKS: page_blocks.Blocks = {
     "answers": answers, "arms": arms, "choice": choice, "deepest": deepest, "ramps": ramps, "source": source,
     "collapse": collapse, "growths": growths, "lower": lower, "third": third, "standing": verdicts.standing,
-    "start": lambda: verdicts.of_group(verdicts.START), "early": lambda: verdicts.of_group(verdicts.EARLY),
-    "trained": lambda: verdicts.of_group(verdicts.TRAINED),
+    "start": lambda: verdicts.of_stage(verdicts.START), "early": lambda: verdicts.of_stage(verdicts.EARLY),
+    "trained": lambda: verdicts.of_stage(verdicts.TRAINED),
 }  # fmt: skip
 
 

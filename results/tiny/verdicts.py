@@ -1,4 +1,4 @@
-"""The ledger of claims as tables: three groups by when a claim looks, and the verdicts that were withdrawn.
+"""The ledger of claims as tables: one a stage of the runs, and the verdicts that were withdrawn.
 
 A verdict on trained models is withdrawn where models ignore their source: it describes language models then, and the
 claim is about translators. ``MODELS`` names the trained models that such a verdict compares.
@@ -16,11 +16,10 @@ from page_blocks import table
 from sources import NOTHING, of_comparison, of_growths, of_ramps, reading
 
 from stabilitylab.experiments import protocol
+from stabilitylab.reports.claims import CLAIMS, NAMED_LATER, STAGES
 
 Rows = Callable[[pd.DataFrame], pd.Series]
-START, EARLY, TRAINED = "initialisation", "first updates", "training"
-OF_START = frozenset({"C11"})  # of training runs, of which it takes row 0
-OF_EARLY = frozenset({"C09", "C10", "C13", "C14", "C15", "C16", "C18", "C33"})
+START, EARLY, TRAINED = STAGES
 PAPERS = ("BranchNorm", "DeepNet", "Admin")
 DECIDED = ("reproduced", "contradicted", "not reproduced", "inconclusive")
 
@@ -51,14 +50,7 @@ def ledger() -> pd.DataFrame:
     data = pd.read_csv(HERE / "claims.csv").astype(object)
     data = data.where(data.notna(), None)
     own = data[(data["effect_role"] == "primary") | data["why"].notna()].drop_duplicates("id").set_index("id")
-    return own.assign(group=[group_of(str(id), row) for id, row in own.iterrows()]).sort_index()
-
-
-def group_of(id: str, claim: Mapping[str, Any]) -> str:
-    """When a claim looks: at initialisation or in one update, in the first updates, or at models in training."""
-    if id in OF_START or "one step" in (claim["effect_conditions"] or ""):
-        return START
-    return EARLY if id in OF_EARLY else TRAINED
+    return own.assign(stage=[CLAIMS[str(id)].stage for id in own.index]).sort_index()
 
 
 def ignoring(id: str) -> tuple[int, int]:
@@ -92,16 +84,16 @@ def measured(claim: Mapping[str, Any]) -> str:
 def before(claim: Mapping[str, Any]) -> str:
     """The answer to: was everything that decides set before its data were seen?"""
     if claim["after"]:
-        return "no" if "its primary effect was named" in claim["after"] else f"no: {claim['after']}"
+        return "no" if NAMED_LATER in claim["after"] else f"no: {claim['after']}"
     return "yes, informed by a pilot" if claim["pilot"] else "yes"
 
 
-def of_group(group: str) -> list[str]:
-    """The claims of one group."""
+def of_stage(stage: str) -> list[str]:
+    """The claims of one stage."""
     survives = {True: "survives", False: "does not survive"}
     rows = []
     for id, claim in ledger().iterrows():
-        if claim["group"] == group:
+        if claim["stage"] == stage:
             holm = "" if verdict(str(id)).startswith("withdrawn") else survives.get(claim["survives"], "")
             rows.append((id, claim["sentence"], measured(claim), verdict(str(id)), holm, before(claim)))
     return table(("claim", "says", "measured", "verdict", "Holm", "set before its data"), rows)
