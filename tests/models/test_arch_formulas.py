@@ -57,6 +57,12 @@ class Written(Plain):
         arch, inner = self.arch(role), role.endswith("self_attn")
         q, k, v = self.linear(f"{role}.q", x), self.linear(f"{role}.k", other), self.linear(f"{role}.v", other)
         size = self.config.d_model // self.config.heads
+        if self.config.value_residual != "off" and inner:
+            if role.split(".")[1] == "1":
+                self.first_values = v
+            else:
+                own = self.weights.get(f"{role}.value_weights", self.config.value_weights)
+                v = own[0] * self.first_values + own[1] * v
         heads = []
         for head in range(self.config.heads):
             part = slice(head * size, (head + 1) * size)
