@@ -209,6 +209,11 @@ class Residual(nn.Module):
         """Return the optimizer's factors for a parameter outside the layers: an embedding, a final norm, the output."""
         return Factors()
 
+    @classmethod
+    def output_factor(cls, place: Place, options: Any = None) -> float:
+        """Return the factor on the logits of a model whose last stack has this architecture."""
+        return 1.0
+
     @staticmethod
     def embedding_gain(place: Place) -> float:
         """Return the initial gain of a stack's embedding, as a multiple of N(0, 1/d)."""

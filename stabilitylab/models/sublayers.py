@@ -80,6 +80,7 @@ class SubLayer(nn.Module):
 class MultiHeadAttention(SubLayer):
     """Multi-head attention; subclasses compute q, k and v."""
 
+    score_scale: float | None = None  # on the products of queries and keys; None: 1 / sqrt(d/H)
     head_scale: nn.Parameter | None  # (H,), on what each head yields
     gate: Linear | None  # of gated attention, Qiu et al. 2025 (2505.06708): H or D numbers a token, before the sigmoid
 
@@ -126,6 +127,7 @@ class MultiHeadAttention(SubLayer):
             attn_mask=mask,
             dropout_p=self.attention_dropout if self.training else 0.0,
             is_causal=causal,
+            scale=self.score_scale,
         )
         if self.head_scale is not None:
             mixed = mixed * self.head_scale[:, None, None]  # (B, H, T, D/H)

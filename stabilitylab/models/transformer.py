@@ -228,6 +228,7 @@ class Transformer(nn.Module):
                     "tokens: use 'output'."
                 )
             self.encoder.embedding = last.embedding
+        self.output_factor = last.arch.output_factor(last.place, last.options)
         self.schedule = schedule
         uncalibrated = any(entry.needs_calibration for entry in archs.values())
         self.calibrated = HostScalar("flag", False, torch.bool) if uncalibrated else None
@@ -250,7 +251,7 @@ class Transformer(nn.Module):
         return self.run(**inputs)  # (B, T, D)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.output(hidden)  # (B, T, V)
+        return self.output(hidden if self.output_factor == 1 else self.output_factor * hidden)  # (B, T, V)
 
     def forward(self, **inputs: Tensor | None) -> Tensor:
         return self.logits(self.hidden(**inputs))
