@@ -102,7 +102,8 @@ def table_gain(place: Place) -> float:
 class Trunk(nn.Module):
     """The residual stream of one stack outside its layers, neutral here; the final norm, if any, comes after it.
 
-    A stream is a tensor (B, T, D), or a tuple of tensors if layers need more than one; probes read the first.
+    A stream is a tensor (B, T, D), or a tuple of tensors if layers need more than one; ``shown`` says which of them
+    probes read.
     """
 
     def __init__(self, place: Place) -> None:
@@ -123,6 +124,11 @@ class Trunk(nn.Module):
     def leave(self, stream: Any) -> Tensor:
         return stream
 
+    def shown(self, stream: Any) -> Tensor | tuple[Tensor, ...]:
+        """Return what probes read of a stream: one of its tensors, or several (B, T, D), whose mean they read. Their
+        gradient is then the sum over these tensors, that of moving all of them alike. The first, unless replaced."""
+        return stream[0] if isinstance(stream, tuple) else stream
+
 
 class ArchOptions(Section):
     """An architecture's own settings, ``--set arch.KEY=VALUE``: subclass this as ``class Options`` inside the arch."""
@@ -134,7 +140,8 @@ class Residual(nn.Module):
 
     The docstring of an arch begins with its formula, two spaces, and its source. Every arch writes shortcut(s * x) +
     branch(F): one form, so that equal constants give equal bits. The identities are taps: ``shortcut`` carries s * x,
-    ``branch`` carries F, and ``scaled_branch`` carries the term that is added, if that is not F.
+    ``branch`` carries F, and ``scaled_branch`` carries the term that is added, if that is not F. A tap may carry a
+    tuple, of which probes read the mean.
     """
 
     normalised = True  # each sub-layer has a norm of its own

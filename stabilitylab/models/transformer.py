@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from ..config import ModelConfig
 from ..errors import UsageError
 from ..settings import CONTEXT
-from .base import Place, Residual, options_of, stack_archs
+from .base import Place, Residual, Trunk, options_of, stack_archs
 from .progress import Progress
 from .schedules import HostScalar, Schedule
 from .sublayers import (
@@ -59,6 +60,11 @@ class WithValues(NamedTuple):
 
     stream: Any
     values: Tensor
+
+
+def _shown(trunk: Trunk, value: Any) -> Tensor | tuple[Tensor, ...]:
+    """Return what probes read of a layer's input or output."""
+    return trunk.shown(value.stream if isinstance(value, WithValues) else value)
 
 
 class Layer(nn.Module):
@@ -138,6 +144,9 @@ class Stack(nn.Module):
 
         self.layers = nn.ModuleList(layer(number) for number in range(1, place.layers + 1))
         self.trunk = arch.trunk(place)
+        if arch.trunk.shown is not Trunk.shown:  # by this name probes find it
+            for module in (*self.layers, *self.residuals()):
+                cast(Any, module).shown_stream = partial(_shown, self.trunk)
         self.norm = place.new_norm() if arch.final_norm else None
         self.place = place
         self.register_buffer("input_scale", None)  # a folded Admin's first omega
