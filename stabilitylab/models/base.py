@@ -62,6 +62,13 @@ class Place:
         """Return the number of sub-layers of this stack: 3 a layer in a decoder above an encoder, else 2."""
         return (3 if self.stack == "decoder" and self.encoder_layers else 2) * self.layers
 
+    @property
+    def index(self) -> int:
+        """Return the number of this sub-layer in its stack, from 0."""
+        per_layer = self.stack_sublayers // self.layers
+        order = ("self_attn", "cross_attn", "ffn") if per_layer == 3 else ("self_attn", "ffn")
+        return per_layer * (self.layer - 1) + order.index(self.sublayer)
+
     def new_norm(self, width: int = 0, bias: bool = True) -> nn.Module:
         number = {"": 2, "ffn": 1}.get(self.sublayer, 0)
         return new_norm(self.norm, width or self.width, bias and self.bias, self.norm_alpha[number])
@@ -215,6 +222,11 @@ class Residual(nn.Module):
     def outer_factors(cls, place: Place, role: str, options: Any = None) -> Factors:
         """Return the optimizer's factors for a parameter outside the layers: an embedding, a final norm, the output."""
         return Factors()
+
+    @classmethod
+    def new_trunk(cls, place: Place, options: Any) -> Trunk:
+        """Return the trunk of a stack: ``trunk(place)``, unless it needs the arch's own settings."""
+        return cls.trunk(place)
 
     @classmethod
     def output_factor(cls, place: Place, options: Any = None) -> float:

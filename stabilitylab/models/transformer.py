@@ -143,8 +143,8 @@ class Stack(nn.Module):
             return made
 
         self.layers = nn.ModuleList(layer(number) for number in range(1, place.layers + 1))
-        self.trunk = arch.trunk(place)
-        if arch.trunk.shown is not Trunk.shown:  # by this name probes find it
+        self.trunk = arch.new_trunk(place, options)
+        if type(self.trunk).shown is not Trunk.shown:  # by this name probes find it
             for module in (*self.layers, *self.residuals()):
                 cast(Any, module).shown_stream = partial(_shown, self.trunk)
         self.norm = place.new_norm() if arch.final_norm else None

@@ -32,9 +32,7 @@ class Visitor(Protocol):
     model: nn.Module
     left_out: bool  # of compiled code
 
-    def visit(
-        self, hook: Hook, entering: Value | Parts, leaving: Value | Parts, compiled: bool = False
-    ) -> None: ...
+    def visit(self, hook: Hook, entering: Value | Parts, leaving: Value | Parts, compiled: bool = False) -> None: ...
 
     def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None: ...
 

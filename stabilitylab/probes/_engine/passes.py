@@ -152,9 +152,7 @@ class Pass:
         """Return True if it was called in this pass already."""
         return self._calls.get(hook) == self._number
 
-    def visit(
-        self, hook: Hook, entering: Value | Parts, leaving: Value | Parts, compiled: bool = False
-    ) -> None:
+    def visit(self, hook: Hook, entering: Value | Parts, leaving: Value | Parts, compiled: bool = False) -> None:
         """Measures what is wanted of a call of a module: what enters it and what it returns."""
         if not self.attached or not self.records(hook, compiled):
             return

@@ -123,7 +123,9 @@ def _layers(stacks: tuple[LayerStack, ...]) -> Iterator[Site]:
             maps = _channels_first(layer)
             whole, end = not is_namespace(layer), left(layer)
             streams = parts_taken(end) if whole else ()
-            yield Site(path, end, stack.name, number, channels_first=maps, whole=whole, streams=streams, shown=shown_by(end))
+            yield Site(
+                path, end, stack.name, number, channels_first=maps, whole=whole, streams=streams, shown=shown_by(end)
+            )
 
 
 def _channels_first(layer: nn.Module) -> int:
