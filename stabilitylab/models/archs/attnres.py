@@ -69,7 +69,7 @@ class Attending(Residual):
     family="More streams, since 2024",
     stream="mixed",
 )
-class AttnRes(Attending):
+class OverOutputs(Attending):  # no "attention" in its name, by which probes know modules that attend
     r"""F_l reads LN(h_l), h_l = sum_{i<l} a_i v_i, v_i the output of F_i; a = softmax_i(w_l . RMSNorm(v_i)).  AttnRes.
 
     Kimi Team 2026 (2603.15031), Eqs. 1-4. v_0 is the embedding, w = 0 at the start, so that h is an average. There is
@@ -90,7 +90,7 @@ class AttnRes(Attending):
     family="More streams, since 2024",
     stream="mixed",
 )
-class AttnResBlock(Attending):
+class OverBlocks(Attending):
     r"""AttnRes over N sources v_i, each the sum of L / N neighbouring outputs of its L sub-layers; N = 8.  AttnRes.
 
     Kimi Team 2026 (2603.15031), Eqs. 5-6. The sum of the block so far is a source for the rest of the block. With N = L

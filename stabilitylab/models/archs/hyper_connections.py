@@ -87,8 +87,8 @@ class StaticHyperConnections(Connected):
     Pre-LN. A, B have no weight decay, as the paper says. The stack ends in the mean of the streams and a final norm:
     the paper has the sum, which that norm brings to the same. ``arch.root_n = true`` multiplies the standard deviation
     of out and fc2 by sqrt(n), as the paper states; it is off here (ours), as it balances no sum of equal streams and
-    ends the equality with Pre-LN. Inferred: each stack of an encoder-decoder has its own streams, and cross-attention its
-    own connection.
+    ends the equality with Pre-LN. Inferred: each stack of an encoder-decoder has its own streams, and cross-attention
+    its own connection.
     """
 
     learns = "A_m, B: n, A_r: n^2 numbers a sub-layer; the final norm of each stack"

@@ -6,7 +6,6 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -49,12 +48,14 @@ class Parts:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.tensors = tensors
+        self._mean: torch.Tensor | None = tensors[0] if len(tensors) == 1 else None
 
-    @cached_property
+    @property
     def mean(self) -> torch.Tensor:
-        if len(self.tensors) == 1:
-            return self.tensors[0]
-        return torch.stack([tensor.detach() for tensor in self.tensors]).mean(0)
+        """The same tensor each time."""
+        if self._mean is None:  # no cached_property, whose lock a compiler does not know
+            self._mean = torch.stack([tensor.detach() for tensor in self.tensors]).mean(0)
+        return self._mean
 
     @property
     def distinct(self) -> list[torch.Tensor]:
