@@ -5,8 +5,8 @@
 
 Measures every arm at 12 and 32 layers with three seeds (``stabilitylab onestep``, synthetic text) into ``exact.csv``
 and draws ``figures/exact.png``: the gradient norm of each layer, and by how much Adam's first update at rate 1e-6
-changes the output of each layer. ``--write`` renews the tables of README.md, which stand there in closed form. What is measured
-already is not measured again.
+changes the output of each layer. ``--write`` renews the tables of README.md. What is measured already is not measured
+again.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def drawn(path: Path) -> None:
                 if (own := found.get((layers, what, arm))) is not None:
                     middle = [np.exp(np.mean(np.log(own[layer]))) for layer in own]
                     axis.plot([*own], middle, dash, color=colour, label=label)
-            axis.title.set_fontsize(10)
-            axis.set(yscale="log", title=f"{title}, {layers} layers", xlabel="layer", ylabel=unit)
+            axis.set(yscale="log", xlabel="layer", ylabel=unit)
+            axis.set_title(f"{title}, {layers} layers", fontsize=10)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)

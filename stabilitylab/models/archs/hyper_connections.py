@@ -72,7 +72,7 @@ class Connected(Residual):
 
 @arch(
     "hyper-connections-static",
-    title="Hyper-Connections (static)",
+    title="HC (static)",
     colour="#56B4E9",
     marker="s",
     rank=260,

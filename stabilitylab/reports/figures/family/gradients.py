@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from .... import arch_notes
 from ....experiments import Experiment, Recipe, command, probing, sweep
 from ... import style
@@ -30,7 +32,7 @@ def one_step_each(ask: Recipe) -> Iterator[Experiment]:
     yield from ask.runs(names, [LAYERS_DRAWN], SIZE, probing("grad_norm"), seeds=(3, 4, 5), kind="onestep")
 
 
-@figure("family:gradients", title="Gradients by layer, every architecture", source="docs/architectures.md")
+@figure("family:gradients", title="Gradients by layer, every architecture", source="stabilitylab onestep")
 class GradientsOfAll(Figure):
     """Norm of the loss's gradient with respect to all parameters of each decoder layer, at initialisation, decoders
     alone, float64. Each panel has one family in colour, and the lines of all others in grey. Layers with a gradient of
@@ -60,15 +62,20 @@ def _gradients(run: Record) -> dict[float, float]:
 
 
 def _finding(lines: Mapping[str, Sequence[Series]], depth: int) -> str:
-    """Say in how many architectures the gradients of all layers are alike, and where they differ most."""
-    spans = {label: max(own[0].y) / min(own[0].y) for label, own in lines.items()}
-    if not spans:
+    """Say in how many architectures the gradients of all layers are alike, and where they fall and rise most."""
+    if not lines:
         return f"No architecture has a gradient in any of {depth} layers."
-    flat = [label for label, span in spans.items() if span < FLAT]
-    worst = max(spans, key=lambda label: spans[label])
-    first, last = lines[worst][0].y[0], lines[worst][0].y[-1]
+    flat = [label for label, own in lines.items() if max(own[0].y) / min(own[0].y) < FLAT]
+    ratios = {label: _ends(own[0].y) for label, own in lines.items()}
+    low, high = (choice(ratios, key=lambda label: ratios[label]) for choice in (min, max))
     return (
-        f"At {depth} layers the gradients of all layers lie within a factor of {FLAT:g} in {len(flat)} of {len(spans)} "
-        f"architectures. They lie furthest apart in {style.title(worst)}: a factor of {spans[worst]:.1e}; the first "
-        f"layer has {first / last:.1e} of the last layer's."
+        f"At {depth} layers the gradients of all layers lie within a factor of {FLAT:g} in {len(flat)} of {len(lines)} "
+        f"architectures. From the first tenth of the layers to the last they fall most in {style.title(low)} "
+        f"({ratios[low]:.2g} times) and rise most in {style.title(high)} ({ratios[high]:.2g} times)."
     )
+
+
+def _ends(values: Sequence[float]) -> float:
+    """Return the geometric mean of the last tenth of the values over that of the first."""
+    tenth = max(1, len(values) // 10)
+    return float(np.exp(np.mean(np.log(values[-tenth:])) - np.mean(np.log(values[:tenth]))))
