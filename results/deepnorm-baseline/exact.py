@@ -91,7 +91,7 @@ def drawn(path: Path) -> None:
                     middle = [np.exp(np.mean(np.log(own[layer]))) for layer in own]
                     axis.plot([*own], middle, dash, color=colour, label=label)
             axis.set(yscale="log", xlabel="layer", ylabel=unit)
-            axis.set_title(f"{title}, {layers} layers", fontsize=10)
+            axis.set_title(f"{title}, {layers} layers", fontsize=9)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
