@@ -142,8 +142,8 @@ class HyperConnections(StaticHyperConnections):
         self.gather_from = nn.Parameter(torch.zeros(width, 1))
         self.carry_from = nn.Parameter(torch.zeros(width, n))
         self.spread_from = nn.Parameter(torch.zeros(width, 1))
-        self.mixture_scale = nn.Parameter(torch.tensor(0.01))  # of A_m and A_r
-        self.spread_scale = nn.Parameter(torch.tensor(0.01))
+        self.mixture_scale = nn.Parameter(torch.full((1,), 0.01))  # of A_m and A_r
+        self.spread_scale = nn.Parameter(torch.full((1,), 0.01))
 
     def connections(self, stream: Streams, states: Tensor) -> Connections:
         normed = torch.stack([self.stream_norm(x) for x in stream], 2)  # (B, T, n, D)
