@@ -66,6 +66,7 @@ def _control(arch: str, config: ModelConfig) -> str:
         *(["qk-norm"] if config.qk_norm else []),
         *([] if config.norm not in ("dyt", "derf") or config.norm_alpha == (0.5, 0.5, 0.5) else [_starts(config)]),
         *([] if config.attention_gate == "off" else [f"gate={config.attention_gate}"]),
+        *_values(config),
         *_prores(config),
         *(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in options.items()),
     ]
@@ -74,6 +75,14 @@ def _control(arch: str, config: ModelConfig) -> str:
 
 def _starts(config: ModelConfig) -> str:
     return "norm-alpha=" + ",".join(f"{alpha:g}" for alpha in config.norm_alpha)
+
+
+def _values(config: ModelConfig) -> list[str]:
+    """Return the words about the value residual."""
+    if config.value_residual == "off":
+        return []
+    weights = "" if config.value_weights == (0.5, 0.5) else "=" + ",".join(f"{w:g}" for w in config.value_weights)
+    return [f"values-{config.value_residual}{weights}"]
 
 
 def _prores(config: ModelConfig) -> list[str]:

@@ -92,6 +92,9 @@ class ModelConfig(Section):
     qk_norm: bool = False  # normalise each head's queries and keys before their product
     # gated attention: each head's output, or each feature of it, times sigmoid of a linear of what gives the queries
     attention_gate: Annotated[Literal["off", "head", "element"], Later("off")] = "off"
+    # value residual: the values of self-attention above layer 1 are w_1 V_1 + w_2 V_l; learned: each layer trains its w
+    value_residual: Annotated[Literal["off", "fixed", "learned"], Later("off")] = "off"
+    value_weights: Annotated[tuple[float, float], Later([0.5, 0.5])] = (0.5, 0.5)  # w_1, w_2; their start if learned
     # rope: pairs of features of queries and keys are rotated (Su et al. 2021); cross-attention has no positions then
     positions: Annotated[Literal["sinusoidal", "learned", "rope"], Later("sinusoidal")] = "sinusoidal"
     # rows of a table of learned positions; None: data.max_length, or CONTEXT where a model is built without data
@@ -118,6 +121,16 @@ class ModelConfig(Section):
             raise ValueError(
                 f"model.prores = {value!r} is a name in ProRes's code, whose alpha(l, t) is missing here: no "
                 "formula was read; use linear or equal"
+            )
+        return value
+
+    @field_validator("value_residual", mode="before")
+    @classmethod
+    def _value_residual_is_defined(cls, value: Any) -> Any:
+        if value == "sparse":
+            raise ValueError(
+                "model.value_residual = 'sparse' mixes the values of the top layers alone, and which layers these are "
+                "was not read (2410.17897); use fixed or learned"
             )
         return value
 

@@ -110,6 +110,8 @@ SAID = {
     **dict.fromkeys(("positions", "activation", "bias", "embedding_scale"), "label and apart"),
     **dict.fromkeys(("prores", "prores_T", "prores_t0", "prores_order"), "label with prores"),
     "attention_gate": "label and apart",
+    "value_residual": "label and apart",
+    "value_weights": "label and apart, with a value residual",
     "norm_alpha": "label and apart, of dyt",
     "context": "apart",
     "design": "a name for other settings, which say it",
@@ -118,7 +120,7 @@ SAID = {
 OTHER: dict[str, Any] = {"arch": "admin", "decoder_arch": "postln", "init": "xavier-1", "alpha": 0.5, "qk_gain": 0.5}
 OTHER |= {"positions": "rope", "activation": "swiglu", "bias": False, "embedding_scale": 1}
 OTHER |= {"norm_alpha": [0.8, 0.2, 0.2]}
-OTHER |= {"attention_gate": "head"}
+OTHER |= {"attention_gate": "head", "value_residual": "fixed", "value_weights": [0.0, 1.0]}
 OTHER |= {"prores": "equal", "prores_T": 7, "prores_t0": 3, "prores_order": "through"}
 OTHER |= {"options": {"kappa": 2.0}, "v_gain": 0.5, "growth": "exp", "t0": 0, "norm": "rmsnorm", "qk_norm": True}
 
@@ -131,6 +133,7 @@ def test_every_setting_of_a_model_is_told_by_its_label_by_a_note_or_by_runs_kept
     for key in (key for key, said in SAID.items() if "label" in said):
         own = {"arch": "postln", "prores": "linear"} if key.startswith("prores_") else {}
         own |= {"norm": "dyt"} if key == "norm_alpha" else {}
+        own |= {"value_residual": "learned"} if key == "value_weights" else {}
         changed = label(ModelConfig.model_validate({**own, key: OTHER[key]}))
         assert changed != label(ModelConfig.model_validate(own)), key
 

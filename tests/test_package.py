@@ -61,6 +61,7 @@ def test_the_example_plugin_adds_one_of_each(dist: dict[str, Path], tmp_path: Pa
     listed = json.loads(env.run("list", "--json").stdout)
     for kind, name, module in (
         ("archs", "damped", "arch"),
+        ("archs", "tracks", "streams"),
         ("probes", "largest_entry", "probe"),
         ("figures", "example:1", "figure"),
         ("sweeps", "example:1", "figure"),

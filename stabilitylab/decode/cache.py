@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..models import Residual, Transformer
-from ..models.sublayers import CrossAttention, Rotation, SelfAttention
+from ..models.sublayers import CrossAttention, FirstValues, Rotation, SelfAttention
 from ..models.transformer import EncoderDecoder, Layer, additive
 
 
@@ -22,9 +22,9 @@ class GrowingSelfAttention(nn.Module):
         self.past: tuple[Tensor, Tensor] | None = None  # (R, T, H, D/H) each
 
     def forward(
-        self, x: Tensor, _mask: None = None, turned: Rotation | None = None
+        self, x: Tensor, _mask: None = None, turned: Rotation | None = None, first: FirstValues | None = None
     ) -> Tensor:  # (R, 1, D) -> (R, 1, D)
-        q, k, v = self.f.qkv(x).unflatten(2, (3, self.f.heads, -1)).unbind(2)
+        q, k, v = self.f.projected(x, first)
         if self.past is not None:
             k, v = torch.cat([self.past[0], k], dim=1), torch.cat([self.past[1], v], dim=1)
         self.past = k, v
@@ -88,6 +88,7 @@ class CachedDecoder:
             self.cross_attentions.append(cross)
             self.layers.append([_joined(layer.self_attn, own), _joined(layer.cross_attn, cross), layer.ffn])
         self.length = 0
+        self.shares_values = model.config.value_residual != "off"
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return the logits of the token after ``tokens``, the newest token of each hypothesis: (B K,) -> (B K, V)."""
@@ -95,9 +96,10 @@ class CachedDecoder:
         stream = trunk.enter(self.stack.embed(tokens[:, None], first=self.length))  # (B K, 1, D)
         self.length += 1
         turned = self.stack.rotations(self.length)
+        given = (turned[0] if turned else None, FirstValues(None)) if self.shares_values else turned
         for own, cross, ffn in self.layers:
             y = trunk.before(stream)
-            y = ffn(cross(own(y, None, *turned)))
+            y = ffn(cross(own(y, None, *given)))
             stream = trunk.after(stream, y)
         return self.model.logits(self.stack.leave(stream))[:, 0]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ..config import Config, merge, resolve
+from ..config import Config, merge, resolve, stack_of
 from ..labels import label
 
 Kind = Literal["train", "onestep"]
@@ -56,21 +56,29 @@ class Recipe:
         axes: Settings | None = None,
         tag: str = "",
     ) -> Iterator[Experiment]:
-        """Crosses names of controls or architectures, layers a side and seeds (five; three at the papers' size).
+        """Crosses names of controls or architectures, layers a side and seeds (five; three at the papers' size). If the
+        settings name a single stack, it alone has the layers.
 
         ``axes`` win over the user's settings. Names are ``<label>-<layers>-<tag>-s<seed>``.
         """
+        model = merge(*settings, self.settings, axes or {}).get("model", {})
+        stack = stack_of(model if isinstance(model, Mapping) else {})
         own_seeds = seeds or (SEEDS if self.tiny or kind == "onestep" else SEEDS[:3])
         for arch in archs:
             for layers in depths:
                 for seed in self.seeds or own_seeds:
                     own = {
-                        "model": {"encoder_layers": layers, "decoder_layers": layers, **control(arch)},
+                        "model": {**sides(stack, layers), **control(arch)},
                         "data": {"seed": seed},  # the order of batches is part of a seed, and the same for all archs
                         "train": {"seed": seed},
                     }
                     config = resolve(*settings, self.settings, axes or {}, own)
                     yield Experiment(name_of(config, *([tag] if tag else [])), config, kind)
+
+
+def sides(stack: Any, layers: int) -> dict[str, int]:
+    """Return the layers of each stack: ``layers`` in those that ``model.stack`` names."""
+    return {f"{side}_layers": layers if side in str(stack) else 0 for side in ("encoder", "decoder")}
 
 
 CONTROLS: dict[str, dict[str, Any]] = {

@@ -62,6 +62,13 @@ class Place:
         """Return the number of sub-layers of this stack: 3 a layer in a decoder above an encoder, else 2."""
         return (3 if self.stack == "decoder" and self.encoder_layers else 2) * self.layers
 
+    @property
+    def index(self) -> int:
+        """Return the number of this sub-layer in its stack, from 0."""
+        per_layer = self.stack_sublayers // self.layers
+        order = ("self_attn", "cross_attn", "ffn") if per_layer == 3 else ("self_attn", "ffn")
+        return per_layer * (self.layer - 1) + order.index(self.sublayer)
+
     def new_norm(self, width: int = 0, bias: bool = True) -> nn.Module:
         number = {"": 2, "ffn": 1}.get(self.sublayer, 0)
         return new_norm(self.norm, width or self.width, bias and self.bias, self.norm_alpha[number])
@@ -102,7 +109,8 @@ def table_gain(place: Place) -> float:
 class Trunk(nn.Module):
     """The residual stream of one stack outside its layers, neutral here; the final norm, if any, comes after it.
 
-    A stream is a tensor (B, T, D), or a tuple of tensors if layers need more than one; probes read the first.
+    A stream is a tensor (B, T, D), or a tuple of tensors if layers need more than one; ``shown`` says which of them
+    probes read.
     """
 
     def __init__(self, place: Place) -> None:
@@ -123,6 +131,11 @@ class Trunk(nn.Module):
     def leave(self, stream: Any) -> Tensor:
         return stream
 
+    def shown(self, stream: Any) -> Tensor | tuple[Tensor, ...]:
+        """Return what probes read of a stream: one of its tensors, or several (B, T, D), whose mean they read. Their
+        gradient is then the sum over these tensors, that of moving all of them alike. The first, unless replaced."""
+        return stream[0] if isinstance(stream, tuple) else stream
+
 
 class ArchOptions(Section):
     """An architecture's own settings, ``--set arch.KEY=VALUE``: subclass this as ``class Options`` inside the arch."""
@@ -134,7 +147,8 @@ class Residual(nn.Module):
 
     The docstring of an arch begins with its formula, two spaces, and its source. Every arch writes shortcut(s * x) +
     branch(F): one form, so that equal constants give equal bits. The identities are taps: ``shortcut`` carries s * x,
-    ``branch`` carries F, and ``scaled_branch`` carries the term that is added, if that is not F.
+    ``branch`` carries F, and ``scaled_branch`` carries the term that is added, if that is not F. A tap may carry a
+    tuple, of which probes read the mean.
     """
 
     normalised = True  # each sub-layer has a norm of its own
@@ -209,6 +223,16 @@ class Residual(nn.Module):
         """Return the optimizer's factors for a parameter outside the layers: an embedding, a final norm, the output."""
         return Factors()
 
+    @classmethod
+    def new_trunk(cls, place: Place, options: Any) -> Trunk:
+        """Return the trunk of a stack: ``trunk(place)``, unless it needs the arch's own settings."""
+        return cls.trunk(place)
+
+    @classmethod
+    def output_factor(cls, place: Place, options: Any = None) -> float:
+        """Return the factor on the logits of a model whose last stack has this architecture."""
+        return 1.0
+
     @staticmethod
     def embedding_gain(place: Place) -> float:
         """Return the initial gain of a stack's embedding, as a multiple of N(0, 1/d)."""
@@ -244,8 +268,8 @@ MISSING = {
     "fusenorm": "it is SpanNorm under an earlier name, whose initialisation was not read (2601.22580)",
     "deepcrossattention": "its paper (2502.06785) was not read, and a port of it leaves the stream out of its residual",
     "dca": "DeepCrossAttention's paper (2502.06785) was not read",
-    "completedp": "its paper (2512.22382) was not read; completep has the part for depth",
-    "complete(d)p": "its paper (2512.22382) was not read; completep has the part for depth",
+    "completedp": "its paper (2512.22382) was not read; completep has the rules of CompleteP",
+    "complete(d)p": "its paper (2512.22382) was not read; completep has the rules of CompleteP",
     "laurel": "its paper (2411.07501) does not state how its factors start",
     "simplenorm": "it is left for later (2602.01212)",
     "ngpt": "it is left for later (2410.01131): it needs weights that are normalised after each update",

@@ -73,7 +73,7 @@ def parameter_count(config: ModelConfig, *, source_vocab: int, target_vocab: int
         depth = layers[f"{name}_layers"]
         total += (depth - len(stack.layers)) * _size(stack.layers[-1])
         with torch.device("meta"):
-            trunk = stack.arch.trunk(replace(stack.place, **{f"{name}_layers": depth}))
+            trunk = stack.arch.new_trunk(replace(stack.place, **{f"{name}_layers": depth}), stack.options)
         total += _size(trunk) - _size(stack.trunk)
     return total
 

@@ -80,6 +80,7 @@ class SubLayer(nn.Module):
 class MultiHeadAttention(SubLayer):
     """Multi-head attention; subclasses compute q, k and v."""
 
+    score_scale: float | None = None  # on the products of queries and keys; None: 1 / sqrt(d/H)
     head_scale: nn.Parameter | None  # (H,), on what each head yields
     gate: Linear | None  # of gated attention, Qiu et al. 2025 (2505.06708): H or D numbers a token, before the sigmoid
 
@@ -126,6 +127,7 @@ class MultiHeadAttention(SubLayer):
             attn_mask=mask,
             dropout_p=self.attention_dropout if self.training else 0.0,
             is_causal=causal,
+            scale=self.score_scale,
         )
         if self.head_scale is not None:
             mixed = mixed * self.head_scale[:, None, None]  # (B, H, T, D/H)
@@ -138,11 +140,33 @@ class MultiHeadAttention(SubLayer):
         return self.drop(self.out(mixed))  # (B, T, D)
 
 
-class SelfAttention(MultiHeadAttention):
-    """Self-attention; q, k and v are one fused product."""
+class FirstValues:
+    """The values of a stack's first self-attention, for the value residual: written in layer 1, read above it.
 
-    def __init__(self, config: ModelConfig, *, causal: bool) -> None:
+    It lives within one call of one layer. From layer to layer the values go as an input and an output, so that a layer
+    that is computed again in the backward pass, or compiled, sees them.
+    """
+
+    def __init__(self, values: Tensor | None) -> None:
+        self.values = values  # (B, L, H, D/H); None: not yet known
+
+
+class SelfAttention(MultiHeadAttention):
+    r"""Self-attention; q, k and v are one fused product.
+
+    Value residual (``model.value_residual``): V_l <- w_1 V_1 + w_2 V_l above layer 1, before the values are normalised
+    or weighted, V_1 = W_v x of layer 1.  ResFormer, Zhou et al. 2024 (2410.17897); the authors' code
+    (Zcchill/Value-Residual-Learning 95652f6) has w = (1/2, 1/2), fixed. "learned": each layer trains its own two
+    numbers. Inferred: each stack has its own V_1, and cross-attention is plain.
+    """
+
+    value_weights: nn.Parameter | None  # (2,)
+
+    def __init__(self, config: ModelConfig, *, causal: bool, first: bool = False) -> None:
         super().__init__(config)
+        self.fixed_weights = config.value_weights
+        learned = config.value_residual == "learned" and not first
+        self.value_weights = nn.Parameter(torch.tensor(config.value_weights)) if learned else None
         d = config.d_model
         self.causal = causal
         self.qkv = Linear(d, 3 * d, bias=config.bias)
@@ -151,9 +175,27 @@ class SelfAttention(MultiHeadAttention):
         self.matrices = {name: ("qkv", part) for name, part in rows.items()} | gate | {"out": ("out", None)}
         self.entries = ("qkv", *fed)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).unbind(2)
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        rotation: Rotation | None = None,
+        first: FirstValues | None = None,
+    ) -> Tensor:
+        q, k, v = self.projected(x, first)
         return self.attend(q, k, v, mask, self.causal, rotation, self.gates(x))
+
+    def projected(self, x: Tensor, first: FirstValues | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of ``x``, (B, L, H, D/H) each; ``first`` gives the values of layer 1, or
+        takes them."""
+        q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).unbind(2)
+        if first is None:
+            return q, k, v
+        if first.values is None:
+            first.values = v
+            return q, k, v
+        own = self.fixed_weights if self.value_weights is None else self.value_weights.to(v.dtype).unbind()
+        return q, k, own[0] * first.values + own[1] * v
 
 
 class CrossAttention(MultiHeadAttention):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any, cast
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +16,20 @@ from torch.utils.checkpoint import checkpoint
 from ..config import ModelConfig
 from ..errors import UsageError
 from ..settings import CONTEXT
-from .base import Place, Residual, options_of, stack_archs
+from .base import Place, Residual, Trunk, options_of, stack_archs
 from .progress import Progress
 from .schedules import HostScalar, Schedule
-from .sublayers import CrossAttention, Embedding, FeedForward, Linear, Rotation, SelfAttention, SubLayer, rotation
+from .sublayers import (
+    CrossAttention,
+    Embedding,
+    FeedForward,
+    FirstValues,
+    Linear,
+    Rotation,
+    SelfAttention,
+    SubLayer,
+    rotation,
+)
 
 MASKED = -1e30  # finite, so that a row without any real token stays finite; exp() makes it an exact 0
 
@@ -44,10 +55,23 @@ def additive(mask: Tensor | None, like: Tensor) -> Tensor | None:
     return torch.where(mask, zero, max(MASKED, torch.finfo(dtype).min))[:, None, None, :]  # (B, 1, 1, L)
 
 
+class WithValues(NamedTuple):
+    """The output of a stack's first layer under the value residual."""
+
+    stream: Any
+    values: Tensor
+
+
+def _shown(trunk: Trunk, value: Any) -> Tensor | tuple[Tensor, ...]:
+    """Return what probes read of a layer's input or output."""
+    return trunk.shown(value.stream if isinstance(value, WithValues) else value)
+
+
 class Layer(nn.Module):
     """Self-attention, cross-attention (in a decoder above an encoder), and the feed-forward network."""
 
     cross_attn: Residual | None
+    shares_values = False  # value residual: layer 1 returns its values beside the stream, the others take them
 
     def __init__(self, self_attn: Residual, cross_attn: Residual | None, ffn: Residual) -> None:
         super().__init__()
@@ -62,11 +86,20 @@ class Layer(nn.Module):
         memory: Tensor | None,
         memory_mask: Tensor | None,
         turned: Rotation | None = None,
-    ) -> Tensor:
-        x = self.self_attn(x, mask) if turned is None else self.self_attn(x, mask, turned)
+        values: Tensor | None = None,
+    ) -> Any:
+        first = FirstValues(values) if self.shares_values else None
+        if first is not None:
+            x = self.self_attn(x, mask, turned, first)
+        else:
+            x = self.self_attn(x, mask) if turned is None else self.self_attn(x, mask, turned)
         if self.cross_attn is not None:
             x = self.cross_attn(x, memory, memory_mask)
-        return self.ffn(x)
+        x = self.ffn(x)
+        if first is None or values is not None:
+            return x
+        assert first.values is not None
+        return WithValues(x, first.values)
 
 
 class Stack(nn.Module):
@@ -103,12 +136,17 @@ class Stack(nn.Module):
                 given = {"alpha": config.alpha, "schedule": schedule, "below": below, "options": options}
                 return arch(f, place.at(number, sublayer), **given)
 
-            self_attn = join(SelfAttention(config, causal=causal), "self_attn", None)
+            self_attn = join(SelfAttention(config, causal=causal, first=number == 1), "self_attn", None)
             cross_attn = join(CrossAttention(config), "cross_attn", self_attn) if above_encoder else None
-            return Layer(self_attn, cross_attn, join(FeedForward(config), "ffn", cross_attn or self_attn))
+            made = Layer(self_attn, cross_attn, join(FeedForward(config), "ffn", cross_attn or self_attn))
+            made.shares_values = config.value_residual != "off"
+            return made
 
         self.layers = nn.ModuleList(layer(number) for number in range(1, place.layers + 1))
-        self.trunk = arch.trunk(place)
+        self.trunk = arch.new_trunk(place, options)
+        if type(self.trunk).shown is not Trunk.shown:  # by this name probes find it
+            for module in (*self.layers, *self.residuals()):
+                cast(Any, module).shown_stream = partial(_shown, self.trunk)
         self.norm = place.new_norm() if arch.final_norm else None
         self.place = place
         self.register_buffer("input_scale", None)  # a folded Admin's first omega
@@ -122,13 +160,17 @@ class Stack(nn.Module):
     ) -> Tensor:
         stream = self.trunk.enter(self.embed(tokens))
         again = self.checkpointing and self.training and torch.is_grad_enabled()
-        given = (mask, memory, memory_mask, *self.rotations(tokens.shape[1]))
+        turned = self.rotations(tokens.shape[1])
+        given: tuple[Any, ...] = (mask, memory, memory_mask, *turned)
         for layer in self.layers:
             x = self.trunk.before(stream)
             if again:  # without dropout no random state is read, so that a CUDA graph can be captured
                 y = checkpoint(layer, x, *given, use_reentrant=False, preserve_rng_state=self.draws)
             else:
                 y = layer(x, *given)
+            if isinstance(y, WithValues):
+                y, values = y
+                given = (mask, memory, memory_mask, *(turned or (None,)), values)
             stream = self.trunk.after(stream, y)
         return self.leave(stream)
 
@@ -195,6 +237,7 @@ class Transformer(nn.Module):
                     "tokens: use 'output'."
                 )
             self.encoder.embedding = last.embedding
+        self.output_factor = last.arch.output_factor(last.place, last.options)
         self.schedule = schedule
         uncalibrated = any(entry.needs_calibration for entry in archs.values())
         self.calibrated = HostScalar("flag", False, torch.bool) if uncalibrated else None
@@ -217,7 +260,7 @@ class Transformer(nn.Module):
         return self.run(**inputs)  # (B, T, D)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.output(hidden)  # (B, T, V)
+        return self.output(hidden if self.output_factor == 1 else self.output_factor * hidden)  # (B, T, V)
 
     def forward(self, **inputs: Tensor | None) -> Tensor:
         return self.logits(self.hidden(**inputs))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..models.initialisation import named_normal
 from ..probes import Site
-from ..probes.places.sites import tensor_of
+from ..probes.places.sites import read
 from .initial_model import Filled, Hook, Subject, filled, hooked, moved, part_of
 
 RANDOM, GRADIENT = 1e-4, 1e-6  # the amount that is added to each weight, times a sign
@@ -33,7 +33,7 @@ class Outputs:
         return ((site.module, partial(self._hear, site)) for site in self.sites)
 
     def _hear(self, site: Site, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        x = tensor_of(output)  # the stream that sub-layers read, if there are several
+        x = read(site, output)  # what probes read, of several streams
         assert x is not None
         real = x[self._subject.real(site.stack)]  # (tokens, D)
         self.values[site] = real / real.std(dim=-1, correction=0, keepdim=True)

@@ -81,7 +81,8 @@ def _others(config: Config) -> Iterator[tuple[str, Any]]:
         usual |= zip(("model.encoder_layers", "model.decoder_layers"), layers, strict=True)
     usual["data.seed"] = config.train.seed
     for key, value in deciding(config.model_dump(mode="json")).items():
-        if value != usual[key] and key not in (*OWN, *DATA):
+        # an option of an architecture has no default among the settings
+        if (key not in usual or value != usual[key]) and key not in (*OWN, *DATA):
             yield key, value
 
 

@@ -25,6 +25,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("postln", {"positions": "learned", "attention_gate": "head"}),
     ("preln", {"attention_gate": "element", "bias": False}),
     ("preln", {"prores": "linear", "prores_T": 5}),
+    ("preln", {"value_residual": "learned"}),
+    ("hybridnorm", {"value_residual": "fixed", "value_weights": (2.0, 1.0), "positions": "rope"}),
 ]
 
 

@@ -14,7 +14,9 @@ NEW = {
     *("dsinit", "dsinit-code", "rezero", "rfixup", "tfixup", "dlcl", "dlcl-post", "normformer", "subln"),
     *("sandwich", "periln", "layernorm-scaling", "resi-dual", "keel"),
     *("gpas", "mix-ln", "hybridnorm", "hybridnorm-star", "completep"),
+    *("hyper-connections", "hyper-connections-static", "mhc", "siamese-norm", "attnres", "attnres-block"),
 }
+CONNECTED = ("hyper-connections", "hyper-connections-static", "mhc")
 OLD = {"postln", "preln", "postln-init", "deepnorm", "branchnorm", "admin"}
 
 
@@ -57,6 +59,12 @@ class Written(Plain):
         arch, inner = self.arch(role), role.endswith("self_attn")
         q, k, v = self.linear(f"{role}.q", x), self.linear(f"{role}.k", other), self.linear(f"{role}.v", other)
         size = self.config.d_model // self.config.heads
+        if self.config.value_residual != "off" and inner:
+            if role.split(".")[1] == "1":
+                self.first_values = v
+            else:
+                own = self.weights.get(f"{role}.value_weights", self.config.value_weights)
+                v = own[0] * self.first_values + own[1] * v
         heads = []
         for head in range(self.config.heads):
             part = slice(head * size, (head + 1) * size)
@@ -127,10 +135,67 @@ class Written(Plain):
             return x + self.weights[f"{stack}.{layer}.self_attn.scale"] * f(x)  # the layer's one
         if arch == "rfixup":
             return x + self.weights[f"{role}.scale"] * f(x - self.weights[f"{role}.shift.b"])
+        if arch in CONNECTED:
+            gather, carry, spread = self.connections(arch, role, x)
+            branch = f(self.norm(f"{role}.norm", np.einsum("tn,ntd->td", gather, x)))
+            return np.einsum("tmn,ntd->mtd", carry, x) + np.einsum("tn,td->ntd", spread, branch)
+        if arch == "siamese-norm":
+            entering = self.norm(f"{role}.inner_norm", x + self.norm(f"{role}.plain_norm", self.dual))
+            branch, scale = f(entering), self.config.options.get("depth_scale", "layer")
+            self.dual = self.dual + branch
+            depth = {"layer": int(layer), "twice": 2 * int(layer), "off": 1}[scale]
+            return self.norm(f"{role}.norm", x + branch / math.sqrt(depth))
+        if arch.startswith("attnres"):
+            return self.attended(arch, role, f(self.norm(f"{role}.norm", x)))
         assert arch == "resi-dual"
         branch = f(x)
         self.dual = self.dual + branch
         return self.norm(f"{role}.norm", x + branch)
+
+    def number(self, role: str) -> tuple[int, int]:
+        """(The number of a sub-layer in its stack, from 0; all sub-layers of that stack)."""
+        stack, layer, sublayer = role.split(".")
+        across = stack == "decoder" and self.config.encoder_layers
+        order = ["self_attn", "cross_attn", "ffn"] if across else ["self_attn", "ffn"]
+        return len(order) * (int(layer) - 1) + order.index(sublayer), len(order) * getattr(
+            self.config, f"{stack}_layers"
+        )
+
+    def connections(self, arch: str, role: str, x: Array) -> tuple[Array, Array, Array]:
+        """What gathers, carries and spreads n streams (n, T, D), for each token."""
+        n, length, width = x.shape
+        w = {key.removeprefix(f"{role}."): value for key, value in self.weights.items() if key.startswith(f"{role}.")}
+        if arch == "mhc":
+            whole = x.transpose(1, 0, 2).reshape(length, n * width)
+            found = whole / np.sqrt((whole**2).mean(-1, keepdims=True) + 1e-5) @ w["phi"]
+            pre, post, mixed = found[:, :n], found[:, n : 2 * n], found[:, 2 * n :].reshape(length, n, n)
+            matrix = np.exp(w["scales"][2] * mixed + w["carry_bias"])
+            for _ in range(20):
+                matrix = matrix / matrix.sum(1, keepdims=True)
+                matrix = matrix / matrix.sum(2, keepdims=True)
+            gather = 1 / (1 + np.exp(-(w["scales"][0] * pre + w["gather_bias"])))
+            return gather, matrix, 2 / (1 + np.exp(-(w["scales"][1] * post + w["spread_bias"])))
+        gather, carry, spread = (
+            np.tile(w[key], (length,) + (1,) * w[key].ndim) for key in ("gather", "carry", "spread")
+        )
+        if arch == "hyper-connections":
+            normed = np.stack([self.norm(f"{role}.stream_norm", each) for each in x], 1)  # (T, n, D)
+            gather = gather + w["mixture_scale"] * np.tanh(normed @ w["gather_from"])[..., 0]
+            carry = carry + w["mixture_scale"] * np.tanh(normed @ w["carry_from"])
+            spread = spread + w["spread_scale"] * np.tanh(normed @ w["spread_from"])[..., 0]
+        return gather, carry.transpose(0, 2, 1), spread
+
+    def attended(self, arch: str, role: str, branch: Array) -> Array:
+        """The input of the sub-layer behind this one: attention over the embedding and the blocks so far."""
+        index, total = self.number(role)
+        size = math.ceil(total / self.config.options.get("blocks", 8)) if arch == "attnres-block" else 1
+        self.outputs = [*(self.outputs if index else []), branch]
+        blocks = [sum(self.outputs[first : first + size]) for first in range(0, index + 1, size)]
+        sources = np.stack([self.dual, *blocks])  # self.dual: the embedding
+        keys = self.weights[f"{role}.depth_gain"] * sources / np.sqrt((sources**2).mean(-1, keepdims=True) + 1e-5)
+        score = keys @ self.weights[f"{role}.depth_query"]
+        share = np.exp(score - score.max(0)) / np.exp(score - score.max(0)).sum(0)
+        return (share[..., None] * sources).sum(0)
 
     def stack(self, name: str, arch: str, tokens: Array, keys: Array, memory: Array | None, memory_keys) -> Array:
         if arch in OLD and self.config.norm == "layernorm" and not self.config.qk_norm:
@@ -139,6 +204,8 @@ class Written(Plain):
         if arch == "periln":
             x = self.norm(f"{name}.embedding_norm", x)
         self.dual = x
+        if arch in CONNECTED:
+            x = np.stack([x] * self.config.options.get("n", 4))
         history = [x]
         across = None if memory is None else np.tile(memory_keys, (length, 1))
         allowed = np.tril(np.ones((length, length), dtype=bool)) if name == "decoder" else np.tile(keys, (length, 1))
@@ -165,11 +232,16 @@ class Written(Plain):
             x = self.combined(name, arch, history)
         if arch == "resi-dual":
             x = x + self.norm(f"{name}.dual_norm", self.dual)
+        if arch == "siamese-norm":
+            x = x + self.norm(f"{name}.plain_norm", self.dual)
+        if arch in CONNECTED:
+            x = x.mean(0)
         if arch == "rfixup":
             x = x - self.weights[f"{name}.shift.b"]
             x = self.weights["encoder.scale"] * x if name == "encoder" else x
         pre = ("preln", "dlcl", "normformer", "subln", "sandwich", "periln", "layernorm-scaling")
         pre = (*pre, "gpas", "mix-ln", "hybridnorm", "hybridnorm-star", "completep")
+        pre = (*pre, *CONNECTED, "attnres", "attnres-block")
         return self.norm(f"{name}.norm", x) if arch in pre else x
 
     def combined(self, name: str, arch: str, history: list[Array]) -> Array:
@@ -220,7 +292,8 @@ def test_the_comparison_can_fail(arch, small, randomise, pairs) -> None:
     model = randomise(small(arch).double())
     plain = Written(model)
     added = model.parameter_roles().keys() - small("preln").parameter_roles().keys()
-    for role in sorted(added) or ["encoder.1.ffn.fc1"]:
+    idle = {f"{stack}.1.self_attn.carry_bias" for stack in ("encoder", "decoder")}  # it mixes equal streams
+    for role in sorted(added - idle) or ["encoder.1.ffn.fc1"]:
         before = plain.weights[role]
         plain.weights[role] = before * 1.5 + 0.1
         with pytest.raises(AssertionError):

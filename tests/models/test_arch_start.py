@@ -134,6 +134,12 @@ EXTRAS = {  # beyond the parameters of Post-LN, for an encoder of N and a decode
     "completep": 4 * D,
     "hybridnorm": (N + 2 * M) * 3 * D // HEADS - 2 * D * (N + M) + 4 * D,
     "hybridnorm-star": (N + 2 * M) * 3 * D // HEADS - 2 * D * (N + M - 2) + 4 * D,
+    "siamese-norm": 4 * D * (2 * N + 3 * M) + 4 * D,
+    "attnres": 2 * D * (2 * N + 3 * M) + 4 * D,
+    "attnres-block": 2 * D * (2 * N + 3 * M) + 4 * D,
+    "hyper-connections-static": 4 * 6 * (2 * N + 3 * M) + 4 * D,  # n (n + 2), n = 4
+    "hyper-connections": (4 * 6 + 6 * D + 2 + 2 * D) * (2 * N + 3 * M) + 4 * D,  # and d (n + 2) + 2, and a norm
+    "mhc": (4 * D * 24 + 24 + 3) * (2 * N + 3 * M) + 4 * D,  # nC (n^2 + 2n) + n^2 + 2n + 3
     "keel": D * (2 * (2 * N + 3 * M) - 2) - 2 * D * (2 * N + 3 * M),  # two norms without biases, less one a stack
 }
 

@@ -32,7 +32,8 @@ def test_the_registry_holds_the_papers_architectures() -> None:
     rows_of_the_papers_tables = {"dsinit", "rezero", "rfixup", "tfixup", "dlcl", "normformer", "subln"}
     in_use_today = {"sandwich", "periln", "layernorm-scaling", "resi-dual"}
     in_use_today |= {"keel", "gpas", "mix-ln", "hybridnorm", "hybridnorm-star", "completep"}
-    variants = {"dsinit-code", "dlcl-post"}
+    in_use_today |= {"hyper-connections", "mhc", "siamese-norm", "attnres"}
+    variants = {"dsinit-code", "dlcl-post", "hyper-connections-static", "attnres-block"}
     assert ARCHS.keys() - published.keys() == rows_of_the_papers_tables | in_use_today | variants
     assert ARCHS.kind == "architecture"
 

@@ -19,6 +19,7 @@ from stabilitylab.onestep.perturbation import Outputs, perturbation
 MATRIX = r"\w+\.\d+\.\w+\.(q|k|v|out|fc1|fc2)"
 # identities at the start: ReZero whatever its weights; of R-Fixup's encoder no matrix has a gradient yet
 STILL = {("rezero", "random"), ("rezero", "gradient"), ("rfixup", "gradient")}
+MEANS = ("hyper-connections", "hyper-connections-static", "mhc")  # n streams alike
 CASES = [*((arch, "encoder-decoder") for arch in ARCHS), ("admin", "encoder"), ("preln", "decoder")]
 SOME = [*((arch, "encoder-decoder") for arch in SOME_ARCHS), ("preln", "decoder")]
 
@@ -47,6 +48,8 @@ def normalised(subject: Subject, model: Transformer) -> dict[str, Tensor]:
 
         def keep(_module: nn.Module, _args: object, output: Tensor, site: str = site, stack: str = stack) -> None:
             x = output[0] if isinstance(output, tuple) else output  # ResiDual carries a second stream
+            if model.config.arch in MEANS and isinstance(output, tuple):
+                x = torch.stack(output).mean(0)
             tokens = x[real_tokens(subject, stack)]
             centred = tokens - tokens.mean(dim=1, keepdim=True)
             found[site] = tokens / centred.square().mean(dim=1, keepdim=True).sqrt()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -47,11 +48,10 @@ def trained(model: nn.Module, sink: ListSink | None) -> list[Tensor]:
     return list(model.parameters())
 
 
-@pytest.mark.parametrize(
-    "switches",
-    [{}, pytest.param({"qk_norm": True, "norm": "rmsnorm"}, marks=pytest.mark.slow)],
-    ids=["plain", "switched"],
-)
+SWITCHED = {"qk_norm": True, "norm": "rmsnorm", "value_residual": "learned"}
+
+
+@pytest.mark.parametrize("switches", [{}, pytest.param(SWITCHED, marks=pytest.mark.slow)], ids=["plain", "switched"])
 @pytest.mark.parametrize("arch", sorted(ARCHS))
 def test_a_watched_model_trains_bit_for_bit_and_fills_every_table(arch, switches) -> None:
     sink = ListSink()
@@ -64,6 +64,18 @@ def test_a_watched_model_trains_bit_for_bit_and_fills_every_table(arch, switches
     both = [(stack, layer) for stack in ("encoder", "decoder") for layer in (1, 2)]
     parts = {"encoder": ("self_attn", "ffn"), "decoder": ("self_attn", "cross_attn", "ffn")}
     assert branches == [(stack, layer, part) for stack, layer in both for part in parts[stack]]
+
+
+def test_a_value_residual_of_weights_0_and_1_changes_no_number_of_any_table() -> None:
+    plain, mixed = ListSink(), ListSink()
+    trained(built("preln"), plain)
+    trained(built("preln", value_residual="fixed", value_weights=(0.0, 1.0)), mixed)
+    assert plain.tables.keys() == mixed.tables.keys()
+    for step, metrics, tables in plain.rows:
+        found, own = mixed.row(step)
+        assert metrics == pytest.approx(found, rel=0, abs=0, nan_ok=True)
+        for name, cells in tables.items():
+            np.testing.assert_array_equal(cells.values, own[name].values, err_msg=name)
 
 
 @pytest.mark.parametrize("arch", sorted(ARCHS))

@@ -17,7 +17,8 @@ from stabilitylab.models import ARCHS
 from stabilitylab.reports.base import MissingRuns, Picture
 from stabilitylab.reports.claims import CLAIMS, Finding, judge
 from stabilitylab.reports.collection import Record, Runs
-from stabilitylab.reports.figures.deepnet.figure_6 import QualityOfAll, families
+from stabilitylab.reports.figures.deepnet.figure_6 import QualityOfAll
+from stabilitylab.reports.measures.families import families
 from stabilitylab.reports.measures.outcomes import unigram
 from stabilitylab.store.evaluation import write_evaluation
 

@@ -30,6 +30,7 @@ def test_every_setting_that_decides_something_is_in_the_key() -> None:
         "probes.names": ("none",), "probes.every": 3, "probes.update_every": 3,
         "probes.curvature_every": 3, "probes.curvature_batch": "training", "preset": "small",
         "model.design": "gpt2", "model.norm_alpha": (0.5, 0.5, 0.25), "model.attention_gate": "head",
+        "model.value_residual": "fixed", "model.value_weights": (0.5, 0.25),
         "model.positions": "rope", "model.context": 64, "model.activation": "gelu", "model.embedding_scale": 1,
         "model.prores": "linear", "model.prores_order": "through",
         "train.device": "cuda", "model.arch": "preln", "model.options": {"kappa": 2.0},

@@ -14,7 +14,9 @@ import pytest
 from edited_runs import edit
 from sweep_cases import FakeLauncher, Heard, config, experiment, finishes, leave, left, on, planned
 
+from stabilitylab.config import resolve
 from stabilitylab.errors import InputError, ResourceError, UsageError
+from stabilitylab.experiments import Experiment
 from stabilitylab.store import Run
 from stabilitylab.sweep import Job, Ledger, commands, plan, run, runner, status_table
 from stabilitylab.sweep import ledger as ledgers
@@ -70,6 +72,16 @@ def test_a_line_says_what_was_run_by_what_and_how_it_ended(texts: Path, tmp_path
     assert cell["metrics"] == "held_out_nll=0.30000000000000004 held_out_accuracy=nan"
     assert cell["key"] == key_of(conf)
     assert str(tmp_path) not in str(cell)
+
+
+def test_options_of_an_architecture_stand_in_a_line(tmp_path: Path) -> None:
+    settings = {"model": {"arch": "deepnorm", "options": {"beta": 3.5}}, "train": {"steps": 4}}
+    job = plan([Experiment("a", resolve(settings, depth=2))], tmp_path)[0]
+    left(job, "finished", step=job.steps, verdict="trained", nll_gap=-0.5, accuracy_gap=0.1)
+    ledger = Ledger(tmp_path / "ledger.csv")
+    assert ledger.add(Run.open(job.path))
+    assert "model.options.beta=3.5" in ledger.cells()[key_of(job.experiment.config)]["settings"].split()
+    assert ledger.frame()["model.options.beta"].tolist() == [3.5]
 
 
 def test_a_run_counts_by_the_files_that_it_read(texts: Path, tmp_path: Path) -> None:

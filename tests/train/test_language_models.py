@@ -17,6 +17,7 @@ from stabilitylab.train import plan, start
 from stabilitylab.train.run import Nobody
 
 NEW = ("keel", "gpas", "mix-ln", "hybridnorm", "hybridnorm-star", "completep")
+NEW += ("hyper-connections", "hyper-connections-static", "mhc", "siamese-norm", "attnres", "attnres-block")
 LANGUAGE = ("train.lr=2e-3",)
 
 

@@ -1,18 +1,26 @@
-"""CompleteP: Pre-LN whose branches, rates, eps and decay follow the depth."""
+"""CompleteP: Pre-LN whose branches, rates, eps and decay follow the depth, and the width."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..base import ArchOptions, Factors, Place, arch
-from ..sublayers import SubLayer
+from ...config import ModelConfig
+from ..base import ArchOptions, Factors, Place, arch, xavier_gain
+from ..sublayers import MultiHeadAttention, SubLayer
 from .preln import PreLN
 
 BASE_LAYERS = 2
+
+
+def widening(place: Place, options: Any) -> float:
+    """Return the width over the base width; 1 without a base width."""
+    return 1.0 if options.base_width is None else place.width / options.base_width
 
 
 @arch(
@@ -29,15 +37,20 @@ class CompleteP(PreLN):
     r"""x_{l+1} = x_l + m^{-a} F(LN(x_l)), m = layers / base layers, a = 1.  CompleteP, Dey et al. 2025 (2505.01618).
 
     The code of EleutherAI/nanoGPT-mup 6f8bc3b was read. AdamW's groups: rate m^{a-1} and eps m^{-a} inside the layers,
-    eps m^{-a} everywhere, no decay of norms and biases. With a = 1/2 it is depth-muP, after that code's range. This is
-    the part for depth; its rules for width (rates, decay, logits and attention's scale by d / d_base) are left out, as
-    this model is compared at one width. Inferred: m of each stack by itself. ``arch.base_layers``: layers of a stack at
-    which it is Pre-LN.
+    eps m^{-a} everywhere, no decay of norms and biases. With a = 1/2 it is depth-muP, after that code's range.
+    Inferred: m of each stack by itself. ``arch.base_layers``: layers of a stack at which it is Pre-LN.
+
+    ``arch.base_width`` adds the rules for width, n = d / base width: rate 1/n, decay n and standard deviation .02 /
+    sqrt(n) of matrices inside the layers, without 1 / sqrt(2 layers) on out and fc2; eps / n everywhere; logits / n;
+    attention's scale H/d, as in that code, at every width. They are written for embeddings of N(0, .02^2) without a
+    factor: model.embedding_scale = 1 and model.init = arch-normal or arch-gpt2, as gpt2 and llama have. Inferred: an
+    untied output is treated as an embedding.
     """
 
     class Options(ArchOptions):
         a: float = Field(default=1.0, ge=0, le=1)
         base_layers: int = Field(default=BASE_LAYERS, ge=1)
+        base_width: int | None = Field(default=None, ge=1)
 
     multiplier: Tensor
 
@@ -49,21 +62,45 @@ class CompleteP(PreLN):
         multiplier = torch.tensor(ratio**-self.options.a, dtype=torch.float64)
         self.register_buffer("multiplier", multiplier, persistent=False)
         self.scaled_branch = torch.nn.Identity()
+        self.widening = widening(place, self.options)
+        if self.options.base_width is not None and isinstance(f, MultiHeadAttention):
+            f.score_scale = f.heads / place.width
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
         branch = self.branch(self.f(self.norm(x), *context))
         return self.shortcut(x) + self.scaled_branch(self.multiplier * branch)
 
+    @classmethod
+    def objection(cls, config: ModelConfig) -> str:
+        if config.options.get("base_width") is None:
+            return ""
+        if config.embedding_scale == 1 and config.init in ("arch-normal", "arch-gpt2"):
+            return ""
+        return (
+            "arch.base_width needs model.embedding_scale = 1 and model.init = 'arch-normal' or 'arch-gpt2', for which "
+            "its rules are written; --model gpt2 and --model llama have both"
+        )
+
+    def gain(self, matrix: str) -> float:
+        if self.options.base_width is None:
+            return super().gain(matrix)
+        return xavier_gain(replace(self.place, base="normal"), matrix) / math.sqrt(self.widening)
+
     def factors(self, role: str) -> Factors:
-        a = self.options.a
+        a, wide = self.options.a, self.widening
         flat = "norm" in role.split(".")[-2] or role.endswith("bias")
-        return Factors(lr=self.ratio ** (a - 1), eps=self.ratio**-a, decay=0.0 if flat else 1.0)
+        n = wide if role.rpartition(".")[2] in self.f.matrices else 1.0
+        return Factors(lr=self.ratio ** (a - 1) / n, eps=self.ratio**-a / wide, decay=0.0 if flat else n)
 
     @classmethod
     def outer_factors(cls, place: Place, role: str, options: Any = None) -> Factors:
         own = options or cls.Options()
         ratio = place.layers / own.base_layers
-        return Factors(eps=ratio**-own.a, decay=0.0 if ".norm." in role else 1.0)
+        return Factors(eps=ratio**-own.a / widening(place, own), decay=0.0 if ".norm." in role else 1.0)
+
+    @classmethod
+    def output_factor(cls, place: Place, options: Any = None) -> float:
+        return 1 / widening(place, options or cls.Options())
 
     @staticmethod
     def constants(place: Place) -> dict[str, float]:

@@ -21,7 +21,7 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 from ..places.copied import Copied
 from ..places.naming import unwrapped
-from ..places.sites import hidden_state, summed, taken_up, tensor_of
+from ..places.sites import Parts, Shown, hidden_state, parts_of, summed, taken_up, tensor_of
 
 Value = torch.Tensor | None
 
@@ -32,7 +32,7 @@ class Visitor(Protocol):
     model: nn.Module
     left_out: bool  # of compiled code
 
-    def visit(self, hook: Hook, entering: Value, leaving: Value, compiled: bool = False) -> None: ...
+    def visit(self, hook: Hook, entering: Value | Parts, leaving: Value | Parts, compiled: bool = False) -> None: ...
 
     def visit_gradient(self, hook: Hook, gradient: torch.Tensor, of_input: bool) -> None: ...
 
@@ -42,8 +42,9 @@ class Hook(Copied):
 
     ``needs_input``, ``needs_output``: whether anything reads what enters and what leaves the module; ``gradient_of``:
     whose gradient is wanted, of the "input" and of the "output". ``compiled``: whether it stands in compiled code,
-    where it cannot be taken away. ``streams``: the arguments whose sum enters, see
-    :class:`~stabilitylab.probes.places.sites.Site`.
+    where it cannot be taken away. ``streams``: the arguments whose sum enters, and ``shown``: what is read of a stream,
+    see :class:`~stabilitylab.probes.places.sites.Site`. ``is_tap``: the module is a tap, whose tuple is read as a
+    whole.
     """
 
     def __init__(
@@ -55,8 +56,11 @@ class Hook(Copied):
         needs_output: bool,
         gradient_of: frozenset[str],
         streams: tuple[str, ...] = (),
+        shown: Shown | None = None,
+        is_tap: bool = False,
     ) -> None:
         self.visitor: Visitor | None = visitor
+        self.shown, self.is_tap = shown, is_tap
         self.module, self.wanted, self.streams = module, wanted, streams
         self.model = unwrapped(visitor.model)
         self.needs_input, self.needs_output = needs_input, needs_output
@@ -75,12 +79,22 @@ class Hook(Copied):
                 do = _at_once if _callback() in (None, False) else _apart
                 do(_measure, self, args, kwargs, output)  # pyright: ignore (it may be compiled)
         elif torch.is_grad_enabled() and self.model.training and not self.left_out:
+            if self.shown is not None or (self.is_tap and isinstance(output, tuple)):
+                return self._in_parts(args, kwargs, output)
             x = self._entering(args, kwargs) if self.needs_input else None
             y = (summed(output) if self.streams else _tensor(output)) if self.needs_output else None
             _visit(None if x is None else x.detach(), None if y is None else y.detach(), self.key)
             if self.of_output and y is not None and y.requires_grad:
                 return _with(output, y, _through(y, self.output_key))
         return None
+
+    def _in_parts(self, args: Any, kwargs: Any, output: Any) -> Any:
+        """Do the same in compiled code for streams that are read in parts."""
+        x = parts_of(_first(args, kwargs), self.shown).mean if self.needs_input else None
+        parts = parts_of(output, self.shown) if self.needs_output else None
+        y = None if parts is None else parts.mean
+        _visit(None if x is None else x.detach(), None if y is None else y.detach(), self.key)
+        return _through_parts(output, parts, self.output_key) if self.of_output and parts is not None else None
 
     def _entering(self, args: Any, kwargs: Any) -> Value:
         return taken_up(args, kwargs, self.streams) if self.streams else _entering(args, kwargs)
@@ -92,7 +106,7 @@ class Hook(Copied):
                     del self.module._forward_hooks[number], self.module._forward_hooks_with_kwargs[number]
             self._handles.append(self.module.register_forward_hook(self, with_kwargs=True))
             if self.of_input and not self.left_out:
-                entry = EntryHook(self.model, self.input_key)
+                entry = EntryHook(self.model, self.input_key, self.shown)
                 self._handles.append(self.module.register_forward_pre_hook(entry, with_kwargs=True))
 
     def detach(self) -> None:
@@ -110,11 +124,15 @@ class Hook(Copied):
 class EntryHook(Copied):
     """Shows the gradient of what enters a module to compiled code."""
 
-    def __init__(self, model: nn.Module, key: torch.Tensor) -> None:
-        self.model, self.key = model, key
+    def __init__(self, model: nn.Module, key: torch.Tensor, shown: Shown | None = None) -> None:
+        self.model, self.key, self.shown = model, key, shown
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if torch.compiler.is_compiling() and torch.is_grad_enabled() and self.model.training:
+            if self.shown is not None:
+                parts = parts_of(_first(args, kwargs), self.shown)
+                seen = _through_parts((args, kwargs), parts, self.key)
+                return (args, kwargs) if seen is None else seen
             x = _entering(args, kwargs)
             if x is not None and x.requires_grad:
                 through = _through(x, self.key)
@@ -171,12 +189,30 @@ def _tensor(value: Any) -> torch.Tensor | None:
     return None
 
 
+def _first(args: Any, kwargs: Any) -> Any:
+    """Return the stream that enters a module."""
+    return args[0] if args else next(iter(kwargs.values()))
+
+
+def _through_parts(value: Any, parts: Parts, key: torch.Tensor) -> Any:
+    """Return ``value`` with copies of ``parts`` whose gradients are seen, as one tensor (parts, ...); None without a
+    gradient."""
+    own = [part for part in parts.distinct if part.requires_grad]
+    if not own:
+        return None
+    for old, new in zip(own, _through(torch.stack(own), key).unbind(), strict=True):
+        value = _with(value, old, new)
+    return value
+
+
 def _with(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
     """``value`` with another tensor in one's place."""
     if value is old:
         return new
     if type(value) in (tuple, list):
         return type(value)([_with(item, old, new) for item in value])
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named one
+        return type(value)(*[_with(item, old, new) for item in value])
     if type(value) is dict:  # which may be the caller's own
         return {name: _with(item, old, new) for name, item in value.items()}
     if isinstance(value, Mapping):  # what a model of transformers returns
@@ -242,7 +278,11 @@ torch.library.register_autograd("stabilitylab::through", _visit_gradient, setup_
 def _measure(hook: Hook, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
     if hook.visitor is None:
         return
-    if hook.streams:
+    if hook.shown is not None or (hook.is_tap and isinstance(output, tuple)):
+        entering = _first(args, kwargs)
+        left = parts_of(output, hook.shown)
+        hook.visitor.visit(hook, left if entering is output else parts_of(entering, hook.shown), left)
+    elif hook.streams:
         hook.visitor.visit(hook, taken_up(args, kwargs, hook.streams), summed(output))
     else:
         hook.visitor.visit(hook, hidden_state(args, kwargs), tensor_of(output))

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..parameters.one_process import ALONE, OneProcess
 from ..parameters.shards import ActivationShards
+from ..places.sites import Parts
 from .board import Board
 from .guard import Guard
 from .hooks import Hook, RootHook, Value, is_nested, keep_apart
@@ -151,14 +152,14 @@ class Pass:
         """Return True if it was called in this pass already."""
         return self._calls.get(hook) == self._number
 
-    def visit(self, hook: Hook, entering: Value, leaving: Value, compiled: bool = False) -> None:
+    def visit(self, hook: Hook, entering: Value | Parts, leaving: Value | Parts, compiled: bool = False) -> None:
         """Measures what is wanted of a call of a module: what enters it and what it returns."""
         if not self.attached or not self.records(hook, compiled):
             return
         began = time.perf_counter()
         held: Any = (entering, leaving)
         shards = self.ranks.shards
-        if shards is not None:
+        if shards is not None and not isinstance(leaving, Parts):
             entering, leaving = self._whole(shards, hook, entering, leaving)
         for wanted in hook.wanted:
             board, row, _ = wanted
@@ -170,6 +171,9 @@ class Pass:
             if y is None or board.ended:
                 continue
             x = entering if site.whole else None
+            if isinstance(y, Parts):
+                self._visit_parts(wanted, x, y, compiled)
+                continue
             try:
                 shape = site.arranged(y).shape
                 if board.probe.on != "backward":  # an arranged value is not the one that gets the gradient
@@ -181,6 +185,21 @@ class Pass:
             except Exception as error:
                 self.guard(board, error)
         self.seconds += time.perf_counter() - began
+
+    def _visit_parts(self, wanted: Wanted, x: Any, y: Parts, compiled: bool) -> None:
+        """Measures a stream that is read in parts: their mean, or the gradients of all of them."""
+        board, row, _ = wanted
+        try:
+            weight = self.masks(board.sites[row].mask, y.tensors[0].shape[:-1], y.tensors[0].device)
+            if board.probe.on == "backward":
+                self.keep_parts(wanted, y, weight)
+                return
+            self.keep(wanted, x.mean if isinstance(x, Parts) else x, y.mean, weight, compiled)
+        except Exception as error:
+            self.guard(board, error)
+
+    def keep_parts(self, wanted: Wanted, y: Parts, weight: torch.Tensor) -> None:
+        """Notes that gradients of parts will come, see :class:`~.training_pass.TrainingPass`."""
 
     def _whole(self, shards: ActivationShards, hook: Hook, *values: Any) -> Iterator[Any]:
         """Yield values of a tensor-parallel model: with other ranks' parts, unless a gradient alone is wanted."""
@@ -249,7 +268,11 @@ class Pass:
             needs_input = any(on != "backward" or take == "input" for on, take in places)
             needs_output = any(take == "output" for _, take in places)
             gradient_of = frozenset(take for on, take in places if on == "backward")
-            yield Hook(self, module, tuple(all_of_it), needs_input, needs_output, gradient_of, streams)
+            sites = [board.sites[row] for board, row, _ in all_of_it]
+            shown = next((site.shown for site in sites if site.module is module), None)
+            is_tap = all(site.module is not module for site in sites)
+            given = needs_input, needs_output, gradient_of, streams, shown, is_tap
+            yield Hook(self, module, tuple(all_of_it), *given)
 
     def _enter(self, *given: Any) -> None:
         if self._inside and is_nested(self.model):

@@ -12,6 +12,7 @@ from torch import nn
 
 from ..base import wide
 from ..parameters.one_process import ALONE, OneProcess
+from ..places.sites import Parts
 from .backwards import Backwards
 from .board import Board, CleanPasses
 from .guard import Guard
@@ -22,11 +23,13 @@ from .watchable import compiled_modules
 
 
 class ComingGradient:
-    """The gradient of one value in one forward. It comes with each backward through that forward."""
+    """The gradient of one value in one forward. It comes with each backward through that forward, from each of the
+    value's ``parts``, whose gradients are added up."""
 
-    def __init__(self, to: TrainingPass, wanted: Wanted, weight: torch.Tensor) -> None:
-        self._to, self.wanted, self.weight = to, wanted, weight
+    def __init__(self, to: TrainingPass, wanted: Wanted, weight: torch.Tensor, parts: int = 1) -> None:
+        self._to, self.wanted, self.weight, self.parts = to, wanted, weight, parts
         self.row = -1  # in which it came last
+        self.came = 0  # how many times in that row
         self.sum: torch.Tensor | None = None
 
     def __call__(self, gradient: torch.Tensor) -> None:
@@ -147,16 +150,24 @@ class TrainingPass(Pass):
             # not register_full_backward_hook, which changes the gradients themselves
             y.register_hook(ComingGradient(self, wanted, weight))
 
+    def keep_parts(self, wanted: Wanted, y: Parts, weight: torch.Tensor) -> None:
+        self._recorded = True
+        own = [part for part in y.distinct if part.requires_grad]
+        one = ComingGradient(self, wanted, weight, len(own))
+        for part in own:
+            part.register_hook(one)
+
     def receive(self, one: ComingGradient, gradient: torch.Tensor) -> None:
         """Take a gradient that has come, of a backward that leads to the update or of another."""
         if self.paused or (self.backwards is not None and not self.backwards.leads()):
             return
-        again, one.row = one.row == self._row, self._row
-        if one.sum is not None:
+        one.came, one.row = one.came + 1 if one.row == self._row else 1, self._row
+        again = one.came > one.parts
+        if one.sum is not None and (self.adding or not again):
             one.sum = one.sum + gradient.detach()
         elif again:
             self.twice = True
-        elif self.adding:
+        elif self.adding or one.parts > 1:
             one.sum = gradient.detach()
             self._sums.append(one)
         else:
@@ -167,7 +178,8 @@ class TrainingPass(Pass):
             board, row, _ = wanted
             of_site = board.probe.on == "backward" and (board.sites[row].take == "input") is of_input
             if of_site and (weight := self._weights.get((board, row))) is not None:
-                self._keep_gradient(wanted, gradient, weight, compiled=True)
+                whole = gradient if hook.shown is None else gradient.sum(0)  # of the parts
+                self._keep_gradient(wanted, whole, weight, compiled=True)
 
     def _keep_gradient(
         self, wanted: Wanted, gradient: torch.Tensor, weight: torch.Tensor, compiled: bool = False

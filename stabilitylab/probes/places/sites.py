@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -42,6 +42,48 @@ class FeatureAxis:
         return self.expected if self.expected in named else named[-1] if named else -1
 
 
+class Parts:
+    """Several tensors of one shape that are read as one: the value is their mean, the gradient the sum of theirs, which
+    is that of moving all of them alike."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.tensors = tensors
+        self._mean: torch.Tensor | None = tensors[0] if len(tensors) == 1 else None
+
+    @property
+    def mean(self) -> torch.Tensor:
+        """The same tensor each time."""
+        if self._mean is None:  # no cached_property, whose lock a compiler does not know
+            self._mean = torch.stack([tensor.detach() for tensor in self.tensors]).mean(0)
+        return self._mean
+
+    @property
+    def distinct(self) -> list[torch.Tensor]:
+        """Each tensor once: the gradient of one that stands there twice is the sum already."""
+        return list({id(tensor): tensor for tensor in self.tensors}.values())
+
+
+Shown = Callable[[Any], Any]  # from a stream to the tensor or the tensors that are read of it
+
+
+def shown_by(module: nn.Module) -> Shown | None:
+    """Return the function by which a layer or a sub-layer says what is read of its streams, its ``shown_stream``; None
+    if it has none."""
+    found = getattr(unwrapped(module), "shown_stream", None)
+    return found if callable(found) else None
+
+
+def parts_of(value: Any, shown: Shown | None = None) -> Parts:
+    """Return what is read of a stream, or of a tap, whose tuple is read as a whole."""
+    found = value if shown is None else shown(value)
+    return Parts(found if isinstance(found, (tuple, list)) else (found,))
+
+
+def read(site: Site, value: Any) -> torch.Tensor | None:
+    """Return the tensor that is read of the stream that a site's module takes or yields."""
+    return tensor_of(value) if site.shown is None else parts_of(value, site.shown).mean
+
+
 @dataclass(frozen=True, eq=False)
 class Site:
     """One place: a module, whether its input or its output counts, and its stack, layer (from 1) and sub-layer.
@@ -51,8 +93,8 @@ class Site:
     ``take="inner"``: the value is what stacked experts multiply with their last weight, ``caught`` in the held-out
     pass. ``whole``: False if the site has the last module of a layer that is never called itself; the input of that
     module is not the layer's input. ``streams``: the arguments of a layer that takes the residual stream in parts (a
-    branch and the rest), and yields the stream in parts too; the stream is their sum. ``features``: finds the dimension
-    that holds the features.
+    branch and the rest), and yields the stream in parts too; the stream is their sum. ``shown``: what is read of the
+    stream, see :class:`Parts`; None: its first tensor. ``features``: finds the dimension that holds the features.
     """
 
     name: str
@@ -66,6 +108,7 @@ class Site:
     channels_first: int = 0
     whole: bool = True
     streams: tuple[str, ...] = ()
+    shown: Shown | None = None
     features: FeatureAxis | None = None
     caught: list[torch.Tensor] = field(default_factory=list)
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from .... import arch_notes
 from ....experiments import Experiment, Recipe, command, sweep, table_runs
 from ....experiments.recipe import DEEPNET
 from ... import style
@@ -17,6 +15,7 @@ from ...base import Figure, MissingRuns, Panel, Picture, Series, figure
 from ...claims import Effect, claim
 from ...collection import LAYERS, Runs
 from ...measures.comparison import ENOUGH, comparable, counted, failed, last_nll, states
+from ...measures.families import among_others, families
 from ...measures.outcomes import outcomes, worst
 from ...measures.provenance import provenance
 from ...measures.quality import Quality, even, quality, share_of
@@ -24,8 +23,6 @@ from ...stability import own_recipes, recipe_notes, table_groups
 from ...statistics import Region, slope
 from .figure_8 import fits
 
-OTHERS = "the others"
-CONTEXT = "#7f7f7f"
 LEAST = 3  # depths through which quality rises or falls
 
 
@@ -68,16 +65,6 @@ def _group(runs: Runs) -> Runs:
     return several[0].where(lambda run: not math.isnan(last_nll(run)))
 
 
-def families(labels: Sequence[str]) -> dict[str, list[str]]:
-    """Return ``labels`` by the title of their family; controls go with their architecture, unknown labels come last."""
-    known = arch_notes.families()
-    home = {arch: title for title, archs in known.items() for arch in archs}
-    found: dict[str, list[str]] = {title: [] for title in (*known, "Others")}
-    for label in labels:
-        found[home.get(style.family(label), "Others")].append(label)
-    return {title: own for title, own in found.items() if own}
-
-
 def _panel(
     title: str,
     own: Sequence[str],
@@ -85,14 +72,8 @@ def _panel(
     measured: Quality,
     depths: Sequence[int],
 ) -> Panel:
-    grey = [
-        replace(line, label=OTHERS, arch="", colour=CONTEXT, dash="solid", low=None, high=None, faint=True)
-        for label, found in lines.items()
-        for line in found
-        if line.kind == "line" and label not in own
-    ]
-    coloured = [line for label in own for line in lines[label]]
-    return Panel(title, "layers a side", measured.axis, [*grey, *coloured], log_x=True, ticks=depths, direct=True)
+    series = among_others(lines, own)
+    return Panel(title, "layers a side", measured.axis, series, log_x=True, ticks=depths, direct=True)
 
 
 def _finding(group: Runs, measured: Quality) -> str:

@@ -1,0 +1,108 @@
+"""AttnRes: each sub-layer attends over the outputs of all sub-layers below, in place of a sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from ..base import ArchOptions, Place, Residual, Trunk, arch
+from ..norms import EPS
+from ..sublayers import SubLayer
+
+Sources = tuple[Tensor, ...]  # what the next sub-layer reads, then all that it attends over
+
+
+class Growing(Trunk):
+    """The stream (h, v_0, v_1, ...): h is what the next sub-layer reads, v_0 the embedding. Probes read h."""
+
+    def enter(self, x: Tensor) -> Sources:
+        return x, x
+
+    def leave(self, stream: Sources) -> Tensor:
+        return stream[0]
+
+
+class Attending(Residual):
+    """A sub-layer, and behind it the attention over depth that gives the next one's input, or the stack's output."""
+
+    final_norm = True
+    trunk = Growing
+    learns = "w and the gain of its keys: 2 D a sub-layer; the final norm of each stack"
+
+    def __init__(self, f: SubLayer, place: Place, **given: Any) -> None:
+        super().__init__(f, place, **given)
+        self.depth_query = nn.Parameter(torch.zeros(place.width))
+        self.depth_gain = nn.Parameter(torch.ones(place.width))
+        self.scaled_branch = nn.Identity()
+        self.opens = place.index % self.size(place) == 0  # the first of its block
+
+    def size(self, place: Place) -> int:
+        """Return the number of sub-layers whose outputs make one source."""
+        return 1
+
+    def shares(self, sources: Tensor) -> Tensor:  # (n, B, T, D) -> (n, B, T, 1)
+        """Return the attention over ``sources``: softmax of w . RMSNorm(v), which has no scale."""
+        keys = F.rms_norm(sources, sources.shape[-1:], self.depth_gain, EPS)
+        return (keys * self.depth_query).sum(-1, keepdim=True).softmax(0)
+
+    def forward(self, x: Any, *context: Tensor | None) -> Any:
+        entering, *sources = x
+        branch = self.branch(self.f(self.norm(entering), *context)).to(entering.dtype)
+        begun = [] if self.opens else [sources.pop()]  # the sum of this block so far
+        last = begun[0] + branch if begun else branch
+        shares = self.shares(torch.stack((*sources, last)))
+        kept = (shares * torch.stack((*sources, *(begun or [torch.zeros_like(branch)])))).sum(0)
+        return (self.shortcut(kept) + self.scaled_branch(shares[-1] * branch), *sources, last)
+
+
+@arch(
+    "attnres",
+    title="AttnRes",
+    colour="#009E73",
+    marker="^",
+    rank=310,
+    gains="base",
+    family="More streams, since 2024",
+    stream="mixed",
+)
+class OverOutputs(Attending):  # no "attention" in its name, by which probes know modules that attend
+    r"""F_l reads LN(h_l), h_l = sum_{i<l} a_i v_i, v_i the output of F_i; a = softmax_i(w_l . RMSNorm(v_i)).  AttnRes.
+
+    Kimi Team 2026 (2603.15031), Eqs. 1-4. v_0 is the embedding, w = 0 at the start, so that h is an average. There is
+    no sum of branches. One more such average ends the stack, then a norm. w and the gain of RMSNorm stand behind the
+    sub-layer below, whose output is the last that they see; those of the first sub-layer, which sees the embedding
+    alone, change nothing and are left out. Work and memory grow with the square of the depth. Inferred: each stack of
+    an encoder-decoder by itself, where cross-attention is a sub-layer like the others.
+    """
+
+
+@arch(
+    "attnres-block",
+    title="AttnRes (blocks)",
+    colour="#CC79A7",
+    marker="v",
+    rank=300,
+    gains="base",
+    family="More streams, since 2024",
+    stream="mixed",
+)
+class OverBlocks(Attending):
+    r"""AttnRes over N sources v_i, each the sum of L / N neighbouring outputs of its L sub-layers; N = 8.  AttnRes.
+
+    Kimi Team 2026 (2603.15031), Eqs. 5-6. The sum of the block so far is a source for the rest of the block. With N = L
+    it is AttnRes in full. Where N does not divide L the last block is shorter (ours).
+    """
+
+    class Options(ArchOptions):
+        blocks: int = Field(default=8, ge=1)
+
+    def size(self, place: Place) -> int:
+        return -(-place.stack_sublayers // self.options.blocks)
+
+    @staticmethod
+    def constants(place: Place) -> dict[str, float]:
+        return {"sub-layers a block": float(-(-place.stack_sublayers // 8))}

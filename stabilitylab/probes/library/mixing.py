@@ -1,0 +1,66 @@
+"""The growth of signals through the mixtures of several streams."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..base import Numbers, Probe, probe
+from ..places.sites import Site, Sites
+from ..rules import Mean
+
+
+def mixings(sites: Sites) -> Sequence[Site]:
+    """Return the taps ``mixing`` of the sub-layers: what carries n streams past each of them, (B, T, n n)."""
+    found = [(path, module) for path, module in sites.modules.items() if path.rpartition(".")[2] == "mixing"]
+    return [Site(path, module, *sites.place(path)) for path, module in found if isinstance(module, nn.Identity)]
+
+
+@probe(
+    "mixing_gain",
+    on="reference",
+    at=mixings,
+    unit="gain",
+    total="mean",
+    columns={"forward": Mean(), "backward": Mean(), "own_forward": Mean(), "own_backward": Mean()},
+    log=True,
+)
+class MixingGain(Probe):
+    """Largest absolute row sum (forward) and column sum (backward) of H_l ... H_2 H_1, H_l the (n, n) matrix that
+    carries n streams past sub-layer l of a stack, mean over real tokens; own_forward and own_backward: of H_l alone.
+    They bound the growth of signals and of gradients through the streams. mHC, Xie et al. 2025 (2512.24880), whose
+    figures show it for Hyper-Connections and for mHC.
+
+    Look for a forward or backward gain that grows with l: 1 at the start of Hyper-Connections, at most about 1.6 in
+    mHC's paper, up to 3000 in its Hyper-Connections of 27B. A matrix with rows and columns of sum 1 keeps both at 1.
+
+    Cost: a product of n by n matrices a token and sub-layer of the reference pass.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[str, Site] = {}
+        self._composed: dict[str, torch.Tensor] = {}  # of the pass, by stack: (B, T, n, n)
+
+    def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
+        n = math.isqrt(y.shape[-1])
+        own = y.detach().double().unflatten(-1, (n, n))
+        if self._first.setdefault(site.stack, site) is site:
+            composed = own
+        else:
+            composed = own @ self._composed[site.stack]
+        self._composed[site.stack] = composed
+        return {
+            "forward": largest_sum(composed, -1),
+            "backward": largest_sum(composed, -2),
+            "own_forward": largest_sum(own, -1),
+            "own_backward": largest_sum(own, -2),
+        }
+
+
+def largest_sum(matrices: torch.Tensor, axis: int) -> torch.Tensor:
+    """Return the largest absolute sum along ``axis``: (B, T)."""
+    return matrices.sum(axis).abs().amax(-1)

@@ -1,0 +1,1 @@
+"""The figures of all architectures together, of no paper."""
