@@ -147,6 +147,7 @@ class Board:
         self.clear()
 
     def clear(self) -> None:
+        self.probe.begin_row()
         self.drop()
         self._seen[:] = False
         for additive, buffer in self._storage.items():

@@ -12,7 +12,7 @@ from torch import nn
 
 from ...errors import UsageError
 from ...schema import Row
-from ..places.attending import Part, query_key
+from ..places.attending import TRANSPOSED, Part, query_key
 from ..places.naming import modules_of, parameters_of, unwrapped
 from ..places.structure import Places, is_norm
 from ..rules import Mean, Norm, Total
@@ -144,6 +144,14 @@ class Parameters:
         if not self._sharded:
             return [tensor.grad for tensor in self._own]
         return [None if tensor.grad is None else local_gradient(tensor) for tensor in self._own]
+
+    def logical(self, number: int) -> tuple[int, int, float, bool]:
+        """Return the index of the first row and of the first column that this rank holds of a parameter, the share that
+        the rank adds, and True if the parameter is a weight that is stored as (in, out)."""
+        layout = self._ranks.layout(self._own[number])
+        owner = self.names[number].rpartition(".")[0]
+        turned = type(modules_of(self._model)[owner]).__name__ == TRANSPOSED and self._own[number].dim() == 2
+        return layout.start, layout.left, layout.share, turned
 
     def total_norm(self) -> Total | None:
         """Return the L2 norm of all gradients together; None if there is no gradient."""
