@@ -91,6 +91,9 @@ class Probe:
     def begin_row(self) -> None:
         """Called before the numbers of a row: forget what a probe counts from micro-batch to micro-batch."""
 
+    def end_pass(self, kept: bool) -> None:
+        """Called when the numbers of a micro-batch were added up (``kept``), or dropped since its forward raised."""
+
     @classmethod
     def table(cls, rows: Sequence[Row], columns: Sequence[str]) -> Table:
         definition = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())  # the first paragraph

@@ -30,10 +30,17 @@ class _OfModules(Probe):
     def __init__(self) -> None:
         self._norm = WideNorm()
         self._order: dict[str, int] = {}
-        self._samples: dict[str, int] = {}
+        self._samples: dict[str, int] = {}  # of the row so far, by site
+        self._kept: dict[str, int] = {}  # those of passes that count
 
     def begin_row(self) -> None:
-        self._samples.clear()
+        self._samples, self._kept = {}, {}
+
+    def end_pass(self, kept: bool) -> None:
+        if kept:
+            self._kept = dict(self._samples)
+        else:
+            self._samples = dict(self._kept)
 
     def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
         y = torch.where(weight[..., None], y.detach(), 0) if weight.dim() else y.detach()
