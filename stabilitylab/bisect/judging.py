@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -143,8 +143,10 @@ def _in_order(
 def _by_data(phase: str, pairs: Sequence[Pair]) -> list[Pair]:
     """Order the places of a pass by the data. A module's hook runs after those of its inner modules, so that what
     enters it is put before them."""
+    if phase == "backward":
+        return list(_backwards(sorted(pairs, key=lambda pair: (pair.a.absent, pair.a.order))))
     if phase != "forward":
-        return sorted(pairs, key=lambda pair: (pair.a.absent, pair.a.order))
+        return list(pairs)
     first: dict[str, float] = {}
     for pair in pairs:
         path = module_of(pair.a.name)
@@ -159,6 +161,17 @@ def _by_data(phase: str, pairs: Sequence[Pair]) -> list[Pair]:
         return pair.a.order, 1, -path.count(".")
 
     return sorted(pairs, key=key)
+
+
+def _backwards(pairs: Sequence[Pair]) -> Iterator[Pair]:
+    """Of neighbours with one gradient, which is that of one tensor, the module that yields the gradient comes first,
+    the innermost before those around it."""
+    groups: list[list[Pair]] = []
+    for pair in pairs:
+        same = groups and not pair.a.absent and np.array_equal(groups[-1][0].a.sums, pair.a.sums)
+        groups[-1].append(pair) if same else groups.append([pair])
+    for group in groups:
+        yield from sorted(group, key=lambda pair: (pair.a.name.endswith(":out"), -pair.a.name.count(".")))
 
 
 def first_over(places: Sequence[Place], limit: float) -> Place | None:

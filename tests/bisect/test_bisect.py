@@ -21,6 +21,7 @@ from planted import (
     reference_model,
     setting,
 )
+from rest_slow import rest_slow
 from torch import Tensor, nn
 
 import stabilitylab as sl
@@ -45,7 +46,7 @@ def test_a_fault_is_named_and_confirmed(gpt: GPT, name: str) -> None:
     assert found.suspected.factor > 1000, "rounding of float32 is far below"
 
 
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", rest_slow(LARGE, {"channels rolled", "missing bias"}))
 def test_a_fault_is_named_between_two_precisions(gpt: GPT, name: str) -> None:
     found = sl.bisect(gpt, faulty(gpt, name), ids(), (loss_of, loss_in_bf16))
     assert (found.verdict, found.confirmed, found.where) == ("different", True, FAULTS[name][1])
@@ -56,9 +57,9 @@ def test_a_fault_below_the_rounding_of_a_precision_is_rounding_there(gpt: GPT) -
     assert found.verdict == "rounding"
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", rest_slow([0, 1, 2], {0}))
 def test_clean_pairs_are_not_flagged(seed: int) -> None:
-    model = GPT(3, seed)
+    model = GPT(2, seed)
     pairs = {
         "bf16": (copy.deepcopy(model).to(torch.bfloat16), loss_of),
         "autocast": (copy.deepcopy(model), loss_in_bf16),
@@ -69,7 +70,7 @@ def test_clean_pairs_are_not_flagged(seed: int) -> None:
         over = [(place.phase, place.name, place.factor) for place in (*found.places, *found.fed) if place.is_over(3.0)]
         assert (found.verdict, over) == ("rounding", []), name
         assert found.exit_code == 0
-        assert len(found.places) > 100
+        assert len(found.places) > 90
         largest = found.largest
         assert largest is not None
         assert 0.1 < largest.factor < 2.5, "the control is of the size of the rounding"
@@ -80,7 +81,7 @@ def test_clean_pairs_are_not_flagged(seed: int) -> None:
     ]
 
 
-@pytest.mark.parametrize("arch", ["preln", "postln"])
+@pytest.mark.parametrize("arch", rest_slow(["postln", "preln"], {"postln"}))
 def test_the_reference_model_and_its_faults(arch: str) -> None:
     model = reference_model(2, arch)
     bf16 = sl.bisect(model, copy.deepcopy(model).to(torch.bfloat16), ids(), reference_loss)
@@ -209,9 +210,7 @@ def test_other_names_are_paired_by_structure_or_by_a_map(gpt: GPT, maps: tuple[s
     assert (found.only_a, found.only_b) == ({}, {})
 
 
-def test_models_without_a_common_place_and_wrong_options_are_refused(gpt: GPT) -> None:
-    with pytest.raises(UsageError, match="no place in common"):
-        sl.bisect(gpt, GPT(3), ids(), loss_of, maps=("h=x", "^w=y", "ln_f=z", "head=q"))
+def test_wrong_options_are_refused(gpt: GPT) -> None:
     with pytest.raises(UsageError, match="no regular expression"):
         sl.bisect(gpt, gpt, ids(), loss_of, maps=("(=x",))
     with pytest.raises(UsageError, match="must be above 0"):

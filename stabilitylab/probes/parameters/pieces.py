@@ -75,6 +75,9 @@ class Parameters:
         self._rows[""] = self._index(self._row)
         self._whose = self._index([piece.index for piece in self.pieces])
         self._kind = self._index([self.kinds.index(_kind(piece)) for piece in self.pieces])
+        modules = modules_of(model)
+        owners = [type(modules[name.rpartition(".")[0]]).__name__ for name in self.names]
+        self._turned = {at for at, kind in enumerate(owners) if kind == TRANSPOSED and self._own[at].dim() == 2}
         if ranks.known:
             self.bind()
 
@@ -149,9 +152,7 @@ class Parameters:
         """Return the index of the first row and of the first column that this rank holds of a parameter, the share that
         the rank adds, and True if the parameter is a weight that is stored as (in, out)."""
         layout = self._ranks.layout(self._own[number])
-        owner = self.names[number].rpartition(".")[0]
-        turned = type(modules_of(self._model)[owner]).__name__ == TRANSPOSED and self._own[number].dim() == 2
-        return layout.start, layout.left, layout.share, turned
+        return layout.start, layout.left, layout.share, number in self._turned
 
     def total_norm(self) -> Total | None:
         """Return the L2 norm of all gradients together; None if there is no gradient."""
