@@ -173,10 +173,15 @@ def of_stored(
     ``control``: a run like ``a``, whose difference from ``a`` is rounding. ``step``: the row; by default the first that
     all have. Raises UsageError if there is none, InputError for what cannot be read.
     """
-    _check_limit(limit)
     opened = [stored(path) for path in (a, b, *([] if control is None else [control]))]
-    at = _common(opened, step)
-    prints = [of_run(one, at) if isinstance(one, Run) else one for one in opened]
+    at = common_steps(opened, step)[0]
+    return of_prints([of_run(one, at) if isinstance(one, Run) else one for one in opened], maps=maps, limit=limit)
+
+
+def of_prints(prints: Sequence[Fingerprint], *, maps: Sequence[str] = (), limit: float = LIMIT) -> Bisection:
+    """Bisect two fingerprints, with a third as the control if there is one."""
+    _check_limit(limit)
+    at = prints[0].step
     pairs = matched(prints[0], prints[1], maps)
     controls = [matched(prints[0], one) for one in prints[2:]]
     told = (
@@ -186,20 +191,21 @@ def of_stored(
     if not controls:
         notes.append("Without --control, a run like the first, small errors cannot be told from rounding.")
     if at:
-        notes.append(f"At step {at} the parameters differ by what came before: the first row tells most.")
+        notes.append(f"At step {at} the parameters may differ by what came before: the first row says most.")
     return _answer(
         (prints[0].label, prints[1].label), at, pairs, judged(pairs, controls, made=False), (), limit, told, notes
     )
 
 
-def _common(opened: Sequence[Fingerprint | Run], step: int | None) -> int:
+def common_steps(opened: Sequence[Fingerprint | Run], step: int | None = None) -> list[int]:
+    """Return the steps at which all have a fingerprint, or only ``step``. Raises UsageError for none."""
     known = [{*steps_of(one)} if isinstance(one, Run) else {one.step} for one in opened]
     both = sorted(set.intersection(*known))
     if step is not None and step not in both:
         raise UsageError(f"step {step} has no fingerprint in all of them; {_steps(both)}.")
     if not both:
         raise UsageError("they have no step with a fingerprint in common: record them with the same --every.")
-    return both[0] if step is None else step
+    return both if step is None else [step]
 
 
 def _steps(both: Sequence[int]) -> str:

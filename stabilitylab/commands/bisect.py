@@ -131,7 +131,10 @@ def show(console: Console, found: Bisection, every: bool) -> None:
         Field("", need=8),
     ]
     rows = [_row(found, place, "fed") for place in _chosen(found, found.fed, every)]
-    for phase in dict.fromkeys(place.phase for place in found.places):
+    phases = list(dict.fromkeys(place.phase for place in found.places))
+    if found.first is not None and not every:  # what comes after the first difference depends on it
+        phases = phases[: phases.index(found.first.phase) + 1]
+    for phase in phases:
         of_phase = [place for place in found.places if place.phase == phase]
         rows += [_row(found, place, phase) for place in _chosen(found, of_phase, every)]
     if rows:

@@ -159,6 +159,28 @@ def test_the_command_ends_with_the_answer(runs: dict[str, Path], run: Call) -> N
     assert run("bisect", "nowhere", paths[0])[0] == 4
 
 
+def test_compare_names_the_place_by_the_sums_and_says_where_norms_cannot(
+    runs: dict[str, Path], run: Call, tmp_path: Path
+) -> None:
+    paths = [str(runs[name]) for name in ("fp32", "scale")]
+    code, out, _ = run("compare", *paths)
+    assert code == 0
+    assert out.index("first trouble") < out.index("part at"), "the table of both comes first"
+    assert "By their fingerprints at step 0: A difference in what is computed enters in h.1.attn (forward" in out
+    read = json.loads(run("compare", *paths, "--json")[1])
+    assert read["sketched"]["where"] == "h.1.attn"
+    assert not any(name.startswith("fingerprint") and ".s" in name for name in read["compared"])
+    rolled = recorded(tmp_path / "rolled", faulty(GPT(4), "channels rolled"), probes="default")
+    plain = recorded(tmp_path / "plain", GPT(4), probes="default")
+    assert (
+        "Norms alone cannot place it: record both with the probe fingerprint"
+        in run("compare", str(plain), str(rolled))[1]
+    )
+    same = run("compare", str(runs["fp32"]), str(runs["same"]))[1]
+    assert "identical bit for bit" in same
+    assert "Norms alone" not in same
+
+
 @pytest.mark.slow
 def test_two_factories_run_in_processes_of_their_own(monkeypatch: pytest.MonkeyPatch, run: Call) -> None:
     here = Path(__file__).parent
