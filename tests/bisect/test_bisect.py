@@ -99,7 +99,7 @@ def test_the_reference_model_and_its_faults(arch: str) -> None:
 
 def test_the_residual_from_the_wrong_place_is_the_layers_fault(gpt: GPT) -> None:
     other = copy.deepcopy(gpt)
-    block = other.h[1]
+    block: Any = other.h[1]
 
     def forward(x: Tensor) -> Tensor:
         normed = block.ln_1(x)
@@ -134,7 +134,7 @@ def test_a_backward_that_differs_is_suspected_in_the_backward_pass(gpt: GPT) -> 
             return 2 * gradients[0]
 
     def first_in(model: nn.Module) -> nn.Module:
-        inner = model.get_submodule("h.2.mlp")
+        inner: Any = model.get_submodule("h.2.mlp")
         forward = inner.forward
         inner.forward = lambda x: forward(Scaled.apply(x))
         return model
@@ -182,7 +182,7 @@ def test_nothing_of_the_models_is_changed(gpt: GPT) -> None:
 class Ported(nn.Module):
     """The same GPT in another's names, with its own order of registration."""
 
-    def __init__(self, gpt: GPT) -> None:
+    def __init__(self, gpt: Any) -> None:
         super().__init__()
         self.tokens, self.positions = gpt.wte, gpt.wpe
         self.blocks = nn.ModuleList(gpt.h)
