@@ -118,6 +118,7 @@ def _in_order(
     calls, ulp = 0, 0.0
     for phase, some in phases.items():
         some = _by_data(phase, some)
+        elsewhere = _other_tensors(some) if phase == "backward" else set()
         top: dict[tuple[str, int], float] = {}
         for pair in some:
             key = pair.a.stack, pair.a.layer
@@ -132,9 +133,10 @@ def _in_order(
             is_noise = phase in ("gradients", "update") and max(pair.a.norm, pair.b.norm) < (
                 NO_SIGNAL * top[pair.a.stack, pair.a.layer]
             )
+            is_other = phase == "backward" and pair.a.name in elsewhere
             place = Place(
                 phase, pair.a.name, pair.b.name, pair.a.stack, pair.a.layer, pair.a.sublayer, seen.relative,
-                seen.error, control, 0.0, seen.relative, float(len(found)), judged=not is_noise,
+                seen.error, control, 0.0, seen.relative, float(len(found)), judged=not (is_noise or is_other),
             )  # fmt: skip
             found.append(place)
     return found
@@ -172,6 +174,26 @@ def _backwards(pairs: Sequence[Pair]) -> Iterator[Pair]:
         groups[-1].append(pair) if same else groups.append([pair])
     for group in groups:
         yield from sorted(group, key=lambda pair: (pair.a.name.endswith(":out"), -pair.a.name.count(".")))
+
+
+def _other_tensors(pairs: Sequence[Pair]) -> set[str]:
+    """Return the inputs whose gradient is that of another tensor on one side: of a copy, as a cast or clone() makes it.
+
+    The gradient of a tensor has the parts of all that take it, of a residual too; that of its copy has only one. An
+    input that is one tensor with an output on one side, and not on the other, cannot be compared.
+    """
+    outputs: list[dict[bytes, set[str]]] = [{}, {}]
+    for pair in pairs:
+        if pair.a.name.endswith(":out"):
+            for held, place in zip(outputs, (pair.a, pair.b), strict=True):
+                held.setdefault(place.sums.tobytes(), set()).add(pair.a.name)
+    first, second = outputs
+    return {
+        pair.a.name
+        for pair in pairs
+        if pair.a.name.endswith(":in")
+        and first.get(pair.a.sums.tobytes(), set()) != second.get(pair.b.sums.tobytes(), set())
+    }
 
 
 def first_over(places: Sequence[Place], limit: float) -> Place | None:

@@ -162,3 +162,14 @@ def test_places_are_paired_by_name_then_by_structure() -> None:
     for wrong in ("h", "=x", "(=x"):
         with pytest.raises(UsageError, match="--map"):
             matched(of("a", forward=ours), of("b", forward=theirs), [wrong])
+
+
+def test_a_gradient_of_a_copy_is_not_compared_with_that_of_a_shared_tensor() -> None:
+    shared, part = np.full(K, 0.5), np.full(K, 0.2)
+    a = of("a", backward=[one("fc:in", shared, 0), one("norm:out", shared, 1)])
+    b = of("b", backward=[one("fc:in", part, 0), one("norm:out", shared, 1)])  # of x.clone(), without the residual
+    found = {place.name: place for place in judged(matched(a, b), [], made=True)}
+    assert (found["fc:in"].judged, found["norm:out"].judged) == (False, True)
+    c = of("c", backward=[one("fc:in", part, 0), one("norm:out", part, 1)])
+    wrong = {place.name: place for place in judged(matched(a, c), [], made=True)}
+    assert all(place.judged for place in wrong.values())
