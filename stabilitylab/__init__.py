@@ -13,6 +13,7 @@ from .tapping import tap
 
 if TYPE_CHECKING:
     from .api import sites, watch
+    from .bisect.find import bisect
     from .check import preflight, verify_neutral
     from .lr_find.find import lr_find
     from .models import build_model
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Probe": "probes",
     "Run": "store",
+    "bisect": "",  # the package itself, which can be called
     "build_model": "models",
     "load_runs": "store",
     "lr_find": "",  # the package itself, which can be called
@@ -36,6 +38,7 @@ __all__ = [
     "Probe",
     "Run",
     "__version__",
+    "bisect",
     "build_model",
     "load_runs",
     "lr_find",

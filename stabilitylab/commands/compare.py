@@ -66,10 +66,10 @@ def compare(
         print(json.dumps(plain(facts | more), indent=2))
         return
     console = screen(width=None if sys.stdout.isatty() else 400)
-    if found is not None:
-        _show(console, found, opened)
-        console.print()
     _side_by_side(console, standings, opened if found is None else [])
+    if found is not None:
+        console.print()
+        _show(console, found, opened)
 
 
 def _side_by_side(console: Console, standings: Standings, runs: Sequence[Run]) -> None:

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
+from ..bisect import Bisection
+from ..bisect.find import common_steps, of_prints
+from ..bisect.prints import TABLES, of_run
+from ..errors import InputError, UsageError
 from ..schema import Row
 from ..store import Run
 from ..store.layout import flat
@@ -48,9 +51,10 @@ class Difference:
 class Comparison:
     """The comparison of two runs.
 
-    ``first``: the first difference, by step and by what numbers depend on. ``first_in_table``: the first difference
-    among tables, which name a place. ``identical_through``: the last common step before ``first``. ``growth``: level
-    -> the first difference above that level.
+    ``sketched``: what the sums with random signs say of the first row in which they differ; None if no common row has
+    them, or if none differs. ``first``: the first difference, by step and by what numbers depend on.
+    ``first_in_table``: the first difference among tables, which name a place. ``identical_through``: the last common
+    step before ``first``. ``growth``: level -> the first difference above that level.
     """
 
     a: str
@@ -65,6 +69,7 @@ class Comparison:
     growth: Mapping[float, Difference | None]
     settings: Mapping[str, tuple[Any, Any]]
     only: Mapping[str, Mapping[str, Any]]  # "a" | "b" -> what only that run has
+    sketched: Bisection | None = None
 
     @property
     def paragraph(self) -> str:
@@ -81,10 +86,22 @@ class Comparison:
         table = self.first_in_table
         if table is not None and table is not self.first:
             words.append(f"The first table to differ: {table.sentence()}.")
-        return " ".join(words)
+        return " ".join((*words, *self.placed()))
+
+    def placed(self) -> list[str]:
+        """Return sentences about the place that differs first, by sums with random signs; norms do not tell it."""
+        if self.sketched is None:
+            if self.first_in_table is None or self.first_in_table.phase not in ("forward", "backward"):
+                return []
+            return ["Norms alone cannot place it: record both with the probe fingerprint, and bisect them."]
+        found = f"By their fingerprints at step {self.sketched.step}:"
+        return [" ".join((found, *self.sketched.sentences()[:2]))]
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {
+        return {key: value for key, value in vars(self).items() if key != "sketched"} | {
+            "first": self.first and asdict(self.first),
+            "first_in_table": self.first_in_table and asdict(self.first_in_table),
+            "sketched": self.sketched and self.sketched.as_dict(),
             "paragraph": self.paragraph,
             "growth": [{"above": level, "first": one and asdict(one)} for level, one in self.growth.items()],
             "settings": {key: {"a": a, "b": b} for key, (a, b) in self.settings.items()},
@@ -129,7 +146,23 @@ def _compared(a: Run, b: Run, rtol: float, atol: float) -> Comparison:
         growth,
         settings(a.config, b.config),
         only(left, right, pairs),
+        None if first is None else sketched(a, b),
     )
+
+
+def sketched(a: Run, b: Run) -> Bisection | None:
+    """Bisect two runs at the first common row in which their fingerprints differ; None if there is none."""
+    if not all(TABLES["forward"] in recorded(Evidence(run)) for run in (a, b)):
+        return None
+    try:
+        steps = common_steps((a, b))
+    except UsageError:
+        return None
+    for step in steps:
+        found = of_prints((of_run(a, step), of_run(b, step)))
+        if found.verdict != "identical":
+            return found
+    return None
 
 
 def settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -167,7 +200,10 @@ def _pairs(left: Evidence, right: Evidence) -> Iterator[tuple[Grid, Grid]]:
             yield pair
     for table in left.run.tables:
         if table in right.run.tables:
-            for column in left.run.table(table).columns:
+            columns = left.run.table(table).columns
+            for column in (
+                ("norm",) if table in TABLES.values() else columns
+            ):  # their sums differ where the norm need not
                 if pair := _common(left.grid(table, column), right.grid(table, column)):
                     yield pair
 

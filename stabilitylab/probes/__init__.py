@@ -14,7 +14,7 @@ from ._engine.watchable import Optimizers
 from .base import PROBES, Collected, CurvatureProbe, ParameterProbe, Probe, probe
 from .parameters.sharing import SplitOver
 from .places.sites import Site, Sites
-from .rules import Max, Mean, Norm, Quantile, Ratio, Rule, Sum, Total
+from .rules import Max, Mean, Norm, Quantile, Ratio, Rule, Sketch, Sum, Total
 from .watcher import Watcher
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "Rule",
     "Site",
     "Sites",
+    "Sketch",
     "SplitOver",
     "Sum",
     "Template",

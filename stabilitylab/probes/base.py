@@ -58,7 +58,9 @@ class Probe:
     together: ClassVar[bool] = False  # is there a measure_together()?
     heads: ClassVar[bool] = False  # do numbers have a first dimension of heads, each of which has a row of its own?
     in_step: ClassVar[bool] = False  # on="step": does it take what an optimizer sums in its step (Parameters.in_step)?
+    brings: ClassVar[tuple[str, ...]] = ()  # probes that come with it where it is asked for by name
     awake: bool = True  # is the coming row probed?
+    data_rank: tuple[int, int] = (0, 1)  # the number of this rank among those with different batches, and how many
     missed: dict[str, str]  # site -> why it has no number
     # numbers of the heads that this rank has at a site, (heads, ...) -> those of all ranks, if it is tensor parallel
     all_heads: Callable[[Site, torch.Tensor], torch.Tensor] = staticmethod(lambda site, numbers: numbers)
@@ -85,6 +87,12 @@ class Probe:
         """Return what a probe needs around each reference pass that is recorded, and around training from its first row
         on, where it does nothing unless ``awake``."""
         return nullcontext()
+
+    def begin_row(self) -> None:
+        """Called before the numbers of a row: forget what a probe counts from micro-batch to micro-batch."""
+
+    def end_pass(self, kept: bool) -> None:
+        """Called when the numbers of a micro-batch were added up (``kept``), or dropped since its forward raised."""
 
     @classmethod
     def table(cls, rows: Sequence[Row], columns: Sequence[str]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
@@ -138,6 +139,77 @@ class Quantile(Rule):
         middles = torch.where(place == 0, 0.0, torch.where(place >= self.width - 2, torch.inf, middles))
         none = torch.where(parts[:, -1] == 0, empty(parts.device), torch.nan)
         return torch.where((parts[:, -1] == 0) & (reached[:, -1] > 0), middles, none)
+
+
+ROWS, FEATURES = 0, 1  # the two streams of signs
+CHUNK = 1 << 22  # entries that are widened to float64 at a time
+GOLDEN, FIRST, SECOND = (  # constants of splitmix64 (Steele, Lea, Flood 2014), as signed numbers
+    number - (1 << 64) for number in (0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB)
+)
+
+
+@dataclass(frozen=True)
+class Sketch:
+    r"""``k`` sums of the entries of a tensor with random signs, z_j = sum_{i,f} r_j(i) c_j(f) x_{i,f}, a column each.
+
+    E z_j^2 = ||x||_F^2, and the sums are linear: those of two tensors differ by those of their difference, so that
+    mean_j (z_j - z'_j)^2 estimates ||x - x'||_F^2 without bias (Alon, Matias, Szegedy 1996). Its relative standard
+    error is at most sqrt(8 / k), for a difference of rank one, and about sqrt(2 / k) for one without structure.
+
+    The sign r_j(i) is bit j of splitmix64 of the logical index i of a row (a token, an output of a weight), and c_j(f)
+    is bit j of another stream at the feature f. Since a sign depends on indices alone, the sums of parts of a tensor
+    add up to those of the whole. They do not depend on the name of the place, so that two implementations can be
+    compared. A CountSketch would read each entry once too, but scatters, in an order that a GPU does not repeat; here
+    equal tensors have equal sums.
+
+    ``columns`` are the rules of the k columns; :meth:`sums` takes the numbers, in float64. ``k``: 1 to 64.
+    """
+
+    k: int = 16
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k <= 64:
+            raise ValueError(f"a Sketch has 1 to 64 sums, not {self.k}.")
+
+    @property
+    def columns(self) -> Mapping[str, Rule]:
+        return {f"s{number}": Sum() for number in range(self.k)}
+
+    def signs(self, index: torch.Tensor, stream: int) -> torch.Tensor:  # (n,) int64 -> (n, k) float64
+        """The signs of logical indices, -1 or 1: splitmix64's number index + 1 of a ``stream``'s own sequence."""
+        mixed = (index + ((stream << 60) + 1)) * GOLDEN
+        mixed = (mixed ^ _shifted(mixed, 30)) * FIRST
+        mixed = (mixed ^ _shifted(mixed, 27)) * SECOND
+        mixed = mixed ^ _shifted(mixed, 31)
+        bits = _shifted(mixed[:, None], torch.arange(self.k, device=index.device)) & 1
+        return 1.0 - 2.0 * bits.double()
+
+    def sums(self, values: torch.Tensor, rows: torch.Tensor, features: torch.Tensor | int) -> torch.Tensor:
+        """The k sums of ``values`` (n, d) whose rows and features have these logical indices: (k,) float64.
+
+        ``features``: (d,) indices, or the index of the first.
+        """
+        if isinstance(features, int):
+            columns = _feature_signs(self, values.shape[1], features, values.device)
+        else:
+            columns = self.signs(features, FEATURES)
+        total = torch.zeros(self.k, dtype=torch.float64, device=values.device)
+        step = max(1, CHUNK // max(1, values.shape[1]))
+        for some, index in zip(values.split(step), rows.split(step), strict=True):
+            total += ((some.double() @ columns) * self.signs(index, ROWS)).sum(0)
+        return total
+
+
+def _shifted(numbers: torch.Tensor, by: int | torch.Tensor) -> torch.Tensor:
+    """Shift to the right without the sign."""
+    if isinstance(by, int):
+        return (numbers >> by) & ((1 << (64 - by)) - 1)
+    return numbers >> by  # of which a single bit is read
+
+
+@cache
+def _feature_signs(sketch: Sketch, width: int, first: int, device: torch.device) -> torch.Tensor:
+    return sketch.signs(torch.arange(first, first + width, device=device), FEATURES)
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def test_a_section_that_one_run_lacks_is_one_line_and_a_measured_nan_is_a_number
     assert "\n  model: 3 settings that only a has (--json lists them)\n" in out
     assert "\n  preset: (not set) | tiny\n" in out
     assert "model.arch" not in out
-    row = next(line for line in reversed(out.splitlines()) if line.startswith("own "))
+    row = next(line for line in out.splitlines() if line.startswith("own "))
     assert row.split()[:3] == ["own", "finished", "nan"]
     _, out, _ = run("compare", "own", "a", "b")
     assert "\n  train.lr: (not set) | 1.0 | 2.0\n" in out  # in which those that have it differ

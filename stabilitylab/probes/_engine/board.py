@@ -67,6 +67,7 @@ class Board:
 
     def drop(self) -> None:
         """Forgets what waits to be added up."""
+        self.probe.end_pass(kept=False)
         self._waiting.clear()
         self._values.clear()
 
@@ -90,6 +91,7 @@ class Board:
                 stacked = torch.stack(values)  # (n, *tokens)
                 self.add(raw, rows, stacked, masks(stack, shape, stacked.device) if shape else None)
         self._waiting.clear()
+        self.probe.end_pass(kept=True)
 
     def add(self, raw: str, rows: Sequence[int], values: torch.Tensor, weight: torch.Tensor | None) -> None:
         if (index := self._index.get(key := tuple(rows))) is None:
@@ -148,6 +150,7 @@ class Board:
 
     def clear(self) -> None:
         self.drop()
+        self.probe.begin_row()
         self._seen[:] = False
         for additive, buffer in self._storage.items():
             buffer.fill_(0 if additive else -torch.inf)

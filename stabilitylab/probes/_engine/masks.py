@@ -31,6 +31,17 @@ class Masks:
             found = self._found[stack, tokens] = self._look_up(stack, tokens, device)
         return found
 
+    def nearest(self, stack: str | None, tokens: torch.Size, device: torch.device) -> torch.Tensor:
+        """Return the mask of this stack, or of the only other stack, whose layout fits the tokens; True everywhere if
+        none fits. For values inside a sub-layer, which may be another stack's output."""
+        masks = self.given() if stack is not None else None
+        every = masks if isinstance(masks, Mapping) else {} if masks is None else {stack: masks}
+        fitting = {name: found for name, mask in every.items() if (found := _laid_out(mask, tokens)) is not None}
+        if stack not in fitting and len(fitting) != 1:
+            return torch.ones(tokens, dtype=torch.bool, device=device)
+        found = fitting[stack] if stack in fitting else next(iter(fitting.values()))
+        return found.to(device=device, dtype=torch.bool)
+
     def given(self) -> Mask | None:
         """Return what the caller gave for this pass."""
         if not self._asked:

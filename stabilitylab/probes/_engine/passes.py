@@ -181,7 +181,8 @@ class Pass:
                 elif shards is not None:  # the part that has the gradient
                     y = held[site.take != "input"]
                     shape = shards.shape(site.module, site.stack, y)
-                self.keep(wanted, x, y, self.masks(site.mask, shape[:-1], y.device), compiled)
+                weight = (self.masks.nearest if site.inner else self.masks)(site.mask, shape[:-1], y.device)
+                self.keep(wanted, x, y, weight, compiled)
             except Exception as error:
                 self.guard(board, error)
         self.seconds += time.perf_counter() - began

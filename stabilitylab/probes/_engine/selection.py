@@ -40,9 +40,13 @@ def chosen(names: Names) -> dict[str, bool]:
         elif name == "standard":
             picked |= {known: picked.get(known, False) for known in STANDARD}
         elif name.startswith("-"):
-            picked.pop(PROBES.resolve(name[1:]), None)
+            picked.pop(known := PROBES.resolve(name[1:]), None)
+            for companion in PROBES[known].brings:
+                picked.pop(companion, None)
         elif name != "none":
-            picked[PROBES.resolve(name)] = True
+            picked[known := PROBES.resolve(name)] = True
+            for companion in PROBES[known].brings:
+                picked.setdefault(companion, False)
     return picked
 
 
@@ -68,7 +72,7 @@ def find_sites(model: nn.Module, output_site: str | None = None, own: Mapping[st
 def _looks(probe: type[Probe], kind: str) -> bool:
     """Return True if it looks at places of this kind alone, or at several: at the residual stream, or at all that is
     hidden."""
-    several = {"stream": ("layers", "branches"), "hidden": ("layers", "activations")}
+    several = {"stream": ("layers", "branches"), "hidden": ("layers", "activations"), "modules_of_layers": ("layers",)}
     at = getattr(probe.at, "__name__", "")
     return at == kind or kind in several.get(at, ())
 
@@ -161,6 +165,7 @@ def _missing(
     noun = {
         "stream": "layers",
         "hidden": "layers",
+        "modules_of_layers": "layers",
         "outputs": "stacks of layers",
         "activations": "feed-forward activations",
         "attentions": "attention modules",

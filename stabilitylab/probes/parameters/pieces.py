@@ -12,7 +12,7 @@ from torch import nn
 
 from ...errors import UsageError
 from ...schema import Row
-from ..places.attending import Part, query_key
+from ..places.attending import TRANSPOSED, Part, query_key
 from ..places.naming import modules_of, parameters_of, unwrapped
 from ..places.structure import Places, is_norm
 from ..rules import Mean, Norm, Total
@@ -75,6 +75,9 @@ class Parameters:
         self._rows[""] = self._index(self._row)
         self._whose = self._index([piece.index for piece in self.pieces])
         self._kind = self._index([self.kinds.index(_kind(piece)) for piece in self.pieces])
+        modules = modules_of(model)
+        owners = [type(modules[name.rpartition(".")[0]]).__name__ for name in self.names]
+        self._turned = {at for at, kind in enumerate(owners) if kind == TRANSPOSED and self._own[at].dim() == 2}
         if ranks.known:
             self.bind()
 
@@ -144,6 +147,12 @@ class Parameters:
         if not self._sharded:
             return [tensor.grad for tensor in self._own]
         return [None if tensor.grad is None else local_gradient(tensor) for tensor in self._own]
+
+    def logical(self, number: int) -> tuple[int, int, float, bool]:
+        """Return the index of the first row and of the first column that this rank holds of a parameter, the share that
+        the rank adds, and True if the parameter is a weight that is stored as (in, out)."""
+        layout = self._ranks.layout(self._own[number])
+        return layout.start, layout.left, layout.share, number in self._turned
 
     def total_norm(self) -> Total | None:
         """Return the L2 norm of all gradients together; None if there is no gradient."""

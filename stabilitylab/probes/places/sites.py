@@ -13,7 +13,7 @@ from torch import nn
 
 from ...schema import Row
 from .naming import unwrapped
-from .structure import LayerStack, Places
+from .structure import LayerStack, Places, is_namespace
 
 TAPS = ("branch", "scaled_branch", "shortcut")
 ACTIVATIONS = ("elu", "silu", "swish", "mish", "activation")  # endings of class names, in lower case
@@ -95,6 +95,7 @@ class Site:
     module is not the layer's input. ``streams``: the arguments of a layer that takes the residual stream in parts (a
     branch and the rest), and yields the stream in parts too; the stream is their sum. ``shown``: what is read of the
     stream, see :class:`Parts`; None: its first tensor. ``features``: finds the dimension that holds the features.
+    ``inner``: the value may be inside a sub-layer, where the mask of its stack need not fit.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Site:
     shown: Shown | None = None
     features: FeatureAxis | None = None
     caught: list[torch.Tensor] = field(default_factory=list)
+    inner: bool = False
 
     def value(self, entering: Any, leaving: Any) -> Any:
         """Return the value that counts in a call of the module: its input, its output, or the caught value."""
@@ -221,6 +223,42 @@ def stream(sites: Sites) -> tuple[Site, ...]:
     order = {stack.name: rank for rank, stack in enumerate(sites.stacks)}
     found = sorted((*sites.inputs, *sites.branches, *plain), key=lambda site: (order[site.stack], site.layer))
     return (*found, *sites.shown("stream"))
+
+
+def modules_of_layers(sites: Sites) -> tuple[Site, ...]:
+    """Return what enters and what leaves each layer, its modules that hold parameters, two levels deep, and its
+    Identity taps; and each module outside the layers that holds parameters itself. NAME:in and NAME:out, in the order
+    of registration."""
+    homes = {path: stack for stack in sites.stacks for path in stack.layers}
+    found: list[Site] = []
+    for path, module in sites.modules.items():
+        layer = next((path[:end] for end in _ends(path) if path[:end] in homes), None)
+        own = any(True for _ in module.parameters(recurse=False))
+        if layer is None:
+            inside = own and bool(path)
+        else:
+            depth = path[len(layer) :].count(".")
+            last = path.rpartition(".")[2]
+            tap = last in TAPS and isinstance(module, nn.Identity)
+            inside = tap or (depth < 3 and any(True for _ in module.parameters()))
+        if not inside or is_namespace(module):
+            continue
+        plain = next((site for site in sites.layers if site.name == path), None)
+        place = sites.place(path)
+        takes = plain is None or plain.whole
+        takes = takes and not isinstance(module, (nn.Embedding, nn.EmbeddingBag))  # which take whole numbers
+        for take in ("input", "output") if takes else ("output",):
+            name = f"{path}:{'in' if take == 'input' else 'out'}"
+            streams = () if plain is None else plain.streams
+            maps = 0 if plain is None else plain.channels_first
+            found.append(Site(name, module, *place, take=take, streams=streams, channels_first=maps, inner=True))
+    return tuple(found)
+
+
+def _ends(path: str) -> Iterator[int]:
+    """Yield the ends of a path and of all its beginnings, the shortest first."""
+    yield from (at for at, letter in enumerate(path) if letter == ".")
+    yield len(path)
 
 
 def parts_taken(module: nn.Module) -> tuple[str, ...]:

@@ -1,0 +1,110 @@
+#!/usr/bin/env python
+"""Makes the tables of the validation from its ledgers.
+
+python results/bisect/score.py [--folder results/bisect] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from scipy import stats
+
+HERE = Path(__file__).parent
+CONTROL = {"fp32": 0.6 * 2.0**-23, "bf16": 0.6 * 2.0**-7}  # rule 2
+TIMES = 3.0
+WHO = {"where": "bisect", "suspected": "bisect, sums only", "norms": "norms", "l1": "L1"}
+
+
+def read(folder: Path, name: str) -> list[dict[str, str]]:
+    path = folder / f"{name}.csv"
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def interval(hits: int, of: int) -> tuple[float, float]:
+    """The interval of Clopper and Pearson, 95 %."""
+    low = 0.0 if hits == 0 else float(stats.beta.ppf(0.025, hits, of - hits + 1))
+    high = 1.0 if hits == of else float(stats.beta.ppf(0.975, hits + 1, of - hits))
+    return low, high
+
+
+def share(hits: int, of: int) -> str:
+    if not of:
+        return "-"
+    low, high = interval(hits, of)
+    return f"{hits} of {of} ({100 * hits / of:.0f} % [{100 * low:.0f}, {100 * high:.0f}])"
+
+
+def counting(folder: Path) -> dict[str, set[tuple[str, str, str]]]:
+    """The mutants whose effect is above the control, by setting."""
+    found = read(folder, "effects")
+    return {
+        setting: {(r["mutant"], r["model"], r["seed"]) for r in found if float(r["effect"]) > TIMES * control}
+        for setting, control in CONTROL.items()
+    }
+
+
+def homes() -> Mapping[str, str]:
+    from mutants import MUTANTS
+
+    return {mutant.name: mutant.where for mutant in MUTANTS}
+
+
+def tables(folder: Path, where: Mapping[str, str]) -> list[str]:
+    judged, counts, clean = read(folder, "mutants"), counting(folder), read(folder, "clean")
+    lines = [
+        "| setting | mutants that count | right side | "
+        + " | ".join(f"right sub-layer: {w}" for w in WHO.values())
+        + " |"
+    ]
+    lines.append("|" + "---|" * (len(WHO) + 3))
+    missed = []
+    for setting, chosen in counts.items():
+        rows = [r for r in judged if r["setting"] == setting and (r["mutant"], r["model"], r["seed"]) in chosen]
+        right = sum(r["verdict"] == "different" for r in rows)
+        hits = [sum(r[column] == where[r["mutant"]] for r in rows) for column in WHO]
+        cells = [f"{len(rows)} of {len(chosen)} run", share(right, len(rows)), *(share(h, len(rows)) for h in hits)]
+        lines.append(f"| {setting} | " + " | ".join(cells) + " |")
+        missed += [
+            f"| {setting} | {r['mutant']} | {r['model']} | {where[r['mutant']]} | {r['where'] or r['verdict']} |"
+            for r in rows
+            if r["where"] != where[r["mutant"]]
+        ]
+    lines += ["", f"Clean pairs flagged: {share(sum(r['verdict'] == 'different' for r in clean), len(clean))}."]
+    if clean:
+        fed, sums = (max(float(r[name]) for r in clean) for name in ("largest", "largest_sums"))
+        lines.append(
+            f"The largest added error of a clean pair is {fed:.2g} times the control (fed), {sums:.2g} (sums)."
+        )
+    if missed:
+        lines += [
+            "",
+            "Answers of bisect that are not right:",
+            "",
+            "| setting | mutant | model | fault in | answer |",
+            "|" + "---|" * 5,
+        ]
+        lines += missed
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=HERE)
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args(arguments)
+    text = "\n".join(tables(given.folder, homes()))
+    if given.write:
+        (given.folder / "scores.md").write_text(f"# Scores of bisect\n\n{text}\n", encoding="utf-8")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

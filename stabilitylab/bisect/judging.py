@@ -1,0 +1,212 @@
+"""The rules: how far apart places are, what the control and their inputs explain, and which place is the first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .differences import Gap, gap
+from .matching import Matched, Pair
+from .prints import Fingerprint
+
+LIMIT = 3.0  # times the control, from which on an added error is no rounding
+ONE_ROUNDING = 0.29  # root mean square of a rounding to nearest, in units in the last place: 1 / sqrt(12)
+GROWTH = 4.0  # calls after which the roundings of a run without a control have doubled their square
+NO_SIGNAL = 1e-4  # of the largest gradient of a layer: a smaller one is the rounding of others, as that of key biases
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place of both sides. ``error``: the relative difference, ``standard_error`` of its estimate; ``control``: that
+    of the control; ``entering``: the error where the data enter the module, over the control there (g ``entering`` is
+    the inherited error); ``added``: sqrt(max(0, error^2 - inherited^2)); ``factor``: ``added`` over the control."""
+
+    phase: str
+    name: str  # in the first
+    other: str  # in the second
+    stack: str
+    layer: int
+    sublayer: str
+    error: float
+    standard_error: float
+    control: float
+    inherited: float
+    added: float
+    order: float = 0.0
+    judged: bool = True
+
+    @property
+    def factor(self) -> float:
+        if not self.added:
+            return 0.0
+        return self.added / self.control if self.control else math.inf
+
+    def is_over(self, limit: float) -> bool:
+        return self.judged and not self.factor <= limit  # of NaN too
+
+    @property
+    def module(self) -> str:
+        return module_of(self.name)
+
+    @property
+    def enters(self) -> bool:
+        """True where data enter a module in this pass, so that what is wrong here happened outside of it."""
+        return self.name.endswith(":out" if self.phase == "backward" else ":in")
+
+
+def module_of(name: str) -> str:
+    """Return the module of a place or of a parameter."""
+    return name.rpartition(":")[0] if name.endswith((":in", ":out")) else name.rpartition(".")[0]
+
+
+def judged(matching: Matched, controls: Sequence[Matched], made: bool) -> tuple[Place, ...]:
+    """Return all places with their errors, each pass in the order of the data.
+
+    The control of a place is the root mean square of its differences in ``controls``, and at least one rounding of the
+    coarser dtype that was in use so far; in stored runs (``made`` False), whose control may repeat them bit for bit, it
+    is at least what roundings of all calls so far would add up to. What enters a module with r times the control
+    leaves it with r times the control there: r c_out = (c_out / c_in) e_in is the inherited error, and c_out / c_in the
+    gain. What enters a module may come from anywhere before, so that the largest r before it counts.
+    """
+    gaps = {(pair.phase, pair.a.name): gap(pair.a, pair.b) for pair in matching.pairs}
+    own: dict[tuple[str, str], list[float]] = {}
+    for control in controls:
+        for pair in control.pairs:
+            own.setdefault((pair.phase, pair.a.name), []).append(gap(pair.a, pair.b).relative)
+    places = _in_order(matching.pairs, gaps, own, made)
+    ratios: dict[tuple[str, str], float] = {}
+    found: list[Place] = []
+    largest: dict[str, float] = {}
+    for place in places:
+        ratio = place.error / place.control if place.control else math.inf if place.error else 0.0
+        before = _before(place, ratios, largest.get(place.phase, 0.0), largest)
+        ratios[place.phase, place.name] = ratio
+        largest[place.phase] = max(largest.get(place.phase, 0.0), ratio)
+        inherited = before * place.control if math.isfinite(before) else place.error
+        added = math.sqrt(max(0.0, place.error**2 - inherited**2)) if math.isfinite(place.error) else place.error
+        found.append(replace(place, inherited=inherited, added=0.0 if math.isinf(before) else added))
+    return tuple(found)
+
+
+def _before(
+    place: Place, ratios: Mapping[tuple[str, str], float], so_far: float, largest: Mapping[str, float]
+) -> float:
+    """Return the error over the control where the data of a place come from."""
+    if place.phase == "weights":
+        return 0.0
+    if place.phase in ("gradients", "update"):
+        sides = [(p, f"{place.module}:{s}") for p in ("forward", "backward") for s in ("in", "out")]
+        own = [ratios[side] for side in sides if side in ratios]
+        others = [largest.get(p, 0.0) for p in ("forward", "backward", "gradients") if p != place.phase]
+        return max(own if own and place.phase == "gradients" else others, default=0.0)
+    if place.enters:
+        return so_far
+    side = "out" if place.phase == "backward" else "in"
+    return ratios.get((place.phase, f"{place.module}:{side}"), so_far)
+
+
+def _in_order(
+    pairs: Iterable[Pair], gaps: Mapping[tuple[str, str], Gap], own: Mapping[tuple[str, str], list[float]], made: bool
+) -> list[Place]:
+    phases: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        phases.setdefault(pair.phase, []).append(pair)
+    found: list[Place] = []
+    calls, ulp = 0, 0.0
+    for phase, some in phases.items():
+        some = _by_data(phase, some)
+        elsewhere = _other_tensors(some) if phase == "backward" else set()
+        top: dict[tuple[str, int], float] = {}
+        for pair in some:
+            key = pair.a.stack, pair.a.layer
+            top[key] = max(top.get(key, 0.0), pair.a.norm, pair.b.norm)
+        for pair in some:
+            ulp = max(ulp, pair.a.ulp, pair.b.ulp) if phase != "weights" else max(pair.a.ulp, pair.b.ulp)
+            calls += phase in ("forward", "backward")
+            grown = 1.0 if made or phase == "weights" else math.sqrt(1 + calls / GROWTH)
+            known = [each for each in own.get((phase, pair.a.name), []) if math.isfinite(each)]
+            control = max(float(np.sqrt(np.mean(np.square(known)))) if known else 0.0, ONE_ROUNDING * ulp * grown)
+            seen = gaps[phase, pair.a.name]
+            is_noise = phase in ("gradients", "update") and max(pair.a.norm, pair.b.norm) < (
+                NO_SIGNAL * top[pair.a.stack, pair.a.layer]
+            )
+            is_other = phase == "backward" and pair.a.name in elsewhere
+            place = Place(
+                phase, pair.a.name, pair.b.name, pair.a.stack, pair.a.layer, pair.a.sublayer, seen.relative,
+                seen.error, control, 0.0, seen.relative, float(len(found)), judged=not (is_noise or is_other),
+            )  # fmt: skip
+            found.append(place)
+    return found
+
+
+def _by_data(phase: str, pairs: Sequence[Pair]) -> list[Pair]:
+    """Order the places of a pass by the data. A module's hook runs after those of its inner modules, so that what
+    enters it is put before them."""
+    if phase == "backward":
+        return list(_backwards(sorted(pairs, key=lambda pair: (pair.a.absent, pair.a.order))))
+    if phase != "forward":
+        return list(pairs)
+    first: dict[str, float] = {}
+    for pair in pairs:
+        path = module_of(pair.a.name)
+        while path:
+            first[path] = min(first.get(path, math.inf), pair.a.order)
+            path = path.rpartition(".")[0]
+
+    def key(pair: Pair) -> tuple[float, int, int]:
+        path = module_of(pair.a.name)
+        if pair.a.name.endswith(":in"):
+            return first[path], 0, path.count(".")
+        return pair.a.order, 1, -path.count(".")
+
+    return sorted(pairs, key=key)
+
+
+def _backwards(pairs: Sequence[Pair]) -> Iterator[Pair]:
+    """Of neighbours with one gradient, which is that of one tensor, the module that yields the gradient comes first,
+    the innermost before those around it."""
+    groups: list[list[Pair]] = []
+    for pair in pairs:
+        same = groups and not pair.a.absent and np.array_equal(groups[-1][0].a.sums, pair.a.sums)
+        groups[-1].append(pair) if same else groups.append([pair])
+    for group in groups:
+        yield from sorted(group, key=lambda pair: (pair.a.name.endswith(":out"), -pair.a.name.count(".")))
+
+
+def _other_tensors(pairs: Sequence[Pair]) -> set[str]:
+    """Return the inputs whose gradient is that of another tensor on one side: of a copy, as a cast or clone() makes it.
+
+    The gradient of a tensor has the parts of all that take it, of a residual too; that of its copy has only one. An
+    input that is one tensor with an output on one side, and not on the other, cannot be compared.
+    """
+    outputs: list[dict[bytes, set[str]]] = [{}, {}]
+    for pair in pairs:
+        if pair.a.name.endswith(":out"):
+            for held, place in zip(outputs, (pair.a, pair.b), strict=True):
+                held.setdefault(place.sums.tobytes(), set()).add(pair.a.name)
+    first, second = outputs
+    return {
+        pair.a.name
+        for pair in pairs
+        if pair.a.name.endswith(":in")
+        and first.get(pair.a.sums.tobytes(), set()) != second.get(pair.b.sums.tobytes(), set())
+    }
+
+
+def first_over(places: Sequence[Place], limit: float) -> Place | None:
+    """Return the first place whose added error is above ``limit`` times its control."""
+    return next((place for place in places if place.is_over(limit)), None)
+
+
+def blamed(place: Place) -> str:
+    """Return the name of the module in which the difference of a place arises: its own, or, where data enter it, the
+    module around it. "" is the model itself."""
+    return place.module.rpartition(".")[0] if place.enters else place.module
+
+
+def coarser_ulp(*prints: Fingerprint) -> float:
+    """Return the spacing at 1 of the coarsest dtype in the forward pass."""
+    return max((p.ulp for one in prints for p in one.passes.get("forward", {}).values()), default=0.0)

@@ -1,0 +1,90 @@
+"""One forward and backward of a model on a batch, and its fingerprint."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError, StabilityLabError, UsageError
+from ..probes import Mask, Watcher, random_states_kept
+from ..schema import Cells, Table
+from .prints import Fingerprint, of_tables
+
+LossFunction = Callable[[nn.Module, Any], Tensor]
+
+
+class _Row:
+    """A sink that keeps the last row."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, Table] = {}
+        self.cells: Mapping[str, Cells] = {}
+
+    def open(self, tables: Sequence[Table]) -> None:
+        self.tables = {table.name: table for table in tables}
+
+    def append(self, step: int, metrics: Mapping[str, float | None], tables: Mapping[str, Cells]) -> None:
+        self.cells = dict(tables)
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def comparable(model: nn.Module, seed: int) -> Iterator[None]:
+    """The state in which two models can be compared: evaluation mode, except for the flag of the model itself, which a
+    watcher asks for; random states of ``seed``; no gradients before. All of it is restored."""
+    training = {module: module.training for module in model.modules()}
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    with random_states_kept(model):
+        try:
+            for module in training:
+                module.training = False
+            model.training = True
+            for parameter, _ in gradients:
+                parameter.grad = None
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002 (whatever the model draws from)
+            torch.manual_seed(seed)
+            yield
+        finally:
+            for module, flag in training.items():
+                module.training = flag
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+
+
+def fingerprint_of(
+    model: nn.Module, batch: Any, loss_fn: LossFunction, label: str, *, mask: Mask | None = None, seed: int = 0
+) -> Fingerprint:
+    """Return the fingerprint of one forward and backward, in evaluation mode. Raises InputError if ``loss_fn`` fails,
+    UsageError if the model has no layers."""
+    row = _Row()
+    with comparable(model, seed):
+        watcher = Watcher(model, row, probes="fingerprint", every=1, reference=None, mask=mask, strict=True)
+        try:
+            loss_of(model, batch, loss_fn).backward()
+            watcher.step()
+            watcher.flush()
+        finally:
+            watcher.close()
+    facts = {"torch": torch.__version__, "device": str(next(model.parameters()).device)}
+    return of_tables(label, 0, row.tables, row.cells, facts=facts)
+
+
+def loss_of(model: nn.Module, batch: Any, loss_fn: LossFunction) -> Tensor:
+    try:
+        loss = loss_fn(model, batch)
+    except StabilityLabError:
+        raise
+    except Exception as error:
+        raise InputError(f"loss_fn(model, batch) failed: {type(error).__name__}: {error}") from error
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        raise UsageError("loss_fn(model, batch) must return one number with a gradient.")
+    return loss.reshape(())

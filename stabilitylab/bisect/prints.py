@@ -1,0 +1,175 @@
+"""The fingerprint of one row: read from a run, from a watcher's rows, or from a JSON file that a repository keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError, UsageError
+from ..schema import Cells, Table
+from ..store import Run
+
+# The passes of a row in the order of the data, and the table of each. "update" is the change of the parameters up to
+# the next row, whose fingerprint must be there.
+TABLES = {
+    "weights": "fingerprint_weight",
+    "forward": "fingerprint",
+    "backward": "fingerprint_gradient",
+    "gradients": "fingerprint_weight_gradient",
+}
+PASSES = (*TABLES, "update")
+FORMAT = "stabilitylab fingerprint 1"
+HOW = "record it with probes='default,fingerprint' (on the command line --probes default,fingerprint)"
+
+
+@dataclass(frozen=True)
+class PlacePrint:
+    """The sums of one place, (k,). ``order``: the number of its call in the pass; ``ulp``: the spacing of its dtype at
+    1; ``norm``: the norm of its value; ``absent``: True if it has no value, as a parameter without a gradient."""
+
+    name: str
+    order: float
+    norm: float
+    ulp: float
+    sums: np.ndarray
+    stack: str = ""
+    layer: int = 0
+    sublayer: str = ""
+    absent: bool = False
+
+
+Places = Mapping[str, PlacePrint]
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The places of one row by pass and name, each pass in the order of the data. ``label`` names the run or model."""
+
+    label: str
+    step: int
+    passes: Mapping[str, Places]
+    facts: Mapping[str, Any] = field(default_factory=dict)  # the versions that made it
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "label": self.label,
+            "step": self.step,
+            "facts": dict(self.facts),
+            "passes": {
+                name: [
+                    [p.name, p.stack, p.layer, p.sublayer, p.absent, p.order, p.norm.hex(), p.ulp]
+                    + [float(number).hex() for number in p.sums]
+                    for p in places.values()
+                ]
+                for name, places in self.passes.items()
+            },
+        }
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> Fingerprint:
+    """Read a fingerprint that :meth:`Fingerprint.save` wrote. Raises InputError for any other file."""
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        if read["format"] != FORMAT:
+            raise InputError(f"{path} has the format {read['format']!r}, not {FORMAT!r}: write it anew.")
+        passes = {name: dict(map(_place, rows)) for name, rows in read["passes"].items() if name in PASSES}
+        return Fingerprint(str(path), int(read["step"]), passes, read["facts"])
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise InputError(f"{path} is no fingerprint: make one with 'stabilitylab fingerprint RUN --out {path}'.") from (
+            error
+        )
+
+
+def _place(row: Sequence[Any]) -> tuple[str, PlacePrint]:
+    name, stack, layer, sublayer, absent, order, norm, ulp, *sums = row
+    numbers = np.array([float.fromhex(number) for number in sums])
+    place = PlacePrint(name, float(order), float.fromhex(norm), float(ulp), numbers, stack, layer, sublayer, absent)
+    return name, place
+
+
+def of_tables(
+    label: str,
+    step: int,
+    tables: Mapping[str, Table],
+    cells: Mapping[str, Cells],
+    after: Mapping[str, Cells] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Fingerprint:
+    """Return the fingerprint of one row of tables; ``after``: the next row, for the update."""
+    passes = {
+        name: _places(tables[table], cells[table])
+        for name, table in TABLES.items()
+        if table in tables and table in cells
+    }
+    later = (after or {}).get(TABLES["weights"])
+    if "weights" in passes and later is not None:
+        moved = _places(tables[TABLES["weights"]], later)
+        passes["update"] = {name: _change(p, moved[name]) for name, p in passes["weights"].items() if name in moved}
+    return Fingerprint(label, step, passes, dict(facts or {}))
+
+
+def _places(table: Table, cells: Cells) -> dict[str, PlacePrint]:
+    at = {column: number for number, column in enumerate(table.columns)}
+    sums = [number for column, number in at.items() if column[0] == "s" and column[1:].isdigit()]
+    found = []
+    for number, row in enumerate(table.rows):
+        values = cells.values[number]
+        absent = bool(cells.absent[number])
+        order = float(values[at["call"]]) if "call" in at and not absent else float(number)
+        norm, ulp = (0.0, 0.0) if absent else (float(values[at["norm"]]), float(values[at["ulp"]]))
+        own = np.zeros(len(sums)) if absent else np.asarray(values[sums], dtype=np.float64)
+        found.append(PlacePrint(row.site, order, norm, ulp, own, row.stack, row.layer, row.sublayer, absent))
+    found.sort(key=lambda place: (place.absent, place.order))
+    return {place.name: place for place in found}
+
+
+def _change(before: PlacePrint, after: PlacePrint) -> PlacePrint:
+    """The sums of a parameter's update; its norm is estimated by them."""
+    moved = after.sums - before.sums
+    return replace(before, sums=moved, norm=float(np.sqrt(np.mean(moved**2))))
+
+
+def steps_of(run: Run) -> list[int]:
+    """Return the steps of a run that have a fingerprint. Raises UsageError without any."""
+    if TABLES["forward"] not in run.tables:
+        raise UsageError(f"{run.path} has no fingerprint: {HOW}.")
+    found = np.unique(run.arrow(TABLES["forward"], columns=["norm"])["step"].to_numpy())
+    if not len(found):
+        raise UsageError(f"{run.path} has no row with a fingerprint yet.")
+    return [int(step) for step in found]
+
+
+def of_run(run: Run, step: int) -> Fingerprint:
+    """Return the fingerprint of a run's row. Raises UsageError if the run has none there."""
+    if step not in (known := steps_of(run)):
+        raise UsageError(f"{run.path} has no fingerprint at step {step}; it has {', '.join(map(str, known[:12]))}.")
+    tables = {table: run.table(table) for table in TABLES.values() if table in run.tables}
+    rows = {name: _rows(run, table, (step, step + 1)) for name, table in tables.items()}
+    cells, after = ({name: pair[at] for name, pair in rows.items() if pair[at] is not None} for at in (0, 1))
+    facts = {key: run.manifest[key] for key in ("torch", "version", "device") if key in run.manifest}
+    return of_tables(str(run.path), step, tables, cells, after, facts)  # pyright: ignore[reportArgumentType]
+
+
+def _rows(run: Run, table: Table, steps: Sequence[int]) -> list[Cells | None]:
+    data = run.arrow(table.name)
+    at, found = data["step"].to_numpy(), []
+    for step in steps:
+        rows = np.flatnonzero(at == step)
+        if len(rows) != len(table.rows):
+            found.append(None)
+            continue
+        part = data.take(rows)
+        values = np.stack([part[column].to_numpy(zero_copy_only=False) for column in table.columns], axis=1)
+        found.append(Cells(values.astype(np.float64), part["absent"].to_numpy(zero_copy_only=False).astype(bool)))
+    return found

@@ -1,0 +1,154 @@
+"""The answer: where two runs or models part, in words and as a mapping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from ..errors import listed
+from .judging import Place, blamed
+
+Verdict = Literal["identical", "rounding", "different"]
+SUSPECTS = {
+    "weights": "the parameters differ before anything is computed",
+    "forward": "forward pass",
+    "backward": "backward pass",
+    "gradients": "gradients of parameters",
+    "update": "update of the parameters",
+}
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """The comparison of two sides.
+
+    ``places``: all places with their errors, in the order of the data. ``fed``: the places of the forward pass of the
+    second model with each module fed by the first; empty where the models were not run. ``first``: the first place
+    whose added error is above ``limit`` times its control, of ``fed`` if ``confirmed``. ``suspected``: the first place
+    by the sums alone. ``control``: the control in words.
+    """
+
+    a: str
+    b: str
+    step: int
+    verdict: Verdict
+    confirmed: bool
+    first: Place | None
+    suspected: Place | None
+    places: tuple[Place, ...]
+    fed: tuple[Place, ...]
+    limit: float
+    control: str
+    by: str
+    only_a: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    only_b: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.verdict == "different" else 0
+
+    @property
+    def where(self) -> str:
+        """The module in which the first difference arises, by its name in the first; "" without a difference."""
+        return "" if self.first is None else blamed(self.first) or "the model itself, outside of its layers"
+
+    @property
+    def largest(self) -> Place | None:
+        """The place with the largest added error over its control."""
+        known = [place for place in (self.fed or self.places) if place.judged]
+        return max(known, key=lambda place: place.factor, default=None)
+
+    def sentences(self) -> list[str]:
+        """The answer in words: the result, the evidence, then what to do."""
+        return [self._result(), *self._evidence(), *self.notes, *self._advice()]
+
+    def _result(self) -> str:
+        pair = f"{self.b} and {self.a}"
+        if self.verdict == "identical":
+            return f"No difference: {pair} agree bit for bit at all {len(self.places)} places."
+        if self.verdict == "rounding":
+            return f"Rounding: {pair} differ by no more than {self.limit:g} times the control at any place."
+        assert self.first is not None
+        if self.first.phase == "weights":
+            name = self.first.name
+            return f"A difference in what is computed: parameter {name} differs before anything is computed."
+        kind = "confirmed" if self.confirmed else "suspected"
+        return f"A difference in what is computed enters in {self.where} ({SUSPECTS[self.first.phase]}, {kind})."
+
+    def _evidence(self) -> list[str]:
+        one = self.first or self.largest
+        if one is None or self.verdict == "identical":
+            return []
+        what = f"{side(one)} of {one.module}" if one.name.endswith((":in", ":out")) else one.name
+        what = {"backward": f"the gradient at the {what}", "forward": f"the {what}"}.get(one.phase, what)
+        found = [
+            f"{what[0].upper()}{what[1:]} differs by {percent(one.error)}; the control there is "
+            f"{percent(one.control)}, and the added error is {times(one.factor)} the control."
+        ]
+        if self.verdict == "rounding":
+            found[0] = "Largest: " + found[0]
+        if one.phase in ("forward", "backward") and not (self.fed and one in self.fed):
+            found.append(f"What enters explains {percent(one.inherited)}.")
+        if self.confirmed and one in self.fed:
+            found.append("Each module of the second was fed what enters the same module of the first.")
+        found.append(f"Control: {self.control}.")
+        return found
+
+    def _advice(self) -> list[str]:
+        if self.verdict != "different":
+            return []
+        assert self.first is not None
+        if self.first.phase == "weights":
+            return ["Give both the same parameters, then compare again."]
+        if self.confirmed:
+            return [f"Read the code of {self.where} in both."]
+        if self.first.phase == "forward":
+            return ["Bisect the two models themselves (PACKAGE.MODULE:FACTORY) to confirm it."]
+        return [f"The forward passes agree: read the backward of {self.where}, and what is detached or scaled there."]
+
+    def as_dict(self) -> dict[str, Any]:
+        def row(place: Place) -> dict[str, Any]:
+            return {**asdict(place), "factor": place.factor, "over": place.is_over(self.limit)}
+
+        return {
+            "a": self.a,
+            "b": self.b,
+            "step": self.step,
+            "verdict": self.verdict,
+            "confirmed": self.confirmed,
+            "where": self.where or None,
+            "first": self.first and row(self.first),
+            "suspected": self.suspected and row(self.suspected),
+            "limit": self.limit,
+            "control": self.control,
+            "paired_by": self.by,
+            "only_a": {phase: list(names) for phase, names in self.only_a.items()},
+            "only_b": {phase: list(names) for phase, names in self.only_b.items()},
+            "notes": list(self.notes),
+            "places": [row(place) for place in self.places],
+            "fed": [row(place) for place in self.fed],
+        }
+
+
+def side(place: Place) -> str:
+    return "input" if place.name.endswith(":in") else "output"
+
+
+def percent(relative: float) -> str:
+    """Return a relative error in words: 1.2 %, 0.0031 %, 3e-06 %."""
+    return f"{100 * relative:.2g} %" if math.isfinite(relative) else "more than all"
+
+
+def times(factor: float) -> str:
+    return f"{factor:.2g} times" if math.isfinite(factor) and factor < 1e6 else "more than a million times"
+
+
+def unmatched(only: Mapping[str, Sequence[str]], label: str) -> str:
+    """Say which places only one side has; "" for none."""
+    names = list(dict.fromkeys(name for rest in only.values() for name in rest))
+    if not names:
+        return ""
+    return f"Not compared, since only {label} has them: {listed(names)} (--map pairs names)."

@@ -1,0 +1,65 @@
+"""The control of two models: the same model with roundings of a dtype drawn anew, several times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..probes.places.naming import modules_of
+
+
+class _Redrawn(torch.autograd.Function):
+    """Multiply each entry by 1 + ``ulp`` u, u uniform in (-1, 1), and each entry of its gradient likewise."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, ulp: float, draw: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.ulp, ctx.draw = ulp, draw
+        return value * (1 + ulp * draw(value))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = gradients
+        return gradient * (1 + ctx.ulp * ctx.draw(gradient)), None, None
+
+
+@contextmanager
+def redrawn(model: nn.Module, ulp: float, seed: int, within: str = "") -> Iterator[None]:
+    """Round anew inside: each parameter, what each module with parameters of its own returns, and its gradient.
+
+    An entry moves by at most one unit in the last place of the dtype whose spacing at 1 is ``ulp`` (a parameter by half
+    a unit, as a cast does). ``within``: only the module of this name. Parameters are restored bit for bit.
+    """
+    generators: dict[torch.device, torch.Generator] = {}
+
+    def draw(like: Tensor) -> Tensor:
+        if like.device not in generators:
+            generators[like.device] = torch.Generator(like.device).manual_seed(seed)
+        kind = torch.float32 if like.dtype.itemsize < 4 else like.dtype
+        noise = torch.rand(like.shape, generator=generators[like.device], device=like.device, dtype=kind)
+        return 2 * noise - 1
+
+    def move(module: nn.Module, args: Any, output: Any) -> Any:
+        if not (isinstance(output, Tensor) and output.is_floating_point()):
+            return None
+        return _Redrawn.apply(output, ulp, draw).to(output.dtype)  # pyright: ignore
+
+    chosen = {path: m for path, m in modules_of(model).items() if not within or f"{path}.".startswith(f"{within}.")}
+    owners = [module for module in chosen.values() if any(True for _ in module.parameters(recurse=False))]
+    own = {parameter for module in owners for parameter in module.parameters(recurse=False)}
+    kept = [(parameter, parameter.detach().clone()) for parameter in own if parameter.is_floating_point()]
+    handles = [module.register_forward_hook(move) for module in owners]
+    try:
+        with torch.no_grad():
+            for parameter, _ in kept:
+                parameter.mul_(1 + ulp / 2 * draw(parameter))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        with torch.no_grad():
+            for parameter, value in kept:
+                parameter.copy_(value)

@@ -1,0 +1,147 @@
+"""The work on each of two models: their fingerprints, the controls of the first, and the second fed by the first."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ResourceError, StabilityLabError
+from ..probes import Mask
+from .forcing import Values, forced, values_of
+from .model_pass import LossFunction, fingerprint_of
+from .prints import Fingerprint
+from .rounding import redrawn
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, its batch and its loss, and which tokens are real."""
+
+    model: nn.Module
+    batch: Any
+    loss_fn: LossFunction
+    mask: Mask | None = None
+
+
+class Side(Protocol):
+    """Makes the subject of one side; for another process a function of a module, whose arguments can be pickled."""
+
+    def __call__(self) -> Subject: ...
+
+
+@dataclass(frozen=True)
+class FirstSide:
+    """What the first model gives: its fingerprint, those of its controls, its values, and the errors of each control
+    that is fed with these values."""
+
+    print_: Fingerprint
+    controls: tuple[Fingerprint, ...]
+    values: Values
+    fed: tuple[Mapping[str, float], ...]
+
+
+def look(side: Side, label: str, seed: int) -> Fingerprint:
+    """Return the fingerprint of a side; ``batch`` of its facts is a digest of the batch."""
+    subject = _made(side, seed)
+    found = fingerprint_of(subject.model, subject.batch, subject.loss_fn, label, mask=subject.mask, seed=seed)
+    return Fingerprint(label, found.step, found.passes, {**found.facts, "batch": digest(subject.batch)})
+
+
+def first_side(side: Side, label: str, seed: int, ulp: float, count: int, feed: bool) -> FirstSide:
+    """Return all that the first model gives; ``count`` controls round anew by the dtype of this ``ulp``, the coarser of
+    both sides (of the first if it is coarser)."""
+    subject = _made(side, seed)
+    model, batch, loss_fn = subject.model, subject.batch, subject.loss_fn
+    own = fingerprint_of(model, batch, loss_fn, label, mask=subject.mask, seed=seed)
+    own = Fingerprint(label, own.step, own.passes, {**own.facts, "batch": digest(batch)})
+    places = list(own.passes["forward"])
+    ulp = max([ulp, *(place.ulp for place in own.passes["forward"].values())])
+    values = values_of(model, batch, loss_fn, places, seed) if feed else Values()
+    controls, fed = [], []
+    for number in range(count):
+        with redrawn(model, ulp, seed + 1 + number):
+            controls.append(
+                fingerprint_of(model, batch, loss_fn, f"control {number + 1}", mask=subject.mask, seed=seed)
+            )
+            if feed:
+                fed.append(forced(model, batch, loss_fn, dict(zip(places, places, strict=True)), values, seed))
+    return FirstSide(own, tuple(controls), values, tuple(fed))
+
+
+def fed_side(side: Side, seed: int, places: Mapping[str, str], values: Values) -> dict[str, float]:
+    """Return the error of each place of the second model, fed with the values of the first."""
+    subject = _made(side, seed)
+    return forced(subject.model, subject.batch, subject.loss_fn, places, values, seed)
+
+
+def _made(side: Side, seed: int) -> Subject:
+    torch.manual_seed(seed)  # two factories that draw alike draw the same weights
+    return side()
+
+
+def digest(batch: Any) -> str:
+    """Return a digest of the numbers of a batch, whatever holds them."""
+    found = hashlib.blake2b(digest_size=8)
+
+    def add(value: Any) -> None:
+        if isinstance(value, Tensor):
+            found.update(f"{tuple(value.shape)}".encode())
+            found.update(value.detach().cpu().double().contiguous().numpy().tobytes())
+        elif isinstance(value, Mapping):
+            for key in sorted(value, key=str):
+                add(value[key])
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            for item in value:
+                add(item)
+
+    add(batch)
+    return found.hexdigest()
+
+
+def here(work: Callable[..., T], *arguments: Any) -> T:
+    """Do the work in this process."""
+    return work(*arguments)
+
+
+def elsewhere(work: Callable[..., T], *arguments: Any) -> T:
+    """Do the work in a process of its own, which ends with it and leaves no memory behind. Errors come back."""
+    with tempfile.TemporaryDirectory(prefix="stabilitylab-bisect-") as folder:
+        given, told = Path(folder, "given.pt"), Path(folder, "told.pt")
+        torch.save(arguments, given)
+        process = multiprocessing.get_context("spawn").Process(target=_worked, args=(work, given, told))
+        process.start()
+        try:
+            process.join()
+        finally:
+            process.kill()
+        if not told.exists():
+            raise ResourceError(
+                "the process of one model was killed, perhaps for want of memory: give a smaller batch, or record two "
+                "runs and compare those."
+            )
+        is_error, found = torch.load(told, weights_only=False)
+    if is_error:
+        raise found
+    return found
+
+
+def _worked(work: Callable[..., Any], given: Path, told: Path) -> None:
+    try:
+        answer = False, work(*torch.load(given, weights_only=False))
+    except StabilityLabError as error:
+        answer = True, error
+    except Exception as error:
+        answer = True, StabilityLabError(f"{type(error).__name__}: {error}")
+    part = told.with_suffix(".part")
+    torch.save(answer, part)
+    part.rename(told)

@@ -1,0 +1,166 @@
+"""``bisect``: the first sub-layer where two runs, or two models, part."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from ..errors import UsageError
+from ..printable import screen
+from ._factory import OF_CHECK, OF_LR_FIND, made_by
+from ._options import JSON, VERBOSE
+from .base import command
+
+if TYPE_CHECKING:
+    from ..bisect import Bisection, Place
+    from ..bisect.sides import Subject
+
+SHOWN = 6  # places of a pass that are shown
+AROUND = 2  # places before the first one
+
+
+@command("bisect", rank=105)
+def bisect(
+    a: Annotated[
+        str,
+        typer.Argument(metavar="A", help="A run directory, a file of 'fingerprint', or PACKAGE.MODULE:FACTORY."),
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="What is compared with A: of the same kind.")],
+    control: Annotated[
+        Path | None, typer.Option(help="Stored runs: a run like A, which says how large rounding is.", metavar="RUN")
+    ] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Stored runs: the row.", show_default="first common")] = None,
+    map_: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="REGEX=REPLACEMENT", help="From names in B to names in A; may be repeated."),
+    ] = None,
+    limit: Annotated[float, typer.Option(help="Times the control up to which an error is rounding.")] = 3.0,
+    controls: Annotated[int, typer.Option(min=1, help="Models: how often roundings are drawn anew.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Models: random state of both, before each is made.")] = 0,
+    sums_only: Annotated[
+        bool, typer.Option("--sums-only", help="Models: suspect by the sums, without feeding B what enters A.")
+    ] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw error against depth to this file (.png, .svg, .pdf).")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Show every place.")] = False,
+    as_json: Annotated[bool, JSON] = False,
+    verbose: Annotated[bool, VERBOSE] = False,
+) -> int:
+    """Find the first sub-layer where two runs, precisions or implementations part, and tell rounding from a bug.
+
+    Two models run one after the other, each in a process of its own, and the finding is confirmed: each module of B is
+    fed what enters the same module of A. Two runs need the probe 'fingerprint' and an equal batch; they give a suspect.
+    docs/bisect.md has the rules.
+
+    Exit codes: 0 identical, or rounding; 1 a difference in what is computed; 2 usage, no fingerprint, or no place in
+    common; 4 a run, a file, a factory or its module is missing or fails; 5 environment.
+    """
+    from ..bisect.find import of_sides, of_stored
+    from ..bisect.sides import elsewhere
+
+    maps = map_ or []
+    if picture is not None and picture.suffix not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"--picture {picture} must end in .png, .svg or .pdf.")
+    kinds = [_is_factory(text) for text in (a, b)]
+    if len({*kinds}) > 1:
+        raise UsageError("A and B must be of one kind: two stored runs or files, or two PACKAGE.MODULE:FACTORY.")
+    with screen(stderr=True).status(f"comparing {a} and {b}"):
+        if all(kinds):
+            if foreign := [name for name, given in (("--control", control), ("--step", step)) if given is not None]:
+                raise UsageError(f"{foreign[0]} is about stored runs: leave it out, since the models are run.")
+            found = of_sides(
+                partial(subject_of_factory, a), partial(subject_of_factory, b), (a, b), maps=maps, limit=limit,
+                controls=controls, feed=not sums_only, seed=seed, do=elsewhere,
+            )  # fmt: skip
+        else:
+            found = of_stored(a, b, control, step=step, maps=maps, limit=limit)
+    if picture is not None:
+        from ..reports.bisection import write
+
+        write(found, picture)
+    if as_json:
+        from ..store.layout import plain
+
+        print(json.dumps(plain(found.as_dict()), indent=2))
+    else:
+        show(screen(width=None if sys.stdout.isatty() else 400), found, every)
+        if picture is not None:
+            print(f"picture: {picture}", file=sys.stderr)
+    return found.exit_code
+
+
+def subject_of_factory(factory: str) -> Subject:
+    """Return the subject of a user's function."""
+    from ..bisect.sides import Subject
+    from ..check import preflight
+
+    takes = [name for name in inspect.signature(preflight).parameters if name != "every"]
+    given = made_by(factory, "bisect", "bisect", takes, {*OF_LR_FIND, *OF_CHECK})
+    return Subject(given["model"], given["batch"], given["loss_fn"], given.get("mask"))
+
+
+def _is_factory(text: str) -> bool:
+    return ":" in text and not Path(text).exists()
+
+
+def show(console: Console, found: Bisection, every: bool) -> None:
+    """Print the answer, and a table of the places around it."""
+    from ..terminal import Field, print_table
+
+    for sentence in found.sentences():
+        console.print(sentence, highlight=False, markup=False, width=min(console.width, 140))
+    if found.verdict == "identical":
+        return
+    columns = [
+        Field("pass", need=9),
+        Field("place"),
+        Field("error", right=True, need=10),
+        Field("inherited", right=True, need=5),
+        Field("added", right=True, need=6),
+        Field("control", right=True, need=7),
+        Field("added / control", right=True, need=11),
+        Field("", need=8),
+    ]
+    rows = [_row(found, place, "fed") for place in _chosen(found, found.fed, every)]
+    phases = list(dict.fromkeys(place.phase for place in found.places))
+    if found.first is not None and not every:  # what comes after the first difference depends on it
+        phases = phases[: phases.index(found.first.phase) + 1]
+    for phase in phases:
+        of_phase = [place for place in found.places if place.phase == phase]
+        rows += [_row(found, place, phase) for place in _chosen(found, of_phase, every)]
+    if rows:
+        console.print()
+        print_table(console, columns, rows)
+
+
+def _chosen(found: Bisection, places: Sequence[Place], every: bool) -> Sequence[Place]:
+    """Return the places that are shown: those around the first over the limit, else the largest."""
+    if every:
+        return places
+    over = [number for number, place in enumerate(places) if place.is_over(found.limit)]
+    if over:
+        start = max(0, over[0] - AROUND)
+        return places[start : start + SHOWN]
+    largest = sorted((place for place in places if place.judged), key=lambda place: -place.factor)[:1]
+    return [place for place in largest if place.error]
+
+
+def _row(found: Bisection, place: Place, phase: str) -> list[str]:
+    numbers = [place.error, place.inherited, place.added, place.control]
+    shown = [f"{number:.2g}" for number in numbers]
+    factor = f"{place.factor:.3g}" if place.judged else ""
+    over = "over" if place.is_over(found.limit) else ""
+    if place == found.first:
+        over = "first"
+    elif not place.judged:
+        over = "no signal"
+    return [phase, place.name, *shown, factor, over]

@@ -1,0 +1,180 @@
+"""The fingerprint of a row: sums with random signs of every sub-layer's values, gradients, and of all parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...schema import Row
+from ..base import Collected, Numbers, ParameterProbe, Probe, probe
+from ..parameters.pieces import Parameters
+from ..parameters.squares import WideNorm, is_counted
+from ..places.sites import Site, modules_of_layers
+from ..rules import Max, Mean, Norm, Rule, Sketch
+
+SKETCH = Sketch(k=16)
+COLUMNS: Mapping[str, Rule] = {"norm": Norm(), "call": Mean(), "ulp": Max(), **SKETCH.columns}
+OF_PARAMETERS: Mapping[str, Rule] = {"norm": Norm(), "ulp": Max(), **SKETCH.columns}
+UNITS = dict.fromkeys(OF_PARAMETERS, "units of the value") | {"call": "number of the call", "ulp": "relative"}
+SAMPLE = 40  # bits of a token's logical index behind the number of its sample
+POSITION = 16  # bits behind its position in the sample
+
+
+class _OfModules(Probe):
+    """Sums of what a module takes or yields; the token's logical index is (sample of the row, position among the real
+    tokens of the sample)."""
+
+    def __init__(self) -> None:
+        self._norm = WideNorm()
+        self._order: dict[str, int] = {}
+        self._samples: dict[str, int] = {}  # of the row so far, by site
+        self._kept: dict[str, int] = {}  # those of passes that count
+
+    def begin_row(self) -> None:
+        self._samples, self._kept = {}, {}
+
+    def end_pass(self, kept: bool) -> None:
+        if kept:
+            self._kept = dict(self._samples)
+        else:
+            self._samples = dict(self._kept)
+
+    def measure(self, site: Site, x: Any, y: torch.Tensor, weight: torch.Tensor) -> Numbers:
+        y = torch.where(weight[..., None], y.detach(), 0) if weight.dim() else y.detach()
+        index = self._logical(site, weight)
+        order = self._order.setdefault(site.name, len(self._order))
+        facts = torch.tensor((order, torch.finfo(y.dtype).eps), dtype=torch.float64).to(y.device)
+        sums = SKETCH.sums(y.reshape(-1, y.shape[-1]) if y.dim() else y.view(1, 1), index, 0)
+        names = ("norm", "call", "ulp", *SKETCH.columns)
+        return dict(zip(names, (self._norm(y), *facts.unbind(), *sums.unbind()), strict=True))
+
+    def _logical(self, site: Site, weight: torch.Tensor) -> torch.Tensor:
+        """Return the logical index of each token, (tokens,) int64: padding does not count, on either side."""
+        if not weight.dim():
+            return torch.zeros(1, dtype=torch.int64, device=weight.device)
+        rank, ranks = self.data_rank
+        before = self._samples.get(site.name, 0)
+        self._samples[site.name] = before + len(weight) * ranks
+        first = before + rank * len(weight)
+        if weight.dim() == 1:  # tokens of all samples in one dimension
+            return (weight.cumsum(0) - 1 + first) << POSITION
+        samples = torch.arange(first, first + len(weight), device=weight.device).view(-1, *[1] * (weight.dim() - 1))
+        index = (samples << SAMPLE) + ((weight.cumsum(1) - 1).clamp(min=0) << POSITION)
+        if weight.dim() > 2:
+            inner = torch.arange(weight[0, 0].numel(), device=weight.device).view(weight.shape[2:])
+            index = index + inner
+        return index.reshape(-1)
+
+
+@probe(
+    "fingerprint",
+    on="forward",
+    at=modules_of_layers,
+    unit={column: UNITS[column] for column in COLUMNS},
+    columns=COLUMNS,
+    log=True,
+)
+class Fingerprint(_OfModules):
+    """Sixteen sums with random signs, z_j = sum_{t,f} r_j(t) c_j(f) x_{t,f}, of what enters and leaves each sub-layer;
+    norm: ||x||_F; call: the order of the calls; ulp: the spacing of the dtype at 1. Alon, Matias, Szegedy 1996.
+
+    The mean of (z_j - z'_j)^2 over j estimates ||x - x'||_F^2 of two runs with an equal batch, which norms do not show:
+    ``compare`` and ``bisect`` read it. Sums of micro-batches, of ranks with as many samples each, and of a batch
+    without its padding are those of one batch (``mask=`` says what is padding; the batch is the first dimension).
+    Brings ``fingerprint_gradient``, ``fingerprint_weight`` and ``fingerprint_weight_gradient``.
+
+    Cost: two thin products in float64 per module of a layer, in each forward of a probed row.
+    """
+
+    brings = ("fingerprint_gradient", "fingerprint_weight", "fingerprint_weight_gradient")
+
+
+@probe(
+    "fingerprint_gradient",
+    on="backward",
+    at=modules_of_layers,
+    unit={column: UNITS[column] for column in COLUMNS},
+    columns=COLUMNS,
+    log=True,
+)
+class FingerprintGradient(_OfModules):
+    """The sums of ``fingerprint``, of dE/dx of what enters and leaves each sub-layer; call: the order in the backward
+    pass.
+
+    Cost: as that of ``fingerprint``, in each backward of a probed row."""
+
+
+class _OfParameters(ParameterProbe):
+    """Sums of every single parameter, or of its gradient; the logical indices are the output and the input of a weight,
+    whichever way it is stored."""
+
+    def values(self, parameters: Parameters) -> Sequence[torch.Tensor | None]:
+        raise NotImplementedError
+
+    def rows(self, parameters: Parameters) -> Sequence[Row]:
+        return parameters.each
+
+    def collect(self, parameters: Parameters) -> Collected:
+        values = self.values(parameters)
+        width = {column: rule.width for column, rule in OF_PARAMETERS.items()}
+        empty = [torch.zeros(1, dtype=torch.float64, device=parameters.device)] * len(width)
+        taken: list[list[torch.Tensor]] = []
+        for number, value in enumerate(values):
+            taken.append(empty if not is_counted(value) else list(self._numbers(parameters, number, value)))
+        columns = {
+            column: torch.stack([numbers[place] for numbers in taken]).view(len(values), width[column])
+            for place, column in enumerate(OF_PARAMETERS)
+        }
+        seen = np.array([is_counted(value) for value in values], dtype=bool)
+        return Collected(columns, np.repeat(seen[:, None], len(width), axis=1))
+
+    def _numbers(self, parameters: Parameters, number: int, value: torch.Tensor) -> Sequence[torch.Tensor]:
+        value = value.detach().to_dense() if value.is_sparse else value.detach()
+        value = torch.view_as_real(value).flatten(-2) if value.is_complex() else value
+        start, left, share, turned = parameters.logical(number)
+        matrix = value.reshape(len(value) if value.dim() else 1, -1)
+        if turned:
+            matrix, start, left = matrix.T, left, start
+        inner = value[0, 0].numel() if value.dim() > 2 and value.numel() else 1
+        rows = torch.arange(start, start + matrix.shape[0], device=value.device)
+        sums = SKETCH.sums(matrix, rows, left * inner)
+        norm = torch.linalg.vector_norm(matrix, dtype=torch.float64)
+        ulp = torch.full((1,), torch.finfo(value.dtype).eps, dtype=torch.float64, device=value.device)
+        return (norm.square().view(1) * share, ulp, *(sums * share).view(-1, 1).unbind())
+
+
+@probe(
+    "fingerprint_weight",
+    on="step",
+    phase="step",
+    unit={column: UNITS[column] for column in OF_PARAMETERS},
+    columns=OF_PARAMETERS,
+    log=True,
+)
+class FingerprintWeight(_OfParameters):
+    """The sums of ``fingerprint``, of every single parameter theta_t by its name. The indices of a weight are those of
+    its output and its input, so that Hugging Face's Conv1D and a Linear agree; shards add up.
+
+    Cost: two thin products in float64 per parameter of a probed row."""
+
+    def values(self, parameters: Parameters) -> Sequence[torch.Tensor | None]:
+        return parameters.tensors
+
+
+@probe(
+    "fingerprint_weight_gradient",
+    on="step",
+    unit={column: UNITS[column] for column in OF_PARAMETERS},
+    columns=OF_PARAMETERS,
+    log=True,
+)
+class FingerprintWeightGradient(_OfParameters):
+    """The sums of ``fingerprint``, of the gradient of every single parameter, before clipping; absent: it has none.
+
+    Cost: as that of ``fingerprint_weight``."""
+
+    def values(self, parameters: Parameters) -> Sequence[torch.Tensor | None]:
+        return parameters.gradients()

@@ -1,0 +1,241 @@
+"""Where two models part: planted faults are named, clean pairs are not flagged, and the answer says what is known."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+import torch
+from planted import (
+    FAULTS,
+    GPT,
+    after,
+    faulty,
+    ids,
+    loss_in_bf16,
+    loss_of,
+    noisy,
+    reference_loss,
+    reference_model,
+    setting,
+)
+from rest_slow import rest_slow
+from torch import Tensor, nn
+
+import stabilitylab as sl
+from stabilitylab.bisect import Bisection
+from stabilitylab.errors import InputError, UsageError
+from stabilitylab.reports.bisection import write
+
+LARGE = [name for name in FAULTS if name not in ("1 % error", "eps of a norm")]  # above three roundings of bfloat16
+
+
+@pytest.fixture(scope="module")
+def gpt() -> GPT:
+    return GPT(4)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named_and_confirmed(gpt: GPT, name: str) -> None:
+    found = sl.bisect(gpt, faulty(gpt, name), ids(), loss_of)
+    assert (found.verdict, found.confirmed, found.where) == ("different", True, FAULTS[name][1])
+    assert found.exit_code == 1
+    assert found.suspected is not None, "the sums alone suspect it too"
+    assert found.suspected.factor > 1000, "rounding of float32 is far below"
+
+
+@pytest.mark.parametrize("name", rest_slow(LARGE, {"channels rolled", "missing bias"}))
+def test_a_fault_is_named_between_two_precisions(gpt: GPT, name: str) -> None:
+    found = sl.bisect(gpt, faulty(gpt, name), ids(), (loss_of, loss_in_bf16))
+    assert (found.verdict, found.confirmed, found.where) == ("different", True, FAULTS[name][1])
+
+
+def test_a_fault_below_the_rounding_of_a_precision_is_rounding_there(gpt: GPT) -> None:
+    found = sl.bisect(gpt, faulty(gpt, "eps of a norm"), ids(), (loss_of, loss_in_bf16))
+    assert found.verdict == "rounding"
+
+
+@pytest.mark.parametrize("seed", rest_slow([0, 1, 2], {0}))
+def test_clean_pairs_are_not_flagged(seed: int) -> None:
+    model = GPT(2, seed)
+    pairs = {
+        "bf16": (copy.deepcopy(model).to(torch.bfloat16), loss_of),
+        "autocast": (copy.deepcopy(model), loss_in_bf16),
+        "float64": (copy.deepcopy(model).double(), loss_of),
+    }
+    for name, (other, loss) in pairs.items():
+        found = sl.bisect(model, other, ids(seed), (loss_of, loss))
+        over = [(place.phase, place.name, place.factor) for place in (*found.places, *found.fed) if place.is_over(3.0)]
+        assert (found.verdict, over) == ("rounding", []), name
+        assert found.exit_code == 0
+        assert len(found.places) > 90
+        largest = found.largest
+        assert largest is not None
+        assert 0.1 < largest.factor < 2.5, "the control is of the size of the rounding"
+    same = sl.bisect(model, copy.deepcopy(model), ids(seed), loss_of)
+    assert same.verdict == "identical"
+    assert same.sentences() == [
+        f"No difference: the second model and the first model agree bit for bit at all {len(same.places)} places."
+    ]
+
+
+@pytest.mark.parametrize("arch", rest_slow(["postln", "preln"], {"postln"}))
+def test_the_reference_model_and_its_faults(arch: str) -> None:
+    model = reference_model(2, arch)
+    bf16 = sl.bisect(model, copy.deepcopy(model).to(torch.bfloat16), ids(), reference_loss)
+    assert bf16.verdict == "rounding"
+    for path, edit in (
+        ("encoder.layers.1.self_attn.f", after("encoder.layers.1.self_attn.f", lambda x: x.roll(1, -1))),
+        ("decoder.layers.0.cross_attn.norm", setting("decoder.layers.0.cross_attn.norm", "eps", 1e-1)),
+        ("decoder.layers.1.ffn.f", after("decoder.layers.1.ffn.f", noisy(0.01))),
+    ):
+        other = copy.deepcopy(model)
+        edit(other)
+        found = sl.bisect(model, other, ids(), reference_loss)
+        assert (found.where, found.confirmed) == (path, True)
+
+
+def test_the_residual_from_the_wrong_place_is_the_layers_fault(gpt: GPT) -> None:
+    other = copy.deepcopy(gpt)
+    block: Any = other.h[1]
+
+    def forward(x: Tensor) -> Tensor:
+        normed = block.ln_1(x)
+        x = normed + block.attn(normed)
+        return x + block.mlp(block.ln_2(x))
+
+    block.forward = forward
+    found = sl.bisect(gpt, other, ids(), loss_of)
+    assert (found.where, found.confirmed) == ("h.1", True)
+    assert found.first is not None
+    assert found.first.name == "h.1.ln_2:in"
+
+
+def test_other_parameters_are_found_before_anything_is_computed(gpt: GPT) -> None:
+    other = copy.deepcopy(gpt)
+    with torch.no_grad():
+        other.get_submodule("h.2.attn.c_proj").weight.copy_(other.get_submodule("h.2.attn.c_proj").weight.T.clone())
+    found = sl.bisect(gpt, other, ids(), loss_of)
+    assert found.first is not None
+    assert (found.first.phase, found.first.name) == ("weights", "h.2.attn.c_proj.weight")
+    assert "parameter h.2.attn.c_proj.weight differs before anything is computed" in found.sentences()[0]
+
+
+def test_a_backward_that_differs_is_suspected_in_the_backward_pass(gpt: GPT) -> None:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            return 2 * gradients[0]
+
+    def first_in(model: nn.Module) -> nn.Module:
+        inner: Any = model.get_submodule("h.2.mlp")
+        forward = inner.forward
+        inner.forward = lambda x: forward(Scaled.apply(x))
+        return model
+
+    found = sl.bisect(gpt, first_in(copy.deepcopy(gpt)), ids(), loss_of)
+    assert found.first is not None
+    assert (found.verdict, found.confirmed, found.first.phase) == ("different", False, "backward")
+    assert found.where == "h.2.mlp"
+    assert "suspected" in found.sentences()[0]
+
+
+def test_a_detached_branch_and_a_frozen_parameter_have_no_gradient(gpt: GPT) -> None:
+    cut = copy.deepcopy(gpt)
+    after("h.1.attn", lambda x: x.detach())(cut)
+    found = sl.bisect(gpt, cut, ids(), loss_of)
+    assert found.first is not None
+    assert found.first.phase == "backward"
+    assert found.where.startswith("h.1")
+    frozen = copy.deepcopy(gpt)
+    frozen.get_submodule("h.1.mlp.c_fc").bias.requires_grad_(False)
+    found = sl.bisect(gpt, frozen, ids(), loss_of)
+    assert found.first is not None
+    assert (found.first.phase, found.first.name) == ("gradients", "h.1.mlp.c_fc.bias")
+
+
+def test_nothing_of_the_models_is_changed(gpt: GPT) -> None:
+    one, other = copy.deepcopy(gpt).train(), copy.deepcopy(gpt).eval()
+    other.h[0].train()
+    loss_of(one, ids()).backward()
+    kept = [(p.detach().clone(), None if p.grad is None else p.grad.clone()) for p in one.parameters()]
+    flags = [[module.training for module in model.modules()] for model in (one, other)]
+    state = torch.get_rng_state()
+    sl.bisect(one, other, ids(), loss_of)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [[module.training for module in model.modules()] for model in (one, other)] == flags
+    for parameter, (value, gradient) in zip(one.parameters(), kept, strict=True):
+        assert torch.equal(parameter, value)
+        assert gradient is not None
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, gradient)
+    assert all(parameter.grad is None for parameter in other.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in (*one.modules(), *other.modules()))
+
+
+class Ported(nn.Module):
+    """The same GPT in another's names, with its own order of registration."""
+
+    def __init__(self, gpt: Any) -> None:
+        super().__init__()
+        self.tokens, self.positions = gpt.wte, gpt.wpe
+        self.blocks = nn.ModuleList(gpt.h)
+        self.final, self.unembed = gpt.ln_f, gpt.head
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.unembed(self.final(x))
+
+
+@pytest.mark.parametrize(
+    "maps",
+    [
+        (),
+        (r"^blocks=h", r"^tokens=wte", r"^positions=wpe", r"^final=ln_f", r"^unembed=head"),
+    ],
+)
+def test_other_names_are_paired_by_structure_or_by_a_map(gpt: GPT, maps: tuple[str, ...]) -> None:
+    found = sl.bisect(gpt, Ported(faulty(gpt, "wrong scale")), ids(), loss_of, maps=maps)
+    assert (found.where, found.confirmed, found.by) == ("h.1.attn", True, "map" if maps else "structure")
+    assert found.first is not None
+    assert found.first.other == "blocks.1.attn.c_proj:in"
+    assert (found.only_a, found.only_b) == ({}, {})
+
+
+def test_wrong_options_are_refused(gpt: GPT) -> None:
+    with pytest.raises(UsageError, match="no regular expression"):
+        sl.bisect(gpt, gpt, ids(), loss_of, maps=("(=x",))
+    with pytest.raises(UsageError, match="must be above 0"):
+        sl.bisect(gpt, gpt, ids(), loss_of, limit=0)
+    with pytest.raises(InputError, match=r"loss_fn\(model, batch\) failed: KeyError"):
+        sl.bisect(gpt, gpt, ids(), lambda model, batch: {}["loss"])
+    with pytest.raises(UsageError, match="one number with a gradient"):
+        sl.bisect(gpt, gpt, ids(), lambda model, batch: model(batch))
+
+
+def test_a_batch_that_differs_is_said(gpt: GPT) -> None:
+    found = sl.bisect(gpt, copy.deepcopy(gpt), ids(), loss_of, b_batch=ids(1))
+    assert found.verdict == "different"
+    assert any("different batches" in sentence for sentence in found.sentences())
+
+
+def test_the_answer_is_one_json_object_and_a_picture(gpt: GPT, tmp_path: Any) -> None:
+    found = sl.bisect(gpt, faulty(gpt, "sign flipped"), ids(), loss_of)
+    assert isinstance(found, Bisection)
+    read = json.loads(json.dumps(found.as_dict()))
+    assert read["where"] == "h.1.mlp"
+    assert read["first"]["over"] is True
+    assert len(read["places"]) == len(found.places)
+    for kind in ("png", "svg"):
+        write(found, tmp_path / f"depth.{kind}")
+    text = (tmp_path / "depth.svg").read_text(encoding="utf-8")
+    assert "first: h.1.mlp:out" in text
+    assert "error of a module that is fed" in text

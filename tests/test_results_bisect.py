@@ -1,0 +1,50 @@
+"""results/bisect: the runner on one mutant and one clean pair, resumed; the mutants' places; the tables by hand."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from loose_scripts import scripts_of
+
+
+@pytest.fixture
+def scripts() -> Iterator[dict[str, ModuleType]]:
+    with scripts_of("results/bisect") as load:
+        yield {name: load(name) for name in ("make", "mutants", "models", "score")}
+
+
+def test_one_mutant_and_one_clean_pair_are_made_once(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
+    make = scripts["make"]
+    for _ in range(2):  # the second goes on where the first ended
+        make.main(["--out", str(tmp_path), "--only", "scale: none gpt", "--stage", "effects", "--stage", "mutants"])
+        make.main(["--out", str(tmp_path), "--only", "gpt float64 0", "--stage", "clean"])
+    rows = {name: list(csv.DictReader((tmp_path / f"{name}.csv").open(encoding="utf-8"))) for name in make.COLUMNS}
+    assert [row["setting"] for row in rows["mutants"]] == ["fp32", "bf16"]
+    assert {(row["verdict"], row["where"]) for row in rows["mutants"]} == {("different", "layers.1.attn")}
+    assert {row["l1"] for row in rows["mutants"]} == {"layers.1.attn.out"}, "the rival names the next module"
+    assert float(rows["effects"][0]["effect"]) > 0.1
+    assert [(row["verdict"], row["kind"]) for row in rows["clean"]] == [("rounding", "float64")]
+    text = "\n".join(scripts["score"].tables(tmp_path, scripts["score"].homes()))
+    assert "| fp32 | 1 of 1 run | 1 of 1 (100 % [2, 100]) | 1 of 1" in text
+    assert "Clean pairs flagged: 0 of 1 (0 % [0, 98])" in text
+
+
+def test_forty_mutants_each_with_a_place_in_its_models(scripts: dict[str, ModuleType]) -> None:
+    mutants = scripts["mutants"].MUTANTS
+    assert len({mutant.name for mutant in mutants}) == 40
+    for mutant in mutants:
+        for name in mutant.models:
+            modules = dict(scripts["models"].made(name, 0).named_modules())
+            assert mutant.where in modules, (mutant.name, name)
+    assert len(scripts["make"].clean_pairs()) == 50
+
+
+def test_the_interval_is_that_of_clopper_and_pearson(scripts: dict[str, ModuleType]) -> None:
+    low, high = scripts["score"].interval(0, 50)
+    assert (low, high) == (0.0, pytest.approx(1 - 0.025 ** (1 / 50), rel=1e-9))
+    low, high = scripts["score"].interval(50, 50)
+    assert (low, high) == (pytest.approx(0.025 ** (1 / 50), rel=1e-9), 1.0)
