@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from ..store.arrays import steps_in
 from ..store.layout import METRICS
 from ..store.reader import By
 from .collection import Record
@@ -59,7 +60,7 @@ def read(record: Record, table: str, *, by_layer: bool = True) -> LayerGrid | No
     data = record.frame(table, [column], by=by)
     if data.empty:
         return None
-    steps = np.unique(data["step"].to_numpy())
+    steps = steps_in(data["step"].to_numpy())
     first = data.iloc[: len(data) // len(steps)]
     values, absent = (data[name].to_numpy().reshape(len(steps), -1).T for name in (column, "absent"))
     missing = np.zeros(values.shape, bool)

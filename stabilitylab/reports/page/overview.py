@@ -21,7 +21,7 @@ from ..pooling import thin
 from .sentences import heading, sentence
 
 TOLD = 12  # runs that have a sentence; the table has all
-COMPARED = 3  # runs of which each two are compared beforehand
+COMPARED = 3  # of at most so many runs each two are compared beforehand
 POINTS = 60  # groups of a curve's points; five are kept of each
 START = "grad_norm"  # the probe that colours the layers first, where it was recorded
 CURVES = (
@@ -67,7 +67,14 @@ def overview(runs: Runs, first: Sequence[Record]) -> Overview:
     events = [event for one in told[:1] for event in one.events if event.severity != "note"]
     going = any(record.status.state == "running" for record in runs)
     start = None if going or not events else events[0].step
-    return Overview(told, curves(runs), _pairs(order[:COMPARED]), settings(runs), start, len(order) - len(told))
+    return Overview(
+        told,
+        curves(runs),
+        _pairs(order if len(order) <= COMPARED else []),
+        settings(runs),
+        start,
+        len(order) - len(told),
+    )
 
 
 def _told(record: Record) -> Told:
