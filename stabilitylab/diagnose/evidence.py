@@ -124,7 +124,8 @@ class Evidence:
         return self._read[names]
 
     def grid(self, table: str, column: str = "", by_layer: bool = False) -> Grid | None:
-        """Return a column of a table (its main column if unnamed). ``by_layer`` combines rows if the table allows it."""
+        """Return a column of a table (its main column if unnamed); ``by_layer`` combines rows if the table allows
+        it."""
         key = table, column, by_layer
         if key not in self._read:
             self._read[key] = self._grid(*key)

@@ -84,9 +84,9 @@ def build(
 
     ``figures`` and ``diagnosed`` (names of runs) choose; empty: all figures that can show what they are about, and the
     runs that most need a look. With ``figures`` nothing else is made, but for the claims about them, without Holm's
-    correction, which needs the others, and the runs of ``diagnosed``. What an error keeps from being made is left out, and listed in ``failed`` and on the
-    page. Raises InputError where ``folder`` holds no run, UsageError for a name that does not exist, ResourceError
-    where ``out`` cannot be written.
+    correction, which needs the others, and the runs of ``diagnosed``. What an error keeps from being made is left out,
+    and listed in ``failed`` and on the page. Raises InputError where ``folder`` holds no run, UsageError for a name
+    that does not exist, ResourceError where ``out`` cannot be written.
     """
     chosen = [FIGURES.resolve(name) for name in figures] or sorted(FIGURES, key=_order)
     folders = [folder] if isinstance(folder, Path) else list(folder)

@@ -85,9 +85,10 @@ def _name(row: Any) -> str:
 
 def metric(record: Record, column: str) -> tuple[np.ndarray, np.ndarray]:
     """Reads steps and values where it was measured; a NaN among them was."""
-    if column not in record.metrics:
+    whole = record.remember(METRICS, lambda: record.run.arrow(METRICS))
+    if column not in whole.column_names:
         return np.empty(0, int), np.empty(0)
-    data = record.run.arrow(METRICS, columns=[column])
+    data = whole.select(["step", column])
     data = data.filter(pc.is_valid(data[column]))  # pyright: ignore[reportAttributeAccessIssue]
     return data["step"].to_numpy(), data[column].to_numpy().astype(float)
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 import numpy as np
+
 from ..base import Panel, Picture
 from ..claims import Finding
 from ..pooling import COLUMNS
