@@ -248,15 +248,16 @@ def _lacking(id: str, title: str, lacking: MissingRuns, group: Group) -> Missing
         return Failed(id, title, f"{told}its MissingRuns has none", error)
 
 
-def load(*folders: Path) -> tuple[Runs, list[tuple[Path, str]]]:
+def load(*folders: Path, known: Runs = Runs(())) -> tuple[Runs, list[tuple[Path, str]]]:
     """Loads the runs below these folders, each once, with what could not be read; raises InputError where there is no
-    run at all."""
+    run at all. Of the runs that are ``known`` only those are read that have changed."""
+    before = {record.run.path: record for record in known}
     broken: list[tuple[Path, str]] = []
     found: dict[Path, Record] = {}
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"no folder {folder}: make runs with 'stabilitylab probe', or name their folder.")
-        for record in Runs.load(folder, broken):
+        for record in Runs.load(folder, broken, before):
             if any(record.name == other.name for other in found.values()):  # a run of another folder has this name
                 record.name = f"{folder.name}/{record.name}" if record.run.path != folder else str(folder)
             found.setdefault(record.run.path.resolve(), record)

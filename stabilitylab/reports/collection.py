@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -247,15 +248,24 @@ class Runs(Sequence[Record]):
         self._records = list(records)
 
     @classmethod
-    def load(cls, folder: str | Path, broken: list[tuple[Path, str]] | None = None) -> Runs:
+    def load(
+        cls,
+        folder: str | Path,
+        broken: list[tuple[Path, str]] | None = None,
+        known: Mapping[Path, Record] = MappingProxyType({}),
+    ) -> Runs:
         """Opens every run below ``folder``; those that cannot be read go to ``broken`` with the reason. (What is
-        damaged in their tables shows when these are read: :func:`spared`.)"""
+        damaged in their tables shows when these are read: :func:`spared`.) ``known``: records that were loaded before,
+        by path; one whose run has ended and not changed since is taken as it is, with all that was read of it."""
         folder = Path(folder)
         records = []
         for run in load_runs(folder, broken):
             try:
                 name = run.path.relative_to(folder).as_posix() if run.path != folder else run.name
                 record = Record(run.snapshot(), name)
+                before = known.get(run.path)
+                if before is not None and record.run.stamp is not None and record.run.stamp == before.run.stamp:
+                    record, before.name = before, name
                 _ = record.status, record.outcome
                 records.append(record)
             except StabilityLabError as error:

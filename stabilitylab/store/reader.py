@@ -27,7 +27,7 @@ from .incident import read_incident
 from .layout import METRICS, flat, read_run_json
 from .names import moved, today
 from .parts import LABELS, encode, part_schema
-from .pieces import HeldPieces, Pieces, ReplacedError
+from .pieces import HeldPieces, Pieces, ReplacedError, Stamp, stamps_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +36,7 @@ ATTEMPTS = 20  # attempts to read while a writer moves files; one retry is nearl
 PAUSE = 0.01  # seconds between two attempts
 T = TypeVar("T")
 Version = tuple[int, int]  # inode and time of the last change of a file that is replaced, never changed
+Stamps = Mapping[Path, Stamp]
 STEP = pa.schema([("step", pa.int64())])
 
 
@@ -93,6 +94,12 @@ class Run:
     def tables(self) -> tuple[str, ...]:
         """Return the names of the probes' tables; ``"metrics"`` is read by the same methods."""
         return tuple(self._tables)
+
+    @property
+    def stamp(self) -> Stamps | None:
+        """Return the files of a snapshot with size and time of each. Another snapshot with the same stamp holds the
+        same numbers. None for a run that goes on, and for a run that is no snapshot."""
+        return None
 
     def snapshot(self) -> Run:
         """Return the run as it is now: every table, the status and run.json of one moment, however long it takes to
@@ -325,6 +332,7 @@ class Snapshot(Run):
         super().__init__(path, document)
         self.settled = True  # False if a file changed while the snapshot was taken, so that not all files may fit
         self._alive, self._facts, self._pieces, self._metrics = alive, facts, pieces, None
+        self._documents: Stamps | None = None
         # The metrics of a run that goes on are read now: its first part is written again when a new metric comes.
         if alive:
             self._metrics = _kept(lambda: self._read(METRICS, None))
@@ -336,6 +344,7 @@ class Snapshot(Run):
         same = version is not None and version == run._version
         document = {**run.manifest, "tables": run._tables} if same else read_run_json(path)
         alive = is_locked(path)  # first, as for every status: a writer sets its last state before it lets go
+        documents = stamps_of(path.glob("*.json*"))  # before they are read
         identity = identity_of(document)
         facts = {
             # read before the tables, which may then be ahead of the status
@@ -351,12 +360,17 @@ class Snapshot(Run):
             return None
         except MemoryError as error:
             raise ResourceError(f"the journal of {path} does not fit into memory: use a larger machine.") from error
+        found._documents = documents
         resumed = not alive and is_locked(path)
         found.settled = version == _version(path) and not resumed and (pieces.settled or not alive)
         return found
 
     def snapshot(self) -> Run:
         return self
+
+    @property
+    def stamp(self) -> Stamps | None:
+        return None if self._alive or self._documents is None else {**self._documents, **self._pieces.stamps}
 
     @property
     def status(self) -> Status:

@@ -87,6 +87,7 @@ def write(
         judged=[claim for claim in claims if claim["verdict"] != UNTESTABLE],
         untestable=[claim for claim in claims if claim["verdict"] == UNTESTABLE],
         ledger_files={kind: name for kind, name in LEDGER.items() if (folder / name).exists()},
+        empty=_empty([_row(record, anchors) for record in runs]),
         all_runs=[_row(record, anchors) for record in _ordered(runs, view)],
         many=len(runs) > 1,
         broken=[{"name": path.name, "why": why} for path, why in broken],
@@ -126,6 +127,9 @@ def _top(view: Overview, anchors: dict[str, str]) -> dict[str, Any]:
             "sentence": one.sentence,
             "state": one.record.standing,
             "mapped": one.record.name in anchors,
+            "first": {"step": one.first[0].step, "titles": list(dict.fromkeys(event.title for event in one.first))}
+            if one.first
+            else None,
             "remedies": [words[:1].upper() + words[1:].rstrip(".") for words in one.remedies],
         }
         for one in view.told
@@ -222,6 +226,12 @@ def _row(record: Record, diagnosed: dict[str, str]) -> dict[str, Any]:
         "reason": _why(record),
         "spark": spark(record) if record.kind != "onestep" else {},
     }
+
+
+def _empty(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the columns of the table of runs in which no run has anything, as classes of the table."""
+    blank = {"layers": ("–",), "seed": ("–",), "gap": ("",)}
+    return [f"no-{name}" for name, nothing in blank.items() if all(row[name] in nothing for row in rows)]
 
 
 def _why(record: Record) -> str:

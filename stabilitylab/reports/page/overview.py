@@ -40,6 +40,7 @@ class Told:
     record: Record
     sentence: str
     events: tuple[Event, ...] = ()
+    first: tuple[Event, ...] = ()
     remedies: tuple[str, ...] = ()
 
 
@@ -98,7 +99,7 @@ def _told(record: Record) -> Told:
         return Told(record, sentence(record, found))
     first = dict.fromkeys(event.kind for event in found.cause.together)
     remedies = tuple(DETECTORS[kind].remedy for kind in first if kind in DETECTORS and DETECTORS[kind].remedy)
-    return Told(record, sentence(record, found), found.events, remedies)
+    return Told(record, sentence(record, found), found.events, found.cause.together, remedies)
 
 
 def curves(runs: Runs) -> Picture | None:
@@ -109,18 +110,28 @@ def curves(runs: Runs) -> Picture | None:
     for record in runs:
         if record.kind == "onestep":
             continue
-        look = {"colour": style.INK} if own else {"arch": record.label}
         for drawn, (_, _, columns, _) in zip(lines, CURVES, strict=True):
             measured = (metric(record, column) for column in columns)
             x, y = thin(*next(((x, y) for x, y in measured if len(x)), (np.empty(0), np.empty(0))), POINTS)
             if len(x):
-                drawn.append(Series(record.name, x.tolist(), y.tolist(), dash="solid", marker="none", **look))
-    panels = [
-        Panel(title, "update", unit, drawn, _baselines(runs) if columns[0] == "held_out_nll" else [], log_y=log)
-        for drawn, (title, unit, columns, log) in zip(lines, CURVES, strict=True)
-        if drawn
-    ]
+                drawn.append(Series(record.name, x.tolist(), y.tolist(), **_look(record, own)))
+    panels = []
+    for drawn, (title, unit, columns, log) in zip(lines, CURVES, strict=True):
+        marks = _baselines(runs) if columns[0] == "held_out_nll" else []
+        if drawn:
+            panels.append(Panel(title, "update", _unit(runs, unit), drawn, marks, log_y=log))
     return Picture(panels, "", columns=1) if panels else None
+
+
+def _look(record: Record, own: bool) -> dict[str, Any]:
+    """Return the look of a run's line on the page; with ``own`` colours the page gives it another colour."""
+    return {"dash": "solid", "marker": "none", **({"colour": style.INK} if own else {"arch": record.label})}
+
+
+def _unit(runs: Runs, unit: str) -> str:
+    """Return the name of an axis: of a loop of one's own nobody knows that its loss is a cross-entropy."""
+    ours = any(record.kind != "watched" for record in runs)
+    return unit if ours or "entropy" not in unit else "loss"
 
 
 def _baselines(runs: Runs) -> list[Reference]:
@@ -164,7 +175,9 @@ def facts(view: Overview, anchors: dict[str, str]) -> dict[str, Any]:
     """Return the data of the page's scripts. ``anchors``: run -> the figure that holds its maps."""
     shown = [one.record for one in view.told if one.record.name in anchors]
     alike = Counter(map(heading, shown))
-    titles = [heading(one) + f" ({one.name})" * (alike[heading(one)] > 1) for one in shown]
+    # where all are of one kind, as runs of one's own model, the name alone tells them apart
+    names = [one.name if len(alike) == 1 else f"{heading(one)} ({one.name})" for one in shown]
+    titles = [name if alike[heading(one)] > 1 else heading(one) for one, name in zip(shown, names, strict=True)]
     return {
         "runs": [
             {"name": one.name, "title": title, "figure": anchors[one.name]}
