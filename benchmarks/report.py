@@ -1,8 +1,8 @@
 """How long `stabilitylab report` takes over many large runs, and how much memory.
 
-One run of 100L-100L with 500 probed steps is written with made-up numbers and linked under many names and seeds. Then the
-command runs as a user would run it, in processes of their own: from nothing, again with nothing changed, and for one
-figure alone. Prints a line each: wall time, CPU time, peak memory of the largest process, page size.
+One run of 100L-100L with 500 probed steps is written with made-up numbers and linked under many names and seeds. Then
+the command runs as a user would run it, in processes of their own: from nothing, again with nothing changed, and for
+one figure alone. Prints a line each: wall time, CPU time, peak memory of the largest process, page size.
 """
 
 from __future__ import annotations
