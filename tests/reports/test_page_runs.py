@@ -299,10 +299,12 @@ def test_a_live_page_keeps_scroll_selection_and_zoom(browser: Browser, tmp_path:
     before = browser.run(
         READY
         + """
+        $("#pause").click(); // until all is as it is to be kept
         $$(".tick").find((one) => one.value === "other").click(); await wait(300);
         await Plotly.relayout($$("#curves .plot")[0], { "xaxis.range[0]": 10, "xaxis.range[1]": 20 });
         $("#curves .scale").click(); await wait(300);
         await Plotly.relayout($$("#curves .plot")[0], { "xaxis.range[0]": 10, "xaxis.range[1]": 20 }); await wait(200);
+        $("#pause").click();
         document.activeElement.blur();
         scrollTo({ top: 300, behavior: "instant" });
         window.first = true;

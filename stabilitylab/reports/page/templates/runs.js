@@ -31,6 +31,8 @@ function lookOf(name) {
 const shownInOrder = () => order.filter((name) => shownNames.has(name));
 function setShown(names) { look({ runs: names }); }
 
+const byValue = (a, b) => (isNaN(a) || isNaN(b) ? String(a).localeCompare(String(b), "en", { numeric: true }) : a - b);
+
 function paintTable() {
   for (const tick of all(".tick")) tick.checked = shownNames.has(tick.value);
   for (const swatch of all(".of-run")) {
@@ -49,7 +51,7 @@ function paintTable() {
   const box = byId("groups");
   if (!box) return;
   byId("group").value = view.group;
-  const values = view.group ? [...new Set(order.map(groupOf))].sort((a, b) => String(a).localeCompare(String(b), "en", { numeric: true })) : [];
+  const values = view.group ? [...new Set(order.map(groupOf))].sort(byValue) : [];
   box.hidden = !values.length;
   box.replaceChildren(...values.map((value) => {
     const own = order.filter((name) => groupOf(name) === value), on = own.filter((name) => shownNames.has(name)).length;
