@@ -376,12 +376,12 @@ def test_on_paper_the_whole_table_stands_and_no_control(browser: Browser, three:
         """
         const seen = (selector) => $$(selector).filter((one) => one.offsetParent).length;
         const whole = getComputedStyle($(".some")).maxHeight;
-        return [seen("#smooth"), seen(".tick"), seen("#table tbody tr"), whole, seen(".remedy")];
+        return [seen("#smooth"), seen(".tick"), seen("#table tbody tr"), whole, seen(".remedy"), seen(".pick")];
         """
     )
     browser.shoot(three.with_name("print.png"))
     browser.call("Emulation.setEmulatedMedia", media="")
-    assert found == [0, 0, 3, "none", 2]
+    assert found == [0, 0, 3, "none", 2, 3]
     assert browser.errors == []
 
 

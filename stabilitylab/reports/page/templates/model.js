@@ -36,17 +36,23 @@ function shade(x, scale) {
   return viridis(scale.high > scale.low ? (value - scale.low) / (scale.high - scale.low) : 0.5);
 }
 
+const ACROSS = 24; // pixels of a tower's row: what is not finite is striped, so that grey print tells it from a dark colour
 // A tower is one stack of one run; a row is a pixel, or ten with a gap where there are few, stretched by the style sheet.
 function paintTower(tower) {
   const { one, run, canvas } = tower, map = one.map, rows = map.y.length, width = map.x.length;
   const scale = scaleOf(map.origin, run), column = at(map.x, view.step), fine = rows > 60, tall = fine ? 1 : 10;
-  const picture = new ImageData(1, rows * tall);
+  const picture = new ImageData(ACROSS, rows * tall);
   for (let row = 0; row < rows; row++) {
     const code = map.codes[row * width + column], value = measured(map, code);
     const hex = flat[findingOf(code)], rgb = value !== null ? shade(value, scale) : hex ? [1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16)) : null;
-    for (let k = 0; rgb && k < tall; k++) picture.data.set([...rgb, !fine && k === tall - 1 ? 0 : 255], 4 * ((rows - 1 - row) * tall + (tall - 1 - k)));
+    for (let k = 0; rgb && k < tall; k++) {
+      for (let x = 0; x < ACROSS; x++) {
+        const seen = findingOf(code) === "not finite" && x % 4 === 3 ? [255, 255, 255] : rgb;
+        picture.data.set([...seen, !fine && k === tall - 1 ? 0 : 255], 4 * (((rows - 1 - row) * tall + (tall - 1 - k)) * ACROSS + x));
+      }
+    }
   }
-  canvas.width = 1;
+  canvas.width = ACROSS;
   canvas.height = rows * tall;
   canvas.getContext("2d").putImageData(picture, 0, 0);
 }
@@ -112,7 +118,7 @@ function bar(scale, unit, found, label) {
   box.append(...(label ? [made("span", { className: "name" }, label)] : []), made("span", {}, number(0)), strip, made("span", {}, `${number(1)} ${unit}${scale.log ? ", logarithmic" : ""}`));
   for (const name of found) {
     const patch = made("i", { className: "patch" });
-    patch.style.background = flat[name];
+    patch.style.background = name === "not finite" ? `repeating-linear-gradient(to right, ${flat[name]} 0 3px, #fff 3px 4px)` : flat[name];
     box.append(made("span", {}, patch, name));
   }
   return box;
