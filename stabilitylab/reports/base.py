@@ -229,22 +229,21 @@ def _drawn(panel: Panel, most: int | None = None) -> Iterator[pd.DataFrame]:
         told = data.assign(panel=panel.title, series=one.name, axis=axis, seeds=one.counts, finding=one.kind)
         yield told if most is None else told.head(most)
     if panel.map is not None:
-        if most is not None:
-            panel = replace(panel, map=_beginning(panel.map, most))
-        rows = len(panel.map.y)
+        heat = panel.map if most is None else _beginning(panel.map, most)
+        rows = len(heat.y)
         names = np.array(["", *FINDINGS.values()])
-        seeds = np.nan if panel.map.seeds is None else panel.map.seeds
+        seeds = np.nan if heat.seeds is None else heat.seeds
         yield pd.DataFrame(
             {
                 "panel": panel.title,
-                "series": _cells(panel, panel.map),
-                "axis": panel.map.unit,
-                "x": np.tile(np.asarray(panel.map.x, float), rows),
-                "y": panel.map.z.ravel(),
+                "series": _cells(panel, heat),
+                "axis": heat.unit,
+                "x": np.tile(np.asarray(heat.x, float), rows),
+                "y": heat.z.ravel(),
                 "low": np.nan,
                 "high": np.nan,
-                "seeds": np.broadcast_to(np.asarray(seeds), panel.map.z.shape).ravel(),
-                "finding": names[panel.map.finding.astype(int).ravel()],
+                "seeds": np.broadcast_to(np.asarray(seeds), heat.z.shape).ravel(),
+                "finding": names[heat.finding.astype(int).ravel()],
             }
         )
     for line in panel.references:

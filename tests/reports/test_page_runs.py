@@ -294,12 +294,12 @@ def test_the_keyboard_alone_chooses_runs_and_enlarges(browser: Browser, three: P
 def test_a_live_page_keeps_scroll_selection_and_zoom(browser: Browser, tmp_path: Path) -> None:
     for place, name in enumerate(("base", "other", "third")):
         own(tmp_path / "runs", name, place, state="running")
-    page, _ = live.write([tmp_path / "runs"], tmp_path / "report", 2.0)
+    page, _ = live.write([tmp_path / "runs"], tmp_path / "report", 8.0)
     browser.open(page, everything=False, height=500)
+    browser.run("$('#pause').click(); // until all is as it is to be kept")
     before = browser.run(
         READY
         + """
-        $("#pause").click(); // until all is as it is to be kept
         $$(".tick").find((one) => one.value === "other").click(); await wait(300);
         await Plotly.relayout($$("#curves .plot")[0], { "xaxis.range[0]": 10, "xaxis.range[1]": 20 });
         $("#curves .scale").click(); await wait(300);
@@ -312,7 +312,7 @@ def test_a_live_page_keeps_scroll_selection_and_zoom(browser: Browser, tmp_path:
         """
     )
     found: list[object] = []
-    for _ in range(120):
+    for _ in range(400):
         try:
             found = browser.run(
                 "if (window.first) { await wait(250); return []; }"

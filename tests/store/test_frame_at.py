@@ -18,7 +18,7 @@ TABLE = Table("grad_norm", ("value", "qk"), ROWS, "L2 norm", "", "norm", "backwa
 STEPS = (0, 1, 4, 9)
 
 
-def write(path: Path, last: float = 1.0, state: str = "finished") -> Path:
+def write(path: Path, last: float = 1.0) -> Path:
     random = np.random.default_rng(0)
     with RunWriter.create(path, {"label": "x"}) as run:
         run.open([TABLE])
@@ -27,7 +27,7 @@ def write(path: Path, last: float = 1.0, state: str = "finished") -> Path:
             values[0, 0] = math.nan if step == 4 else last
             absent = np.array([False, False, step == 9, False])
             run.append(step, {"loss": 1.0}, {"grad_norm": Cells(values, absent)})
-        run.set_status(state, 9, "")
+        run.set_status("finished", 9, "")
     return path
 
 
