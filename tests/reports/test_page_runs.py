@@ -296,7 +296,7 @@ def test_a_live_page_keeps_scroll_selection_and_zoom(browser: Browser, tmp_path:
         own(tmp_path / "runs", name, place, state="running")
     page, _ = live.write([tmp_path / "runs"], tmp_path / "report", 8.0)
     browser.open(page, everything=False, height=500)
-    browser.run("$('#pause').click(); // until all is as it is to be kept")
+    browser.run("$('#pause').click();")  # until all is as it is to be kept
     before = browser.run(
         READY
         + """
@@ -336,7 +336,7 @@ def test_a_run_that_ended_is_neither_read_nor_drawn_again(tmp_path: Path, monkey
     drawn: list[str] = []
     diagnose = live.diagnose
     monkeypatch.setattr(live, "diagnose", lambda record: drawn.append(record.name) or diagnose(record))
-    seen = live.Seen()
+    seen = live.LastPage()
     live.write([tmp_path / "runs"], tmp_path / "report", 2.0, (), seen)
     live.write([tmp_path / "runs"], tmp_path / "report", 2.0, (), seen)
     assert sorted(drawn) == ["changes", "ended"]

@@ -35,7 +35,7 @@ def watch(
 ) -> Built:
     """Write ``out/index.html`` every ``every`` seconds until no run has gone on for ``quiet`` seconds; then the whole
     report. A folder without runs is waited for."""
-    last, seen = time.monotonic(), Seen()
+    last, seen = time.monotonic(), LastPage()
     while True:
         begun = time.monotonic()
         try:
@@ -53,8 +53,8 @@ def watch(
 
 
 @dataclass
-class Seen:
-    """What the last page was made of: its runs, and the part of the page of each."""
+class LastPage:
+    """The runs of the last page, and the part of the page of each, so that only what has changed is made again."""
 
     runs: Runs = field(default_factory=lambda: Runs(()))
     sections: dict[str, tuple[Record, PageSection]] = field(default_factory=dict)
@@ -72,11 +72,11 @@ class Seen:
 
 
 def write(
-    folders: Sequence[Path], out: Path, every: float, diagnosed: Sequence[str] = (), seen: Seen | None = None
+    folders: Sequence[Path], out: Path, every: float, diagnosed: Sequence[str] = (), seen: LastPage | None = None
 ) -> tuple[Path, int]:
     """Write one page about what the runs have recorded so far, and return how many of them go on. ``seen``: what the
     last page was made of; only what has changed since is read and drawn again."""
-    seen = seen or Seen()
+    seen = seen or LastPage()
     runs, broken = load(*folders, known=seen.runs)
     (sections, view, failed), runs = spared(runs, broken, lambda left: _made(left, diagnosed, seen))
     seen.runs = runs
@@ -95,7 +95,7 @@ def write(
     return path, sum(record.status.state == "running" for record in runs)
 
 
-def _made(runs: Runs, diagnosed: Sequence[str], seen: Seen) -> tuple[list[PageSection], Overview, list[Failed]]:
+def _made(runs: Runs, diagnosed: Sequence[str], seen: LastPage) -> tuple[list[PageSection], Overview, list[Failed]]:
     """The runs' parts of the page, its top, and what an error kept from being made of either."""
     chosen = shown(runs, diagnosed)
     sections, failed = [], []
