@@ -1,7 +1,8 @@
 """How long `stabilitylab report` takes over many large runs, and how much memory.
 
-One run of 100L-100L with 500 probed steps is written with made-up numbers and linked under many names and seeds; then
-the command runs as a user would run it, in a process of its own. Prints wall time, CPU time, peak memory, page size.
+One run of 100L-100L with 500 probed steps is written with made-up numbers and linked under many names and seeds. Then
+the command runs as a user would run it, in processes of their own: from nothing, again with nothing changed, and for
+one figure alone. Prints a line each: wall time, CPU time, peak memory of the largest process, page size.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -110,11 +110,25 @@ def link(source: Path, target: Path, arch: str, seed: int) -> None:
     (target / "status.json").write_text((source / "status.json").read_text())
 
 
+def timed(what: str, out: Path, *arguments: str) -> None:
+    """Run `report` with these arguments, and print a line about it."""
+    command = [sys.executable, "-m", "stabilitylab", "report", *arguments, "--out", str(out), "--quiet"]
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, state, used = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - started
+    page = (out / "index.html").stat().st_size / 1e6
+    cpu = used.ru_utime + used.ru_stime
+    code = os.waitstatus_to_exitcode(state)
+    print(f"| {what} | {wall:.1f} | {cpu:.1f} | {used.ru_maxrss / 2**10:.0f} | {page:.1f} | {code} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--layers", type=int, default=100, help="a side")
     parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--figure", default="branchnorm:8", help="the one that is made alone")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "runs"
@@ -122,17 +136,12 @@ def main() -> None:
         for place in range(options.runs):
             arch, seed = ARCHS[place % len(ARCHS)], 3 + place // len(ARCHS)
             link(Path(scratch) / "one", folder / f"{arch}-s{seed}", arch, seed)
-        command = [sys.executable, "-m", "stabilitylab", "report", str(folder), "--out", f"{scratch}/report"]
-        started = time.perf_counter()
-        subprocess.run(command, check=True)
-        wall = time.perf_counter() - started
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        page = (Path(scratch) / "report" / "index.html").stat().st_size
-        print(
-            f"{options.runs} runs of {options.layers}L-{options.layers}L x {options.steps} probed steps: "
-            f"{wall:.0f} s ({used.ru_utime + used.ru_stime:.0f} s of CPU), {used.ru_maxrss / 2**20:.2f} GiB, "
-            f"page {page / 1e6:.1f} MB"
-        )
+        print(f"{options.runs} runs of {options.layers}L-{options.layers}L x {options.steps} probed steps")
+        print("| report | wall [s] | CPU [s] | memory [MiB] | page [MB] | exit |\n|---|---|---|---|---|---|")
+        report = Path(scratch) / "report"
+        timed("from nothing", report, str(folder))
+        timed("again, nothing changed", report, str(folder))
+        timed(f"`--figure {options.figure}`", Path(scratch) / "alone", str(folder), "--figure", options.figure)
 
 
 if __name__ == "__main__":

@@ -105,7 +105,10 @@ INSIDE = {
         ),
         ("reports.heatmaps",),
         ("reports.paper",),
-        ("reports.measures", "reports.headline", "reports.power", "reports.page.screen", "reports.page.point"),
+        (
+            *("reports.measures", "reports.headline", "reports.power", "reports.page.screen", "reports.page.point"),
+            *("reports.page.printed", "reports.page.sparks"),
+        ),
         ("reports.stability", "reports.diagnosis", "reports.page.sections"),
         ("reports.page.sentences", "reports.page.press"),
         ("reports.page.overview",),

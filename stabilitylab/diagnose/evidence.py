@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from ..decisive import decisive
 from ..schema import Row
 from ..store import Run
+from ..store.arrays import steps_in
 from ..store.layout import METRICS
 from ..verdict import Verdict, judge_recorded
 from .order import phase_of_metric
@@ -67,7 +68,7 @@ class Evidence:
 
     def __init__(self, run: Run) -> None:
         self.run = run = run.snapshot()
-        self.metric, self.grid = cache(self._metric), cache(self._grid)
+        self._read: dict[tuple[Any, ...], Grid | None] = {}  # no functools.cache: it would keep the run in memory
         self.metrics = run.arrow(METRICS)
         self.status = run.status
         self.incident = run.incident
@@ -116,8 +117,21 @@ class Evidence:
     def loss(self) -> Grid | None:
         return next((grid for name in LOSSES if (grid := self.metric(name)) is not None), None)
 
-    def _metric(self, *names: str) -> Grid | None:
+    def metric(self, *names: str) -> Grid | None:
         """Return the first of ``names`` that was recorded, at the steps at which it was given. A NaN was measured."""
+        if names not in self._read:
+            self._read[names] = self._metric(*names)
+        return self._read[names]
+
+    def grid(self, table: str, column: str = "", by_layer: bool = False) -> Grid | None:
+        """Return a column of a table (its main column if unnamed); ``by_layer`` combines rows if the table allows
+        it."""
+        key = table, column, by_layer
+        if key not in self._read:
+            self._read[key] = self._grid(*key)
+        return self._read[key]
+
+    def _metric(self, *names: str) -> Grid | None:
         for name in names:
             if name not in self.metrics.column_names:
                 continue
@@ -130,7 +144,6 @@ class Evidence:
         return None
 
     def _grid(self, table: str, column: str = "", by_layer: bool = False) -> Grid | None:
-        """Read a column of a table (its main column if unnamed). ``by_layer`` combines rows if the table allows it."""
         if table not in self.run.tables:
             return None
         definition = self.run.table(table)
@@ -141,7 +154,7 @@ class Evidence:
         frame = self.run.frame(table, columns=[column], by="layer" if combined else None)
         if frame.empty:
             return None
-        steps = np.unique(frame["step"].to_numpy())
+        steps = steps_in(frame["step"].to_numpy())
         count = len(frame) // len(steps)
         labels = frame.iloc[:count]
         rows = definition.rows

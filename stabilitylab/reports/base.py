@@ -189,11 +189,36 @@ class Picture:
         import pandas as pd  # here, as whoever lists the runs of a figure reads its file too
 
         pieces = [piece for panel in self.panels for piece in _drawn(panel)]
-        columns = ["panel", "series", "axis", "x", "y", "low", "high", "seeds", "finding"]
-        return pd.concat(pieces, ignore_index=True).loc[:, columns] if pieces else pd.DataFrame(columns=columns)
+        return pd.concat(pieces, ignore_index=True).loc[:, COLUMNS] if pieces else pd.DataFrame(columns=COLUMNS)
+
+    def head(self, count: int) -> pd.DataFrame:
+        """Lists the first ``count`` rows of :meth:`frame`, without the others: the maps of one run have a million."""
+        import pandas as pd
+
+        pieces = [piece for panel in self.panels for piece in _drawn(panel, max(count, 1))]
+        if not pieces:
+            return pd.DataFrame(columns=COLUMNS)
+        return pd.concat(pieces, ignore_index=True).loc[:, COLUMNS].head(count)  # of the types that the whole has
+
+    def pieces(self) -> Iterator[pd.DataFrame]:
+        """Lists the rows of :meth:`frame` piece by piece, each with the types of the whole."""
+        types = self.head(1).dtypes
+        for panel in self.panels:
+            for piece in _drawn(panel):
+                yield piece.loc[:, COLUMNS].astype(types)
+
+    @property
+    def rows(self) -> int:
+        """Counts the rows of :meth:`frame`."""
+        maps = sum(panel.map.z.size for panel in self.panels if panel.map is not None)
+        return maps + sum(len(panel.references) + sum(len(one.x) for one in panel.series) for panel in self.panels)
 
 
-def _drawn(panel: Panel) -> Iterator[pd.DataFrame]:
+COLUMNS = ["panel", "series", "axis", "x", "y", "low", "high", "seeds", "finding"]  # of a figure's table
+
+
+def _drawn(panel: Panel, most: int | None = None) -> Iterator[pd.DataFrame]:
+    """Lists what a panel draws; with ``most``, of a line or a map only the first rows, at least so many."""
     import pandas as pd
 
     for one in panel.series:
@@ -201,22 +226,24 @@ def _drawn(panel: Panel) -> Iterator[pd.DataFrame]:
         content = {"x": one.x, "y": one.y, "low": low, "high": high}
         data = pd.DataFrame({key: value if value is not None else np.nan for key, value in content.items()})
         axis = panel.right if one.right else panel.y
-        yield data.assign(panel=panel.title, series=one.name, axis=axis, seeds=one.counts, finding=one.kind)
+        told = data.assign(panel=panel.title, series=one.name, axis=axis, seeds=one.counts, finding=one.kind)
+        yield told if most is None else told.head(most)
     if panel.map is not None:
-        rows = len(panel.map.y)
+        heat = panel.map if most is None else _beginning(panel.map, most)
+        rows = len(heat.y)
         names = np.array(["", *FINDINGS.values()])
-        seeds = np.nan if panel.map.seeds is None else panel.map.seeds
+        seeds = np.nan if heat.seeds is None else heat.seeds
         yield pd.DataFrame(
             {
                 "panel": panel.title,
-                "series": _cells(panel, panel.map),
-                "axis": panel.map.unit,
-                "x": np.tile(np.asarray(panel.map.x, float), rows),
-                "y": panel.map.z.ravel(),
+                "series": _cells(panel, heat),
+                "axis": heat.unit,
+                "x": np.tile(np.asarray(heat.x, float), rows),
+                "y": heat.z.ravel(),
                 "low": np.nan,
                 "high": np.nan,
-                "seeds": np.broadcast_to(np.asarray(seeds), panel.map.z.shape).ravel(),
-                "finding": names[panel.map.finding.astype(int).ravel()],
+                "seeds": np.broadcast_to(np.asarray(seeds), heat.z.shape).ravel(),
+                "finding": names[heat.finding.astype(int).ravel()],
             }
         )
     for line in panel.references:
@@ -224,6 +251,14 @@ def _drawn(panel: Panel) -> Iterator[pd.DataFrame]:
         yield pd.DataFrame([where]).assign(
             panel=panel.title, series=line.label, axis=panel.y, low=np.nan, high=np.nan, seeds=0, finding="reference"
         )
+
+
+def _beginning(heat: Map, most: int) -> Map:
+    """Keeps the first rows of a map: so many that they have ``most`` cells, if there are so many."""
+    kept = slice(0, -(-most // max(len(heat.x), 1)))
+    seeds = heat.seeds[kept] if isinstance(heat.seeds, np.ndarray) and heat.seeds.ndim == 2 else heat.seeds
+    cut = {"y": heat.y[kept], "z": heat.z[kept], "finding": heat.finding[kept], "y_names": heat.y_names[kept]}
+    return replace(heat, seeds=seeds, **cut)
 
 
 def _cells(panel: Panel, heat: Map) -> list[str]:

@@ -29,7 +29,7 @@ from .worst_first import SHOWN, named, shown
 
 log = logging.getLogger(__name__)
 PAPERS = ("branchnorm", "deepnet", "admin")
-DIAGNOSED = 3  # runs whose maps are printed, where none is named
+PRINTED = 3  # of at most so many runs the maps are printed; of more, those of the runs that are named
 
 
 Progress = Callable[[str, int, int], None]  # the stage that begins, the number of stages done, their total
@@ -83,14 +83,16 @@ def build(
     """Write the report on the runs below ``folder`` to ``out``: index.html, figures/, claims.json, claims.csv.
 
     ``figures`` and ``diagnosed`` (names of runs) choose; empty: all figures that can show what they are about, and the
-    runs that most need a look. What an error keeps from being made is left out, and listed in ``failed`` and on the
-    page. Raises InputError where ``folder`` holds no run, UsageError for a name that does not exist, ResourceError
-    where ``out`` cannot be written.
+    runs that most need a look. With ``figures`` nothing else is made, but for the claims about them, without Holm's
+    correction, which needs the others, and the runs of ``diagnosed``. What an error keeps from being made is left out,
+    and listed in ``failed`` and on the page. Raises InputError where ``folder`` holds no run, UsageError for a name
+    that does not exist, ResourceError where ``out`` cannot be written.
     """
     chosen = [FIGURES.resolve(name) for name in figures] or sorted(FIGURES, key=_order)
     folders = [folder] if isinstance(folder, Path) else list(folder)
     runs, broken = load(*folders)
     asked = named(runs, diagnosed) if diagnosed else []  # a wrong name shows now
+    alone = bool(figures)
     count, done = len(chosen) + len(asked or runs[:SHOWN]) + 4, itertools.count()
 
     def begin(what: str) -> None:
@@ -111,19 +113,23 @@ def build(
                     ),
                 )
                 kept.append(made)
-            shown, runs = spared(runs, broken, lambda left: _diagnosed(press, left, diagnosed, begin))
-            kept += shown
+            if asked or not alone:
+                shown, runs = spared(runs, broken, lambda left: _diagnosed(press, left, diagnosed, begin))
+                kept += shown
             why = dict(broken)
             lost = [(record.name, why[record.run.path]) for record in asked if record.run.path in why]
             kept += [Failed(f"run:{name}", name, sentence, InputError(sentence)) for name, sentence in lost]
             begin("claims")
-            findings = ledger(runs, broken)
+            findings = ledger(runs, broken, chosen if alone else None)
             damaged = {path for path, _ in broken}
             runs = runs.where(lambda record: record.run.path not in damaged)
             write_ledger(findings, out)
             begin("runs in a sentence")
-            (view, lacking), runs = spared(runs, broken, lambda left: top(left, named(left, ())))
-            kept += lacking
+            if asked or not alone:
+                (view, lacking), runs = spared(runs, broken, lambda left: _top(left, diagnosed if alone else ()))
+                kept += lacking
+            else:
+                view = Overview()
             begin("files of the figures")
             sections, unprinted = press.printed()
         missing = [one for one in kept if isinstance(one, Missing)]
@@ -152,6 +158,13 @@ def title_of(runs: Runs, folders: Sequence[Path]) -> str:
     """``3 runs in runs``."""
     where = ", ".join(dict.fromkeys(folder.resolve().name for folder in folders))
     return f"{len(runs)} run{'s' if len(runs) != 1 else ''} in {where}" if len(folders) == 1 else where
+
+
+def _top(runs: Runs, names: Sequence[str]) -> tuple[Overview, list[Failed]]:
+    """The top of the page about the runs of these names; without names, about all."""
+    known = {record.name for record in runs}
+    own = runs.where(lambda record: record.name in names) if names else runs
+    return top(own, named(own, [name for name in names if name in known]) if own else [])
 
 
 def top(runs: Runs, first: Sequence[Record]) -> tuple[Overview, list[Failed]]:
@@ -199,8 +212,8 @@ def _diagnosed(
     for record in chosen:
         begin(record.name)
         pictures.append((record, _drawn(record)))
-    for place, (record, draw) in enumerate(pictures):
-        files = bool(names) or place < DIAGNOSED
+    for record, draw in pictures:
+        files = bool(names) or len(runs) <= PRINTED
         made = _press(press, f"run:{record.name}", record.name, "one run, step by step", "runs", draw, files)
         if isinstance(made, Missing):
             log.warning("%s: %s", record.name, made.sentence)
@@ -235,15 +248,16 @@ def _lacking(id: str, title: str, lacking: MissingRuns, group: Group) -> Missing
         return Failed(id, title, f"{told}its MissingRuns has none", error)
 
 
-def load(*folders: Path) -> tuple[Runs, list[tuple[Path, str]]]:
+def load(*folders: Path, known: Runs = Runs(())) -> tuple[Runs, list[tuple[Path, str]]]:
     """Loads the runs below these folders, each once, with what could not be read; raises InputError where there is no
-    run at all."""
+    run at all. Of the runs that are ``known`` only those are read that have changed."""
+    before = {record.run.path: record for record in known}
     broken: list[tuple[Path, str]] = []
     found: dict[Path, Record] = {}
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"no folder {folder}: make runs with 'stabilitylab probe', or name their folder.")
-        for record in Runs.load(folder, broken):
+        for record in Runs.load(folder, broken, before):
             if any(record.name == other.name for other in found.values()):  # a run of another folder has this name
                 record.name = f"{folder.name}/{record.name}" if record.run.path != folder else str(folder)
             found.setdefault(record.run.path.resolve(), record)

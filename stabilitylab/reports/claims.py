@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -314,14 +314,17 @@ def tried(entry: Claim, runs: Runs) -> Finding:
         return Finding(entry, "not testable", why=f"its test failed ({in_words(error)})", error=error)
 
 
-def ledger(runs: Runs, broken: list[tuple[Path, str]] | None = None) -> list[Finding]:
+def ledger(
+    runs: Runs, broken: list[tuple[Path, str]] | None = None, figures: Collection[str] | None = None
+) -> list[Finding]:
     """Judges every claim in the order of its number, and says of the published ones of each paper which verdicts
-    survive Holm. A run that turns out to be damaged goes to ``broken``."""
+    survive Holm. A run that turns out to be damaged goes to ``broken``. With ``figures``: the claims about these alone,
+    without Holm's correction, which is one of all claims."""
     findings = []
-    for id in sorted(CLAIMS):
+    for id in sorted(id for id in CLAIMS if figures is None or CLAIMS[id].figure in figures):
         found, runs = spared(runs, [] if broken is None else broken, lambda left, id=id: tried(CLAIMS[id], left))
         findings.append(found)
-    return corrected(findings)
+    return findings if figures is not None else corrected(findings)
 
 
 def corrected(findings: Sequence[Finding]) -> list[Finding]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -18,6 +19,7 @@ from ..diagnose.evidence import Evidence
 from ..errors import DamagedError, InputError, StabilityLabError, in_words
 from ..labels import has_ramp, label_of, may_follow_ramp
 from ..store import Run, load_runs
+from ..store.arrays import steps_in
 from ..store.combine import By
 from ..store.layout import flat
 from ..store.nonfinite import lost
@@ -66,6 +68,7 @@ class Record:
         self.tables: frozenset[str] = frozenset(run.tables)
         self.error: Exception | None = None  # the error that prevented its diagnosis
         self._kept: dict[tuple[str, By | None], Frame] = {}
+        self._remembered: dict[Hashable, Any] = {}
 
     def __repr__(self) -> str:
         return f"Record({self.name!r})"
@@ -212,13 +215,30 @@ class Record:
     def at(
         self, table: str, step: int | None = None, columns: Sequence[str] | None = None, by: By | None = None
     ) -> Frame:
-        """Reads a probe's table at the probed step nearest to ``step``; None: the last. The frame's step says which."""
+        """Reads a probe's table at the probed step nearest to ``step``; None: the last. The frame's step says which.
+
+        Kept, as many figures and claims ask for the same few steps."""
+        chosen = None if columns is None else tuple(columns)
+        if self.kind != "onestep":
+            key = ("at", table, step, chosen, by)
+            return self.remember(key, lambda: self.run.frame_at(table, step, columns=columns, by=by)).copy()
         data = self.frame(table, columns, by)
         if data.empty:
             return data
-        steps = np.unique(data["step"].to_numpy())
-        chosen = steps[-1] if step is None else steps[np.abs(steps - step).argmin()]
-        return data.loc[data["step"] == chosen].reset_index(drop=True)
+        steps = steps_in(data["step"].to_numpy())
+        nearest = steps[-1] if step is None else steps[np.abs(steps - step).argmin()]
+        return data.loc[data["step"] == nearest].reset_index(drop=True)
+
+    def probed(self, table: str) -> np.ndarray:
+        """Reads the steps at which a probe's table was recorded, in rising order."""
+        return self.remember(("probed", table), lambda: self.run.steps(table))
+
+    def remember(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Returns what ``make`` made of this run when it was first asked for under ``key``: for small results of large
+        tables, which several figures and claims need."""
+        if key not in self._remembered:
+            self._remembered[key] = make()
+        return self._remembered[key]
 
 
 class Runs(Sequence[Record]):
@@ -228,15 +248,24 @@ class Runs(Sequence[Record]):
         self._records = list(records)
 
     @classmethod
-    def load(cls, folder: str | Path, broken: list[tuple[Path, str]] | None = None) -> Runs:
+    def load(
+        cls,
+        folder: str | Path,
+        broken: list[tuple[Path, str]] | None = None,
+        known: Mapping[Path, Record] = MappingProxyType({}),
+    ) -> Runs:
         """Opens every run below ``folder``; those that cannot be read go to ``broken`` with the reason. (What is
-        damaged in their tables shows when these are read: :func:`spared`.)"""
+        damaged in their tables shows when these are read: :func:`spared`.) ``known``: records that were loaded before,
+        by path; one whose run has ended and not changed since is taken as it is, with all that was read of it."""
         folder = Path(folder)
         records = []
         for run in load_runs(folder, broken):
             try:
                 name = run.path.relative_to(folder).as_posix() if run.path != folder else run.name
                 record = Record(run.snapshot(), name)
+                before = known.get(run.path)
+                if before is not None and record.run.stamp is not None and record.run.stamp == before.run.stamp:
+                    record, before.name = before, name
                 _ = record.status, record.outcome
                 records.append(record)
             except StabilityLabError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
@@ -40,7 +41,9 @@ def tallies(findings: Iterable[Finding], registered: Iterable[Finding] | None = 
         own = [one for one in some if one.claim.paper == paper and one.claim.kind == "published"]
         listed = sum(one.claim.paper == paper and one.claim.kind == "published" for one in everything)
         if own:
-            found.append(Tally(paper, _counts(own), sum(bool(one.survives) for one in own), listed))
+            # without a corrected p nothing was said of Holm
+            known = any(not math.isnan(one.holm) for one in own)
+            found.append(Tally(paper, _counts(own), sum(bool(one.survives) for one in own) if known else None, listed))
     others = {kind: [one for one in some if one.claim.kind == kind] for kind in get_args(Kind)[1:]}
     return [*found, *(Tally(kind, _counts(own)) for kind, own in others.items() if own)]
 

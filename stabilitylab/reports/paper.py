@@ -14,6 +14,8 @@ import matplotlib
 import pyarrow as pa
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from pyarrow import csv
@@ -32,6 +34,7 @@ MOST_COLUMNS = 4
 NARROWER = 0.8  # a map beside a colour bar has this share of its place
 TITLE_LETTER, SMALL_LETTER = 0.07, 0.041  # inches that a letter of a title takes, and one of the small print
 SMALL = 5.2  # points
+_CANVASES = {"png": FigureCanvasAgg, "svg": FigureCanvasSVG, "pdf": FigureCanvasPdf}
 
 
 def write(picture: Picture, folder: Path, name: str, title: str = "", source: str = "") -> dict[str, Path]:
@@ -41,18 +44,16 @@ def write(picture: Picture, folder: Path, name: str, title: str = "", source: st
     words = {"caption.txt": f"{caption(picture, title, source)}\n", "tex": tex(picture, name, title, source)}
     for end, text in {**picture.extra, **words}.items():
         _put(files[end], lambda part, text=text: part.write_text(text, encoding="utf-8"))
-    # pandas takes ten times as long for the maps of a long run
-    table = pa.Table.from_pandas(picture.frame(), preserve_index=False)
-    _put(files["csv"], lambda part: csv.write_csv(table, part))
+    _put(files["csv"], lambda part: _table(picture, part))
     with matplotlib.rc_context():
         style.use_print_style()
         for width, suffix in WIDTHS:
             drawn = draw(picture, width)
             drawn.draw_without_rendering()
             drawn.set_layout_engine("none")  # the layout stands; each format would compute it again
+            drawn.set_dpi(matplotlib.rcParams["savefig.dpi"])
             for kind in KINDS:
-                save = partial(drawn.savefig, format=kind, metadata=_dateless(kind))
-                _put(files[kind + suffix], save)
+                _put(files[kind + suffix], partial(_print, drawn, kind))
     for own in controls(picture):
         write(own, folder, f"{name}-{CONTROLS}", f"{title}, with controls" if title else "", source)
     return files
@@ -66,6 +67,22 @@ def _put(path: Path, write: Callable[[Path], object]) -> None:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _table(picture: Picture, part: Path) -> None:
+    """Writes the CSV by Arrow, as pandas takes ten times as long for the maps of a long run, and piece by piece, as
+    those of a large one have a million rows."""
+    types = pa.Schema.from_pandas(picture.head(1), preserve_index=False)
+    with csv.CSVWriter(part, types) as writer:
+        for piece in picture.pieces():
+            writer.write_table(pa.Table.from_pandas(piece, types, preserve_index=False))
+
+
+def _print(drawn: Figure, kind: str, part: Path) -> None:
+    """Prints a figure whose layout stands. ``Figure.savefig`` would draw it a second time beforehand, for layouts that
+    need it."""
+    canvas = _CANVASES[kind](drawn)
+    getattr(canvas, f"print_{kind}")(part, metadata=_dateless(kind))
 
 
 def _dateless(kind: str) -> dict[str, Any]:

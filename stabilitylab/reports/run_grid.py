@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from ..store.arrays import steps_in
 from ..store.layout import METRICS
 from ..store.reader import By
 from .collection import Record
@@ -59,7 +60,7 @@ def read(record: Record, table: str, *, by_layer: bool = True) -> LayerGrid | No
     data = record.frame(table, [column], by=by)
     if data.empty:
         return None
-    steps = np.unique(data["step"].to_numpy())
+    steps = steps_in(data["step"].to_numpy())
     first = data.iloc[: len(data) // len(steps)]
     values, absent = (data[name].to_numpy().reshape(len(steps), -1).T for name in (column, "absent"))
     missing = np.zeros(values.shape, bool)
@@ -84,9 +85,10 @@ def _name(row: Any) -> str:
 
 def metric(record: Record, column: str) -> tuple[np.ndarray, np.ndarray]:
     """Reads steps and values where it was measured; a NaN among them was."""
-    if column not in record.metrics:
+    whole = record.remember(METRICS, lambda: record.run.arrow(METRICS))
+    if column not in whole.column_names:
         return np.empty(0, int), np.empty(0)
-    data = record.run.arrow(METRICS, columns=[column])
+    data = whole.select(["step", column])
     data = data.filter(pc.is_valid(data[column]))  # pyright: ignore[reportAttributeAccessIssue]
     return data["step"].to_numpy(), data[column].to_numpy().astype(float)
 

@@ -1,4 +1,5 @@
-"""Arrow arrays straight from numpy's buffers: ``pa.array`` has rules of its own for NaN, and imports pandas."""
+"""Arrow arrays straight from numpy's buffers: ``pa.array`` has rules of its own for NaN, and imports pandas. Beside
+them, the steps of a column."""
 
 from __future__ import annotations
 
@@ -19,6 +20,12 @@ def floats(values: np.ndarray, valid: np.ndarray | None = None) -> pa.Array:
 
 def flags(values: np.ndarray) -> pa.Array:
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, _bits(values)])
+
+
+def steps_in(column: np.ndarray) -> np.ndarray:
+    """Return the different steps of a column in which equal steps are neighbours, in rising order."""
+    begins = np.flatnonzero(np.diff(column)) + 1
+    return np.unique(column[np.concatenate([[0], begins])]) if len(column) else column
 
 
 def strings(values: Sequence[str]) -> pa.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -152,6 +153,11 @@ class HeldPieces(Pieces):
         self.inventory = inventory.read(run, identity)
 
     @property
+    def stamps(self) -> Mapping[Path, Stamp]:
+        """The files of the tables, each with its inode, size and time of the last change."""
+        return self._stamps
+
+    @property
     def settled(self) -> bool:
         """False if the parts are not those of the inventory, as while a resume moves some of them aside."""
         if self.inventory is None:
@@ -216,6 +222,15 @@ def _numbers(found: Parts | DamagedError) -> set[int]:
 
 def _paths(found: Parts | DamagedError) -> list[Path]:
     return [] if isinstance(found, DamagedError) else [*found.values()]
+
+
+def stamps_of(paths: Iterable[Path]) -> dict[Path, Stamp]:
+    """Return inode, size and time of the last change of files; those that are missing are left out."""
+    found = {}
+    for path in paths:
+        with suppress(FileNotFoundError):
+            found[path] = _stamp(path)
+    return found
 
 
 def _stamp(path: Path) -> Stamp:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from ..errors import DamagedError, InputError, ResourceError, StabilityLabError,
 from ..inputs import shown
 from ..schema import Table
 from ..verdict import RULE, Verdict, judge_recorded
-from .arrays import floats
+from .arrays import floats, steps_in
 from .combine import By, combine
 from .documents import damaged, read_document
 from .evaluation import read_evaluation
@@ -27,7 +27,7 @@ from .incident import read_incident
 from .layout import METRICS, flat, read_run_json
 from .names import moved, today
 from .parts import LABELS, encode, part_schema
-from .pieces import HeldPieces, Pieces, ReplacedError
+from .pieces import HeldPieces, Pieces, ReplacedError, Stamp, stamps_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +36,7 @@ ATTEMPTS = 20  # attempts to read while a writer moves files; one retry is nearl
 PAUSE = 0.01  # seconds between two attempts
 T = TypeVar("T")
 Version = tuple[int, int]  # inode and time of the last change of a file that is replaced, never changed
+Stamps = Mapping[Path, Stamp]
 STEP = pa.schema([("step", pa.int64())])
 
 
@@ -93,6 +94,12 @@ class Run:
     def tables(self) -> tuple[str, ...]:
         """Return the names of the probes' tables; ``"metrics"`` is read by the same methods."""
         return tuple(self._tables)
+
+    @property
+    def stamp(self) -> Stamps | None:
+        """Return the files of a snapshot with size and time of each. Another snapshot with the same stamp holds the
+        same numbers. None for a run that goes on, and for a run that is no snapshot."""
+        return None
 
     def snapshot(self) -> Run:
         """Return the run as it is now: every table, the status and run.json of one moment, however long it takes to
@@ -198,6 +205,20 @@ class Run:
             content[key] = _repeat(value, len(content["step"]))
         return Frame(content)
 
+    def frame_at(
+        self, name: str, step: int | None = None, *, columns: Sequence[str] | None = None, by: By | None = None
+    ) -> pd.DataFrame:
+        """Return what :meth:`frame` has of the probed step nearest to ``step`` (None: the last), without laying out
+        the others."""
+        from .frame import Frame
+
+        content, _ = self._rows(self.table(name), columns, by, lambda steps: [_nearest(steps, step)])
+        return Frame(content)
+
+    def steps(self, name: str) -> np.ndarray:
+        """Return the steps at which a table was recorded, in rising order."""
+        return steps_in(self._read(name, STEP)["step"].to_numpy())
+
     def arrow(self, name: str, *, columns: Sequence[str] | None = None, by: By | None = None) -> pa.Table:
         """Return the same as stored: null where absent or where there is no such cell (in metrics: not given), NaN
         where NaN was measured."""
@@ -217,9 +238,14 @@ class Run:
         return data.select(["step", *self._chosen(data.column_names[1:], columns, name)])
 
     def _rows(
-        self, table: Table, columns: Sequence[str] | None, by: By | None
+        self,
+        table: Table,
+        columns: Sequence[str] | None,
+        by: By | None,
+        choose: Callable[[np.ndarray], Sequence[int]] | None = None,
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Read the columns of a frame, and for each value column the cells without a number."""
+        """Read the columns of a frame, and for each value column the cells without a number. ``choose`` picks steps by
+        their places; without it, all."""
         import pandas as pd
 
         names = self._chosen(table.columns, columns, table.name)
@@ -233,6 +259,10 @@ class Run:
         values = {name: data[name].to_numpy().reshape(shape) for name in names}
         absent, rows = data["absent"].to_numpy().astype(bool).reshape(shape), table.rows
         missing = {name: data[name].is_null().to_numpy().reshape(shape) for name in names}
+        if choose is not None and len(steps):
+            kept = list(choose(steps))
+            steps, absent = steps[kept], absent[kept]
+            values, missing = ({name: own[kept] for name, own in some.items()} for some in (values, missing))
         if by is not None:
             rows, values, missing, absent = combine(table, values, absent, by, missing)
         content: dict[str, Any] = {"step": np.repeat(steps, len(rows))}
@@ -293,12 +323,16 @@ class Run:
 class Snapshot(Run):
     """A run at one moment; see :meth:`Run.snapshot`."""
 
+    # The last columns that any snapshot read: figures ask for one step of them after the other.
+    _latest: ClassVar[tuple[tuple[HeldPieces, str, pa.Schema | None], pa.Table] | None] = None
+
     def __init__(
         self, path: Path, document: Mapping[str, Any], alive: bool, facts: Mapping[str, Any], pieces: HeldPieces
     ) -> None:
         super().__init__(path, document)
         self.settled = True  # False if a file changed while the snapshot was taken, so that not all files may fit
         self._alive, self._facts, self._pieces, self._metrics = alive, facts, pieces, None
+        self._documents: Stamps | None = None
         # The metrics of a run that goes on are read now: its first part is written again when a new metric comes.
         if alive:
             self._metrics = _kept(lambda: self._read(METRICS, None))
@@ -310,6 +344,7 @@ class Snapshot(Run):
         same = version is not None and version == run._version
         document = {**run.manifest, "tables": run._tables} if same else read_run_json(path)
         alive = is_locked(path)  # first, as for every status: a writer sets its last state before it lets go
+        documents = stamps_of(path.glob("*.json*"))  # before they are read
         identity = identity_of(document)
         facts = {
             # read before the tables, which may then be ahead of the status
@@ -325,12 +360,17 @@ class Snapshot(Run):
             return None
         except MemoryError as error:
             raise ResourceError(f"the journal of {path} does not fit into memory: use a larger machine.") from error
+        found._documents = documents
         resumed = not alive and is_locked(path)
         found.settled = version == _version(path) and not resumed and (pieces.settled or not alive)
         return found
 
     def snapshot(self) -> Run:
         return self
+
+    @property
+    def stamp(self) -> Stamps | None:
+        return None if self._alive or self._documents is None else {**self._documents, **self._pieces.stamps}
 
     @property
     def status(self) -> Status:
@@ -347,8 +387,14 @@ class Snapshot(Run):
     def _read(self, name: str, schema: pa.Schema | None) -> pa.Table:
         if name == METRICS and self._metrics is not None:
             return _given(self._metrics) if schema is None else _given(self._metrics).select(schema.names)
-        with reading(self.path):
-            return self._gathered(self._pieces, name, schema)
+        key = self._pieces, name, schema
+        if name == METRICS:
+            with reading(self.path):
+                return self._gathered(*key)
+        if (latest := Snapshot._latest) is None or latest[0] != key:
+            with reading(self.path):
+                Snapshot._latest = latest = key, self._gathered(self._pieces, name, schema)
+        return latest[1]
 
 
 def of_snapshots(make: Callable[..., T], *runs: Run) -> T:
@@ -361,6 +407,12 @@ def of_snapshots(make: Callable[..., T], *runs: Run) -> T:
             if any(isinstance(run, Snapshot) and run.path == error.run for run in runs):
                 raise  # the caller took this snapshot, and must take another
     return make(*(run.snapshot() for run in runs))
+
+
+def _nearest(steps: np.ndarray, step: int | None) -> int:
+    """Return the place of the last step, or of the one nearest to ``step``; of two as near, the earlier."""
+    order = np.argsort(steps, kind="stable")
+    return int(order[-1] if step is None else order[np.abs(steps[order] - step).argmin()])
 
 
 def _kept(read: Callable[[], T]) -> T | StabilityLabError:

@@ -116,10 +116,11 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
         "deepnorm": "DeepNorm 4L-4L",
     }
     assert view.curves is not None
-    panels = described(PageSection("curves", "", "", view.curves, {}), (), 5)["panels"]
-    (signs,) = (panel["signs"] for panel in panels if panel["title"].endswith("Training loss"))
-    assert {sign["name"] for sign in signs} == {"slow", "fast", "deepnorm"}
-    assert len({sign["dash"] for sign in signs}) == 2
+    assert view.by_run
+    assert told["byRun"]  # the page gives each run that it shows a colour of its own
+    assert set(told["order"]) == {"slow", "fast", "deepnorm"}
+    assert told["labels"] == {"slow": "Post-LN", "fast": "Post-LN", "deepnorm": "DeepNorm"}
+    assert {one.name for panel in view.curves.panels for one in panel.series} == {"slow", "fast", "deepnorm"}
 
 
 def test_runs_of_ones_own_stand_by_their_diagnosis(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_a_damaged_top_is_listed_and_the_report_goes_on(tmp_path: Path, monkeypa
         raise ValueError("no such thing")
 
     monkeypatch.setattr("stabilitylab.reports.build.overview", fails)
-    built = build(tmp_path / "runs", tmp_path / "report", figures=["branchnorm:8"])
+    built = build(tmp_path / "runs", tmp_path / "report")
     assert [(one.id, one.sentence) for one in built.failed] == [("overview", "ValueError: no such thing")]
 
 
@@ -190,7 +191,7 @@ def test_a_figure_without_a_point_is_listed_and_made_where_it_is_asked_for(run, 
 def test_two_run_directories_are_compared(run, tmp_path: Path) -> None:
     made(tmp_path / "one", "postln")
     made(tmp_path / "two", "deepnorm")
-    assert run("report", "one/postln", "two/deepnorm", "--figure", "8")[0] == 0
+    assert run("report", "one/postln", "two/deepnorm")[0] == 0
     document = Document(tmp_path / "report" / "index.html")
     assert document.named("h1")[0][1] == "postln, deepnorm"
     ((_, told),) = document.named("script", id="told")

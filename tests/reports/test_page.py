@@ -184,8 +184,8 @@ def test_kinds_are_counted_apart_and_what_survives_is_said(document: Document) -
 
 def test_runs_stand_with_their_states_and_those_unreadable_too(document: Document) -> None:
     ((_, table),) = document.named("table", id="table")
-    assert "postln-0 Post-LN training 2+2 3 1 diverged diverged -1.000 made up" in table
-    assert "branchnorm-1 BranchNorm training 3+3 4 1 finished trained -1.000" in table
+    assert "postln-0 6 Post-LN training 2+2 3 1 diverged diverged -1.000 made up" in table
+    assert "branchnorm-1 6 BranchNorm training 3+3 4 1 finished trained -1.000" in table
     assert document.named("a", href=f"#{html.anchor('run:postln-0')}")[-1][1] == "postln-0"
     everything = document.named("body")[0][1]
     assert "torn : its journal is torn" in everything

@@ -271,9 +271,9 @@ def test_the_ledger_filters_and_links_and_the_runs_sort(browser: Browser, writte
         search("table", "");
         const sort = $$("#table .sort"), heading = (n) => sort[n].parentElement.getAttribute("aria-sort");
         seen.sorted = [];
-        for (const column of [4, 4, 0]) {
+        for (const column of [5, 5, 0]) {
           sort[column].click();
-          seen.sorted.push([shown("table"), heading(4), heading(0)]);
+          seen.sorted.push([shown("table"), heading(5), heading(0)]);
         }
         return seen;
         """

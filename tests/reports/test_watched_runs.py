@@ -40,7 +40,8 @@ def three(folder: Path) -> Path:
 def test_the_badge_is_what_was_found(tmp_path: Path) -> None:
     page = Document(build(three(tmp_path / "runs"), tmp_path / "out").page)
     badges = [text for _, text in page.classed("span", "badge")]
-    assert badges[:3] == ["failure", "warning", "healthy"]  # of the sentences
+    assert badges[1:6:2] == ["failure", "warning", "healthy"]  # of the table, beside the states
+    assert badges[6:9] == ["failure", "warning", "healthy"]  # of the sentences
     rows = {name: row for _, row in page.named("tr") for name in ("even", "broken", "jump") if row.startswith(name)}
     assert "finished healthy" in rows["even"]
     assert re.search("finished failure.*nan at step 20", rows["broken"])

@@ -26,6 +26,7 @@ from ..pooling import COLUMNS
 from .overview import Overview, facts, track
 from .sections import ALL_LISTED, LISTED, Group, PageSection, anchor, described
 from .sentences import trouble
+from .sparks import spark
 
 ROOM = 1_200_000  # bytes of embedded data: with plotly's 2 MB and the text the page of three runs stays below 3.5 MB
 NARROWEST = 40  # columns of a heat map, however many maps there are
@@ -38,8 +39,8 @@ LEDGER = {"CSV": "claims.csv", "JSON": "claims.json"}  # offered where they stan
 
 # The page's scripts, in the order in which they need each other.
 SCRIPTS = (
-    *("unpack.js", "shared.js", "state.js", "model.js", "axes.js", "traces.js", "plots.js", "cursor.js", "maps.js"),
-    *("compare.js", "page.js", "tables.js", "live.js"),
+    *("unpack.js", "shared.js", "state.js", "runs.js", "model.js", "axes.js", "traces.js", "plots.js", "cursor.js"),
+    *("maps.js", "compare.js", "page.js", "tables.js", "live.js"),
 )
 
 
@@ -86,7 +87,9 @@ def write(
         judged=[claim for claim in claims if claim["verdict"] != UNTESTABLE],
         untestable=[claim for claim in claims if claim["verdict"] == UNTESTABLE],
         ledger_files={kind: name for kind, name in LEDGER.items() if (folder / name).exists()},
-        all_runs=[_row(record, anchors) for record in runs],
+        empty=_empty([_row(record, anchors) for record in runs]),
+        all_runs=[_row(record, anchors) for record in _ordered(runs, view)],
+        many=len(runs) > 1,
         broken=[{"name": path.name, "why": why} for path, why in broken],
         verdicts=[(v, sum(f.verdict == v for f in findings)) for v in VERDICTS if v != UNTESTABLE],
         kinds=[kind for kind in get_args(Kind) if any(f.claim.kind == kind for f in findings)],
@@ -105,6 +108,12 @@ def write(
     return path
 
 
+def _ordered(runs: Runs, view: Overview) -> list[Record]:
+    """Order runs as the page's top has them: those that most need a look first."""
+    place = {name: number for number, name in enumerate(view.order)}
+    return sorted(runs, key=lambda record: place.get(record.name, len(place)))
+
+
 def _top(view: Overview, anchors: dict[str, str]) -> dict[str, Any]:
     """Sentences and time lines."""
     happened = [
@@ -118,6 +127,10 @@ def _top(view: Overview, anchors: dict[str, str]) -> dict[str, Any]:
             "sentence": one.sentence,
             "state": one.record.standing,
             "mapped": one.record.name in anchors,
+            "first": {"step": one.first[0].step, "titles": list(dict.fromkeys(event.title for event in one.first))}
+            if one.first
+            else None,
+            "remedies": [words[:1].upper() + words[1:].rstrip(".") for words in one.remedies],
         }
         for one in view.told
     ]
@@ -211,7 +224,14 @@ def _row(record: Record, diagnosed: dict[str, str]) -> dict[str, Any]:
         "unjudged": "not diagnosed" if record.ended and record.kind != "onestep" else "–",
         "gap": f"{verdict.nll_gap:+.3f}" if verdict and math.isfinite(verdict.nll_gap) else "",
         "reason": _why(record),
+        "spark": spark(record) if record.kind != "onestep" else {},
     }
+
+
+def _empty(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the columns of the table of runs in which no run has anything, as classes of the table."""
+    blank = {"layers": ("–",), "seed": ("–",), "gap": ("",)}
+    return [f"no-{name}" for name, nothing in blank.items() if all(row[name] in nothing for row in rows)]
 
 
 def _why(record: Record) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import DamagedError, InputError
 from ..base import MissingRuns
 from ..build import Built, Failed, Progress, build, load, title_of, top
-from ..collection import Runs, spared
+from ..collection import Record, Runs, spared
 from ..diagnosis import diagnose
 from ..worst_first import shown
 from . import html
@@ -34,11 +35,11 @@ def watch(
 ) -> Built:
     """Write ``out/index.html`` every ``every`` seconds until no run has gone on for ``quiet`` seconds; then the whole
     report. A folder without runs is waited for."""
-    last = time.monotonic()
+    last, seen = time.monotonic(), LastPage()
     while True:
         begun = time.monotonic()
         try:
-            path, going = write(folders, out, every, diagnosed)
+            path, going = write(folders, out, every, diagnosed, seen)
             told(f"{path}: {going} run{'s' if going != 1 else ''} going")
         except InputError as error:
             going = 0
@@ -51,10 +52,34 @@ def watch(
         time.sleep(max(min(every, quiet), SHARE * (now - begun)))
 
 
-def write(folders: Sequence[Path], out: Path, every: float, diagnosed: Sequence[str] = ()) -> tuple[Path, int]:
-    """One page about what the runs have recorded so far, and how many of them go on."""
-    runs, broken = load(*folders)
-    (sections, view, failed), runs = spared(runs, broken, lambda left: _made(left, diagnosed))
+@dataclass
+class LastPage:
+    """The runs of the last page, and the part of the page of each, so that only what has changed is made again."""
+
+    runs: Runs = field(default_factory=lambda: Runs(()))
+    sections: dict[str, tuple[Record, PageSection]] = field(default_factory=dict)
+
+    def section(self, record: Record) -> PageSection:
+        """Return the part of the page of a run: the last page's if the run has not changed since."""
+        id = f"run:{record.name}"
+        before = self.sections.get(id)
+        if before is not None and before[0] is record:
+            return before[1]
+        section = PageSection(id, record.name, "one run, step by step", diagnose(record), {}, group="runs")
+        section.check()
+        self.sections[id] = record, section
+        return section
+
+
+def write(
+    folders: Sequence[Path], out: Path, every: float, diagnosed: Sequence[str] = (), seen: LastPage | None = None
+) -> tuple[Path, int]:
+    """Write one page about what the runs have recorded so far, and return how many of them go on. ``seen``: what the
+    last page was made of; only what has changed since is read and drawn again."""
+    seen = seen or LastPage()
+    runs, broken = load(*folders, known=seen.runs)
+    (sections, view, failed), runs = spared(runs, broken, lambda left: _made(left, diagnosed, seen))
+    seen.runs = runs
     path = html.write(
         out,
         title=title_of(runs, folders),
@@ -70,16 +95,14 @@ def write(folders: Sequence[Path], out: Path, every: float, diagnosed: Sequence[
     return path, sum(record.status.state == "running" for record in runs)
 
 
-def _made(runs: Runs, diagnosed: Sequence[str]) -> tuple[list[PageSection], Overview, list[Failed]]:
+def _made(runs: Runs, diagnosed: Sequence[str], seen: LastPage) -> tuple[list[PageSection], Overview, list[Failed]]:
     """The runs' parts of the page, its top, and what an error kept from being made of either."""
     chosen = shown(runs, diagnosed)
     sections, failed = [], []
     for record in chosen:
         id = f"run:{record.name}"
         try:
-            picture = diagnose(record)
-            section = PageSection(id, record.name, "one run, step by step", picture, {}, group="runs")
-            section.check()
+            section = seen.section(record)
         except MissingRuns:  # nothing recorded yet
             continue
         except DamagedError:

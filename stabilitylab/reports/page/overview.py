@@ -11,17 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from ...diagnose import Event, compare
+from ...diagnose import DETECTORS, Event, compare
 from ...errors import DamagedError, InputError
 from ...store.layout import flat
 from .. import style
 from ..base import Panel, Picture, Reference, Series
 from ..collection import Record, Runs
 from ..pooling import thin
+from ..run_grid import metric
 from .sentences import heading, sentence
 
 TOLD = 12  # runs that have a sentence; the table has all
-COMPARED = 3  # runs of which each two are compared beforehand
+COMPARED = 3  # of at most so many runs each two are compared beforehand
+MOST = 8  # runs that are shown where none are chosen
 POINTS = 60  # groups of a curve's points; five are kept of each
 START = "grad_norm"  # the probe that colours the layers first, where it was recorded
 CURVES = (
@@ -33,11 +35,13 @@ CURVES = (
 
 @dataclass(frozen=True)
 class Told:
-    """One run: its sentence, and what happened in it."""
+    """One run: its sentence, what happened in it, and what to do about what came first."""
 
     record: Record
     sentence: str
     events: tuple[Event, ...] = ()
+    first: tuple[Event, ...] = ()
+    remedies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,9 @@ class Overview:
     settings: dict[str, dict[str, str]] = field(default_factory=dict)
     start: int | None = None
     untold: int = 0  # runs that have no sentence
+    order: Sequence[str] = ()  # the names of all runs, those that most need a look first
+    labels: dict[str, str] = field(default_factory=dict)  # run -> the title of its architecture
+    by_run: bool = False  # runs are told apart by colour, as several have one architecture
 
     @property
     def last(self) -> int:
@@ -67,39 +74,64 @@ def overview(runs: Runs, first: Sequence[Record]) -> Overview:
     events = [event for one in told[:1] for event in one.events if event.severity != "note"]
     going = any(record.status.state == "running" for record in runs)
     start = None if going or not events else events[0].step
-    return Overview(told, curves(runs), _pairs(order[:COMPARED]), settings(runs), start, len(order) - len(told))
+    return Overview(
+        told,
+        curves(runs),
+        _pairs(order if len(order) <= COMPARED else []),
+        settings(runs),
+        start,
+        len(order) - len(told),
+        [record.name for record in order],
+        {record.name: style.title(record.label) for record in order},
+        repeated(runs),
+    )
+
+
+def repeated(runs: Runs) -> bool:
+    """True if two runs that were trained have one architecture, so that its colour does not tell them apart."""
+    counts = Counter(record.label for record in runs if record.kind != "onestep")
+    return max(counts.values(), default=0) > 1
 
 
 def _told(record: Record) -> Told:
     found = record.diagnosis
-    return Told(record, sentence(record, found), found.events if found else ())
+    if found is None:
+        return Told(record, sentence(record, found))
+    first = dict.fromkeys(event.kind for event in found.cause.together)
+    remedies = tuple(DETECTORS[kind].remedy for kind in first if kind in DETECTORS and DETECTORS[kind].remedy)
+    return Told(record, sentence(record, found), found.events, found.cause.together, remedies)
 
 
 def curves(runs: Runs) -> Picture | None:
-    """Loss and gradient norm against the update, one line a run, in the colours of architectures."""
-    dashes: dict[str, itertools.count[int]] = {}
-    looks = {}
+    """Loss and gradient norm against the update, one line a run: in the colours of architectures, or, where several
+    runs have one, in colours that the page gives to the runs that it shows. A number that is not finite is a gap."""
+    own = repeated(runs)
+    lines: list[list[Series]] = [[] for _ in CURVES]
     for record in runs:
-        place = next(dashes.setdefault(record.label, itertools.count()))
-        looks[record.name] = {"arch": record.label, "dash": style.DASHES[place % len(style.DASHES)], "marker": "none"}
-    repeated = max(Counter(record.label for record in runs).values(), default=0)
-    if 1 < repeated <= len(style.DASHES):  # a dash is one run's
-        looks = {name: {**look, "detail": name} for name, look in looks.items()}
-    panels = []
-    for title, unit, columns, log in CURVES:
-        lines = []
-        for record in runs:
-            column = next((name for name in columns if name in record.metrics), "")
-            if record.kind == "onestep" or not column:
-                continue
-            known = record.metrics[["step", column]].dropna()
-            x, y = thin(known["step"].to_numpy(), known[column].to_numpy(float), POINTS)
+        if record.kind == "onestep":
+            continue
+        for drawn, (_, _, columns, _) in zip(lines, CURVES, strict=True):
+            measured = (metric(record, column) for column in columns)
+            x, y = thin(*next(((x, y) for x, y in measured if len(x)), (np.empty(0), np.empty(0))), POINTS)
             if len(x):
-                lines.append(Series(record.name, x.tolist(), y.tolist(), **looks[record.name]))
+                drawn.append(Series(record.name, x.tolist(), y.tolist(), **_look(record, own)))
+    panels = []
+    for drawn, (title, unit, columns, log) in zip(lines, CURVES, strict=True):
         marks = _baselines(runs) if columns[0] == "held_out_nll" else []
-        if lines:
-            panels.append(Panel(title, "update", unit, lines, marks, log_y=log))
-    return Picture(panels, "", columns=3) if panels else None
+        if drawn:
+            panels.append(Panel(title, "update", _unit(runs, unit), drawn, marks, log_y=log))
+    return Picture(panels, "", columns=1) if panels else None
+
+
+def _look(record: Record, own: bool) -> dict[str, Any]:
+    """Return the look of a run's line on the page; with ``own`` colours the page gives it another colour."""
+    return {"dash": "solid", "marker": "none", **({"colour": style.INK} if own else {"arch": record.label})}
+
+
+def _unit(runs: Runs, unit: str) -> str:
+    """Return the name of an axis: of a loop of one's own nobody knows that its loss is a cross-entropy."""
+    ours = any(record.kind != "watched" for record in runs)
+    return unit if ours or "entropy" not in unit else "loss"
 
 
 def _baselines(runs: Runs) -> list[Reference]:
@@ -143,16 +175,32 @@ def facts(view: Overview, anchors: dict[str, str]) -> dict[str, Any]:
     """Return the data of the page's scripts. ``anchors``: run -> the figure that holds its maps."""
     shown = [one.record for one in view.told if one.record.name in anchors]
     alike = Counter(map(heading, shown))
-    titles = [heading(one) + f" ({one.name})" * (alike[heading(one)] > 1) for one in shown]
+    # where all are of one kind, as runs of one's own model, the name alone tells them apart
+    names = [one.name if len(alike) == 1 else f"{heading(one)} ({one.name})" for one in shown]
+    titles = [name if alike[heading(one)] > 1 else heading(one) for one, name in zip(shown, names, strict=True)]
     return {
         "runs": [
             {"name": one.name, "title": title, "figure": anchors[one.name]}
             for one, title in zip(shown, titles, strict=True)
         ],
+        "order": list(view.order),
+        "byRun": view.by_run,
+        "most": MOST,
+        "events": {one.record.name: _marks(one.events) for one in view.told if one.events},
+        "labels": view.labels,
         "start": {"probe": START, "step": view.start, **_side_by_side(view)},
         "settings": view.settings,
         "pairs": list(view.pairs),
     }
+
+
+def _marks(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """Return what the curves show of events: the worst last, so that it is drawn above the others."""
+    rank = {severity: place for place, severity in enumerate(("note", "warning", "failure"))}
+    ordered = sorted(events, key=lambda event: rank.get(event.severity, 0))
+    return [
+        {"step": one.step, "severity": one.severity, "title": one.title, "evidence": one.evidence} for one in ordered
+    ]
 
 
 def _side_by_side(view: Overview) -> dict[str, str]:

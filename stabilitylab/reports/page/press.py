@@ -13,6 +13,7 @@ from typing import Any
 from ...stopping import undisturbed
 from ..base import Picture
 from ..files import paths as listed
+from .printed import Printed, digest
 from .sections import Group, PageSection
 
 WORKERS = 4  # processes that print
@@ -28,7 +29,8 @@ def quietly(picture: Picture, folder: Path, name: str, title: str, source: str) 
 
 
 class Press:
-    """Prints figures in other processes while this one reads runs: matplotlib takes most of a report's time.
+    """Prints figures in other processes while this one reads runs: matplotlib takes most of a report's time. A figure
+    whose files stand and whose picture has not changed is not printed again.
 
     A context manager: after an error in it, or a Ctrl-C, what is not being printed yet is dropped.
     """
@@ -39,7 +41,9 @@ class Press:
         spawn = multiprocessing.get_context("spawn")
         count = min(WORKERS, os.cpu_count() or 1)
         self._workers = ProcessPoolExecutor(count, spawn)
+        self._printed = Printed(self._folder)
         self._printing: list[tuple[PageSection, Future[Any] | None]] = []
+        self._fresh: dict[str, tuple[str, str, list[Path]]] = {}  # id -> what the list of printed figures gets
 
     def __enter__(self) -> Press:
         return self
@@ -54,6 +58,10 @@ class Press:
         standing = {kind: path.relative_to(self._out).as_posix() for kind, path in paths.items()}
         section = PageSection(id, title, source, picture.whole, standing, group=group)
         section.check()
+        own = digest(picture, name, title, source) if files else ""
+        files = files and not self._printed.stands(name, own, paths.values())
+        if files:
+            self._fresh[id] = name, own, [*paths.values()]
         with undisturbed():  # a process that prints ends its figure, and then it is told
             printing = self._workers.submit(quietly, picture, self._folder, name, title, source) if files else None
             self._printing.append((section, printing))
@@ -67,6 +75,7 @@ class Press:
             try:
                 if printing is not None:
                     printing.result()
+                    self._printed.note(*self._fresh[section.id])
                 done.append(section)
             except OSError:
                 raise
@@ -74,4 +83,6 @@ class Press:
                 failed.append((section, error))
                 for path in section.files.values():
                     (self._out / path).unlink(missing_ok=True)
+        if self._fresh:
+            self._printed.write()
         return done, failed

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 import numpy as np
-import pandas as pd
 
 from ..base import Panel, Picture
 from ..claims import Finding
@@ -37,11 +36,6 @@ class PageSection:
         return anchor(self.id)
 
     @cached_property
-    def frame(self) -> pd.DataFrame:
-        """Exactly what is drawn, one row a point."""
-        return self.picture.frame()
-
-    @cached_property
     def plots(self) -> str:
         """The data of its plots, as JSON."""
         return self.pooled(COLUMNS)
@@ -63,8 +57,7 @@ def anchor(id: str) -> str:
 
 
 def described(section: PageSection, findings: Sequence[Finding], listed: int) -> dict[str, Any]:
-    frame = section.frame
-    shown = frame.head(listed).dropna(axis="columns", how="all")
+    shown = section.picture.head(listed).dropna(axis="columns", how="all")
     text = shown.map(lambda x: "" if x is None or x != x else f"{x:.5g}" if isinstance(x, float) else str(x))
     files = {kind: quote(path) for kind, path in section.files.items()}
     return {
@@ -82,7 +75,7 @@ def described(section: PageSection, findings: Sequence[Finding], listed: int) ->
         "switches": _switches(section.picture),
         "head": list(text.columns),
         "rows": text.to_numpy().tolist(),
-        "cut": len(frame) - len(shown),
+        "cut": section.picture.rows - len(shown),
         "claims": [finding for finding in findings if finding.claim.figure == section.id],
     }
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from ....experiments import Experiment, Recipe, probing, sweep
 from ....labels import label as label_of_model
+from ....store.arrays import steps_in
 from ... import style
 from ...base import Figure, MissingRuns, Panel, Picture, Series, Spread, figure
 from ...claims import Effect, claim
@@ -39,16 +39,27 @@ def _values(record: Record, quantity: str) -> Frame:
 
 def settled(record: Record, quantity: str) -> np.ndarray:
     """Return the mean of each sub-layer over the probed steps of the run's second half."""
-    data = _values(record, quantity)
-    late = data[data["step"] >= data["step"].max() / 2]
-    return late.groupby("site", observed=True)["value"].mean().to_numpy()
+    return _read(record, quantity)[0]
 
 
-def decades(values: np.ndarray) -> float:
-    """Return log10(p95 / p5): infinite if p5 is 0, NaN if a value is."""
+def _read(record: Record, quantity: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return :func:`settled`, and the steps with the width at each, of one reading of the table."""
+
+    def read() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        data = _values(record, quantity)
+        late = data[data["step"] >= data["step"].max() / 2]
+        steps = steps_in(data["step"].to_numpy())  # each has all sub-layers
+        widths = decades(data["value"].to_numpy().reshape(len(steps), -1)) if len(steps) else np.empty(0)
+        return late.groupby("site", observed=True)["value"].mean().to_numpy(), steps, widths
+
+    return record.remember(("admin:5", quantity), read)
+
+
+def decades(values: np.ndarray) -> np.ndarray:
+    """Return log10(p95 / p5) of the last axis: infinite if p5 is 0, NaN if a value is."""
     with np.errstate(divide="ignore", invalid="ignore"):  # a sub-layer that never moves has log10(0) = -inf
-        low, high = np.percentile(np.log10(values), ENDS)
-        return float(high - low)
+        low, high = np.percentile(np.log10(values), ENDS, axis=-1)
+        return high - low
 
 
 @figure("admin:5", title="Relative gradient and relative update", source="Admin, Figure 5")
@@ -117,11 +128,9 @@ def _width(runs: Runs, label: str, quantity: str) -> Series | None:
     """Return the width at each probed step; row t shows update t + 1."""
     spread = Spread()
     for record in runs:
-        by_step = _values(record, quantity).groupby("step", observed=True)["value"]
-        for step, values in by_step:
-            width = decades(values.to_numpy())
-            if math.isfinite(width):
-                spread.add([float(step) + 1], [width])
+        _, steps, widths = _read(record, quantity)
+        known = np.isfinite(widths)
+        spread.add((steps[known] + 1.0).tolist(), widths[known].tolist())
     dash = QUANTITIES[quantity][-1]
     return spread.series(style.title(label), arch=label, dash=dash, detail=quantity) if spread.points else None
 
@@ -159,7 +168,7 @@ def updates_are_narrow(runs: Runs) -> list[Effect]:
     if not groups:
         raise MissingRuns(f"needs postln trained for {SETTLED} updates or more with {' and '.join(TABLES)}")
     own = groups[0].by_seed()
-    wide = {seed: [decades(settled(record, name)) for name in QUANTITIES] for seed, record in own.items()}
+    wide = {seed: [float(decades(settled(record, name))) for name in QUANTITIES] for seed, record in own.items()}
     wider = {seed: gradient - update for seed, (gradient, update) in wide.items()}
     return [Effect("decades wider", wider, Region(low=1), Region(high=0), of=own.values())]
 

@@ -171,7 +171,7 @@ def _outlasts_the_ramp(record: Record) -> bool:
 
 
 def _steps(record: Record) -> np.ndarray:
-    return np.unique(record.frame(TABLE, ["raw"])["step"].to_numpy())
+    return record.probed(TABLE)
 
 
 def _difference_at_equal_beta(first: Record, second: Record) -> float:

@@ -36,8 +36,21 @@ function pointable(place) {
   place.on("plotly_click", (event) => look(found(event)));
   place.addEventListener("keydown", (event) => {
     const origin = plotOf(place).map && plotOf(place).map.origin;
+    if (event.target === place && enlarge(event, place)) return;
     if (event.target === place) keys(event, origin ? origin.stack : view.stack, origin ? Math.max(...origin.layers) : 0);
   });
+}
+// With the keyboard: + and - enlarge and shrink the x axis around the cursor, 0 shows all again.
+function enlarge(event, place) {
+  const factor = { "+": 0.5, "=": 0.5, "-": 2, 0: 0 }[event.key];
+  if (factor === undefined || event.ctrlKey || event.metaKey) return false;
+  event.preventDefault();
+  if (!factor) { Plotly.relayout(place, { "xaxis.autorange": true, "yaxis.autorange": true }); return true; }
+  const axis = place._fullLayout.xaxis, [low, high] = axis.range, plot = plotOf(place), step = stepped(plot) ? cursor().step : null;
+  const wanted = step === null ? NaN : axis.type === "log" ? Math.log10(step) : step;
+  const middle = wanted >= low && wanted <= high ? wanted : (low + high) / 2;
+  Plotly.relayout(place, { "xaxis.range[0]": middle - (middle - low) * factor, "xaxis.range[1]": middle + (high - middle) * factor });
+  return true;
 }
 pointing.push(markPlots);
 listeners.push(markPlots);

@@ -9,7 +9,7 @@ function panelOf(title, figure, place, label) {
 }
 
 function buildMaps() {
-  const place = byId("map-panels"), shown = runs.filter((run) => mapsOf(run).length);
+  const place = byId("map-panels"), shown = shownRuns().filter((run) => mapsOf(run).length);
   place.style.setProperty("--columns", Math.min(3, shown.length));
   place.replaceChildren(...stacks().flatMap((stack) => shown.flatMap((run) => mapsOf(run).filter((one) => one.stack === stack).map((one) => {
     const title = `${run.title}${stack ? `, ${stack}` : ""}`, probe = view.probe.replaceAll("_", " ");
@@ -20,8 +20,10 @@ function buildMaps() {
 
 if (byId("map-panels")) {
   listeners.push((changes) => {
-    if ("probe" in changes) buildMaps();
+    if ("probe" in changes || "runs" in changes || "group" in changes) buildMaps();
     if ("own" in changes) all(".plot[data-drawn]").filter((place) => plotOf(place).map && plotOf(place).map.origin).forEach(draw);
-    if ("run" in changes) all("#curves .plot[data-drawn]").forEach(draw);
   });
 }
+listeners.push((changes) => {
+  if (["run", "runs", "group", "smooth"].some((key) => key in changes)) all("#curves .plot[data-drawn]").forEach(draw);
+});

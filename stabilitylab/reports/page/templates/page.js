@@ -22,9 +22,10 @@ for (const [key, buttons] of shared) {
   });
   byId("everywhere").append(copy);
 }
-for (const button of all(".scale")) {
+for (const button of all(".scale, .logx")) {
   button.addEventListener("click", () => {
     press(button, !pressed(button));
+    zooms.delete(zoomOf(button.closest(".panel").querySelector(".plot")));
     draw(button.closest(".panel").querySelector(".plot"));
   });
 }
@@ -34,7 +35,8 @@ const theme = byId("theme");
 function paint(name) {
   root.dataset.theme = name;
   theme.textContent = name === "dark" ? "Light" : "Dark";
-  for (const swatch of all(".swatch")) swatch.style.color = visible(swatch.dataset.colour);
+  for (const swatch of all(".swatch[data-colour]")) swatch.style.color = visible(swatch.dataset.colour);
+  paintTable();
   return redraw();
 }
 theme.addEventListener("click", () => {
@@ -65,5 +67,12 @@ addEventListener("beforeprint", () => {
 });
 addEventListener("afterprint", () => paint(before));
 
+if (byId("smooth")) {
+  const slider = byId("smooth"), said = byId("smooth-shown"), tell = () => { said.textContent = view.smooth ? `${view.smooth} %` : "off"; };
+  slider.value = view.smooth;
+  slider.addEventListener("input", () => look({ smooth: +slider.value }));
+  listeners.push(tell);
+  tell();
+}
 if (byId("map-panels")) buildMaps();
 if (byId("compare")) buildPair();

@@ -1,11 +1,55 @@
 "use strict";
 const LEAST_SEEDS = 3; // of a point that is drawn full
 const AROUND = [[0, "#2166ac"], [0.5, "#f7f7f7"], [1, "#b2182b"]]; // below and above a middle
+const SIGNS = { note: ["circle-open", 9, "--soft"], warning: ["triangle-up", 11, "--inconclusive"], failure: ["x", 12, "--lost"], "not finite": ["x", 13, "--lost"] };
+
+// A line smoothed over a share of its axis: the mean of what is drawn around each point (of logarithms on such an axis).
+// What is not finite stays a gap, and nothing is averaged over it.
+function smoothed(one, share, log) {
+  const { x, y } = one, half = ((x.at(-1) - x[0]) * share) / 200, out = [];
+  if (!share || x.length < 3) return y;
+  const usable = (value) => value !== null && (!log || value > 0);
+  for (let i = 0; i < x.length; i++) {
+    if (!usable(y[i])) { out.push(y[i]); continue; }
+    let sum = 0, count = 0;
+    for (const way of [-1, 1]) {
+      for (let k = way < 0 ? i : i + 1; k >= 0 && k < x.length && usable(y[k]) && Math.abs(x[k] - x[i]) <= half; k += way) {
+        sum += log ? Math.log(y[k]) : y[k];
+        count++;
+      }
+    }
+    out.push(log ? Math.exp(sum / count) : sum / count);
+  }
+  return out;
+}
+
+// What happened in a run, on its curve: notes first, so that failures are drawn above them, and numbers that are not
+// finite last, where the line breaks off.
+function happenings(plot, one, y) {
+  const { x } = one, traces = [], found = (told.events[one.name] || []).map((event) => ({ ...event }));
+  for (let i = 0; i < x.length; i++) {
+    if (one.y[i] === null && (i === 0 || one.y[i - 1] !== null)) found.push({ step: x[i], severity: "not finite", title: "not finite", evidence: `update ${x[i]}` });
+  }
+  const known = y.filter((value) => value !== null);
+  for (const [severity, [symbol, size, colour]] of Object.entries(SIGNS)) {
+    const own = found.filter((event) => event.severity === severity);
+    if (!own.length || !known.length) continue;
+    const at = own.map((event) => { const place = x.findLastIndex((step, i) => step <= event.step && y[i] !== null); return place < 0 ? known[0] : y[place]; });
+    traces.push({ type: "scatter", mode: "markers", x: own.map((event) => event.step), y: at, name: severity, showlegend: false, cliponaxis: false,
+      marker: { symbol, size, color: css(colour), line: { width: severity === "note" ? 1.5 : 1, color: severity === "note" ? css(colour) : css("--paper") } },
+      text: own.map((event) => wrapped(`${event.title} (${event.severity}). ${event.evidence}`, 60)), meta: "happened",
+      hovertemplate: `<b>${escaped(one.name)}</b>, update %{x}<br>%{text}<extra></extra>` });
+  }
+  return traces;
+}
+
 function lines(plot, off, log) {
-  const traces = [], levels = plot.traces.filter((one) => !one.right).flatMap((one) => [...one.y, ...(one.low || [])]);
+  const traces = [], above = [], seen = plot.runs && !plot.pair ? plot.traces.filter((one) => isShown(one.name)) : plot.traces;
+  const levels = seen.filter((one) => !one.right).flatMap((one) => [...one.y, ...(one.low || [])]);
   const floor = log ? extent([levels.filter((level) => level > 0)])[0] : -Infinity; // a band that reaches 0 ends there
-  for (const one of plot.traces) {
-    const colour = visible(one.colour), ends = one.low ? one.low.map((low, i) => [low, one.high[i]]) : null;
+  for (const one of seen) {
+    const own = plot.runs && !plot.pair ? lookOf(one.name) : null;
+    const colour = visible(own ? own.colour : one.colour), dash = own ? own.dash : one.dash, ends = one.low ? one.low.map((low, i) => [low, one.high[i]]) : null;
     const faint = plot.runs && view.run && one.name !== view.run;
     const base = { type: "scatter", x: one.x, opacity: faint ? 0.2 : one.faint ? 0.4 : 1, yaxis: one.right ? "y2" : "y", visible: !off.has(one.key), showlegend: false, name: one.name };
     const area = ends && one.kind === "line" && one.x.length > 1;
@@ -24,9 +68,12 @@ function lines(plot, off, log) {
     }
     const counts = Array.isArray(one.seeds) ? one.seeds : one.x.map(() => one.seeds), enough = counts.map((n) => n >= LEAST_SEEDS);
     const symbol = one.kind === "crosses" ? "x-thin" : enough.map((full) => one.symbol + (full ? "" : "-open"));
-    const trace = { ...base, y: one.y, connectgaps: false,
+    const smooth = plot.runs && view.smooth ? smoothed(one, view.smooth, log) : one.y;
+    if (smooth !== one.y) traces.push({ ...base, y: one.y, opacity: 0.25, mode: "lines", line: { color: colour, width: 1 }, hoverinfo: "skip" });
+    if (plot.runs && (seen.length <= 3 || one.name === view.run)) above.push(...happenings(plot, one, smooth));
+    const trace = { ...base, y: smooth, connectgaps: false,
       mode: one.kind !== "line" ? "markers" : one.marked && !one.faint ? "lines+markers" : "lines",
-      line: { color: colour, width: one.faint ? 1 : 1.8, dash: one.dash },
+      line: { color: colour, width: one.faint ? 1 : 1.8, dash },
       // of an open marker this is the colour of its edge
       marker: { color: enough.map((full) => (full && one.kind !== "crosses" ? visible(one.face) : colour)), symbol, size: one.kind === "crosses" ? 9 : 6, maxdisplayed: one.kind === "line" ? 14 : 0,
         line: { color: colour, width: one.kind === "crosses" ? 2 : 1.2 } },
@@ -44,6 +91,7 @@ function lines(plot, off, log) {
     trace.hovertemplate += "<extra></extra>";
     traces.push(trace);
   }
+  traces.push(...above);
   for (const line of plot.references.filter((each) => each.value !== null)) { // so that the axis reaches the line
     const [low] = extent([plot.map ? plot.map.x : plot.traces.flatMap((one) => one.x)]);
     const [bottom] = extent(plot.map ? [plot.map.y] : plot.traces.filter((one) => !one.right).map((one) => one.y));

@@ -1,0 +1,80 @@
+"""One step of a table is what the whole table has of it, and a snapshot's stamp says if it is the same as another."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from stabilitylab.schema import Cells, Row, Table
+from stabilitylab.store import Run, RunWriter
+from stabilitylab.store.arrays import steps_in
+
+ROWS = tuple(Row(f"stack.{n}.{part}", "stack", n, part) for n in (1, 2) for part in ("attn", "ffn"))
+TABLE = Table("grad_norm", ("value", "qk"), ROWS, "L2 norm", "", "norm", "backward", log=True)
+STEPS = (0, 1, 4, 9)
+
+
+def write(path: Path, last: float = 1.0) -> Path:
+    random = np.random.default_rng(0)
+    with RunWriter.create(path, {"label": "x"}) as run:
+        run.open([TABLE])
+        for step in STEPS:
+            values = random.normal(size=(4, 2))
+            values[0, 0] = math.nan if step == 4 else last
+            absent = np.array([False, False, step == 9, False])
+            run.append(step, {"loss": 1.0}, {"grad_norm": Cells(values, absent)})
+        run.set_status("finished", 9, "")
+    return path
+
+
+@pytest.mark.parametrize("by", [None, "layer"])
+@pytest.mark.parametrize("columns", [None, ["qk"]])
+@pytest.mark.parametrize(("step", "nearest"), [(None, 9), (0, 0), (2, 1), (3, 4), (100, 9), (-5, 0)])
+def test_one_step_is_that_of_the_whole_table(tmp_path: Path, by, columns, step: int | None, nearest: int) -> None:
+    run = Run.open(write(tmp_path / "a"))
+    whole = run.frame("grad_norm", columns=columns, by=by)
+    expected = whole.loc[whole["step"] == nearest].reset_index(drop=True)
+    pd.testing.assert_frame_equal(run.frame_at("grad_norm", step, columns=columns, by=by), expected)
+    pd.testing.assert_frame_equal(run.snapshot().frame_at("grad_norm", step, columns=columns, by=by), expected)
+
+
+def test_steps_of_a_table_and_of_one_without_rows(tmp_path: Path) -> None:
+    assert Run.open(write(tmp_path / "a")).steps("grad_norm").tolist() == [*STEPS]
+    with RunWriter.create(tmp_path / "b", {"label": "x"}) as run:
+        run.open([TABLE])
+        run.set_status("finished", 0, "")
+    empty = Run.open(tmp_path / "b")
+    assert empty.steps("grad_norm").tolist() == []
+    assert empty.frame_at("grad_norm").empty
+
+
+def test_steps_in_a_column() -> None:
+    assert steps_in(np.repeat([0, 3, 7], 5)).tolist() == [0, 3, 7]
+    assert steps_in(np.repeat([5, 3], 2)).tolist() == [3, 5]
+    assert steps_in(np.empty(0, int)).tolist() == []
+
+
+def test_a_stamp_is_of_all_files_and_of_ended_runs_alone(tmp_path: Path) -> None:
+    path = write(tmp_path / "a")
+    before = Run.open(path).snapshot().stamp
+    assert before is not None
+    assert Run.open(path).snapshot().stamp == before
+    assert Run.open(path).stamp is None  # no snapshot
+    status = path / "status.json"
+    status.write_bytes(status.read_bytes())
+    assert Run.open(path).snapshot().stamp != before
+    with RunWriter.create(tmp_path / "b", {"label": "x"}) as run:
+        run.open([TABLE])
+        run.append(0, {"loss": 1.0}, {})
+        assert Run.open(tmp_path / "b").snapshot().stamp is None  # it goes on
+
+
+def test_columns_read_last_are_not_those_of_another_run(tmp_path: Path) -> None:
+    one, other = (Run.open(write(tmp_path / name, last)).snapshot() for name, last in (("a", 1.0), ("b", 2.0)))
+    for _ in range(2):
+        found = [run.frame_at("grad_norm", 0, columns=["value"])["value"].iloc[0] for run in (one, other)]
+        assert found == [1.0, 2.0]
