@@ -59,6 +59,7 @@ INSIDE = {
         ("bisect.differences", "bisect.matching", "bisect.model_pass"),
         ("bisect.judging", "bisect.forcing"),
         ("bisect.result", "bisect.sides"),
+        ("bisect.stored",),
         ("bisect.find",),
         ("bisect",),
     ),

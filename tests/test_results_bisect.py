@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +21,7 @@ def test_one_mutant_and_one_clean_pair_are_made_once(scripts: dict[str, ModuleTy
     for _ in range(2):  # the second goes on where the first ended
         make.main(["--out", str(tmp_path), "--only", "scale: none gpt", "--stage", "effects", "--stage", "mutants"])
         make.main(["--out", str(tmp_path), "--only", "gpt float64 0", "--stage", "clean"])
-    rows = {name: list(csv.DictReader((tmp_path / f"{name}.csv").open(encoding="utf-8"))) for name in make.COLUMNS}
+    rows = {name: scripts["score"].read(tmp_path, name) for name in make.COLUMNS}
     assert [row["setting"] for row in rows["mutants"]] == ["fp32", "bf16"]
     assert {(row["verdict"], row["where"]) for row in rows["mutants"]} == {("different", "layers.1.attn")}
     assert {row["l1"] for row in rows["mutants"]} == {"layers.1.attn.out"}, "the rival names the next module"

@@ -99,7 +99,7 @@ class Block(nn.Module):
         self.norm1, self.attn, self.norm2, self.ffn = norm(), Attention(**attention), norm(), FeedForward(**ffn)
         if cross:
             self.norm3, self.cross = norm(), Attention(causal=False)
-        self.pre, self.skip, self.gain, self.double = pre, "input", 1.0, 0.0
+        self.pre, self.skip, self.gain = pre, "input", 1.0
 
     def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         if not self.pre:
@@ -108,7 +108,7 @@ class Block(nn.Module):
                 x = self.norm3(x + self.cross(x, memory))
             return self.norm2((self.ffn(x) if self.skip == "branch" else x) + self.ffn(x))
         normed = self.norm1(x)
-        x = (normed if self.skip == "normed" else x) + self.gain * self.attn(normed) + self.double * x
+        x = (normed if self.skip == "normed" else x) + self.gain * self.attn(normed)
         return (0 if self.skip == "none" else x) + self.ffn(self.norm2(x))
 
 

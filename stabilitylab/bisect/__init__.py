@@ -10,11 +10,11 @@ from types import ModuleType
 from typing import Any
 
 from .differences import Gap, gap
-from .judging import LIMIT, Place
+from .judging import LIMIT, PlaceGap
 from .prints import Fingerprint, PlacePrint
 from .result import Bisection
 
-__all__ = ["LIMIT", "Bisection", "Fingerprint", "Gap", "Place", "PlacePrint", "gap"]
+__all__ = ["LIMIT", "Bisection", "Fingerprint", "Gap", "PlaceGap", "PlacePrint", "gap"]
 
 
 class _Function(ModuleType):

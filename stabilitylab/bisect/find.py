@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,13 @@ from torch import nn
 
 from ..errors import UsageError
 from ..probes import Mask
-from ..store import Run
-from .judging import LIMIT, ONE_ROUNDING, Place, coarser_ulp, first_over, judged
-from .matching import Matched, matched
+from .judging import LIMIT, ONE_ROUNDING, PlaceGap, coarser_ulp, judged
+from .matching import matched
 from .model_pass import LossFunction
-from .prints import Fingerprint, load, of_run, steps_of
-from .result import Bisection, unmatched
-from .sides import FirstSide, Side, Subject, fed_side, first_side, here, look
+from .prints import Fingerprint
+from .result import Bisection
+from .sides import BisectSubject, FirstSide, Side, fed_side, first_side, here, look
+from .stored import answer, check_limit
 
 Work = Callable[..., Any]
 
@@ -58,8 +57,8 @@ def bisect(
     """
     losses = loss_fn if isinstance(loss_fn, tuple) else (loss_fn, loss_fn)
 
-    def side(model: Any, own: Any, loss: LossFunction) -> Subject:
-        return Subject(model if isinstance(model, nn.Module) else model(), own, loss, mask)
+    def side(model: Any, own: Any, loss: LossFunction) -> BisectSubject:
+        return BisectSubject(model if isinstance(model, nn.Module) else model(), own, loss, mask)
 
     sides = partial(side, a, batch, losses[0]), partial(side, b, batch if b_batch is None else b_batch, losses[1])
     names = ("the first model", "the second model")
@@ -81,14 +80,14 @@ def of_sides(
     """Bisect two sides, one after the other; ``do`` calls the work, here or in a process of its own."""
     if controls < 1:
         raise UsageError(f"controls = {controls}: at least one control is needed.")
-    _check_limit(limit)
+    check_limit(limit)
     second: Fingerprint = do(look, b, labels[1], seed)
     first: FirstSide = do(first_side, a, labels[0], seed, coarser_ulp(second), controls, feed)
     pairs = matched(first.print_, second, maps)
     ulp = coarser_ulp(first.print_, second)
     told = f"{labels[0]} with its roundings drawn anew at {ulp:.2g} relative, {controls} times"
     places = judged(pairs, [matched(first.print_, control) for control in first.controls], made=True)
-    fed: tuple[Place, ...] = ()
+    fed: tuple[PlaceGap, ...] = ()
     if feed:
         forward = {place.name: place.other for place in places if place.phase == "forward"}
         errors: Mapping[str, float] = do(fed_side, b, seed, forward, first.values)
@@ -96,12 +95,12 @@ def of_sides(
     notes = []
     if first.print_.facts.get("batch") != second.facts.get("batch"):
         notes.append("The two sides have different batches, or one batch in two layouts.")
-    return _answer(labels, 0, pairs, places, fed, limit, told, notes)
+    return answer(labels, 0, pairs, places, fed, limit, told, notes)
 
 
 def _fed(
-    places: Sequence[Place], errors: Mapping[str, float], controls: Sequence[Mapping[str, float]], ulp: float
-) -> tuple[Place, ...]:
+    places: Sequence[PlaceGap], errors: Mapping[str, float], controls: Sequence[Mapping[str, float]], ulp: float
+) -> tuple[PlaceGap, ...]:
     """Return the places of the forward pass with their own errors: nothing is inherited where each input is given."""
     found = []
     for place in places:
@@ -110,103 +109,9 @@ def _fed(
         known = [each[place.name] for each in controls if math.isfinite(each.get(place.name, math.nan))]
         control = max(float(np.sqrt(np.mean(np.square(known)))) if known else 0.0, ONE_ROUNDING * ulp)
         found.append(
-            Place(
+            PlaceGap(
                 "forward", place.name, place.other, place.stack, place.layer, place.sublayer, error, 0.0, control, 0.0,
                 error, place.order,
             )
         )  # fmt: skip
     return tuple(found)
-
-
-def _answer(
-    labels: tuple[str, str],
-    step: int,
-    pairs: Matched,
-    places: tuple[Place, ...],
-    fed: tuple[Place, ...],
-    limit: float,
-    control: str,
-    notes: Sequence[str],
-) -> Bisection:
-    suspected, own = first_over(places, limit), first_over(fed, limit)
-    first, confirmed, more = suspected, False, list(notes)
-    if suspected is not None and suspected.phase == "weights":
-        confirmed = True  # parameters are compared, not what is computed with them
-    elif own is not None:
-        first, confirmed = own, True
-    elif suspected is not None and suspected.phase == "forward" and any(p.name == suspected.name for p in fed):
-        more.append(f"The sums suspected {suspected.module}, but fed with the inputs of {labels[0]} no module differs.")
-        later = [place for place in places if place.phase not in ("forward", "backward", "gradients")]
-        first = first_over(later, limit)
-    if pairs.by == "structure":
-        more.append("Some names differ: places were paired by their layer and the order of their calls.")
-    more += filter(None, (unmatched(pairs.only_a, labels[0]), unmatched(pairs.only_b, labels[1])))
-    same = not any(place.error for place in (*places, *fed))
-    verdict = "different" if first is not None else "identical" if same else "rounding"
-    return Bisection(
-        *labels, step, verdict, confirmed and first is not None, first, suspected, places, fed, limit, control,
-        pairs.by, pairs.only_a, pairs.only_b, tuple(more),
-    )  # fmt: skip
-
-
-def _check_limit(limit: float) -> None:
-    if not (math.isfinite(limit) and limit > 0):
-        raise UsageError(f"limit = {limit} must be above 0: how many times the control an added error may be.")
-
-
-def stored(path: str | Path) -> Fingerprint | Run:
-    """Open a run directory, or read a fingerprint from a file."""
-    return load(Path(path)) if Path(path).is_file() else Run.open(path)
-
-
-def of_stored(
-    a: str | Path,
-    b: str | Path,
-    control: str | Path | None = None,
-    *,
-    step: int | None = None,
-    maps: Sequence[str] = (),
-    limit: float = LIMIT,
-) -> Bisection:
-    """Bisect two stored rows: of run directories, or of files that ``stabilitylab fingerprint`` wrote.
-
-    ``control``: a run like ``a``, whose difference from ``a`` is rounding. ``step``: the row; by default the first that
-    all have. Raises UsageError if there is none, InputError for what cannot be read.
-    """
-    opened = [stored(path) for path in (a, b, *([] if control is None else [control]))]
-    at = common_steps(opened, step)[0]
-    return of_prints([of_run(one, at) if isinstance(one, Run) else one for one in opened], maps=maps, limit=limit)
-
-
-def of_prints(prints: Sequence[Fingerprint], *, maps: Sequence[str] = (), limit: float = LIMIT) -> Bisection:
-    """Bisect two fingerprints, with a third as the control if there is one."""
-    _check_limit(limit)
-    at = prints[0].step
-    pairs = matched(prints[0], prints[1], maps)
-    controls = [matched(prints[0], one) for one in prints[2:]]
-    told = (
-        f"{prints[2].label}, a run like the first" if controls else "none, so that the dtype's roundings stand for it"
-    )
-    notes = []
-    if not controls:
-        notes.append("Without --control, a run like the first, small errors cannot be told from rounding.")
-    if at:
-        notes.append(f"At step {at} the parameters may differ by what came before: the first row says most.")
-    return _answer(
-        (prints[0].label, prints[1].label), at, pairs, judged(pairs, controls, made=False), (), limit, told, notes
-    )
-
-
-def common_steps(opened: Sequence[Fingerprint | Run], step: int | None = None) -> list[int]:
-    """Return the steps at which all have a fingerprint, or only ``step``. Raises UsageError for none."""
-    known = [{*steps_of(one)} if isinstance(one, Run) else {one.step} for one in opened]
-    both = sorted(set.intersection(*known))
-    if step is not None and step not in both:
-        raise UsageError(f"step {step} has no fingerprint in all of them; {_steps(both)}.")
-    if not both:
-        raise UsageError("they have no step with a fingerprint in common: record them with the same --every.")
-    return both if step is None else [step]
-
-
-def _steps(both: Sequence[int]) -> str:
-    return f"the common steps are {', '.join(map(str, both[:12]))}" if both else "there is no common one"

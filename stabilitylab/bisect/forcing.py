@@ -18,7 +18,7 @@ from .model_pass import LossFunction, comparable, loss_of
 
 @dataclass
 class Values:
-    """What enters and leaves modules of a model in one forward, on the host: by place (NAME:in, NAME:out)."""
+    """The values that enter and leave modules of a model in one forward, on the host: by place (NAME:in, NAME:out)."""
 
     held: dict[str, Tensor] = field(default_factory=dict)
 

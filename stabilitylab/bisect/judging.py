@@ -19,7 +19,7 @@ NO_SIGNAL = 1e-4  # of the largest gradient of a layer: a smaller one is the rou
 
 
 @dataclass(frozen=True)
-class Place:
+class PlaceGap:
     """A place of both sides. ``error``: the relative difference, ``standard_error`` of its estimate; ``control``: that
     of the control; ``entering``: the error where the data enter the module, over the control there (g ``entering`` is
     the inherited error); ``added``: sqrt(max(0, error^2 - inherited^2)); ``factor``: ``added`` over the control."""
@@ -62,7 +62,7 @@ def module_of(name: str) -> str:
     return name.rpartition(":")[0] if name.endswith((":in", ":out")) else name.rpartition(".")[0]
 
 
-def judged(matching: Matched, controls: Sequence[Matched], made: bool) -> tuple[Place, ...]:
+def judged(matching: Matched, controls: Sequence[Matched], made: bool) -> tuple[PlaceGap, ...]:
     """Return all places with their errors, each pass in the order of the data.
 
     The control of a place is the root mean square of its differences in ``controls``, and at least one rounding of the
@@ -78,7 +78,7 @@ def judged(matching: Matched, controls: Sequence[Matched], made: bool) -> tuple[
             own.setdefault((pair.phase, pair.a.name), []).append(gap(pair.a, pair.b).relative)
     places = _in_order(matching.pairs, gaps, own, made)
     ratios: dict[tuple[str, str], float] = {}
-    found: list[Place] = []
+    found: list[PlaceGap] = []
     largest: dict[str, float] = {}
     for place in places:
         ratio = place.error / place.control if place.control else math.inf if place.error else 0.0
@@ -92,7 +92,7 @@ def judged(matching: Matched, controls: Sequence[Matched], made: bool) -> tuple[
 
 
 def _before(
-    place: Place, ratios: Mapping[tuple[str, str], float], so_far: float, largest: Mapping[str, float]
+    place: PlaceGap, ratios: Mapping[tuple[str, str], float], so_far: float, largest: Mapping[str, float]
 ) -> float:
     """Return the error over the control where the data of a place come from."""
     if place.phase == "weights":
@@ -110,11 +110,11 @@ def _before(
 
 def _in_order(
     pairs: Iterable[Pair], gaps: Mapping[tuple[str, str], Gap], own: Mapping[tuple[str, str], list[float]], made: bool
-) -> list[Place]:
+) -> list[PlaceGap]:
     phases: dict[str, list[Pair]] = {}
     for pair in pairs:
         phases.setdefault(pair.phase, []).append(pair)
-    found: list[Place] = []
+    found: list[PlaceGap] = []
     calls, ulp = 0, 0.0
     for phase, some in phases.items():
         some = _by_data(phase, some)
@@ -134,7 +134,7 @@ def _in_order(
                 NO_SIGNAL * top[pair.a.stack, pair.a.layer]
             )
             is_other = phase == "backward" and pair.a.name in elsewhere
-            place = Place(
+            place = PlaceGap(
                 phase, pair.a.name, pair.b.name, pair.a.stack, pair.a.layer, pair.a.sublayer, seen.relative,
                 seen.error, control, 0.0, seen.relative, float(len(found)), judged=not (is_noise or is_other),
             )  # fmt: skip
@@ -166,8 +166,8 @@ def _by_data(phase: str, pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def _backwards(pairs: Sequence[Pair]) -> Iterator[Pair]:
-    """Of neighbours with one gradient, which is that of one tensor, the module that yields the gradient comes first,
-    the innermost before those around it."""
+    """Order neighbours that have one gradient, that of one tensor: the module that yields it comes first, the innermost
+    before those around it."""
     groups: list[list[Pair]] = []
     for pair in pairs:
         same = groups and not pair.a.absent and np.array_equal(groups[-1][0].a.sums, pair.a.sums)
@@ -196,12 +196,12 @@ def _other_tensors(pairs: Sequence[Pair]) -> set[str]:
     }
 
 
-def first_over(places: Sequence[Place], limit: float) -> Place | None:
+def first_over(places: Sequence[PlaceGap], limit: float) -> PlaceGap | None:
     """Return the first place whose added error is above ``limit`` times its control."""
     return next((place for place in places if place.is_over(limit)), None)
 
 
-def blamed(place: Place) -> str:
+def blamed(place: PlaceGap) -> str:
     """Return the name of the module in which the difference of a place arises: its own, or, where data enter it, the
     module around it. "" is the model itself."""
     return place.module.rpartition(".")[0] if place.enters else place.module

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ..errors import listed
-from .judging import Place, blamed
+from .judging import PlaceGap, blamed
 
 Verdict = Literal["identical", "rounding", "different"]
 SUSPECTS = {
@@ -35,10 +35,10 @@ class Bisection:
     step: int
     verdict: Verdict
     confirmed: bool
-    first: Place | None
-    suspected: Place | None
-    places: tuple[Place, ...]
-    fed: tuple[Place, ...]
+    first: PlaceGap | None
+    suspected: PlaceGap | None
+    places: tuple[PlaceGap, ...]
+    fed: tuple[PlaceGap, ...]
     limit: float
     control: str
     by: str
@@ -56,7 +56,7 @@ class Bisection:
         return "" if self.first is None else blamed(self.first) or "the model itself, outside of its layers"
 
     @property
-    def largest(self) -> Place | None:
+    def largest(self) -> PlaceGap | None:
         """The place with the largest added error over its control."""
         known = [place for place in (self.fed or self.places) if place.judged]
         return max(known, key=lambda place: place.factor, default=None)
@@ -110,7 +110,7 @@ class Bisection:
         return [f"The forward passes agree: read the backward of {self.where}, and what is detached or scaled there."]
 
     def as_dict(self) -> dict[str, Any]:
-        def row(place: Place) -> dict[str, Any]:
+        def row(place: PlaceGap) -> dict[str, Any]:
             return {**asdict(place), "factor": place.factor, "over": place.is_over(self.limit)}
 
         return {
@@ -133,7 +133,7 @@ class Bisection:
         }
 
 
-def side(place: Place) -> str:
+def side(place: PlaceGap) -> str:
     return "input" if place.name.endswith(":in") else "output"
 
 

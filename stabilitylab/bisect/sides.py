@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Subject:
+class BisectSubject:
     """A model, its batch and its loss, and which tokens are real."""
 
     model: nn.Module
@@ -36,13 +36,13 @@ class Subject:
 class Side(Protocol):
     """Makes the subject of one side; for another process a function of a module, whose arguments can be pickled."""
 
-    def __call__(self) -> Subject: ...
+    def __call__(self) -> BisectSubject: ...
 
 
 @dataclass(frozen=True)
 class FirstSide:
-    """What the first model gives: its fingerprint, those of its controls, its values, and the errors of each control
-    that is fed with these values."""
+    """The findings of the first model: its fingerprint, those of its controls, its values, and the errors of each
+    control that is fed with these values."""
 
     print_: Fingerprint
     controls: tuple[Fingerprint, ...]
@@ -84,7 +84,7 @@ def fed_side(side: Side, seed: int, places: Mapping[str, str], values: Values) -
     return forced(subject.model, subject.batch, subject.loss_fn, places, values, seed)
 
 
-def _made(side: Side, seed: int) -> Subject:
+def _made(side: Side, seed: int) -> BisectSubject:
     torch.manual_seed(seed)  # two factories that draw alike draw the same weights
     return side()
 

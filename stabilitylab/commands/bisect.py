@@ -20,8 +20,8 @@ from ._options import JSON, VERBOSE
 from .base import command
 
 if TYPE_CHECKING:
-    from ..bisect import Bisection, Place
-    from ..bisect.sides import Subject
+    from ..bisect import Bisection, PlaceGap
+    from ..bisect.sides import BisectSubject
 
 SHOWN = 6  # places of a pass that are shown
 AROUND = 2  # places before the first one
@@ -64,8 +64,7 @@ def bisect(
     Exit codes: 0 identical, or rounding; 1 a difference in what is computed; 2 usage, no fingerprint, or no place in
     common; 4 a run, a file, a factory or its module is missing or fails; 5 environment.
     """
-    from ..bisect.find import of_sides, of_stored
-    from ..bisect.sides import elsewhere
+    from ..bisect.stored import of_stored
 
     maps = map_ or []
     if picture is not None and picture.suffix not in (".png", ".svg", ".pdf"):
@@ -77,6 +76,9 @@ def bisect(
         if all(kinds):
             if foreign := [name for name, given in (("--control", control), ("--step", step)) if given is not None]:
                 raise UsageError(f"{foreign[0]} is about stored runs: leave it out, since the models are run.")
+            from ..bisect.find import of_sides
+            from ..bisect.sides import elsewhere
+
             found = of_sides(
                 partial(subject_of_factory, a), partial(subject_of_factory, b), (a, b), maps=maps, limit=limit,
                 controls=controls, feed=not sums_only, seed=seed, do=elsewhere,
@@ -98,14 +100,14 @@ def bisect(
     return found.exit_code
 
 
-def subject_of_factory(factory: str) -> Subject:
+def subject_of_factory(factory: str) -> BisectSubject:
     """Return the subject of a user's function."""
-    from ..bisect.sides import Subject
+    from ..bisect.sides import BisectSubject
     from ..check import preflight
 
     takes = [name for name in inspect.signature(preflight).parameters if name != "every"]
     given = made_by(factory, "bisect", "bisect", takes, {*OF_LR_FIND, *OF_CHECK})
-    return Subject(given["model"], given["batch"], given["loss_fn"], given.get("mask"))
+    return BisectSubject(given["model"], given["batch"], given["loss_fn"], given.get("mask"))
 
 
 def _is_factory(text: str) -> bool:
@@ -142,7 +144,7 @@ def show(console: Console, found: Bisection, every: bool) -> None:
         print_table(console, columns, rows)
 
 
-def _chosen(found: Bisection, places: Sequence[Place], every: bool) -> Sequence[Place]:
+def _chosen(found: Bisection, places: Sequence[PlaceGap], every: bool) -> Sequence[PlaceGap]:
     """Return the places that are shown: those around the first over the limit, else the largest."""
     if every:
         return places
@@ -154,7 +156,7 @@ def _chosen(found: Bisection, places: Sequence[Place], every: bool) -> Sequence[
     return [place for place in largest if place.error]
 
 
-def _row(found: Bisection, place: Place, phase: str) -> list[str]:
+def _row(found: Bisection, place: PlaceGap, phase: str) -> list[str]:
     numbers = [place.error, place.inherited, place.added, place.control]
     shown = [f"{number:.2g}" for number in numbers]
     factor = f"{place.factor:.3g}" if place.judged else ""

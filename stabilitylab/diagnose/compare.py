@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..bisect import Bisection
-from ..bisect.find import common_steps, of_prints
 from ..bisect.prints import TABLES, of_run
+from ..bisect.stored import common_steps, of_prints
 from ..errors import InputError, UsageError
 from ..schema import Row
 from ..store import Run

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..bisect import Bisection, Place
+from ..bisect import Bisection, PlaceGap
 from . import style
 from .style import GREY, INK
 
@@ -42,7 +42,7 @@ def draw(found: Bisection) -> Figure:
     return figure
 
 
-def _pass(panel: Axes, found: Bisection, phase: str, places: Sequence[Place], depth: dict[str, int]) -> None:
+def _pass(panel: Axes, found: Bisection, phase: str, places: Sequence[PlaceGap], depth: dict[str, int]) -> None:
     places = sorted(places, key=lambda place: depth[place.name])
     at = np.array([depth[place.name] for place in places])
     error, control = (np.array([getattr(p, name) for p in places]) for name in ("error", "control"))
@@ -70,7 +70,7 @@ def _pass(panel: Axes, found: Bisection, phase: str, places: Sequence[Place], de
         panel.text(1.01, 0.98 - 0.11 * number, label, color=colour, fontsize=6, transform=panel.transAxes, va="top")
 
 
-def _layers(panel: Axes, places: Sequence[Place]) -> None:
+def _layers(panel: Axes, places: Sequence[PlaceGap]) -> None:
     """Label the first place of each layer."""
     starts: dict[tuple[str, int], int] = {}
     for at, place in enumerate(places):

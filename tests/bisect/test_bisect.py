@@ -116,7 +116,8 @@ def test_the_residual_from_the_wrong_place_is_the_layers_fault(gpt: GPT) -> None
 def test_other_parameters_are_found_before_anything_is_computed(gpt: GPT) -> None:
     other = copy.deepcopy(gpt)
     with torch.no_grad():
-        other.get_submodule("h.2.attn.c_proj").weight.copy_(other.get_submodule("h.2.attn.c_proj").weight.T.clone())
+        weight = other.get_parameter("h.2.attn.c_proj.weight")
+        weight.copy_(weight.T.clone())
     found = sl.bisect(gpt, other, ids(), loss_of)
     assert found.first is not None
     assert (found.first.phase, found.first.name) == ("weights", "h.2.attn.c_proj.weight")

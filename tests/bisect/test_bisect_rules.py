@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stabilitylab.bisect import Fingerprint, Gap, PlacePrint, gap
-from stabilitylab.bisect.judging import ONE_ROUNDING, Place, blamed, first_over, judged, module_of
+from stabilitylab.bisect.judging import ONE_ROUNDING, PlaceGap, blamed, first_over, judged, module_of
 from stabilitylab.bisect.matching import matched
 from stabilitylab.errors import UsageError
 
@@ -63,7 +63,7 @@ def test_equal_absent_and_infinite_places() -> None:
     assert gap(one("x", zero), one("x", broken)).relative == math.inf
 
 
-def places(errors: dict[str, float], controls: dict[str, float], phase: str = "forward") -> tuple[Place, ...]:
+def places(errors: dict[str, float], controls: dict[str, float], phase: str = "forward") -> tuple[PlaceGap, ...]:
     zero = [one(name, np.zeros(K), at) for at, name in enumerate(errors)]
     other = [apart(error, name, at) for at, (name, error) in enumerate(errors.items())]
     control = [apart(error, name, at) for at, (name, error) in enumerate(controls.items())]

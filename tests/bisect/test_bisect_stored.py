@@ -14,9 +14,9 @@ from planted import GPT, faulty, ids, loss_in_bf16, loss_of
 from torch import nn
 
 import stabilitylab as sl
-from stabilitylab.bisect.find import of_stored
 from stabilitylab.bisect.prints import load, of_run
 from stabilitylab.bisect.rounding import redrawn
+from stabilitylab.bisect.stored import of_stored
 from stabilitylab.errors import InputError, UsageError
 
 Call = Callable[..., tuple[int, str, str]]

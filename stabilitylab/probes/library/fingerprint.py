@@ -77,7 +77,7 @@ class _OfModules(Probe):
     columns=COLUMNS,
     log=True,
 )
-class Fingerprint(_OfModules):
+class FingerprintForward(_OfModules):
     """Sixteen sums with random signs, z_j = sum_{t,f} r_j(t) c_j(f) x_{t,f}, of what enters and leaves each sub-layer;
     norm: ||x||_F; call: the order of the calls; ulp: the spacing of the dtype at 1. Alon, Matias, Szegedy 1996.
 

@@ -1,0 +1,108 @@
+"""The answer on two fingerprints, and where two stored rows part. Needs no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import UsageError
+from ..store import Run
+from .judging import LIMIT, PlaceGap, first_over, judged
+from .matching import Matched, matched
+from .prints import Fingerprint, load, of_run, steps_of
+from .result import Bisection, unmatched
+
+
+def answer(
+    labels: tuple[str, str],
+    step: int,
+    pairs: Matched,
+    places: tuple[PlaceGap, ...],
+    fed: tuple[PlaceGap, ...],
+    limit: float,
+    control: str,
+    notes: Sequence[str],
+) -> Bisection:
+    suspected, own = first_over(places, limit), first_over(fed, limit)
+    first, confirmed, more = suspected, False, list(notes)
+    if suspected is not None and suspected.phase == "weights":
+        confirmed = True  # parameters are compared, not what is computed with them
+    elif own is not None:
+        first, confirmed = own, True
+    elif suspected is not None and suspected.phase == "forward" and any(p.name == suspected.name for p in fed):
+        more.append(f"The sums suspected {suspected.module}, but fed with the inputs of {labels[0]} no module differs.")
+        later = [place for place in places if place.phase not in ("forward", "backward", "gradients")]
+        first = first_over(later, limit)
+    if pairs.by == "structure":
+        more.append("Some names differ: places were paired by their layer and the order of their calls.")
+    more += filter(None, (unmatched(pairs.only_a, labels[0]), unmatched(pairs.only_b, labels[1])))
+    same = not any(place.error for place in (*places, *fed))
+    verdict = "different" if first is not None else "identical" if same else "rounding"
+    return Bisection(
+        *labels, step, verdict, confirmed and first is not None, first, suspected, places, fed, limit, control,
+        pairs.by, pairs.only_a, pairs.only_b, tuple(more),
+    )  # fmt: skip
+
+
+def check_limit(limit: float) -> None:
+    if not (math.isfinite(limit) and limit > 0):
+        raise UsageError(f"limit = {limit} must be above 0: how many times the control an added error may be.")
+
+
+def stored(path: str | Path) -> Fingerprint | Run:
+    """Open a run directory, or read a fingerprint from a file."""
+    return load(Path(path)) if Path(path).is_file() else Run.open(path)
+
+
+def of_stored(
+    a: str | Path,
+    b: str | Path,
+    control: str | Path | None = None,
+    *,
+    step: int | None = None,
+    maps: Sequence[str] = (),
+    limit: float = LIMIT,
+) -> Bisection:
+    """Bisect two stored rows: of run directories, or of files that ``stabilitylab fingerprint`` wrote.
+
+    ``control``: a run like ``a``, whose difference from ``a`` is rounding. ``step``: the row; by default the first that
+    all have. Raises UsageError if there is none, InputError for what cannot be read.
+    """
+    opened = [stored(path) for path in (a, b, *([] if control is None else [control]))]
+    at = common_steps(opened, step)[0]
+    return of_prints([of_run(one, at) if isinstance(one, Run) else one for one in opened], maps=maps, limit=limit)
+
+
+def of_prints(prints: Sequence[Fingerprint], *, maps: Sequence[str] = (), limit: float = LIMIT) -> Bisection:
+    """Bisect two fingerprints, with a third as the control if there is one."""
+    check_limit(limit)
+    at = prints[0].step
+    pairs = matched(prints[0], prints[1], maps)
+    controls = [matched(prints[0], one) for one in prints[2:]]
+    told = (
+        f"{prints[2].label}, a run like the first" if controls else "none, so that the dtype's roundings stand for it"
+    )
+    notes = []
+    if not controls:
+        notes.append("Without --control, a run like the first, small errors cannot be told from rounding.")
+    if at:
+        notes.append(f"At step {at} the parameters may differ by what came before: the first row says most.")
+    return answer(
+        (prints[0].label, prints[1].label), at, pairs, judged(pairs, controls, made=False), (), limit, told, notes
+    )
+
+
+def common_steps(opened: Sequence[Fingerprint | Run], step: int | None = None) -> list[int]:
+    """Return the steps at which all have a fingerprint, or only ``step``. Raises UsageError for none."""
+    known = [{*steps_of(one)} if isinstance(one, Run) else {one.step} for one in opened]
+    both = sorted(set.intersection(*known))
+    if step is not None and step not in both:
+        raise UsageError(f"step {step} has no fingerprint in all of them; {_steps(both)}.")
+    if not both:
+        raise UsageError("they have no step with a fingerprint in common: record them with the same --every.")
+    return both if step is None else [step]
+
+
+def _steps(both: Sequence[int]) -> str:
+    return f"the common steps are {', '.join(map(str, both[:12]))}" if both else "there is no common one"
