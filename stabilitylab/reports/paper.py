@@ -51,7 +51,6 @@ def write(picture: Picture, folder: Path, name: str, title: str = "", source: st
             drawn = draw(picture, width)
             drawn.draw_without_rendering()
             drawn.set_layout_engine("none")  # the layout stands; each format would compute it again
-            drawn.set_dpi(matplotlib.rcParams["savefig.dpi"])
             for kind in KINDS:
                 _put(files[kind + suffix], partial(_print, drawn, kind))
     for own in controls(picture):
@@ -81,6 +80,7 @@ def _table(picture: Picture, part: Path) -> None:
 def _print(drawn: Figure, kind: str, part: Path) -> None:
     """Prints a figure whose layout stands. ``Figure.savefig`` would draw it a second time beforehand, for layouts that
     need it."""
+    drawn.set_dpi(matplotlib.rcParams["savefig.dpi"])  # the last canvas may have left its own: maps are images in a PDF
     canvas = _CANVASES[kind](drawn)
     getattr(canvas, f"print_{kind}")(part, metadata=_dateless(kind))
 

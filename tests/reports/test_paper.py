@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -159,3 +160,22 @@ def test_a_spread_is_the_mean_and_the_range_over_seeds() -> None:
     assert list(line.y) == pytest.approx([10.0, 4.0])
     assert (line.low, line.high, line.seeds) == ([1.0, 4.0], [100.0, 4.0], 2)
     assert Spread(points={0.0: [2.0]}).series("x").low is None
+
+
+def test_files_are_those_that_savefig_writes(tmp_path: Path) -> None:
+    """A figure is printed without a second drawing beforehand, and each format as if it were the only one."""
+    z = np.linspace(1.0, 2.0, 600).reshape(20, 30)
+    heat = Map(list(range(30)), list(range(20)), z, np.zeros(z.shape, np.int8), "u", log=False)
+    lines = Panel("lines", "x", "y", [Series("Post-LN", [1, 2, 3], [1.0, 3.0, 2.0], arch="postln")], log_y=True)
+    picture = Picture([lines, Panel("map", "step", "layer", map=heat)], "found")
+    files = paper.write(picture, tmp_path, "own")
+    dateless = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    with matplotlib.rc_context():
+        style.use_print_style()
+        drawn = paper.draw(picture, paper.WIDTHS[0][0])
+        drawn.draw_without_rendering()
+        drawn.set_layout_engine("none")
+        for kind in paper.KINDS:
+            saved = tmp_path / f"saved.{kind}"
+            drawn.savefig(saved, format=kind, metadata=dateless[kind])
+            assert files[kind].read_bytes() == saved.read_bytes(), f"the {kind} differs from what savefig writes"
