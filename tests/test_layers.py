@@ -202,7 +202,7 @@ INSIDE = {
         ("store.digest", "store.documents", "store.frame", "store.inventory", "store.journal"),
         ("store.layout",),
         ("store.aside", "store.evaluation", "store.existing", "store.parts"),
-        ("store.incident", "store.pieces"),
+        ("store.incident", "store.ledger", "store.pieces"),
         ("store.reader", "store.writer"),
         ("store.absent", "store.folders", "store.nonfinite", "store.verify"),
         ("store",),

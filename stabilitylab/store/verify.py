@@ -66,6 +66,7 @@ def verify(path: str | Path) -> Verified:
     found.check(lambda: run.status)
     found.check(lambda: run.incident)
     found.check(lambda: run.evaluation)
+    found.check(lambda: run.ledger)
     _documents(run, found)
     found.check(lambda: _incident_rows(run, found))
     found.check(lambda: _checkpoints(run, found))

@@ -168,7 +168,7 @@ class Tee:
 
     def __init__(self, run: Any, second: TrackerSink) -> None:
         self._both = (run, second)
-        self.incident, self.begin = run.incident, run.begin
+        self.incident, self.ledger, self.begin = run.incident, run.ledger, run.begin
         self.alert = second.alert
 
     def open(self, tables: Sequence[Table]) -> None:

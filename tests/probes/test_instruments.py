@@ -68,7 +68,9 @@ def test_one_that_cannot_be_closed_leaves_none_open() -> None:
 
 
 def test_the_page_about_the_house_lists_every_instrument() -> None:
-    with Watcher(Toy(), ListSink(), reference="first batch") as watcher:
+    model = Toy()
+    optimizer = torch.optim.SGD(model.parameters())
+    with Watcher(model, ListSink(), reference="first batch", optimizer=optimizer, record="ledger") as watcher:
         page = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
         text = page.read_text(encoding="utf-8").partition("## The watcher")[2].partition("\n## ")[0]
         listed_there = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
