@@ -14,6 +14,7 @@ from .tapping import tap
 if TYPE_CHECKING:
     from .api import sites, watch
     from .check import preflight, verify_neutral
+    from .explain import Recorder
     from .lr_find.find import lr_find
     from .models import build_model
     from .probes import Probe, probe
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Probe": "probes",
+    "Recorder": "explain",
     "Run": "store",
     "build_model": "models",
+    "explain": "",  # the package itself, which can be called
     "load_runs": "store",
     "lr_find": "",  # the package itself, which can be called
     "preflight": "check",
@@ -34,9 +37,11 @@ _HOME = {
 
 __all__ = [
     "Probe",
+    "Recorder",
     "Run",
     "__version__",
     "build_model",
+    "explain",
     "load_runs",
     "lr_find",
     "preflight",

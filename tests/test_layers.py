@@ -33,7 +33,7 @@ ORDER = (
     ("config",),
     ("labels",),
     ("models", "probes", "store"),
-    ("data", "experiments", "alarm", "export"),
+    ("data", "experiments", "alarm", "export", "explain"),
     ("train", "diagnose", "trackers"),
     ("api", "onestep", "decode", "lr_find", "reports"),
     ("check", "integrations", "sweep"),
@@ -155,6 +155,14 @@ INSIDE = {
         ("decode.evaluation",),
         ("decode",),
     ),
+    "explain": (
+        ("explain.batches", "explain.sketches", "explain.states"),
+        ("explain.flight",),
+        ("explain.black_box",),
+        ("explain.recorder",),
+        ("explain.replay",),
+        ("explain",),
+    ),
     "export": (("export.files", "export.latex", "export.tensorboard"), ("export.export",), ("export",)),
     "integrations": (
         ("integrations.before_clipping", "integrations.masks"),
@@ -164,7 +172,7 @@ INSIDE = {
         ("integrations",),
     ),
     "lr_find": (
-        ("lr_find.search", "lr_find.result", "lr_find.random_states"),
+        ("lr_find.search", "lr_find.result"),
         ("lr_find.pairs",),
         ("lr_find.halving",),
         ("lr_find.subject", "lr_find.answer"),

@@ -27,6 +27,7 @@ class AlarmSink:
     ) -> None:
         self.alarm = alarm
         self.incident, self.ledger = sink.incident, sink.ledger
+        self.path, self.run_id, self.record = sink.path, sink.run_id, record
         self._sink, self._record, self._tell = sink, record, tell
         self._told: list[dict[str, Any]] = []
         self._working = True

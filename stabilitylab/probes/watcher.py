@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -38,6 +38,8 @@ from .instruments.taps import Taps
 from .instruments.training_pass import TrainingRows
 from .parameters.pieces import Parameters
 from .places.sites import Sites
+
+B = TypeVar("B")
 
 
 @dataclass
@@ -224,6 +226,21 @@ class Watcher:
                 self.t += 1
                 self._begin_row()
         return RowMetrics(row)
+
+    def batch(self, batch: B) -> B:
+        """Show the batch of the next forward pass to a recorder; return the batch.
+
+        With ``record=`` call it once for each micro-batch, before its forward pass and after everything that ends the
+        update before (optimizer, scheduler, ``zero_grad``). Without a recorder it does nothing.
+        """
+        self._check_open()
+        self._instruments.call("batch", self.t, batch)
+        return batch
+
+    def batches(self, loader: Iterable[B]) -> Iterator[B]:
+        """Yield the batches of ``loader``, each shown to a recorder by :meth:`batch`."""
+        for batch in loader:
+            yield self.batch(batch)
 
     @contextmanager
     def off(self) -> Iterator[None]:

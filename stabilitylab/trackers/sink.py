@@ -169,6 +169,7 @@ class Tee:
     def __init__(self, run: Any, second: TrackerSink) -> None:
         self._both = (run, second)
         self.incident, self.ledger, self.begin = run.incident, run.ledger, run.begin
+        self.path, self.run_id, self.record = run.path, run.run_id, run.record
         self.alert = second.alert
 
     def open(self, tables: Sequence[Table]) -> None:

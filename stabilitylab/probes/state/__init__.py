@@ -3,6 +3,7 @@
 from .bits import Span, packed, spans
 from .digests import Digester, multipliers
 from .holders import PLAIN, HeldTensor, Holder, Survey, survey
+from .random_states import RandomStates, random_states, seed_all, set_random_states
 from .snapshot import SAMPLE, Found, StateSnapshot, TensorChange, flagged, merged, state_of
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Found",
     "HeldTensor",
     "Holder",
+    "RandomStates",
     "Span",
     "StateSnapshot",
     "Survey",
@@ -20,6 +22,9 @@ __all__ = [
     "merged",
     "multipliers",
     "packed",
+    "random_states",
+    "seed_all",
+    "set_random_states",
     "spans",
     "state_of",
     "survey",

@@ -1,0 +1,195 @@
+"""The recorder: training does not notice it; what it holds; the black box; loops that cannot be replayed."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loops import Loop, Tiny, batch, loss_fn, recorder, train
+
+import stabilitylab as sl
+from stabilitylab.errors import InputError, UsageError
+from stabilitylab.explain import black_box
+from stabilitylab.explain.batches import changed, kept, names, restored, size
+from stabilitylab.explain.flight import Flight, Level
+from stabilitylab.explain.states import captured, restore
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_recorded_run_is_the_unrecorded_one_bit_for_bit(tmp_path: Path, strict: bool) -> None:
+    plain = train(Loop(), None, steps=12)
+    recorded = train(Loop(), tmp_path / "run", 12, recorder(every=3, digests=1), strict=strict)
+    for name in plain:
+        pairs = zip(plain[name], recorded[name], strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs), f"{name} differ under the recorder"
+
+
+def test_snapshots_are_spaced_by_their_age(tmp_path: Path) -> None:
+    flight, kept_ = Flight([], {}), []
+    for step in range(0, 400, 10):
+        flight.snapshots[step] = {}
+        flight.prune((1, 2, 4, 8), 10, 10**9)
+        kept_.append([(step - at) // 10 for at in sorted(flight.snapshots, reverse=True)])
+    assert all(len(ages) <= 5 for ages in kept_), "more snapshots than ages"
+    assert all(ages[0] == 0 and ages[1] == 1 and 5 <= ages[-1] <= 8 for ages in kept_[8:]), kept_[8:]
+
+
+def test_a_flight_has_batches_losses_and_sketches_since_the_oldest_snapshot(tmp_path: Path) -> None:
+    given = recorder(keep=(1,))
+    train(Loop(), tmp_path / "run", 40, given)
+    flight = given.flight
+    assert flight is not None
+    assert sorted(flight.snapshots) == [24, 32]
+    assert sorted(flight.updates) == [*range(24, 40)]
+    assert [u.step for u in flight.updates.values() if u.full] == [24, 28, 32, 36]
+    assert [u.step for u in flight.replayable(32)] == [*range(32, 40)]
+    held = flight.batches[flight.updates[30].batches[0]]
+    assert torch.equal(restored(held, torch.device("cpu"))["tokens"], batch(30)["tokens"])
+    assert len(flight.losses) == 40
+
+
+def test_a_state_comes_back_bit_for_bit() -> None:
+    loop = Loop()
+    train(loop, None, steps=3)
+    state = captured(loop.model, [loop.optimizer])
+    first = train(loop, None, steps=2)["losses"]
+    loop.model.blocks[0].dropout.p, loop.model.blocks[1].dropout.training = 0.5, False
+    restore(state, loop.model, [loop.optimizer])
+    assert loop.model.blocks[0].dropout.p == 0.1
+    again = train(loop, None, steps=2)["losses"]
+    assert [float(x) for x in first] == [float(x) for x in again]
+
+
+def test_another_model_or_optimizer_is_refused() -> None:
+    loop, other = Loop(), Loop(layers=1)
+    state = captured(loop.model, [loop.optimizer])
+    with pytest.raises(UsageError, match=r"no tensor 'blocks\.1"):
+        restore(state, other.model, [other.optimizer])
+    with pytest.raises(UsageError, match="the optimizer is SGD"):
+        restore(state, loop.model, [torch.optim.SGD(loop.model.parameters(), lr=1)])
+
+
+def test_a_black_box_is_read_without_pickles_and_refused_if_damaged(tmp_path: Path) -> None:
+    given = recorder()
+    train(Loop(), tmp_path / "run", 20, given)
+    (path,) = black_box.found(tmp_path / "run")
+    torch.load(path, weights_only=True)
+    identity = sl.Run.open(tmp_path / "run").identity
+    flight = black_box.load(path, identity)
+    assert flight.as_dict().keys() == given.flight.as_dict().keys()
+    assert torch.equal(
+        flight.snapshots[16]["tensors"]["head.weight"], given.flight.snapshots[16]["tensors"]["head.weight"]
+    )
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="its digest is another"):
+        black_box.load(path, identity)
+
+
+def test_a_trouble_keeps_its_own_box(tmp_path: Path) -> None:
+    class Jumps(Loop):
+        def between(self, t: int) -> None:
+            if t == 30:
+                self.optimizer.param_groups[0]["lr"] *= 100
+
+    train(Jumps(), tmp_path / "run", 80, recorder())
+    first, *_ = black_box.found(tmp_path / "run")
+    flight = black_box.load(first)
+    assert flight.trouble is not None
+    assert 30 < flight.trouble["step"] <= 34
+    assert min(flight.snapshots) < 30 < flight.last
+    assert flight.lasting()
+    assert black_box.chosen(tmp_path / "run", sl.Run.open(tmp_path / "run").identity).trouble == flight.trouble
+
+
+def test_the_level_and_what_leaves_it() -> None:
+    losses = [2.0, 2.1, 1.9, 2.0, 2.2, 1.8, 2.0, 2.1]
+    level = Level.of(losses)
+    assert level is not None
+    assert level.median == 2.0
+    assert level.spread == pytest.approx(1.4826 * 0.1)
+    limit = 2.0 + 6 * 1.4826 * 0.1
+    assert not level.left_by(limit - 1e-6)
+    assert level.left_by(limit + 1e-6)
+    assert level.left_by(float("nan"))
+    assert Level.of(losses[:7]) is None
+    assert not Level(2.0, 0.0).left_by(2.19), "a tenth of the level is no trouble"
+
+
+def test_batches_of_many_kinds_and_those_that_cannot_be_kept() -> None:
+    given = {"x": torch.ones(2, 3), "more": [torch.zeros(1), ("a", 3)]}
+    held = kept(given)
+    given["x"].zero_()
+    assert torch.equal(restored(held, torch.device("cpu"))["x"], torch.ones(2, 3))
+    assert names(held) == ["x", "more.0"]
+    assert size(held) == 28
+    twice = changed(held, lambda name, tensor: 2 * tensor if name == "x" else tensor)
+    assert restored(twice, torch.device("cpu"))["x"].sum() == 12
+    with pytest.raises(UsageError, match=r"batch\['y'\] is object"):
+        kept({"y": object()})
+
+
+def test_a_loop_without_batches_is_told_in_one_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop()
+    with (
+        caplog.at_level(logging.WARNING, "stabilitylab"),
+        sl.watch(
+            loop.model, out=tmp_path / "run", optimizer=loop.optimizer, reference=None, probes="none", record=recorder()
+        ) as w,
+    ):
+        loss = loss_fn(loop.model, batch(0))
+        loss.backward()
+        w.step(loss=loss)
+        loop.optimizer.step()
+    said = [one for one in caplog.messages if "replayed" in one]
+    assert said == [
+        "this loop cannot be replayed: no batch was given before row 0: loop over w.batches(loader), or call "
+        "w.batch(batch). Its ledger is recorded."
+    ]
+    assert black_box.found(tmp_path / "run") == []
+    assert "no batch was given" in sl.Run.open(tmp_path / "run").manifest["not_replayable"]
+    assert sl.Run.open(tmp_path / "run").ledger
+
+
+def test_batches_yields_what_it_shows(tmp_path: Path) -> None:
+    model = Tiny()
+    given = recorder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sl.watch(model, out=tmp_path / "run", optimizer=optimizer, reference=None, probes="none", record=given) as w:
+        for one in w.batches([batch(0), batch(1)]):
+            loss = loss_fn(model, one)
+            loss.backward()
+            w.step(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert given.flight is not None
+    assert sorted(given.flight.batches) == [0, 1]
+    with sl.watch(model, out=tmp_path / "other", reference=None) as w:
+        assert w.batch(3) == 3, "without a recorder a batch comes back as it is"
+
+
+def test_batches_over_the_cap_cost_snapshots_and_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = recorder(cap=20 * size(kept(batch(0))))
+    with caplog.at_level(logging.WARNING, "stabilitylab"):
+        train(Loop(), tmp_path / "run", 40, given)
+    assert given.flight is not None
+    assert 8 <= len(given.flight.batches) <= 20 + 1, "the cap holds but for the batch that exceeds it"
+    assert any("size cap" in one for one in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"every": 0}, r"Recorder\(every=0\)"),
+        ({"keep": (2, 1)}, "ages that grow"),
+        ({"clip": -1.0}, r"Recorder\(clip=-1.0\)"),
+        ({"scheduler": object()}, "needs state_dict"),
+    ],
+)
+def test_wrong_settings_are_said(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        recorder(**settings)
