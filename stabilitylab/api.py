@@ -112,7 +112,7 @@ class RunWatcher(Watcher):
         """Return the number of classes, if the model has one projection onto its vocabulary, all of it on this rank;
         else {}."""
         heads = [site.module for site in self.sites.logits]
-        alone = self._watched.ranks is None and len(heads) == 1
+        alone = self._watched.ranks.alone and len(heads) == 1
         return {"classes": heads[0].out_features} if alone and isinstance(heads[0], nn.Linear) else {}
 
     def checkpoint(self) -> dict[str, Any]:

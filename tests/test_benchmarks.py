@@ -241,6 +241,7 @@ def test_with_our_weights_a_peer_computes_our_function(script: Any, kind: str) -
     torch.testing.assert_close(logits(batch)[real], ours(**batch.inputs)[real], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_contenders_and_probe_cost_at_toy_size(main: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main("contenders", "--depth", "2", "--rounds", "2", "--only", "naive hooks", "--out", str(tmp_path / "made"))
     rows = cells(tmp_path / "made.md")
@@ -264,6 +265,7 @@ def test_the_modes_differ_in_what_they_say(script: Any) -> None:
     assert [c.probes.update_every == 10 for c in made.values()] == [False, False, True, False, True]
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_graphs_at_toy_size(main: Any, tmp_path: Path) -> None:
     """On a CPU, where nothing is recorded: times, operators, the floor, and where time goes."""
     main("cuda_graphs", "--model", "tiny", "--depth", "4", "--rounds", "2", *TOY, "--out", str(tmp_path / "graphs"))

@@ -76,6 +76,7 @@ def test_what_is_reached_stands_beside_the_floor(budget: Any) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_it_runs_at_toy_size(budget: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sets = [word for setting in SMALL for word in ("--set", setting)]
     monkeypatch.setattr(budget, "SIDE", {"cpu": 64})
@@ -94,6 +95,7 @@ def test_it_runs_at_toy_size(budget: Any, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "Not measured: probes; direct, again." in text
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # from torch._dynamo
 def test_compiled_layers_are_timed_beside_the_others(
     budget: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import typer
+from rest_slow import rest_slow
 from rich.markup import render
 
 from stabilitylab.cli import build
@@ -221,7 +222,7 @@ def test_divergence_is_a_result_unless_asked_to_fail(run) -> None:
     assert facts["step"] < 6
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), *rest_slow([(signal.SIGTERM, 143)], [])])
 def test_stopping_flushes_and_checkpoints(tmp_path: Path, number: signal.Signals, code: int) -> None:
     steps = ["--depth", "2", "--steps", "100000", "--set", "data.sentences=4", "--every", "1"]
     child = spawn("probe", *steps, "--name", "long", cwd=tmp_path)
@@ -267,6 +268,7 @@ def test_help_swallows_no_word_in_brackets() -> None:
             assert render(text or "").plain == (text or "").replace("\\[", "[")
 
 
+@pytest.mark.slow
 def test_no_colour_where_none_is_wanted(tmp_path: Path) -> None:
     child = spawn("probe", *FAST, cwd=tmp_path)
     out, err = child.communicate(timeout=120)

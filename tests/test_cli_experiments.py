@@ -152,6 +152,7 @@ def test_evaluate_says_what_is_missing(run) -> None:
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_claims_fast_makes_its_runs_once_and_judges_them(run, monkeypatch: pytest.MonkeyPatch) -> None:
     def few(figure: str, scale: str = "tiny", **_: object) -> list[experiments.Experiment]:
         data = {"sentences": 4, "held_out": 6, "max_length": 8}

@@ -88,6 +88,7 @@ def shape(text: str) -> list[str]:
     return re.sub(r"[-+]?\d[\d.]*(e[-+]\d+)?", "#", text).split()
 
 
+@pytest.mark.slow
 def test_the_quickstart_prints_what_it_says(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     page = (DOCS / "quickstart.md").read_text(encoding="utf-8")

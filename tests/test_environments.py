@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wanted", "code", "said"), [("default", 0, "test_registry.py"), ("sse9", 4, "not followed")])
 def test_an_instruction_set_that_torch_does_not_follow_ends_the_session(wanted: str, code: int, said: str) -> None:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", "tests/test_registry.py"]

@@ -34,6 +34,7 @@ def test_every_example_is_tried() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*LEFT, "learning_rate_jump"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", rest_slow(LEFT, ["plain_loop"]))
 def test_an_example_leaves_a_finished_run_of_a_model_that_learned(name: str, tmp_path: Path) -> None:
     if name not in PROCESSES:
@@ -50,6 +51,7 @@ def test_an_example_leaves_a_finished_run_of_a_model_that_learned(name: str, tmp
     assert (norms["value"] > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", rest_slow([*LEFT, "learning_rate_jump"], ["learning_rate_jump"]))
 def test_an_example_asked_for_help_trains_nothing(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")

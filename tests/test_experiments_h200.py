@@ -82,6 +82,7 @@ def test_branchnorm_8_is_balanced_wherever_it_is_cut_and_has_a_length() -> None:
     assert len(only) == 4
 
 
+@pytest.mark.slow
 def test_what_a_batch_holds_is_at_least_four_thousand_tokens(multi30k) -> None:
     from stabilitylab.data import load_data
 

@@ -32,6 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "branchnorm-2-s3"
 
 
+@pytest.mark.slow
 def test_the_code_of_each_picture_draws_what_it_says(run: Path) -> None:
     made = gallery.pictures(run)
     assert len(made) == 6

@@ -33,6 +33,7 @@ def stabilitylab(*arguments: str, cwd: Path, plugins: str = "") -> subprocess.Co
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_module_of_the_current_folder_is_named_on_the_line_or_in_the_environment(tmp_path: Path) -> None:
     (tmp_path / "myrules.py").write_text(DETECTOR, encoding="utf-8")
     for made in (
@@ -127,6 +128,7 @@ def test_every_kind_has_a_room(tmp_path: Path) -> None:
 EXAMPLE = ROOT / "examples" / "plugin" / "stabilitylab_example"
 
 
+@pytest.mark.slow
 def test_the_examples_figure_has_runs_that_are_planned_and_known_by_their_origin(tmp_path: Path) -> None:
     package = tmp_path / EXAMPLE.name
     shutil.copytree(EXAMPLE, package)

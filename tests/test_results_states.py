@@ -76,6 +76,7 @@ def corpus(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_runs_are_made_once_each_and_go_on_as_the_same_run(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()

@@ -105,6 +105,7 @@ def test_a_seed_that_an_arm_lacks_is_left_out_and_leaves_its_questions_open() ->
     assert {*questions.table(lambda arm, n: one[arm, n])["answer"]} == {"open: 1 of 6 seeds"}
 
 
+@pytest.mark.slow
 def test_the_interval_over_sentences_covers_the_difference_of_the_whole_text() -> None:
     """2,000 texts of 300 sentences each, of different lengths, whose losses differ by .02 nats a token."""
     import questions
@@ -170,6 +171,7 @@ def test_a_changed_digit_is_found_and_mended(tmp_path: Path, monkeypatch: pytest
         recompute.renewed("<!-- results:nothing -->\n<!-- end -->\n")
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_a_run_is_what_it_measured(tmp_path: Path) -> None:
     """On the synthetic task: the sentences' losses sum to the validation loss; other tables hold the run's numbers."""
     import keep

@@ -268,6 +268,7 @@ class RateRun:
                 "model": subject.name,
                 "rate": trial.rate,
                 "seed": trial.seed,
+                "planned": trial.warmup == PLANNED,
                 "searches": trial.seed == self.plan.seeds[0] and trial.warmup == PLANNED,
                 "rungs": list(self.plan.rungs),
                 "measured": "smoothed_loss" if subject.held_out is None else subject.measured,

@@ -460,7 +460,7 @@ class Watcher:
     def _end(self, board: Board) -> None:
         """A table ended on another rank, or on all, which found that they do not agree."""
         ranks, guard = self._watched.ranks, self._watched.guard
-        if ranks is not None and not board.ended and (why := ranks.apart.get(board.table.name)):
+        if not board.ended and (why := ranks.apart.get(board.table.name)):
             guard.disagree([board], why, ranks.rank == 0)
         else:
             guard.elsewhere(board)

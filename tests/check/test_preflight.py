@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from probe_toys import Toy, batch, loss_of, masks
+from rest_slow import rest_slow
 from torch import Tensor, nn
 
 from stabilitylab import build_model, preflight
@@ -143,7 +144,7 @@ def test_a_model_without_stacks_is_judged_by_its_modules() -> None:
 HEALTHY = [("postln", 6), ("preln", 24), ("deepnorm", 80), ("branchnorm", 80), ("admin", 24)]
 
 
-@pytest.mark.parametrize(("arch", "layers"), HEALTHY)
+@pytest.mark.parametrize(("arch", "layers"), rest_slow(HEALTHY, HEALTHY[:2]))
 def test_models_that_train_are_not_doubted(arch: str, layers: int) -> None:
     model, inputs = reference_model(arch, layers)
     result = preflight(model, inputs, next_token, torch.optim.AdamW(model.parameters(), lr=1e-3))
@@ -224,6 +225,7 @@ def test_a_fault_is_named_with_its_layer(
         assert "not ready to train; look first at" in str(result)
 
 
+@pytest.mark.slow
 def test_where_a_gradient_vanishes_is_the_first_layer_beyond_the_bound() -> None:
     model, inputs, loss = deep_post_ln()
     result = preflight(model, inputs, loss)

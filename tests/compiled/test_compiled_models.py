@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compiled_toys import GPT, batches
+from rest_slow import rest_slow
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
@@ -114,8 +115,8 @@ class Run:
         return dict(zip(names, cells.values.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("watched", ["it", "before"])
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("watched", rest_slow(["it", "before"], ["it"]))
+@pytest.mark.parametrize("how", rest_slow(WAYS, ["method", "blocks"]))
 def test_graphs_training_and_tables_are_those_of_the_unwatched_and_of_eager_code(how: str, watched: str) -> None:
     check(how, watched, "aot_eager")
 
@@ -183,6 +184,7 @@ def test_many_layers_share_their_code_as_they_do_unwatched() -> None:
     assert not sink.rows[0][2]["ln_input"].absent.any()
 
 
+@pytest.mark.slow
 def test_what_was_compiled_before_is_compiled_once_more_and_said(caplog: pytest.LogCaptureFixture) -> None:
     model, data, sink = GPT(), batches(), ListSink()
     run = torch.compile(model, backend="aot_eager")
@@ -241,6 +243,7 @@ def test_a_model_that_is_compiled_in_the_middle_of_a_run_is_seen_again(caplog: p
     assert sum("row 2: the forward pass was not seen" in record.message for record in caplog.records) == 1
 
 
+@pytest.mark.slow
 def test_validation_between_updates_is_not_recorded() -> None:
     torch.manual_seed(0)
     model, data, sink = GPT().double(), batches(), ListSink()

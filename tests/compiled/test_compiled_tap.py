@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rest_slow import rest_slow
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -79,7 +80,7 @@ def test_graphs_training_and_tables_are_those_of_the_unwatched_and_of_eager_code
     check(how, "aot_eager")
 
 
-@pytest.mark.parametrize("recompute", ["reentrant", "not"])
+@pytest.mark.parametrize("recompute", rest_slow(["reentrant", "not"], ["not"]))
 def test_checkpointed_layers_count_once(recompute: str) -> None:
     check("method", "aot_eager", recompute=recompute)
 

@@ -94,6 +94,7 @@ def lines(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_what_is_announced_is_found(judged: Any) -> None:
     for by in ("family", "arch"):
         own = [
@@ -173,6 +174,7 @@ def test_what_papers_say_is_counted_by_seed(scripts: Any) -> None:
     assert zclip["beside"] == "recall: 0"
 
 
+@pytest.mark.slow
 def test_figures_show_the_tables(scripts: Any, judged: Any) -> None:
     folder, test = judged[True].folder, judged[True].test
     scripts("draw").main(folder, test)

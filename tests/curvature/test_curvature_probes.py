@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from curvature_toys import GPT, entries, numbers, recorded
 from probe_toys import ListSink, Toy, batch, loss_of
+from rest_slow import rest_slow
 from test_curvature import MADE, dense, made
 from torch import Tensor, nn
 
@@ -77,8 +78,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("accumulate", rest_slow([1, 2], [1]))
+@pytest.mark.parametrize("name", rest_slow(OPTIMIZERS, ["momentum", "adamw", "rates"]))
 def test_critical_sharpness_is_that_of_a_dense_line_search(name: str, accumulate: int) -> None:
     """Along what the optimizer did after clipping, whatever it is, from both sides of the crossing."""
     model, twin, fixed = Toy(), Toy(), batch(99)
@@ -267,7 +268,7 @@ def test_what_raises_ends_a_table_and_not_training(caplog: pytest.LogCaptureFixt
     assert "Training goes on" in caplog.text
 
 
-@pytest.mark.parametrize("at", [2, 3])
+@pytest.mark.parametrize("at", rest_slow([2, 3], [3]))
 def test_a_resumed_run_writes_the_same_rows(at: int) -> None:
     def run(stop: int | None) -> ListSink:
         sink = ListSink()

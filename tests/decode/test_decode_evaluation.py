@@ -51,6 +51,7 @@ def runs(made: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
     return {name: Path(shutil.copytree(path, tmp_path / name)) for name, path in made.items()}
 
 
+@pytest.mark.slow
 def test_a_run_is_scored_on_all_its_held_out_sentences(runs: dict[str, Path]) -> None:
     told: list[tuple[int, int]] = []
     result = decode.evaluate(runs["long"], progress=lambda done, total: told.append((done, total)))

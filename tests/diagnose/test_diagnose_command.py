@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from diagnose_cases import falling, made
+from rest_slow import rest_slow
 
 from stabilitylab.store import RunWriter
 
@@ -14,7 +15,7 @@ QUICK = ["--set", "train.lr=2e-3"]
 TINY = ["--set", "data.sentences=8", "--set", "data.held_out=8", "--quiet"]
 
 
-@pytest.mark.parametrize(("arch", "depth", "seed"), [("postln", "6", "0"), ("preln", "6", "1")])
+@pytest.mark.parametrize(("arch", "depth", "seed"), [("postln", "6", "0"), *rest_slow([("preln", "6", "1")], [])])
 def test_a_run_that_learns_is_healthy(run, arch: str, depth: str, seed: str) -> None:
     path = run("probe", "--arch", arch, "--depth", depth, "--seed", seed, "--steps", "120", *QUICK, *TINY)[1].strip()
     code, out, err = run("diagnose", path, "--fail")
@@ -23,6 +24,7 @@ def test_a_run_that_learns_is_healthy(run, arch: str, depth: str, seed: str) -> 
     assert "not checked: attention entropy collapse; not recorded: attention (probe attention)" in out
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_within_a_collapse_is_open(run) -> None:
     """This one recovers by update 1,700; at 120 nobody can tell."""
     model = ["--arch", "branchnorm", "--depth", "8", "--seed", "2"]
@@ -47,6 +49,7 @@ def test_nothing_is_wrong_with_the_default_recipe(run, arch: str, depth: str) ->
     assert kinds <= {"vanishing_gradient", *pass_later}  # notes, of the encoder's bottom and of what may pass
 
 
+@pytest.mark.slow
 def test_a_collapsed_post_ln_names_what_came_first_and_fails_where_asked(run) -> None:
     hot = ["--set", "train.lr=0.03", "--set", "train.warmup=0", "--set", "train.schedule=linear", "--steps", "60"]
     path = run("probe", "--arch", "postln", "--depth", "12", *hot, *TINY)[1].strip()

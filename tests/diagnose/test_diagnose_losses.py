@@ -184,6 +184,7 @@ def test_a_loss_that_ends_above_its_lowest_level_has_risen(tmp_path: Path) -> No
     assert event.strength == pytest.approx((medians[-1] - medians.min()) / (RISE_SD * event.numbers["sd"]))
 
 
+@pytest.mark.slow
 def test_noise_alone_is_no_rise(tmp_path: Path) -> None:
     """A loss that stays where it is, or falls on: at most one of forty by chance."""
     for name, by in (("flat", 0.0), ("falls", -0.4)):

@@ -74,6 +74,7 @@ def test_a_growing_run_is_diagnosed(growing: Path) -> None:
         assert found.verdict != "failure", found.paragraph
 
 
+@pytest.mark.slow
 def test_whatever_else_reads_a_growing_run(growing: Path, tmp_path: Path) -> None:
     both = Run.open(growing), Run.open(growing)
     assert compare(*both).last_common is not None

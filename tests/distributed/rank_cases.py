@@ -39,8 +39,9 @@ SLOW = frozenset(  # asked for by tests of the slow set alone
     {
         *COMPILED_CASES,
         *FOUR_CASES,
-        *(f"curvature_{case}" for case in ("columns", "hsdp", "fsdp_split", "bitwise")),
-        *(f"fsdp_{case}" for case in ("admin", "checkpointed", "resumed", "timed")),
+        *(f"curvature_{case}" for case in ("fsdp", "ddp_split", "columns", "hsdp", "fsdp_split", "bitwise")),
+        *(f"fsdp_{case}" for case in ("admin", "resumed")),
+        *(f"{kind}_{case}" for kind in ("ddp", "fsdp") for case in ("checkpointed", "timed")),
     }
 )
 

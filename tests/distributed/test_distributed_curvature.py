@@ -17,7 +17,7 @@ def alone() -> dict[str, Any]:
     return train("one")
 
 
-@pytest.mark.parametrize("case", ["ddp", "fsdp", "ddp_split", *rest_slow(["columns", "hsdp", "fsdp_split"], [])])
+@pytest.mark.parametrize("case", rest_slow(["ddp", "fsdp", "ddp_split", "columns", "hsdp", "fsdp_split"], ["ddp"]))
 def test_two_ranks_have_the_numbers_of_one_process(ranks: Any, case: str) -> None:
     several, one = ranks(f"curvature_{case}")[0]["rows"], alone()["rows"]
     assert {name for _, name in one} == set(NAMES)

@@ -84,7 +84,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(ranks: Any, kind: str) -> Non
     assert not torch.equal(first, second)  # each rank has a stream of dropout of its own
 
 
-@pytest.mark.parametrize("kind", rest_slow(["ddp", "fsdp"], ["ddp"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_layers_computed_again_make_the_same_run(ranks: Any, kind: str) -> None:
     paths = ranks(f"{kind}_checkpointed")[0]
     kept, again = map(Run.open, paths)
@@ -96,7 +97,8 @@ def test_layers_computed_again_make_the_same_run(ranks: Any, kind: str) -> None:
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
-@pytest.mark.parametrize("kind", rest_slow(["ddp", "fsdp"], ["ddp"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_the_first_ranks_clock_says_when_all_write_a_checkpoint(ranks: Any, kind: str) -> None:
     first, second = ranks(f"{kind}_timed")
     assert first["rows"] == second["rows"] == [2, 4, 6]
@@ -170,6 +172,7 @@ def torchrun(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
+@pytest.mark.slow
 def test_torchrun_prints_one_object_and_shows_one_progress(tmp_path: Path) -> None:
     process = torchrun(tmp_path, "--parallel", "fsdp", "--steps", "2", "--json")
     out, err = process.communicate(timeout=120)

@@ -20,6 +20,7 @@ def wheel(folder: Path, name: str, module: str, requires: str = "") -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_it_starts_where_packages_are_missing_and_only_carried(bare_machine) -> None:
     lacking = bare_machine.make("--smoke", "--part", "report", "--out", "out")
     assert lacking.returncode == 5

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from rest_slow import rest_slow
 
 from stabilitylab.integrations.masks import BatchMasks
 
@@ -46,9 +47,14 @@ def test_what_is_not_a_mask_of_tokens_is_none() -> None:
     ("module", "absent", "says"),
     [
         ("integrations.transformers", "transformers", "pip install transformers"),
-        ("integrations.transformers", "accelerate", "pip install accelerate"),
-        ("integrations.lightning", "lightning.pytorch", "pip install lightning"),
-        ("integrations.accelerate", "accelerate", "pip install accelerate"),
+        *rest_slow(
+            [
+                ("integrations.transformers", "accelerate", "pip install accelerate"),
+                ("integrations.lightning", "lightning.pytorch", "pip install lightning"),
+                ("integrations.accelerate", "accelerate", "pip install accelerate"),
+            ],
+            [],
+        ),
         ("trackers", "accelerate.tracking", "pip install 'stabilitylab[trackers]'"),
     ],
 )

@@ -31,6 +31,7 @@ with sl.watch(model, out=sys.argv[1], every=1, optimizer=optimizer, reference=la
 """
 
 
+@pytest.mark.slow
 def test_the_row_just_stepped_is_readable(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LOOP, str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from rest_slow import rest_slow
 from torch import Tensor
 
 from stabilitylab.errors import UsageError
@@ -314,7 +315,7 @@ def first_steps(arch: str, depth: int, steps: int, pairs: dict[str, Tensor], los
     return losses
 
 
-@pytest.mark.parametrize("depth", [6, 12])
+@pytest.mark.parametrize("depth", rest_slow([6, 12], [6]))
 @pytest.mark.parametrize("arch", EVERY)
 def test_shallow_ones_train(arch, depth, pairs, loss_of) -> None:
     losses, still = (first_steps(arch, depth, 4, pairs, loss_of, lr) for lr in (1e-4, 0.0))

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from onestep_cases import config_of
+from rest_slow import rest_slow
 
 from stabilitylab.config import Config, merge, resolve
 from stabilitylab.errors import InputError, ResourceError, UsageError
@@ -31,7 +32,7 @@ def changed(config: Config, **sections: Any) -> Config:
     return resolve(merge(config.model_dump(), sections))
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", rest_slow(ARCHS))
 def test_a_finished_run_of_kind_onestep_with_everything_at_step_0(arch: str, tmp_path: Path) -> None:
     config = config_of(arch)
     path = measure(config, tmp_path, "one")
@@ -82,7 +83,7 @@ class Nobody:
         pass
 
 
-@pytest.mark.parametrize("arch", ["branchnorm", "admin", "preln"])
+@pytest.mark.parametrize("arch", rest_slow(["branchnorm", "admin", "preln"], ["admin"]))
 def test_the_ordinary_tables_are_row_0_of_a_training_run(arch: str, tmp_path: Path) -> None:
     config = changed(config_of(arch), train={"steps": 1}, probes={"names": ORDINARY})
     trained = Run.open(start(plan(config), tmp_path, "train", Nobody()).path)

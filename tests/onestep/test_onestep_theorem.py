@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from onestep_cases import column, subject_of
+from rest_slow import rest_slow
 from torch import Tensor
 
 from stabilitylab.onestep.initial_model import Filled, Subject, hooked
@@ -77,7 +78,7 @@ def by_hand(subject: Subject, optimizer: str, spectral: bool) -> float:
     return cross * encoder + decoder if both else encoder + decoder
 
 
-@pytest.mark.parametrize("arch", POST_LN)
+@pytest.mark.parametrize("arch", rest_slow(POST_LN, ["branchnorm"]))
 def test_theorem_43_of_one_layer_a_side_and_of_more(arch: str) -> None:
     for layers in (ONE, {}):
         subject = subject_of(arch, **layers)
@@ -92,7 +93,7 @@ def test_theorem_43_of_one_layer_a_side_and_of_more(arch: str) -> None:
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
-@pytest.mark.parametrize("arch", ["deepnorm", "admin"])
+@pytest.mark.parametrize("arch", rest_slow(["deepnorm", "admin"], ["deepnorm"]))
 def test_theorem_42_of_a_single_stack(arch: str, stack: str) -> None:
     subject = subject_of(arch, stack)
     found = tables(subject)
@@ -122,6 +123,7 @@ def test_a_constant_of_0_is_no_division_by_0(alpha: float, arch: str, expected: 
     assert {connections[str(residual.place)] for residual in subject.model.residuals()} == {expected}
 
 
+@pytest.mark.slow
 def test_no_theorem_where_a_stack_normalises_before_its_branches() -> None:
     assert applies(subject_of("postln"))
     for subject in (subject_of("preln"), subject_of("postln", decoder_arch="preln")):

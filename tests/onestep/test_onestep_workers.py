@@ -39,6 +39,7 @@ def same(one: Path, other: Path) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name], equal_nan=True) for name in a)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_bits_of_this_one_and_finished_runs_are_kept(tmp_path: Path) -> None:
     todo = [("postln", config_of("postln")), ("deepnorm", config_of("deepnorm")), ("preln", config_of("Pre-LN"))]
     nowhere = with_settings(config_of("postln"), data={"source": f"text:{tmp_path}/a,{tmp_path}/b"})
@@ -88,6 +89,7 @@ def test_a_process_that_is_killed_fails_its_own_run_only(tmp_path: Path) -> None
     assert not (tmp_path / "4").exists()
 
 
+@pytest.mark.slow
 def test_after_ctrl_c_finished_runs_stay_and_no_process_does(tmp_path: Path) -> None:
     todo = [(str(seed), config_of("postln", seed=seed)) for seed in (3, 4)]
 

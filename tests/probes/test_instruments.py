@@ -21,6 +21,7 @@ from stabilitylab.probes.instruments.instrument import Instrument, Instruments
 from stabilitylab.probes.instruments.leftover import LeftoverGradients
 from stabilitylab.probes.instruments.parameter_tables import ParameterTables
 from stabilitylab.probes.instruments.training_pass import TrainingRows
+from stabilitylab.probes.parameters.one_process import ALONE
 
 
 class Noted(Instrument):
@@ -41,7 +42,7 @@ class Noted(Instrument):
         return {self.name: len(self.calls)}
 
 
-def listed(*instruments: Instrument, strict: bool = False, ranks: Any = None) -> Instruments:
+def listed(*instruments: Instrument, strict: bool = False, ranks: Any = ALONE) -> Instruments:
     watched: Any = SimpleNamespace(guard=Guard(strict), ranks=ranks)
     return Instruments(instruments, watched)
 
@@ -98,7 +99,7 @@ def test_errors_that_must_be_heard_are_raised() -> None:
     talking = Noted("a", calls, RuntimeError("lost"))
     talking.talks = True
     with pytest.raises(RuntimeError, match="lost"):
-        listed(talking, ranks=object()).call("before_forward", 0)
+        listed(talking, ranks=SimpleNamespace(alone=False)).call("before_forward", 0)
     listed(talking).call("before_forward", 0)  # in one process nobody waits
 
 
@@ -148,12 +149,12 @@ def test_a_failed_instrument_still_ships_its_declared_share(monkeypatch: pytest.
         loss_of(model, batch()).backward()
         own = watcher._instruments
         monkeypatch.setattr(ParameterTables, "after_backward", fail)
-        row = RowRecord(0, torch.device("cpu"), SimpleNamespace())  # type: ignore[arg-type]
+        row = RowRecord(0, torch.device("cpu"), SimpleNamespace(alone=False))  # type: ignore[arg-type]
         own.call("after_backward", row)
         (entry,) = [each for each in row._entries if each.name == "grad_norm"]
         assert entry.ended  # type: ignore[union-attr]
         assert not entry.seen.any()  # type: ignore[union-attr]
         assert row.waits
-        later = RowRecord(1, torch.device("cpu"), SimpleNamespace())  # type: ignore[arg-type]
+        later = RowRecord(1, torch.device("cpu"), SimpleNamespace(alone=False))  # type: ignore[arg-type]
         own.call("after_backward", later)
         assert later.has(next(board for board in watcher._watched.boards if board.table.name == "grad_norm"))

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from stabilitylab.environment import RUNS_PER_DEVICE
 from stabilitylab.probes.library.activations import ActivationSparsity
 from stabilitylab.probes.parameters import copies
+from stabilitylab.probes.parameters.one_process import ALONE
 from stabilitylab.probes.parameters.pieces import Parameters
 from stabilitylab.probes.parameters.squares import CHUNK, WideNorm, flattened
 
@@ -81,7 +82,7 @@ def meta(entries: int, tensors: int) -> Parameters:
     own = [torch.nn.Parameter(torch.empty(entries, device="meta")) for _ in range(tensors)]
     for parameter in own:
         parameter.grad = torch.empty_like(parameter)
-    found._own, found._ranks, found._sharded = own, None, False
+    found._own, found._ranks, found._sharded = own, ALONE, False
     found.optimizers = (SimpleNamespace(param_groups=[{"params": own, "eps": 1e-8}]),)  # type: ignore[assignment]
     return found
 

@@ -122,6 +122,7 @@ def test_a_failed_capture_leaves_nothing_behind(end: str, monkeypatch: pytest.Mo
     assert (cuda.stream, cuda.generator, cuda.pools) == ("main", "own", 2)
 
 
+@pytest.mark.slow
 def test_a_failed_capture_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what was recorded before keeps its own."""
     cuda = Cuda(monkeypatch)

@@ -159,6 +159,7 @@ def test_every_registered_probe_and_a_foreign_one_reach_the_page(
     assert [len(plot["traces"]) for plot in found["logits"]] == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("foreign")
 def test_a_foreign_model_under_watch_reaches_the_page_with_foreign_probes(run, tmp_path: Path) -> None:
     watched(tmp_path / "runs" / "mine", "ln_input,tanh_saturation,spread,weight_norm,ln_gain,adam")

@@ -69,6 +69,7 @@ def test_the_csv_is_what_is_drawn(tmp_path: Path) -> None:
     assert data.loc[data["series"] == "limit", "y"].tolist() == [0.5]
 
 
+@pytest.mark.slow
 def test_equal_pictures_are_equal_files(tmp_path: Path) -> None:
     first, second = (paper.write(a_picture(), tmp_path / name, "x") for name in ("a", "b"))
     for kind, path in first.items():

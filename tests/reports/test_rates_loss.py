@@ -20,7 +20,7 @@ def trial(out: Path, rate: float, updates: int, *, seed: int = 0, warmup: int = 
     name = f"lr{rate:g}-s{seed}" + ("" if warmup == 60 else f"-w{warmup}")
     told = {
         "model": "mine:ready", "rate": rate, "seed": seed, "searches": seed == 0 and warmup == 60,
-        "rungs": list(RUNGS), "measured": "held_out_loss",
+        "planned": warmup == 60, "rungs": list(RUNGS), "measured": "held_out_loss",
     }  # fmt: skip
     manifest = {"kind": "watched", "label": name, "config": {"warmup": warmup}, "lr_find": told}
     with RunWriter.create(out / name, manifest) as writer:

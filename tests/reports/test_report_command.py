@@ -37,6 +37,7 @@ def some_runs(folder: Path, seeds: tuple[int, ...] = (3, 4, 5)) -> None:
             make_run(folder, name, arch=arch, seed=seed, layers=3, tables=tables, metrics=metrics, metric_steps=STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.printing_processes
 def test_a_report_holds_page_figures_and_ledger(run, tmp_path: Path) -> None:
     some_runs(tmp_path / "runs")

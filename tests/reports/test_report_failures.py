@@ -81,6 +81,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 def test_what_fails_is_listed_and_everything_else_is_written(run, register, monkeypatch, tmp_path: Path) -> None:
     """In each way in which a figure can, a run's part of the page, and a claim's test."""
     some_runs(tmp_path / "runs", seeds=(3,))

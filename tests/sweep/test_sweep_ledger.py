@@ -320,6 +320,7 @@ def test_a_setting_of_a_run_from_before_it_existed_counts_at_its_default(tmp_pat
         planned(tmp_path, "a", accumulate=2)
 
 
+@pytest.mark.slow
 def test_the_command_line_says_which_are_skipped(run, tmp_path: Path) -> None:
     small = ["sweep", "--grid", "arch=deepnorm", "depth=2", "train.steps=2", "--set=data.sentences=4",
              "--set=data.held_out=6", "--ledger", "cells.csv"]  # fmt: skip
@@ -339,6 +340,7 @@ def test_the_command_line_says_which_are_skipped(run, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").glob("deepnorm*"))
 
 
+@pytest.mark.slow
 def test_the_stability_table_says_what_the_ledger_alone_has(run, tmp_path: Path) -> None:
     asked = ["sweep", "table", "--archs", "deepnorm", "--depths", "2", "--seeds", "1", "-q", "--set=train.steps=2",
              "--set=data.sentences=4", "--set=data.held_out=6", "--ledger", "cells.csv"]  # fmt: skip

@@ -175,6 +175,7 @@ def test_a_printed_command_moves_aside_what_cannot_be_resumed(tmp_path: Path) ->
     assert job.now().state == "new"
 
 
+@pytest.mark.slow
 def test_a_printed_command_of_a_training_run_may_be_given_again_and_again(tmp_path: Path) -> None:
     job = only(planned(tmp_path, "a", steps=2))
     left(job, "failed", reason="no")

@@ -74,6 +74,7 @@ def test_a_longer_trial_goes_on_from_the_shorter_one(tmp_path: Path) -> None:
     assert not long.eligible  # eight updates teach nobody to read
 
 
+@pytest.mark.slow
 def test_the_choice_is_made_once_and_its_table_holds_every_trial(tmp_path: Path) -> None:
     ran: list[list[str]] = []
     own = trainer(tmp_path, ran)

@@ -160,6 +160,7 @@ def test_the_command_prints_plans_and_shows_the_table(run, tmp_path: Path) -> No
     ]
 
 
+@pytest.mark.slow
 def test_a_table_is_made_and_printed(run) -> None:
     small = ["--set=train.steps=2", "--set=data.sentences=4", "--set=data.held_out=6"]
     arguments = ["sweep", "table", "--archs", "deepnorm", "--depths", "2", "--seeds", "1", "-q", *small]

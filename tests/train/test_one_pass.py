@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from rest_slow import long
 from tape import Tape
 from torch import Tensor, nn
 
@@ -160,11 +161,11 @@ def close(first: Trainer, second: Trainer, clocks: tuple[str, ...] = ("tokens_pe
     "settings",
     [
         (),
-        ("probes.names=['all']", "probes.every=1"),
         ("probes.names=['grad_norm']", "train.accumulate=2"),
-        ("probes.names=['update_ratio']",),
-        ("probes.names=['ln_input']",),
-        ("probes.names=['standard']", "model.arch=admin"),
+        long("probes.names=['all']", "probes.every=1"),
+        long("probes.names=['update_ratio']"),
+        long("probes.names=['ln_input']"),
+        long("probes.names=['standard']", "model.arch=admin"),
     ],
     ids=lambda settings: " ".join(settings) or "defaults",
 )

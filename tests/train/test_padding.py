@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rest_slow import rest_slow
 
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.data import load_data
@@ -36,7 +37,7 @@ def test_what_is_added_is_padding(stack: str) -> None:
     assert aligned(batch, torch.device("cpu")).shapes == batch.shapes
 
 
-@pytest.mark.parametrize("stack", ["encoder-decoder", "encoder", "decoder"])
+@pytest.mark.parametrize("stack", rest_slow(["encoder-decoder", "encoder", "decoder"], ["encoder"]))
 def test_a_padded_run_is_the_run(stack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the tables of every probe, too."""
     found = []

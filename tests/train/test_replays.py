@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from rest_slow import MORE_ARCHS, SOME_ARCHS, long, rest_slow
+from rest_slow import MORE_ARCHS, long, rest_slow
 from tape import Refused, Tape
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -97,7 +97,7 @@ def same(machine: Machine, first: Trainer, second: Trainer) -> None:
         torch.testing.assert_close(a, b, **({"rtol": 0, "atol": 0} if machine.exact else {"rtol": 1e-3, "atol": 1e-5}))
 
 
-@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), SOME_ARCHS, MORE_ARCHS))
+@pytest.mark.parametrize("arch", rest_slow(sorted(ARCHS), {"branchnorm", "dlcl"}, MORE_ARCHS))
 def test_a_replayed_run_is_the_run(machine: Machine, arch: str, tmp_path: Path) -> None:
     recorder = machine.recorder()
     direct = machine.fit(tmp_path / "direct", f"model.arch={arch}")
@@ -118,8 +118,8 @@ def test_a_replayed_run_is_the_run(machine: Machine, arch: str, tmp_path: Path) 
     "settings",
     [
         ("train.clip_norm=0.5", "model.growth=sigmoid", "train.activation_checkpointing=true"),
-        ("model.stack=decoder", "model.dropout=0.1"),
-        ("probes.names=['none']",),
+        long("model.stack=decoder", "model.dropout=0.1"),
+        long("probes.names=['none']"),
         long("model.dropout=0.1", "model.attention_dropout=0.1", "model.activation_dropout=0.1"),
         long("train.precision=bf16"),
         long("train.accumulate=2"),
@@ -290,7 +290,7 @@ def test_an_update_is_never_held_twice(tmp_path: Path) -> None:
     assert firsts == {True, False}  # the largest came first, or later
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", rest_slow(range(3), [0]))
 def test_what_micro_batches_work_in_is_held_once_where_they_are_recorded_apart(seed: int, tmp_path: Path) -> None:
     allocator = Allocator()
     sets = ("probes.names=['none']", "train.accumulate=4", f"data.seed={seed}")
@@ -301,6 +301,7 @@ def test_what_micro_batches_work_in_is_held_once_where_they_are_recorded_apart(s
     assert allocator.peak == allocator.largest
 
 
+@pytest.mark.slow
 def test_what_cannot_be_recorded_at_once_is_recorded_the_next_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -359,6 +360,7 @@ def test_the_tape_spoils_what_lies_in_the_pool() -> None:
     assert x.tolist() == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_more_shapes_than_are_recorded_run_directly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stabilitylab.train.fast.graph_replays.MOST", 1)
     direct = ON_CPU.fit(tmp_path / "direct")
@@ -368,6 +370,7 @@ def test_more_shapes_than_are_recorded_run_directly(tmp_path: Path, monkeypatch:
     assert len(replayed.apply.recorded) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -435,6 +438,7 @@ def reading(change: Callable[..., Any]) -> Callable[..., Any]:
     return looking
 
 
+@pytest.mark.slow
 def test_from_the_17th_shape_on_updates_of_several_micro_batches_run_directly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -449,6 +453,7 @@ def test_from_the_17th_shape_on_updates_of_several_micro_batches_run_directly(
     assert not some_run_directly(direct.dataset, 4)
 
 
+@pytest.mark.slow
 def test_without_probes_of_the_training_pass_no_row_is_probed(tmp_path: Path) -> None:
     """Each kind of update is recorded once, not once as a probed one too."""
     trainer = ON_CPU.fit(tmp_path / "none", "probes.names=['none']", recorder=Tape())

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from edited_runs import edit
+from rest_slow import rest_slow
 
 from stabilitylab.config import parse_set, resolve
 from stabilitylab.errors import InputError, UsageError
@@ -83,7 +84,7 @@ def same(first: Path, second: Path) -> None:
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
-@pytest.mark.parametrize("arch", ["branchnorm", "admin", "preln"])
+@pytest.mark.parametrize("arch", rest_slow(["branchnorm", "admin", "preln"], ["branchnorm"]))
 def test_resume_equals_an_uninterrupted_run(arch: str, tmp_path: Path) -> None:
     whole = start(prepared(arch), tmp_path, "whole", Silent())
     assert whole.state == "finished"
@@ -108,6 +109,7 @@ def test_the_audit_of_the_first_row_is_there_while_the_run_goes_on(tmp_path: Pat
     assert (seen.found["row"], seen.found["backwards"]) == (0, 1)
 
 
+@pytest.mark.slow
 def test_resume_with_accumulation_and_periodic_checkpoints(tmp_path: Path) -> None:
     settings = ("train.accumulate=2", "train.checkpoint_every=2", "probes.every=1")
     whole = start(prepared("deepnorm", *settings), tmp_path, "whole", Silent())
@@ -166,6 +168,7 @@ def test_checkpoints_by_wall_time_change_nothing(
     same(whole.path, timed.path)
 
 
+@pytest.mark.slow
 def test_after_kill_9_a_run_goes_on_from_its_last_ten_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = start(prepared(), tmp_path, "whole", Silent())
     monkeypatch.setattr(checkpoint, "clock", Clock(250.0))
@@ -194,6 +197,7 @@ def test_the_first_ranks_clock_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [1, 0, 0]  # every rank asks, and only the first one's watch counts
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_continued_further(tmp_path: Path) -> None:
     whole = start(prepared(steps=9), tmp_path, "whole", Silent())
     short = start(prepared(steps=6), tmp_path, "short", Silent())

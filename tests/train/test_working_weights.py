@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from rest_slow import long
 from tape import Tape
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -67,10 +68,10 @@ ON = "train.working_weights=true"
     [
         (),
         ("model.arch=admin", "model.dropout=0.1"),
-        ("model.arch=normformer", "train.clip_norm=0.5", "model.tie=none"),
-        ("model.tie=none", "train.accumulate=3"),
-        ("model.stack=decoder", "train.activation_checkpointing=true", "model.dropout=0.1"),
-        ("probes.names=['all']", "probes.every=1", "probes.update_every=1"),
+        long("model.arch=normformer", "train.clip_norm=0.5", "model.tie=none"),
+        long("model.tie=none", "train.accumulate=3"),
+        long("model.stack=decoder", "train.activation_checkpointing=true", "model.dropout=0.1"),
+        long("probes.names=['all']", "probes.every=1", "probes.update_every=1"),
     ],
     ids=lambda settings: " ".join(settings) or "defaults",
 )
@@ -116,6 +117,7 @@ def test_an_update_that_failed_leaves_no_gradient_behind(tmp_path: Path, monkeyp
     made.watcher.close()
 
 
+@pytest.mark.slow
 def test_replayed_and_resumed(tmp_path: Path) -> None:
     direct = fit(tmp_path / "direct", ON, "train.checkpoint_every=5")
     replayed = fit(tmp_path / "replayed", ON, "train.checkpoint_every=5", recorder=Tape())

@@ -154,7 +154,7 @@ def test_tokens_that_a_router_sends_to_experts_count_whatever_the_mask_says() ->
     ("name", "how"),
     rest_slow(
         itertools.product(("llama", "gpt2", "bert", "t5"), ("function", "method", "layers")),
-        [("llama", "method"), ("gpt2", "function"), ("bert", "layers")],
+        [("bert", "layers")],
     ),
 )
 def test_compiled_models_keep_their_graphs_and_have_all_tables(name: str, how: str) -> None:

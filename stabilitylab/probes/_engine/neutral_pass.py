@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from ...errors import StabilityLabError, listed
-from ..parameters.ranks import Ranks
+from ..parameters.one_process import ALONE, OneProcess
 from ..places.naming import named
 from ..state import Found, StateSnapshot, TensorChange, merged
 from .board import Board
@@ -56,7 +55,7 @@ class NeutralPass:
         boards: Callable[[], Sequence[Board]],
         guard: Guard,
         audit: Audit,
-        ranks: Ranks | None = None,
+        ranks: OneProcess = ALONE,
         restore: bool = False,
     ) -> None:
         self.over = ""  # why no pass is to come any more
@@ -76,8 +75,7 @@ class NeutralPass:
         that, which needs the buffers as they were broadcast. Where not ``at_once``, the numbers that tell of it go with
         the row, by :meth:`ship` and :meth:`tell`: the host does not wait for a device, and ranks for each other, once
         more."""
-        if self._ranks is not None:
-            self._ranks.reshard()
+        self._ranks.reshard()
         first = self._restore or not self._passes
         apart = self._broadcast if "buffer" in by_caller else ()
         snapshot = StateSnapshot(self._model, True if first else self._often | self._broadcast, self._passes, apart)
@@ -86,8 +84,7 @@ class NeutralPass:
             yield
             failed = False
         finally:
-            if self._ranks is not None:
-                self._ranks.reshard()
+            self._ranks.reshard()
             found = snapshot.compare()
             if first:
                 self._often |= set(found.rewritten)
@@ -98,7 +95,7 @@ class NeutralPass:
 
     def ship(self, record: RowRecord, device: torch.device) -> None:
         """Send what is known of the passes of a row with the row; on several ranks one number, which they add up."""
-        if self._ranks is not None and self._looked:
+        if self._looked and not self._ranks.alone:
             sums = [look.flags.sum().to(device) for look in self._looked if look.flags is not None]
             known = torch.tensor(float(any(look.changes for look in self._looked)), dtype=torch.float64, device=device)
             record.share_aside(self._what, torch.stack([known, *sums]).sum())
@@ -115,9 +112,7 @@ class NeutralPass:
         if flags is None or not flags.any() or self.over:
             return
         changes = merged(change for look in looked for change in look.read())
-        if self._ranks is not None:
-            changes = self._gathered(changes)
-        if changes:
+        if changes := self._gathered(changes):
             self._changed(record.step, changes)
             self.settle()
 
@@ -143,21 +138,14 @@ class NeutralPass:
                 self._changed(row, changes)
             return
         self._looked.append(found)
-        if kept and self._ranks is None:
+        if kept and self._ranks.alone:
             self._changed(row, kept)
 
     def _of_all_ranks(self, changes: list[TensorChange]) -> list[TensorChange]:
-        if self._ranks is None:
-            return changes
-        some = torch.tensor([float(bool(changes))], device=self._device)
-        dist.all_reduce(some)
-        return self._gathered(changes) if some.item() else []
+        return self._gathered(changes) if self._ranks.any(bool(changes), self._device) else []
 
     def _gathered(self, changes: list[TensorChange]) -> list[TensorChange]:
-        assert self._ranks is not None
-        gathered: list[Any] = [None] * self._ranks.size
-        dist.all_gather_object(gathered, changes)
-        return merged(change for own in gathered for change in own)
+        return merged(change for own in self._ranks.gathered(changes) for change in own)
 
     @property
     def _device(self) -> torch.device:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from ..parameters.ranks import Ranks
+from ..parameters.one_process import ALONE, OneProcess
 from ..parameters.shards import ActivationShards
 from .board import Board
 from .guard import Guard
@@ -58,7 +58,7 @@ class Pass:
         masks: Masks,
         guard: Guard,
         together: bool = False,
-        ranks: Ranks | None = None,
+        ranks: OneProcess = ALONE,
     ) -> None:
         self.model, self.boards, self.masks, self.guard, self.ranks = model, boards, masks, guard, ranks
         self.left_out = split_by_ddp(model)
@@ -157,7 +157,7 @@ class Pass:
             return
         began = time.perf_counter()
         held: Any = (entering, leaving)
-        shards = self.ranks.shards if self.ranks is not None else None
+        shards = self.ranks.shards
         if shards is not None:
             entering, leaving = self._whole(shards, hook, entering, leaving)
         for wanted in hook.wanted:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..library.representations import Output
-from ..parameters.ranks import Ranks
+from ..parameters.one_process import ALONE, OneProcess
 from ..places.expert_products import products
 from .board import Board
 from .evaluation import evaluation
@@ -36,7 +36,7 @@ class ReferencePass(Pass):
         reference: Callable[[], Any],
         stacks: Board | None,
         recorder: Recorder | None = None,
-        ranks: Ranks | None = None,
+        ranks: OneProcess = ALONE,
     ) -> None:
         super().__init__(model, boards, masks, guard, ranks=ranks)
         self._reference = reference

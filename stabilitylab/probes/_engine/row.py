@@ -13,7 +13,8 @@ import torch
 from ...errors import UsageError
 from ...schema import Cells
 from ..parameters.layouts import whole
-from ..parameters.ranks import Ranks, RankShare
+from ..parameters.one_process import ALONE, OneProcess
+from ..parameters.ranks import RankShare
 from ..rules import EMPTY, Mean, Sum, Total
 from .board import Board
 
@@ -61,7 +62,7 @@ class RowRecord:
 
     is_live = True  # of an update that is done as it is, or replayed
 
-    def __init__(self, step: int, device: torch.device, ranks: Ranks | None = None) -> None:
+    def __init__(self, step: int, device: torch.device, ranks: OneProcess = ALONE) -> None:
         self.step, self.state = step, State.OPEN
         self.broken: dict[str, np.ndarray] = {}  # table -> (rows, columns) True where a recorded number is not finite
         self.aside: dict[Aside, dict[str, np.ndarray]] = {"pieces": {}, "clean": {}, "left": {}, "neutral": {}}
@@ -87,7 +88,7 @@ class RowRecord:
     @property
     def waits(self) -> bool:
         """True if other ranks are needed for its numbers."""
-        return self._ranks is not None and any(_common(entry) for entry in self._entries)
+        return not self._ranks.alone and any(_common(entry) for entry in self._entries)
 
     def metric(self, name: str, value: Any, own: bool = False) -> None:
         """One number, averaged over ranks, or if it is a Total added up; ``own``: it stays this rank's."""
@@ -95,7 +96,7 @@ class RowRecord:
             raise UsageError(f"metric {name!r} stands twice in row {self.step}: rename yours.")
         if isinstance(value, torch.Tensor) and value.numel() != 1:
             raise UsageError(f"metric {name!r} has shape {tuple(value.shape)}: a metric is one number.")
-        own = own or self._ranks is None
+        own = own or self._ranks.alone
         self._metrics[name] = None if value is None or isinstance(value, (torch.Tensor, Total)) else float(value)
         if isinstance(value, Total):
             total = value
@@ -111,7 +112,7 @@ class RowRecord:
     def table(self, board: Board) -> None:
         """Take what the board has added up, which is empty then."""
         self._added.add(board.table.name)
-        if self._ranks is None and board.ended:
+        if self._ranks.alone and board.ended:
             board.clear()
         else:
             self._entries.append(board.take())
@@ -128,7 +129,7 @@ class RowRecord:
         """Starts the copy of all that was added since the last one."""
         if not self._entries:
             return
-        if self._ranks is not None and (shares := list(filter(_common, self._entries))):
+        if shares := list(filter(_common, self._entries)):
             rest = [entry for entry in self._entries if not _common(entry)]
             self._entries = [*self._ranks.add_up(shares, self._device), *rest]
         finished = [entry.finished() for entry in self._entries]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..base import wide
-from ..parameters.ranks import Ranks
+from ..parameters.one_process import ALONE, OneProcess
 from .backwards import Backwards
 from .board import Board, CleanPasses
 from .guard import Guard
@@ -57,7 +57,7 @@ class TrainingPass(Pass):
         masks: Masks,
         guard: Guard,
         scaler: torch.amp.GradScaler | None = None,
-        ranks: Ranks | None = None,
+        ranks: OneProcess = ALONE,
         clean: CleanPasses | None = None,
         together: bool = False,
     ) -> None:
@@ -127,7 +127,7 @@ class TrainingPass(Pass):
         if not compiled and not (torch.is_grad_enabled() and self.model.training):
             return False
         self.compiled |= compiled
-        if self.ranks is not None and not self.ranks.running:
+        if not self.ranks.running:
             return False
         return hook not in self._calls if in_backward() else super().records(hook, compiled)
 
@@ -173,7 +173,7 @@ class TrainingPass(Pass):
         self, wanted: Wanted, gradient: torch.Tensor, weight: torch.Tensor, compiled: bool = False
     ) -> None:
         site = wanted.board.sites[wanted.row]
-        if self.ranks is not None and self.ranks.shards is not None:
+        if self.ranks.shards is not None:
             gradient = self.ranks.shards.whole(site.module, site.stack, gradient)
         if wanted.board.ended or self.paused:
             return
@@ -183,7 +183,7 @@ class TrainingPass(Pass):
                 gradient = site.arranged(gradient)
                 if self._scaler is not None:
                     gradient = gradient.to(wide(gradient)) / self._loss_scale(self._scaler, gradient.device)
-                if self.ranks is not None and (share := self.ranks.loss_share) != 1:
+                if (share := self.ranks.loss_share) != 1:
                     gradient = gradient.to(wide(gradient)) * share
                 super().keep(wanted, None, gradient, weight, compiled)
             except Exception as error:

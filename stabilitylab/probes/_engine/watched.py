@@ -51,11 +51,9 @@ class Watched:
         if self.stages is not None:
             check_for_stages(model, options.mask, self.reference)
             self.reference = None
-        self.sites = find_sites(model, options.output_site, own)
-        if ranks is not None:
-            self.sites = ranks.own_sites(self.sites)
-        self.sink = sink if ranks is None or ranks.rank == 0 else NullSink()
-        self.first = ranks is None or ranks.rank == 0 or self.stages is not None
+        self.sites = ranks.own_sites(find_sites(model, options.output_site, own))
+        self.sink = sink if ranks.rank == 0 else NullSink()
+        self.first = ranks.rank == 0 or self.stages is not None
         self.parameters = Parameters(model, self.sites.place, self.optimizers, ranks)
         loss = options.curvature_loss or options.curvature_batch == "update"
         given = {"optimizer": self.optimizers, "reference": self.reference, "loss": loss}
@@ -66,11 +64,10 @@ class Watched:
         if self.stages is not None:
             self.boards, self.dropped = agreed(self.boards, dict(self.dropped), options.probes, self.stages)
         sums = allocate(self.boards, self.parameters.device)
-        if ranks is not None:
-            ranks.check_alike([board.table for board in self.boards])
+        ranks.check_alike([board.table for board in self.boards])
         self.scaled = self.scaler is not None and self.scaler.is_enabled()
         self.guard = Guard(options.strict)
-        self.clean = CleanPasses(sums) if ranks is None else None
+        self.clean = CleanPasses(sums) if ranks.alone else None
         self.shows = self.stages is None and bool(chosen(options.probes)) and mentions(model)
         # whether the training pass is probed
         self._trains = self.shows or any(board.probe.on not in ("reference", "curvature") for board in self.boards)
@@ -100,14 +97,14 @@ class Watched:
 
     def await_layout(self) -> None:
         """Look at how the model lies on the ranks: now, or at its first forward if that cannot be told yet."""
-        if self.ranks is not None and self.ranks.known:
+        if self.ranks.known:
             self.lay_out()
-        elif self.ranks is not None:
+        else:
             self._handle = self.model.register_forward_pre_hook(RootHook(lambda *_: self.lay_out()))
 
     def lay_out(self) -> None:
         """Once the model lies on the ranks as it will: what each of them has of it."""
-        if self._laid_out or self.ranks is None:
+        if self._laid_out:
             return
         self._laid_out = True
         if self.ranks.found.tensor > 1 and compiled_modules(self.model):
@@ -132,7 +129,6 @@ class Watched:
         lay_out_anew(self.boards, self.parameters.device, self.clean)
 
     def close(self) -> None:
-        if self.ranks is not None:
-            self.ranks.close()
+        self.ranks.close()
         if self._handle is not None:
             self._handle.remove()

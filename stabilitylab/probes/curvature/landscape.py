@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..parameters.copies import keep, kept
+from ..parameters.one_process import ALONE, OneProcess
 from ..parameters.pieces import Parameters
-from ..parameters.ranks import Ranks
 from .hessian_products import HessianProducts, Vector
 
 log = logging.getLogger("stabilitylab")
@@ -39,7 +39,7 @@ class Landscape:
         model: nn.Module,
         loss: Callable[[], Tensor],
         parameters: Parameters,
-        ranks: Ranks | None = None,
+        ranks: OneProcess = ALONE,
         of_update: bool = False,
     ) -> None:
         self.model, self.parameters, self.of_update = model, parameters, of_update
@@ -54,7 +54,7 @@ class Landscape:
 
     @property
     def _sharded(self) -> bool:
-        return self._ranks is not None and self._ranks.sharded
+        return self._ranks.sharded
 
     @property
     def optimizers(self) -> Sequence[Any]:
@@ -124,7 +124,7 @@ class Landscape:
             told[1] = gap.mean()
             told[2] = gap.var() / len(gap) if len(gap) > 1 else 0.0
         rounding, mean, square = self._mean(told).tolist()
-        size = 1 if self._ranks is None else self._ranks.size
+        size = self._ranks.size
         return max(abs(mean), math.sqrt(square / size)), math.sqrt(rounding / size)
 
     def rises(self, base: Tensor, share: float) -> Tensor:
@@ -161,11 +161,10 @@ class Landscape:
     def inner(self, one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
         """Return the inner product over all ranks; each vector has one tensor for each of :meth:`trained`. Entries that
         several ranks hold count once."""
-        ranks = self._ranks
-        shares = [1.0] * len(one) if ranks is None else [ranks.share(tensor) for tensor in self.trained()]
+        shares = [self._ranks.share(tensor) for tensor in self.trained()]
         parts = [s * (a.double() * b.double()).sum() for s, a, b in zip(shares, one, other, strict=True)]
         total = torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64)
-        return float(self._add_up(total))
+        return float(self._ranks.sum(total, self.parameters.device))
 
     def random(self) -> Vector:
         """Return this rank's part of a fixed direction, which is the same each time and for every layout of the
@@ -202,7 +201,7 @@ class Landscape:
         return abs(left - right) <= APART * max(abs(left), right)
 
     def _made(self, how: Literal["exact", "differences"]) -> HessianProducts:
-        replicas = self._ranks is not None and not self._ranks.sharded
+        replicas = not self._ranks.alone and not self._ranks.sharded
         return HessianProducts(
             self._scalar,
             self.trained(),
@@ -217,13 +216,12 @@ class Landscape:
         return said.mean() if said.dim() else said
 
     def _said(self) -> Tensor:
-        if self._ranks is not None:
-            self._ranks.reshard()  # parameters that an earlier forward gathered are out of date
+        self._ranks.reshard()  # parameters that an earlier forward gathered are out of date
         try:
             with self._alone():
                 return self._loss()
         finally:
-            if self._ranks is not None and not torch.is_grad_enabled():
+            if not torch.is_grad_enabled():
                 self._ranks.reshard()
 
     @contextmanager
@@ -258,27 +256,13 @@ class Landscape:
         return self.parameters.tensors
 
     def _mean_of(self, vector: Vector) -> Vector:
-        assert self._ranks is not None
         for tensor in vector:
             dist.all_reduce(tensor)
             tensor /= self._ranks.size
         return vector
 
     def _mean(self, numbers: Tensor, failed: bool = False) -> Tensor:
-        """Return the mean over ranks. If one rank has failed, raise on all other ranks too, so that none waits."""
-        if self._ranks is None:
-            return numbers
-        told = torch.cat((numbers, numbers.new_full((1,), float(failed)))).to(self.parameters.device)
-        dist.all_reduce(told)
-        if told[-1] and not failed:
-            raise RuntimeError("the loss of the fixed batch raised on another rank")
-        return told[:-1] / self._ranks.size
-
-    def _add_up(self, number: Tensor) -> Tensor:
-        if self._ranks is not None:
-            number = number.to(self.parameters.device, torch.float64)
-            dist.all_reduce(number)
-        return number
+        return self._ranks.mean(numbers, self.parameters.device, failed)
 
 
 def _noise(number: int, parameter: Any) -> Tensor:

@@ -24,7 +24,7 @@ class Agreement(Instrument):
         self._compared = self._warned = False
 
     def after_backward(self, row: RowRecord) -> None:
-        if self._watched.ranks is None:
+        if self._watched.ranks.alone:
             return
         if not self._compared:
             self._compare(row.step)
@@ -34,8 +34,6 @@ class Agreement(Instrument):
     def _compare(self, t: int) -> None:
         self._compared = True
         watched, ranks = self._watched, self._watched.ranks
-        if ranks is None:
-            return
         names = watched.parameters.unlike()
         watched.audit.facts |= {"ranks": ranks.size, "gradients_unlike": len(names)}
         if names:

@@ -49,7 +49,7 @@ class Forensics(Instrument):
         watched, loss = self._watched, metrics.get("loss")
         if loss is None or math.isfinite(loss) or self.incident is not None or watched.due(row.step):
             return
-        if watched.optimizers and watched.ranks is None and not self._checks.early:  # else it may have stepped already
+        if watched.optimizers and watched.ranks.alone and not self._checks.early:  # else it may have stepped already
             with torch.no_grad():
                 row.aside["pieces"]["theta"] = watched.parameters.squares(watched.parameters.tensors).cpu().numpy()
 

@@ -155,7 +155,7 @@ class Instruments:
 
     def _fail(self, failed: Instrument, error: Exception) -> None:
         ranks, guard = self._watched.ranks, self._watched.guard
-        if isinstance(error, StabilityLabError) or (failed.talks and ranks is not None):
+        if isinstance(error, StabilityLabError) or (failed.talks and not ranks.alone):
             raise error
         guard.instrument(type(failed).__name__, failed.boards, error)
         self._failed.add(failed)

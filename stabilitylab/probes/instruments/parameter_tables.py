@@ -66,7 +66,7 @@ class ParameterTables(Instrument):
                 else:
                     for name, value in found.metrics.items():
                         row.metric(name, value)
-                    for name, squares in found.pieces.items() if watched.ranks is None else ():
+                    for name, squares in found.pieces.items() if watched.ranks.alone else ():
                         row.set_aside("pieces", name, squares)
             row.table(board)
 

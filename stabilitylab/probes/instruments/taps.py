@@ -44,8 +44,7 @@ class Taps(Instrument):
     def settle(self, t: int) -> None:
         watched, expected = self._watched, self._tapped.expected
         if self._tapped.settle():
-            if watched.ranks is not None:
-                watched.ranks.check_alike(list(watched.tables.values()))
+            watched.ranks.check_alike(list(watched.tables.values()))
             watched.declare()
         if expected and (missing := [(name, why) for name, why in watched.dropped if name in self._named]):
             raise UsageError(f"probe {missing[0][0]!r} {missing[0][1]}.")

@@ -39,7 +39,7 @@ class TrainingRows(Instrument):
             watched.options.recorder is not None,
         )
         if watched.stages is None and watched.options.recorder is None:  # whose loops are known
-            self.passes.backwards = Backwards(lambda: watched.parameters.originals, looks=watched.ranks is None)
+            self.passes.backwards = Backwards(lambda: watched.parameters.originals, looks=watched.ranks.alone)
         self.is_compiled = self._compiled()
         if self.is_compiled:
             self.passes.stay()

@@ -19,7 +19,7 @@ from ..rules import Mean, Norm, Total
 from .agreement import Gradient, differing
 from .coverage import covered
 from .layouts import local, local_gradient
-from .ranks import Ranks
+from .one_process import ALONE, OneProcess
 from .squares import Squares, Values, flattened, is_counted
 
 GROUPS = ("vo_ffn", "qk", "bias", "ln")
@@ -48,7 +48,7 @@ class Parameters:
         model: nn.Module,
         place: Places,
         optimizers: Sequence[torch.optim.Optimizer] = (),
-        ranks: Ranks | None = None,
+        ranks: OneProcess = ALONE,
     ) -> None:
         inner, known = unwrapped(model), parameters_of(model)
         self.names = list(known)
@@ -75,7 +75,7 @@ class Parameters:
         self._rows[""] = self._index(self._row)
         self._whose = self._index([piece.index for piece in self.pieces])
         self._kind = self._index([self.kinds.index(_kind(piece)) for piece in self.pieces])
-        if ranks is None or ranks.known:
+        if ranks.known:
             self.bind()
 
     def bind(self) -> None:
@@ -83,9 +83,9 @@ class Parameters:
         forward, since parallelize_module replaces the parameters."""
         ranks = self._ranks
         self._own = list(parameters_of(self._model).values())
-        self._sharded = ranks is not None and ranks.sharded
+        self._sharded = ranks.sharded
         cuts = [(piece.index, self._held(piece)) for piece in self.pieces]
-        shares = None if ranks is None else [ranks.layout(self._own[index]).share for index, _ in cuts]
+        shares = None if ranks.alone else [ranks.layout(self._own[index]).share for index, _ in cuts]
         # (pieces,): the share that this rank adds of entries which several ranks hold; None in one process
         weights = None if shares is None else torch.tensor(shares, dtype=torch.float64, device=self.device)
         self.weights = weights
@@ -125,7 +125,7 @@ class Parameters:
         """The optimizer, if there is a single one that sums the numbers of probes in its own step: ``measure(cuts)``
         before the step, ``measured()`` after. None for any other optimizer, on several ranks, or if a piece is cut by
         columns."""
-        own = self.optimizers[0] if len(self.optimizers) == 1 and self._ranks is None else None
+        own = self.optimizers[0] if len(self.optimizers) == 1 and self._ranks.alone else None
         by_rows = not any(isinstance(piece.part, tuple) for piece in self.pieces)
         return own if by_rows and hasattr(own, "measured") else None
 
@@ -155,7 +155,8 @@ class Parameters:
     def apart(self) -> list[str]:
         """Return the names of trained parameters that tensor parallelism did not cut and whose gradients have different
         norms on the ranks of one layer. All these ranks hold copies of such a parameter."""
-        if self._ranks is None or (found := self._ranks.found).cuts is None or found.group is None:
+        found = self._ranks.found
+        if found.cuts is None or found.group is None:
             return []
         copies = [index for index, own in enumerate(self._own) if own.requires_grad and own not in found.cuts]
         grads = [None if self._own[i].grad is None else local_gradient(self._own[i]) for i in copies]
@@ -167,14 +168,14 @@ class Parameters:
     def split(self) -> bool:
         """True if the caller says that some parameters are split over ranks."""
         ranks = self._ranks
-        if ranks is None or not ranks.known or not ranks.found.said:
+        if not ranks.known or not ranks.found.said:
             return False
         return any(ranks.layout(own).share * ranks.size > 1 for own in self._own)
 
     def unlike(self) -> list[str]:
         """Return the names of parameters whose gradients differ between ranks that are said to hold copies. Every rank
         must call this. The list is empty for a model of DTensors: a DTensor says itself which part a rank holds."""
-        if self._ranks is None or not self._ranks.replicated:
+        if not self._ranks.replicated:
             return []
         trained = [(name, own) for name, own in zip(self.names, self._own, strict=True) if own.requires_grad]
         return differing([Gradient(name, self._ranks.layout(own).part, own.grad) for name, own in trained])
@@ -227,8 +228,6 @@ class Parameters:
 
     def _by_share(self, tensors: Sequence[torch.Tensor]) -> dict[float, list[torch.Tensor]]:
         """Group parameters by this rank's share: the factor of the part that the rank adds."""
-        if self._ranks is None:
-            return {1.0: list(tensors)} if tensors else {}
         groups: dict[float, list[torch.Tensor]] = {}
         for tensor in tensors:
             groups.setdefault(self._ranks.share(tensor), []).append(tensor)
@@ -237,7 +236,7 @@ class Parameters:
     def _held(self, piece: Piece) -> Part:
         """Return the part of this rank's shard that belongs to ``piece``; an empty slice if the shard has none of
         it."""
-        if not self._sharded or piece.part is None or self._ranks is None:
+        if not self._sharded or piece.part is None:
             return piece.part
         own = self._own[piece.index]
         layout, shape = self._ranks.layout(own), local(own).shape

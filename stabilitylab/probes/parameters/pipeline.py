@@ -16,7 +16,7 @@ from ...schema import Row, Table
 from ..places.sites import Sites
 from ..rules import Rule
 from .layouts import ModelLayout, whole_layout
-from .ranks import Ranks, RankShare, nothing
+from .ranks import Ranks, RankShare, T, nothing
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Pipeline(Ranks):
         """Return the sites without inputs and outputs in the middle of a stack: inputs stay on the stage with the
         stack's first layer, outputs on the stage with its last layer."""
         own = {stack.name: (min(stack.numbers), max(stack.numbers)) for stack in sites.stacks}
-        known = self._gathered(own)
+        known = self.gathered(own)
         ends = {
             name: (min(each[name][0] for each in known if name in each), max(e[name][1] for e in known if name in e))
             for name in own
@@ -89,7 +89,7 @@ class Pipeline(Ranks):
         probes that the caller named and that find nothing on this stage, with the reason. Raises UsageError if no stage
         has a named probe."""
         self._own = {part.table.name: part for part in parts}
-        known = self._gathered((self._own, dict(missing)))
+        known = self.gathered((self._own, dict(missing)))
         for name, why in missing.items():
             if not any(name in own for own, _ in known):
                 raise UsageError(f"probe {name!r} {why}.")
@@ -108,7 +108,7 @@ class Pipeline(Ranks):
         placed = [self._placed(share, device) if share.kind == "table" else share for share in shares]
         return super().add_up(placed, device)
 
-    def _gathered(self, own: Any) -> list[Any]:
+    def gathered(self, own: T) -> list[T]:
         """Return the ``own`` of every stage, first stage to last."""
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, (self._schedule._stage.stage_index, own))

@@ -17,6 +17,7 @@ from ...schema import Cells, Table
 from ..places.sites import Sites
 from ..rules import Rule
 from .layouts import Layout, ModelLayout, layout_of
+from .one_process import OneProcess
 from .shards import ActivationShards
 from .sharing import Share, layout_by
 
@@ -51,7 +52,7 @@ class RankShare:
         return torch.cat(parts if self.flags is None else [*parts, self.flags])
 
 
-class Ranks:
+class Ranks(OneProcess):
     """The processes that train one model. DDP and FSDP2 average its gradients over all ranks; in tensor parallelism
     each rank has a part of every layer; FSDP2 may stand around tensor parallelism.
 
@@ -59,12 +60,13 @@ class Ranks:
     ranks must make their watcher, call ``step`` and read rows at the same time.
     """
 
+    alone = False
     alike = True  # each rank has every metric
 
     def __init__(self, model: nn.Module, parallel: Parallel = "auto", share: Share | None = None) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.apart: dict[str, str] = {}  # table -> the reason why its numbers cannot be added up over ranks
-        self.shards: ActivationShards | None = None
+        self.apart: dict[str, str] = {}
+        self.shards = None
         self._model, self._averaged, self.late = model, parallel == "ddp", parallel == "later"
         self._found: ModelLayout | None = None
         if share is not None:
@@ -85,7 +87,6 @@ class Ranks:
 
     @property
     def known(self) -> bool:
-        """True once the layout was read."""
         return self._found is not None
 
     @property
@@ -94,22 +95,12 @@ class Ranks:
 
     @property
     def replicated(self) -> bool:
-        """True if parameters are plain tensors, of which other ranks are said to have copies."""
         return self.found.cuts is None
 
     @property
     def loss_share(self) -> float:
         """The share of this rank's loss in the loss of all ranks, which is the mean over different batches."""
         return 1 / self.found.data
-
-    @property
-    def running(self) -> bool:
-        """True if a forward pass now belongs to training, as it always does here."""
-        return True
-
-    def own_sites(self, sites: Sites) -> Sites:
-        """Return the sites that this rank looks at: all of them."""
-        return sites
 
     @property
     def tables(self) -> list[Table]:
@@ -145,9 +136,7 @@ class Ranks:
         """Raise UsageError on every rank if their tables differ: sums would then mix numbers of different places."""
         self._tables = {table.name: table for table in tables}
         layout = repr([(table.name, table.columns, table.rows) for table in tables])
-        digests: list[Any] = [None] * self.size
-        dist.all_gather_object(digests, hashlib.sha256(layout.encode()).hexdigest())
-        if len(set(digests)) > 1:
+        if len(set(self.gathered(hashlib.sha256(layout.encode()).hexdigest()))) > 1:
             raise UsageError(
                 "the ranks watch different models, sites or probes: watch the same on every rank "
                 "(pipeline stages, say, each with parallel='off')."
@@ -177,7 +166,7 @@ class Ranks:
         of a pipeline, or what a probe that failed would have given."""
         mine = {name: (share.columns[0][0], bool(share.seen.all())) for name, share in own.items()}
         rules: dict[str, Rule] = {}
-        known = self._gathered(mine)
+        known = self.gathered(mine)
         for told in (True, False):  # a rank without a number does not know the rule either
             for each in known:
                 for name, (rule, seen) in each.items():
@@ -193,11 +182,27 @@ class Ranks:
         columns = [(rule, nothing(rule, 1, device))]
         return RankShare("metric", name, columns, np.zeros((1, 1), dtype=bool), ended=spoilt)
 
-    def _gathered(self, own: Any) -> list[Any]:
-        """Return the ``own`` of every rank."""
+    def gathered(self, own: T) -> list[T]:
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, own)
         return found
+
+    def any(self, told: bool, device: torch.device) -> bool:
+        number = torch.tensor([float(told)], device=device)
+        dist.all_reduce(number)
+        return bool(number.item())
+
+    def mean(self, numbers: torch.Tensor, device: torch.device, failed: bool = False) -> torch.Tensor:
+        told = torch.cat((numbers, numbers.new_full((1,), float(failed)))).to(device)
+        dist.all_reduce(told)
+        if told[-1] and not failed:
+            raise RuntimeError("the loss of the fixed batch raised on another rank")
+        return told[:-1] / self.size
+
+    def sum(self, number: torch.Tensor, device: torch.device) -> torch.Tensor:
+        number = number.to(device, torch.float64)
+        dist.all_reduce(number)
+        return number
 
     def _check_copies(self, shares: Sequence[RankShare]) -> None:
         """Compare each table once between the ranks that share a layer, at its first number; raise UsageError if they

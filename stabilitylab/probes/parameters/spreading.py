@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...errors import UsageError
+from .one_process import ALONE, OneProcess
 from .pipeline import Pipeline
 from .ranks import Parallel, Ranks
 from .sharing import Share
@@ -15,8 +16,8 @@ from .sharing import Share
 WAYS: tuple[str, ...] = get_args(Parallel)
 
 
-def spread_out(model: nn.Module, parallel: Any = "auto", share: Share | None = None) -> Ranks | None:
-    """Return the ranks that train ``model``, the processes of the default group. None without a process group; None
+def spread_out(model: nn.Module, parallel: Any = "auto", share: Share | None = None) -> OneProcess:
+    """Return the processes that train ``model``, those of the default group; one alone without a process group, and
     also for "off" and for a single process, if the model has no DTensors.
 
     ``parallel``: "auto" finds DistributedDataParallel, fully_shard and parallelize_module; "later": parallelize_module
@@ -37,7 +38,7 @@ def spread_out(model: nn.Module, parallel: Any = "auto", share: Share | None = N
     if share is not None and not callable(share):
         raise UsageError("share= is a function of a parameter's name and the parameter: see docs/sharded.md.")
     if not (dist.is_available() and dist.is_initialized()):
-        return None
+        return ALONE
     if stage:
         return Pipeline(model, parallel)
     from torch.distributed.tensor import DTensor
@@ -47,5 +48,5 @@ def spread_out(model: nn.Module, parallel: Any = "auto", share: Share | None = N
             given = "share=" if share is not None else f"parallel = {parallel!r}"
             raise UsageError(f"{given} does not fit a model of DTensors: leave it out.")
     elif parallel == "off" or dist.get_world_size() == 1:
-        return None
+        return ALONE
     return Ranks(model, parallel, share)

@@ -91,7 +91,7 @@ def _panel(folder: Path, runs: list[Record]) -> Panel:
 
 def _is_planned(run: Record) -> bool:
     """True if a trial has the planned warm-up."""
-    return "-w" not in run.run.path.name
+    return bool(_told(run)["planned"])
 
 
 def _rungs(runs: list[Record], rungs: list[int], failed: set[float]) -> Iterator[Series]:
