@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
 from ..errors import listed
+from ..probes.places.naming import parameters_of
 from ..probes.state.bits import same_bits
 from .facts import fact_findings, written
 from .findings import AuditFinding, first_of_each, place_of
@@ -19,6 +20,9 @@ from .sketches import Sketches
 from .states import State, captured
 
 MOST = 400  # updates that an audit replays, in all
+LASTING = ("forward", "loss", "gradients added", "gradient sign", "gradient scale", "gradient zero", "gradient",
+           "clipping", "update scale", "update sign", "update zero", "update")  # fmt: skip
+MOSTLY = 0.9  # so many tensors that differ are an update, fewer a write
 
 
 @dataclass
@@ -62,7 +66,7 @@ class Auditor:
         with self.loop.kept():
             for start, stop in zip(starts, [*starts[1:], flight.last + 1], strict=True):
                 found += self._segment(start, min(stop, start + each), stop if stop in flight.snapshots else None)
-        result.findings = first_of_each(_without_doubles(found))
+        result.findings = first_of_each(_dated(_without_doubles(found)))
         if any(update.stepped is False for update in flight.updates.values()) and self.loop.scaler is None:
             result.unchecked.append("updates in which no optimizer stepped were replayed without a step")
         return result
@@ -94,8 +98,8 @@ class Auditor:
             found = [*self._compare(update, one, verified)]
             if found:
                 self.result.ended.append((update.step, found[0].sentence))
-                if all(finding.kind == "data" for finding in found):
-                    found = [*self._by_hypothesis(start, verified, update), *found][:1]
+                if all(finding.kind == "unexplained" for finding in found):
+                    found = [*self._by_hypothesis(start, verified, update.step), *found][:1]
                 return found
             self.result.equal += 1
             verified = update.step
@@ -103,8 +107,24 @@ class Auditor:
             state = captured(self.loop.model, self.loop.optimizers, self.loop.scaler, self.loop.scheduler)
             if names := differing_state(self.flight.snapshots[snapshot], state, self.flight.parameters):
                 self.result.ended.append((snapshot, f"{names[0]} is another in the snapshot"))
-                return [written(names, snapshot, len(self.flight.parameters), "the replay parts from the snapshot")]
+                return self._at_snapshot(start, snapshot, names, state)
         return []
+
+    def _at_snapshot(self, start: int, snapshot: int, names: Sequence[str], state: State) -> list[AuditFinding]:
+        """Return the finding about a snapshot that the replay does not reach: a few tensors were written between two
+        updates; if almost all differ, the update before is not the declared one."""
+        total = len(self.flight.parameters)
+        if told := self._told_writes(snapshot - 1, snapshot):
+            return [written([name for _, name in told], snapshot, total, "the ledger, and the replay parts there")]
+        moments = [one for each in state["optimizers"] for own in each["state"].values() for one in own.values()]
+        everything = len(state["tensors"]) + sum(isinstance(one, list) and one[0].dim() > 0 for one in moments)
+        if len(names) < MOSTLY * everything:
+            return [written(names, snapshot, total, "the replay parts from the snapshot")]
+        if found := self._by_hypothesis(start, snapshot - 1, snapshot):
+            return found
+        said = f"update {snapshot - 1} is not the declared one: {len(names)} tensors differ after it"
+        evidence = f"bits were equal up to the loss of update {snapshot - 1}"
+        return [AuditFinding("unexplained", "the whole model", snapshot, said, evidence)]
 
     def _compare(self, update: Update, one: Replayed, verified: int) -> Iterator[AuditFinding]:
         """Yield the first difference in an update, in the order in which things are done."""
@@ -115,7 +135,11 @@ class Auditor:
         if before and step > verified:
             yield self._state(before, verified, step)
             return
-        if "outputs" in full and "outputs" in one.full and (where := _first_other(full["outputs"], one.full["outputs"])):
+        if (
+            "outputs" in full
+            and "outputs" in one.full
+            and (where := _first_other(full["outputs"], one.full["outputs"]))
+        ):
             said = f"the forward pass of update {step} differs from the declared one, first in {where}"
             yield AuditFinding("forward", where, step, said, "digests of modules' outputs, in the order of their calls")
             return
@@ -123,7 +147,12 @@ class Auditor:
         if gradient:
             yield self._gradient(full, one, gradient, step, update)
             return
-        if self._has_loss and update.loss is not None and update.loss != one.loss and not _both_nan(update.loss, one.loss):
+        if (
+            self._has_loss
+            and update.loss is not None
+            and update.loss != one.loss
+            and not _both_nan(update.loss, one.loss)
+        ):
             yield self._loss(update, one, verified)
             return
         if handed := self._differing(full, one, "handed"):
@@ -146,7 +175,9 @@ class Auditor:
         if len(names) < total:
             return written(names, step, total, f"bits were equal up to update {verified}, and others were equal here")
         said = f"an update after {verified} and before {step} is not the declared one"
-        return AuditFinding("data", "the whole model", verified, said, "parameters before the step differ in all tensors")
+        return AuditFinding(
+            "unexplained", "the whole model", verified, said, "parameters before the step differ in all tensors"
+        )
 
     def _told_writes(self, verified: int, step: int) -> list[tuple[int, str]]:
         facts = [fact for fact in self.flight.facts if fact["kind"] == "write" and verified < fact["step"] <= step]
@@ -162,7 +193,7 @@ class Auditor:
             return AuditFinding("loss", "the loss", step, said, "parameters and outputs of modules are equal")
         said = f"the loss of update {step} is {update.loss:.6g}, and the declared updates give {one.loss:.6g}"
         evidence = f"bits were equal up to update {verified}; record digests=1 to see which quantity parts"
-        return AuditFinding("data", "the whole model", step, said, evidence)
+        return AuditFinding("unexplained", "the whole model", step, said, evidence)
 
     def _gradient(
         self, full: Mapping[str, Any], one: Replayed, at: Sequence[int], step: int, update: Update
@@ -211,13 +242,17 @@ class Auditor:
         clipped = known is not None and known.kind == "scale" and 0 < known.factor < 1
         whole = len(at) == sum(bool(n) for n in theirs.numbers[:, 0].tolist())
         if known is not None and clipped and whole:
-            said = f"gradients are scaled by {known.factor:.4g} between w.step() and the optimizer's step of update {step}"
+            said = (
+                f"gradients are scaled by {known.factor:.4g} between w.step() and the optimizer's step of update {step}"
+            )
             return AuditFinding(
                 "clipping", "the whole model", step, f"{said}, as an undeclared clipping does", "", accused=False,
                 factor=known.factor,
             )  # fmt: skip
         if known is not None and known.kind == "scale" and whole and self.loop.clip is not None and known.factor > 1:
-            said = f"the declared clipping was not made in update {step}: gradients are {known.factor:.4g} times as large"
+            said = (
+                f"the declared clipping was not made in update {step}: gradients are {known.factor:.4g} times as large"
+            )
             return AuditFinding("gradient scale", "the whole model", step, said, factor=known.factor)
         return self._related(full["handed"], theirs, at, step, "as the optimizer steps")
 
@@ -225,11 +260,7 @@ class Auditor:
         """Return the finding about the optimizer's step: the change of parameters, by its relation to the declared."""
         mine = full["after"]["numbers"] - full["before"]["numbers"]
         theirs = one.full["after"].numbers - one.full["before"].numbers
-        still = [
-            number
-            for number in at
-            if bool((full["after"]["digests"] == full["before"]["digests"])[number])
-        ]
+        still = [number for number in at if bool((full["after"]["digests"] == full["before"]["digests"])[number])]
         names = [self.flight.parameters[number] for number in at]
         total = len(self.flight.parameters)
         if still and len(still) == len(at):
@@ -258,20 +289,26 @@ class Auditor:
                     said = f"the learning rate of {group} is {rate:g} at step {step}, and the schedule's is {should:g}"
                     yield AuditFinding("schedule", group, step, said, "the declared scheduler, replayed", factor=factor)
 
-    def _by_hypothesis(self, start: int, verified: int, update: Update) -> list[AuditFinding]:
-        """Try one change of update ``verified`` after another: the one after which the next loss has the recorded bits
-        is what happened, though no sketch of that update was kept."""
-        if update.loss is None or update.step != verified + 1 or not self._has_loss:
+    def _by_hypothesis(self, start: int, verified: int, step: int) -> list[AuditFinding]:
+        """Try one change of update ``verified`` after another: the one after which update ``step``, the next, begins
+        with the recorded bits is what happened, though no sketch of that update was kept."""
+        if step != verified + 1:
             return []
-        for finding, change in hypotheses(verified, self.flight):
-            losses = Replay(self.flight, self.loop, change).losses(start, update.step + 1)
+        recorded, kept = self.flight.updates.get(step), self.flight.snapshots.get(step)
+        for finding, change in hypotheses(verified):
+            replay = Replay(self.flight, self.loop, change)
+            losses = replay.losses(start, step + (kept is None))
             self.result.replayed += len(losses)
-            if losses and losses[-1] == update.loss:
+            if kept is not None:
+                state = captured(self.loop.model, self.loop.optimizers, self.loop.scaler, self.loop.scheduler)
+                if not differing_state(kept, state, self.flight.parameters):
+                    return [finding]
+            elif self._has_loss and recorded is not None and losses and losses[-1] == recorded.loss:
                 return [finding]
         return []
 
 
-def hypotheses(step: int, flight: Flight) -> Iterator[tuple[AuditFinding, Change]]:
+def hypotheses(step: int) -> Iterator[tuple[AuditFinding, Change]]:
     """Yield changes of one update, each with the finding that it would be. Their order is that of the list."""
 
     def scaled(factor: float) -> Change:
@@ -289,10 +326,23 @@ def hypotheses(step: int, flight: Flight) -> Iterator[tuple[AuditFinding, Change
 
         return Change(settings=settings)
 
-    evidence = f"with this change the loss of update {step + 1} has the recorded bits"
+    left: dict[str, Tensor] = {}
+
+    def add(t: int, loop: DeclaredLoop) -> None:
+        for name, parameter in parameters_of(loop.model).items():
+            if parameter.grad is None:
+                continue
+            if t == step - 1:
+                left[name] = parameter.grad.clone()
+            elif t == step and name in left:
+                parameter.grad.add_(left[name])
+
+    evidence = f"with this change update {step + 1} begins with the recorded bits"
     whole = "the whole model"
     said = f"the gradients of update {step} were negated"
     yield AuditFinding("gradient sign", whole, step, said, evidence, factor=-1.0), scaled(-1.0)
+    said = f"the gradients of update {step} are this batch's plus the ones before: zero_grad is missing"
+    yield AuditFinding("gradients added", whole, step, said, evidence), Change(gradients=add)
     said = f"the gradients of update {step} were zero"
     yield AuditFinding("gradient zero", whole, step, said, evidence), scaled(0.0)
     for factor in (2.0, 10.0, 100.0, 0.5, 0.1):
@@ -361,7 +411,27 @@ def _without_doubles(found: Sequence[AuditFinding]) -> list[AuditFinding]:
     return [
         one
         for one in found
-        if not (one.kind in ("state written", "data", "update") and any(at - 1 <= one.step <= at + 1 for at in resets))
+        if not (
+            one.kind in ("state written", "unexplained", "update")
+            and any(at - 1 <= one.step <= at + 1 for at in resets)
+        )
     ]
 
 
+def _dated(found: Sequence[AuditFinding]) -> list[AuditFinding]:
+    """Join what parted between two looks with the kind that the next look found: such a fault lasted, and began there.
+
+    The step of an unexplained finding is the first update that began or went on otherwise: a forward pass that differs
+    did so there, gradients and updates did so one update before.
+    """
+    dated: list[AuditFinding] = []
+    ordered = sorted(found, key=lambda one: one.step)
+    for one in ordered:
+        before = dated[-1] if dated else None
+        if before is not None and before.kind == "unexplained" and one.kind in LASTING:
+            first = before.step if one.kind in ("forward", "loss") else before.step - 1
+            evidence = f"{one.evidence}; the replay parted at update {before.step}, so that it began by update {first}"
+            dated[-1] = replace(one, step=first, evidence=evidence.lstrip("; "))
+        else:
+            dated.append(one)
+    return dated

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,23 +43,21 @@ class Derivative:
 def derivatives(flight: Flight, loop: DeclaredLoop, start: int | None = None) -> list[Derivative]:
     """Return derivatives (L(theta + h d) - L(theta - h d)) / 2h and <gradient, d> of each group of parameters.
 
-    The model is a copy in float64 and eval mode with the weights of snapshot ``start`` (the newest), its batch the next
+    The model is in float64 and eval mode, with the weights of snapshot ``start`` (the newest), its batch the next
     recorded one. d is the gradient's direction, and a vector of signs that depend on indices alone: the former finds a
     wrong sign or size, the latter a part that backward leaves out. A group is a layer: the names up to a first number.
     """
     start = max(flight.snapshots) if start is None else start
     update = next(flight.replayable(start))
     assert update.batches, "an update that can be replayed has batches"
-    with loop.kept():
+    widened = changed(
+        flight.batches[update.batches[0]], lambda _, one: one.double() if one.is_floating_point() else one
+    )
+    with loop.kept():  # in place: a copy of a model with patched methods would call the original's
         restore(flight.snapshots[start], loop.model, loop.optimizers, loop.scaler, loop.scheduler)
-        for parameter in loop.model.parameters():
-            parameter.grad = None
-        model = copy.deepcopy(loop.model).double()
-    widened = changed(flight.batches[update.batches[0]], lambda _, one: one.double() if one.is_floating_point() else one)
-    batch = restored(widened, loop.device)
-    own = DeclaredLoop(model, loop.loss_fn, ())
-    with evaluation(model), torch.enable_grad():
-        return _measured(own, batch)
+        loop.model.double()
+        with evaluation(loop.model), torch.enable_grad():
+            return _measured(loop, restored(widened, loop.device))
 
 
 def derivative_findings(flight: Flight, loop: DeclaredLoop) -> tuple[list[AuditFinding], list[str]]:
@@ -95,7 +92,10 @@ def _measured(loop: DeclaredLoop, batch: Any) -> list[Derivative]:
     found = []
     for group, names in groups_of(list(parameters)).items():
         own = {name: parameters[name] for name in names}
-        directions = {"gradient": {name: gradients[name] for name in names}, "signs": {n: _signs(p) for n, p in own.items()}}
+        directions = {
+            "gradient": {name: gradients[name] for name in names},
+            "signs": {n: _signs(p) for n, p in own.items()},
+        }
         for direction, vectors in directions.items():
             length = _norm(vectors.values())
             if length == 0:
@@ -146,5 +146,7 @@ def _finding(one: Derivative, step: int) -> AuditFinding:
         said = f"backward gives no gradient in {one.group}, though the loss depends on it"
     else:
         said = f"backward is not the derivative of the loss in {one.group}: {ratio:.4g} times it"
-    evidence = f"in float64 the loss has the slope {one.difference:.4g} along the {one.direction}, backward {one.backward:.4g}"
+    evidence = (
+        f"in float64 the loss has the slope {one.difference:.4g} along the {one.direction}, backward {one.backward:.4g}"
+    )
     return AuditFinding("derivative", one.group, step, said, evidence, factor=ratio)

@@ -130,9 +130,7 @@ def _attributes(flight: Flight) -> Iterator[AuditFinding]:
     for fact in flight.facts:
         if fact["kind"] == "attribute":
             said = f"{fact['name']} changed from {fact['before']} to {fact['after']} at step {fact['step']}"
-            yield AuditFinding(
-                "attribute", fact["name"], fact["step"], said, "the ledger of updates", accused=False
-            )
+            yield AuditFinding("attribute", fact["name"], fact["step"], said, "the ledger of updates", accused=False)
 
 
 def _writes(flight: Flight) -> Iterator[AuditFinding]:

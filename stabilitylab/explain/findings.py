@@ -11,7 +11,7 @@ from ..errors import listed
 Kind = Literal[
     "rate", "setting", "schedule", "optimizer reset", "frozen", "mode", "attribute", "state written", "forward", "loss",
     "gradients added", "gradient sign", "gradient scale", "gradient zero", "gradient", "clipping", "update scale",
-    "update sign", "update zero", "update", "derivative", "bad batch", "labels", "mask", "data",
+    "update sign", "update zero", "update", "derivative", "bad batch", "labels", "mask", "unexplained",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 REMEDIES: dict[Kind, str] = {
@@ -39,7 +39,7 @@ REMEDIES: dict[Kind, str] = {
     "bad batch": "leave the batches out, or mend them",
     "labels": "shift labels by one against the inputs, once",
     "mask": "build the mask of each batch anew",
-    "data": "look at the batches",
+    "unexplained": "record with digests=1, so that the next run shows which quantity parts",
 }
 
 

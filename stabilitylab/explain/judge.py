@@ -39,11 +39,14 @@ class Scores:
 
 
 class Judge:
-    """Scores batches with the model of snapshot ``start``, in eval mode, without gradients."""
+    """Scores batches with the model of snapshot ``start``, in eval mode, without gradients. By default it is the newest
+    one before the trouble, or of all: the best trained."""
 
     def __init__(self, flight: Flight, loop: DeclaredLoop, start: int | None = None) -> None:
         self.flight, self.loop = flight, loop
-        self.start = min(flight.snapshots) if start is None else start
+        latest = flight.last if flight.trouble is None else flight.trouble["step"] - 1
+        healthy = [step for step in flight.snapshots if step <= latest]
+        self.start = start if start is not None else max(healthy, default=min(flight.snapshots))
 
     def scores(self) -> Scores:
         """Return the scores of all recorded batches; the loop's objects are left as they were."""
@@ -73,7 +76,9 @@ class Judge:
         except StabilityLabError as error:
             return [], [f"the data were not judged: {str(error).rstrip('.')}"]
         found = [*_shifted(scores), *_bad(scores), *_masked(scores)]
-        shifted = {step for one in found if one.kind == "labels" for step in range(one.step, (one.until or one.step) + 1)}
+        shifted = {
+            step for one in found if one.kind == "labels" for step in range(one.step, (one.until or one.step) + 1)
+        }
         own = [one for one in found if one.kind != "bad batch" or one.step not in shifted]
         unjudged = [] if 1 in scores.rolled else ["shifts of labels were not judged: declare labels="]
         return own, unjudged
@@ -108,7 +113,7 @@ def _shifted(scores: Scores) -> list[AuditFinding]:
     plain, found = np.array(scores.rolled[0]), []
     for roll in (-1, 1):
         better = np.array(scores.rolled[roll]) < (1 - ROLLED) * plain
-        if not better.any() or better.mean() > USUAL and not _is_run(better):
+        if not better.any() or (better.mean() > USUAL and not _is_run(better)):
             continue
         for first, last in _runs(better):
             steps = scores.steps[first], scores.steps[last]
@@ -131,7 +136,9 @@ def _bad(scores: Scores) -> list[AuditFinding]:
         where = _updates(*steps)
         worst, usual = float(plain[first : last + 1].max()), float(np.median(plain))
         said = f"the data of {where} do not fit those of the other batches"
-        evidence = f"their score under the weights of an earlier snapshot is up to {worst:.3g}, the median is {usual:.3g}"
+        evidence = (
+            f"their score under the weights of an earlier snapshot is up to {worst:.3g}, the median is {usual:.3g}"
+        )
         found.append(AuditFinding("bad batch", f"batches of {where}", steps[0], said, evidence, until=steps[1]))
     return found
 

@@ -143,9 +143,10 @@ class UpdateRecorder(Instrument):
     """Keeps a :class:`~.flight.Flight` of the last updates, and writes it under the run when there is trouble.
 
     A batch is given by ``watcher.batch(batch)`` before its forward pass. Snapshots are taken at the first batch of an
-    update: all optimizers, schedulers and loaders are done with the update before. Trouble is a loss that is not finite or leaves its level (:class:`~.flight.Level`); the black box is written at once, again
-    ``after`` updates later, and at the end of a run without trouble. Nothing is written to model, optimizers or random
-    states. A loop that cannot be replayed is told so once, in a sentence, and its ledger is kept.
+    update, when all optimizers, schedulers and loaders are done with the update before. Trouble is a loss that is not
+    finite or leaves its level (:class:`~.flight.Level`); the black box is written at once, again ``after`` updates
+    later, and at the end of a run without trouble. Nothing is written to model, optimizers or random states. A loop
+    that cannot be replayed is told so once, in a sentence, and its ledger is kept.
     """
 
     def __init__(self, settings: FlightRecorder, ledger: UpdateLedger) -> None:
@@ -183,7 +184,7 @@ class UpdateRecorder(Instrument):
         self._compiled = any("OptimizedModule" in type(module).__name__ for module in model.modules())
         place = getattr(watched.sink, "path", None)
         self._place, self._run_id = (None if place is None else Path(place)), getattr(watched.sink, "run_id", "")
-        if watched.ranks is not None:
+        if not watched.ranks.alone:
             self._cannot("it runs in several processes, whose updates cannot be replayed yet")
         self._ledger.heard.append(self._heard)
         self._handles = [watched.optimizers[0].register_step_pre_hook(lambda *_: self._stepping())]
@@ -370,7 +371,7 @@ class UpdateRecorder(Instrument):
                 record(not_replayable=why)
 
     def _announce(self, parameters: dict[str, nn.Parameter]) -> None:
-        """Say what the recorder may need of the host's memory; as a warning if that is more than half of what is free."""
+        """Say what the recorder may need of the host's memory: a warning if that is more than half of what is free."""
         count = sum(parameter.numel() for parameter in parameters.values())
         snapshots = len(self._given.keep) + 1
         needed, free = snapshots * 12 * count + self._given.cap, free_memory()

@@ -102,14 +102,20 @@ class OtherForward(Loop):
 
 
 class DoubledUpdate(Loop):
-    def after(self, t: int) -> None:
-        if t >= FIRST:
-            with torch.no_grad():
-                for parameter, before in zip(self.model.parameters(), self.kept, strict=True):
-                    parameter.add_(parameter - before)
+    """Moves parameters twice as far, in a hook that belongs to the optimizer's step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Tensor] = []
+        self.optimizer.register_step_post_hook(self.move)
+
+    def move(self, *given: Any) -> None:
+        with torch.no_grad():
+            for parameter, before in zip(self.model.parameters(), self.kept, strict=False):
+                parameter.add_(parameter - before)
 
     def handed(self, t: int) -> None:
-        self.kept = [parameter.detach().clone() for parameter in self.model.parameters()]
+        self.kept = [parameter.detach().clone() for parameter in self.model.parameters()] if t >= FIRST else []
 
 
 class _Negated(torch.autograd.Function):

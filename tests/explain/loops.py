@@ -64,7 +64,7 @@ class Loop:
 
     def __init__(self, lr: float = 1e-2, layers: int = 2, dropout: float = 0.1) -> None:
         self.model = Tiny(layers, dropout)
-        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, fused=True)
         self.zeroes = True
 
     def between(self, t: int) -> None:
@@ -125,7 +125,7 @@ def recorder(**settings: Any) -> FlightRecorder:
 def ready() -> dict[str, Any]:
     """A factory, as ``stabilitylab explain --factory`` takes it."""
     model = Tiny()
-    return {"model": model, "loss_fn": loss_fn, "optimizer": torch.optim.AdamW(model.parameters(), lr=1.0)}
+    return {"model": model, "loss_fn": loss_fn, "optimizer": torch.optim.AdamW(model.parameters(), lr=1.0, fused=True)}
 
 
 Fault = Callable[[], Loop]

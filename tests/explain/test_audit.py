@@ -10,6 +10,7 @@ import torch
 from faults import FIRST
 from loops import Loop, recorder, train
 
+from stabilitylab.explain import black_box
 from stabilitylab.explain.audit import Auditor, AuditResult
 from stabilitylab.explain.derivatives import derivative_findings, derivatives
 from stabilitylab.explain.findings import AuditFinding
@@ -17,13 +18,16 @@ from stabilitylab.explain.flight import Flight
 from stabilitylab.explain.judge import Judge
 from stabilitylab.explain.recorder import FlightRecorder
 from stabilitylab.explain.replay import DeclaredLoop, Replay
+from stabilitylab.store.identity import Identity
 
 
-def recorded(kind: type[Loop], path: Path, given: FlightRecorder | None = None, steps: int = 40) -> tuple[Flight, DeclaredLoop]:
+def recorded(
+    kind: type[Loop], path: Path, given: FlightRecorder | None = None, steps: int = 36
+) -> tuple[Flight, DeclaredLoop]:
     """The flight of a run with a fault, and a fresh loop that does what is declared."""
     given = given or recorder()
     train(kind(), path / "run", steps, given)
-    fresh = kind() if kind is faults.WrongBackward else Loop()
+    fresh = kind() if kind is faults.WrongBackward else Loop()  # a loop with its hooks and patches would do the same
     assert given.flight is not None
     return given.flight, DeclaredLoop.of(given.flight, fresh.model, fresh.optimizer, given.loss_fn, given)
 
@@ -39,18 +43,16 @@ def audited(kind: type[Loop], path: Path, given: FlightRecorder | None = None) -
         (faults.DoubledRate, "rate", "optimizer 0 group 0", {FIRST}),
         (faults.ChangedBeta, "setting", "optimizer 0 group 0 betas", {FIRST}),
         (faults.ResetMoments, "optimizer reset", "optimizer 0 group 0", {FIRST}),
-        (faults.FlippedGradient, "gradient sign", "blocks.1.up.weight", {FIRST + 2}),
-        (faults.NoZeroGrad, "gradients added", "the whole model", {FIRST + 2}),
+        (faults.FlippedGradient, "gradient sign", "blocks.1.up.weight", {FIRST}),
+        (faults.NoZeroGrad, "gradients added", "the whole model", {FIRST + 1}),
         (faults.FrozenLayer, "frozen", "blocks.0", {FIRST}),
-        (faults.WrittenWeight, "state written", "blocks.0.out.weight", {FIRST, FIRST + 2}),
+        (faults.WrittenWeight, "state written", "blocks.0.out.weight", {FIRST}),
         (faults.DropoutInEval, "mode", "blocks", {FIRST}),
-        (faults.OtherForward, "forward", "blocks.1.down", {FIRST + 2}),
-        (faults.DoubledUpdate, "update scale", "the whole model", {FIRST, FIRST + 2}),
+        (faults.OtherForward, "forward", "blocks.1.down", {FIRST}),
+        (faults.DoubledUpdate, "update scale", "the whole model", {FIRST}),
     ],
 )
-def test_a_planted_fault_is_named(
-    kind: type[Loop], found: str, place: str, steps: set[int], tmp_path: Path
-) -> None:
+def test_a_planted_fault_is_named(kind: type[Loop], found: str, place: str, steps: set[int], tmp_path: Path) -> None:
     """The faults begin at FIRST = 22; a snapshot is taken at 24, and sketches at each fourth update."""
     result = audited(kind, tmp_path)
     assert result.accused, "nothing was found"
@@ -58,13 +60,13 @@ def test_a_planted_fault_is_named(
     assert (found, place) in kinds, [str(one) for one in result.findings]
     one = next(one for one in result.accused if (one.kind, one.place) == (found, place))
     assert one.step in steps
-    assert {kind for kind, _ in kinds} <= {found, "data", "gradient"}, [str(one) for one in result.findings]
+    assert {kind for kind, _ in kinds} <= {found}, [str(one) for one in result.findings]
 
 
 def test_a_clipping_that_was_not_declared_is_said_and_not_accused(tmp_path: Path) -> None:
     result = audited(faults.HiddenClipping, tmp_path)
-    assert [one.kind for one in result.findings if one.kind != "data"] == ["clipping"]
-    assert not [one for one in result.accused if one.kind != "data"]
+    assert [one.kind for one in result.findings if one.kind != "unexplained"] == ["clipping"]
+    assert not [one for one in result.accused if one.kind != "unexplained"]
     declared = recorder(clip=0.1)
     flight, loop = recorded(faults.HiddenClipping, tmp_path / "declared", declared, steps=40)
     replay = Replay(flight, loop)
@@ -84,7 +86,7 @@ def test_a_healthy_loop_is_equal_in_every_bit_and_has_no_finding(kind: type[Loop
     result = Auditor(flight, loop).run()
     assert result.findings == []
     assert (result.replayed, result.equal) == (len(flight.updates), len(flight.updates))
-    assert result.full >= 10
+    assert result.full == 9
     assert Judge(flight, loop).findings() == ([], [])
     assert derivative_findings(flight, loop) == ([], [])
 
@@ -113,8 +115,8 @@ def test_a_declared_schedule_is_replayed_and_a_second_writer_of_the_rate_is_foun
 
 
 def data_findings(kind: type[Loop], path: Path) -> list[AuditFinding]:
-    flight, loop = recorded(kind, path, recorder(every=12), steps=60)
-    found, unjudged = Judge(flight, loop, start=max(s for s in flight.snapshots if s <= FIRST)).findings()
+    _, loop = recorded(kind, path, steps=60)
+    found, unjudged = Judge(black_box.chosen(path / "run", Identity()), loop).findings()
     assert unjudged == []
     return found
 

@@ -77,7 +77,7 @@ class UpdateLedger(Instrument):
         self._facts: list[LedgerFact] = []
         self._step = -1
         self._handles: list[Any] = []
-        self._versions: dict[str, int | None] = {}
+        self._versions: dict[str, tuple[int | None, int]] = {}
         self._written: set[str] = set()
         self._mark: _Mark | None = None
         self._marks: list[_Mark] = []
@@ -108,7 +108,7 @@ class UpdateLedger(Instrument):
         if len(self._stepped) < len(self._watched.optimizers):
             return
         held = dict(self._held())
-        self._versions = {name: version(tensor) for name, tensor in held.items()}
+        self._versions = {name: _writes(tensor) for name, tensor in held.items()}
         self._written = set()
         if self.digests and (self._step + 1) % self.digests == 0:
             self._mark = _Mark(self._step + 1, list(held), self._digester.each(list(held.values())))
@@ -178,7 +178,7 @@ class UpdateLedger(Instrument):
         mark, self._mark = self._mark, None
         held = dict(self._held())
         for name, tensor in held.items():
-            if name in self._versions and version(tensor) != self._versions[name]:
+            if name in self._versions and _writes(tensor) != self._versions[name]:
                 self._written.add(name)
         if mark is not None and mark.step == self._step and mark.names == list(held):
             mark.after = self._digester.each(list(held.values()))
@@ -290,6 +290,11 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
+
+
+def _writes(tensor: Tensor) -> tuple[int | None, int]:
+    """Return autograd's count of writes to a tensor, and its address, which another ``data`` changes."""
+    return version(tensor), tensor.data_ptr() if type(tensor) in (Tensor, nn.Parameter) else 0
 
 
 def _is_nan(value: Any) -> bool:
