@@ -20,7 +20,12 @@ LAST = 5  # losses that this median is taken of
 
 @dataclass(frozen=True)
 class Level:
-    """The level of a loss before a row: median and robust standard deviation (1.4826 times the median deviation)."""
+    """The level of a loss before a row: where its falling line ends, and the robust standard deviation around the line.
+
+    The line's slope is the median of the slopes between all pairs of rows (Theil 1950, Sen 1968), 0 if that is above 0:
+    a loss that creeps up has no claim to go on. The level is the median of the losses moved along the line to the last
+    row, the deviation 1.4826 times the median distance from it.
+    """
 
     median: float
     spread: float
@@ -28,11 +33,15 @@ class Level:
     @classmethod
     def of(cls, losses: Sequence[float]) -> Level | None:
         """Return the level of the last :data:`WINDOW` finite losses; None for fewer than :data:`LEAST`."""
-        known = [one for one in losses if math.isfinite(one)][-WINDOW:]
+        known = np.array([one for one in losses if math.isfinite(one)][-WINDOW:])
         if len(known) < LEAST:
             return None
-        median = float(np.median(known))
-        return cls(median, 1.4826 * float(np.median(np.abs(np.subtract(known, median)))))
+        at = np.arange(len(known))
+        first, second = np.triu_indices(len(known), 1)
+        slope = min(0.0, float(np.median((known[second] - known[first]) / (second - first))))
+        moved = known + slope * (at[-1] - at)
+        median = float(np.median(moved))
+        return cls(median, 1.4826 * float(np.median(np.abs(moved - median))))
 
     def left_by(self, loss: float, spreads: float = SPREADS, share: float = SHARE) -> bool:
         """Return True if a loss is above the level by so many spreads and by that share of the median."""

@@ -1,4 +1,4 @@
-"""The harm of a trouble: a number after a replay, against the level of a healthy run, and the window that is replayed."""
+"""The harm of a trouble: a score after a replay, against the healthy level; and the window that is replayed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPREADS, SHARE = 4.0, 0.1  # margin above the healthy score: robust deviations o
 
 @dataclass(frozen=True)
 class Window:
-    """Updates that are replayed: from the snapshot ``start`` to ``stop``. ``onset``: the update before which the weights
+    """Updates that are replayed: from the snapshot ``start`` to ``stop``. ``onset``: the update before which weights
     count as healthy; ``trouble``: the row whose loss left its level. ``scored``: numbers of the healthy batches that
     scores are taken on, in eval mode."""
 

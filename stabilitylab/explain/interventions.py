@@ -106,8 +106,8 @@ def experiment(flight: Flight, loop: DeclaredLoop, window: Window, findings: Seq
 
     The declared replay comes first. If it has no harm while the recorded run had, what was recorded is not what was
     declared, and no further intervention is needed. Else at least four benign controls must all be harmed; an
-    intervention counts if it heals without noise and in three of three repeats with noise, and the winner again in three
-    new ones. Interventions on causes are tried first, remedies last. The loop's objects are left as they were.
+    intervention counts if it heals without noise and in three of three repeats with noise, and the winner again in
+    three new ones. Interventions on causes are tried first, remedies last. The loop's objects are left as they were.
     """
     with loop.kept():
         bench = Bench(flight, loop, window)
@@ -157,7 +157,12 @@ def interventions(flight: Flight, window: Window, findings: Sequence[AuditFindin
             yielded.add((one.name, one.step))
             yield one
     trouble, onset = window.trouble, window.onset
-    bad = {step for f in findings if f.kind in ("bad batch", "labels", "mask") for step in range(f.step, (f.until or f.step) + 1)}
+    bad = {
+        step
+        for f in findings
+        if f.kind in ("bad batch", "labels", "mask")
+        for step in range(f.step, (f.until or f.step) + 1)
+    }
     for step in (trouble, trouble - 1):
         if step not in bad and step > window.start:
             yield _batch_replaced(flight, step, step, None)
@@ -171,7 +176,12 @@ def interventions(flight: Flight, window: Window, findings: Sequence[AuditFindin
     )
     for share, word in ((0.5, "half"), (0.1, "a tenth of")):
         yield Intervention(
-            f"{word} the rate", "remedy", f"{word} the learning rate from step {onset} on", "", _rated(onset, share), onset
+            f"{word} the rate",
+            "remedy",
+            f"{word} the learning rate from step {onset} on",
+            "",
+            _rated(onset, share),
+            onset,
         )
     if (norm := _usual_norm(flight, onset)) is not None:
         yield Intervention(
@@ -230,7 +240,9 @@ def combined(*changes: Change) -> Change:
             one.begin(step, loop)
 
     around = changes[-1].around
-    return Change(start, lambda fact: all(one.facts(fact) for one in changes), settings, batch, gradients, begin, around)
+    return Change(
+        start, lambda fact: all(one.facts(fact) for one in changes), settings, batch, gradients, begin, around
+    )
 
 
 def _try_all(bench: Bench, found: Experiment, listed: Sequence[Intervention]) -> None:
@@ -312,7 +324,15 @@ def _of_finding(flight: Flight, finding: AuditFinding) -> Intervention | None:
         last, by = finding.until or step, -int(finding.factor)
         where = f"updates {step} to {last}"
         change = _rolled(flight, step, last, by)
-        return Intervention("labels rolled back", "cause", f"the labels of {where} rolled back", f"shifted labels in {where}", change, step, finding)
+        return Intervention(
+            "labels rolled back",
+            "cause",
+            f"the labels of {where} rolled back",
+            f"shifted labels in {where}",
+            change,
+            step,
+            finding,
+        )
     if finding.kind in ("bad batch", "mask"):
         return _batch_replaced(flight, step, finding.until or step, finding)
     return None
@@ -329,7 +349,8 @@ def _batch_replaced(flight: Flight, first: int, last: int, finding: AuditFinding
         places |= {number: theirs[at % len(theirs)] for at, number in enumerate(own)}
     where = f"update {first}" if first == last else f"updates {first} to {last}"
     return Intervention(
-        f"the data of {where} replaced", "cause", f"the data of {where} replaced by earlier ones", f"the data of {where}",
+        f"the data of {where} replaced", "cause", f"the data of {where} replaced by earlier ones",
+        f"the data of {where}",
         Change(batch=lambda step, number, batch: flight.batches[places[number]] if number in places else batch),
         first, finding,
     )  # fmt: skip
@@ -404,7 +425,7 @@ def _swapped(flight: Flight, window: Window) -> tuple[int, int]:
 
 
 def _usual_norm(flight: Flight, onset: int) -> float | None:
-    """Return the median norm of the whole gradient in the updates before the onset that were sketched; None for none."""
+    """Return the median norm of the whole gradient in the sketched updates before the onset; None for none."""
     norms = [
         math.sqrt(float(update.full["gradient"]["numbers"][:, 0].sum()))
         for step, update in flight.updates.items()
@@ -415,12 +436,12 @@ def _usual_norm(flight: Flight, onset: int) -> float | None:
 
 def _untried(flight: Flight) -> list[str]:
     """Return what is not among the interventions here."""
-    half = any(one.dtype in (torch.float16, torch.bfloat16) for s in flight.snapshots.values() for one in s["tensors"].values())
+    half = any(
+        one.dtype in (torch.float16, torch.bfloat16) for s in flight.snapshots.values() for one in s["tensors"].values()
+    )
     left = ["another seed of dropout", "another order of all batches", "another architecture"]
     return [*left, "float32 instead of half precision"] if half else left
 
 
 def _same(one: float, other: float) -> bool:
     return one == other or (math.isinf(one) and math.isinf(other))
-
-

@@ -167,3 +167,36 @@ class Evaluates(Loop):
 def patched(loop: Loop) -> nn.Module:
     """A fresh model of the loop's kind."""
     return type(loop)().model
+
+
+class LargeRate(Loop):
+    """A rate 40 times as large from FIRST on, from which the run does not come back."""
+
+    def between(self, t: int) -> None:
+        if t == FIRST:
+            self.optimizer.param_groups[0]["lr"] *= 40
+
+
+class FlippedForGood(Loop):
+    """All gradients are negated from FIRST on, outside of what is declared."""
+
+    def gradients(self, t: int) -> None:
+        if t >= FIRST:
+            for parameter in self.model.parameters():
+                parameter.grad.neg_()
+
+
+class ShiftedForGood(Loop):
+    """Labels are shifted from FIRST on."""
+
+    def batch(self, t: int) -> Batch:
+        one = batch(t)
+        return {**one, "labels": one["labels"].roll(1, 1)} if t >= FIRST else one
+
+
+class ShiftedWithDecoy(ShiftedForGood):
+    """The rate changes by 1.6 in the same update, which does no harm."""
+
+    def between(self, t: int) -> None:
+        if t == FIRST:
+            self.optimizer.param_groups[0]["lr"] *= 1.6

@@ -107,17 +107,22 @@ def test_a_trouble_keeps_its_own_box(tmp_path: Path) -> None:
 
 
 def test_the_level_and_what_leaves_it() -> None:
-    losses = [2.0, 2.1, 1.9, 2.0, 2.2, 1.8, 2.0, 2.1]
+    losses = [2.0, 2.1, 1.9, 2.0, 2.0, 1.9, 2.1, 2.0]  # the same from both ends: no slope
     level = Level.of(losses)
     assert level is not None
-    assert level.median == 2.0
-    assert level.spread == pytest.approx(1.4826 * 0.1)
-    limit = 2.0 + 6 * 1.4826 * 0.1
+    assert (level.median, level.spread) == (2.0, pytest.approx(1.4826 * 0.05))
+    limit = 2.0 + 6 * 1.4826 * 0.05
     assert not level.left_by(limit - 1e-6)
     assert level.left_by(limit + 1e-6)
     assert level.left_by(float("nan"))
     assert Level.of(losses[:7]) is None
     assert not Level(2.0, 0.0).left_by(2.19), "a tenth of the level is no trouble"
+    falling = Level.of([4.0 - 0.1 * t for t in range(20)])
+    assert falling is not None
+    assert (falling.median, falling.spread) == (pytest.approx(2.1), pytest.approx(0, abs=1e-12))
+    rising = Level.of([2.0 + 0.1 * t for t in range(20)])
+    assert rising is not None
+    assert rising.median == pytest.approx(2.95), "a loss that creeps up has no line"
 
 
 def test_batches_of_many_kinds_and_those_that_cannot_be_kept() -> None:
