@@ -239,7 +239,7 @@ INSIDE = {
         ("train.adamw", "train.environment", "train.hessian", "train.judging", "train.ranks"),
         ("train.fast", "train.checkpoint"),
         ("train.recipe",),
-        ("train.footprint", "train.passes"),
+        ("train.footprint", "train.passes", "train.recording"),
         ("train.loop",),
         ("train.run",),
         ("train",),

@@ -13,9 +13,9 @@ from ..probes.places.naming import parameters_of
 from ..probes.state.bits import same_bits
 from .facts import fact_findings, written
 from .findings import AuditFinding, first_of_each, place_of
-from .flight import Flight, Update
+from .flight import Flight, RecordedUpdate
 from .relations import Relation, common, relations
-from .replay import Change, DeclaredLoop, Replay, Replayed
+from .replay import DeclaredLoop, ReplayChange, Replayed, UpdateReplay
 from .sketches import Sketches
 from .states import State, captured
 
@@ -78,7 +78,7 @@ class Auditor:
             if update is None or update.full is None or update.loss is None or not update.batches:
                 continue
             with self.loop.kept():
-                one = next(Replay(self.flight, self.loop).run(start, start + 1, look=True))
+                one = next(UpdateReplay(self.flight, self.loop).run(start, start + 1, look=True))
             gradient = Sketches.of(update.full["gradient"]).differing(one.full["gradient"])
             if not gradient and one.loss != update.loss:
                 self._has_loss = False
@@ -86,8 +86,8 @@ class Auditor:
             return
 
     def _segment(self, start: int, stop: int, snapshot: int | None) -> list[AuditFinding]:
-        """Replay from a snapshot; ``snapshot``: the next one, which the replay must reach bit for bit."""
-        replay, verified = Replay(self.flight, self.loop), start
+        """UpdateReplay from a snapshot; ``snapshot``: the next one, which the replay must reach bit for bit."""
+        replay, verified = UpdateReplay(self.flight, self.loop), start
         replay.begin(start)
         for update in self.flight.replayable(start):
             if update.step >= stop:
@@ -126,7 +126,7 @@ class Auditor:
         evidence = f"bits were equal up to the loss of update {snapshot - 1}"
         return [AuditFinding("unexplained", "the whole model", snapshot, said, evidence)]
 
-    def _compare(self, update: Update, one: Replayed, verified: int) -> Iterator[AuditFinding]:
+    def _compare(self, update: RecordedUpdate, one: Replayed, verified: int) -> Iterator[AuditFinding]:
         """Yield the first difference in an update, in the order in which things are done."""
         full, step = update.full or {}, update.step
         if one.declared_settings is not None and update.settings is not None:
@@ -183,7 +183,7 @@ class Auditor:
         facts = [fact for fact in self.flight.facts if fact["kind"] == "write" and verified < fact["step"] <= step]
         return [(fact["step"], fact["name"]) for fact in facts]
 
-    def _loss(self, update: Update, one: Replayed, verified: int) -> AuditFinding:
+    def _loss(self, update: RecordedUpdate, one: Replayed, verified: int) -> AuditFinding:
         step, names = update.step, self._told_writes(verified, update.step)
         if names:
             total = len(self.flight.parameters)
@@ -196,7 +196,7 @@ class Auditor:
         return AuditFinding("unexplained", "the whole model", step, said, evidence)
 
     def _gradient(
-        self, full: Mapping[str, Any], one: Replayed, at: Sequence[int], step: int, update: Update
+        self, full: Mapping[str, Any], one: Replayed, at: Sequence[int], step: int, update: RecordedUpdate
     ) -> AuditFinding:
         added = {"left": full["left"]["numbers"]} if "left" in full else {}
         finding = self._related(full["gradient"], one.full["gradient"], at, step, "after backward", added)
@@ -296,7 +296,7 @@ class Auditor:
             return []
         recorded, kept = self.flight.updates.get(step), self.flight.snapshots.get(step)
         for finding, change in hypotheses(verified):
-            replay = Replay(self.flight, self.loop, change)
+            replay = UpdateReplay(self.flight, self.loop, change)
             losses = replay.losses(start, step + (kept is None))
             self.result.replayed += len(losses)
             if kept is not None:
@@ -308,23 +308,23 @@ class Auditor:
         return []
 
 
-def hypotheses(step: int) -> Iterator[tuple[AuditFinding, Change]]:
+def hypotheses(step: int) -> Iterator[tuple[AuditFinding, ReplayChange]]:
     """Yield changes of one update, each with the finding that it would be. Their order is that of the list."""
 
-    def scaled(factor: float) -> Change:
+    def scaled(factor: float) -> ReplayChange:
         def act(t: int, loop: DeclaredLoop) -> None:
             if t == step:
                 for parameter in loop.model.parameters():
                     if parameter.grad is not None:
                         parameter.grad.mul_(factor)
 
-        return Change(gradients=act)
+        return ReplayChange(gradients=act)
 
-    def rated(factor: float) -> Change:
+    def rated(factor: float) -> ReplayChange:
         def settings(t: int, recorded: list[list[State]]) -> list[list[State]]:
             return recorded if t != step else [[{**g, "lr": g["lr"] * factor} for g in groups] for groups in recorded]
 
-        return Change(settings=settings)
+        return ReplayChange(settings=settings)
 
     left: dict[str, Tensor] = {}
 
@@ -342,7 +342,7 @@ def hypotheses(step: int) -> Iterator[tuple[AuditFinding, Change]]:
     said = f"the gradients of update {step} were negated"
     yield AuditFinding("gradient sign", whole, step, said, evidence, factor=-1.0), scaled(-1.0)
     said = f"the gradients of update {step} are this batch's plus the ones before: zero_grad is missing"
-    yield AuditFinding("gradients added", whole, step, said, evidence), Change(gradients=add)
+    yield AuditFinding("gradients added", whole, step, said, evidence), ReplayChange(gradients=add)
     said = f"the gradients of update {step} were zero"
     yield AuditFinding("gradient zero", whole, step, said, evidence), scaled(0.0)
     for factor in (2.0, 10.0, 100.0, 0.5, 0.1):

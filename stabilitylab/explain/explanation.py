@@ -19,7 +19,7 @@ from .facts import fact_findings
 from .findings import AuditFinding, first_of_each
 from .flight import Flight
 from .harm import window_of
-from .interventions import Experiment, experiment
+from .interventions import InterventionRecord, intervene
 from .judge import Judge
 from .recorder import FlightRecorder, Loss
 from .replay import DeclaredLoop
@@ -44,7 +44,7 @@ class Explanation:
     sentences: list[str]
     findings: list[AuditFinding] = field(default_factory=list)
     audit: AuditResult | None = None
-    experiment: Experiment | None = None
+    experiment: InterventionRecord | None = None
     unchecked: list[str] = field(default_factory=list)
     trouble: dict[str, Any] | None = None
     updates: int = 0
@@ -217,7 +217,7 @@ def _intervene(found: Explanation, flight: Flight, loop: DeclaredLoop, accused: 
         found.unchecked.append("interventions: no snapshot before the trouble is left; record with a smaller every=")
         found.sentences = [_told(flight), *_no_cause(0, ["everything"])] if not accused else [_told(flight)]
         return
-    tried = found.experiment = experiment(flight, loop, window, found.findings)
+    tried = found.experiment = intervene(flight, loop, window, found.findings)
     found.updates += tried.updates
     head = _told(flight)
     if not tried.repeatable:
@@ -233,7 +233,7 @@ def _intervene(found: Explanation, flight: Flight, loop: DeclaredLoop, accused: 
 
 
 def _by_declaration(
-    found: Explanation, tried: Experiment, accused: Sequence[AuditFinding], head: str
+    found: Explanation, tried: InterventionRecord, accused: Sequence[AuditFinding], head: str
 ) -> tuple[Verdict, list[str]]:
     """Return the words if the declared replay has no harm: what was recorded is not what was declared."""
     replayed = [one for one in accused if one.step <= tried.window.trouble]
@@ -256,7 +256,7 @@ def _by_declaration(
     ]
 
 
-def _cause(tried: Experiment) -> list[str]:
+def _cause(tried: InterventionRecord) -> list[str]:
     first, *others = tried.causes
     own = first.intervention
     healed, total = len(first.repeats) + len(first.confirmed), len(tried.controls)
@@ -274,7 +274,7 @@ def _cause(tried: Experiment) -> list[str]:
     return lines
 
 
-def _nothing(tried: Experiment) -> list[str]:
+def _nothing(tried: InterventionRecord) -> list[str]:
     if tried.chaotic:
         name = next(name for name, score in tried.controls if not tried.healthy.is_harmed(score))
         return [

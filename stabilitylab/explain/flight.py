@@ -49,7 +49,7 @@ class Level:
 
 
 @dataclass
-class Update:
+class RecordedUpdate:
     """One recorded update. ``batches``: numbers of its micro-batches; None if they were not kept. ``random``: torch's
     random states before the forward pass of each, on the host and on GPUs. ``settings``: those of each optimizer's
     groups as it stepped. ``full``: sketches of gradients and parameters, and digests of the modules' outputs; None for
@@ -76,7 +76,7 @@ class Flight:
     parameters: list[str]
     declared: dict[str, Any]
     snapshots: dict[int, State] = field(default_factory=dict)
-    updates: dict[int, Update] = field(default_factory=dict)
+    updates: dict[int, RecordedUpdate] = field(default_factory=dict)
     batches: dict[int, dict[str, Any]] = field(default_factory=dict)
     facts: list[dict[str, Any]] = field(default_factory=list)
     losses: list[tuple[int, float]] = field(default_factory=list)
@@ -112,7 +112,7 @@ class Flight:
         if kept.get("version") != VERSION:
             raise ValueError(f"version {kept.get('version')!r} of a black box, this package reads {VERSION}")
         own = {key: value for key, value in kept.items() if key != "version"}
-        own["updates"] = {step: Update(**update) for step, update in own["updates"].items()}
+        own["updates"] = {step: RecordedUpdate(**update) for step, update in own["updates"].items()}
         own["losses"] = [(int(step), float(loss)) for step, loss in own["losses"]]
         return cls(**own)
 
@@ -121,7 +121,7 @@ class Flight:
         """Return the last recorded update; -1 for none."""
         return max(self.updates, default=-1)
 
-    def replayable(self, start: int) -> Iterator[Update]:
+    def replayable(self, start: int) -> Iterator[RecordedUpdate]:
         """Yield the updates from a snapshot on whose batches are known, without a gap."""
         step = start
         while (update := self.updates.get(step)) is not None and update.batches is not None and update.batches:

@@ -12,7 +12,7 @@ import torch
 from ..probes import evaluation
 from .batches import restored
 from .flight import Flight, Level
-from .replay import Change, DeclaredLoop, Replay, loss_of
+from .replay import DeclaredLoop, ReplayChange, UpdateReplay, loss_of
 
 SCORED = 6  # batches before the trouble that a score is the mean of
 SPREADS, SHARE = 4.0, 0.1  # margin above the healthy score: robust deviations of the loss before, or a share of it
@@ -77,9 +77,9 @@ class Bench:
         self.flight, self.loop, self.window = flight, loop, window
         self.updates = 0
 
-    def score_after(self, change: Change | None = None, stop: int | None = None) -> float:
-        """Replay the window with one change; return the score at its end. A run that is not finite ends early."""
-        replay, window = Replay(self.flight, self.loop, change), self.window
+    def score_after(self, change: ReplayChange | None = None, stop: int | None = None) -> float:
+        """UpdateReplay the window with one change; return the score at its end. A run that is not finite ends early."""
+        replay, window = UpdateReplay(self.flight, self.loop, change), self.window
         for one in replay.run(window.start, window.stop if stop is None else stop):
             if not math.isfinite(one.loss):
                 self.updates += replay.updates

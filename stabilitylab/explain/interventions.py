@@ -18,7 +18,7 @@ from .findings import AuditFinding
 from .flight import Flight
 from .harm import Bench, Healthy, Window
 from .judge import roller
-from .replay import Change, DeclaredLoop, Settings
+from .replay import DeclaredLoop, ReplayChange, Settings
 from .states import restore_moments
 
 NOISE = 1e-4  # of each tensor's root mean square: a benign change, far above rounding
@@ -38,7 +38,7 @@ class Intervention:
     role: Role
     with_it: str
     cause: str
-    change: Change
+    change: ReplayChange
     step: int
     finding: AuditFinding | None = None
 
@@ -67,7 +67,7 @@ class Trial:
 
 
 @dataclass
-class Experiment:
+class InterventionRecord:
     """The outcome of all interventions in one window. ``plain``: the score of the declared replay; ``controls``: the
     names and scores of benign changes; ``chaotic``: a control reached the healthy level, so that no intervention
     counts. ``repeatable``: two plain replays had equal scores."""
@@ -101,7 +101,9 @@ class Experiment:
         return [one for one in self.trials if one.healed and one.intervention.role == "place"]
 
 
-def experiment(flight: Flight, loop: DeclaredLoop, window: Window, findings: Sequence[AuditFinding]) -> Experiment:
+def intervene(
+    flight: Flight, loop: DeclaredLoop, window: Window, findings: Sequence[AuditFinding]
+) -> InterventionRecord:
     """Try interventions on the flight's trouble.
 
     The declared replay comes first. If it has no harm while the recorded run had, what was recorded is not what was
@@ -113,7 +115,9 @@ def experiment(flight: Flight, loop: DeclaredLoop, window: Window, findings: Seq
         bench = Bench(flight, loop, window)
         healthy, plain = bench.healthy(), bench.score_after()
         again = bench.score_after()
-        found = Experiment(window, healthy, plain, harmed=healthy.is_harmed(plain), repeatable=_same(plain, again))
+        found = InterventionRecord(
+            window, healthy, plain, harmed=healthy.is_harmed(plain), repeatable=_same(plain, again)
+        )
         if not found.repeatable:
             healthy.margin += 3 * abs(plain - again) if math.isfinite(plain - again) else 0.0
             found.harmed = healthy.is_harmed(plain)
@@ -136,7 +140,7 @@ def experiment(flight: Flight, loop: DeclaredLoop, window: Window, findings: Seq
         return found
 
 
-def controls(flight: Flight, window: Window) -> Iterator[tuple[str, Change]]:
+def controls(flight: Flight, window: Window) -> Iterator[tuple[str, ReplayChange]]:
     """Yield benign changes: noise of 1e-4 in the weights, twice; two batches that change places; attention's other
     kernel, with noise a tenth as large, since a model may have no attention."""
     yield "noise of 1e-4 in the weights", noise(BENIGN)
@@ -171,7 +175,7 @@ def interventions(flight: Flight, window: Window, findings: Sequence[AuditFindin
         "cause",
         f"the moments that the optimizer had at step {window.start}",
         f"the optimizer's moments at step {onset}",
-        Change(begin=_moments(flight, window.start, onset)),
+        ReplayChange(begin=_moments(flight, window.start, onset)),
         onset,
     )
     for share, word in ((0.5, "half"), (0.1, "a tenth of")):
@@ -189,12 +193,12 @@ def interventions(flight: Flight, window: Window, findings: Sequence[AuditFindin
             "remedy",
             f"gradients clipped to a norm of {norm:.3g} from step {onset} on",
             "",
-            Change(gradients=_clipped(onset, norm)),
+            ReplayChange(gradients=_clipped(onset, norm)),
             onset,
         )
 
 
-def noise(seed: int, size: float = NOISE) -> Change:
+def noise(seed: int, size: float = NOISE) -> ReplayChange:
     """Return a change that adds noise to the weights of the snapshot: ``size`` times each tensor's root mean square."""
 
     def start(loop: DeclaredLoop) -> None:
@@ -204,17 +208,17 @@ def noise(seed: int, size: float = NOISE) -> Change:
                 step = torch.randn(parameter.shape, generator=draw, dtype=torch.float32).to(parameter)
                 parameter.add_(step * size * parameter.square().mean().sqrt())
 
-    return Change(start=start)
+    return ReplayChange(start=start)
 
 
-def swap(flight: Flight, first: int, second: int) -> Change:
+def swap(flight: Flight, first: int, second: int) -> ReplayChange:
     """Return a change in which the batches of two updates change places."""
     one, other = flight.updates[first].batches or [], flight.updates[second].batches or []
     places = {**dict(zip(one, other, strict=False)), **dict(zip(other, one, strict=False))}
-    return Change(batch=lambda step, number, batch: flight.batches[places.get(number, number)])
+    return ReplayChange(batch=lambda step, number, batch: flight.batches[places.get(number, number)])
 
 
-def combined(*changes: Change) -> Change:
+def combined(*changes: ReplayChange) -> ReplayChange:
     """Return a change that does all of ``changes``, in order."""
 
     def start(loop: DeclaredLoop) -> None:
@@ -240,12 +244,12 @@ def combined(*changes: Change) -> Change:
             one.begin(step, loop)
 
     around = changes[-1].around
-    return Change(
+    return ReplayChange(
         start, lambda fact: all(one.facts(fact) for one in changes), settings, batch, gradients, begin, around
     )
 
 
-def _try_all(bench: Bench, found: Experiment, listed: Sequence[Intervention]) -> None:
+def _try_all(bench: Bench, found: InterventionRecord, listed: Sequence[Intervention]) -> None:
     """Try each once; those that heal again with noise, and the winners in new repeats."""
     for one in listed:
         trial = Trial(one, bench.score_after(one.change))
@@ -261,7 +265,7 @@ def _try_all(bench: Bench, found: Experiment, listed: Sequence[Intervention]) ->
             return  # the mildest remedy that heals is enough
 
 
-def _repeated(bench: Bench, healthy: Healthy, change: Change, seed: int) -> list[float]:
+def _repeated(bench: Bench, healthy: Healthy, change: ReplayChange, seed: int) -> list[float]:
     scores: list[float] = []
     for number in range(REPEATS):
         scores.append(bench.score_after(combined(noise(seed + number), change)))
@@ -270,7 +274,7 @@ def _repeated(bench: Bench, healthy: Healthy, change: Change, seed: int) -> list
     return scores
 
 
-def _bisect(bench: Bench, found: Experiment) -> None:
+def _bisect(bench: Bench, found: InterventionRecord) -> None:
     """Freeze half of the layers from the onset on, then half of the half that heals, and so on: the place of a trouble
     without a known cause. Freezing all of them heals of course, and says nothing."""
     groups = groups_of(list(parameters_of(bench.loop.model)))
@@ -283,7 +287,7 @@ def _bisect(bench: Bench, found: Experiment) -> None:
             what = half[0] if len(half) == 1 else f"{half[0]} to {half[-1]}"
             one = Intervention(
                 f"{what} frozen", "place", f"{what} frozen from step {onset} on", what,
-                Change(gradients=_frozen(onset, frozen)), onset,
+                ReplayChange(gradients=_frozen(onset, frozen)), onset,
             )  # fmt: skip
             before = len(found.trials)
             _try_all(bench, found, [one])
@@ -308,7 +312,7 @@ def _of_finding(flight: Flight, finding: AuditFinding) -> Intervention | None:
         size = f" (x{finding.factor:.3g})" if finding.factor else f" ({fact['before']} to {fact['after']})"
         return Intervention(
             f"{word} as before", "cause", f"the {word} of step {step - 1}", f"{word} at step {step}{size}",
-            Change(settings=_held(group, key, fact["before"], step)), step, finding,
+            ReplayChange(settings=_held(group, key, fact["before"], step)), step, finding,
         )  # fmt: skip
     if finding.kind in ("mode", "frozen", "attribute"):
         names = {f["name"] for f in flight.facts if f["step"] == step and f["kind"] in ("flag", "attribute")}
@@ -318,7 +322,7 @@ def _of_finding(flight: Flight, finding: AuditFinding) -> Intervention | None:
         )
         return Intervention(
             what[finding.kind], "cause", f"{what[finding.kind]} from step {step} on", f"{cause} at step {step}",
-            Change(facts=lambda fact: not (fact["step"] == step and fact["name"] in names)), step, finding,
+            ReplayChange(facts=lambda fact: not (fact["step"] == step and fact["name"] in names)), step, finding,
         )  # fmt: skip
     if finding.kind == "labels" and finding.factor:
         last, by = finding.until or step, -int(finding.factor)
@@ -351,14 +355,14 @@ def _batch_replaced(flight: Flight, first: int, last: int, finding: AuditFinding
     return Intervention(
         f"the data of {where} replaced", "cause", f"the data of {where} replaced by earlier ones",
         f"the data of {where}",
-        Change(batch=lambda step, number, batch: flight.batches[places[number]] if number in places else batch),
+        ReplayChange(batch=lambda step, number, batch: flight.batches[places[number]] if number in places else batch),
         first, finding,
     )  # fmt: skip
 
 
-def _rolled(flight: Flight, first: int, last: int, by: int) -> Change:
+def _rolled(flight: Flight, first: int, last: int, by: int) -> ReplayChange:
     change = roller(flight.declared["labels"], by)
-    return Change(batch=lambda step, number, batch: changed(batch, change) if first <= step <= last else batch)
+    return ReplayChange(batch=lambda step, number, batch: changed(batch, change) if first <= step <= last else batch)
 
 
 def _held(group: str, key: str, value: Any, since: int) -> Callable[[int, Settings], Settings]:
@@ -375,13 +379,13 @@ def _held(group: str, key: str, value: Any, since: int) -> Callable[[int, Settin
     return settings
 
 
-def _rated(since: int, share: float) -> Change:
+def _rated(since: int, share: float) -> ReplayChange:
     def settings(step: int, recorded: Settings) -> Settings:
         if step < since:
             return recorded
         return [[{**group, "lr": group["lr"] * share} for group in groups] for groups in recorded]
 
-    return Change(settings=settings)
+    return ReplayChange(settings=settings)
 
 
 def _clipped(since: int, norm: float) -> Callable[[int, DeclaredLoop], None]:
@@ -411,11 +415,11 @@ def _moments(flight: Flight, start: int, onset: int) -> Callable[[int, DeclaredL
     return act
 
 
-def _math() -> Change:
+def _math() -> ReplayChange:
     def around() -> AbstractContextManager[Any]:
         return attention(["math"])
 
-    return Change(around=around)
+    return ReplayChange(around=around)
 
 
 def _swapped(flight: Flight, window: Window) -> tuple[int, int]:

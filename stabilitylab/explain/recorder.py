@@ -20,7 +20,7 @@ from ..probes.places.naming import named, parameters_of
 from ..probes.state.snapshot import free_memory
 from . import black_box
 from .batches import kept
-from .flight import Flight, Level, Update
+from .flight import Flight, Level, RecordedUpdate
 from .sketches import Sketcher, Sketches
 from .states import captured, settings_of, torch_random
 
@@ -105,7 +105,7 @@ class FlightRecorder:
         }
 
 
-class Outputs:
+class OutputDigests:
     """Digests of what modules return, in the order of their calls, while it is attached. A hook that returns nothing
     changes no bit."""
 
@@ -152,14 +152,14 @@ class UpdateRecorder(Instrument):
     def __init__(self, settings: FlightRecorder, ledger: UpdateLedger) -> None:
         self._given, self._ledger = settings, ledger
         self._sketcher = Sketcher()
-        self._outputs: Outputs | None = None
+        self._outputs: OutputDigests | None = None
         self._numbers: list[int] = []  # of the batches of the coming update
         self._random: list[list[Any]] = []
         self._left: Sketches | None = None  # gradients that were there before the first forward
         self._count = 0
-        self._present: Update | None = None
+        self._present: RecordedUpdate | None = None
         self._pending: dict[str, Any] = {}
-        self._waiting: list[Update] = []
+        self._waiting: list[RecordedUpdate] = []
         self._until: int | None = None  # the row at which the black box is complete
         self._written = 0
         self._place: Path | None = None
@@ -218,7 +218,7 @@ class UpdateRecorder(Instrument):
                 self._cannot("no batch was given before row 0: loop over w.batches(loader), or call w.batch(batch)")
             self._present = None
             return
-        update = self._present = Update(row.step, self._numbers, self._random)
+        update = self._present = RecordedUpdate(row.step, self._numbers, self._random)
         self._numbers, self._random = [], []
         self._flight.updates[row.step] = update
         self._pending = {}
@@ -249,7 +249,8 @@ class UpdateRecorder(Instrument):
         if update.full is not None:
             pending, self._pending = self._pending, {}
             update.full = {
-                name: one.read() if isinstance(one, Outputs) else one.read().as_dict() for name, one in pending.items()
+                name: one.read() if isinstance(one, OutputDigests) else one.read().as_dict()
+                for name, one in pending.items()
             }
         loss = row.read()[0].get("loss")
         update.loss = loss
@@ -291,7 +292,7 @@ class UpdateRecorder(Instrument):
         if any(one is not None for one in gradients):
             self._left = self._sketcher.of(gradients)
         if self._is_full(t) and not self._compiled:
-            self._outputs = Outputs(self._watched.model, self._sketcher)
+            self._outputs = OutputDigests(self._watched.model, self._sketcher)
 
     def _is_full(self, t: int) -> bool:
         return t in self._flight.snapshots or t % self._given.digests == 0

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ..errors import InputError, StabilityLabError, UsageError
 from ..probes.places.naming import named, parameters_of
 from .batches import restored
-from .flight import Flight, Update
-from .recorder import FlightRecorder, Loss, Outputs
+from .flight import Flight, RecordedUpdate
+from .recorder import FlightRecorder, Loss, OutputDigests
 from .sketches import Sketcher, Sketches
 from .states import State, captured, restore, set_numbers, set_settings, set_torch_random, settings_of
 
@@ -77,7 +77,7 @@ class DeclaredLoop:
 
 
 @dataclass
-class Change:
+class ReplayChange:
     """One thing that a replay does otherwise; every part is optional.
 
     ``start(loop)``: after the snapshot is put back. ``facts``: False for a flag or an attribute whose changes are not
@@ -106,11 +106,11 @@ class Replayed:
     declared_settings: Settings | None = None
 
 
-class Replay:
+class UpdateReplay:
     """Replays the updates of ``flight`` with ``loop``, from one snapshot on."""
 
-    def __init__(self, flight: Flight, loop: DeclaredLoop, change: Change | None = None) -> None:
-        self.flight, self.loop, self.change = flight, loop, change or Change()
+    def __init__(self, flight: Flight, loop: DeclaredLoop, change: ReplayChange | None = None) -> None:
+        self.flight, self.loop, self.change = flight, loop, change or ReplayChange()
         self.updates = 0
         self._sketcher = Sketcher()
 
@@ -133,7 +133,7 @@ class Replay:
         """Return the loss of each replayed update."""
         return [one.loss for one in self.run(start, stop)]
 
-    def update(self, update: Update, look: bool = False) -> Replayed:
+    def update(self, update: RecordedUpdate, look: bool = False) -> Replayed:
         """Do one update. ``look``: sketch what the recorder sketched in it."""
         loop, step = self.loop, update.step
         parameters = parameters_of(loop.model)
@@ -142,7 +142,7 @@ class Replay:
         if step > self._start:
             self._facts(step)
         self.change.begin(step, loop)
-        outputs = Outputs(loop.model, self._sketcher) if full is not None and "outputs" in full else None
+        outputs = OutputDigests(loop.model, self._sketcher) if full is not None and "outputs" in full else None
         try:
             total = self._forward_backward(update)
         finally:
@@ -172,7 +172,7 @@ class Replay:
             optimizer.zero_grad(set_to_none=True)
         return found
 
-    def _forward_backward(self, update: Update) -> float:
+    def _forward_backward(self, update: RecordedUpdate) -> float:
         loop, total = self.loop, 0.0
         assert update.batches is not None, "only updates with batches are replayed"
         for place, number in enumerate(update.batches):
@@ -191,7 +191,7 @@ class Replay:
         elif clip is not None:
             torch.nn.utils.clip_grad_norm_([*self.loop.model.parameters()], clip)
 
-    def _step(self, update: Update, found: Replayed) -> None:
+    def _step(self, update: RecordedUpdate, found: Replayed) -> None:
         """Step with the recorded settings; a declared scheduler goes on with its own."""
         loop = self.loop
         own = [[settings_of(group) for group in one.param_groups] for one in loop.optimizers]

@@ -17,7 +17,7 @@ from stabilitylab.explain.findings import AuditFinding
 from stabilitylab.explain.flight import Flight
 from stabilitylab.explain.judge import Judge
 from stabilitylab.explain.recorder import FlightRecorder
-from stabilitylab.explain.replay import DeclaredLoop, Replay
+from stabilitylab.explain.replay import DeclaredLoop, UpdateReplay
 from stabilitylab.store.identity import Identity
 
 
@@ -69,7 +69,7 @@ def test_a_clipping_that_was_not_declared_is_said_and_not_accused(tmp_path: Path
     assert not [one for one in result.accused if one.kind != "unexplained"]
     declared = recorder(clip=0.1)
     flight, loop = recorded(faults.HiddenClipping, tmp_path / "declared", declared, steps=40)
-    replay = Replay(flight, loop)
+    replay = UpdateReplay(flight, loop)
     with loop.kept():
         losses = replay.losses(24, 32)
     assert losses == [flight.updates[step].loss for step in range(24, 32)], "the declared clipping is replayed"

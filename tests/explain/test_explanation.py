@@ -16,7 +16,7 @@ from stabilitylab.errors import InputError, UsageError
 from stabilitylab.explain import Explanation, black_box
 from stabilitylab.explain.harm import Bench, Window, window_of
 from stabilitylab.explain.interventions import combined, controls, interventions, noise, swap
-from stabilitylab.explain.replay import DeclaredLoop, Replay
+from stabilitylab.explain.replay import DeclaredLoop, UpdateReplay
 from stabilitylab.store.identity import Identity
 
 
@@ -114,20 +114,22 @@ def test_benign_changes_and_their_combination_do_what_they_say(tmp_path: Path) -
     loop = DeclaredLoop.of(flight, fresh.model, fresh.optimizer, loss_fn)
     window = Window(8, 12, 14, 16, (0, 1))
     with loop.kept():
-        plain = Replay(flight, loop)
+        plain = UpdateReplay(flight, loop)
         losses = plain.losses(8, 16)
         assert losses == [flight.updates[step].loss for step in range(8, 16)]
-        Replay(flight, loop, noise(3)).begin(8)
+        UpdateReplay(flight, loop, noise(3)).begin(8)
         weight, before = fresh.model.head.weight, flight.snapshots[8]["tensors"]["head.weight"]
         size = (weight - before).square().mean().sqrt() / before.square().mean().sqrt()
         assert float(size.detach()) == pytest.approx(1e-4, rel=0.15)
-        swapped = Replay(flight, loop, swap(flight, 9, 10)).losses(8, 16)
+        swapped = UpdateReplay(flight, loop, swap(flight, 9, 10)).losses(8, 16)
         assert swapped[0] == losses[0]
         assert swapped[1] != losses[1]
-        both = Replay(flight, loop, combined(noise(3), swap(flight, 9, 10))).losses(8, 16)
+        both = UpdateReplay(flight, loop, combined(noise(3), swap(flight, 9, 10))).losses(8, 16)
         assert both[0] != losses[0]
-        assert both == Replay(flight, loop, combined(swap(flight, 9, 10), noise(3))).losses(8, 16)
-        assert [len(Replay(flight, loop, change).losses(8, 16)) for _, change in controls(flight, window)] == [8] * 4
+        assert both == UpdateReplay(flight, loop, combined(swap(flight, 9, 10), noise(3))).losses(8, 16)
+        assert [len(UpdateReplay(flight, loop, change).losses(8, 16)) for _, change in controls(flight, window)] == [
+            8
+        ] * 4
         bench = Bench(flight, loop, window)
         assert bench.score_after() == bench.score_after()
         assert bench.updates == 16
