@@ -87,13 +87,12 @@ def _from_factory(factory: str) -> Mapping[str, Any]:
         given = dict(zip(("model", "batch", "loss_fn", "optimizer"), given, strict=True))
     if not isinstance(given, Mapping) or not {"model", "loss_fn", "optimizer"} <= set(given):
         raise UsageError(
-            f"{factory} must return (model, batch, loss_fn, optimizer), or a dict of {', '.join(TAKES)}; the last three "
-            "only if they were declared."
+            f"{factory} must return (model, batch, loss_fn, optimizer), or a dict of {', '.join(TAKES)}; the last "
+            "three only if they were declared."
         )
     if foreign := sorted(set(given) - {*TAKES, *OTHERS}):
-        raise UsageError(
-            f"{factory} returned {foreign[0]!r}, which is no argument of explain: it takes {', '.join(TAKES)}."
-        )
+        known = ", ".join(TAKES)
+        raise UsageError(f"{factory} returned {foreign[0]!r}, which explain does not take: it takes {known}.")
     made = {key: value for key, value in given.items() if key in TAKES}
     if callable(made["optimizer"]) and not hasattr(made["optimizer"], "param_groups"):
         made["optimizer"] = made["optimizer"](made["model"].parameters())

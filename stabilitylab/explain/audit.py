@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +23,7 @@ from .states import State, captured
 MOST = 400  # updates that an audit replays, in all
 LASTING = ("forward", "loss", "gradients added", "gradient sign", "gradient scale", "gradient zero", "gradient",
            "clipping", "update scale", "update sign", "update zero", "update")  # fmt: skip
+ROUNDED = 1e-6  # of a sum of losses in float32
 MOSTLY = 0.9  # so many tensors that differ are an update, fewer a write
 
 
@@ -80,7 +82,7 @@ class Auditor:
             with self.loop.kept():
                 one = next(UpdateReplay(self.flight, self.loop).run(start, start + 1, look=True))
             gradient = Sketches.of(update.full["gradient"]).differing(one.full["gradient"])
-            if not gradient and one.loss != update.loss:
+            if not gradient and not _same_loss(update, one.loss):
                 self._has_loss = False
                 self.result.unchecked.append("the loss given to w.step() is not what loss_fn returns; not compared")
             return
@@ -147,12 +149,7 @@ class Auditor:
         if gradient:
             yield self._gradient(full, one, gradient, step, update)
             return
-        if (
-            self._has_loss
-            and update.loss is not None
-            and update.loss != one.loss
-            and not _both_nan(update.loss, one.loss)
-        ):
+        if self._has_loss and not _same_loss(update, one.loss):
             yield self._loss(update, one, verified)
             return
         if handed := self._differing(full, one, "handed"):
@@ -189,9 +186,9 @@ class Auditor:
             total = len(self.flight.parameters)
             return written([name for _, name in names], names[0][0], total, "the ledger, and the replay parts there")
         if update.full:
-            said = f"the loss of update {step} is {update.loss:.6g}, and loss_fn gives {one.loss:.6g} for its batch"
+            said = f"the loss of update {step} is {update.loss:.9g}, and loss_fn gives {one.loss:.9g} for its batch"
             return AuditFinding("loss", "the loss", step, said, "parameters and outputs of modules are equal")
-        said = f"the loss of update {step} is {update.loss:.6g}, and the declared updates give {one.loss:.6g}"
+        said = f"the loss of update {step} is {update.loss:.9g}, and the declared updates give {one.loss:.9g}"
         evidence = f"bits were equal up to update {verified}; record digests=1 to see which quantity parts"
         return AuditFinding("unexplained", "the whole model", step, said, evidence)
 
@@ -200,9 +197,9 @@ class Auditor:
     ) -> AuditFinding:
         added = {"left": full["left"]["numbers"]} if "left" in full else {}
         finding = self._related(full["gradient"], one.full["gradient"], at, step, "after backward", added)
-        lossless = self._has_loss and update.loss is not None and update.loss != one.loss
+        lossless = self._has_loss and not _same_loss(update, one.loss)
         if finding.kind == "gradient" and lossless:
-            said = f"the loss of update {step} is {update.loss:.6g}, and loss_fn gives {one.loss:.6g} for its batch"
+            said = f"the loss of update {step} is {update.loss:.9g}, and loss_fn gives {one.loss:.9g} for its batch"
             return AuditFinding("loss", "the loss", step, said, "parameters and outputs of modules are equal")
         return finding
 
@@ -303,7 +300,7 @@ class Auditor:
                 state = captured(self.loop.model, self.loop.optimizers, self.loop.scaler, self.loop.scheduler)
                 if not differing_state(kept, state, self.flight.parameters):
                     return [finding]
-            elif self._has_loss and recorded is not None and losses and losses[-1] == recorded.loss:
+            elif self._has_loss and recorded is not None and losses and _same_loss(recorded, losses[-1]):
                 return [finding]
         return []
 
@@ -400,8 +397,12 @@ def _first_other(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> st
     return ""
 
 
-def _both_nan(one: float, other: float) -> bool:
-    return one != one and other != other
+def _same_loss(update: RecordedUpdate, loss: float) -> bool:
+    """Return True if the recorded loss is this one, or there is none. Of one batch each bit counts; losses of several
+    were added in an order, and rounded to a type, that only the loop knows."""
+    if update.loss is None or update.loss == loss or (math.isnan(update.loss) and math.isnan(loss)):
+        return True
+    return len(update.batches or ()) > 1 and math.isclose(update.loss, loss, rel_tol=ROUNDED)
 
 
 def _without_doubles(found: Sequence[AuditFinding]) -> list[AuditFinding]:

@@ -20,8 +20,8 @@ from .flight import Flight
 from .replay import DeclaredLoop, loss_of
 from .states import restore
 
-STEP = 1e-5  # of the parameters' norm
-TOLERANCE = 1e-3  # relative; truncation and rounding are below 1e-5 for smooth losses
+STEP = 1e-6  # of the parameters' norm
+TOLERANCE = 1e-2  # relative; truncation and rounding are below 1e-5 for smooth losses, kinks of a ReLU add to them
 SMALL = 1e-9  # a derivative below this share of the loss is rounding
 
 
@@ -140,7 +140,7 @@ def _nearest_to_loss(wrong: Mapping[str, Derivative], found: Sequence[Derivative
 
 def _finding(one: Derivative, step: int) -> AuditFinding:
     ratio = one.backward / one.difference if one.difference else math.inf
-    if abs(ratio + 1) < TOLERANCE * 10:
+    if abs(ratio + 1) < TOLERANCE:
         said = f"backward has the opposite sign in {one.group}"
     elif abs(one.backward) <= SMALL:
         said = f"backward gives no gradient in {one.group}, though the loss depends on it"

@@ -126,9 +126,8 @@ def restore_moments(kept: State, optimizer: torch.optim.Optimizer) -> None:
             else (value[0].clone() if _is_kept(value) else copy.copy(value))
             for key, value in entries.items()
         }
-    optimizer.__setstate__(
-        {"state": optimizer.state, "param_groups": optimizer.param_groups}
-    )  # as load_state_dict does
+    # as load_state_dict does: an optimizer that keeps lists of its state gathers them anew
+    optimizer.__setstate__({"state": optimizer.state, "param_groups": optimizer.param_groups})
 
 
 def settings_of(group: Mapping[str, Any]) -> State:
