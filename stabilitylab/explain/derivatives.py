@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import StabilityLabError
+from ..errors import StabilityLabError, UsageError, listed
 from ..probes import evaluation
 from ..probes.places.naming import parameters_of
 from ..probes.state import multipliers
@@ -22,22 +23,29 @@ from .states import restore
 
 STEP = 1e-6  # of the parameters' norm
 TOLERANCE = 1e-2  # relative; truncation and rounding are below 1e-5 for smooth losses, kinks of a ReLU add to them
+ROUNDED, POINTS = 1e-8, 9  # a third difference of the loss above this is rounding; a float32 has 1e-7
 SMALL = 1e-9  # a derivative below this share of the loss is rounding
 
 
 @dataclass(frozen=True)
 class Derivative:
-    """The derivative of the loss along one direction of a group of parameters: by backward, and by differences."""
+    """The derivative of the loss along one direction of a group of parameters: by backward, and by differences.
+    ``doubled``: the difference with twice the step, which differs where the loss is not smooth, or rounded."""
 
     group: str
     direction: str
     backward: float
     difference: float
+    doubled: float
+
+    @property
+    def is_exact(self) -> bool:
+        """True if the two differences agree, so that they can judge."""
+        return _close(self.difference, self.doubled)
 
     @property
     def agrees(self) -> bool:
-        largest = max(abs(self.backward), abs(self.difference))
-        return abs(self.backward - self.difference) <= TOLERANCE * largest + SMALL
+        return _close(self.backward, self.difference)
 
 
 def derivatives(flight: Flight, loop: DeclaredLoop, start: int | None = None) -> list[Derivative]:
@@ -69,9 +77,15 @@ def derivative_findings(flight: Flight, loop: DeclaredLoop) -> tuple[list[AuditF
         return [], [f"derivatives were not checked in float64: {said}"]
     wrong: dict[str, Derivative] = {}
     for one in found:
-        if not one.agrees and one.group not in wrong:
+        if one.is_exact and not one.agrees and one.group not in wrong:
             wrong[one.group] = one
-    return [_finding(one, max(flight.snapshots)) for one in _nearest_to_loss(wrong, found)], []
+    rough = list(dict.fromkeys(one.group for one in found if not one.is_exact and not one.agrees))
+    why = [f"derivatives of {listed(rough)}: the loss is rounded or not smooth there"] if rough else []
+    return [_finding(one, max(flight.snapshots)) for one in _nearest_to_loss(wrong, found)], why
+
+
+def _close(one: float, other: float) -> bool:
+    return abs(one - other) <= TOLERANCE * max(abs(one), abs(other)) + SMALL
 
 
 def groups_of(names: Sequence[str]) -> dict[str, list[str]]:
@@ -87,7 +101,12 @@ def groups_of(names: Sequence[str]) -> dict[str, list[str]]:
 def _measured(loop: DeclaredLoop, batch: Any) -> list[Derivative]:
     model = loop.model
     parameters = {name: one for name, one in parameters_of(model).items() if one.requires_grad}
-    loss_of(loop, batch).backward()
+    loss = loss_of(loop, batch)
+    if loss.dtype != torch.float64:
+        raise UsageError(f"loss_fn computes in {loss.dtype} also where the model is in float64")
+    loss.backward()
+    if (rounding := _rounding(loop, batch, parameters)) > ROUNDED * max(1.0, abs(float(loss.detach()))):
+        raise UsageError(f"inside loss_fn numbers are rounded to less than float64 (by about {rounding:.1g})")
     gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad.detach() for n, p in parameters.items()}
     found = []
     for group, names in groups_of(list(parameters)).items():
@@ -103,7 +122,8 @@ def _measured(loop: DeclaredLoop, batch: Any) -> list[Derivative]:
             size = STEP * max(1.0, _norm(own.values()))
             unit = {name: vector / length for name, vector in vectors.items()}
             slope = sum(float((gradients[name] * unit[name]).sum()) for name in names)
-            found.append(Derivative(group, direction, slope, _difference(loop, batch, own, unit, size)))
+            one, two = (_difference(loop, batch, own, unit, step) for step in (size, 2 * size))
+            found.append(Derivative(group, direction, slope, one, two))
     return found
 
 
@@ -120,6 +140,23 @@ def _difference(
         for name, one in own.items():
             one.copy_(kept[name])
     return (values[0] - values[1]) / (2 * size)
+
+
+def _rounding(loop: DeclaredLoop, batch: Any, parameters: Mapping[str, nn.Parameter]) -> float:
+    """Return the largest third difference of the loss along one line: of a smooth loss in float64 it is that of a cubic
+    over a short way, next to 0; a loss that is rounded on its way to the result has steps."""
+    size = STEP * max(1.0, _norm(parameters.values()))
+    unit = {name: _signs(one) / math.sqrt(max(1, one.numel() * len(parameters))) for name, one in parameters.items()}
+    kept = {name: one.detach().clone() for name, one in parameters.items()}
+    values = []
+    with torch.no_grad():
+        for number in range(POINTS):
+            for name, one in parameters.items():
+                one.copy_(kept[name] + number * size * unit[name])
+            values.append(float(loss_of(loop, batch)))
+        for name, one in parameters.items():
+            one.copy_(kept[name])
+    return float(np.abs(np.diff(values, 3)).max())
 
 
 def _norm(tensors: Any) -> float:

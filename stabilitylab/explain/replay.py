@@ -68,9 +68,12 @@ class DeclaredLoop:
         """Put everything back afterwards: a replay leaves the objects that it was given as they were."""
         before = captured(self.model, self.optimizers, self.scaler, self.scheduler)
         gradients = [parameter.grad for parameter in self.model.parameters()]
+        groups = [[*one.param_groups] for one in self.optimizers]
         try:
             yield
         finally:
+            for one, own in zip(self.optimizers, groups, strict=True):
+                one.param_groups[:] = own
             restore(before, self.model, self.optimizers, self.scaler, self.scheduler)
             for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
                 parameter.grad = gradient

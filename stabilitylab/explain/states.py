@@ -32,7 +32,7 @@ def captured(
         "training": {path: module.training for path, module in _modules(model)},
         "requires_grad": {name: p.requires_grad for name, p in parameters_of(model).items()},
         "numbers": {name: holder[key] for name, holder, key in numbers_of(model)},
-        "optimizers": [optimizer_state(one) for one in optimizers],
+        "optimizers": [optimizer_state(one, parameters_of(model)) for one in optimizers],
         "scaler": None if scaler is None else dict(scaler.state_dict()),
         "scheduler": None if scheduler is None else _plain_state(scheduler),
         "random": random_states(),
@@ -78,7 +78,7 @@ def restore(
     if len(state["optimizers"]) != len(optimizers):
         raise UsageError(f"{len(state['optimizers'])} optimizers were recorded, and {len(optimizers)} are given.")
     for kept, one in zip(state["optimizers"], optimizers, strict=True):
-        restore_optimizer(kept, one)
+        restore_optimizer(kept, one, parameters_of(model))
     if state["scaler"] is not None and scaler is not None:
         scaler.load_state_dict(state["scaler"])
     if state["scheduler"] is not None and scheduler is not None:
@@ -86,9 +86,9 @@ def restore(
     set_random_states(state["random"])
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer) -> State:
-    """Return settings and state of an optimizer; parameters are counted through. A tensor of the state is kept with
-    True if it lay on its parameter's device."""
+def optimizer_state(optimizer: torch.optim.Optimizer, named_: Mapping[str, nn.Parameter]) -> State:
+    """Return settings and state of an optimizer; parameters are counted through, and ``members`` are their names by
+    group. A tensor of the state is kept with True if it lay on its parameter's device."""
     groups = [settings_of(group) for group in optimizer.param_groups]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Any]] = {}
@@ -99,17 +99,23 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> State:
                 key: [_copy(value), value.device == parameter.device] if isinstance(value, Tensor) else copy.copy(value)
                 for key, value in entries
             }
-    return {"kind": type(optimizer).__name__, "groups": groups, "state": state, "count": len(parameters)}
+    members = _members(optimizer, named_)
+    return {"kind": type(optimizer).__name__, "groups": groups, "members": members, "state": state}
 
 
-def restore_optimizer(kept: State, optimizer: torch.optim.Optimizer) -> None:
-    """Put back what :func:`optimizer_state` returned."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if kept["kind"] != type(optimizer).__name__ or kept["count"] != len(parameters):
+def restore_optimizer(kept: State, optimizer: torch.optim.Optimizer, named_: Mapping[str, nn.Parameter]) -> None:
+    """Put back what :func:`optimizer_state` returned. An optimizer that holds the same parameters in other groups gets
+    the recorded groups. Raises UsageError for another kind of optimizer, or other parameters."""
+    own, recorded = _members(optimizer, named_), kept["members"]
+    mine, theirs = ([name for group in groups for name in group] for groups in (own, recorded))
+    if kept["kind"] != type(optimizer).__name__ or sorted(mine) != sorted(theirs):
         raise UsageError(
-            f"the optimizer is {type(optimizer).__name__} of {len(parameters)} parameters, and {kept['kind']} of "
-            f"{kept['count']} was recorded: give that of the run."
+            f"the optimizer is {type(optimizer).__name__} of {len(mine)} parameters, and {kept['kind']} of "
+            f"{len(theirs)} was recorded: give that of the run."
         )
+    if own != recorded:
+        base = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+        optimizer.param_groups[:] = [{**base, "params": [named_[name] for name in names]} for names in recorded]
     set_settings(optimizer, kept["groups"])
     restore_moments(kept, optimizer)
 
@@ -128,6 +134,11 @@ def restore_moments(kept: State, optimizer: torch.optim.Optimizer) -> None:
         }
     # as load_state_dict does: an optimizer that keeps lists of its state gathers them anew
     optimizer.__setstate__({"state": optimizer.state, "param_groups": optimizer.param_groups})
+
+
+def _members(optimizer: torch.optim.Optimizer, named_: Mapping[str, nn.Parameter]) -> list[list[str]]:
+    names = {id(parameter): name for name, parameter in named_.items()}
+    return [[names.get(id(p), "a parameter of no module") for p in group["params"]] for group in optimizer.param_groups]
 
 
 def settings_of(group: Mapping[str, Any]) -> State:

@@ -198,3 +198,19 @@ def test_batches_over_the_cap_cost_snapshots_and_are_said(tmp_path: Path, caplog
 def test_wrong_settings_are_said(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         recorder(**settings)
+
+
+def test_an_optimizer_with_other_groups_gets_the_recorded_ones() -> None:
+    loop, other = Loop(), Loop()
+    parameters = list(loop.model.parameters())
+    loop.optimizer = torch.optim.AdamW([{"params": parameters[2:], "lr": 0.1}, {"params": parameters[:2]}], lr=0.2)
+    train(loop, None, steps=2)
+    restore(captured(loop.model, [loop.optimizer]), other.model, [other.optimizer])
+    mine, theirs = (one.optimizer.param_groups for one in (loop, other))
+    assert [len(group["params"]) for group in theirs] == [len(parameters) - 2, 2]
+    assert [group["lr"] for group in theirs] == [0.1, 0.2]
+    for one, two in zip(mine, theirs, strict=True):
+        for p, q in zip(one["params"], two["params"], strict=True):
+            state, restored_ = loop.optimizer.state[p], other.optimizer.state[q]
+            assert torch.equal(p, q)
+            assert torch.equal(state["exp_avg_sq"], restored_["exp_avg_sq"])
