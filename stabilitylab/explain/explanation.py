@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from torch import nn
 
 from ..errors import InputError, UsageError, listed
@@ -17,7 +18,7 @@ from .audit import MOST, Auditor, AuditResult
 from .derivatives import derivative_findings
 from .facts import fact_findings
 from .findings import AuditFinding, first_of_each
-from .flight import Flight
+from .flight import LAST, Flight
 from .harm import window_of
 from .interventions import InterventionRecord, intervene
 from .judge import Judge
@@ -182,8 +183,11 @@ def _facts_alone(flight: Flight) -> Explanation:
 def _told(flight: Flight) -> str:
     if flight.trouble is None:
         return f"No trouble was recorded up to step {flight.last}."
-    lasted = "it did not come back" if flight.lasting() else "it came back"
-    return f"Trouble at step {flight.trouble['step']}: {flight.trouble['why']}; {lasted}."
+    last = [loss for _, loss in flight.losses][-LAST:]
+    return (
+        f"Trouble at step {flight.trouble['step']}: {flight.trouble['why']}. The median of the last {len(last)} "
+        f"recorded losses is {_number(float(np.median(last)))}."
+    )
 
 
 def _judge_audit(found: Explanation, flight: Flight, accused: Sequence[AuditFinding], audit: bool) -> None:

@@ -15,7 +15,7 @@ from .flight import Flight, Level
 from .replay import DeclaredLoop, ReplayChange, UpdateReplay, loss_of
 
 SCORED = 6  # batches before the trouble that a score is the mean of
-SPREADS, SHARE = 4.0, 0.1  # margin above the healthy score: robust deviations of the loss before, or a share of it
+SPREADS, SHARE = 4.0, 0.05  # margin above the healthy score: robust deviations of the loss before, or a share of it
 
 
 @dataclass(frozen=True)

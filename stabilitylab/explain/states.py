@@ -24,7 +24,8 @@ def captured(
 
     ``tensors``: parameters, buffers and tensors among the attributes of modules, by name; ``flags``: ``training`` of
     modules and ``requires_grad`` of parameters; ``numbers``: attributes of modules; ``optimizers``, ``scaler``,
-    ``scheduler``; ``random``: the generators of Python, numpy and torch, on all devices that are in use.
+    ``scheduler``; ``random``: the generators of Python, numpy and torch, on all devices that are in use; ``generators``:
+    those of torch that the model holds itself.
     """
     tensors = {held.name: _copy(held.tensor) for held in survey(model).tensors}
     return {
@@ -36,6 +37,7 @@ def captured(
         "scaler": None if scaler is None else dict(scaler.state_dict()),
         "scheduler": None if scheduler is None else _plain_state(scheduler),
         "random": random_states(),
+        "generators": {name: one.get_state() for name, one in _generators(model)},
     }
 
 
@@ -84,6 +86,9 @@ def restore(
     if state["scheduler"] is not None and scheduler is not None:
         scheduler.load_state_dict(copy.deepcopy(state["scheduler"]))
     set_random_states(state["random"])
+    for name, generator in _generators(model):
+        if name in state["generators"]:
+            generator.set_state(state["generators"][name])
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, named_: Mapping[str, nn.Parameter]) -> State:
@@ -191,6 +196,11 @@ def bytes_of(state: State) -> int:
     if isinstance(state, dict):
         return sum(map(bytes_of, state.values()))
     return sum(map(bytes_of, state)) if isinstance(state, list | tuple) else 0
+
+
+def _generators(model: nn.Module) -> list[tuple[str, torch.Generator]]:
+    """Return the generators of torch that the model holds itself."""
+    return [(name, one) for name, one in survey(model).generators if isinstance(one, torch.Generator)]
 
 
 def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
