@@ -86,8 +86,8 @@ class Loop:
     """A loop that does what it declares. A fault is a subclass that overrides a moment.
 
     ``kinds``: the findings, and words of causes, that name the fault rightly. ``places``: parts of the place, one of
-    which must be in it; empty: any. ``scope``: False for a fault that nothing declared could show: "no cause found" is right.
-    ``own``: True if the fault lies in the model, so that a replay has it too.
+    which must be in it; empty: any. ``scope``: False for a fault that nothing declared could show: "no cause found" is
+    right. ``own``: True if the fault lies in the model, so that a replay has it too.
     """
 
     kinds: tuple[str, ...] = ()

@@ -198,6 +198,13 @@ class Auditor:
         added = {"left": full["left"]["numbers"]} if "left" in full else {}
         finding = self._related(full["gradient"], one.full["gradient"], at, step, "after backward", added)
         lossless = self._has_loss and not _same_loss(update, one.loss)
+        parts = len(update.batches or ())
+        if finding.kind == "gradient scale" and parts > 1 and finding.place == "the whole model":
+            divided = finding.factor is not None and math.isclose(finding.factor, 1 / parts, rel_tol=1e-3)
+            if divided and self.loop.accumulate == 1:
+                said = f"the losses of update {step} are divided by {parts}, its number of micro-batches"
+                told = 'it was not declared: Recorder(accumulate="batches")'
+                return replace(finding, sentence=said, evidence=told, accused=False)
         if finding.kind == "gradient" and lossless:
             said = f"the loss of update {step} is {update.loss:.9g}, and loss_fn gives {one.loss:.9g} for its batch"
             return AuditFinding("loss", "the loss", step, said, "parameters and outputs of modules are equal")

@@ -48,6 +48,7 @@ def _settings(flight: Flight) -> Iterator[AuditFinding]:
                     step,
                     f"the learning rate of {group} changed from {before:g} to {after:g} at step {step} (x{factor:.3g})",
                     "the ledger of updates",
+                    accused=_is_highest(found, step),
                     factor=factor,
                 )
             elif not (scheduled and key in ("betas", "momentum")) and not _goes_on(found, step):
@@ -71,6 +72,14 @@ def _jumps(found: dict[int, tuple[Any, Any]], step: int) -> bool:
             if theirs[0] and before and math.isclose(theirs[1] / theirs[0], after / before, rel_tol=RAMP):
                 return False
     return True
+
+
+def _is_highest(found: dict[int, tuple[Any, Any]], step: int) -> bool:
+    """Return True if a rate jumps above JUMP times all that the group had before. A fall, and a return to a former
+    rate, are what schedules by hand and restarts do: a note."""
+    before, after = found[step]
+    known = [abs(one) for at, pair in found.items() if at < step for one in pair if isinstance(one, int | float)]
+    return not math.isfinite(after) or abs(after) >= JUMP * max([abs(before), *known])
 
 
 def _goes_on(found: dict[int, tuple[Any, Any]], step: int) -> bool:

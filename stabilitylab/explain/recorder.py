@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,7 @@ class FlightRecorder:
     clip: float | Callable[[Sequence[nn.Parameter]], Any] | None = None
     scaler: torch.amp.GradScaler | None = None
     scheduler: Any = None
-    accumulate: int = 1
+    accumulate: int | Literal["batches"] = 1
     labels: str | Sequence[str] = ()
     masks: str | Sequence[str] = ()
     after: int = 32
@@ -67,6 +67,8 @@ class FlightRecorder:
             raise UsageError("Recorder(loss_fn): loss_fn must be a function of (model, batch) that returns the loss.")
         for name in ("every", "digests", "accumulate", "after", "cap"):
             value = getattr(self, name)
+            if name == "accumulate" and value == "batches":
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UsageError(f"Recorder({name}={value!r}): give a whole number from 1 on.")
         keep = tuple(self.keep)

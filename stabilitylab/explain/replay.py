@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ class DeclaredLoop:
     scaler: Any = None
     scheduler: Any = None
     clip: float | Callable[[Sequence[nn.Parameter]], Any] | None = None
-    accumulate: int = 1
+    accumulate: int | Literal["batches"] = 1
 
     @classmethod
     def of(
@@ -178,11 +178,12 @@ class UpdateReplay:
     def _forward_backward(self, update: RecordedUpdate) -> float:
         loop, total = self.loop, 0.0
         assert update.batches is not None, "only updates with batches are replayed"
+        divisor = len(update.batches) if loop.accumulate == "batches" else loop.accumulate
         for place, number in enumerate(update.batches):
             batch = self.change.batch(update.step, number, self.flight.batches[number])
             set_torch_random(update.random[place])
             with self.change.around():
-                loss = loss_of(loop, restored(batch, loop.device)) / loop.accumulate
+                loss = loss_of(loop, restored(batch, loop.device)) / divisor
                 (loss if loop.scaler is None else loop.scaler.scale(loss)).backward()
             total += float(loss.detach())
         return total

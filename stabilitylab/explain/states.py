@@ -24,8 +24,8 @@ def captured(
 
     ``tensors``: parameters, buffers and tensors among the attributes of modules, by name; ``flags``: ``training`` of
     modules and ``requires_grad`` of parameters; ``numbers``: attributes of modules; ``optimizers``, ``scaler``,
-    ``scheduler``; ``random``: the generators of Python, numpy and torch, on all devices that are in use; ``generators``:
-    those of torch that the model holds itself.
+    ``scheduler``; ``random``: the generators of Python, numpy and torch, on all devices that are in use;
+    ``generators``: those of torch that the model holds itself.
     """
     tensors = {held.name: _copy(held.tensor) for held in survey(model).tensors}
     return {

@@ -8,11 +8,13 @@ import faults
 import pytest
 import torch
 from faults import FIRST
-from loops import Loop, recorder, train
+from loops import Loop, batch, loss_fn, recorder, train
 
+import stabilitylab as sl
 from stabilitylab.explain import black_box
 from stabilitylab.explain.audit import Auditor, AuditResult
 from stabilitylab.explain.derivatives import derivative_findings, derivatives
+from stabilitylab.explain.facts import fact_findings
 from stabilitylab.explain.findings import AuditFinding
 from stabilitylab.explain.flight import Flight
 from stabilitylab.explain.judge import Judge
@@ -158,3 +160,48 @@ def test_objects_that_were_given_are_left_as_they_were(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, loop.model.parameters(), strict=True))
     assert torch.equal(rng, torch.get_rng_state())
     assert loop.optimizers[0].state == {}
+
+
+def test_a_rate_is_accused_above_all_that_it_was_and_else_a_note() -> None:
+    """Rates of 60 updates: a ramp, a jump up by 2, a fall by 10, a return, a jump above all before."""
+
+    def found(rates: list[float]) -> list[tuple[int, bool]]:
+        flight = Flight([], {"scheduler": None})
+        for step in range(1, len(rates)):
+            if rates[step] != rates[step - 1]:
+                fact = {"step": step, "kind": "setting", "name": "optimizer 0 group 0 lr"}
+                flight.facts.append({**fact, "before": rates[step - 1], "after": rates[step]})
+        return [(one.step, one.accused) for one in fact_findings(flight)]
+
+    ramp = [0.1 * (t + 1) for t in range(10)]
+    assert found(ramp + [1.0] * 5) == []
+    assert found([*ramp, *[1.0] * 5, *[2.0] * 5, *[0.2] * 5, *[2.0] * 5, *[4.0] * 5]) == [
+        (15, True), (20, False), (25, False), (30, True),
+    ]  # fmt: skip
+    assert found([1.0] * 5 + [1.49] * 5) == []
+    assert found([0.9**t for t in range(30)]) == []
+    assert found([2.0**t for t in range(9)]) == [], "an exponential ramp, as of a range test"
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_more_micro_batches_are_replayed_if_declared_and_a_note_if_not(declared: bool, tmp_path: Path) -> None:
+    given = recorder(**({"accumulate": "batches"} if declared else {}))
+    loop, fresh = Loop(), Loop()
+    with sl.watch(
+        loop.model, out=tmp_path / "run", optimizer=loop.optimizer, record=given, probes="none", reference=None
+    ) as w:
+        for t in range(20):
+            parts = 1 if t < 10 else 2
+            total = torch.zeros(())
+            for part in range(parts):
+                loss = loss_fn(loop.model, w.batch(batch(2 * t + part))) / parts
+                loss.backward()
+                total += loss.detach()
+            w.step(loss=total)
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+    assert given.flight is not None
+    result = Auditor(given.flight, DeclaredLoop.of(given.flight, fresh.model, fresh.optimizer, loss_fn, given)).run()
+    assert result.accused == [], [str(one) for one in result.findings]
+    assert result.is_equal == declared
+    assert [one.kind for one in result.findings] == ([] if declared else ["gradient scale"])
