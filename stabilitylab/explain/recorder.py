@@ -16,7 +16,7 @@ from ..errors import StabilityLabError, UsageError
 from ..probes.instruments.instrument import Instrument
 from ..probes.instruments.ledger import LedgerFact, UpdateLedger
 from ..probes.numerics import process_facts
-from ..probes.places.naming import named, parameters_of
+from ..probes.places.naming import ParameterPlaces, named
 from ..probes.state.snapshot import free_memory
 from . import black_box
 from .batches import kept
@@ -172,7 +172,8 @@ class UpdateRecorder(Instrument):
     def open(self, watched: Any) -> None:
         self._watched = watched
         model = watched.model
-        parameters = parameters_of(model)
+        self._parameters = ParameterPlaces(model)
+        parameters = self._parameters()
         self._names = list(parameters)
         self._flight = Flight(self._names, self._given.described())
         self._flight.start = {
@@ -314,10 +315,10 @@ class UpdateRecorder(Instrument):
             self._watched.guard.instrument(type(self).__name__, (), error)
 
     def _gradients(self) -> list[Tensor | None]:
-        return [parameter.grad for parameter in parameters_of(self._watched.model).values()]
+        return [parameter.grad for parameter in self._parameters().values()]
 
     def _tensors(self) -> list[Tensor | None]:
-        return [parameter.detach() for parameter in parameters_of(self._watched.model).values()]
+        return [parameter.detach() for parameter in self._parameters().values()]
 
     def _heard(self, fact: LedgerFact) -> None:
         self._flight.facts.append(fact.as_dict())

@@ -14,7 +14,7 @@ from ...errors import UsageError
 from .._engine.row import RowRecord
 from .._engine.watched import Watched
 from ..parameters.layouts import local
-from ..places.naming import named, parameters_of
+from ..places.naming import ParameterPlaces, named
 from ..state import Digester
 from ..state.bits import version
 from ..state.holders import is_bookkeeping
@@ -92,6 +92,7 @@ class UpdateLedger(Instrument):
         self._watched = watched
         self._modules = [(each.path, each.module) for each in named(watched.model)]
         self._attributes = [*_numbers(self._modules)]
+        self._parameters = ParameterPlaces(watched.model)
         self._handles = [
             optimizer.register_step_pre_hook(lambda *_, number=number: self._stepping(number))
             for number, optimizer in enumerate(watched.optimizers)
@@ -198,7 +199,7 @@ class UpdateLedger(Instrument):
 
     def _held(self) -> Iterator[tuple[str, Tensor]]:
         """Yield parameters and the optimizers' tensors of their size, by name."""
-        names = parameters_of(self._watched.model)
+        names = self._parameters()
         yield from names.items()
         known = {id(parameter): name for name, parameter in names.items()}
         for optimizer in self._watched.optimizers:
@@ -229,7 +230,7 @@ class UpdateLedger(Instrument):
         whole = bool(training and training[0])
         for (path, _), flag in zip(self._modules, training, strict=True):
             self._flag(f"training of {path or 'the model'}", flag, usual=whole)
-        for name, parameter in parameters_of(self._watched.model).items():
+        for name, parameter in self._parameters().items():
             self._flag(f"requires_grad of {name}", parameter.requires_grad, usual=True)
             self._flag(f"dtype of {name}", str(parameter.dtype), usual=None)
         for name, held, key in self._attributes:
