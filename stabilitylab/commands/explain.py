@@ -51,13 +51,13 @@ def explain(
     Exit code 0 without a finding or lasting harm, 1 with a finding or a trouble that lasted, 4 for a run that was not
     recorded or cannot be replayed.
     """
-    from .. import explain as explaining
+    from ..explain.explanation import explain as explained
     from ..store import Run
     from ..store.layout import plain
 
     opened = Run.open(run)
     given = _from_factory(factory) if factory else _of_probe(opened)
-    found = explaining(opened, **given, audit=audit, updates=updates)
+    found = explained(opened, **given, audit=audit, updates=updates)
     if as_json:
         print(json.dumps(plain(found.as_dict()), indent=2))
     else:

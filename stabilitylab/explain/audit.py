@@ -30,14 +30,16 @@ MOSTLY = 0.9  # so many tensors that differ are an update, fewer a write
 @dataclass
 class AuditResult:
     """The result of an audit. ``findings``: facts of the ledger and differences, by step. ``replayed``: updates that
-    were done again; ``equal``: those of them in which every recorded bit was the same. ``ended``: (step, sentence) of
-    each segment that parted. ``checked``: what was compared, ``unchecked``: what could not be, and why."""
+    were done again; ``equal``: those of them in which every recorded bit was the same. ``parted``: (step, sentence) of
+    each segment that parted. ``full``: replayed updates with sketches. ``tried``: updates that were replayed for
+    hypotheses. ``unchecked``: what could not be compared, and why."""
 
     findings: list[AuditFinding] = field(default_factory=list)
     replayed: int = 0
     equal: int = 0
     full: int = 0
-    ended: list[tuple[int, str]] = field(default_factory=list)
+    tried: int = 0
+    parted: list[tuple[int, str]] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
 
     @property
@@ -99,7 +101,7 @@ class Auditor:
             self.result.full += update.full is not None
             found = [*self._compare(update, one, verified)]
             if found:
-                self.result.ended.append((update.step, found[0].sentence))
+                self.result.parted.append((update.step, found[0].sentence))
                 if all(finding.kind == "unexplained" for finding in found):
                     found = [*self._by_hypothesis(start, verified, update.step), *found][:1]
                 return found
@@ -108,7 +110,7 @@ class Auditor:
         if snapshot is not None and verified == snapshot - 1:
             state = captured(self.loop.model, self.loop.optimizers, self.loop.scaler, self.loop.scheduler)
             if names := differing_state(self.flight.snapshots[snapshot], state, self.flight.parameters):
-                self.result.ended.append((snapshot, f"{names[0]} is another in the snapshot"))
+                self.result.parted.append((snapshot, f"{names[0]} is another in the snapshot"))
                 return self._at_snapshot(start, snapshot, names, state)
         return []
 
@@ -302,7 +304,7 @@ class Auditor:
         for finding, change in hypotheses(verified):
             replay = UpdateReplay(self.flight, self.loop, change)
             losses = replay.losses(start, step + (kept is None))
-            self.result.replayed += len(losses)
+            self.result.tried += len(losses)
             if kept is not None:
                 state = captured(self.loop.model, self.loop.optimizers, self.loop.scaler, self.loop.scheduler)
                 if not differing_state(kept, state, self.flight.parameters):

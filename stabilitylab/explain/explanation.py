@@ -71,6 +71,7 @@ class Explanation:
             "findings": [one.as_dict() for one in self.findings],
             "audit": None if self.audit is None else {
                 "replayed": self.audit.replayed, "equal": self.audit.equal, "full": self.audit.full,
+                "parted": [{"step": step, "first": sentence} for step, sentence in self.audit.parted],
             },
             "interventions": None if tried is None else {
                 "start": tried.window.start,
@@ -141,7 +142,7 @@ def explain(
     findings = first_of_each([*result.findings, *data, *slopes])
     found = Explanation(
         "no trouble", [], findings, result, None, [*result.unchecked, *unjudged, *unmeasured, *flight.notes],
-        flight.trouble, result.replayed,
+        flight.trouble, result.replayed + result.tried,
     )  # fmt: skip
     accused = [one for one in findings if one.accused]
     if audit or flight.trouble is None:

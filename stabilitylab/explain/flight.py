@@ -165,10 +165,6 @@ class Flight:
         """Return True if batches take more than ``cap`` bytes."""
         return self._held > cap
 
-    def bytes(self) -> int:
-        """Return the bytes of all tensors that are held."""
-        return sum(map(bytes_of, self.snapshots.values())) + self._held
-
     def _drop_old(self) -> None:
         oldest = min(self.snapshots, default=0)
         self.updates = {step: update for step, update in self.updates.items() if step >= oldest}

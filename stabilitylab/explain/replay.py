@@ -85,7 +85,7 @@ class ReplayChange:
 
     ``start(loop)``: after the snapshot is put back. ``facts``: False for a flag or an attribute whose changes are not
     made. ``settings(step, recorded)``: the settings of the optimizers' groups. ``batch(step, number, batch)``: a kept
-    batch. ``gradients(step, loop)``: after declared clipping, before the optimizers. ``loss(loss)``: before backward.
+    batch. ``gradients(step, loop)``: after declared clipping, before the optimizers.
     ``begin(step, loop)``: before the first forward. ``around()``: a context around forward and backward.
     """
 
@@ -100,8 +100,8 @@ class ReplayChange:
 
 @dataclass
 class Replayed:
-    """One update as it was replayed. ``full``: what the recorder sketched, of the replay. ``rates``: the settings that
-    a declared scheduler made; None without one."""
+    """One update as it was replayed. ``full``: what the recorder sketched, of the replay. ``declared_settings``: those
+    that a declared scheduler made; None without one."""
 
     step: int
     loss: float
@@ -224,7 +224,7 @@ class UpdateReplay:
             if fact["step"] != step or not self.change.facts(fact):
                 continue
             what, _, whose = fact["name"].partition(" of ")
-            if fact["kind"] == "attribute":
+            if fact["kind"] == "attribute" and isinstance(fact["after"], int | float):
                 set_numbers(self.loop.model, {fact["name"]: fact["after"]})
             elif what == "training" and whose in modules:
                 modules[whose].training = fact["after"]

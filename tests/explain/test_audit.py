@@ -15,7 +15,7 @@ from stabilitylab.explain import black_box
 from stabilitylab.explain.audit import Auditor, AuditResult
 from stabilitylab.explain.derivatives import derivative_findings, derivatives
 from stabilitylab.explain.facts import fact_findings
-from stabilitylab.explain.findings import AuditFinding
+from stabilitylab.explain.findings import KINDS, REMEDIES, AuditFinding
 from stabilitylab.explain.flight import Flight
 from stabilitylab.explain.judge import Judge
 from stabilitylab.explain.recorder import FlightRecorder
@@ -205,3 +205,10 @@ def test_more_micro_batches_are_replayed_if_declared_and_a_note_if_not(declared:
     assert result.accused == [], [str(one) for one in result.findings]
     assert result.is_equal == declared
     assert [one.kind for one in result.findings] == ([] if declared else ["gradient scale"])
+
+
+def test_each_kind_of_finding_has_a_remedy() -> None:
+    assert set(REMEDIES) == set(KINDS)
+    one = AuditFinding("rate", "optimizer 0 group 0", 3, "the rate changed", "the ledger")
+    assert str(one) == f"Finding: the rate changed. Evidence: the ledger. To do: {REMEDIES['rate']}."
+    assert str(AuditFinding("attribute", "x", 3, "x changed", accused=False)) == "Note: x changed."
