@@ -11,16 +11,15 @@ from ..errors import InputError, ResourceError
 from ..store.digest import Hashed, fault
 from ..store.files import inside, make_directory, sync_directory
 from ..store.identity import Identity
-from ..store.layout import checkpoints
+from ..store.layout import BLACK_BOX, checkpoints
 from .flight import Flight
 
-FOLDER = "black_box"
 KEEP = 4  # files: the first one, and the newest
 
 
 def save(run: Path, step: int, flight: Flight, run_id: str = "") -> Path:
     """Write ``flight`` as ``run/black_box/step-<step>.pt``. Raises ResourceError if it cannot be written."""
-    path = inside(run, run / FOLDER / f"step-{step:08d}.pt")
+    path = inside(run, run / BLACK_BOX / f"step-{step:08d}.pt")
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         make_directory(path.parent)
@@ -43,7 +42,7 @@ def save(run: Path, step: int, flight: Flight, run_id: str = "") -> Path:
 
 def found(run: Path) -> list[Path]:
     """Return the black boxes of a run, oldest first."""
-    return [*checkpoints(run, FOLDER).values()]
+    return [*checkpoints(run, BLACK_BOX).values()]
 
 
 def load(path: Path, identity: Identity = Identity()) -> Flight:

@@ -166,7 +166,7 @@ class UpdateRecorder(Instrument):
         self._written = 0
         self._place: Path | None = None
         self._run_id = ""
-        self._why_not = ""
+        self._why_not = self._gap = ""
         self._handles: list[Any] = []
 
     def open(self, watched: Any) -> None:
@@ -216,7 +216,8 @@ class UpdateRecorder(Instrument):
             return
         if not self._numbers:
             if self._flight.updates:
-                self._flight.notes.append(f"update {row.step} came without w.batch()")
+                self._gap = self._gap or f"updates came without w.batch(), first update {row.step}: no replay passes it"
+                self._note(self._gap)
             else:
                 self._cannot("no batch was given before row 0: loop over w.batches(loader), or call w.batch(batch)")
             self._present = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from stabilitylab.explain import black_box
 from stabilitylab.explain.batches import changed, kept, names, restored, size
 from stabilitylab.explain.flight import Flight, Level
 from stabilitylab.explain.states import captured, restore
+from stabilitylab.store.verify import verify
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -88,6 +90,8 @@ def test_a_black_box_is_read_without_pickles_and_refused_if_damaged(tmp_path: Pa
     path.write_bytes(data)
     with pytest.raises(InputError, match="its digest is another"):
         black_box.load(path, identity)
+    (said,) = verify(tmp_path / "run").findings
+    assert "its digest is another" in said
 
 
 def test_a_trouble_keeps_its_own_box(tmp_path: Path) -> None:
@@ -214,3 +218,47 @@ def test_an_optimizer_with_other_groups_gets_the_recorded_ones() -> None:
             state, restored_ = loop.optimizer.state[p], other.optimizer.state[q]
             assert torch.equal(p, q)
             assert torch.equal(state["exp_avg_sq"], restored_["exp_avg_sq"])
+
+
+def test_several_processes_are_told_in_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop()
+    given = recorder()
+    _, instrument = given.instruments()
+    recorded: dict[str, Any] = {}
+    watched = SimpleNamespace(
+        model=loop.model,
+        optimizers=(loop.optimizer,),
+        parameters=SimpleNamespace(device=torch.device("cpu")),
+        ranks=SimpleNamespace(alone=False),
+        sink=SimpleNamespace(record=lambda **facts: recorded.update(facts)),
+    )
+    with caplog.at_level(logging.WARNING, "stabilitylab"):
+        instrument.open(watched)  # type: ignore[arg-type]
+        instrument.batch(0, batch(0))
+    assert [one for one in caplog.messages if "replayed" in one] == [
+        "this loop cannot be replayed: it runs in several processes, whose updates cannot be replayed yet. Its ledger "
+        "is recorded."
+    ]
+    assert recorded == {"not_replayable": "it runs in several processes, whose updates cannot be replayed yet"}
+    assert given.flight is not None
+    assert given.flight.batches == {}
+    instrument.close()
+
+
+def test_an_update_without_its_batch_ends_the_replay_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loop, given = Loop(), recorder()
+    with sl.watch(
+        loop.model, out=tmp_path / "run", optimizer=loop.optimizer, reference=None, probes="none", record=given
+    ) as w:
+        for t in range(9):
+            one = batch(t) if t in (4, 6) else w.batch(batch(t))
+            loss = loss_fn(loop.model, one)
+            loss.backward()
+            w.step(loss=loss)
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+    assert given.flight is not None
+    assert [update.step for update in given.flight.replayable(0)] == [0, 1, 2, 3]
+    assert [one for one in given.flight.notes if "without w.batch()" in one] == [
+        "updates came without w.batch(), first update 4: no replay passes it"
+    ]
